@@ -1,0 +1,3 @@
+.PHONY: demo test lint types bench
+demo test lint types bench:
+	@sh ./x $@

@@ -1,0 +1,166 @@
+"""How fast the simulator is: throughput, memory, growth with waiting jobs, ratio to a peer's wall times.
+
+    python benchmarks/sim_throughput/run.py OUT.json [--philly-20000 FILE] [--philly-82k FILE]
+                                                     [--peer-runs DIR --peer-traces DIR]
+
+Each case runs in a process of its own, on one core, and is timed by CPU time as well as by the wall clock,
+because other work on the machine disturbs only the latter. The traces are not in the repository;
+without them only the made-up cases run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import datetime
+import json
+import multiprocessing
+import os
+import platform
+import resource
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from gpuslice.sched_core.cluster import Cluster
+from gpuslice.sched_core.policies.registry import make_policy
+from gpuslice.sched_core.policy import Plan, Policy, View
+from gpuslice.sched_core.sim.engine import Simulation
+from gpuslice.sched_core.sim.peer import parse_peer
+from gpuslice.sched_core.traces.formats import read_trace
+from gpuslice.sched_core.traces.synth import SynthSpec, synthesize
+from gpuslice.sched_core.traces.trace import Trace
+
+Case = Callable[[], Simulation]
+
+
+def measure(name: str, prepare: Case) -> dict[str, Any]:
+    """Run one simulation in a child process."""
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe(duplex=False)
+    child = context.Process(target=_child, args=(prepare, theirs))
+    child.start()
+    found: dict[str, Any] = {"case": name, **ours.recv()}
+    child.join()
+    print(
+        f"{name}: {found['cpu_s']:.2f} s of CPU, {found['wall_s']:.2f} s, {found['events']} events",
+        flush=True,
+    )
+    return found
+
+
+def _child(prepare: Case, pipe: Any) -> None:
+    simulation = prepare()
+    cpu_s = time.process_time()
+    outcome = simulation.run()
+    cpu_s = time.process_time() - cpu_s
+    pipe.send(
+        {
+            "jobs": len(outcome.trace),
+            "events": outcome.events,
+            "preemptions": int(outcome.preemptions.sum()),
+            "wall_s": round(outcome.wall_s, 3),
+            "cpu_s": round(cpu_s, 3),
+            "us_per_event": round(cpu_s / outcome.events * 1e6, 2),
+            "peak_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
+        }
+    )
+
+
+def policy_case(trace: Callable[[], Trace], cluster: str, policy: str) -> Case:
+    return lambda: Simulation(trace(), Cluster.parse(cluster), make_policy(policy))
+
+
+def growth_trace(waiting: int) -> Trace:
+    """64 devices full for ever, ``waiting`` jobs in line, and 2,000 short ones that pass them."""
+    filler = 64
+    ids = [str(i) for i in range(filler + waiting + 2000)]
+    submit_s = [0.0] * (filler + waiting) + [10.0 + i for i in range(2000)]
+    demand = [1] * (filler + waiting) + [1] * 2000
+    duration_s = [1e7] * filler + [1e7] * waiting + [30.0] * 2000
+    return Trace(ids, submit_s, demand, duration_s)
+
+
+class Timed:
+    """A policy that notes when it was asked, and ends the run after ``until_s`` of the trace."""
+
+    def __init__(self, policy: Policy, until_s: float) -> None:
+        self.name, self.needs_durations = policy.name, policy.needs_durations
+        self.asked_s: list[float] = []
+        self._policy = policy
+        self._until_s = until_s
+
+    def plan(self, view: View) -> Plan:
+        if view.now_s > self._until_s:
+            raise KeyboardInterrupt
+        self.asked_s.append(time.process_time())
+        return self._policy.plan(view)
+
+
+def growth(waiting: int) -> dict[str, Any]:
+    """Time per event of 2,000 arrivals and their completions before a line of ``waiting`` jobs."""
+    policy = Timed(make_policy("srtf"), until_s=2000)
+    Simulation(growth_trace(waiting), Cluster.parse("8x8"), policy).run()
+    gaps = sorted(after - before for before, after in pairwise(policy.asked_s[1:]))
+    return {"waiting": waiting, "median_us_per_event": round(gaps[len(gaps) // 2] * 1e6, 1)}
+
+
+def peer_ratios(directory: Path, traces: Path) -> list[dict[str, Any]]:
+    """Our time beside the peer's recorded wall time, for the same trace, schedule and scheme."""
+    ratios = []
+    with (directory / "runs.csv").open(encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            peer = f"tiresias:{row['schedule']}/{row['scheme']}"
+            if row["schedule"] == "gandiva" or not row["trace"].startswith("philly"):
+                continue
+            trace = read_trace(traces / f"{row['trace']}.csv")
+            cluster = Cluster.parse(row["cluster"][1:].replace("g", "x"))
+            found = measure(
+                f"{row['trace']} {peer}", lambda p=peer, t=trace, c=cluster: parse_peer(p).prepare(t, c)
+            )
+            peer_s = float(row["wall_s"])
+            ratios.append({**found, "peer_wall_s": peer_s, "ratio_cpu": round(peer_s / found["cpu_s"], 1)})
+    return ratios
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--philly-20000", type=Path)
+    parser.add_argument("--philly-82k", type=Path)
+    parser.add_argument("--peer-runs", type=Path, help="folder with the peer's runs.csv")
+    parser.add_argument("--peer-traces", type=Path, help="folder with the traces it names")
+    asked = parser.parse_args()
+    cases: list[dict[str, Any]] = []
+    for path, policies in (
+        (asked.philly_20000, ("2das", "fifo", "srtf", "gittins")),
+        (asked.philly_82k, ("2das", "fifo")),
+    ):
+        for policy in policies if path is not None else ():
+            case = policy_case(lambda path=path: read_trace(path), "64x8", policy)
+            cases.append(measure(f"{path.stem} 64x8 {policy}", case))
+    if asked.philly_20000 is not None:
+        peer = parse_peer("tiresias:dlas-gpu/count")
+        case = lambda: peer.prepare(read_trace(asked.philly_20000), Cluster.parse("64x8"))  # noqa: E731
+        cases.append(measure("philly_all_20000 64x8 tiresias:dlas-gpu/count", case))
+    spec = SynthSpec(jobs=1_000_000, load=0.98, devices=10_000, sigma=1.0)
+    cases.append(measure("synth-1e6 1250x8 2das", policy_case(lambda: synthesize(spec), "1250x8", "2das")))
+    result = {
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "machine": {"cpu": _cpu(), "cores": os.cpu_count(), "python": platform.python_version()},
+        "cases": cases,
+        "growth": [growth(waiting) for waiting in (100, 1_000, 10_000, 100_000, 300_000)],
+        "peer": peer_ratios(asked.peer_runs, asked.peer_traces) if asked.peer_runs else [],
+    }
+    asked.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+def _cpu() -> str:
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")
+
+
+if __name__ == "__main__":
+    main()

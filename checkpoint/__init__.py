@@ -1,0 +1,1 @@
+"""Snapshots: discovery, format, RAM disk, capture, restore."""

@@ -1,0 +1,171 @@
+"""How many bytes the RAM disk holds, and whether more may come in: the truth is the sizes of the files.
+
+Counting files instead of keeping a ledger survives every kind of death. A file counts with its full
+length from the moment it is extended, before its pages exist, so of two processes that race for the
+last bytes exactly one wins.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from gpuslice.config import format_size
+from gpuslice.errors import EnvironmentUnusableError, RamDiskFullError
+
+from .layout import PAGE_BYTES
+from .locks import FileLock
+
+_BLOCK_BYTES = 512
+_MEMINFO = Path("/proc/meminfo")
+_CGROUP = Path("/sys/fs/cgroup")
+_UNLIMITED = 1 << 62
+
+
+class Budget:
+    """The RAM disk's limit and the lock under which it is applied.
+
+    Parameters
+    ----------
+    root
+        The RAM disk's directory.
+    limit_bytes
+        Most bytes all files below it may have together; ``None`` for half of the file system.
+    """
+
+    def __init__(self, root: Path, limit_bytes: int | None) -> None:
+        self.root = root
+        status = os.statvfs(root)
+        self.limit_bytes = status.f_blocks * status.f_frsize // 2 if limit_bytes is None else limit_bytes
+
+    def lock(self) -> FileLock:
+        """The RAM disk's lock: held for admission, and while stores come and go."""
+        return FileLock.wait(self.root / "lock")
+
+    def used_bytes(self) -> int:
+        """Bytes that all stores together hold or have been promised."""
+        return _held(self._files())
+
+    def _files(self) -> Iterator[os.stat_result]:
+        with os.scandir(self.root) as stores:
+            directories = [store.path for store in stores if store.is_dir(follow_symlinks=False)]
+        for directory in directories:
+            yield from _statuses(Path(directory))
+
+    def free_bytes(self) -> int:
+        """Bytes that the file system and the machine's memory can still give, promises deducted."""
+        status = os.statvfs(self.root)
+        promised = sum(max(0, s.st_size - s.st_blocks * _BLOCK_BYTES) for s in self._files())
+        free = min(status.f_bavail * status.f_frsize, _memory_available(), _cgroup_available())
+        return max(0, free - promised)
+
+    def extend(self, descriptor: int, nbytes: int, spare_bytes: int = 0) -> int:
+        """Make the open file ``nbytes`` long, plus up to ``spare_bytes``, with every page allocated.
+
+        Returns
+        -------
+        int
+            The new length; the file never shrinks.
+
+        Raises
+        ------
+        RamDiskFullError
+            If limit, file system or memory forbid it; the file is as it was before.
+        """
+        with self.lock():
+            before = os.fstat(descriptor).st_size
+            if before < nbytes:
+                room = min(self.limit_bytes - self.used_bytes(), self.free_bytes())
+                if nbytes - before > room:
+                    raise self.full(nbytes - before)
+                affordable = (before + room) // PAGE_BYTES * PAGE_BYTES
+                os.ftruncate(descriptor, max(nbytes, min(nbytes + spare_bytes, affordable)))
+            after = os.fstat(descriptor).st_size
+        try:
+            with self.taking(after - before):
+                if after:
+                    os.posix_fallocate(descriptor, 0, after)
+        except BaseException:
+            # Without its pages the length would be a trap: touching a missing one ends in SIGBUS.
+            os.ftruncate(descriptor, before)
+            raise
+        return after
+
+    @contextmanager
+    def taking(self, nbytes: int) -> Iterator[None]:
+        """Turn the operating system's refusal to give ``nbytes`` into an error of ours.
+
+        Raises
+        ------
+        RamDiskFullError
+            If there is no room.
+        EnvironmentUnusableError
+            If the file system does not do what a RAM disk needs.
+        """
+        try:
+            yield
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT):
+                raise self.full(nbytes) from error
+            remedy = "choose another directory with --ramdisk-dir"
+            raise EnvironmentUnusableError(
+                f"cannot write in {self.root}: {error.strerror}", remedy
+            ) from error
+
+    def full(self, growth: int) -> RamDiskFullError:
+        """The error for ``growth`` bytes that did not fit."""
+        used, free = format_size(self.used_bytes()), format_size(self.free_bytes())
+        return RamDiskFullError(
+            f"the RAM disk {self.root} is full: {format_size(growth)} more would be needed,"
+            f" {used} of {format_size(self.limit_bytes)} are used and {free} of memory are free",
+            "raise --ramdisk-limit, or run `gpuslice ramdisk gc`",
+        )
+
+
+def directory_bytes(directory: Path) -> int:
+    """Bytes that the files of one store hold or have been promised."""
+    return _held(_statuses(directory))
+
+
+def _held(files: Iterable[os.stat_result]) -> int:
+    return sum(max(s.st_size, s.st_blocks * _BLOCK_BYTES) for s in files)
+
+
+def _statuses(directory: Path) -> Iterator[os.stat_result]:
+    """The status of every file directly in ``directory``; those that vanish meanwhile do not count."""
+    try:
+        with os.scandir(directory) as entries:
+            for entry in entries:
+                try:
+                    yield entry.stat(follow_symlinks=False)
+                except FileNotFoundError:
+                    continue
+    except FileNotFoundError:
+        return
+
+
+def _memory_available() -> int:
+    for line in _MEMINFO.read_text(encoding="ascii").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    raise EnvironmentUnusableError(f"{_MEMINFO} names no MemAvailable", "use Linux 3.14 or newer")
+
+
+def _cgroup_available() -> int:
+    """What this process's memory cgroup (version 2) still allows; a huge number where there is no limit.
+
+    The kernel drops cached files before it says no; pages of tmpfs are not among them.
+    """
+    try:
+        limit = (_CGROUP / "memory.max").read_text(encoding="ascii").strip()
+        current = int((_CGROUP / "memory.current").read_text(encoding="ascii"))
+        lines = (_CGROUP / "memory.stat").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return _UNLIMITED
+    if limit == "max":
+        return _UNLIMITED
+    statistics = dict(line.split() for line in lines)
+    return int(limit) - current + int(statistics["active_file"]) + int(statistics["inactive_file"])

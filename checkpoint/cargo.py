@@ -1,0 +1,171 @@
+"""What one suspend takes along: decided completely before anything is touched."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from gpuslice.errors import SuspendRefusedError
+from gpuslice.kernels import Device, Hold, Way
+
+from .discover import Found
+from .layout import Layout, StorageSpec, TensorSpec
+from .naming import name_of
+from .snapshot import SnapshotFile
+from .writer import SnapshotWriter
+
+_EMPTIED = (Way.FREED, Way.DISCARDED)
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A storage that is copied and then emptied; its number in the snapshot is its position."""
+
+    storage: torch.UntypedStorage
+    nbytes: int
+    way: Way
+
+
+@dataclass(frozen=True, slots=True)
+class Cargo:
+    """Storages to copy and empty, storages only to copy, and what stays.
+
+    Attributes
+    ----------
+    items
+        Copied and emptied.
+    extras
+        Named tensors' storages that are copied only, because they live elsewhere or stay resident.
+    resident_bytes
+        Bytes that stay on the device, by reason.
+    """
+
+    layout: Layout
+    items: tuple[Item, ...]
+    extras: tuple[torch.UntypedStorage, ...]
+    tensors: tuple[TensorSpec, ...]
+    resident_bytes: dict[str, int]
+
+    @property
+    def emptied_bytes(self) -> int:
+        """Bytes that leave the device."""
+        return sum(item.nbytes for item in self.items)
+
+    @property
+    def storages(self) -> list[torch.UntypedStorage]:
+        """The items' storages."""
+        return [item.storage for item in self.items]
+
+    def unaccounted_bytes(self, device: Device) -> int:
+        """After `empty`: what the allocator still counts as live and no found storage explains."""
+        allocated_bytes = device.memory().allocated_bytes
+        return 0 if allocated_bytes is None else max(0, allocated_bytes - sum(self.resident_bytes.values()))
+
+    def moved_to(self, device: Device) -> Cargo:
+        """The same cargo over new storages on another device.
+
+        Raises
+        ------
+        SuspendRefusedError
+            If something must keep its address.
+        DeviceMemoryError
+            If they do not fit.
+        """
+        for item, spec in zip(self.items, self.layout.storages, strict=False):
+            if item.way is not Way.FREED:
+                raise SuspendRefusedError(
+                    f"{spec.label} cannot move to {device.name}: its memory belongs to another library",
+                    "resume on the device it was suspended from",
+                )
+        storages = device.allocate([item.nbytes for item in self.items])
+        items = [Item(s, item.nbytes, Way.FREED) for s, item in zip(storages, self.items, strict=True)]
+        return replace(self, items=tuple(items))
+
+    def copy_out(self, device: Device, writer: SnapshotWriter) -> None:
+        """Copy everything into the arena."""
+        storages = [*self.storages, *self.extras]
+        pairs = [(storage, writer.view(sid)) for sid, storage in enumerate(storages) if storage.nbytes()]
+        device.copy_out(pairs)
+
+    def empty(self, device: Device) -> None:
+        """Take the memory away from what was copied."""
+        device.free(self._by_way(Way.FREED))
+        device.discard(self._by_way(Way.DISCARDED))
+        device.release_caches()
+
+    def reserve(self, device: Device) -> None:
+        """Take the memory back, all of it or none; ``DeviceMemoryError``."""
+        device.reserve([(item.storage, item.nbytes) for item in self.items if item.way is Way.FREED])
+
+    def views(self, snapshot: SnapshotFile, *, verify: bool) -> list[memoryview]:
+        """The items' bytes in the snapshot; ``CorruptSnapshotError`` names a damaged one."""
+        return [snapshot.view(sid, verify=verify) for sid in range(len(self.items))]
+
+    def copy_in(self, device: Device, views: Sequence[memoryview]) -> None:
+        """Copy the items' bytes back to where they were."""
+        device.copy_in([(view, item.storage) for view, item in zip(views, self.items, strict=True)])
+
+    def _by_way(self, way: Way) -> list[torch.UntypedStorage]:
+        return [item.storage for item in self.items if item.way is way]
+
+
+def load(
+    device: Device, found: Sequence[Found], named: Sequence[tuple[str, torch.Tensor]], *, alone: bool
+) -> Cargo:
+    """Decide what happens to every found storage and to those of the named tensors.
+
+    Raises
+    ------
+    SuspendRefusedError
+        Naming a tensor that cannot be taken along.
+    """
+    fixed = {entry.storage._cdata for entry in found if entry.fixed}
+    holds = device.holds([entry.storage for entry in found], fixed=fixed, alone=alone)
+    _refuse(device, found, holds)
+    pairs = list(zip(found, holds, strict=True))
+    taken = [(entry, hold) for entry, hold in pairs if hold.way in _EMPTIED]
+    specs = [
+        StorageSpec(sid, entry.nbytes, str(device.torch_device), entry.label)
+        for sid, (entry, _) in enumerate(taken)
+    ]
+    sids = {entry.storage._cdata: sid for sid, (entry, _) in enumerate(taken)}
+    extras: list[torch.UntypedStorage] = []
+    for path, tensor in named:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in sids:
+            _refuse_elsewhere(device, path, storage)
+            sids[storage._cdata] = len(specs)
+            specs.append(StorageSpec(len(specs), storage.nbytes(), str(storage.device), path))
+            extras.append(storage)
+    resident: Counter[str] = Counter()
+    for entry, hold in pairs:
+        if hold.way is Way.RESIDENT:
+            resident[hold.reason] += entry.nbytes
+    return Cargo(
+        Layout(tuple(specs)),
+        tuple(Item(entry.storage, entry.nbytes, hold.way) for entry, hold in taken),
+        tuple(extras),
+        tuple(_spec(path, tensor, sids[tensor.untyped_storage()._cdata]) for path, tensor in named),
+        dict(resident),
+    )
+
+
+def _refuse(device: Device, found: Sequence[Found], holds: Sequence[Hold]) -> None:
+    for entry, hold in zip(found, holds, strict=True):
+        if hold.way is Way.REFUSED:
+            raise SuspendRefusedError(f"{name_of(entry)} on {device.name} cannot be suspended: {hold.reason}")
+
+
+def _refuse_elsewhere(device: Device, path: str, storage: torch.UntypedStorage) -> None:
+    if storage.device.type != "cpu" and not device.owns(storage):
+        raise SuspendRefusedError(
+            f"{path} lives on {storage.device}, the job on {device.name}", "keep named state on one device"
+        )
+
+
+def _spec(path: str, tensor: torch.Tensor, sid: int) -> TensorSpec:
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return TensorSpec(path, sid, dtype, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))

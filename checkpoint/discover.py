@@ -1,0 +1,163 @@
+"""Every live storage of the process on a device: swept from the garbage collector, each found once.
+
+The collector knows every tensor and storage that Python can reach, wherever it hides: in closures, local
+variables, optimizers, threads. It does not know tensors that only C++ holds (activations saved by autograd,
+DDP's buckets); those are not found, stay where they are, and are exact because nothing touches them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import TypeVar, cast
+
+import torch
+
+from gpuslice.errors import SuspendRefusedError
+from gpuslice.kernels import Device
+
+from . import heap
+
+_SPARSE_PARTS = {
+    torch.sparse_coo: ("_indices", "_values"),
+    torch.sparse_csr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_bsr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_csc: ("ccol_indices", "row_indices", "values"),
+    torch.sparse_bsc: ("ccol_indices", "row_indices", "values"),
+}
+_T = TypeVar("_T")
+_PER_CHANNEL = (torch.per_channel_affine, torch.per_channel_affine_float_qparams)
+
+
+@dataclass(slots=True)
+class Found:
+    """One live storage.
+
+    Attributes
+    ----------
+    label
+        For people: dtype and shape of the first tensor found over it.
+    fixed
+        Its address may be known to somebody who would not notice a change: C++ code holds a tensor over
+        it (a pending autograd graph, DDP, a DLPack capsule), or other memory overlaps it.
+    """
+
+    storage: torch.UntypedStorage
+    nbytes: int
+    address: int
+    label: str
+    fixed: bool = False
+
+
+def sweep(device: Device) -> list[Found]:
+    """All live storages of ``device`` with at least one byte, in the order of their addresses.
+
+    Raises
+    ------
+    SuspendRefusedError
+        If a live object forbids emptying the device storage by storage (a captured CUDA graph).
+    """
+    live = live_instances(torch.Tensor, torch.UntypedStorage, *device.obstacles)
+    _refuse_obstacles(live, device)
+    found: dict[int, Found] = {}
+    with torch.no_grad(), torch._C.DisableTorchFunction():
+        tensors = with_gradients(of_kind(live, torch.Tensor))
+        held = held_by_others(tensors)
+        for tensor in tensors:
+            for part in strided_parts(tensor):
+                entry = _enter(found, device, part.untyped_storage(), part)
+                if entry is not None and id(tensor) in held:
+                    entry.fixed = True
+        for storage in of_kind(live, torch.UntypedStorage):
+            _enter(found, device, storage, None)
+    ordered = sorted(found.values(), key=attrgetter("address"))
+    _fix_overlapping(ordered)
+    return ordered
+
+
+def live_instances(*kinds: type) -> list[object]:
+    """Every live object of these types, or types derived from them."""
+    types: set[type] = set().union(*map(_family, kinds))
+    return heap.instances(types)
+
+
+def _family(kind: type) -> set[type]:
+    """A type and everything derived from it."""
+    return {kind}.union(*map(_family, type.__subclasses__(kind)))
+
+
+def of_kind(objects: Iterable[object], kind: type[_T]) -> list[_T]:
+    """Those of one type; asks the types, because proxies answer ``isinstance`` themselves."""
+    return [cast(_T, item) for item in objects if issubclass(type(item), kind)]
+
+
+def strided_parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The tensors with memory of their own that make up ``tensor``; itself, if it is a plain one."""
+    names = _SPARSE_PARTS.get(tensor.layout)
+    if names is not None:
+        yield from (getattr(tensor, name)() for name in names)
+    elif hasattr(type(tensor), "__tensor_flatten__"):
+        inner = (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])  # type: ignore[attr-defined]
+        for part in of_kind(inner, torch.Tensor):  # a DTensor names its mesh, too
+            yield from strided_parts(part)
+    elif torch._C._has_storage(tensor):
+        yield tensor
+        if tensor.is_quantized and tensor.qscheme() in _PER_CHANNEL:
+            yield from (tensor.q_per_channel_scales(), tensor.q_per_channel_zero_points())
+
+
+def with_gradients(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """``tensors`` and their gradients, which C++ may be alone in holding; each object once."""
+    gradients = [tensor.grad for tensor in tensors if tensor.is_leaf or tensor.retains_grad]
+    known = {id(tensor): tensor for tensor in tensors}
+    known |= {id(gradient): gradient for gradient in gradients if gradient is not None}
+    return list(known.values())
+
+
+def held_by_others(tensors: Sequence[torch.Tensor]) -> set[int]:
+    """Ids of the tensors that C++ code refers to, beyond being a gradient or the base of a known view."""
+    explained = Counter(id(tensor.grad) for tensor in tensors if tensor.is_leaf or tensor.retains_grad)
+    explained.update(id(tensor._base) for tensor in tensors if tensor._is_view())
+    return {id(t) for t in tensors if t._use_count() > 1 + explained[id(t)]}  # type: ignore[attr-defined]
+
+
+def _enter(
+    found: dict[int, Found], device: Device, storage: torch.UntypedStorage, tensor: torch.Tensor | None
+) -> Found | None:
+    """Note a storage of the device, unless it has no memory (fake, functional and wrapper tensors)."""
+    entry = found.get(storage._cdata)
+    if entry is not None or not device.owns(storage) or storage.nbytes() == 0:
+        return entry
+    try:
+        address = storage.data_ptr()
+    except RuntimeError:
+        return None
+    if address == 0:
+        return None
+    label = "a bare storage" if tensor is None else describe_tensor(tensor)
+    found[storage._cdata] = entry = Found(storage, storage.nbytes(), address, label)
+    return entry
+
+
+def describe_tensor(tensor: torch.Tensor) -> str:
+    """Dtype and shape, like ``float32 [64, 3]``."""
+    shape = "nested" if tensor.is_nested else list(tensor.shape)
+    return f"{str(tensor.dtype).removeprefix('torch.')} {shape}"
+
+
+def _fix_overlapping(ordered: Sequence[Found]) -> None:
+    """Mark storages over the same memory (DLPack, NumPy and back): none of them may move alone."""
+    reach: Found | None = None
+    for entry in ordered:
+        if reach is not None and entry.address < reach.address + reach.nbytes:
+            entry.fixed = reach.fixed = True
+        if reach is None or entry.address + entry.nbytes > reach.address + reach.nbytes:
+            reach = entry
+
+
+def _refuse_obstacles(live: Sequence[object], device: Device) -> None:
+    for kind, reason in device.obstacles.items():
+        if of_kind(live, kind):
+            raise SuspendRefusedError(f"there is a live {kind.__name__} on {device.name}: {reason}")

@@ -1,0 +1,224 @@
+"""GSNP/1, the snapshot file: record and metadata, to bytes and back. No input or output here.
+
+A file is a safetensors header (header.py), the payload (layout.py), and a tail of metadata, checksum
+table and record; docs/snapshot-format.md has every byte. Each part has exactly one legal form, so
+reading is decoding, encoding again and comparing: what is not byte for byte what we would have
+written is refused, and no rule has to be kept in two places.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from gpuslice.errors import CorruptSnapshotError, RefusedSnapshotError
+
+from .checksum import digest
+from .dtypes import DTYPES
+from .layout import CHUNK_BYTES, PAGE_BYTES, Layout, StorageSpec, TensorSpec, align
+
+VERSION = 1
+RECORD_BYTES = 4096
+HEADER_LIMIT_BYTES = 64 << 20
+METADATA_LIMIT_BYTES = 64 << 20
+ENTRIES_LIMIT = 1_000_000
+DIMENSIONS_LIMIT = 64
+FILE_LIMIT_BYTES = 1 << 44
+
+_MAGIC = b"GSNP\r\n\x1a\n"
+_RECORD = struct.Struct("<8sIIQQIIQQQQQQQQ16s16s16sQ64s")
+_RESTARTABLE = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """The 4 KiB that make a snapshot whole: in the file's tail, and again in the store's ``.gen``.
+
+    Positions and lengths are bytes from the start of the file.
+    """
+
+    restartable: bool = False
+    generation: int
+    boundary: int = 0
+    slot: int
+    rank: int
+    storages: int = 0
+    chunks: int = 0
+    payload: int
+    tail: int = 0
+    metadata_len: int = 0
+    table: int = 0
+    position: int = 0
+    file_len: int = 0
+    header_xxh3: bytes = b""
+    metadata_xxh3: bytes = b""
+    table_xxh3: bytes = b""
+    created_ns: int = 0
+    job: str = ""
+
+    def encode(self) -> bytes:
+        """The record's one and only form."""
+        body = _RECORD.pack(
+            _MAGIC,
+            VERSION,
+            _RESTARTABLE if self.restartable else 0,
+            self.generation,
+            self.boundary,
+            self.slot,
+            self.rank,
+            self.storages,
+            self.chunks,
+            self.payload,
+            self.tail,
+            self.metadata_len,
+            self.table,
+            self.position,
+            self.file_len,
+            self.header_xxh3,
+            self.metadata_xxh3,
+            self.table_xxh3,
+            self.created_ns,
+            self.job.encode(),
+        )
+        body = body.ljust(RECORD_BYTES - 8, b"\0")
+        return body + struct.pack("<Q", digest(body))
+
+    @classmethod
+    def decode(cls, data: bytes) -> Record:
+        """Read a record.
+
+        Raises
+        ------
+        CorruptSnapshotError
+            If the bytes are not exactly a record.
+        RefusedSnapshotError
+            If it is of another version.
+        """
+        if len(data) != RECORD_BYTES or not data.startswith(_MAGIC):
+            raise CorruptSnapshotError("the commit record is not a GSNP record")
+        if data[-8:] != struct.pack("<Q", digest(data[:-8])):
+            raise CorruptSnapshotError("the commit record does not match its own checksum")
+        _, version, *fields = _RECORD.unpack_from(data)
+        if version != VERSION:
+            raise RefusedSnapshotError(f"the record has version {version}", f"this is GSNP/{VERSION}")
+        record = cls._from_fields(fields)
+        if record.encode() != data:
+            raise CorruptSnapshotError("the commit record has bits set that mean nothing")
+        record.check()
+        return record
+
+    @classmethod
+    def _from_fields(cls, fields: Sequence[object]) -> Record:
+        *numbers, job = fields
+        try:
+            name = bytes(job).rstrip(b"\0").decode()  # type: ignore[call-overload]
+        except UnicodeDecodeError as error:
+            raise CorruptSnapshotError("the record's job name is not UTF-8") from error
+        names = [name for name in cls.__dataclass_fields__ if name != "job"]
+        values = dict(zip(names, numbers, strict=True))
+        values["restartable"] = values["restartable"] == _RESTARTABLE
+        return cls(**values, job=name)  # type: ignore[arg-type]
+
+    def check(self) -> None:
+        """Positions must follow from each other; ``CorruptSnapshotError`` otherwise."""
+        table_end = self.table + 8 * (self.chunks + self.storages)
+        problems = {
+            "its parts overlap": not (
+                0 < self.payload <= self.tail <= FILE_LIMIT_BYTES
+                and self.payload % PAGE_BYTES == 0
+                and self.tail % PAGE_BYTES == 0
+                and self.table == align(self.tail + self.metadata_len, 8)
+                and self.position == align(table_end, PAGE_BYTES)
+                and self.position + RECORD_BYTES <= self.file_len <= FILE_LIMIT_BYTES
+            ),
+            "its header is too long": self.payload > HEADER_LIMIT_BYTES,
+            "its metadata is too long": self.metadata_len > METADATA_LIMIT_BYTES,
+            "it has too many storages": self.storages > ENTRIES_LIMIT,
+            "it has too many chunks": (
+                self.chunks > self.storages + (self.tail - self.payload) // CHUNK_BYTES + 1
+            ),
+            "it has generation 0": self.generation < 1,
+        }
+        for problem, found in problems.items():
+            if found:
+                raise CorruptSnapshotError(f"the commit record makes no sense: {problem}")
+
+
+class StorageRow(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A storage as the metadata lists it; its position in the list is its number."""
+
+    offset: int
+    nbytes: int
+    device: str
+    label: str
+
+
+class Metadata(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the tail says about the payload; ``tree`` is the tagged JSON of ``tree.py``."""
+
+    storages: tuple[StorageRow, ...]
+    tensors: tuple[TensorSpec, ...]
+    tree: msgspec.Raw
+
+    def encode(self) -> bytes:
+        """The metadata's one and only form."""
+        return msgspec.json.encode(self)
+
+    @classmethod
+    def decode(cls, data: bytes) -> Metadata:
+        """Read metadata; ``CorruptSnapshotError`` for everything that ``encode`` would not have written."""
+        try:
+            metadata = _metadata_decoder.decode(data)
+            canonical = metadata.encode() == data
+        except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
+            raise CorruptSnapshotError(f"the metadata is not what GSNP/1 says: {error}") from error
+        if not canonical:
+            raise CorruptSnapshotError("the metadata is not in its canonical form")
+        return metadata
+
+    @property
+    def layout(self) -> Layout:
+        """The storages as they were given to the writer."""
+        return Layout(
+            tuple(
+                StorageSpec(sid, row.nbytes, row.device, row.label) for sid, row in enumerate(self.storages)
+            )
+        )
+
+
+_metadata_decoder = msgspec.json.Decoder(Metadata)
+
+
+def check_tensors(tensors: Sequence[TensorSpec], sizes: Sequence[int]) -> str | None:
+    """The first thing wrong with ``tensors`` over storages of ``sizes`` bytes, or ``None``."""
+    if len(tensors) > ENTRIES_LIMIT or len(sizes) > ENTRIES_LIMIT:
+        return f"more than {ENTRIES_LIMIT} tensors or storages"
+    for tensor in tensors:
+        problem = _tensor_problem(tensor, sizes)
+        if problem:
+            return f"tensor {tensor.path!r} {problem}"
+    return None
+
+
+def _tensor_problem(tensor: TensorSpec, sizes: Sequence[int]) -> str | None:
+    shape, stride = tensor.shape, tensor.stride
+    dtype = DTYPES.get(tensor.dtype)
+    if dtype is None:
+        return f"has the unknown dtype {tensor.dtype!r}"
+    if not 0 <= tensor.sid < len(sizes):
+        return f"lies in storage {tensor.sid}, which does not exist"
+    if len(shape) != len(stride) or len(shape) > DIMENSIONS_LIMIT:
+        return f"has {len(shape)} dimensions and {len(stride)} strides"
+    if tensor.offset < 0 or (shape and (min(shape) < 0 or min(stride) < 0)):
+        return "has a negative size, stride or offset"
+    if 0 in shape:
+        return None
+    last = tensor.offset
+    for size, step in zip(shape, stride, strict=True):
+        last += (size - 1) * step
+    if (last + 1) * dtype.nbytes > sizes[tensor.sid]:
+        return f"reaches beyond the {sizes[tensor.sid]} bytes of storage {tensor.sid}"
+    return None

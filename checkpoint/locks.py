@@ -1,0 +1,73 @@
+"""Exclusive file locks that end with their process, whatever ends it, and do not live on in its children."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import weakref
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from .files import open_checked
+
+
+class FileLock:
+    """An exclusive ``flock`` on a file, made when missing; taken by `wait` or `attempt`.
+
+    The kernel drops the lock when the last descriptor of its open file closes. A forked child (a
+    DataLoader's worker, say) inherits the descriptor and would keep the lock after its parent's
+    death, so children close theirs first of all.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.descriptor = open_checked(path, os.O_RDWR | os.O_CREAT)
+        _open_locks.add(self)
+
+    @classmethod
+    def wait(cls, path: Path) -> Self:
+        """The lock, as soon as nobody else has it."""
+        lock = cls(path)
+        fcntl.flock(lock.descriptor, fcntl.LOCK_EX)
+        return lock
+
+    @classmethod
+    def attempt(cls, path: Path) -> Self | None:
+        """The lock, or ``None`` if somebody else has it."""
+        lock = cls(path)
+        try:
+            fcntl.flock(lock.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.release()
+            return None
+        return lock
+
+    @property
+    def held(self) -> bool:
+        """Whether this process holds it; never in a forked child."""
+        return self.descriptor >= 0
+
+    def release(self) -> None:
+        """Let go of it; harmless if it was let go before."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+_open_locks: weakref.WeakSet[FileLock] = weakref.WeakSet()
+
+
+def _release_in_child() -> None:
+    for lock in list(_open_locks):
+        lock.release()
+
+
+os.register_at_fork(after_in_child=_release_in_child)

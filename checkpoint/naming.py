@@ -1,0 +1,43 @@
+"""What a person would call a tensor: worked out only when a message has to name one."""
+
+from __future__ import annotations
+
+import gc
+
+import torch
+
+from .discover import Found, live_instances, of_kind
+
+
+def name_of(found: Found) -> str:
+    """The best name for a storage: a module's parameter, else a variable or key, with dtype and shape."""
+    live = live_instances(torch.Tensor, torch.nn.Module)
+    with torch._C.DisableTorchFunction():
+        tensors = [tensor for tensor in of_kind(live, torch.Tensor) if _lies_in(tensor, found)]
+        name = _name_in_modules(of_kind(live, torch.nn.Module), found) or _name_of_variable(tensors)
+    return f"{name} ({found.label})" if name else found.label
+
+
+def _name_in_modules(modules: list[torch.nn.Module], found: Found) -> str | None:
+    names = [
+        f"{type(module).__name__}.{path}"
+        for module in modules
+        for path, tensor in [*module.named_parameters(), *module.named_buffers()]
+        if _lies_in(tensor, found)
+    ]
+    # The longest qualified name is the one from the outermost module.
+    return max(names, key=len, default=None)
+
+
+def _name_of_variable(tensors: list[torch.Tensor]) -> str | None:
+    for tensor in tensors:
+        for holder in gc.get_referrers(tensor):
+            if isinstance(holder, dict):
+                names = [key for key, value in holder.items() if value is tensor and isinstance(key, str)]
+                if names:
+                    return names[0]
+    return None
+
+
+def _lies_in(tensor: torch.Tensor, found: Found) -> bool:
+    return torch._C._has_storage(tensor) and tensor.untyped_storage()._cdata == found.storage._cdata

@@ -1,0 +1,206 @@
+"""The RAM disk: one directory per user on tmpfs, with a limit, that jobs keep their snapshots in."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from gpuslice.config import Settings, parse_size
+from gpuslice.errors import UsageError
+from gpuslice.types import job_id
+
+from .budget import Budget, directory_bytes
+from .files import private_directory
+from .layout import PAGE_BYTES
+from .locks import FileLock
+from .slots import OWNER, SLOTS, committed, newest_restartable, read_owner, settle, write_owner
+from .store import JobStore
+
+_STORE = re.compile(r"(?P<job>.+)\.r(?P<rank>\d+)")
+#: Begins the directory names of jobs without a name; no job's name can begin with it.
+_UNNAMED = "_"
+
+
+class StoreInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One store as ``gpuslice ramdisk ls`` shows it.
+
+    Attributes
+    ----------
+    job
+        The job's name, or ``None`` for a job without one.
+    rank
+        Its rank.
+    pid
+        The process that has it, or had it last; ``None`` if that is not known.
+    alive
+        Whether that process lives.
+    bytes
+        What the store takes up.
+    generation, boundary, restartable
+        Of its newest published snapshot; ``None``, ``None`` and ``False`` without one.
+    snapshot
+        That snapshot's file, or ``None``.
+    directory
+        Where the store is.
+    """
+
+    job: str | None
+    rank: int
+    pid: int | None
+    alive: bool
+    bytes: int
+    generation: int | None
+    boundary: int | None
+    restartable: bool
+    snapshot: str | None
+    directory: str
+
+
+class RamDisk:
+    """A directory of mode 0700 with a limit on its bytes, shared by all processes of a user.
+
+    Parameters
+    ----------
+    directory
+        Where; ``/dev/shm/gpuslice-<uid>`` by default. Made when missing.
+    limit_bytes
+        Most bytes that all stores together may take; half of the file system by default.
+
+    Raises
+    ------
+    EnvironmentUnusableError
+        If the directory is a link, somebody else's, open to others, or cannot be made.
+    """
+
+    def __init__(self, directory: Path | None = None, limit_bytes: int | None = None) -> None:
+        self.directory = directory or Path(f"/dev/shm/gpuslice-{os.geteuid()}")
+        private_directory(self.directory)
+        self._budget = Budget(self.directory, limit_bytes)
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> RamDisk:
+        """The RAM disk that the settings ``ramdisk_dir`` and ``ramdisk_limit`` name."""
+        directory = Path(settings.ramdisk_dir) if settings.ramdisk_dir else None
+        return cls(directory, parse_size(settings.ramdisk_limit) if settings.ramdisk_limit else None)
+
+    @property
+    def limit_bytes(self) -> int:
+        """The limit that applies to stores opened through this object."""
+        return self._budget.limit_bytes
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes that all stores take up."""
+        return self._budget.used_bytes()
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes the file system and the memory of the machine can still give, whatever the limit says."""
+        return self._budget.free_bytes()
+
+    def open_store(self, job: str | None, rank: int = 0, *, slots: int = 2) -> JobStore:
+        """This process's store for a rank of ``job``; takes over what a dead process of the job left.
+
+        Parameters
+        ----------
+        job
+            The job's name; ``None`` for a job whose snapshots end with its process.
+        rank
+            Its rank.
+        slots
+            2 keeps the previous restartable snapshot while the next is written, 1 takes half the memory.
+
+        Raises
+        ------
+        UsageError
+            If a living process has this job and rank, or the name is no name.
+        """
+        if slots not in (1, 2) or rank < 0:
+            raise UsageError(f"{slots} slots for rank {rank} cannot be", "use 1 or 2 slots and ranks from 0")
+        name = _UNNAMED + secrets.token_hex(8) if job is None else job_id(job)
+        directory = self.directory / f"{name}.r{rank}"
+        with self._budget.lock():
+            private_directory(directory)
+            lock = FileLock.attempt(directory / OWNER)
+            if lock is None:
+                owner = read_owner(directory)
+                process = f"process {owner.pid}" if owner else "another process"
+                raise UsageError(
+                    f"job {job} rank {rank} is running already, in {process}",
+                    "wait for it or stop it, or give this one another name",
+                )
+        try:
+            with self._budget.taking(PAGE_BYTES):
+                write_owner(lock.descriptor, job, rank)
+            return JobStore(directory, lock, self._budget, job, rank, slots)
+        except BaseException:
+            lock.release()
+            raise
+
+    def listing(self) -> list[StoreInfo]:
+        """All stores, of the living and of the dead, by name."""
+        with self._budget.lock():
+            return [_info(directory) for directory in self._stores()]
+
+    def collect(self, *, everything: bool = False) -> list[StoreInfo]:
+        """Remove what dead processes left; what belongs to living ones is never touched.
+
+        Parameters
+        ----------
+        everything
+            Also remove the restartable snapshots that named jobs left to go on from.
+
+        Returns
+        -------
+        list of StoreInfo
+            The stores that were removed, as they were.
+        """
+        removed = []
+        with self._budget.lock():
+            for directory in list(self._stores()):
+                info = _info(directory)
+                if info.alive:
+                    continue
+                wanted = info.job is not None and not everything
+                if not settle(directory, newest_restartable(directory) if wanted else None):
+                    removed.append(info)
+        return removed
+
+    def newest(self, job: str, rank: int = 0) -> Path | None:
+        """The newest whole restartable snapshot of a named job, or ``None``."""
+        directory = self.directory / f"{job_id(job)}.r{rank}"
+        record = newest_restartable(directory)
+        return None if record is None else directory / SLOTS[record.slot]
+
+    def _stores(self) -> Iterator[Path]:
+        with os.scandir(self.directory) as entries:
+            found = [e.path for e in entries if e.is_dir(follow_symlinks=False) and _STORE.fullmatch(e.name)]
+        yield from map(Path, sorted(found))
+
+
+def _info(directory: Path) -> StoreInfo:
+    """What there is to say about one store; the caller holds the RAM disk's lock."""
+    match = _STORE.fullmatch(directory.name)
+    assert match is not None
+    lock = FileLock.attempt(directory / OWNER)
+    if lock is not None:
+        lock.release()
+    owner = read_owner(directory)
+    newest = next(iter(committed(directory)), None)
+    return StoreInfo(
+        job=None if match["job"].startswith(_UNNAMED) else match["job"],
+        rank=int(match["rank"]),
+        pid=owner.pid if owner else None,
+        alive=lock is None,
+        bytes=directory_bytes(directory),
+        generation=newest.generation if newest else None,
+        boundary=newest.boundary if newest else None,
+        restartable=newest.restartable if newest else False,
+        snapshot=str(directory / SLOTS[newest.slot]) if newest else None,
+        directory=str(directory),
+    )

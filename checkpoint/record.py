@@ -1,0 +1,119 @@
+"""What one suspend and its resume cost: a row of the report's ``switches`` (docs/report.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+
+from gpuslice.clock import Clock, MonotonicClock
+
+
+@dataclass(slots=True)
+class SwitchRecord:
+    """Bytes, seconds and rates of one switch; what has not happened yet is 0.
+
+    Attributes
+    ----------
+    boundary, route, device
+        Where in the training, by which route, from which device.
+    cold
+        Whether the suspend had to make its arena: page faults and page-locking are part of ``admit_s``.
+    bytes_found
+        Live storages of the device.
+    bytes_copied
+        Into the RAM disk: what was emptied, and what a restart needs besides.
+    bytes_freed
+        Gone from the device while parked.
+    bytes_resident
+        Found but left where they are; ``resident`` says why, by reason.
+    bytes_unaccounted
+        Of the allocator's live bytes, those that no found storage explains; 0 where it does not count.
+    quiesce_s, find_s, admit_s, copy_out_s, publish_s, free_s
+        The stages of a suspend: threads stopped and device idle; storages found; room in the RAM disk;
+        copied; checksummed and published; freed.
+    parked_s
+        From the end of the suspend to the beginning of the resume.
+    reserve_s, verify_s, copy_in_s
+        The stages of a resume.
+    rss_before_bytes, rss_parked_bytes, rss_after_bytes
+        The process's anonymous resident set (RssAnon).
+    """
+
+    boundary: int
+    route: str = "tensor"
+    device: str = ""
+    cold: bool = False
+    bytes_found: int = 0
+    bytes_copied: int = 0
+    bytes_freed: int = 0
+    bytes_resident: int = 0
+    bytes_unaccounted: int = 0
+    quiesce_s: float = 0.0
+    find_s: float = 0.0
+    admit_s: float = 0.0
+    copy_out_s: float = 0.0
+    publish_s: float = 0.0
+    free_s: float = 0.0
+    parked_s: float = 0.0
+    reserve_s: float = 0.0
+    verify_s: float = 0.0
+    copy_in_s: float = 0.0
+    rss_before_bytes: int = 0
+    rss_parked_bytes: int = 0
+    rss_after_bytes: int = 0
+    resident: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def gb_per_s_out(self) -> float:
+        """Rate of the copy out of the device, in 1e9 bytes per second."""
+        return _rate(self.bytes_copied, self.copy_out_s)
+
+    @property
+    def gb_per_s_in(self) -> float:
+        """Rate of the copy into the device, in 1e9 bytes per second."""
+        return _rate(self.bytes_freed, self.copy_in_s)
+
+    @property
+    def suspend_s(self) -> float:
+        """The whole suspend."""
+        stages = (self.quiesce_s, self.find_s, self.admit_s, self.copy_out_s, self.publish_s, self.free_s)
+        return sum(stages)
+
+    @property
+    def resume_s(self) -> float:
+        """The whole resume."""
+        return self.reserve_s + self.verify_s + self.copy_in_s
+
+    def as_dict(self) -> dict[str, object]:
+        """The keys of the report."""
+        row: dict[str, object] = asdict(self)
+        return row | {"gb_per_s_out": self.gb_per_s_out, "gb_per_s_in": self.gb_per_s_in}
+
+
+class Stages:
+    """Times the stages of a record.
+
+    Parameters
+    ----------
+    record
+        Gets the seconds, in the attributes named by `stage`.
+    """
+
+    def __init__(self, record: SwitchRecord, clock: Clock | None = None) -> None:
+        self.record = record
+        self._clock = clock or MonotonicClock()
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Add the time inside the block to attribute ``name``."""
+        start_s = self._clock.now()
+        try:
+            yield
+        finally:
+            spent_s = self._clock.now() - start_s
+            setattr(self.record, name, getattr(self.record, name) + spent_s)
+
+
+def _rate(nbytes: int, seconds: float) -> float:
+    return nbytes / seconds / 1e9 if seconds > 0 else 0.0

@@ -1,0 +1,224 @@
+"""A snapshot that lies in a file: opened, checked, read."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from gpuslice.errors import CorruptSnapshotError, RefusedSnapshotError, SnapshotError, UsageError
+
+from .checksum import all_digests, chunk_digests, fingerprint, storage_digest, unpack_digests
+from .files import open_checked, read_at
+from .format import FILE_LIMIT_BYTES, RECORD_BYTES, Metadata, Record
+from .header import PREAMBLE_BYTES, Content, decode_preamble
+from .layout import LARGE_BYTES, PAGE_BYTES, Extent, StorageSpec, TensorSpec, align, chunks
+from .tree import Tree
+
+
+class SnapshotFile:
+    """A snapshot that was opened and whose structure is right; made by `open_snapshot` or a writer.
+
+    The payload is checked where it is used: by `view`, storage by storage, or by `verify` at once.
+    Closing it, also as a context manager, lets go of the mapping; views that live on stay valid.
+
+    Attributes
+    ----------
+    path
+        The file.
+    record
+        Its commit record.
+    content
+        Its storages and tensors.
+    tree
+        Everything that is not a tensor; `tree.decode` reads it.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        record: Record,
+        content: Content,
+        tree: Tree,
+        digests: Sequence[int],
+        memory: memoryview,
+    ) -> None:
+        self.path = path
+        self.record = record
+        self.content = content
+        self.tree = tree
+        self._chunk_digests = digests[: record.chunks]
+        self._storage_digests = digests[record.chunks :]
+        self._memory: memoryview | None = memory.toreadonly()
+
+    @property
+    def generation(self) -> int:
+        """Grows by one with every snapshot of a store."""
+        return self.record.generation
+
+    @property
+    def boundary(self) -> int:
+        """The mini-batch boundary at which it was taken."""
+        return self.record.boundary
+
+    @property
+    def restartable(self) -> bool:
+        """Whether another process can go on from it."""
+        return self.record.restartable
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all storages."""
+        return self.content.layout.nbytes
+
+    @property
+    def storages(self) -> tuple[StorageSpec, ...]:
+        """The storages, in the writer's order."""
+        return self.content.layout.storages
+
+    @property
+    def tensors(self) -> tuple[TensorSpec, ...]:
+        """The tensors over the storages."""
+        return self.content.tensors
+
+    def view(self, sid: int, *, verify: bool = True) -> memoryview:
+        """The bytes of storage ``sid``, read-only.
+
+        Raises
+        ------
+        CorruptSnapshotError
+            If ``verify`` and they are not what was written; names the storage.
+        """
+        memory = self._mapped()
+        nbytes, offset = self.storages[sid].nbytes, self.content.placement.offsets[sid]
+        if verify:
+            by_chunk: list[int] = []
+            if nbytes >= LARGE_BYTES:
+                extent = Extent(offset, align(nbytes, PAGE_BYTES))
+                by_chunk = chunk_digests(memory, list(chunks([extent])))
+            if storage_digest(memory, nbytes, offset, by_chunk) != self._storage_digests[sid]:
+                raise self._corrupt(sid)
+        return memory[offset : offset + nbytes]
+
+    def verify(self) -> None:
+        """Check every byte of the payload.
+
+        Raises
+        ------
+        CorruptSnapshotError
+            Naming the first storage whose bytes are not what was written.
+        """
+        by_chunk, by_storage = all_digests(self._mapped(), self.content.layout.sizes, self.content.placement)
+        for sid, digest in enumerate(by_storage):
+            if digest != self._storage_digests[sid]:
+                raise self._corrupt(sid)
+        for index, digest in enumerate(by_chunk):
+            if digest != self._chunk_digests[index]:
+                raise CorruptSnapshotError(f"{self.path}: chunk {index} is damaged", _DAMAGED)
+
+    def _corrupt(self, sid: int) -> CorruptSnapshotError:
+        label = self.storages[sid].label
+        name = f"storage {sid} ({label})" if label else f"storage {sid}"
+        return CorruptSnapshotError(f"{self.path}: {name} is damaged", _DAMAGED)
+
+    def _mapped(self) -> memoryview:
+        if self._memory is None:
+            raise UsageError(
+                f"the snapshot {self.path} (generation {self.generation}) is closed or was overwritten",
+                "open the store's newest snapshot",
+            )
+        return self._memory
+
+    def close(self) -> None:
+        """Let go of the mapping."""
+        self._memory = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+_DAMAGED = "use another snapshot; this one cannot be restored"
+
+
+def open_snapshot(path: Path) -> SnapshotFile:
+    """Open a snapshot file that may come from anywhere.
+
+    Raises
+    ------
+    CorruptSnapshotError
+        If it is not exactly what a writer of GSNP/1 writes.
+    RefusedSnapshotError
+        If it is missing, a link, foreign, writable by others, or of another version.
+    """
+    try:
+        descriptor = open_checked(path)
+    except FileNotFoundError as error:
+        raise RefusedSnapshotError(f"there is no snapshot {path}") from error
+    try:
+        record = read_record(descriptor)
+        content, tree, digests = _read_tail(descriptor, record)
+        memory = mmap.mmap(descriptor, record.file_len, access=mmap.ACCESS_READ)
+    except SnapshotError as error:
+        raise type(error)(f"{path}: {error.message}", error.remedy or _DAMAGED) from error
+    except OSError as error:
+        raise RefusedSnapshotError(f"cannot read {path}: {error.strerror}", _DAMAGED) from error
+    finally:
+        os.close(descriptor)
+    return SnapshotFile(path, record, content, tree, digests, memoryview(memory))
+
+
+def read_record(descriptor: int) -> Record:
+    """The record of an open snapshot file, fit for that file; nothing else is read."""
+    payload, position = decode_preamble(read_at(descriptor, PREAMBLE_BYTES, 0))
+    length = os.fstat(descriptor).st_size
+    if position + RECORD_BYTES > length:
+        raise CorruptSnapshotError(f"the file has {length} bytes: it was truncated")
+    record = Record.decode(read_at(descriptor, RECORD_BYTES, position))
+    if (record.payload, record.position, record.file_len) != (payload, position, length):
+        raise CorruptSnapshotError(f"its record is about a file of {record.file_len} bytes, not {length}")
+    return record
+
+
+def _read_tail(descriptor: int, record: Record) -> tuple[Content, Tree, Sequence[int]]:
+    """Content, tree and digests, from private copies of header, metadata and table that were checked."""
+    header = read_at(descriptor, record.payload, 0)
+    data = read_at(descriptor, record.table - record.tail, record.tail)
+    table = read_at(descriptor, record.position - record.table, record.table)
+    for name, part, expected in (
+        ("header", header, record.header_xxh3),
+        ("metadata", data, record.metadata_xxh3),
+        ("checksum table", table, record.table_xxh3),
+    ):
+        if fingerprint(part) != expected:
+            raise CorruptSnapshotError(f"its {name} is damaged")
+    metadata = Metadata.decode(data[: record.metadata_len])
+    digests = unpack_digests(table, record.chunks + record.storages)
+    return _content(record, metadata, header), Tree(bytes(metadata.tree)), digests
+
+
+def _content(record: Record, metadata: Metadata, header: bytes) -> Content:
+    """What the checksums cannot vouch for: that the parts fit together exactly as a writer makes them."""
+    if any(not 0 <= row.nbytes <= FILE_LIMIT_BYTES for row in metadata.storages):
+        raise CorruptSnapshotError("a storage has an absurd size")
+    try:
+        content = Content.build(metadata.layout, record.payload, metadata.tensors)
+    except UsageError as error:
+        raise CorruptSnapshotError(error.message) from error
+    if (
+        content.placement.end != record.tail
+        or content.rows != metadata.storages
+        or len(content.rows) != record.storages
+        or sum(1 for _ in chunks(content.placement.extents)) != record.chunks
+    ):
+        raise CorruptSnapshotError("its storages are not where they belong")
+    if content.header(record) != header:
+        raise CorruptSnapshotError("its safetensors header does not describe its content")
+    return content

@@ -1,0 +1,201 @@
+"""The tensors of an opened snapshot as torch tensors, and their way into live ones, bit for bit."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from gpuslice.errors import RefusedSnapshotError
+
+from .layout import TensorSpec
+from .nodes import QuantizedNode, SparseNode, TensorNode
+from .snapshot import SnapshotFile
+
+#: Types of the same size: copying through them keeps every bit, of NaNs too, and works for every dtype.
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
+_LAYOUTS = {
+    "sparse_coo": torch.sparse_coo,
+    "sparse_csr": torch.sparse_csr,
+    "sparse_csc": torch.sparse_csc,
+    "sparse_bsr": torch.sparse_bsr,
+    "sparse_bsc": torch.sparse_bsc,
+}
+
+
+class Source:
+    """Reads the tensors of one snapshot; every storage is verified when first used.
+
+    Parameters
+    ----------
+    snapshot
+        An opened snapshot; must stay open while this is used.
+    """
+
+    def __init__(self, snapshot: SnapshotFile) -> None:
+        self._snapshot = snapshot
+        self._storages: dict[int, torch.UntypedStorage] = {}
+
+    def key(self, node: TensorNode) -> tuple[Any, ...]:
+        """What tells two entries apart that are not the same memory in the snapshot."""
+        spec = self.spec(node)
+        return (spec.sid, spec.offset, tuple(spec.shape), tuple(spec.stride), spec.dtype)
+
+    def view(self, node: TensorNode) -> torch.Tensor:
+        """The entry as a CPU tensor over the snapshot's own memory; only ever to be copied from."""
+        spec = self.spec(node)
+        return _over(self.storage(spec.sid), spec)
+
+    def verify(self, node: TensorNode | SparseNode | QuantizedNode) -> None:
+        """Check the entry's bytes, and those of its gradient.
+
+        Raises
+        ------
+        CorruptSnapshotError
+            If they are not what was written.
+        """
+        if not isinstance(node, TensorNode):
+            self._verify_parts(node)
+            return
+        self.view(node)
+        try:
+            torch.device(node.device)
+        except RuntimeError as error:
+            raise RefusedSnapshotError(f"{self.spec(node).path} was on {node.device!r}, no device") from error
+        if node.grad is not None:
+            self.verify(node.grad)
+
+    def _verify_parts(self, node: SparseNode | QuantizedNode) -> None:
+        parts = [self.view(part) for part in node.parts]
+        try:
+            _assemble(node, parts)
+        except (RuntimeError, ValueError, KeyError) as error:
+            raise RefusedSnapshotError(f"{self.spec(node.parts[0]).path} is no tensor: {error}") from error
+
+    def spec(self, node: TensorNode) -> TensorSpec:
+        """What the snapshot says about the entry."""
+        if not 0 <= node.index < len(self._snapshot.tensors):
+            raise RefusedSnapshotError(f"{self._snapshot.path} refers to a tensor that it does not hold")
+        return self._snapshot.tensors[node.index]
+
+    def storage(self, sid: int) -> torch.UntypedStorage:
+        """The snapshot's bytes of one storage, checked."""
+        if sid not in self._storages:
+            view = self._snapshot.view(sid, verify=True)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # torch dislikes read-only memory; nobody writes here
+                data = (
+                    torch.frombuffer(view, dtype=torch.uint8)
+                    if len(view)
+                    else torch.empty(0, dtype=torch.uint8)
+                )
+            self._storages[sid] = data.untyped_storage()
+        return self._storages[sid]
+
+
+class Maker:
+    """Makes new tensors from a snapshot; those that shared memory when they were saved share it again.
+
+    Parameters
+    ----------
+    source
+        Where the bytes come from.
+    devices
+        Where tensors of a recorded device go: learned from the live tensors that were matched.
+    """
+
+    def __init__(self, source: Source, devices: Mapping[str, torch.device]) -> None:
+        self._source = source
+        self._devices = devices
+        self._made: dict[tuple[int, torch.device], torch.UntypedStorage] = {}
+
+    def onto(self, recorded: str, device: torch.device) -> Maker:
+        """The same maker for what belongs to something that was on ``recorded`` and is on ``device`` now."""
+        other = copy.copy(self)
+        other._devices = {**self._devices, recorded: device}
+        return other
+
+    def device(self, recorded: str) -> torch.device:
+        """The device here for what was on ``recorded``."""
+        if recorded in self._devices:
+            return self._devices[recorded]
+        device = torch.device(recorded)
+        here = device.type == "cpu" or (
+            device.type == "cuda" and torch.cuda.device_count() > (device.index or 0)
+        )
+        return device if here else torch.device("cpu")
+
+    def make(
+        self, node: TensorNode | SparseNode | QuantizedNode, device: torch.device | None = None
+    ) -> torch.Tensor:
+        """A new tensor as the node describes it, without gradient."""
+        if isinstance(node, TensorNode):
+            return self._strided(node, device).requires_grad_(node.requires_grad)
+        made = _assemble(node, [self._strided(part, device) for part in node.parts])
+        return made.requires_grad_(isinstance(node, SparseNode) and node.requires_grad)
+
+    def _strided(self, node: TensorNode, device: torch.device | None) -> torch.Tensor:
+        spec = self._source.spec(node)
+        target = self.device(node.device) if device is None else device
+        if (spec.sid, target) not in self._made:
+            storage = self._source.storage(spec.sid)
+            whole = torch.empty(0, dtype=torch.uint8).set_(storage)
+            self._made[spec.sid, target] = whole.to(target, copy=True).untyped_storage()
+        return _over(self._made[spec.sid, target], spec)
+
+
+def copy_bits(live: torch.Tensor, source: torch.Tensor) -> None:
+    """Copy ``source`` into ``live`` of the same shape and dtype; strides and devices may differ."""
+    with torch.inference_mode(live.is_inference()), torch.no_grad():
+        target = live.detach()
+        if target.is_conj() or target.is_neg():
+            target.copy_(source)
+            return
+        bits = _BITS[live.element_size()]
+        _once(target).view(bits).copy_(_once(source).view(bits))
+
+
+def same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Whether two tensors of one shape and dtype hold the same bytes."""
+    return torch.equal(*(tensor.reshape(-1).contiguous().view(torch.uint8) for tensor in (first, second)))
+
+
+def _once(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor without the repetitions of ``expand``: each element of memory at most once."""
+    for dim, stride in enumerate(tensor.stride()):
+        if stride == 0 and tensor.shape[dim] > 1:
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor
+
+
+def _over(storage: torch.UntypedStorage, spec: TensorSpec) -> torch.Tensor:
+    empty = torch.empty(0, dtype=getattr(torch, spec.dtype), device=storage.device)
+    return empty.set_(storage, spec.offset, tuple(spec.shape), tuple(spec.stride))
+
+
+def _assemble(node: SparseNode | QuantizedNode, parts: list[torch.Tensor]) -> torch.Tensor:
+    if isinstance(node, QuantizedNode):
+        return _quantized(parts, node.axis)
+    if node.layout == "sparse_coo":
+        indices, values = parts
+        return torch.sparse_coo_tensor(
+            indices, values, node.shape, is_coalesced=node.coalesced, check_invariants=True
+        )
+    compressed, plain, values = parts
+    layout = _LAYOUTS[node.layout]
+    return torch.sparse_compressed_tensor(
+        compressed, plain, values, node.shape, layout=layout, check_invariants=True
+    )
+
+
+def _quantized(parts: list[torch.Tensor], axis: int | None) -> torch.Tensor:
+    integers, scales, zero_points = parts
+    made: torch.Tensor
+    if axis is None:
+        made = torch.ops.aten._make_per_tensor_quantized_tensor(integers, float(scales), int(zero_points))
+    else:
+        made = torch.ops.aten._make_per_channel_quantized_tensor(integers, scales, zero_points, axis)
+    return made

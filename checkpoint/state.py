@@ -1,0 +1,118 @@
+"""Named state of an attached job: live objects -> tree and tensors, and back.
+
+``describe`` turns objects under names into what a snapshot stores; ``check`` compares a snapshot with
+live objects without changing anything; ``Restoration.apply`` loads. docs/training-scripts.md says what
+can be named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from gpuslice.errors import RefusedSnapshotError, UsageError
+
+from . import tree as trees
+from .describe import Describer
+from .load import Checker, Load
+from .nodes import QuantizedNode, SparseNode, TensorNode, from_tree, to_tree
+from .snapshot import SnapshotFile
+from .source import Maker, Source
+
+#: Names that begin so are the runtime's, not the user's; their tensors stay on the host.
+OWN_PREFIX = "gpuslice."
+
+
+@dataclass(frozen=True)
+class NamedState:
+    """Objects under names, described.
+
+    Attributes
+    ----------
+    tree
+        Plain values for ``tree.encode``; refers to tensors by index.
+    tensors
+        (path, strided tensor on whatever device), in the order of the indices.
+    """
+
+    tree: object
+    tensors: tuple[tuple[str, torch.Tensor], ...]
+
+
+def describe(named: Mapping[str, object]) -> NamedState:
+    """Describe the objects; copies nothing.
+
+    Raises
+    ------
+    UsageError
+        If one cannot be saved, or an optimizer steps parameters that no other object holds.
+    """
+    describer = Describer()
+    nodes = {name: describer.node(value, name) for name, value in named.items()}
+    for parameter, path in describer.optimized.items():
+        if parameter not in describer.covered:
+            raise UsageError(f"{path} steps parameters that nothing else holds", "attach their module, too")
+    return NamedState({name: to_tree(node) for name, node in nodes.items()}, tuple(describer.tensors))
+
+
+class Restoration:
+    """A snapshot that fits live objects, ready to be loaded into them; the snapshot must stay open."""
+
+    def __init__(
+        self, source: Source, loads: Mapping[str, Load], devices: Mapping[str, torch.device]
+    ) -> None:
+        self._source = source
+        self._loads = loads
+        self._devices = devices
+
+    @property
+    def gpus(self) -> dict[int, int]:
+        """The index here of each GPU of the snapshot, as far as live tensors showed it."""
+        pairs = [(torch.device(recorded), live) for recorded, live in self._devices.items()]
+        return {
+            there.index or 0: here.index or 0 for there, here in pairs if there.type == here.type == "cuda"
+        }
+
+    def apply(self) -> dict[str, Any]:
+        """Load everything; returns the objects by name, new ones where the live one was a plain value."""
+        moving, staying = Maker(self._source, self._devices), Maker(self._source, {})
+        return {
+            name: load(staying if name.startswith(OWN_PREFIX) else moving)
+            for name, load in self._loads.items()
+        }
+
+
+def names_of(snapshot: SnapshotFile) -> set[str]:
+    """The names in a snapshot, the runtime's included."""
+    return set(from_tree(trees.decode(snapshot.tree)))
+
+
+def check(snapshot: SnapshotFile, named: Mapping[str, object]) -> Restoration:
+    """Compare a snapshot with the objects that are to be loaded; changes nothing.
+
+    Raises
+    ------
+    RefusedSnapshotError
+        If an object has no counterpart, or another kind, shape, dtype or names; names the entry.
+    CorruptSnapshotError
+        If bytes that are needed are damaged.
+    """
+    nodes = from_tree(trees.decode(snapshot.tree))
+    source = Source(snapshot)
+    checker = Checker(source)
+    loads: dict[str, Load] = {}
+    for name, live in named.items():
+        if name not in nodes:
+            known = ", ".join(sorted(name for name in nodes if not name.startswith(OWN_PREFIX)))
+            raise RefusedSnapshotError(f"{snapshot.path} holds no {name!r}", f"it holds {known or 'nothing'}")
+        node = nodes[name]
+        if isinstance(live, torch.Tensor):
+            if not isinstance(node, (TensorNode, SparseNode, QuantizedNode)):
+                raise RefusedSnapshotError(f"{name} is a tensor here, but was not when saved")
+            loads[name] = checker.named_tensor(node, live, name)
+        else:
+            loads[name] = checker.check(node, live, name)
+    return Restoration(source, loads, checker.devices)

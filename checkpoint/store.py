@@ -1,0 +1,198 @@
+"""One rank's place in the RAM disk: its directory, its lock, its two slots."""
+
+from __future__ import annotations
+
+import weakref
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from gpuslice.errors import UsageError
+
+from .arena import Arena, MapHook, MapHooks
+from .budget import Budget
+from .format import RECORD_BYTES, Record
+from .header import PREAMBLE_BYTES, Content, header_room
+from .layout import PAGE_BYTES, Layout, align, place
+from .locks import FileLock
+from .slots import SLOTS, committed, prepare_commit, restartable, settle, whole, write_commit
+from .snapshot import SnapshotFile
+from .writer import SnapshotWriter
+
+
+class JobStore:
+    """This process's directory in the RAM disk, locked while it lives; made by ``RamDisk.open_store``.
+
+    Parameters
+    ----------
+    directory
+        The store's directory.
+    lock
+        On its owner file; the store lets go of it.
+    budget
+        Admits growth.
+    job, rank
+        Whose it is.
+    slots
+        With 2 a snapshot never overwrites the newest restartable one. With 1 it does: half the memory,
+        and a crash during a suspend leaves nothing.
+    """
+
+    def __init__(
+        self, directory: Path, lock: FileLock, budget: Budget, job: str | None, rank: int, slots: int
+    ) -> None:
+        self.directory = directory
+        self.job = job
+        self.rank = rank
+        self._budget = budget
+        self._lock = lock
+        self._single = slots == 1
+        self._arenas = [Arena(directory / name, budget) for name in SLOTS]
+        self._open_files: list[weakref.ref[SnapshotFile] | None] = [None] * len(SLOTS)
+        self._published = {record.slot: record for record in committed(directory)}
+        self._generation = max((record.generation for record in self._published.values()), default=0)
+        self._writer: SnapshotWriter | None = None
+        self._content: Content | None = None
+
+    @property
+    def closed(self) -> bool:
+        """Whether the store was closed, or belongs to the process this one was forked from."""
+        return not self._lock.held
+
+    def bind(self, on_map: MapHook, on_unmap: MapHook) -> None:
+        """Tell a device about the arenas' mappings, the present and all later ones.
+
+        ``on_map`` gets every mapping once, ``on_unmap`` the same one before it goes away, and also
+        when other hooks are bound: ``store.bind(device.register, device.unregister)``.
+        """
+        hooks = MapHooks(on_map, on_unmap)
+        for arena in self._arenas:
+            arena.bind(hooks)
+
+    def begin(self, layout: Layout) -> SnapshotWriter:
+        """Make room for a snapshot and begin to write it.
+
+        Raises
+        ------
+        RamDiskFullError
+            If there is not enough room; nothing was written, and every older snapshot is as it was.
+        UsageError
+            If the store is closed or another snapshot is being written.
+        """
+        self._check_open()
+        if self._writer is not None:
+            raise UsageError("a snapshot is being written already", "publish or abort it first")
+        slot = self._free_slot()
+        payload = header_room(layout)
+        end = place(layout.sizes, payload).end
+        arena = self._arenas[slot]
+        with self._budget.taking(RECORD_BYTES):
+            prepare_commit(self.directory)
+        arena.ensure(end + _tail_room(layout))
+        self._invalidate(slot)
+        record = Record(
+            generation=self._generation + 1, slot=slot, rank=self.rank, payload=payload, job=self.job or ""
+        )
+        self._writer = SnapshotWriter(arena, layout, record, self._content, self._finish)
+        return self._writer
+
+    def reserve(self, nbytes: int) -> None:
+        """Make the arena for the next snapshot ready for a state of ``nbytes``, so that it finds it warm.
+
+        Raises
+        ------
+        RamDiskFullError
+            If there is not enough room.
+        """
+        self._check_open()
+        self._arenas[self._free_slot()].ensure(nbytes)
+
+    def restartable(self) -> dict[int, Path]:
+        """The whole snapshots here that this process can go on from, by boundary."""
+        newest_last = reversed(list(restartable(self.directory)))
+        return {record.boundary: self.directory / SLOTS[record.slot] for record in newest_last}
+
+    def forget_after(self, boundary: int) -> None:
+        """Forget the snapshots of later boundaries: the job goes on from this one."""
+        self._check_open()
+        for slot, record in list(self._published.items()):
+            if record.boundary > boundary:
+                self._arenas[slot].extend_file(PREAMBLE_BYTES)
+                self._invalidate(slot)
+
+    def _free_slot(self) -> int:
+        """The slot without the newest restartable snapshot; the first one if there is none.
+
+        A snapshot that nobody else can go on from is worth nothing once its job runs again: its
+        slot, warm as it is, takes the next one.
+        """
+        if self._single:
+            return 0
+        restartable = [record for record in self._published.values() if record.restartable]
+        precious = max(restartable, key=lambda record: record.generation, default=None)
+        return 0 if precious is None else 1 - precious.slot
+
+    def _invalidate(self, slot: int) -> None:
+        """Tear the slot's header, so that nothing half written can be taken for a snapshot."""
+        self._arenas[slot].write(bytes(PREAMBLE_BYTES), 0)
+        self._published.pop(slot, None)
+        opened = self._open_files[slot]
+        snapshot = opened() if opened else None
+        if snapshot is not None:
+            snapshot.close()
+
+    def _finish(self, slot: int, snapshot: SnapshotFile | None) -> None:
+        """Commit what a writer wrote into ``slot``, or forget it."""
+        self._check_open()
+        if snapshot is None:
+            self._writer = None
+            self._invalidate(slot)
+            return
+        with self._budget.taking(RECORD_BYTES):
+            write_commit(self.directory, snapshot.record)
+        self._writer = None
+        self._content = snapshot.content
+        self._generation = snapshot.generation
+        self._published[slot] = snapshot.record
+        self._open_files[slot] = weakref.ref(snapshot)
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise UsageError(
+                f"the store {self.directory} is closed, or belongs to a process this one was forked from",
+                "open another store",
+            )
+
+    def close(self, *, keep: bool) -> None:
+        """Let go of the store; a snapshot that is being written is aborted.
+
+        Parameters
+        ----------
+        keep
+            Leave the newest snapshot for a later process: of a named job the newest restartable one,
+            which `gpuslice ramdisk gc` keeps, too. Everything else goes in any case.
+        """
+        if self.closed:
+            return
+        if self._writer is not None:
+            self._writer.abort()
+        for arena in self._arenas:
+            arena.close()
+        with self._budget.lock():
+            kept = whole(self.directory) if self.job is None else restartable(self.directory)
+            settle(self.directory, next(kept, None) if keep else None)
+            self._lock.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(keep=self.job is not None)
+
+
+def _tail_room(layout: Layout) -> int:
+    """Bytes to leave for the tail; a guess that makes growing at publish rare, not a bound."""
+    checksums = layout.nbytes // 2**18
+    return align(4096 + 512 * len(layout.storages) + checksums, PAGE_BYTES) + RECORD_BYTES

@@ -1,0 +1,299 @@
+"""The suspend/resume transaction of one rank, by the tensor route or by the vmm route.
+
+A suspend is: gate closed, device idle, storages found, refusals raised, room taken in the RAM disk, copied,
+checksummed and published, emptied. What fails before the publishing changes nothing; what fails after it is
+undone from the snapshot. A resume is: everything reserved, snapshot verified, copied, gate opened; if it
+fails, what was reserved is given back, the snapshot is kept and the resume may be tried again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from gpuslice.clock import Clock, MonotonicClock
+from gpuslice.errors import RollbackError, SuspendedStateError
+from gpuslice.kernels import Device
+from gpuslice.kernels.host import resident_anonymous_bytes
+from gpuslice.types import Route
+
+from . import rng, tree
+from .blocks import BlockCargo, Shim, load_blocks
+from .cargo import Cargo, load
+from .discover import Found, sweep
+from .record import Stages, SwitchRecord
+from .rehome import rehome
+from .snapshot import SnapshotFile
+from .state import NamedState, describe
+from .store import JobStore
+
+
+class Gate(Protocol):
+    """Stops the process's other threads while the job is parked."""
+
+    @property
+    def alone(self) -> bool:
+        """Whether no other thread exists that could read the job's memory without calling torch.
+
+        NumPy arrays share memory with tensors, and no gate stops a thread that reads one.
+        """
+        ...
+
+    def close(self) -> None:
+        """Stop them; ``SuspendRefusedError`` names one that cannot be stopped, and then none is."""
+        ...
+
+    def open(self) -> None:
+        """Let them go on. Does nothing if the gate is open."""
+        ...
+
+
+class NoGate:
+    """For processes in which nobody else runs torch code."""
+
+    @property
+    def alone(self) -> bool:
+        return threading.active_count() == 1
+
+    def close(self) -> None:
+        """There is nobody to stop."""
+
+    def open(self) -> None:
+        """Nobody was stopped."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Parked:
+    """What a suspended process must remember."""
+
+    stages: Stages
+    cargo: Cargo | BlockCargo
+    snapshot: SnapshotFile
+    shared_random: dict[str, object]
+    device_random: torch.Tensor | None
+    since_s: float
+
+
+class Switch:
+    """Suspends and resumes one rank; owned by the job's main thread.
+
+    Parameters
+    ----------
+    device
+        Where the job runs.
+    store
+        Where its snapshots go.
+    gate
+        Stops the other threads of the process.
+    verify
+        Whether a resume compares every byte of the snapshot with its checksum.
+    shim
+        The memory shim of the vmm route; without it, the route is tensor.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        store: JobStore,
+        *,
+        gate: Gate | None = None,
+        verify: bool = True,
+        clock: Clock | None = None,
+        shim: Shim | None = None,
+    ) -> None:
+        self.device = device
+        self._shim = shim
+        self._store = store
+        self._gate = gate or NoGate()
+        self._verify = verify
+        self._clock = clock or MonotonicClock()
+        self._parked: _Parked | None = None
+        self._arena_is_new = False
+        #: The newest snapshot; it stays readable until the next suspend needs its place.
+        self.snapshot: SnapshotFile | None = None
+        self._bind(device)
+
+    @property
+    def suspended(self) -> bool:
+        """Whether the job's state is away; then no tensor of the device may be touched."""
+        return self._parked is not None
+
+    def suspend(
+        self, *, boundary: int, named: Mapping[str, object] | None = None, restartable: bool = False
+    ) -> SwitchRecord:
+        """Take the state away from the device.
+
+        Parameters
+        ----------
+        boundary
+            The mini-batch boundary at which the job stands.
+        named
+            Objects that another process can restore from the snapshot (see ``state.describe``).
+        restartable
+            Whether ``named`` is all that another process needs.
+
+        Returns
+        -------
+        SwitchRecord
+            Complete up to the suspend; `resume` returns the same one with the rest.
+
+        Raises
+        ------
+        SuspendedStateError
+            If it is suspended already.
+        SuspendRefusedError, UsageError
+            If something cannot be suspended or saved; names it. Nothing was touched.
+        RamDiskFullError
+            If the RAM disk has no room. Nothing was touched.
+        RollbackError
+            If emptying the device failed, and undoing that, too.
+        """
+        if self._parked is not None:
+            raise SuspendedStateError("the job is suspended already", "resume it first")
+        route = Route.TENSOR if self._shim is None else Route.VMM
+        record = SwitchRecord(boundary, route.value, str(self.device.name))
+        stages = Stages(record, self._clock)
+        try:
+            with stages.stage("quiesce_s"):
+                self._gate.close()
+                self.device.check_idle()
+                self.device.synchronize()
+            record.rss_before_bytes = resident_anonymous_bytes()
+            cargo, snapshot = self._save(stages, named, boundary, restartable)
+            # After the sweep, or these states themselves would be found and emptied.
+            shared, own = rng.capture(), self.device.rng_state()
+            with stages.stage("free_s"):
+                self._empty(cargo, snapshot)
+        except BaseException:
+            self._gate.open()
+            raise
+        self._parked = _Parked(stages, cargo, snapshot, shared, own, self._clock.now())
+        self.snapshot = snapshot
+        self._measure(record, cargo)
+        return record
+
+    def _save(
+        self, stages: Stages, named: Mapping[str, object] | None, boundary: int, restartable: bool
+    ) -> tuple[Cargo | BlockCargo, SnapshotFile]:
+        """Find, copy and publish; whatever fails here leaves the job and the older snapshots alone."""
+        with stages.stage("find_s"):
+            found = sweep(self.device) if self._shim is None else []
+            state = describe(named) if named is not None else NamedState(None, ())
+            cargo = self._load(found, state)
+        with stages.stage("admit_s"):
+            self._arena_is_new = False
+            writer = self._store.begin(cargo.layout)
+            stages.record.cold = self._arena_is_new
+        with writer:
+            with stages.stage("copy_out_s"):
+                cargo.copy_out(self.device, writer)
+            with stages.stage("publish_s"):
+                snapshot = writer.publish(
+                    tree.encode(state.tree), cargo.tensors, boundary=boundary, restartable=restartable
+                )
+        return cargo, snapshot
+
+    def _load(self, found: Sequence[Found], state: NamedState) -> Cargo | BlockCargo:
+        """Decide what is taken along."""
+        if self._shim is not None:
+            return load_blocks(self._shim, self.device, state.tensors)
+        return load(self.device, found, state.tensors, alone=self._gate.alone)
+
+    def _empty(self, cargo: Cargo | BlockCargo, snapshot: SnapshotFile) -> None:
+        """Take the memory away; if that fails half-way, bring back what is gone."""
+        try:
+            cargo.empty(self.device)
+        except BaseException as error:
+            with _undoing(error, "emptying the device"):
+                cargo.reserve(self.device)
+                cargo.copy_in(self.device, cargo.views(snapshot, verify=self._verify))
+            raise
+
+    def _measure(self, record: SwitchRecord, cargo: Cargo | BlockCargo) -> None:
+        record.bytes_copied = cargo.layout.nbytes
+        record.bytes_freed = cargo.emptied_bytes
+        record.resident = cargo.resident_bytes
+        record.bytes_resident = sum(cargo.resident_bytes.values())
+        record.bytes_found = record.bytes_freed + record.bytes_resident
+        record.bytes_unaccounted = cargo.unaccounted_bytes(self.device)
+        record.rss_parked_bytes = resident_anonymous_bytes()
+
+    def resume(self, device: Device | None = None) -> SwitchRecord:
+        """Bring the state back, to ``device`` if it is given.
+
+        Raises
+        ------
+        SuspendedStateError
+            If it is not suspended.
+        DeviceMemoryError
+            If the device lacks memory. The job is still suspended; try again.
+        SuspendRefusedError
+            If the state cannot move to that device; names the tensor. The job is still suspended.
+        CorruptSnapshotError
+            If the snapshot was damaged while the job was parked; names the storage.
+        RollbackError
+            If a step failed and undoing it, too.
+        """
+        if self._parked is None:
+            raise SuspendedStateError("the job is not suspended", "suspend it first")
+        parked, target = self._parked, device or self.device
+        record = parked.stages.record
+        resumed_at_s = self._clock.now()
+        self._restore(parked, target)
+        record.parked_s = resumed_at_s - parked.since_s
+        if target is not self.device:
+            target.pin()
+            self._bind(target)
+        self._parked = None
+        record.rss_after_bytes = resident_anonymous_bytes()
+        self._gate.open()
+        return record
+
+    def _restore(self, parked: _Parked, target: Device) -> None:
+        stages, cargo = parked.stages, parked.cargo
+        moving = target.torch_device != self.device.torch_device
+        with stages.stage("reserve_s"):
+            if moving:
+                cargo = cargo.moved_to(target)
+            else:
+                cargo.reserve(target)
+        try:
+            with stages.stage("verify_s"):
+                views = cargo.views(parked.snapshot, verify=self._verify)
+            with stages.stage("copy_in_s"):
+                cargo.copy_in(target, views)
+            rng.restore(parked.shared_random)
+            if moving:
+                if parked.device_random is not None:
+                    target.set_rng_state(parked.device_random)
+                rehome(parked.cargo.storages, cargo.storages)
+        except BaseException as error:
+            with _undoing(error, "taking the state back"):
+                cargo.empty(target)
+            raise
+
+    def _bind(self, device: Device) -> None:
+        """Have the device page-lock the store's arenas: those that are mapped now, and all later ones."""
+        self.device = device
+        self._store.bind(self._arena_mapped, device.unregister)
+
+    def _arena_mapped(self, arena: memoryview) -> None:
+        self._arena_is_new = True
+        self.device.register(arena)
+
+
+@contextmanager
+def _undoing(error: BaseException, step: str) -> Iterator[None]:
+    """Undo a failed step; a failure of the undo is raised instead of ``error`` and names both."""
+    try:
+        yield
+    except Exception as failure:  # noqa: BLE001 - whatever it is, it must not hide the first error
+        raise RollbackError(
+            f"{step} failed ({error}) and undoing it, too ({failure})",
+            "end the process and restart the job from its snapshot",
+        ) from error

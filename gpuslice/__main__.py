@@ -1,0 +1,5 @@
+"""``python -m gpuslice`` is the ``gpuslice`` command."""
+
+from gpuslice.cli import main
+
+main()

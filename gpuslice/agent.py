@@ -1,0 +1,205 @@
+"""The controller of a scheduled job: parks, moves and goes on as the scheduler says (docs/architecture.md).
+
+A rank holds still right after ``import torch``, before it has any state, until its first lease. If the
+scheduler dies, a running rank runs on and a parked one stays parked; both greet the next scheduler.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Sequence
+
+from gpuslice.checkpoint.record import SwitchRecord
+from gpuslice.ending import die_parked, end_parked, say, undisturbed
+from gpuslice.errors import ConfigError, DeviceMemoryError, GpusliceError, RamDiskFullError
+from gpuslice.link import Link
+from gpuslice.orders import Orders, Phase
+from gpuslice.runtime import Runtime
+from gpuslice.types import DeviceName
+from gpuslice.wire import (
+    PROTOCOL_VERSION,
+    Bye,
+    Cancel,
+    FromAgent,
+    Hello,
+    Progress,
+    Refused,
+    Rejected,
+    Resume,
+    Resumed,
+    Suspend,
+    Suspended,
+    ToAgent,
+    Welcome,
+)
+
+#: What ``stages_s`` of the messages names.
+SUSPEND_STAGES = ("quiesce_s", "find_s", "admit_s", "copy_out_s", "publish_s", "free_s")
+RESUME_STAGES = ("parked_s", "reserve_s", "verify_s", "copy_in_s")
+#: Failures that another attempt, with more room, may not meet.
+_RETRYABLE = (DeviceMemoryError, RamDiskFullError)
+
+
+class Agent:
+    """Obeys the scheduler at ``settings.socket``.
+
+    Raises
+    ------
+    ConfigError
+        If the socket is not local or the job has no name.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        settings, place = runtime.settings, runtime.place
+        if not settings.socket.startswith("ipc://"):
+            raise ConfigError(f"{settings.socket!r} is not a local socket", "give an ipc:// endpoint")
+        if not settings.job:
+            raise ConfigError("a scheduled job needs a name", "set GPUSLICE_JOB")
+        self._runtime = runtime
+        self._boundaries = runtime.boundaries
+        self._orders = Orders(runtime.boundaries, _terminate)
+        self._standing: Suspended | None = None
+        identity = f"{settings.job}:{place.rank}"
+        self._link = Link(
+            settings.socket,
+            identity,
+            greeting=self._greeting,
+            progress=self._progress,
+            handle=self._handle,
+        )
+
+    def start(self) -> None:
+        """Say Hello and hold still until there is a lease."""
+        _ = self._runtime.ramdisk
+        self._link.start()
+        order = self._await_lease()
+        self._runtime.move_in(DeviceName.parse(order.device))
+        self._orders.run_on()
+        self._link.send(Resumed(epoch=order.epoch, boundary=self._boundaries.count, stages_s={}))
+
+    def at_boundary(self, boundary: int) -> None:
+        """Suspend if that is still wanted, and stay parked until the next lease."""
+        runtime = self._runtime
+        if not runtime.interruptible() or not self._orders.arrive(boundary):
+            return
+        with undisturbed():
+            try:
+                record = runtime.suspend(explicit=self._boundaries.explicit)
+            except GpusliceError as error:
+                self._orders.run_on()
+                say(error.message, error.remedy)
+                self._refuse(error, running=True)
+                return
+            self._standing = Suspended(
+                epoch=self._orders.epoch,
+                boundary=boundary,
+                step=self._boundaries.steps,
+                nbytes=record.bytes_copied,
+                stages_s=_stages(record, SUSPEND_STAGES),
+            )
+            self._link.send(self._standing)
+        self._stay_parked()
+
+    def finish(self) -> None:
+        """Say Bye."""
+        boundaries = self._boundaries
+        self._link.send(Bye(epoch=self._orders.epoch, boundary=boundaries.count, step=boundaries.steps))
+        self._link.close()
+
+    def _stay_parked(self) -> None:
+        while True:
+            try:
+                order = self._await_lease()
+            except BaseException:
+                # Ctrl-C or a handler of the script's: its code goes on, so it needs its state. It is about
+                # to end, with or without a lease.
+                self._come_back(None)
+                raise
+            if self._come_back(order):
+                return
+
+    def _come_back(self, order: Resume | None) -> bool:
+        """Resume, by ``order`` or where the job was; whether that worked (without an order it has to)."""
+        with undisturbed():
+            try:
+                record = self._runtime.resume(DeviceName.parse(order.device) if order else None)
+            except GpusliceError as error:
+                if order is None or not isinstance(error, DeviceMemoryError):
+                    end_parked(error)
+                self._refuse(error, running=False)
+                return False
+            self._standing = None
+            self._orders.run_on()
+            self._link.send(
+                Resumed(
+                    epoch=self._orders.epoch,
+                    boundary=self._boundaries.count,
+                    stages_s=_stages(record, RESUME_STAGES),
+                )
+            )
+            return True
+
+    def _await_lease(self) -> Resume:
+        order = self._orders.await_order()
+        if isinstance(order, Cancel):
+            say(f"cancelled: {order.reason}")
+            self._runtime.write_report()
+            die_parked(signal.SIGTERM)
+        return order
+
+    def _refuse(self, error: GpusliceError, *, running: bool) -> None:
+        self._link.send(
+            Refused(
+                epoch=self._orders.epoch,
+                boundary=self._boundaries.count,
+                running=running,
+                error=error.message,
+                remedy=error.remedy,
+                retryable=isinstance(error, _RETRYABLE),
+            )
+        )
+
+    # What follows runs in the I/O thread.
+
+    def _greeting(self) -> list[FromAgent]:
+        place = self._runtime.place
+        hello = Hello(
+            version=PROTOCOL_VERSION,
+            job=self._runtime.settings.job,
+            rank=place.rank,
+            world_size=place.world_size,
+            pid=os.getpid(),
+            boundary=self._boundaries.count,
+            epoch=self._orders.epoch,
+            parked=self._orders.phase is not Phase.RUNNING,
+        )
+        return [hello] if self._standing is None else [hello, self._standing]
+
+    def _progress(self) -> Progress:
+        boundaries = self._boundaries
+        return Progress(epoch=self._orders.epoch, boundary=boundaries.count, step=boundaries.steps)
+
+    def _handle(self, message: ToAgent) -> Sequence[FromAgent]:
+        match message:
+            case Resume():
+                return self._orders.resume(message)
+            case Suspend():
+                return self._orders.suspend(message)
+            case Cancel():
+                return self._orders.cancel(message)
+            case Rejected():
+                say(f"the scheduler rejected a message: {message.error}", message.remedy)
+            case Welcome() if message.version != PROTOCOL_VERSION:
+                say(f"the scheduler speaks protocol {message.version}, this job {PROTOCOL_VERSION}")
+            case Welcome():
+                pass
+        return []
+
+
+def _stages(record: SwitchRecord, names: Sequence[str]) -> dict[str, float]:
+    return {name: getattr(record, name) for name in names}
+
+
+def _terminate() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)

@@ -1,0 +1,132 @@
+"""Boundaries: where the main thread may park, counted; and ``boundary()``, their explicit form.
+
+docs/hooks.md says which moments are boundaries and how they are numbered. Counting is the hot path:
+one addition and one comparison per boundary. Nothing here knows torch.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Protocol
+
+from gpuslice.errors import UsageError
+
+#: A ``stop_at`` that no boundary reaches.
+NEVER = sys.maxsize
+#: After how many optimizer steps without a new batch a loop counts as one without a DataLoader
+#: (a GAN's critic steps several times on one batch).
+LOADERLESS_STEPS = 16
+
+
+class Controller(Protocol):
+    """Decides what happens at the boundaries it asked for by setting ``BoundaryCounter.stop_at``."""
+
+    def at_boundary(self, boundary: int) -> None:
+        """Called in the main thread; sets ``stop_at`` anew, else it is called again at the next one."""
+        ...
+
+
+class BoundaryCounter:
+    """Counts the boundaries of one process and calls the controller at those it asked for.
+
+    Attributes
+    ----------
+    count
+        Boundaries passed so far; the number of the latest one. A job that continues from a snapshot sets it.
+    steps
+        Optimizer steps done.
+    stop_at
+        The first boundary that concerns the controller. Other threads may set it.
+    explicit
+        Whether the script marks its boundaries itself; then the hooks count none.
+    hooked
+        Whether DataLoaders tell of their fetches by themselves.
+    """
+
+    __slots__ = (
+        "_by_hooks",
+        "_steps_since_fetch",
+        "controller",
+        "count",
+        "explicit",
+        "hooked",
+        "steps",
+        "stop_at",
+    )
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.steps = 0
+        self.stop_at = NEVER
+        self.explicit = False
+        self.hooked = False
+        self.controller: Controller | None = None
+        self._by_hooks = True
+        self._steps_since_fetch = LOADERLESS_STEPS
+
+    def fetching(self) -> None:
+        """A DataLoader is about to fetch a batch for the main thread."""
+        self._steps_since_fetch = 0
+        if self._by_hooks:
+            self._cross()
+
+    def stepped(self) -> None:
+        """An optimizer step has ended in the main thread, outside backward."""
+        self.steps += 1
+        self._steps_since_fetch += 1
+        if self._steps_since_fetch > LOADERLESS_STEPS and self._by_hooks:
+            self._cross()
+
+    def mark(self) -> None:
+        """The script says that this is a boundary; from now on only it does."""
+        self.explicit = True
+        self._by_hooks = False
+        self._cross()
+
+    def forget_controller(self) -> None:
+        """Go on counting, but never park again."""
+        self.controller = None
+        self.stop_at = NEVER
+
+    @contextmanager
+    def skipping(self) -> Iterator[None]:
+        """While this lasts the hooks neither count nor park."""
+        before, self._by_hooks = self._by_hooks, False
+        try:
+            yield
+        finally:
+            self._by_hooks = before and not self.explicit
+
+    def _cross(self) -> None:
+        self.count += 1
+        if self.count >= self.stop_at and self.controller is not None:
+            self.controller.at_boundary(self.count)
+
+
+#: The counter of this process. It costs nothing until a runtime gives it a controller.
+counter = BoundaryCounter()
+
+
+def boundary() -> None:
+    """Mark a boundary between two mini-batches in a custom training loop.
+
+    Once a script has called this, only its own calls are boundaries. Outside ``gpuslice run`` it does nothing
+    but count.
+
+    Raises
+    ------
+    UsageError
+        If called from another thread than the main one, which is the only one that can park.
+    """
+    if threading.get_ident() != threading.main_thread().ident:
+        name = threading.current_thread().name
+        raise UsageError(f"gpuslice.boundary() was called in thread {name!r}", "call it in the main thread")
+    counter.mark()
+
+
+def skipping() -> AbstractContextManager[None]:
+    """Batches consumed in here are being consumed again after a restart: they are no boundaries."""
+    return counter.skipping()

@@ -1,0 +1,159 @@
+"""``gpuslice ramdisk``: list the RAM disk, clean up after the dead, check and export snapshots."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from gpuslice.checkpoint.ramdisk import RamDisk, StoreInfo
+from gpuslice.checkpoint.snapshot import SnapshotFile, open_snapshot
+from gpuslice.config import format_size, load
+from gpuslice.errors import SnapshotError
+
+app = typer.Typer(help="Look after the RAM disk and its snapshots.", no_args_is_help=True)
+
+Directory = Annotated[str | None, typer.Option("--dir", help="The RAM disk, if not the usual one.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON; the keys are documented and stay.")]
+File = Annotated[Path, typer.Argument(help="A snapshot file.", metavar="FILE")]
+
+_COLUMNS = ("job", "rank", "pid", "state", "size", "generation", "boundary", "restartable")
+
+
+@app.command()
+def ls(directory: Directory = None, as_json: Json = False) -> None:
+    """List what every job has in the RAM disk, and the total against the limit."""
+    disk = _open(directory)
+    stores, used = disk.listing(), disk.used_bytes
+    if as_json:
+        _print_json(
+            directory=str(disk.directory),
+            limit_bytes=disk.limit_bytes,
+            used_bytes=used,
+            free_bytes=disk.free_bytes,
+            stores=[msgspec.to_builtins(store) for store in stores],
+        )
+        return
+    if stores:
+        _print_table(stores)
+    print(f"{disk.directory}: {format_size(used)} of {format_size(disk.limit_bytes)} used")
+
+
+@app.command()
+def gc(
+    directory: Directory = None,
+    as_json: Json = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Also the snapshots that dead named jobs could go on from.")
+    ] = False,
+) -> None:
+    """Remove what dead processes left behind; never anything of a living one."""
+    disk = _open(directory)
+    before = disk.used_bytes
+    removed = disk.collect(everything=everything)
+    freed = max(0, before - disk.used_bytes)
+    if as_json:
+        _print_json(removed=[msgspec.to_builtins(store) for store in removed], freed_bytes=freed)
+    else:
+        print(f"{disk.directory}: {len(removed)} stores removed, {format_size(freed)} freed")
+
+
+@app.command()
+def verify(file: File, directory: Directory = None, as_json: Json = False) -> None:
+    """Check every byte of a snapshot file; exit code 4 if it is damaged or not acceptable."""
+    del directory  # accepted by every command of the group; a file needs no RAM disk
+    try:
+        with open_snapshot(file) as snapshot:
+            snapshot.verify()
+            description = _describe(snapshot)
+    except SnapshotError as error:
+        if as_json:
+            _print_json(path=str(file), whole=False, error=error.message, remedy=error.remedy)
+            raise typer.Exit(error.exit_code) from error
+        raise
+    if as_json:
+        _print_json(path=str(file), whole=True, **description)
+        return
+    print(
+        f"{file}: whole; generation {description['generation']}, boundary {description['boundary']},"
+        f" {description['tensors']} tensors, {format_size(description['bytes'])}"
+    )
+
+
+@app.command()
+def export(
+    file: File,
+    out: Annotated[Path, typer.Argument(help="The safetensors file to write.", metavar="OUT")],
+    directory: Directory = None,
+    as_json: Json = False,
+) -> None:
+    """Write a snapshot's tensors as a plain safetensors file."""
+    from gpuslice.checkpoint.export import export_safetensors
+
+    del directory
+    with open_snapshot(file) as snapshot:
+        count = export_safetensors(snapshot, out)
+    nbytes = out.stat().st_size
+    if as_json:
+        _print_json(path=str(out), tensors=count, bytes=nbytes)
+    else:
+        print(f"{out}: {count} tensors, {format_size(nbytes)}")
+
+
+def _open(directory: str | None) -> RamDisk:
+    return RamDisk.from_settings(load(ramdisk_dir=directory))
+
+
+def _describe(snapshot: SnapshotFile) -> dict[str, Any]:
+    record = snapshot.record
+    return {
+        "job": record.job or None,
+        "rank": record.rank,
+        "generation": record.generation,
+        "boundary": record.boundary,
+        "restartable": record.restartable,
+        "bytes": snapshot.nbytes,
+        "storages": len(snapshot.storages),
+        "tensors": len(snapshot.tensors),
+    }
+
+
+def _print_json(**values: object) -> None:
+    print(json.dumps(values, indent=2))
+
+
+def _print_table(stores: Sequence[StoreInfo]) -> None:
+    rows = [_COLUMNS, *map(_row, stores)]
+    if not sys.stdout.isatty():
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        for row in rows:
+            print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*_COLUMNS)
+    for row in rows[1:]:
+        table.add_row(*row)
+    Console().print(table)
+
+
+def _row(store: StoreInfo) -> tuple[str, ...]:
+    def text(value: object) -> str:
+        return "-" if value is None else str(value)
+
+    return (
+        text(store.job),
+        str(store.rank),
+        text(store.pid),
+        "alive" if store.alive else "dead",
+        format_size(store.bytes),
+        text(store.generation),
+        text(store.boundary),
+        "yes" if store.restartable else "no",
+    )

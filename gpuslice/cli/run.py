@@ -1,0 +1,72 @@
+"""``gpuslice run``: run a training script under gpuslice, unmodified."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from gpuslice import config
+from gpuslice.launch import execute
+
+#: Everything from the script on is the script's; unknown options before it are named by `launch`.
+CONTEXT_SETTINGS = {"allow_interspersed_args": False, "ignore_unknown_options": True}
+
+
+class CommandClass(TyperCommand):
+    """Keeps a leading ``--``, which tells a command from a script."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Double the first ``--``: the parser takes one away if it comes before the script, else we do."""
+        if "--" in args:
+            args.insert(args.index("--"), "--")
+        rest = super().parse_args(ctx, args)
+        words: list[str] = list(ctx.params["words"] or ())
+        ctx.params["words"] = words
+        if "--" in words[1:]:
+            words.pop(words.index("--", 1))
+        return rest
+
+
+def command(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="(SCRIPT.py | -m MODULE | -- COMMAND) [ARGS]...", show_default=False),
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cpu:1 (a slot of the host) or cuda:0.")] = None,
+    suspend_every: Annotated[
+        int | None, typer.Option(metavar="N", help="Suspend and resume at every Nth boundary.")
+    ] = None,
+    suspend_at: Annotated[
+        str | None, typer.Option(metavar="3,17,40", help="Suspend and resume at these boundaries.")
+    ] = None,
+    route: Annotated[str | None, typer.Option(help="auto, tensor, vmm or driver.")] = None,
+    ramdisk_dir: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Where snapshots go [/dev/shm/gpuslice-UID].")
+    ] = None,
+    ramdisk_limit: Annotated[
+        str | None, typer.Option(metavar="4G", help="Most bytes that snapshots may take.")
+    ] = None,
+    report: Annotated[str | None, typer.Option(metavar="FILE.json", help="Write a JSON report.")] = None,
+    job: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Keep snapshots of attached state under this name.")
+    ] = None,
+) -> None:
+    """Run a training script, a module or a command under gpuslice, unmodified.
+
+    Boundaries are where a DataLoader is about to fetch a batch (docs/hooks.md). gpuslice's own lines go to
+    stderr. The exit code is the script's own, or 2 for a wrong command line, 3 for an unusable environment,
+    4 for a corrupt or refused snapshot, 5 for a full RAM disk.
+    """
+    settings = config.load(
+        device=device,
+        suspend_every=suspend_every,
+        suspend_at=suspend_at,
+        route=route,
+        ramdisk_dir=ramdisk_dir,
+        ramdisk_limit=ramdisk_limit,
+        report=report,
+        job=job,
+    )
+    execute(words or [], settings)

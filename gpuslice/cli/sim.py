@@ -1,0 +1,179 @@
+"""``gpuslice sim``: run a trace through a policy, and report what came of it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gpuslice.errors import UsageError
+
+if TYPE_CHECKING:
+    from gpuslice.sched_core.sim.outcome import Outcome
+    from gpuslice.sched_core.sim.run import Request
+
+
+def command(
+    trace: Annotated[Path, typer.Argument(metavar="TRACE", help="Trace file; see --format.")],
+    cluster: Annotated[str, typer.Option(metavar="NODESxDEVICES", help="4x8, or 2x8+1x4.")],
+    trace_format: Annotated[
+        str, typer.Option("--format", help="auto, csv, philly, gavel, alibaba.")
+    ] = "auto",
+    policy: Annotated[str, typer.Option(metavar="NAME", help="Who decides.")] = "2das",
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="K=V", help="Option of the policy; POLICY.K=V, placement.K=V for one."),
+    ] = None,
+    placement: Annotated[str | None, typer.Option(metavar="NAME", help="Where jobs go.")] = None,
+    cost: Annotated[str, typer.Option(help="Of a switch: none, fixed:62s, or a measured .json.")] = "none",
+    speed: Annotated[str, typer.Option(help="Of jobs spread or packed: linear, or a .json.")] = "linear",
+    peer: Annotated[
+        str | None, typer.Option(metavar="tiresias:SCHEDULE/SCHEME", help="Compute what that simulator does.")
+    ] = None,
+    compare: Annotated[
+        str | None, typer.Option(metavar="A,B,C", help="Several policies, in parallel.")
+    ] = None,
+    jobs: Annotated[int | None, typer.Option(metavar="J", help="Processes for --compare [cores].")] = None,
+    clamp: Annotated[bool, typer.Option(help="Clamp jobs that are larger than the cluster.")] = False,
+    throughputs: Annotated[
+        Path | None, typer.Option(metavar="FILE.json", help="Steps per second, for Gavel's traces.")
+    ] = None,
+    json_out: Annotated[Path | None, typer.Option("--json", metavar="OUT", help="Write metrics.")] = None,
+    per_job: Annotated[Path | None, typer.Option(metavar="OUT.csv", help="Write one line per job.")] = None,
+    html: Annotated[Path | None, typer.Option(metavar="OUT.html", help="Write a page of pictures.")] = None,
+    validate: Annotated[
+        Path | None, typer.Option(metavar="MEASURED.csv", help="Compare with measured times.")
+    ] = None,
+    progress: Annotated[
+        bool | None, typer.Option("--progress/--no-progress", help="Show progress [on a terminal].")
+    ] = None,
+) -> None:
+    """Simulate a trace under one policy or several (docs/simulator.md).
+
+    Exit code 2 if the trace, the cluster or an option is wrong. Ctrl-C reports what is known so far.
+    """
+    from gpuslice.sched_core.cluster import Cluster
+    from gpuslice.sched_core.sim.run import Request
+    from gpuslice.sched_core.traces.formats import read_trace
+
+    loaded = read_trace(trace, trace_format, throughputs)
+    if clamp:
+        loaded = loaded.clamped(Cluster.parse(cluster).size)
+    if peer is not None and (compare or settings or placement or cost != "none"):
+        raise UsageError(
+            "--peer settles policy, placement and cost", "leave out --compare, --set, --placement, --cost"
+        )
+    base = Request(
+        loaded,
+        cluster,
+        policy,
+        placement=placement,
+        cost=cost,
+        speed=speed,
+        peer=peer,
+        keep_spans=json_out is not None or html is not None,
+    )
+    requests = _requests(base, compare.split(",") if compare else [policy], settings or [])
+    show = sys.stderr.isatty() if progress is None else progress
+    outcomes = _run(requests, jobs or os.cpu_count() or 1, show=show)
+    if not _complete(outcomes, requests):
+        sys.stderr.write("gpuslice: interrupted; these are the results so far\n")
+    _report(outcomes, json_out, per_job, html, validate)
+    if not _complete(outcomes, requests):
+        raise typer.Exit(130)
+
+
+def _requests(base: Request, policies: list[str], settings: list[str]) -> list[Request]:
+    """One request per policy, each with the settings it takes."""
+    from gpuslice.sched_core.lookup import nearest
+    from gpuslice.sched_core.policies.registry import policy_options
+
+    plain, by_owner = _parsed(settings)
+    owners = {"placement", *policies}
+    for owner in by_owner:
+        if owner not in owners:
+            raise UsageError(f"--set names {owner!r}, which does not run", nearest(owner, owners))
+    takes = {name: policy_options(name) for name in policies}
+    for key in plain:
+        if len(policies) > 1 and not any(key in known for known in takes.values()):
+            raise UsageError(f"none of the policies has an option {key!r}")
+    return [
+        replace(
+            base,
+            policy=name,
+            options={
+                **{k: v for k, v in plain.items() if len(policies) == 1 or k in takes[name]},
+                **by_owner.get(name, {}),
+            },
+            placement_options=by_owner.get("placement", {}),
+        )
+        for name in policies
+    ]
+
+
+def _parsed(settings: list[str]) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
+    plain: dict[str, str] = {}
+    by_owner: dict[str, dict[str, str]] = {}
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if not equals or not key:
+            raise UsageError(f"--set {setting} is not KEY=VALUE")
+        owner, dot, rest = key.partition(".")
+        if dot:
+            by_owner.setdefault(owner, {})[rest] = value
+        else:
+            plain[key] = value
+    return plain, by_owner
+
+
+def _run(requests: list[Request], workers: int, *, show: bool) -> list[Outcome]:
+    from gpuslice.sched_core.sim.run import run_all, run_one
+
+    bar: Any = nullcontext()
+    if show:
+        from rich.console import Console
+        from rich.progress import Progress
+
+        bar = Progress(console=Console(stderr=True), transient=True)
+    with bar:
+        if len(requests) > 1:
+            task = bar.add_task("policies", total=len(requests)) if show else None
+            return run_all(requests, workers, (lambda n: bar.update(task, completed=n)) if show else None)
+        task = bar.add_task("jobs", total=len(requests[0].trace)) if show else None
+        return [run_one(requests[0], (lambda n, _: bar.update(task, completed=n)) if show else None)]
+
+
+def _complete(outcomes: list[Outcome], requests: list[Request]) -> bool:
+    return len(outcomes) == len(requests) and all(outcome.complete for outcome in outcomes)
+
+
+def _report(
+    outcomes: list[Outcome],
+    json_out: Path | None,
+    per_job: Path | None,
+    html: Path | None,
+    measured: Path | None,
+) -> None:
+    from gpuslice import comparison
+    from gpuslice.sched_core.sim import report, table
+    from gpuslice.sched_core.sim.validate import validate
+
+    try:
+        if per_job is not None:
+            for outcome in outcomes:
+                report.write_per_job(outcome, report.path_for(per_job, outcome, several=len(outcomes) > 1))
+        if json_out is not None:
+            report.write_json(outcomes, json_out)
+        if html is not None and outcomes:
+            html.write_text(comparison.page(outcomes), encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write {error.filename}: {error.strerror}") from error
+    typer.echo(table.render(outcomes))
+    if measured is not None:
+        for outcome in outcomes:
+            typer.echo(table.render_validation(outcome, validate(outcome, measured)))

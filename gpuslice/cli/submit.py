@@ -1,0 +1,54 @@
+"""``gpuslice submit``: hand a training job in."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import typer
+
+from gpuslice.errors import UsageError
+
+from .run import CONTEXT_SETTINGS as CONTEXT_SETTINGS
+from .run import CommandClass as CommandClass
+from .scheduling import StateDir, connect
+
+
+def command(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="(SCRIPT.py | -m MODULE | -- COMMAND) [ARGS]...", show_default=False),
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="The job's id [the script's name and a number].")] = None,
+    devices: Annotated[int, typer.Option(metavar="K", help="Devices, one for each of its ranks.")] = 1,
+    tenant: Annotated[str, typer.Option(metavar="T", help="Whose it is.")] = "",
+    weight: Annotated[
+        float, typer.Option(metavar="W", help="Its share, where the policy knows weights.")
+    ] = 1.0,
+    variables: Annotated[
+        list[str] | None, typer.Option("--env", metavar="K=V", help="A variable for the job.")
+    ] = None,
+    route: Annotated[str | None, typer.Option(help="auto, tensor, vmm or driver.")] = None,
+    state_dir: StateDir = None,
+) -> None:
+    """Hand a job in, unmodified, and print its id.
+
+    When its turn comes, it runs in this directory and with this environment.
+    """
+    environ = dict(os.environ)
+    for setting in variables or []:
+        key, equals, value = setting.partition("=")
+        if not equals or not key:
+            raise UsageError(f"--env {setting} is not KEY=VALUE")
+        environ[key] = value
+    with connect(state_dir) as client:
+        job = client.submit(
+            words or [],
+            name=name,
+            devices=devices,
+            tenant=tenant,
+            weight=weight,
+            environ=environ,
+            route=route,
+        )
+    print(job)

@@ -1,0 +1,88 @@
+"""``gpuslice trace``: look at, convert and make up traces."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gpuslice.errors import UsageError
+
+if TYPE_CHECKING:
+    from gpuslice.sched_core.traces.trace import Trace
+
+app = typer.Typer(no_args_is_help=True, help="Look at, convert and make up traces.")
+
+TraceFile = Annotated[Path, typer.Argument(metavar="TRACE", help="Trace file; see --format.")]
+Format = Annotated[str, typer.Option("--format", help="auto, csv, philly, gavel or alibaba.")]
+Throughputs = Annotated[
+    Path | None, typer.Option(metavar="FILE.json", help="Steps per second, for Gavel's traces.")
+]
+
+
+@app.command()
+def stats(
+    trace: TraceFile,
+    trace_format: Format = "auto",
+    throughputs: Throughputs = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Print how many jobs a trace has, how long they run, what they ask for."""
+    from gpuslice.sched_core.traces import describe
+    from gpuslice.sched_core.traces.formats import read_trace
+
+    found = describe.stats(read_trace(trace, trace_format, throughputs))
+    if as_json:
+        typer.echo(json.dumps(found, indent=1))
+        return
+    for key, value in found.items():
+        if isinstance(value, dict):
+            value = "  ".join(f"{name} {number:,.6g}" for name, number in value.items())
+        typer.echo(f"{key:18} {value}")
+
+
+@app.command()
+def convert(
+    trace: TraceFile,
+    out: Annotated[Path, typer.Argument(metavar="OUT.csv", help="Where to write it.")],
+    trace_format: Format = "auto",
+    throughputs: Throughputs = None,
+    unit: Annotated[str, typer.Option(help="What the trace's times count: 1s, 1m, 1h.")] = "1s",
+) -> None:
+    """Write a trace in gpuslice's own columns (docs/simulator.md)."""
+    from gpuslice.sched_core.sim.cost import parse_time
+    from gpuslice.sched_core.traces.formats import read_trace
+
+    unit_s = parse_time(unit)
+    if not unit_s > 0:
+        raise UsageError(f"--unit {unit} is no unit of time", "write 1s, 1m or 1h")
+    _write(read_trace(trace, trace_format, throughputs).in_units_of(unit_s), out)
+
+
+@app.command()
+def synth(
+    out: Annotated[Path, typer.Argument(metavar="OUT.csv", help="Where to write it.")],
+    jobs: Annotated[int, typer.Option(help="How many jobs.")] = 1000,
+    load: Annotated[float, typer.Option(help="Work that arrives, as a share of the cluster.")] = 0.9,
+    cluster: Annotated[str, typer.Option(metavar="NODESxDEVICES", help="What --load is about.")] = "4x8",
+    median_s: Annotated[float, typer.Option(help="Median duration, in seconds.")] = 1800.0,
+    sigma: Annotated[float, typer.Option(help="Spread of durations: deviation of their logarithm.")] = 1.5,
+    seed: Annotated[int, typer.Option(help="Same seed, same trace.")] = 0,
+) -> None:
+    """Make up a trace: Poisson arrivals, log-normal durations, demands near Philly's."""
+    from gpuslice.sched_core.cluster import Cluster
+    from gpuslice.sched_core.traces.synth import SynthSpec, synthesize
+
+    devices = Cluster.parse(cluster).size
+    _write(synthesize(SynthSpec(jobs, load, devices, median_s, sigma, seed)), out)
+
+
+def _write(trace: Trace, out: Path) -> None:
+    from gpuslice.sched_core.traces.describe import write_csv
+
+    try:
+        write_csv(trace, out)
+    except OSError as error:
+        raise UsageError(f"cannot write {out}: {error.strerror}") from error

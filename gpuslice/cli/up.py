@@ -1,0 +1,53 @@
+"""``gpuslice up``: start the scheduler."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from gpuslice import config, daemon
+
+from .scheduling import StateDir
+
+
+def command(
+    devices: Annotated[
+        str, typer.Option(metavar="cuda:0,cuda:1", help="What to share; cpu:2 means two slots of the host.")
+    ] = "cpu:1",
+    policy: Annotated[str, typer.Option(metavar="NAME", help="Who decides.")] = "rr",
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="K=V", help="Option of the policy.")
+    ] = None,
+    quantum: Annotated[str | None, typer.Option(metavar="2s", help="Length of a slice [2s].")] = None,
+    ramdisk_limit: Annotated[
+        str, typer.Option(metavar="8G", help="Most bytes that snapshots may take.")
+    ] = "",
+    foreground: Annotated[bool, typer.Option("--foreground", help="Stay; Ctrl-C ends it.")] = False,
+    state_dir: StateDir = None,
+    ready_fd: Annotated[int | None, typer.Option(hidden=True)] = None,
+) -> None:
+    """Start the scheduler in the background (docs/scheduler.md); prints where it runs once it can be used.
+
+    Exit code 2 for a wrong option, 3 if it cannot run here or one runs already.
+    """
+    directory = config.state_directory(state_dir)
+    if not foreground and ready_fd is None:
+        words = [*sys.argv[sys.argv.index("up") + 1 :], "--state-dir", str(directory)]
+        pid = daemon.start(directory, words)
+        print(f"scheduler {pid} runs in {directory}")
+        return
+    if ramdisk_limit:
+        config.parse_size(ramdisk_limit)
+    quantum_s = None if quantum is None else config.parse_duration(quantum)
+    options = daemon.options(policy, settings or [], quantum_s)
+    setup = daemon.Setup(daemon.parse_devices(devices), policy, options, ramdisk_limit)
+
+    def ready() -> None:
+        if ready_fd is not None:
+            daemon.tell_ready(ready_fd)
+        else:
+            print(f"scheduling {', '.join(map(str, setup.devices))} in {directory}", flush=True)
+
+    daemon.serve(directory, setup, ready)

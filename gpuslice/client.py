@@ -1,0 +1,212 @@
+"""The scheduler's verbs from Python: ``gpuslice.Client``; the command line is made of it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TypeVar
+
+import zmq
+
+from gpuslice import config, verbs
+from gpuslice.clock import MonotonicClock
+from gpuslice.errors import (
+    EnvironmentUnusableError,
+    GpusliceError,
+    LocalProtocolError,
+    RemoteProtocolError,
+    UsageError,
+)
+from gpuslice.launch import command_line, environment
+from gpuslice.sched_core.endpoint import CLIENT_SOCKET, LOCK
+from gpuslice.verbs import Answer, EventInfo, JobInfo, LogFiles, Request, Standing
+from gpuslice.wire import MAX_MESSAGE_BYTES
+
+#: How often a client that waits looks whether there is still a scheduler, and asks again.
+_LOOK_AGAIN_MS = 2000
+_A = TypeVar("_A")
+_ERRORS: dict[int, type[GpusliceError]] = {2: UsageError, 3: EnvironmentUnusableError}
+
+
+class Client:
+    """Talks to the scheduler of a state directory; a context manager.
+
+    Parameters
+    ----------
+    state_dir
+        The scheduler's directory, if not ``$GPUSLICE_STATE_DIR`` or else the XDG state directory's.
+
+    Raises
+    ------
+    EnvironmentUnusableError
+        From every verb, if no scheduler runs there.
+    UsageError
+        From every verb, if what it asks for is impossible.
+    """
+
+    def __init__(self, state_dir: str | Path | None = None) -> None:
+        self.directory = config.state_directory(state_dir)
+        self._context = zmq.Context()
+        self._clock = MonotonicClock()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the sockets back."""
+        self._context.destroy(linger=0)
+
+    def submit(
+        self,
+        words: Sequence[str],
+        *,
+        name: str | None = None,
+        devices: int = 1,
+        tenant: str = "",
+        weight: float = 1.0,
+        environ: Mapping[str, str] | None = None,
+        directory: str | Path | None = None,
+        route: str | None = None,
+    ) -> str:
+        """Hand in a job and return its id.
+
+        Parameters
+        ----------
+        words
+            As after ``gpuslice run``: a script and its arguments, ``-m module``, or ``--`` and a command.
+        name
+            The id; without one, it is made of the script's name and a number.
+        devices
+            How many devices, and ranks, it has.
+        environ
+            Its environment, if not this process's.
+        directory
+            Its working directory, if not this process's.
+        route
+            How the device is emptied.
+        """
+        argv = command_line(words)
+        settings = config.load(route=route)
+        request = verbs.Submit(
+            name=name or _stem(words),
+            numbered=name is None,
+            argv=tuple(argv),
+            directory=os.path.abspath(directory or os.getcwd()),
+            environ=environment(settings, os.environ if environ is None else environ),
+            devices=devices,
+            tenant=tenant,
+            weight=weight,
+        )
+        return self._ask(request, verbs.Accepted).job
+
+    def status(self) -> Standing:
+        """The scheduler, its devices and all jobs."""
+        return self._ask(verbs.Status(), verbs.Standing)
+
+    def jobs(self) -> list[JobInfo]:
+        """All jobs, in order of submission."""
+        return list(self.status().jobs)
+
+    def wait(self, job: str, timeout_s: float | None = None) -> JobInfo | None:
+        """Wait until ``job`` has ended; ``None`` if that takes longer than ``timeout_s``."""
+        ended = self._await(verbs.Wait(job=job), verbs.Ended, timeout_s)
+        return None if ended is None else ended.job
+
+    def cancel(self, job: str) -> None:
+        """End ``job``."""
+        self._ask(verbs.Cancel(job=job), verbs.Done)
+
+    def suspend(self, job: str) -> None:
+        """Keep ``job`` off the devices until ``resume``."""
+        self._ask(verbs.Suspend(job=job), verbs.Done)
+
+    def resume(self, job: str) -> None:
+        """Let a suspended job take part again."""
+        self._ask(verbs.Resume(job=job), verbs.Done)
+
+    def logs(self, job: str) -> LogFiles:
+        """Where the output of ``job`` is."""
+        return self._ask(verbs.Logs(job=job), verbs.LogFiles)
+
+    def events(self, after: int = 0) -> Iterator[EventInfo]:
+        """What happened after event number ``after``, up to now, the oldest first."""
+        while True:
+            part = self._ask(verbs.Events(after=after), verbs.History)
+            yield from part.events
+            if part.after == after:
+                return
+            after = part.after
+
+    def down(self, *, drain: bool = False) -> None:
+        """Cancel all jobs, or let them finish (``drain``), and end the scheduler; returns when it is gone."""
+        self._ask(verbs.Down(drain=drain), verbs.Done)
+        with (self.directory / LOCK).open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH)
+
+    def _ask(self, request: Request, kind: type[_A]) -> _A:
+        answer = self._await(request, kind, None)
+        assert answer is not None
+        return answer
+
+    def _await(self, request: Request, kind: type[_A], timeout_s: float | None) -> _A | None:
+        """Ask and wait. Whoever waits for a job asks again: a new scheduler may have taken over meanwhile."""
+        self._look()
+        frames = verbs.encode(request)
+        if len(frames[1]) > MAX_MESSAGE_BYTES:
+            raise LocalProtocolError(
+                f"the request has {len(frames[1])} bytes of {MAX_MESSAGE_BYTES}",
+                "pass long arguments or variables in a file",
+            )
+        ends_s = None if timeout_s is None else self._clock.now() + timeout_s
+        with self._context.socket(zmq.DEALER) as dealer:
+            dealer.setsockopt(zmq.LINGER, 0)
+            dealer.connect(f"ipc://{self.directory / CLIENT_SOCKET}")
+            dealer.send_multipart(frames)
+            while not dealer.poll(self._pause_ms(ends_s)):
+                if ends_s is not None and self._clock.now() >= ends_s:
+                    return None
+                self._look()
+                if isinstance(request, verbs.Wait):
+                    dealer.send_multipart(frames)
+            return _expect(verbs.decode_answer(dealer.recv_multipart()), kind)
+
+    def _pause_ms(self, ends_s: float | None) -> int:
+        if ends_s is None:
+            return _LOOK_AGAIN_MS
+        left_ms = max(0.0, ends_s - self._clock.now()) * 1000.0
+        return min(_LOOK_AGAIN_MS, int(left_ms) + 1)
+
+    def _look(self) -> None:
+        """See whether anybody listens; ZeroMQ would wait for somebody to come."""
+        with socket.socket(socket.AF_UNIX) as probe:
+            try:
+                probe.connect(str(self.directory / CLIENT_SOCKET))
+            except OSError as error:
+                raise EnvironmentUnusableError(
+                    f"no scheduler runs in {self.directory}", "start one with `gpuslice up`"
+                ) from error
+
+
+def _expect(answer: Answer, kind: type[_A]) -> _A:
+    if isinstance(answer, verbs.Failed):
+        raise _ERRORS.get(answer.exit_code, RemoteProtocolError)(answer.error, answer.remedy)
+    if not isinstance(answer, kind):
+        raise RemoteProtocolError(f"{type(answer).__name__} is no answer to this request")
+    return answer
+
+
+def _stem(words: Sequence[str]) -> str:
+    """A name for the job: that of its script, module or command."""
+    first = words[1] if words[0] in ("-m", "--") else words[0]
+    stem = re.sub(r"[^A-Za-z0-9_.-]+", "-", Path(first).stem).lstrip("_.-")[:50]
+    return stem or "job"

@@ -1,0 +1,63 @@
+"""Time as an argument: real clocks for the shells, a virtual one for the simulator and the tests."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """What the shells need of time. The core never sees a clock: it is told ``now``."""
+
+    def now(self) -> float:
+        """Seconds since an arbitrary fixed instant; never goes backwards."""
+        ...
+
+
+class MonotonicClock:
+    """The machine's monotonic clock; immune to steps of the wall clock."""
+
+    def now(self) -> float:
+        return time.monotonic()
+
+
+class ContinuedClock(MonotonicClock):
+    """The machine's monotonic clock, never before a given moment: it may have started anew since."""
+
+    def __init__(self) -> None:
+        self._ahead_s = 0.0
+
+    def continue_from(self, when_s: float) -> None:
+        """Go on from ``when_s``, unless that is past already."""
+        self._ahead_s = max(0.0, when_s - super().now())
+
+    def now(self) -> float:
+        return super().now() + self._ahead_s
+
+
+class VirtualClock:
+    """A clock that moves only when told to.
+
+    Parameters
+    ----------
+    start_s
+        The first reading, in seconds.
+    """
+
+    def __init__(self, start_s: float = 0.0) -> None:
+        self._now_s = start_s
+
+    def now(self) -> float:
+        return self._now_s
+
+    def advance_to(self, when_s: float) -> None:
+        """Move to ``when_s``.
+
+        Raises
+        ------
+        ValueError
+            If that lies in the past.
+        """
+        if when_s < self._now_s:
+            raise ValueError(f"time cannot go back from {self._now_s} to {when_s}")
+        self._now_s = when_s

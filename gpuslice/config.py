@@ -1,0 +1,163 @@
+"""Settings in one typed table: defaults < TOML file < environment < flags. Unknown keys are errors.
+
+Every setting is one field of ``Settings``; its environment variable is ``GPUSLICE_`` + the field's
+name in capitals. The TOML file is ``$GPUSLICE_CONFIG``, else ``gpuslice/config.toml`` in the XDG
+configuration directory, if it exists.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from gpuslice.errors import ConfigError
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_UNITS |= {f"{unit}i": 2 ** (10 * power) for power, unit in enumerate("kmgt", start=1)}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)?")
+_SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?", re.IGNORECASE)
+
+
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What a job under gpuslice needs to know; the launcher hands it down as ``GPUSLICE_*`` variables.
+
+    Attributes
+    ----------
+    device
+        The device the job runs on: ``cpu``, ``cpu:1``, ``cuda:0``.
+    cpu_slots
+        Into how many slots the host's cores are divided for ``cpu:N``; 0 means one per core.
+    route
+        How the device is emptied.
+    ramdisk_dir
+        Directory of the RAM disk, empty for ``/dev/shm/gpuslice-<uid>``.
+    ramdisk_limit
+        Bytes the RAM disk may hold, ``4G`` style, or empty for half of the file system.
+    suspend_every, suspend_at
+        The drill: suspend and resume at every Nth boundary, or at the boundaries listed.
+    report
+        File for the JSON report, or empty.
+    job
+        The job's name; a named job's snapshots outlive it and a restarted process continues from them.
+    socket
+        ZeroMQ endpoint of the scheduler, or empty.
+    """
+
+    device: str = "cpu"
+    cpu_slots: int = 0
+    route: Literal["auto", "tensor", "vmm", "driver"] = "auto"
+    ramdisk_dir: str = ""
+    ramdisk_limit: str = ""
+    suspend_every: int = 0
+    suspend_at: str = ""
+    report: str = ""
+    job: str = ""
+    socket: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("cpu_slots", "suspend_every"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}", "give zero or a positive number")
+        if self.ramdisk_limit:
+            parse_size(self.ramdisk_limit)
+        parse_boundaries(self.suspend_at)
+
+    def environ(self) -> dict[str, str]:
+        """The ``GPUSLICE_*`` variables that make another process read these settings, file or not."""
+        return {variable(field): str(value) for field, value in msgspec.structs.asdict(self).items()}
+
+
+def variable(field: str) -> str:
+    """The environment variable of a setting: ``ramdisk_dir`` -> ``GPUSLICE_RAMDISK_DIR``."""
+    return f"GPUSLICE_{field.upper()}"
+
+
+def load(environ: Mapping[str, str] | None = None, **flags: Any) -> Settings:
+    """Put the settings together from file, environment and flags (``None`` flags are not given).
+
+    Raises
+    ------
+    ConfigError
+        For an unknown key or an impossible value, naming where it came from.
+    """
+    environ = os.environ if environ is None else environ
+    values: dict[str, Any] = {}
+    values |= _from_file(environ)
+    values |= {
+        name: environ[variable(name)] for name in Settings.__struct_fields__ if variable(name) in environ
+    }
+    values |= {name: value for name, value in flags.items() if value is not None}
+    try:
+        return msgspec.convert(values, Settings, strict=False)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"wrong setting: {error}", "see `gpuslice run --help`") from error
+
+
+def _from_file(environ: Mapping[str, str]) -> dict[str, Any]:
+    named = environ.get("GPUSLICE_CONFIG")
+    home = Path(environ.get("XDG_CONFIG_HOME") or Path(environ.get("HOME", "/")) / ".config")
+    path = Path(named) if named else home / "gpuslice" / "config.toml"
+    if not named and not path.is_file():
+        return {}
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"cannot read {path}: {error}", "fix or remove the file") from error
+    unknown = sorted(set(values) - set(Settings.__struct_fields__))
+    if unknown:
+        known = ", ".join(Settings.__struct_fields__)
+        raise ConfigError(f"{path} has the unknown setting {unknown[0]!r}", f"known are: {known}")
+    return values
+
+
+def state_directory(given: str | Path | None = None, environ: Mapping[str, str] | None = None) -> Path:
+    """Where a scheduler keeps its socket, jobs and logs.
+
+    ``given``, else ``$GPUSLICE_STATE_DIR``, else ``gpuslice`` in the XDG state directory.
+    """
+    environ = os.environ if environ is None else environ
+    if given or environ.get("GPUSLICE_STATE_DIR"):
+        return Path(given or environ["GPUSLICE_STATE_DIR"]).absolute()
+    home = Path(environ.get("XDG_STATE_HOME") or Path(environ.get("HOME", "/")) / ".local" / "state")
+    return home / "gpuslice"
+
+
+def parse_duration(text: str) -> float:
+    """Seconds from ``2s``, ``500ms``, ``1.5m``, ``2h`` or a plain number, above 0."""
+    match = _DURATION.fullmatch(text.strip())
+    seconds = float(match[1]) * _SECONDS[match[2] or "s"] if match else 0.0
+    if seconds <= 0:
+        raise ConfigError(f"{text!r} is not a time", "write for instance 2s or 500ms")
+    return seconds
+
+
+def parse_size(text: str) -> int:
+    """Bytes from ``4G``, ``512MiB``, ``1000``; K, M, G, T are powers of 1000, Ki … Ti of 1024."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None or match[2].lower() not in _UNITS:
+        raise ConfigError(f"{text!r} is not a size", "write for instance 4G or 512MiB")
+    return int(float(match[1]) * _UNITS[match[2].lower()])
+
+
+def format_size(nbytes: int) -> str:
+    """Bytes for people, in powers of 1024: ``512.00 MiB``."""
+    unit = max(0, min(4, (nbytes.bit_length() - 1) // 10))
+    return f"{nbytes / 2 ** (10 * unit):.2f} {'KMGT'[unit - 1]}iB" if unit else f"{nbytes} B"
+
+
+def parse_boundaries(text: str) -> frozenset[int]:
+    """Boundary numbers from ``3,17,40``; empty text is the empty set."""
+    try:
+        numbers = frozenset(int(part) for part in text.split(",")) if text.strip() else frozenset[int]()
+    except ValueError:
+        raise ConfigError(f"{text!r} is not a list of boundaries", "write for instance 3,17,40") from None
+    if any(number < 1 for number in numbers):
+        raise ConfigError(f"boundary {min(numbers)} does not exist", "the first boundary is 1")
+    return numbers

@@ -1,0 +1,254 @@
+"""The scheduler as a process of its own: what ``gpuslice up`` runs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from gpuslice import launch
+from gpuslice.clock import ContinuedClock
+from gpuslice.config import Settings, variable
+from gpuslice.errors import ConfigError, UsageError
+from gpuslice.sched_core.core import Core
+from gpuslice.sched_core.desk import Desk
+from gpuslice.sched_core.endpoint import make_private
+from gpuslice.sched_core.events import Command, Event
+from gpuslice.sched_core.journal import FILE, Journal
+from gpuslice.sched_core.live import Scheduler
+from gpuslice.sched_core.lookup import options_of
+from gpuslice.sched_core.policies.registry import POLICIES, make_policy
+from gpuslice.types import DeviceName
+
+LOG = "scheduler.log"
+_READY = b"r"
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a scheduler is started with.
+
+    Attributes
+    ----------
+    devices
+        What it gives away.
+    policy, options
+        Who decides, and the policy's own settings as text.
+    ramdisk_limit
+        Most bytes that the jobs' snapshots may take together, ``8G`` style; empty for the usual.
+    """
+
+    devices: tuple[DeviceName, ...]
+    policy: str = "rr"
+    options: Mapping[str, str] = field(default_factory=dict)
+    ramdisk_limit: str = ""
+
+    def make_core(self) -> Core:
+        """A core that knows no job yet.
+
+        Raises
+        ------
+        ConfigError
+            If the policy or an option does not exist, or it needs to know how long jobs run.
+        """
+        policy = make_policy(self.policy, self.options)
+        if policy.needs_durations:
+            raise ConfigError(
+                f"policy {self.policy} needs to know how long jobs run, which nobody does here",
+                "choose one that does not, such as rr, 2das or las",
+            )
+        return Core(self.devices, policy)
+
+    def environ(self) -> dict[str, str]:
+        """The settings that every job gets."""
+        slots = sum(device.kind == "cpu" for device in self.devices)
+        values = {"cpu_slots": str(slots), "ramdisk_limit": self.ramdisk_limit}
+        return {variable(name): value for name, value in values.items() if value not in ("", "0")}
+
+
+def parse_devices(text: str) -> tuple[DeviceName, ...]:
+    """The devices of ``cuda:0,cuda:1`` by name, or of ``cpu:2`` (alone) so many slots of the host.
+
+    Raises
+    ------
+    UsageError
+        If one is no device or is named twice.
+    EnvironmentUnusableError
+        If one is not here.
+    """
+    names = [DeviceName.parse(part.strip()) for part in text.split(",")]
+    if len(names) == 1 and names[0].kind != "cuda":
+        names = [DeviceName(names[0].kind, index) for index in range(names[0].index or 1)]
+    if len(set(names)) != len(names):
+        raise UsageError(f"--devices {text} names a device twice", "name each once")
+    for name in names:
+        launch.check(Settings(device=str(name)))
+    return tuple(names)
+
+
+def options(policy: str, settings: Sequence[str], quantum_s: float | None) -> dict[str, str]:
+    """The policy's own settings from ``--set key=value`` and ``--quantum``.
+
+    Raises
+    ------
+    UsageError
+        If one is not ``key=value``, or the policy has no quantum.
+    """
+    found: dict[str, str] = {}
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if not equals or not key:
+            raise UsageError(f"--set {setting} is not KEY=VALUE")
+        found[key] = value
+    if "quantum_s" in options_of("policy", POLICIES, policy):
+        found.setdefault("quantum_s", str(2.0 if quantum_s is None else quantum_s))
+    elif quantum_s is not None:
+        raise UsageError(f"policy {policy} has no quantum", "leave out --quantum; see --set")
+    return found
+
+
+def serve(directory: Path, setup: Setup, ready: Callable[[], None]) -> None:
+    """Be the scheduler of ``directory`` until it is taken down, or told by a signal to leave its jobs alone.
+
+    Parameters
+    ----------
+    ready
+        Called when users may come.
+    """
+
+    def observe(event: Event, now: float, commands: Sequence[Command]) -> None:
+        journal.append(event, now, quiet=not commands)
+        if desk is not None:
+            desk.notify()
+
+    desk: Desk | None = None
+    clock = ContinuedClock()
+    with (
+        _interruption() as (stopped, signalled),
+        Scheduler(
+            setup.make_core(),
+            directory,
+            clock=clock,
+            environ=setup.environ(),
+            keep_jobs=True,
+            observer=observe,
+        ) as scheduler,
+        _open_journal(directory, setup) as journal,
+    ):
+        past = list(journal.replay())
+        clock.continue_from(max((when_s for _, when_s in past), default=0.0))
+        scheduler.take_over(past)
+        scheduler.attend(signalled, lambda: None)
+        desk = Desk(scheduler, directory, journal, policy=setup.policy, pid=os.getpid())
+        ready()
+        scheduler.run(lambda: desk.dismissed or bool(stopped))
+        desk.close()
+
+
+def _open_journal(directory: Path, setup: Setup) -> Journal:
+    """The journal of the last scheduler if it was set up alike, else a new one.
+
+    Raises
+    ------
+    ConfigError
+        If jobs of a scheduler that was set up differently have not ended.
+    """
+    journal = Journal(directory / FILE)
+    written = journal.about()
+    former = None if written is None else msgspec.json.decode(written, type=Setup)
+    if former is not None and former != setup:
+        unfinished = _unfinished(journal, former)
+        journal.close()
+        if unfinished:
+            raise ConfigError(
+                f"{', '.join(unfinished)} of the last scheduler in {directory} have not ended; it had "
+                f"--devices {','.join(map(str, former.devices))} --policy {former.policy}",
+                "start it with the same options, or choose another --state-dir",
+            )
+        _set_aside(directory)
+        journal = Journal(directory / FILE)
+    journal.introduce(msgspec.json.encode(setup))
+    return journal
+
+
+def _unfinished(journal: Journal, setup: Setup) -> list[str]:
+    core = setup.make_core()
+    for event, when_s in journal.replay():
+        core.handle(event, when_s)
+    return [job.id for job in core.jobs.values() if not (job.state.ended and job.processes_gone)]
+
+
+def _set_aside(directory: Path) -> None:
+    """Keep what the last scheduler wrote, under other names."""
+    number = 1
+    while (past := directory / f"past-{number}").exists():
+        number += 1
+    past.mkdir()
+    for name in (FILE, "logs"):
+        (directory / name).rename(past / name)
+    (directory / "logs").mkdir()
+
+
+def start(directory: Path, words: Sequence[str]) -> int:
+    """Start ``gpuslice up`` with ``words`` in the background; returns its pid when users may come.
+
+    Raises
+    ------
+    SystemExit
+        If it ends instead, with its exit code; its words are on stderr.
+    """
+    make_private(directory)
+    with (directory / LOG).open("ab") as log:
+        begins = log.tell()
+        receiving, sending = os.pipe()
+        with os.fdopen(receiving, "rb") as answer:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "gpuslice", "up", *words, "--ready-fd", str(sending)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=[sending],
+                start_new_session=True,
+            )
+            os.close(sending)
+            if answer.read(1) == _READY:
+                return process.pid
+    code = process.wait()
+    with (directory / LOG).open("rb") as log_again:
+        log_again.seek(begins)
+        sys.stderr.write(log_again.read().decode(errors="replace"))
+    raise SystemExit(code)
+
+
+def tell_ready(descriptor: int) -> None:
+    """Let ``start`` return."""
+    os.write(descriptor, _READY)
+    os.close(descriptor)
+
+
+@contextmanager
+def _interruption() -> Iterator[tuple[list[int], int]]:
+    """SIGINT and SIGTERM, noted in a list, and a descriptor that can be read when there was one."""
+    noted: list[int] = []
+    receiving, sending = os.pipe()
+    os.set_blocking(sending, False)
+    former_fd = signal.set_wakeup_fd(sending)
+    former = {
+        number: signal.signal(number, lambda number, frame: noted.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield noted, receiving
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(former_fd)
+        os.close(receiving)
+        os.close(sending)

@@ -1,0 +1,1 @@
+"""Three training scripts and their data, as anybody might write them: nothing here knows of gpuslice."""

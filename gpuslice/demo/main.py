@@ -1,0 +1,118 @@
+"""The demonstration from beginning to end."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from gpuslice import launch
+from gpuslice.clock import Clock, MonotonicClock
+from gpuslice.config import Settings
+from gpuslice.errors import UsageError
+from gpuslice.sched_core.events import Command, Event
+from gpuslice.types import DeviceName
+
+from . import report
+from .recorder import Recorder
+from .screen import open_screen
+from .sharing import run_sharing, torch_name
+from .training import TRAININGS, Training, digest, last_loss, steady
+from .undisturbed import run_undisturbed
+
+
+def run(
+    device: DeviceName, quantum_s: float, report_directory: Path, steps: int | None, console: Console
+) -> report.Result:
+    """Run the trainings undisturbed and shared, compare them, write the page and the trace.
+
+    Parameters
+    ----------
+    device
+        What they share; ``cpu`` is the host's first slot.
+    quantum_s
+        Length of a slice.
+    report_directory
+        Where the page, the trace and the scripts' output go; made if need be.
+    steps
+        Steps of every training, if not its own number.
+
+    Raises
+    ------
+    EnvironmentUnusableError
+        If the device or the directory cannot be used.
+    UsageError
+        If an option is impossible.
+    """
+    if steps is not None and steps < 1:
+        raise UsageError(f"{steps} steps train nothing", "give one or more")
+    device = DeviceName(device.kind, device.index or 0)
+    launch.check(Settings(device=str(device)))
+    trainings = [Training(one.name, one.about, steps or one.steps) for one in TRAININGS]
+    clock = MonotonicClock()
+    begun_s = clock.now()
+    report_directory = report_directory.resolve()
+    logs = _make_logs(report_directory)
+    console.print(f"Each training on its own, without gpuslice ({len(trainings)} processes side by side)")
+
+    def done(name: str, code: int) -> None:
+        elapsed_s = clock.now() - begun_s
+        console.print(f"{elapsed_s:6.2f} s  {name} ended with exit code {code}", highlight=False)
+
+    environ = steady(os.environ)
+    digests = run_undisturbed(trainings, torch_name(device), environ, logs / "undisturbed", clock, done)
+    console.print(f"The same scripts sharing {device}, {quantum_s:g} s at a time", highlight=False)
+    recorder = _share(trainings, device, quantum_s, logs / "shared", clock, console)
+    jobs = []
+    for training in trainings:
+        output = logs / "shared" / f"{training.name}.out"
+        both = (digest(output), digests[training.name])
+        jobs.append(report.job_result(training, recorder.jobs[training.name], both, last_loss(output)))
+    about = {"device": str(device), "quantum_s": quantum_s, "wall_s": clock.now() - begun_s}
+    found = report.result(recorder, jobs, about, report_directory)
+    report.write(found, recorder)
+    return found
+
+
+def _share(
+    trainings: Sequence[Training],
+    device: DeviceName,
+    quantum_s: float,
+    logs: Path,
+    clock: Clock,
+    console: Console,
+) -> Recorder:
+    """The shared run, shown as it happens; the scripts' output is kept in ``logs`` however it ends."""
+    begun_s = clock.now()
+    recorder = Recorder(begun_s)
+    screen = open_screen(console, recorder, trainings, lambda: clock.now() - begun_s)
+
+    def observe(event: Event, now: float, commands: Sequence[Command]) -> None:
+        recorder.observe(event, now, commands)
+        screen.observe(event, now, commands)
+
+    # The socket's path must be short and its directory private, which the report's may not be.
+    with tempfile.TemporaryDirectory(prefix="gpuslice-") as name:
+        directory = Path(name)
+        try:
+            with screen:
+                run_sharing(trainings, device, quantum_s, directory, clock, observe)
+        finally:
+            if (directory / "logs").is_dir():
+                shutil.copytree(directory / "logs", logs, dirs_exist_ok=True)
+    return recorder
+
+
+def _make_logs(report_directory: Path) -> Path:
+    logs = report_directory / "logs"
+    try:
+        logs.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"cannot write to {report_directory}: {error.strerror}", "choose another --report-dir"
+        ) from error
+    return logs

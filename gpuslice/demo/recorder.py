@@ -1,0 +1,208 @@
+"""What happened, seen from beside the scheduler: slices, switches between them, and the timeline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from gpuslice.profiler.timeline import Span, Timeline
+from gpuslice.sched_core.events import Command, Event, Exited, Reported, Submitted, Tell
+from gpuslice.wire import Bye, Progress, Resume, Resumed, Suspend, Suspended
+
+#: A stage that is not work: the time a job spends parked.
+_IDLE_STAGE = "parked_s"
+
+
+@dataclass(slots=True)
+class Slice:
+    """One lease of one job, in seconds since the recorder's beginning; ``None``: has not happened.
+
+    Attributes
+    ----------
+    granted_s, resumed_s
+        When it was told to come, and was there.
+    revoked_s, parked_s
+        When it was told to go, and was gone; ``parked_s`` of one that ended is when its process did.
+    suspend_s
+        How long its suspend took.
+    ended
+        Whether the job ended in it.
+    """
+
+    job: str
+    device: str
+    number: int
+    granted_s: float
+    resumed_s: float | None = None
+    revoked_s: float | None = None
+    parked_s: float | None = None
+    suspend_s: float = 0.0
+    nbytes: int = 0
+    first_step: int = 0
+    last_step: int = 0
+    ended: bool = False
+    stages_s: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def trained_until_s(self) -> float | None:
+        """When it made its last progress."""
+        return None if self.parked_s is None else self.parked_s - self.suspend_s
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """A device changed hands; nobody made progress on it for ``blackout_s``."""
+
+    at_s: float
+    leaving: str
+    coming: str
+    suspend_s: float
+    handoff_s: float
+    resume_s: float
+    nbytes: int
+
+    @property
+    def blackout_s(self) -> float:
+        return self.suspend_s + self.handoff_s + self.resume_s
+
+
+@dataclass(slots=True)
+class JobRecord:
+    """What is known of one job."""
+
+    name: str
+    submitted_s: float
+    step: int = 0
+    slices: list[Slice] = field(default_factory=list)
+    exit_code: int | None = None
+
+    def slice_of(self, epoch: int) -> Slice:
+        """The slice of a lease; epochs count from 1."""
+        return self.slices[epoch - 1]
+
+    @property
+    def suspends(self) -> list[Slice]:
+        """The slices that ended in a suspend."""
+        return [one for one in self.slices if one.parked_s is not None and not one.ended]
+
+
+class Recorder:
+    """An observer of the scheduler (``Scheduler(observer=recorder.observe)``), for jobs of one rank."""
+
+    def __init__(self, start_s: float) -> None:
+        self._start_s = start_s
+        self.jobs: dict[str, JobRecord] = {}
+        #: Every slice, in the order in which they were granted.
+        self.slices: list[Slice] = []
+        self.switches: list[Switch] = []
+        #: Who has each device.
+        self.holders: dict[str, str] = {}
+
+    def observe(self, event: Event, now: float, commands: Sequence[Command]) -> None:
+        """Take note of what happened and of what the core made of it."""
+        now_s = now - self._start_s
+        match event:
+            case Submitted():
+                self.jobs[event.spec.id] = JobRecord(event.spec.id, now_s)
+            case Reported():
+                self._report(self.jobs[event.job], event, now_s)
+            case Exited():
+                self._exited(self.jobs[event.job], event, now_s)
+        for command in commands:
+            if isinstance(command, Tell):
+                self._told(self.jobs[command.job], command, now_s)
+
+    def _report(self, job: JobRecord, event: Reported, now_s: float) -> None:
+        message = event.message
+        if isinstance(message, Progress | Suspended | Bye):
+            job.step = max(job.step, message.step)
+        if isinstance(message, Resumed):
+            self._resumed(job.slice_of(message.epoch), message, now_s)
+        elif isinstance(message, Suspended):
+            present = job.slice_of(message.epoch)
+            present.parked_s = now_s
+            present.suspend_s = sum(message.stages_s.values())
+            present.stages_s |= message.stages_s
+            present.nbytes, present.last_step = message.nbytes, message.step
+            self.holders.pop(present.device, None)
+
+    def _resumed(self, present: Slice, message: Resumed, now_s: float) -> None:
+        present.resumed_s = now_s
+        present.stages_s |= {name: spent for name, spent in message.stages_s.items() if name != _IDLE_STAGE}
+        before = next(
+            (one for one in reversed(self.slices) if one is not present and one.device == present.device),
+            None,
+        )
+        if before is not None and before.parked_s is not None:
+            self.switches.append(
+                Switch(
+                    at_s=before.parked_s - before.suspend_s,
+                    leaving=before.job,
+                    coming=present.job,
+                    suspend_s=before.suspend_s,
+                    handoff_s=present.granted_s - before.parked_s,
+                    resume_s=now_s - present.granted_s,
+                    nbytes=before.nbytes,
+                )
+            )
+
+    def _exited(self, job: JobRecord, event: Exited, now_s: float) -> None:
+        job.exit_code = event.code
+        if job.slices and job.slices[-1].parked_s is None:
+            last = job.slices[-1]
+            last.parked_s, last.last_step, last.ended = now_s, job.step, True
+            self.holders.pop(last.device, None)
+
+    def _told(self, job: JobRecord, command: Tell, now_s: float) -> None:
+        message = command.message
+        if isinstance(message, Resume):
+            device = message.device
+            self.slices.append(Slice(job.name, device, len(job.slices) + 1, now_s, first_step=job.step))
+            job.slices.append(self.slices[-1])
+            self.holders[device] = job.name
+        elif isinstance(message, Suspend) and job.slices[-1].revoked_s is None:
+            job.slices[-1].revoked_s = now_s
+
+    @property
+    def busy_s(self) -> float:
+        """From the first progress on a device to the last."""
+        begins = [one.resumed_s for one in self.slices if one.resumed_s is not None]
+        ends = [one.parked_s for one in self.slices if one.parked_s is not None]
+        return max(ends) - min(begins) if begins and ends else 0.0
+
+    @property
+    def share_lost(self) -> float:
+        """Part of that time, 0 to 1, in which a switch kept the device from making progress."""
+        return sum(switch.blackout_s for switch in self.switches) / self.busy_s if self.busy_s else 0.0
+
+    def timeline(self) -> Timeline:
+        """Devices with who held them, and jobs with where they were."""
+        timeline = Timeline()
+        for one in self.slices:
+            timeline.track("devices", one.device).spans.extend(_spans(one))
+        for job in self.jobs.values():
+            track = timeline.track("jobs", job.name)
+            waiting_since_s = job.submitted_s
+            for one in job.slices:
+                name = "parked" if one.number > 1 else "waiting"
+                track.spans.append(Span(f"{job.name} {name}", name, waiting_since_s, one.granted_s, job.name))
+                track.spans.extend(_spans(one))
+                waiting_since_s = one.parked_s if one.parked_s is not None else one.granted_s
+        return timeline
+
+
+def _spans(one: Slice) -> list[Span]:
+    """The resume, the slice proper and the suspend of ``one``, as far as they are over."""
+    if one.resumed_s is None or one.parked_s is None or one.trained_until_s is None:
+        return []
+    name = f"{one.job} #{one.number}"
+    details = {"steps": one.last_step - one.first_step, "last step": one.last_step, "MB": one.nbytes / 1e6}
+    stages_ms = {f"{stage.removesuffix('_s')} ms": spent * 1e3 for stage, spent in one.stages_s.items()}
+    spans = [Span(name, "slice", one.resumed_s, one.trained_until_s, one.job, details)]
+    if one.number > 1:
+        spans.insert(0, Span(f"{name} resume", "resume", one.granted_s, one.resumed_s, one.job, stages_ms))
+    if not one.ended:
+        spans.append(
+            Span(f"{name} suspend", "suspend", one.trained_until_s, one.parked_s, one.job, stages_ms)
+        )
+    return spans

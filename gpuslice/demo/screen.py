@@ -1,0 +1,152 @@
+"""The demonstration as it happens: a live picture on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Protocol
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from gpuslice.sched_core.events import Command, Event, Exited, Reported
+from gpuslice.wire import Resumed, Suspended
+
+from .recorder import JobRecord, Recorder, Slice
+from .training import Training
+
+_BAR_WIDTH = 24
+
+
+class Screen(Protocol):
+    """Somewhere to show what happens; a context manager."""
+
+    def __enter__(self) -> Screen: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def observe(self, event: Event, now: float, commands: Sequence[Command]) -> None:
+        """Called after the recorder has taken note."""
+        ...
+
+
+def open_screen(
+    console: Console, recorder: Recorder, trainings: Sequence[Training], elapsed_s: Callable[[], float]
+) -> Screen:
+    """A live picture if ``console`` is a terminal, else plain lines."""
+    steps = {training.name: training.steps for training in trainings}
+    if console.is_terminal:
+        return Picture(console, recorder, steps, elapsed_s)
+    return Lines(console, recorder, steps, elapsed_s)
+
+
+class Lines:
+    """One line for each start, switch and end."""
+
+    def __init__(
+        self, console: Console, recorder: Recorder, steps: Mapping[str, int], elapsed_s: Callable[[], float]
+    ) -> None:
+        self._console = console
+        self._recorder = recorder
+        self._steps = steps
+        self._elapsed_s = elapsed_s
+
+    def __enter__(self) -> Lines:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Nothing is open."""
+
+    def observe(self, event: Event, now: float, commands: Sequence[Command]) -> None:
+        """Print a line if ``event`` deserves one."""
+        if isinstance(event, Exited):
+            self._print(self._recorder.jobs[event.job], f"ended with exit code {event.code}")
+        elif isinstance(event, Reported):
+            job = self._recorder.jobs[event.job]
+            match event.message:
+                case Suspended():
+                    one = job.slice_of(event.message.epoch)
+                    self._print(job, f"suspended in {_ms(one.suspend_s)}, {one.nbytes / 1e6:.1f} MB moved")
+                case Resumed() if len(job.slices) > 1:
+                    self._print(job, f"resumed in {_ms(resume_s(job.slices[-1]))}")
+                case Resumed():
+                    self._print(job, "begins")
+
+    def _print(self, job: JobRecord, what: str) -> None:
+        device = job.slices[-1].device if job.slices else "-"
+        steps = f"step {job.step}/{self._steps[job.name]}"
+        line = f"{self._elapsed_s():6.2f} s  {device:7} {job.name:8} {steps:15} {what}"
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+class Picture:
+    """The device and the jobs, drawn anew some times a second."""
+
+    def __init__(
+        self, console: Console, recorder: Recorder, steps: Mapping[str, int], elapsed_s: Callable[[], float]
+    ) -> None:
+        self._recorder = recorder
+        self._steps = steps
+        self._elapsed_s = elapsed_s
+        self._live = Live(console=console, get_renderable=self.render, refresh_per_second=8)
+
+    def __enter__(self) -> Picture:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+    def observe(self, event: Event, now: float, commands: Sequence[Command]) -> None:
+        """The next drawing will show it."""
+
+    def render(self) -> RenderableType:
+        """The present picture."""
+        table = Table(expand=False, pad_edge=False)
+        for header in ("job", "on", "progress"):
+            table.add_column(header)
+        for header in ("steps", "slices", "last suspend", "last resume"):
+            table.add_column(header, justify="right")
+        holders = {job: device for device, job in list(self._recorder.holders.items())}
+        for job in list(self._recorder.jobs.values()):
+            table.add_row(*self._row(job, holders.get(job.name)))
+        devices = ", ".join(f"{device}: {job}" for job, device in holders.items()) or "no job on the device"
+        return Group(Text(f"{self._elapsed_s():5.1f} s   {devices}", style="bold"), table)
+
+    def _row(self, job: JobRecord, device: str | None) -> list[RenderableType]:
+        total = self._steps[job.name]
+        if job.exit_code is not None:
+            where = Text("done", style="green") if job.exit_code == 0 else Text("failed", style="red")
+        elif device is not None:
+            where = Text(device, style="bold cyan")
+        else:
+            where = Text("parked" if job.slices else "waiting", style="dim")
+        suspends = job.suspends
+        resumes = [one for one in job.slices[1:] if one.resumed_s is not None]
+        return [
+            Text(job.name),
+            where,
+            ProgressBar(total=total, completed=job.step, width=_BAR_WIDTH),
+            Text(f"{job.step}/{total}"),
+            Text(str(len(job.slices))),
+            Text(_ms(suspends[-1].suspend_s) if suspends else ""),
+            Text(_ms(resume_s(resumes[-1])) if resumes else ""),
+        ]
+
+
+def resume_s(one: Slice) -> float:
+    """How long it took from the order to the job's being back."""
+    return 0.0 if one.resumed_s is None else one.resumed_s - one.granted_s
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.1f} ms"

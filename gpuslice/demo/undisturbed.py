@@ -1,0 +1,41 @@
+"""Each training on its own, without any gpuslice: what the shared runs are compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from gpuslice.clock import Clock
+from gpuslice.sched_core.events import Exited
+from gpuslice.sched_core.processes import Processes
+
+from .training import Training, digest
+
+
+def run_undisturbed(
+    trainings: Sequence[Training],
+    device: str,
+    environ: Mapping[str, str],
+    logs: Path,
+    clock: Clock,
+    done: Callable[[str, int], None],
+) -> dict[str, str]:
+    """Run every training, side by side, and return the digests by name (empty for one that failed).
+
+    Parameters
+    ----------
+    done
+        Called with the name and exit code of each that ends.
+    """
+    logs.mkdir(parents=True, exist_ok=True)
+    processes = Processes(logs)
+    try:
+        for training in trainings:
+            processes.launch(training.name, training.program(device, environ), {})
+        while processes.descriptors:
+            for event in processes.wait():
+                if isinstance(event, Exited):
+                    done(event.job, event.code)
+    finally:
+        processes.end_all(clock)
+    return {training.name: digest(processes.log(training.name, "out")) for training in trainings}

@@ -1,0 +1,70 @@
+"""The drill: suspend and resume at once, at every Nth boundary or at those listed."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+
+from gpuslice import config
+from gpuslice.boundaries import NEVER
+from gpuslice.ending import end, end_parked, undisturbed
+from gpuslice.errors import ConfigError, GpusliceError
+from gpuslice.runtime import Runtime
+
+
+class Drill:
+    """A controller that suspends the job and resumes it on the spot.
+
+    Parameters
+    ----------
+    runtime
+        The job.
+    every
+        Suspend at boundaries ``every``, ``2 * every``, ...; 0 for those in ``at``.
+    at
+        Boundaries to suspend at.
+    """
+
+    def __init__(self, runtime: Runtime, *, every: int = 0, at: frozenset[int] = frozenset()) -> None:
+        if every and at:
+            raise ConfigError("suspend_every and suspend_at are both set", "choose one of the two")
+        self._runtime = runtime
+        self._every = every
+        self._at = sorted(at)
+
+    def start(self) -> None:
+        """Check the RAM disk before training begins, and ask for the first boundary."""
+        _ = self._runtime.ramdisk
+        self._ask(self._runtime.boundary)
+
+    def at_boundary(self, boundary: int) -> None:
+        """Suspend and resume; ends the job, by an error's exit code, if that is not possible."""
+        runtime = self._runtime
+        if not runtime.interruptible():
+            return
+        with undisturbed():
+            try:
+                runtime.suspend(explicit=runtime.boundaries.explicit)
+            except GpusliceError as error:
+                end(error)
+            try:
+                runtime.resume()
+            except GpusliceError as error:
+                end_parked(error)
+        self._ask(boundary)
+
+    def finish(self) -> None:
+        """Nothing outlives a drill."""
+
+    def _ask(self, after: int) -> None:
+        if self._every:
+            self._runtime.boundaries.stop_at = (after // self._every + 1) * self._every
+        else:
+            position = bisect_right(self._at, after)
+            self._runtime.boundaries.stop_at = self._at[position] if position < len(self._at) else NEVER
+
+
+def from_settings(runtime: Runtime) -> Drill | None:
+    """The drill that the settings ask for, if they do."""
+    settings = runtime.settings
+    at = config.parse_boundaries(settings.suspend_at)
+    return Drill(runtime, every=settings.suspend_every, at=at) if settings.suspend_every or at else None

@@ -1,0 +1,119 @@
+"""Every error that gpuslice raises, split by whose fault it is, with the exit code the CLI maps it to.
+
+Exit codes: 2 wrong command line or configuration, 3 unusable environment, 4 corrupt or refused
+snapshot, 5 full RAM disk. A message names the thing that is wrong; ``remedy`` says what to do.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class GpusliceError(Exception):
+    """Base of all gpuslice errors; never raised itself.
+
+    Parameters
+    ----------
+    message
+        What is wrong, naming the thing.
+    remedy
+        What the user can do about it, one sentence.
+    """
+
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, message: str, remedy: str = "") -> None:
+        if type(self) is GpusliceError:
+            raise TypeError("GpusliceError is abstract; raise one of its subclasses")
+        super().__init__(message)
+        self.message = message
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.remedy})" if self.remedy else self.message
+
+
+class UsageError(GpusliceError):
+    """The command line or an API call is wrong."""
+
+    exit_code = 2
+
+
+class ConfigError(UsageError):
+    """A setting has an unknown name or an impossible value."""
+
+
+class EnvironmentUnusableError(GpusliceError):
+    """This machine lacks what was asked for (device, driver, torch, compiler, directory)."""
+
+    exit_code = 3
+
+
+class SuspendRefusedError(EnvironmentUnusableError):
+    """The job's state cannot be suspended by the chosen route; nothing was touched."""
+
+
+class SuspendedStateError(UsageError):
+    """A suspended job was asked to suspend, or a running one to resume."""
+
+
+class SnapshotError(GpusliceError):
+    """Base of what can be wrong with a snapshot file; never raised itself."""
+
+    exit_code = 4
+
+    def __init__(self, message: str, remedy: str = "") -> None:
+        if type(self) is SnapshotError:
+            raise TypeError("SnapshotError is abstract; raise one of its subclasses")
+        super().__init__(message, remedy)
+
+
+class CorruptSnapshotError(SnapshotError):
+    """The bytes are not what was written: truncated, flipped, or not a snapshot at all."""
+
+
+class RefusedSnapshotError(SnapshotError):
+    """The file is whole but may not or cannot be used: foreign owner, symlink, other version, other shape."""
+
+
+class RamDiskFullError(GpusliceError):
+    """The RAM disk cannot take the snapshot; nothing was written."""
+
+    exit_code = 5
+
+
+class DeviceMemoryError(GpusliceError):
+    """The device lacks memory to resume; the snapshot is kept and the resume may be retried."""
+
+    exit_code = 3
+
+
+class RollbackError(GpusliceError):
+    """Undoing a failed step failed too; the state of the job is not known."""
+
+    exit_code = 3
+
+
+class ProtocolError(GpusliceError):
+    """Base of what can go wrong between two ends of a socket; never raised itself."""
+
+    def __init__(self, message: str, remedy: str = "") -> None:
+        if type(self) is ProtocolError:
+            raise TypeError("ProtocolError is abstract; raise LocalProtocolError or RemoteProtocolError")
+        super().__init__(message, remedy)
+
+
+class LocalProtocolError(ProtocolError):
+    """We were about to send something illegal: a bug on our side."""
+
+
+class RemoteProtocolError(ProtocolError):
+    """The peer sent something illegal; the message was dropped and the state is unchanged."""
+
+
+class IllegalTransitionError(GpusliceError):
+    """An event is impossible in the present state; nothing was changed. Carries the history."""
+
+
+class InvariantError(GpusliceError):
+    """A promise of the scheduler core is broken: a bug, found by ``Core.check``."""

@@ -1,0 +1,52 @@
+"""Where a gang goes on: its ranks may have died between two snapshots, but must restart from the same one."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+import torch
+import torch.distributed as dist
+
+from gpuslice.errors import UsageError
+
+#: More restartable snapshots than a rank ever has.
+_MOST = 4
+_NONE = -1
+
+
+def newest_common(boundaries: Iterable[Collection[int]]) -> int | None:
+    """The newest boundary that every rank has, given each rank's; ``None`` if there is none."""
+    common = set.intersection(*(set(of_rank) for of_rank in boundaries))
+    return max(common, default=None)
+
+
+def agree(boundaries: Collection[int], world_size: int) -> int | None:
+    """The newest boundary of which all ranks have a snapshot. A collective: every rank calls it.
+
+    Parameters
+    ----------
+    boundaries
+        Of this rank's restartable snapshots.
+    world_size
+        Ranks of the job.
+
+    Raises
+    ------
+    UsageError
+        If the ranks cannot talk to each other yet.
+    """
+    if world_size == 1:
+        return newest_common([boundaries])
+    if not dist.is_initialized():
+        raise UsageError(
+            f"a named job of {world_size} ranks is attached before they can agree where to go on",
+            "call torch.distributed.init_process_group before gpuslice.attach",
+        )
+    gpu = dist.get_backend() == "nccl"
+    device = torch.device("cuda", torch.cuda.current_device()) if gpu else torch.device("cpu")
+    mine = torch.full((_MOST,), _NONE, dtype=torch.int64, device=device)
+    newest = sorted(boundaries)[-_MOST:]
+    mine[: len(newest)] = torch.tensor(newest, dtype=torch.int64)
+    everybody = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(everybody, mine)
+    return newest_common([set(row.tolist()) - {_NONE} for row in everybody])

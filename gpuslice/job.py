@@ -1,0 +1,284 @@
+"""``attach``, ``Job``, ``restore``: gpuslice in a training script (docs/training-scripts.md)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch.utils.data import DataLoader
+
+from gpuslice.checkpoint import rng
+from gpuslice.checkpoint.describe import is_holder
+from gpuslice.checkpoint.generators import Generator, is_generator, own_generators
+from gpuslice.checkpoint.snapshot import open_snapshot
+from gpuslice.checkpoint.state import OWN_PREFIX, check, describe, names_of
+from gpuslice.ending import end
+from gpuslice.errors import RefusedSnapshotError, SnapshotError, UsageError
+from gpuslice.gang import agree
+from gpuslice.launch import ARMED
+from gpuslice.progress import Progress
+from gpuslice.runtime import Runtime, runtime
+from gpuslice.types import DeviceName
+
+Batch = TypeVar("Batch")
+
+_RNG = f"{OWN_PREFIX}rng"
+_PROGRESS = f"{OWN_PREFIX}progress"
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What a suspend put into the RAM disk.
+
+    Attributes
+    ----------
+    path
+        The file; ``gpuslice.restore`` reads it. Later suspends reuse it, and without a job name it ends
+        with the process: copy it to keep it.
+    nbytes
+        Bytes in the snapshot.
+    seconds
+        How long the suspend took.
+    gb_per_s
+        Rate of the copy out of the device, 1e9 bytes per second.
+    boundary
+        Mini-batch boundaries passed.
+    restartable
+        Whether another process can go on from it.
+    """
+
+    path: Path
+    nbytes: int
+    seconds: float
+    gb_per_s: float
+    boundary: int
+    restartable: bool
+
+
+class Values(dict[str, Any]):
+    """The attached objects that are plain values, by name; assign to change them."""
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if name not in self:
+            raise UsageError(f"nothing is attached as {name!r}", "name it in gpuslice.attach")
+        super().__setitem__(name, value)
+
+
+class Job:
+    """The state of a training script under names, made by `attach`.
+
+    Attributes
+    ----------
+    values
+        The attached numbers, texts, lists and dicts; after a restart, as they were saved.
+    """
+
+    def __init__(self, process: Runtime, named: Mapping[str, object]) -> None:
+        self._runtime = process
+        self._objects = {name: item for name, item in named.items() if _lives_on(item)}
+        self.values = Values((name, item) for name, item in named.items() if not _lives_on(item))
+        self._generators = {id(item) for item in _generators(named)}
+        self._progress = Progress(process.boundaries, lambda item: id(item) in self._generators)
+
+    def suspend(self) -> Snapshot:
+        """Move the job's state to the RAM disk and free its device memory.
+
+        Until `resume` no tensor of the job may be touched. Call this last in a loop's body: a process that
+        restarts from the snapshot goes on with the next batch, or with the next epoch.
+
+        Raises
+        ------
+        SuspendedStateError
+            If the job is suspended.
+        SuspendRefusedError, RamDiskFullError, UsageError
+            If the state cannot be saved; nothing has changed.
+        """
+        record = self._runtime.suspend(explicit=True)
+        snapshot = self._runtime.switch.snapshot
+        assert snapshot is not None
+        self._runtime.handed_out = True
+        return Snapshot(
+            path=snapshot.path,
+            nbytes=snapshot.nbytes,
+            seconds=record.suspend_s,
+            gb_per_s=record.gb_per_s_out,
+            boundary=snapshot.boundary,
+            restartable=snapshot.restartable,
+        )
+
+    def resume(self, device: str | None = None) -> None:
+        """Bring the state back, to another device if one is named.
+
+        Raises
+        ------
+        SuspendedStateError
+            If the job is not suspended.
+        DeviceMemoryError
+            If the device lacks memory; the snapshot is kept, and this may be called again.
+        """
+        self._runtime.resume(None if device is None else DeviceName.parse(device))
+
+    @contextmanager
+    def suspended(self) -> Iterator[Snapshot]:
+        """The job is suspended inside the block."""
+        snapshot = self.suspend()
+        try:
+            yield snapshot
+        finally:
+            self.resume()
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """``range(count)``; a restarted process begins with the epoch that was going on."""
+        return self._progress.epochs(count)
+
+    def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
+        """The batches of ``loader``; a restarted process goes on after the last one that was done.
+
+        Raises
+        ------
+        UsageError
+            If the loader has a random number generator of its own that is not attached.
+        """
+        return self._progress.batches(loader)
+
+    def restore(self, path: str | os.PathLike[str]) -> None:
+        """Load a snapshot of this script and go on from there; the loops below skip what was done.
+
+        Raises
+        ------
+        SnapshotError
+            If the file is damaged or does not fit; nothing has changed.
+        """
+        snapshot = open_snapshot(Path(path))
+        live = {**self._objects, **self.values, _RNG: None, _PROGRESS: None}
+        missing = sorted(names_of(snapshot) - set(live))
+        if missing:
+            raise RefusedSnapshotError(
+                f"{snapshot.path} holds {missing[0]!r}, which is not attached", "attach it under that name"
+            )
+        restoration = check(snapshot, live)
+
+        def load() -> dict[str, Any]:
+            loaded = restoration.apply()
+            self.values.update((name, loaded[name]) for name in self.values)
+            rng.restore(loaded[_RNG], restoration.gpus)
+            self._runtime.boundary = snapshot.boundary
+            return loaded
+
+        def reached() -> None:
+            load()
+            snapshot.close()
+
+        self._progress.head_for(load()[_PROGRESS], reached, restoration.gpus)
+
+    def named_state(self) -> dict[str, object]:
+        """All that another process needs to go on from here."""
+        own = {_RNG: rng.capture(), _PROGRESS: self._progress.state()}
+        return {**self._objects, **self.values, **own}
+
+    def restartable(self, *, explicit: bool) -> bool:
+        """Whether another process could go on from here; ``explicit``: the script itself asked to stop."""
+        return self._progress.restartable(explicit=explicit)
+
+
+def attach(job: str | None = None, /, **named: object) -> Job:
+    """Name the state of this training script.
+
+    Parameters
+    ----------
+    job
+        The job's name, unless ``gpuslice run --job`` gives one. A named job's snapshots outlive a crash,
+        and the process started next under that name goes on from the newest one.
+    **named
+        Modules, optimizers, schedulers, scalers, loaders, and whatever else has ``state_dict`` and
+        ``load_state_dict``; tensors; generators of torch, NumPy and ``random``; numbers, texts, lists, dicts.
+
+    Raises
+    ------
+    UsageError
+        Naming what cannot be saved.
+    SnapshotError
+        If the named job's newest snapshot is damaged or does not fit the objects.
+    """
+    for name in named:
+        if name.startswith(OWN_PREFIX):
+            raise UsageError(f"the name {name!r} is gpuslice's own", "choose another one")
+    described = describe(named)
+    process = runtime()
+    if process.attached is not None:
+        raise UsageError("this process has attached a job already", "attach everything in one call")
+    if job is not None:
+        process.name_job(job)
+    gpu = next((t.device for _, t in described.tensors if t.device.type == "cuda"), None)
+    if gpu is not None and process.settings.device == "cpu":
+        process.move_in(DeviceName("cuda", gpu.index))
+    attached = Job(process, named)
+    if process.settings.job:
+        _go_on(attached, process)
+    process.attached = attached
+    return attached
+
+
+def restore(path: str | os.PathLike[str], /, **named: object) -> dict[str, Any]:
+    """Load objects from a snapshot, exactly; and the process's random number generators.
+
+    Parameters
+    ----------
+    path
+        A snapshot file, such as ``Snapshot.path``.
+    **named
+        Objects under the names that they were attached by; all or some of them.
+
+    Returns
+    -------
+    dict
+        The objects by name; what is a plain value is only here, as it was saved.
+
+    Raises
+    ------
+    CorruptSnapshotError
+        If the file is damaged; nothing has changed.
+    RefusedSnapshotError
+        If it does not fit the objects, naming the entry; nothing has changed.
+    """
+    with open_snapshot(Path(path)) as snapshot:
+        restoration = check(snapshot, {**named, _RNG: None})
+        loaded = restoration.apply()
+        rng.restore(loaded.pop(_RNG), restoration.gpus)
+        return loaded
+
+
+def _go_on(job: Job, process: Runtime) -> None:
+    """Load the named job's newest snapshot, if there is one; under the launcher a bad one ends the script."""
+    snapshots = process.store.restartable()
+    boundary = agree(snapshots, process.place.world_size)
+    process.store.forget_after(-1 if boundary is None else boundary)
+    if boundary is None:
+        return
+    try:
+        job.restore(snapshots[boundary])
+    except SnapshotError as error:
+        if ARMED in os.environ:
+            end(error)
+        raise
+
+
+def _lives_on(item: object) -> bool:
+    """Whether the script keeps using the object itself, so that it is loaded in place."""
+    return isinstance(item, torch.Tensor) or is_holder(item)
+
+
+def _generators(item: object) -> Iterator[Generator]:
+    """All generators that attached objects stand for."""
+    if is_generator(item):
+        yield item
+    elif isinstance(item, DataLoader):
+        yield from own_generators(item)
+    elif isinstance(item, (Mapping, list, tuple)):
+        for part in item.values() if isinstance(item, Mapping) else item:
+            yield from _generators(part)

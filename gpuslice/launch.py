@@ -1,0 +1,114 @@
+"""What ``gpuslice run`` executes: the user's own command, in this process, with the hooks on PYTHONPATH."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+import msgspec
+
+from gpuslice.config import Settings, variable
+from gpuslice.errors import EnvironmentUnusableError, UsageError
+from gpuslice.kernels.routes import choose
+from gpuslice.types import DeviceName, Route, job_id
+
+SITEDIR = Path(__file__).resolve().parent / "sitedir"
+#: Set by the launcher: Pythons below it look whether they train.
+LAUNCH = "GPUSLICE_LAUNCH"
+#: Set in the process that got the hooks; see sitedir/sitecustomize.py.
+ARMED = "GPUSLICE_ARMED"
+
+
+def command_line(words: Sequence[str]) -> list[str]:
+    """The command for ``script.py args``, ``-m module args`` or ``-- command args``.
+
+    Raises
+    ------
+    UsageError
+        If there is nothing to run, or what is to be run does not exist.
+    """
+    if not words:
+        raise UsageError("nothing to run", "give a script, -m module, or -- and a command")
+    first, rest = words[0], list(words[1:])
+    if first in ("-m", "--") and not rest:
+        missing = "module" if first == "-m" else "command"
+        raise UsageError(f"{first} without a {missing}", "see `gpuslice run --help`")
+    if first == "-m":
+        return [sys.executable, "-m", *rest]
+    if first == "--":
+        if shutil.which(rest[0]) is None:
+            raise UsageError(f"there is no command {rest[0]!r}", "check the name and PATH")
+        return rest
+    if first.startswith("-"):
+        raise UsageError(f"unknown option {first}", "see `gpuslice run --help`")
+    if not os.path.exists(first):
+        raise UsageError(f"there is no script {first!r}", "a command of another kind goes after --")
+    return [sys.executable, first, *rest]
+
+
+def check(settings: Settings) -> Settings:
+    """Refuse settings that cannot work, and make their paths independent of the working directory.
+
+    Cheap checks only, without importing torch; the job itself looks closer when it starts.
+
+    Raises
+    ------
+    UsageError
+        For a contradiction or an impossible value.
+    EnvironmentUnusableError
+        If this machine has no such device, or the route cannot be taken on it.
+    """
+    if settings.suspend_every and settings.suspend_at:
+        raise UsageError("both --suspend-every and --suspend-at are given", "choose one of the two")
+    if settings.job:
+        job_id(settings.job)
+    device = DeviceName.parse(settings.device)
+    if device.kind == "cuda" and not _has_nvidia_driver():
+        raise EnvironmentUnusableError(
+            f"{device} needs an NVIDIA driver, and none is loaded",
+            "use --device cpu or see `gpuslice doctor`",
+        )
+    choose(Route(settings.route), device)
+    paths = {
+        name: os.path.abspath(getattr(settings, name))
+        for name in ("report", "ramdisk_dir")
+        if getattr(settings, name)
+    }
+    if "report" in paths and not os.path.isdir(os.path.dirname(paths["report"])):
+        raise UsageError(f"the directory of {settings.report} does not exist", "make it")
+    return msgspec.structs.replace(settings, **paths)
+
+
+def environment(settings: Settings, environ: Mapping[str, str]) -> dict[str, str]:
+    """``environ`` with the settings and the hooks for the command and everything that it starts."""
+    names = {variable(field) for field in Settings.__struct_fields__} | {ARMED}
+    result = {name: value for name, value in environ.items() if name not in names}
+    result |= settings.environ()
+    result[LAUNCH] = str(os.getpid())
+    path = environ.get("PYTHONPATH")
+    result["PYTHONPATH"] = f"{SITEDIR}{os.pathsep}{path}" if path else str(SITEDIR)
+    return result
+
+
+def execute(words: Sequence[str], settings: Settings) -> NoReturn:
+    """Become the user's command.
+
+    Nothing of ours stays around it: ``__main__``, ``sys.argv``, signals, exit code, stdout and tracebacks
+    are its own.
+    """
+    command = command_line(words)
+    variables = environment(check(settings), os.environ)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    try:
+        os.execvpe(command[0], command, variables)
+    except OSError as error:
+        raise UsageError(f"cannot execute {command[0]}: {error.strerror}", "check the command") from error
+
+
+def _has_nvidia_driver() -> bool:
+    return any(os.path.exists(path) for path in ("/dev/nvidiactl", "/dev/dxg", "/proc/driver/nvidia/version"))

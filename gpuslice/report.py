@@ -1,0 +1,100 @@
+"""The report of a job under ``gpuslice run``: a JSON file, rewritten at every switch (docs/report.md)."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+
+import msgspec
+import torch
+
+from gpuslice import __version__
+from gpuslice.checkpoint.record import SwitchRecord
+from gpuslice.errors import EnvironmentUnusableError
+
+
+def rank_path(path: Path, rank: int) -> Path:
+    """Where a rank reports: rank 0 in ``FILE.json`` itself, rank 1 in ``FILE.rank1.json``."""
+    return path if rank == 0 else path.with_suffix(f".rank{rank}{path.suffix}")
+
+
+class Report:
+    """Collects the switches of one rank and keeps the file up to date.
+
+    Parameters
+    ----------
+    path
+        The file, or ``None`` to keep totals only.
+    job, rank
+        Whose it is.
+
+    Raises
+    ------
+    EnvironmentUnusableError
+        If the file cannot be written.
+    """
+
+    def __init__(self, path: Path | None, *, job: str = "", rank: int = 0) -> None:
+        self._path = path
+        self.job = job
+        self._rank = rank
+        self._rows: list[bytes] = []
+        self._blackouts_s: list[float] = []
+        self._bytes_copied = 0
+        self.write(boundaries=0, steps=0)
+
+    def add(self, record: SwitchRecord) -> None:
+        """Append a finished switch; `write` makes it visible."""
+        self._rows.append(msgspec.json.encode(record.as_dict()))
+        self._blackouts_s.append(record.suspend_s + record.resume_s)
+        self._bytes_copied += record.bytes_copied
+
+    def totals(self, *, boundaries: int, steps: int) -> dict[str, float]:
+        """The report's ``totals``."""
+        blackouts_s = self._blackouts_s
+        return {
+            "boundaries": boundaries,
+            "steps": steps,
+            "switches": len(blackouts_s),
+            "bytes_copied": self._bytes_copied,
+            "blackout_s": sum(blackouts_s),
+            "blackout_mean_s": sum(blackouts_s) / len(blackouts_s) if blackouts_s else 0.0,
+            "blackout_max_s": max(blackouts_s, default=0.0),
+        }
+
+    def summary(self, *, boundaries: int, steps: int) -> str:
+        """The totals in one line for a person."""
+        totals = self.totals(boundaries=boundaries, steps=steps)
+        switches = int(totals["switches"])
+        if not switches:
+            return f"no switch at {boundaries} boundaries, {steps} optimizer steps"
+        mean_mb = totals["bytes_copied"] / switches / 1e6
+        mean_ms = totals["blackout_mean_s"] * 1e3
+        return (
+            f"{switches} switch{'' if switches == 1 else 'es'} at {boundaries} boundaries, {mean_mb:.1f} MB "
+            f"copied and {mean_ms:.1f} ms of blackout each on average"
+        )
+
+    def write(self, *, boundaries: int, steps: int) -> None:
+        """Replace the file by the present state, atomically."""
+        if self._path is None:
+            return
+        versions = {
+            "gpuslice": __version__,
+            "python": platform.python_version(),
+            "torch": str(torch.__version__),
+        }
+        rows, totals = b",\n".join(self._rows), self.totals(boundaries=boundaries, steps=steps)
+        parts = {"job": self.job, "rank": self._rank, "totals": totals, "versions": versions}
+        lines = [b'"%s": %s' % (key.encode(), msgspec.json.encode(value)) for key, value in parts.items()]
+        # One line per switch; rows are encoded once, so that a drill of many switches stays cheap.
+        lines.insert(2, b'"switches": [\n%s\n]' % rows)
+        draft = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+        try:
+            draft.write_bytes(b"{\n%s\n}\n" % b",\n".join(lines))
+            draft.replace(self._path)
+        except OSError as error:
+            raise EnvironmentUnusableError(
+                f"cannot write the report {self._path}: {error.strerror}", "choose another --report file"
+            ) from error

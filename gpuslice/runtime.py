@@ -1,0 +1,256 @@
+"""The job's runtime: device, RAM disk, switch and report of this process, behind suspend and resume.
+
+``runtime()`` gives this process's own. Under ``gpuslice run`` the hooks start it when torch is imported;
+elsewhere the first use does. The RAM disk and the switch are made when the first suspend needs them.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+import torch
+
+from gpuslice import config
+from gpuslice.boundaries import BoundaryCounter, counter
+from gpuslice.checkpoint.ramdisk import RamDisk
+from gpuslice.checkpoint.record import SwitchRecord
+from gpuslice.checkpoint.store import JobStore
+from gpuslice.checkpoint.switch import Switch
+from gpuslice.config import Settings
+from gpuslice.ending import ended_well, watch_exit
+from gpuslice.errors import SuspendRefusedError
+from gpuslice.kernels import Device, open_device, vmm
+from gpuslice.kernels.routes import choose
+from gpuslice.report import Report, rank_path
+from gpuslice.threads import ThreadGate
+from gpuslice.types import DeviceName, Route, job_id
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Which of its job's processes this one is, as torchrun and others tell it in the environment."""
+
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str]) -> Place:
+        """Read ``RANK``, ``LOCAL_RANK`` and ``WORLD_SIZE``; without them the process is alone."""
+        rank = int(environ.get("RANK", 0))
+        return cls(rank, int(environ.get("LOCAL_RANK", rank)), int(environ.get("WORLD_SIZE", 1)))
+
+    def device(self, first: DeviceName) -> DeviceName:
+        """This rank's device when rank 0 of the node has ``first``; ``cpu`` is the whole host for all."""
+        if first.index is None:
+            return first
+        return DeviceName(first.kind, first.index + self.local_rank)
+
+
+class Attached(Protocol):
+    """An attached job, as far as a suspend is concerned."""
+
+    def named_state(self) -> Mapping[str, object]:
+        """What a restart in another process needs."""
+        ...
+
+    def restartable(self, *, explicit: bool) -> bool:
+        """Whether that is consistent now. ``explicit``: the script marked this boundary itself."""
+        ...
+
+
+class Runtime:
+    """One process of a job: what it computes on, where its state goes, and how.
+
+    Parameters
+    ----------
+    settings
+        What the launcher handed down.
+    place
+        Which rank this is.
+    boundaries
+        The process's counter.
+
+    Attributes
+    ----------
+    attached
+        The job that ``gpuslice.attach`` made, if the script did.
+    handed_out
+        Whether the script got the path of a snapshot that it asked for.
+    report
+        Collects the switches.
+    gate
+        Stops the other threads during a suspend.
+    route
+        How its device is emptied.
+
+    Raises
+    ------
+    EnvironmentUnusableError
+        If the route that the settings name cannot be taken here.
+    """
+
+    def __init__(self, settings: Settings, place: Place, boundaries: BoundaryCounter) -> None:
+        self.settings = settings
+        self.place = place
+        self.boundaries = boundaries
+        self.attached: Attached | None = None
+        self.handed_out = False
+        self.gate = ThreadGate()
+        path = rank_path(Path(settings.report), place.rank) if settings.report else None
+        self.report = Report(path, job=settings.job, rank=place.rank)
+        self._device_name = place.device(DeviceName.parse(settings.device))
+        self.route = choose(Route(settings.route), self._device_name)
+
+    def name_job(self, name: str) -> None:
+        """Give the job a name, unless the launcher gave it one; before its first suspend."""
+        if not self.settings.job:
+            self.settings = msgspec.structs.replace(self.settings, job=job_id(name))
+            self.report.job = name
+
+    @property
+    def boundary(self) -> int:
+        """Boundaries passed; a restarted job sets it to its snapshot's."""
+        return self.boundaries.count
+
+    @boundary.setter
+    def boundary(self, count: int) -> None:
+        self.boundaries.count = count
+
+    @cached_property
+    def device(self) -> Device:
+        """The device this rank computes on, opened on first use."""
+        return open_device(self._device_name, cpu_slots=self.settings.cpu_slots)
+
+    @cached_property
+    def ramdisk(self) -> RamDisk:
+        """Where snapshots go; making it checks the directory."""
+        settings = self.settings
+        directory = Path(settings.ramdisk_dir) if settings.ramdisk_dir else None
+        limit_bytes = config.parse_size(settings.ramdisk_limit) if settings.ramdisk_limit else None
+        return RamDisk(directory, limit_bytes)
+
+    @cached_property
+    def store(self) -> JobStore:
+        """This rank's own place in the RAM disk."""
+        return self.ramdisk.open_store(self.settings.job or None, self.place.rank)
+
+    @cached_property
+    def switch(self) -> Switch:
+        shim = vmm.loaded() if self.route is Route.VMM else None
+        return Switch(self.device, self.store, gate=self.gate, shim=shim)
+
+    def move_in(self, name: DeviceName | None = None) -> None:
+        """Compute on the device from now on (before there is any state to move)."""
+        if name is not None:
+            self._device_name = name
+            self.__dict__.pop("device", None)
+        # The whole host is where the script already is; its number of threads stays its own.
+        if self._device_name.index is not None:
+            self.device.pin()
+
+    def interruptible(self) -> bool:
+        """Whether the main thread may park right here: not inside backward, not in a graph capture."""
+        if torch._C._current_graph_task_id() != -1:
+            return False
+        try:
+            self.device.check_idle()
+        except SuspendRefusedError:
+            return False
+        return True
+
+    def suspend(self, *, explicit: bool) -> SwitchRecord:
+        """Move the job's state off its device.
+
+        Parameters
+        ----------
+        explicit
+            Whether the script itself asked for it here.
+
+        Raises
+        ------
+        SuspendRefusedError, RamDiskFullError
+            Nothing has changed.
+        """
+        named, restartable = None, False
+        if self.attached is not None:
+            named = self.attached.named_state()
+            restartable = self.attached.restartable(explicit=explicit)
+        return self.switch.suspend(boundary=self.boundary, named=named, restartable=restartable)
+
+    def resume(self, device: DeviceName | None = None) -> SwitchRecord:
+        """Bring the state back, to ``device`` if it is given, and record the switch.
+
+        Raises
+        ------
+        DeviceMemoryError
+            The snapshot is kept and the resume may be tried again.
+        """
+        target = None
+        if device is not None and device != self.device.name:
+            target = open_device(device, cpu_slots=self.settings.cpu_slots)
+            target.pin()
+        record = self.switch.resume(target)
+        if target is not None:
+            self.__dict__["device"] = target
+        self.report.add(record)
+        self.write_report()
+        return record
+
+    def write_report(self) -> None:
+        """Bring the report file up to date."""
+        self.report.write(boundaries=self.boundary, steps=self.boundaries.steps)
+
+    def summary(self) -> str:
+        """What happened, in one line."""
+        totals = self.report.summary(boundaries=self.boundary, steps=self.boundaries.steps)
+        return f"{totals}, route {self.route.value}"
+
+    def close(self) -> None:
+        """Let go of the RAM disk.
+
+        The snapshots of a named job stay there if its script did not end well, or ended while suspended. Of
+        a job without a name the newest one stays if the script asked for it: somebody may have its path.
+        """
+        if "store" not in self.__dict__:
+            return
+        if not self.settings.job:
+            self.store.close(keep=self.handed_out)
+            return
+        keep = not ended_well() or (self.handed_out and self.switch.suspended)
+        if keep and self.place.world_size > 1:
+            # Another rank may have died before its newest snapshot: as after a kill, both of ours stay.
+            return
+        self.store.close(keep=keep)
+
+
+_runtime: Runtime | None = None
+
+
+def runtime() -> Runtime:
+    """This process's runtime, made on the first call from the settings in the environment.
+
+    Raises
+    ------
+    ConfigError
+        If the settings are wrong.
+    """
+    global _runtime
+    if _runtime is None:
+        _runtime = Runtime(config.load(), Place.from_environ(os.environ), counter)
+        _runtime.gate.install()
+        watch_exit()
+        atexit.register(_close, _runtime, os.getpid())
+    return _runtime
+
+
+def _close(job: Runtime, pid: int) -> None:
+    if os.getpid() == pid:  # a fork that ends by itself is not the job
+        job.close()

@@ -1,0 +1,188 @@
+"""ThreadGate: while a job is suspended, its other threads stop at their next torch operation.
+
+A suspended tensor has no memory: reading it is a segmentation fault, saving it writes garbage. The main
+thread is parked, but a script may have others (an EMA updater, a checkpoint writer). Every thread that
+starts after ``install`` runs under a ``TorchFunctionMode``, so each torch operation of it passes the gate.
+What a mode cannot see (``torch.save`` writing a storage) shows in the thread's stack, and is waited for.
+A thread that stays inside torch for too long makes the suspend fail, by name, before anything is touched.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import FrameType
+from typing import Any
+
+from torch.overrides import TorchFunctionMode
+
+from gpuslice.errors import SuspendRefusedError
+
+#: Threads of gpuslice itself carry names that begin so; they pass the gate.
+OWN_PREFIX = "gpuslice-"
+#: How long a thread may take to leave torch before the suspend is refused.
+PATIENCE_S = 10.0
+#: Leaving a frame (``torch.save``) sends no signal, so stacks are looked at again after this long.
+_LOOK_AGAIN_S = 0.005
+#: Threads of torch's own that wait below these modules hold nothing of the device.
+_IDLE_MODULES = ("torch.utils.data._utils.pin_memory", "torch._inductor.", "torch.multiprocessing")
+
+
+class ThreadGate:
+    """Stops the process's other threads at the edge of torch.
+
+    Parameters
+    ----------
+    patience_s
+        How long ``close`` waits for a thread that is inside torch, in seconds.
+    """
+
+    def __init__(self, patience_s: float = PATIENCE_S) -> None:
+        self._patience_s = patience_s
+        self._opened = threading.Event()
+        self._opened.set()
+        self._left = threading.Event()
+        self._passages: dict[int, _Passage] = {}
+
+    def install(self) -> None:
+        """Send every ``threading.Thread`` that starts from now on through the gate.
+
+        The wrapper encloses ``Thread._bootstrap_inner``, which reports a thread's exceptions itself: none
+        of our frames is in their tracebacks.
+        """
+        original = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
+
+        def _bootstrap_inner(thread: threading.Thread) -> None:
+            if thread.name.startswith(OWN_PREFIX):
+                original(thread)
+                return
+            with self.passage():
+                original(thread)
+
+        threading.Thread._bootstrap_inner = _bootstrap_inner  # type: ignore[attr-defined]
+
+    def passage(self) -> _Passage:
+        """The mode under which the calling thread's torch operations pass this gate."""
+        return _Passage(self)
+
+    def close(self) -> None:
+        """Stop the other threads; returns when none is inside torch.
+
+        Raises
+        ------
+        SuspendRefusedError
+            If one does not leave torch in time; the gate is open again then.
+        """
+        self._opened.clear()
+        deadline_s = time.monotonic() + self._patience_s
+        while busy := self._busy():
+            if time.monotonic() > deadline_s:
+                self.open()
+                raise SuspendRefusedError(
+                    f"thread {busy[0]!r} does not leave torch: it runs {busy[1]}",
+                    "let that thread finish its work before the suspend, or do the work in the main thread",
+                )
+            self._left.wait(_LOOK_AGAIN_S)
+            self._left.clear()
+
+    def open(self) -> None:
+        """Let the other threads go on."""
+        self._opened.set()
+
+    @property
+    def alone(self) -> bool:
+        """Whether no other Python thread exists that could look at a tensor's memory behind torch's back."""
+        return not any(True for _ in self._others())
+
+    def _others(self) -> Iterator[tuple[str, int, FrameType]]:
+        """Name, ident and innermost frame of each other Python thread that is not known to be harmless."""
+        names = {thread.ident: thread.name for thread in threading.enumerate()}
+        harmless = _compilers() | {threading.get_ident()}
+        for ident, frame in sys._current_frames().items():
+            name = names.get(ident, f"#{ident}")
+            if ident in harmless or name.startswith(OWN_PREFIX):
+                continue
+            if not (_torch_module(frame) or "").startswith(_IDLE_MODULES):
+                yield name, ident, frame
+
+    def _busy(self) -> tuple[str, str] | None:
+        """A thread that is inside torch, and what it runs there."""
+        for name, ident, frame in self._others():
+            passage = self._passages.get(ident)
+            if passage is not None and passage.waiting:
+                continue
+            if passage is not None and passage.inside is not None:
+                return name, getattr(passage.inside, "__name__", repr(passage.inside))
+            if module := _torch_module(frame):
+                return name, module
+        return None
+
+
+class _Passage(TorchFunctionMode):
+    """One thread's way through the gate; ``inside`` is the operation it is in.
+
+    ``inside`` is written before the gate is read, and ``close`` shuts the gate before it reads ``inside``:
+    one of the two always sees the other.
+    """
+
+    def __init__(self, gate: ThreadGate) -> None:
+        self._gate = gate
+        self.inside: Callable[..., Any] | None = None
+        self.waiting = False
+
+    def __enter__(self) -> _Passage:
+        self._gate._passages[threading.get_ident()] = self
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        super().__exit__(*exception)  # type: ignore[no-untyped-call]
+        self._gate._passages.pop(threading.get_ident(), None)
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        gate = self._gate
+        self.inside = func
+        while not gate._opened.is_set():
+            self.waiting = True
+            self.inside = None
+            gate._left.set()
+            gate._opened.wait()
+            self.inside = func
+            self.waiting = False
+        try:
+            return func(*args, **(kwargs or {}))
+        finally:
+            self.inside = None
+            if not gate._opened.is_set():
+                gate._left.set()
+
+
+def _compilers() -> set[int | None]:
+    """Idents of the threads in torch.compile's pool: they write and compile code, and see no tensors.
+
+    They wait for work between two compilations with no frame of torch's on their stack, so that only the
+    pool itself (``torch._inductor.async_compile.AsyncCompile.pool``, made on first use) tells who they are.
+    """
+    module = sys.modules.get("torch._inductor.async_compile")
+    pool: Any = getattr(getattr(module, "AsyncCompile", None), "pool", None)
+    if not hasattr(pool, "cache_info") or not pool.cache_info().currsize:
+        return set()
+    return {thread.ident for thread in getattr(pool(), "_threads", ())}
+
+
+def _torch_module(frame: FrameType | None) -> str | None:
+    """Name of the innermost torch module on a stack, or ``None``."""
+    while frame is not None:
+        name = frame.f_globals.get("__name__", "")
+        if name == "torch" or name.startswith("torch."):
+            return str(name)
+        frame = frame.f_back
+    return None

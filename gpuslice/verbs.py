@@ -1,0 +1,221 @@
+"""What a user's shell says to the scheduler, and what it is answered: two tagged unions, decoded strictly.
+
+A request is two frames, the protocol's version and the body (msgpack); so is the answer. Every request gets
+one answer; that to ``Wait`` and ``Down`` comes when what they wait for has happened.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from gpuslice.errors import RemoteProtocolError
+from gpuslice.wire import MAX_MESSAGE_BYTES
+
+VERSION = b"1"
+
+
+class Verb(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Base of requests and answers."""
+
+
+class Submit(Verb, tag="submit", frozen=True):
+    """Start a job when its turn comes.
+
+    Attributes
+    ----------
+    name
+        Its id; if ``numbered``, a number is added that makes it unique.
+    argv, directory, environ
+        How its command is started; no shell is involved.
+    devices
+        How many it runs on, all or nothing; it must have as many ranks.
+    weight
+        Its share under policies that know weights.
+    """
+
+    name: str
+    numbered: bool
+    argv: tuple[str, ...]
+    directory: str
+    environ: dict[str, str]
+    devices: int = 1
+    tenant: str = ""
+    weight: float = 1.0
+
+
+class Status(Verb, tag="status", frozen=True):
+    """What is there and how it stands."""
+
+
+class Wait(Verb, tag="wait", frozen=True):
+    """Answer when the job has ended."""
+
+    job: str
+
+
+class Cancel(Verb, tag="cancel", frozen=True):
+    """End the job."""
+
+    job: str
+
+
+class Suspend(Verb, tag="suspend", frozen=True):
+    """Keep the job off the devices until ``Resume``."""
+
+    job: str
+
+
+class Resume(Verb, tag="resume", frozen=True):
+    """Let a suspended job take part again."""
+
+    job: str
+
+
+class Logs(Verb, tag="logs", frozen=True):
+    """Where the job's output is."""
+
+    job: str
+
+
+class Events(Verb, tag="events", frozen=True):
+    """What happened after event ``after`` (0: from the beginning), the oldest first, some at a time."""
+
+    after: int = 0
+
+
+class Down(Verb, tag="down", frozen=True):
+    """Take no more jobs, cancel those there are (``drain``: let them finish), then leave."""
+
+    drain: bool = False
+
+
+class JobInfo(Verb, frozen=True):
+    """One job, as ``ps --json`` prints it; the keys are documented in docs/scheduler.md and stay."""
+
+    id: str
+    state: str
+    held: bool
+    devices: tuple[str, ...]
+    demand: int
+    tenant: str
+    weight: float
+    steps: int
+    steps_per_s: float | None
+    executed_s: float
+    service_s: float
+    age_s: float
+    slices: int
+    suspends: int
+    migrations: int
+    exit_code: int | None
+    reason: str
+    command: tuple[str, ...]
+
+
+class DeviceInfo(Verb, frozen=True):
+    """One device and the jobs on it."""
+
+    name: str
+    jobs: tuple[str, ...]
+
+
+class Accepted(Verb, tag="accepted", frozen=True):
+    """The job has been accepted under this id."""
+
+    job: str
+
+
+class Standing(Verb, tag="standing", frozen=True):
+    """The scheduler, its devices and every job, in order of submission."""
+
+    pid: int
+    policy: str
+    devices: tuple[DeviceInfo, ...]
+    jobs: tuple[JobInfo, ...]
+
+
+class Ended(Verb, tag="ended", frozen=True):
+    """The job has ended, and nothing of it is left on a device."""
+
+    job: JobInfo
+
+
+class EventInfo(Verb, frozen=True):
+    """One entry of the journal, as ``events --json`` prints it; documented in docs/scheduler.md."""
+
+    number: int
+    at_s: float
+    what: str
+    job: str
+    rank: int | None
+    details: dict[str, int | float | str | bool | None]
+
+
+class History(Verb, tag="history", frozen=True):
+    """Events, and the number to ask on from: if that is what was asked from, these are all."""
+
+    events: tuple[EventInfo, ...]
+    after: int
+
+
+class LogFiles(Verb, tag="log_files", frozen=True):
+    """The job's output, as paths."""
+
+    out: str
+    err: str
+
+
+class Done(Verb, tag="done", frozen=True):
+    """It has been done."""
+
+
+class Failed(Verb, tag="failed", frozen=True):
+    """It has not been done, nothing was changed; ``exit_code`` is for the command line."""
+
+    error: str
+    remedy: str
+    exit_code: int
+
+
+Request = Submit | Status | Wait | Cancel | Suspend | Resume | Logs | Events | Down
+Answer = Accepted | Standing | Ended | History | LogFiles | Done | Failed
+
+_encoder = msgspec.msgpack.Encoder()
+_requests = msgspec.msgpack.Decoder(Request)
+_answers = msgspec.msgpack.Decoder(Answer)
+
+
+def encode(message: Request | Answer) -> list[bytes]:
+    """The frames of ``message``."""
+    return [VERSION, _encoder.encode(message)]
+
+
+def decode_request(frames: list[bytes]) -> Request:
+    """Decode what a client sent; ``RemoteProtocolError`` for anything but a request of our version."""
+    body = _body(frames)
+    try:
+        return _requests.decode(body)  # type: ignore[no-any-return]
+    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
+        raise RemoteProtocolError(f"not a request: {error}") from error
+
+
+def decode_answer(frames: list[bytes]) -> Answer:
+    """Decode what the scheduler answered; ``RemoteProtocolError`` for anything but an answer."""
+    body = _body(frames)
+    try:
+        return _answers.decode(body)  # type: ignore[no-any-return]
+    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
+        raise RemoteProtocolError(f"not an answer: {error}") from error
+
+
+def _body(frames: list[bytes]) -> bytes:
+    if len(frames) != 2:
+        raise RemoteProtocolError(f"a message of {len(frames)} frames", "send version and body")
+    version, body = frames
+    if version != VERSION:
+        raise RemoteProtocolError(
+            f"protocol version {version[:8]!r} is not {VERSION!r}", "run the same gpuslice on both sides"
+        )
+    if len(body) > MAX_MESSAGE_BYTES:
+        raise RemoteProtocolError(f"a message of {len(body)} bytes exceeds {MAX_MESSAGE_BYTES}")
+    return body

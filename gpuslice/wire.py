@@ -1,0 +1,166 @@
+"""Messages between a job's agents and the scheduler: small tagged structs, one union per direction.
+
+Each message is one ZeroMQ frame of msgpack, at most ``MAX_MESSAGE_BYTES``. ``decode_*`` is the edge:
+whatever is not exactly one of the messages becomes a ``RemoteProtocolError``, and nothing behind the
+edge ever sees it. Tensors never ride this socket.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar, cast
+
+import msgspec
+
+from gpuslice.errors import LocalProtocolError, RemoteProtocolError
+
+PROTOCOL_VERSION = 1
+MAX_MESSAGE_BYTES = 1 << 20
+
+
+class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Base of all messages."""
+
+
+class Hello(Message, tag="hello", frozen=True):
+    """A rank's first words on every connection; a scheduler that was started again learns where it stands.
+
+    ``boundary`` and ``epoch`` are 0 in a fresh process; ``parked``: it holds still.
+    """
+
+    version: int
+    job: str
+    rank: int
+    world_size: int
+    pid: int
+    boundary: int = 0
+    epoch: int = 0
+    parked: bool = True
+
+
+class Progress(Message, tag="progress", frozen=True):
+    """Where a rank is: mini-batch boundaries passed, optimizer steps done. Also the heartbeat."""
+
+    epoch: int
+    boundary: int
+    step: int
+
+
+class Suspended(Message, tag="suspended", frozen=True):
+    """State is in the RAM disk, device memory is free. ``stages_s`` holds seconds by stage name."""
+
+    epoch: int
+    boundary: int
+    step: int
+    nbytes: int
+    stages_s: dict[str, float]
+
+
+class Resumed(Message, tag="resumed", frozen=True):
+    """State is on the device again and training goes on."""
+
+    epoch: int
+    boundary: int
+    stages_s: dict[str, float]
+
+
+class Overshot(Message, tag="overshot", frozen=True):
+    """The rank had already passed ``stop_at``; answered from the I/O thread."""
+
+    epoch: int
+    boundary: int
+
+
+class Refused(Message, tag="refused", frozen=True):
+    """A suspend or resume failed; the rank is as it was before (``running`` tells which)."""
+
+    epoch: int
+    boundary: int
+    running: bool
+    error: str
+    remedy: str
+    retryable: bool
+
+
+class Bye(Message, tag="bye", frozen=True):
+    """The script ended by itself; the process is about to exit."""
+
+    epoch: int
+    boundary: int
+    step: int
+
+
+class Welcome(Message, tag="welcome", frozen=True):
+    """Answer to Hello. The rank holds still until a Resume grants it a lease."""
+
+    version: int
+
+
+class Suspend(Message, tag="suspend", frozen=True):
+    """Stop at boundary ``stop_at`` (or answer Overshot). A larger ``stop_at`` replaces a smaller one."""
+
+    epoch: int
+    stop_at: int
+
+
+class Resume(Message, tag="resume", frozen=True):
+    """A new lease: bring the state back to ``device`` and go on."""
+
+    epoch: int
+    device: str
+
+
+class Cancel(Message, tag="cancel", frozen=True):
+    """End now: the job was cancelled or its lease is void."""
+
+    epoch: int
+    reason: str
+
+
+class Rejected(Message, tag="rejected", frozen=True):
+    """Your last message was not accepted, and why. Nothing was changed by it."""
+
+    error: str
+    remedy: str
+
+
+FromAgent = Hello | Progress | Suspended | Resumed | Overshot | Refused | Bye
+ToAgent = Welcome | Suspend | Resume | Cancel | Rejected
+
+_encoder = msgspec.msgpack.Encoder()
+_from_agent = msgspec.msgpack.Decoder(FromAgent)
+_to_agent = msgspec.msgpack.Decoder(ToAgent)
+
+_M = TypeVar("_M")
+
+
+def encode(message: FromAgent | ToAgent) -> bytes:
+    """Encode one message.
+
+    Raises
+    ------
+    LocalProtocolError
+        If it would exceed ``MAX_MESSAGE_BYTES``.
+    """
+    frame = _encoder.encode(message)
+    if len(frame) > MAX_MESSAGE_BYTES:
+        raise LocalProtocolError(f"a {type(message).__name__} message of {len(frame)} bytes is too long")
+    return frame
+
+
+def decode_from_agent(frame: bytes) -> FromAgent:
+    """Decode what an agent sent; raises ``RemoteProtocolError`` for anything but a valid message."""
+    return cast(FromAgent, _decode(_from_agent, frame))
+
+
+def decode_to_agent(frame: bytes) -> ToAgent:
+    """Decode what the scheduler sent; raises ``RemoteProtocolError`` for anything but a valid message."""
+    return cast(ToAgent, _decode(_to_agent, frame))
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[_M], frame: bytes) -> _M:
+    if len(frame) > MAX_MESSAGE_BYTES:
+        raise RemoteProtocolError(f"a frame of {len(frame)} bytes exceeds {MAX_MESSAGE_BYTES}")
+    try:
+        return decoder.decode(frame)
+    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
+        raise RemoteProtocolError(f"not a message of protocol version {PROTOCOL_VERSION}: {error}") from error

@@ -1,0 +1,185 @@
+"""The host as a device: state leaves the process's own memory and comes back, as on a GPU."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Mapping, Sequence, Set
+from pathlib import Path
+
+import psutil
+import torch
+
+from gpuslice.errors import DeviceMemoryError, EnvironmentUnusableError
+from gpuslice.types import DeviceName
+
+from .device import DeviceMemory, Hold, Way
+from .host import (
+    PAGE_BYTES,
+    AddressSpace,
+    copy_storage_in,
+    copy_storage_out,
+    drop_pages,
+    resident_anonymous_bytes,
+    trim_heap,
+    whole_pages,
+)
+
+_FREED = Hold(Way.FREED)
+_DISCARDED = Hold(Way.DISCARDED, "its address must stay, so its pages are dropped instead")
+#: Dropping fewer pages is not worth two system calls and the faults afterwards.
+_MIN_DISCARD_BYTES = 4 * PAGE_BYTES
+
+
+@functools.cache
+def _host_cores() -> tuple[int, ...]:
+    """The cores this process was given, read before ``pin`` narrows them."""
+    return tuple(sorted(os.sched_getaffinity(0)))
+
+
+class CpuDevice:
+    """``cpu`` (the whole host) or ``cpu:N``, one of equal slots of the host's cores.
+
+    Parameters
+    ----------
+    slots
+        Into how many slots the cores are divided; 0 means one per core. All slots have the same
+        number of cores, because the number of threads decides how torch splits reductions and with
+        it the last bits of the results.
+
+    Raises
+    ------
+    EnvironmentUnusableError
+        If the host has no such slot.
+    """
+
+    def __init__(self, name: DeviceName, *, slots: int = 0) -> None:
+        self.name = name
+        self.torch_device = torch.device("cpu")
+        self.obstacles: Mapping[type, str] = {}
+        self.cores = _slot_cores(name, slots)
+
+    def pin(self) -> None:
+        """Keep every thread of the process on the slot's cores; the whole host is where they are anyway."""
+        if self.name.index is None:
+            return
+        for thread in Path("/proc/self/task").iterdir():
+            try:
+                os.sched_setaffinity(int(thread.name), self.cores)
+            except ProcessLookupError:
+                continue  # a thread that has ended meanwhile
+        if torch.get_num_threads() > len(self.cores):
+            torch.set_num_threads(len(self.cores))
+
+    def synchronize(self) -> None:
+        """Nothing is ever queued on the host."""
+
+    def check_idle(self) -> None:
+        """The host can always be interrupted at a boundary."""
+
+    def owns(self, storage: torch.UntypedStorage) -> bool:
+        return storage.device.type == "cpu"
+
+    def memory(self) -> DeviceMemory:
+        """Of the machine; ``reserved`` is the process's anonymous resident set."""
+        machine = psutil.virtual_memory()
+        used_bytes = machine.total - machine.available
+        return DeviceMemory(machine.total, used_bytes, None, resident_anonymous_bytes())
+
+    def holds(self, storages: Sequence[torch.UntypedStorage], *, fixed: Set[int], alone: bool) -> list[Hold]:
+        space = AddressSpace()
+        return [_hold(storage, storage._cdata in fixed, alone, space) for storage in storages]
+
+    def copy_out(self, pairs: Sequence[tuple[torch.UntypedStorage, memoryview]]) -> None:
+        for storage, view in pairs:
+            copy_storage_out(storage, view)
+
+    def copy_in(self, pairs: Sequence[tuple[memoryview, torch.UntypedStorage]]) -> None:
+        for view, storage in pairs:
+            copy_storage_in(view, storage)
+
+    def free(self, storages: Sequence[torch.UntypedStorage]) -> None:
+        for storage in storages:
+            storage.resize_(0)
+
+    def discard(self, storages: Sequence[torch.UntypedStorage]) -> None:
+        for storage in storages:
+            drop_pages(storage.data_ptr(), storage.nbytes())
+
+    def reserve(self, pairs: Sequence[tuple[torch.UntypedStorage, int]]) -> None:
+        """Checks first what the host has left: Linux promises memory that is not there, and kills later."""
+        missing_bytes = sum(nbytes for storage, nbytes in pairs if storage.nbytes() != nbytes)
+        if missing_bytes > psutil.virtual_memory().available:
+            raise _out_of_memory(self.name, missing_bytes)
+        done: list[torch.UntypedStorage] = []
+        try:
+            for storage, nbytes in pairs:
+                if storage.nbytes() != nbytes:
+                    storage.resize_(nbytes)
+                    done.append(storage)
+        except RuntimeError as error:
+            self.free(done)
+            self.release_caches()
+            raise _out_of_memory(self.name, missing_bytes) from error
+
+    def allocate(self, sizes: Sequence[int]) -> list[torch.UntypedStorage]:
+        try:
+            return [torch.UntypedStorage(nbytes, device=self.torch_device) for nbytes in sizes]  # type: ignore[no-untyped-call]
+        except RuntimeError as error:
+            raise _out_of_memory(self.name, sum(sizes)) from error
+
+    def release_caches(self) -> None:
+        trim_heap()
+
+    def register(self, arena: memoryview) -> bool:
+        """Host copies need no page-locked memory."""
+        return True
+
+    def unregister(self, arena: memoryview) -> None:
+        """Nothing was registered."""
+
+    def rng_state(self) -> torch.Tensor | None:
+        return None
+
+    def set_rng_state(self, state: torch.Tensor) -> None:
+        raise EnvironmentUnusableError(f"{self.name} has no generator besides the host's")
+
+
+def _slot_cores(name: DeviceName, slots: int) -> frozenset[int]:
+    cores = _host_cores()
+    if name.index is None:
+        return frozenset(cores)
+    slots = slots or len(cores)
+    if name.index >= slots:
+        raise EnvironmentUnusableError(
+            f"{name} does not exist: the host is divided into {slots} slots", f"use cpu:0 to cpu:{slots - 1}"
+        )
+    # More slots than cores share cores; that is what a user asks for who wants to try things out.
+    width = max(1, len(cores) // slots)
+    first = name.index * width % len(cores)
+    return frozenset(cores[first : first + width])
+
+
+def _hold(storage: torch.UntypedStorage, fixed: bool, alone: bool, space: AddressSpace) -> Hold:
+    if storage.is_shared():
+        return Hold(Way.RESIDENT, "shared memory or a mapped file")
+    if torch.cuda.is_initialized() and storage.is_pinned():  # type: ignore[no-untyped-call]
+        return Hold(Way.RESIDENT, "page-locked host memory")
+    if storage.resizable() and not fixed:
+        return _FREED
+    first, nbytes = whole_pages(storage.data_ptr(), storage.nbytes())
+    if nbytes < _MIN_DISCARD_BYTES:
+        return Hold(Way.RESIDENT, "its address must stay and it is too small to drop pages")
+    if not alone:
+        return Hold(Way.RESIDENT, "another thread could read the NumPy memory under it")
+    if not space.is_plain(first, nbytes):
+        return Hold(Way.RESIDENT, "its memory is not private, anonymous and writable")
+    return _DISCARDED
+
+
+def _out_of_memory(name: DeviceName, nbytes: int) -> DeviceMemoryError:
+    available_bytes = psutil.virtual_memory().available
+    return DeviceMemoryError(
+        f"{name} lacks the memory to take back {nbytes} bytes: {available_bytes} are available",
+        "free some and resume again; the snapshot is kept",
+    )

@@ -1,0 +1,240 @@
+"""A GPU as a device: the copy engines move storages between the caching allocator and page-locked memory."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Mapping, Sequence, Set
+from itertools import cycle
+
+import torch
+from torch.multiprocessing.reductions import shared_cache
+
+from gpuslice.errors import DeviceMemoryError, EnvironmentUnusableError, SuspendRefusedError
+from gpuslice.types import DeviceName
+
+from .device import DeviceMemory, Hold, Way
+from .host import copy_storage_in, copy_storage_out, view_address
+
+_FREED = Hold(Way.FREED)
+#: Two streams hide the gap between one copy and the next; a GPU has one copy engine per direction.
+_STREAMS = 2
+#: ``cudaHostRegisterPortable``: page-locked for all devices of the process, also for a later move.
+_PORTABLE = 1
+#: ``cudaErrorHostMemoryAlreadyRegistered``
+_ALREADY_REGISTERED = 712
+
+
+class CudaDevice:
+    """``cuda:N`` by the tensor route.
+
+    Storages come back at other addresses, so whatever baked addresses in (captured CUDA graphs, pointers
+    handed to other libraries by DLPack) does not survive; live CUDA graphs are refused by name.
+
+    Raises
+    ------
+    EnvironmentUnusableError
+        If torch sees no such GPU.
+    """
+
+    def __init__(self, name: DeviceName) -> None:
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        self._index = name.index or 0
+        if self._index >= count:
+            raise EnvironmentUnusableError(
+                f"{name} does not exist: torch {torch.__version__} sees {count} CUDA devices",
+                "run `gpuslice doctor`, or use the device cpu",
+            )
+        self.name = name
+        self.torch_device = torch.device("cuda", self._index)
+        self.obstacles: Mapping[type, str] = {
+            torch.cuda.CUDAGraph: "a captured CUDA graph holds addresses; use the route vmm"
+        }
+        self._registered: dict[int, int] = {}
+        self._made_on: dict[int, int] = {}
+
+    def pin(self) -> None:
+        torch.cuda.set_device(self._index)
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize(self._index)
+
+    def check_idle(self) -> None:
+        if torch.cuda.is_current_stream_capturing():
+            raise SuspendRefusedError(
+                f"{self.name} is capturing a CUDA graph", "suspend outside of the capture"
+            )
+
+    def owns(self, storage: torch.UntypedStorage) -> bool:
+        return storage.device == self.torch_device
+
+    def memory(self) -> DeviceMemory:
+        free_bytes, total_bytes = torch.cuda.mem_get_info(self._index)
+        return DeviceMemory(
+            total_bytes,
+            total_bytes - free_bytes,
+            torch.cuda.memory_allocated(self._index),
+            torch.cuda.memory_reserved(self._index),
+        )
+
+    def holds(self, storages: Sequence[torch.UntypedStorage], *, fixed: Set[int], alone: bool) -> list[Hold]:
+        """``fixed`` is ignored: on a GPU it means autograd or DDP, and both go through the storage."""
+        between_processes = {reference.cdata for reference in shared_cache.values()}
+        return [_hold(storage, between_processes) for storage in storages]
+
+    def copy_out(self, pairs: Sequence[tuple[torch.UntypedStorage, memoryview]]) -> None:
+        moves = []
+        for storage, view in pairs:
+            if storage.device.type == "cpu":
+                copy_storage_out(storage, view)
+            else:
+                moves.append((_host_tensor(view), _device_tensor(storage)))
+        self._copy(moves)
+
+    def copy_in(self, pairs: Sequence[tuple[memoryview, torch.UntypedStorage]]) -> None:
+        moves = []
+        for view, storage in pairs:
+            if storage.device.type == "cpu":
+                copy_storage_in(view, storage)
+            else:
+                moves.append((_device_tensor(storage), _host_tensor(view)))
+        self._copy(moves)
+
+    def free(self, storages: Sequence[torch.UntypedStorage]) -> None:
+        streams = self._streams_by_address()
+        for storage in storages:
+            self._made_on[storage._cdata] = streams.get(storage.data_ptr(), 0)
+            storage.resize_(0)
+
+    def discard(self, storages: Sequence[torch.UntypedStorage]) -> None:
+        raise EnvironmentUnusableError(f"{self.name} cannot drop pages under a tensor; `holds` never says so")
+
+    def reserve(self, pairs: Sequence[tuple[torch.UntypedStorage, int]]) -> None:
+        done: list[torch.UntypedStorage] = []
+        try:
+            for storage, nbytes in pairs:
+                if storage.nbytes() != nbytes:
+                    with self._as_made(storage):
+                        storage.resize_(nbytes)
+                    done.append(storage)
+        except torch.OutOfMemoryError as error:
+            for storage in done:
+                storage.resize_(0)
+            self.release_caches()
+            raise self._out_of_memory(nbytes for _, nbytes in pairs) from error
+
+    def allocate(self, sizes: Sequence[int]) -> list[torch.UntypedStorage]:
+        made: list[torch.UntypedStorage] = []
+        try:
+            for nbytes in sizes:
+                made.append(torch.UntypedStorage(nbytes, device=self.torch_device))  # type: ignore[no-untyped-call]
+        except torch.OutOfMemoryError as error:
+            made.clear()
+            self.release_caches()
+            raise self._out_of_memory(sizes) from error
+        return made
+
+    def release_caches(self) -> None:
+        """Also cuBLAS workspaces, which live in the caching allocator per handle and stream."""
+        torch._C._cuda_clearCublasWorkspaces()
+        with torch.cuda.device(self._index):
+            torch.cuda.empty_cache()
+
+    def register(self, arena: memoryview) -> bool:
+        address = view_address(arena)
+        if self._registered.get(address) == arena.nbytes:
+            return True
+        with torch.cuda.device(self._index):
+            code = int(torch.cuda.cudart().cudaHostRegister(address, arena.nbytes, _PORTABLE))  # type: ignore[no-untyped-call]
+            if code != 0:
+                self._clear_error()
+        if code not in (0, _ALREADY_REGISTERED):
+            return False  # RLIMIT_MEMLOCK, usually: copies then go through the driver's staging buffers
+        self._registered[address] = arena.nbytes
+        return True
+
+    def unregister(self, arena: memoryview) -> None:
+        address = view_address(arena)
+        if self._registered.pop(address, None) is None:
+            return
+        code = int(torch.cuda.cudart().cudaHostUnregister(address))  # type: ignore[no-untyped-call]
+        if code != 0:
+            self._clear_error()
+            raise EnvironmentUnusableError(
+                f"cudaHostUnregister of the arena at {address:#x} failed with CUDA error {code}"
+            )
+
+    def rng_state(self) -> torch.Tensor | None:
+        return torch.cuda.get_rng_state(self._index)
+
+    def set_rng_state(self, state: torch.Tensor) -> None:
+        torch.cuda.set_rng_state(state, self._index)
+
+    def _copy(self, moves: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        with torch.cuda.device(self._index):
+            streams = [torch.cuda.Stream(self._index) for _ in range(_STREAMS)]  # type: ignore[no-untyped-call]
+            current = torch.cuda.current_stream(self._index)
+            for stream in streams:
+                stream.wait_stream(current)
+            for (target, source), stream in zip(moves, cycle(streams), strict=False):
+                with torch.cuda.stream(stream):
+                    target.copy_(source, non_blocking=True)
+            # Nobody may reuse or free either end before the last byte has arrived.
+            for stream in streams:
+                stream.synchronize()
+
+    def _streams_by_address(self) -> dict[int, int]:
+        """Address of each block that was not allocated on the default stream -> its stream.
+
+        The caching allocator reuses a block in the order of the stream it was allocated on. A storage that
+        came back on another stream could be reused while kernels of its own stream still run.
+        """
+        if torch.cuda.get_allocator_backend() != "native":
+            return {}
+        found = {}
+        for segment in torch.cuda.memory_snapshot():  # type: ignore[no-untyped-call]
+            if segment["device"] != self._index or segment["stream"] == 0:
+                continue
+            address = segment["address"]
+            for block in segment["blocks"]:
+                found[address] = segment["stream"]
+                address += block["size"]
+        return found
+
+    def _as_made(self, storage: torch.UntypedStorage) -> torch.cuda.StreamContext:
+        pointer = self._made_on.pop(storage._cdata, 0)
+        if pointer == 0:
+            return torch.cuda.stream(torch.cuda.default_stream(self._index))
+        return torch.cuda.stream(torch.cuda.ExternalStream(pointer, self._index))  # type: ignore[no-untyped-call]
+
+    def _out_of_memory(self, sizes: Iterable[int]) -> DeviceMemoryError:
+        free_bytes, _ = torch.cuda.mem_get_info(self._index)
+        return DeviceMemoryError(
+            f"{self.name} has {free_bytes} bytes free, {sum(sizes)} are needed to resume",
+            "let another job be suspended first, then resume again; the snapshot is kept",
+        )
+
+    def _clear_error(self) -> None:
+        """Spend the code that a failed runtime call leaves behind for the next launch to report."""
+        try:
+            torch.zeros(1, device=self.torch_device)
+            self.synchronize()
+        except RuntimeError:
+            return
+
+
+def _hold(storage: torch.UntypedStorage, between_processes: Set[int]) -> Hold:
+    if storage._cdata in between_processes:
+        return Hold(Way.RESIDENT, "shared with another process by CUDA IPC")
+    if not storage.resizable():
+        return Hold(Way.RESIDENT, "its memory belongs to another library")
+    return _FREED
+
+
+def _host_tensor(view: memoryview) -> torch.Tensor:
+    # By address, because torch.frombuffer warns about read-only views, which we only read.
+    memory = (ctypes.c_uint8 * view.nbytes).from_address(view_address(view))
+    return torch.frombuffer(memory, dtype=torch.uint8)
+
+
+def _device_tensor(storage: torch.UntypedStorage) -> torch.Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)

@@ -1,0 +1,185 @@
+"""The ``Device`` protocol: everything gpuslice ever asks of a place where tensors live."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+import torch
+
+from gpuslice.errors import EnvironmentUnusableError
+from gpuslice.types import DeviceName
+
+
+class Way(Enum):
+    """How one storage leaves the device during a suspend."""
+
+    #: ``resize_(0)``: the memory goes back to the allocator and comes from it again, at another address.
+    FREED = "freed"
+    #: The pages are given back to the kernel, the address stays reserved and valid.
+    DISCARDED = "discarded"
+    #: It stays where it is. Exact, because a parked process does not touch it, but nothing is gained.
+    RESIDENT = "resident"
+    #: Neither emptying nor keeping it would be right: the suspend is refused.
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """What happens to one storage, and why if it is not simply freed."""
+
+    way: Way
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """Memory of a device in bytes.
+
+    Attributes
+    ----------
+    total_bytes, used_bytes
+        Of the whole device, by all processes.
+    allocated_bytes
+        What this process's tensors hold by the allocator's own count, or ``None`` if it keeps none.
+    reserved_bytes
+        What this process holds, caches included.
+    """
+
+    total_bytes: int
+    used_bytes: int
+    allocated_bytes: int | None
+    reserved_bytes: int
+
+
+class Device(Protocol):
+    """A place where tensors live and from which they can be taken away.
+
+    ``holds`` decides, ``copy_out`` saves, ``free`` and ``discard`` empty; ``reserve`` and ``copy_in``
+    bring back. Storages are raw bytes here: shapes, views and dtypes are the business of the tensors
+    over them, which stay valid all the time. Between ``free`` and ``copy_in`` nobody may touch them.
+    """
+
+    @property
+    def name(self) -> DeviceName: ...
+
+    @property
+    def torch_device(self) -> torch.device:
+        """The ``torch.device`` of the storages it owns."""
+        ...
+
+    @property
+    def obstacles(self) -> Mapping[type, str]:
+        """Types whose live instances forbid emptying the device storage by storage, and why."""
+        ...
+
+    def pin(self) -> None:
+        """Make this process compute here: CPU affinity and thread count, or the current GPU."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait for everything this process has queued on the device, on all streams."""
+        ...
+
+    def check_idle(self) -> None:
+        """Raise ``SuspendRefusedError`` if the device is in a state that cannot be interrupted."""
+        ...
+
+    def owns(self, storage: torch.UntypedStorage) -> bool:
+        """Whether the storage's memory is on this device."""
+        ...
+
+    def memory(self) -> DeviceMemory: ...
+
+    def holds(self, storages: Sequence[torch.UntypedStorage], *, fixed: Set[int], alone: bool) -> list[Hold]:
+        """Decide for each owned storage how it will be emptied. Touches nothing.
+
+        Parameters
+        ----------
+        fixed
+            ``_cdata`` of storages whose address somebody may know, so that it must not change.
+        alone
+            Whether no other thread could read the memory behind torch's back (a NumPy array, say).
+        """
+        ...
+
+    def copy_out(self, pairs: Sequence[tuple[torch.UntypedStorage, memoryview]]) -> None:
+        """Copy storages into host views of the same size; returns when all bytes have arrived.
+
+        Storages of the host are accepted on every device.
+        """
+        ...
+
+    def copy_in(self, pairs: Sequence[tuple[memoryview, torch.UntypedStorage]]) -> None:
+        """Copy host views into storages of the same size; returns when all bytes have arrived.
+
+        Neither direction bumps a tensor's version counter, so pending autograd graphs stay valid.
+        """
+        ...
+
+    def free(self, storages: Sequence[torch.UntypedStorage]) -> None:
+        """Empty storages that are held as ``Way.FREED``."""
+        ...
+
+    def discard(self, storages: Sequence[torch.UntypedStorage]) -> None:
+        """Empty storages that are held as ``Way.DISCARDED``; reading them then gives zeros or old bytes."""
+        ...
+
+    def reserve(self, pairs: Sequence[tuple[torch.UntypedStorage, int]]) -> None:
+        """Give freed storages their bytes back: all of them, or none and ``DeviceMemoryError``.
+
+        A storage that already has its size is left alone.
+        """
+        ...
+
+    def allocate(self, sizes: Sequence[int]) -> list[torch.UntypedStorage]:
+        """New storages of these many bytes here: all of them, or none and ``DeviceMemoryError``."""
+        ...
+
+    def release_caches(self) -> None:
+        """Hand what the allocator keeps for later back to the system."""
+        ...
+
+    def register(self, arena: memoryview) -> bool:
+        """Page-lock a mapping, once; ``False`` if the system refuses and copies will be slower."""
+        ...
+
+    def unregister(self, arena: memoryview) -> None:
+        """Undo ``register``; must come before the mapping goes away."""
+        ...
+
+    def rng_state(self) -> torch.Tensor | None:
+        """The device's own default generator, or ``None`` if it has none besides the host's."""
+        ...
+
+    def set_rng_state(self, state: torch.Tensor) -> None: ...
+
+
+def open_device(name: DeviceName, *, cpu_slots: int = 0) -> Device:
+    """The device of that name.
+
+    Parameters
+    ----------
+    cpu_slots
+        Into how many slots the host's cores are divided for ``cpu:N``; 0 means one per core.
+
+    Raises
+    ------
+    EnvironmentUnusableError
+        If this machine does not have it.
+    """
+    if name.kind == "cpu":
+        from .cpu import CpuDevice
+
+        return CpuDevice(name, slots=cpu_slots)
+    if name.kind == "cuda":
+        from .cuda import CudaDevice
+
+        return CudaDevice(name)
+    if name.kind == "null":
+        from .null import NullDevice
+
+        return NullDevice(name)
+    raise EnvironmentUnusableError(f"no device of kind {name.kind!r} is known", "use cpu or cuda")

@@ -1,0 +1,130 @@
+"""Which ways of emptying a device work here, and which one a job takes (docs/routes.md). Needs no torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gpuslice.errors import EnvironmentUnusableError
+from gpuslice.types import DeviceName, Route
+
+from . import driver as driver_route
+from .compiler import find_compiler, shared_library
+from .torchbuild import TorchBuild, installed_torch
+from .vmm import SOURCE, allocator_conflict
+
+if TYPE_CHECKING:  # a job that takes the tensor route has no use for NVML
+    from .nvml import Driver
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether a route can be taken on a device; if not, why, and what to do about it."""
+
+    route: Route
+    available: bool
+    reason: str = ""
+    remedy: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What the verdicts rest on.
+
+    Attributes
+    ----------
+    torch
+        The installed torch, or ``None``.
+    driver
+        What NVML says.
+    environ
+        The job's environment.
+    """
+
+    torch: TorchBuild | None
+    driver: Driver
+    environ: Mapping[str, str]
+
+    @classmethod
+    def here(cls, environ: Mapping[str, str] | None = None) -> Ground:
+        """This machine's."""
+        from .nvml import read_driver
+
+        return cls(installed_torch(), read_driver(), os.environ if environ is None else environ)
+
+
+def verdicts(kind: str, ground: Ground) -> dict[Route, Verdict]:
+    """The verdict on each of the three routes for devices of a kind (``cpu``, ``cuda``, ``null``)."""
+    judges = {Route.TENSOR: _tensor, Route.VMM: _vmm, Route.DRIVER: _driver}
+    found = {}
+    for route, judge in judges.items():
+        reason, remedy = judge(kind, ground)
+        found[route] = Verdict(route, not reason, reason, remedy)
+    return found
+
+
+def choose(wanted: Route, device: DeviceName, ground: Ground | None = None) -> Route:
+    """The route that a job takes: the one that was asked for, or by ``auto`` the best that is proven.
+
+    ``auto`` is ``tensor`` on every device: the only route that needs nothing and runs everywhere. A route
+    that the user names is never replaced by another.
+
+    Raises
+    ------
+    EnvironmentUnusableError
+        If the route that was asked for cannot be taken; says why. Nothing was touched.
+    """
+    if wanted in (Route.AUTO, Route.TENSOR):
+        return Route.TENSOR
+    verdict = verdicts(device.kind, ground or Ground.here())[wanted]
+    if not verdict.available:
+        raise EnvironmentUnusableError(
+            f"the route {wanted.value} cannot be taken on {device}: {verdict.reason}", verdict.remedy
+        )
+    if wanted is Route.VMM:
+        shared_library(SOURCE)  # a shim that does not compile is better known before the job starts
+    return wanted
+
+
+def _tensor(kind: str, ground: Ground) -> tuple[str, str]:
+    if ground.torch is None:
+        return "torch is not installed", "install torch 2.6 or newer"
+    return _gpu(ground) if kind == "cuda" else ("", "")
+
+
+def _vmm(kind: str, ground: Ground) -> tuple[str, str]:
+    if kind != "cuda":
+        return "it needs CUDA's virtual memory, so it is for GPUs only", "use --route tensor"
+    reason, remedy = _tensor(kind, ground)
+    if reason:
+        return reason, remedy
+    conflict = allocator_conflict(ground.environ)
+    if conflict:
+        return f"it does not work with {conflict}", "unset it, or use --route tensor"
+    if find_compiler(ground.environ) is None:
+        return "its shim is compiled at first use, and there is no C compiler", "install gcc, or set CC"
+    return "", ""
+
+
+def _driver(kind: str, ground: Ground) -> tuple[str, str]:
+    if kind != "cuda":
+        return "it is done by NVIDIA's driver, so it is for GPUs only", "use --route tensor"
+    reason = driver_route.unavailable(ground.driver.major)
+    if reason:
+        return reason, f"install driver {driver_route.MINIMUM_DRIVER} or newer, or use --route tensor"
+    return (
+        "the driver must be told by another process than the job, and `run` has none (docs/routes.md)",
+        "use --route tensor",
+    )
+
+
+def _gpu(ground: Ground) -> tuple[str, str]:
+    if ground.torch is not None and ground.torch.cuda is None:
+        return f"torch {ground.torch.version} is built without CUDA", "install a CUDA build of torch"
+    if ground.driver.version is None:
+        return ground.driver.problem or "there is no NVIDIA driver", "install NVIDIA's driver"
+    if not ground.driver.gpus:
+        return "the driver finds no GPU", "check nvidia-smi and CUDA_VISIBLE_DEVICES"
+    return "", ""

@@ -1,0 +1,44 @@
+"""``python -m gpuslice.kernels.selftest DEVICE ...``: empty each device of a few tensors and bring them back.
+
+Prints one JSON object, device -> what is wrong (empty if nothing is). Run in a process of its own, because
+it imports torch and makes CUDA contexts.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import torch
+
+from gpuslice.errors import GpusliceError
+from gpuslice.types import DeviceName
+
+from .device import open_device
+
+#: Small, odd, and large enough for an own mapping.
+_SIZES = (1, 4097, 3 << 20)
+
+
+def problem(name: str) -> str:
+    """What keeps the tensor route from working on a device, or an empty string."""
+    try:
+        device = open_device(DeviceName.parse(name))
+        tensors = [torch.arange(n, device=device.torch_device).to(torch.uint8) for n in _SIZES]
+        expected = [tensor.cpu().clone() for tensor in tensors]
+        storages = [tensor.untyped_storage() for tensor in tensors]
+        arenas = [bytearray(storage.nbytes()) for storage in storages]
+        device.copy_out([(s, memoryview(a)) for s, a in zip(storages, arenas, strict=True)])
+        device.free(storages)
+        if any(storage.nbytes() for storage in storages):
+            return "freed tensors kept their memory"
+        device.reserve([(s, len(a)) for s, a in zip(storages, arenas, strict=True)])
+        device.copy_in([(memoryview(a), s) for a, s in zip(arenas, storages, strict=True)])
+    except (GpusliceError, RuntimeError) as error:
+        return f"{type(error).__name__}: {error}"
+    same = all(torch.equal(tensor.cpu(), bytes_) for tensor, bytes_ in zip(tensors, expected, strict=True))
+    return "" if same else "tensors came back with other bytes"
+
+
+if __name__ == "__main__":
+    print(json.dumps({name: problem(name) for name in sys.argv[1:]}))

@@ -1,0 +1,54 @@
+"""Which torch is installed, read from its version file: importing it takes seconds."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class TorchBuild:
+    """An installed torch.
+
+    Attributes
+    ----------
+    version
+        ``"2.13.0+cpu"``.
+    cuda
+        The CUDA it was built for, ``"13.0"``, or ``None`` for a build without.
+    """
+
+    version: str
+    cuda: str | None
+
+    @property
+    def cuda_major(self) -> int | None:
+        """13 of ``"13.0"``."""
+        return int(self.cuda.split(".")[0]) if self.cuda else None
+
+
+def installed_torch() -> TorchBuild | None:
+    """The torch that ``import torch`` would give, or ``None``."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return None
+    try:
+        return read_version_file(Path(spec.origin).with_name("version.py"))
+    except OSError:
+        return None
+
+
+def read_version_file(path: Path) -> TorchBuild:
+    """Read the constants of a ``torch/version.py`` without running it."""
+    constants: dict[str, object] = {}
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        if isinstance(node, ast.AnnAssign):
+            targets = [node.target]
+        value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
+        if isinstance(value, ast.Constant):
+            constants |= {target.id: value.value for target in targets if isinstance(target, ast.Name)}
+    cuda = constants.get("cuda")
+    return TorchBuild(str(constants.get("__version__", "unknown")), str(cuda) if cuda else None)

@@ -1,0 +1,1 @@
+"""Measuring: step time, memory, tensor skew, interference, timelines."""

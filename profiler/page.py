@@ -1,0 +1,113 @@
+"""A timeline as one HTML file: inline SVG with titles to hover over, no script, no network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from .html import COLOURS, Table, document, render_table, round_step, swatch
+from .timeline import Span, Timeline
+
+_WIDTH = 1100
+_LABEL_WIDTH = 110
+_ROW_HEIGHT = 30
+_GROUP_HEIGHT = 26
+_AXIS_HEIGHT = 28
+#: A bar narrower than this, in pixels, could not be seen.
+_MIN_BAR = 0.75
+
+
+@dataclass(frozen=True, slots=True)
+class Paint:
+    """How the bars of one kind of span look; without a colour they take that of their subject."""
+
+    colour: str = ""
+    opacity: float = 1.0
+
+
+def page(
+    title: str, lead: Sequence[str], timeline: Timeline, kinds: dict[str, Paint], tables: Iterable[Table]
+) -> str:
+    """The whole document.
+
+    Parameters
+    ----------
+    title, lead
+        Headline and the paragraphs under it.
+    timeline
+        What to draw.
+    kinds
+        The kinds of spans, in the order of the key.
+    tables
+        What else to tell.
+    """
+    subjects = _subjects(timeline)
+    parts = [
+        _key(subjects, kinds),
+        f'<div class="scroll">{_picture(timeline, subjects, kinds)}</div>',
+        '<p class="faint">Hover over a bar for its numbers.</p>',
+        *(render_table(table) for table in tables),
+    ]
+    return document(title, lead, parts)
+
+
+def _subjects(timeline: Timeline) -> dict[str, str]:
+    names = dict.fromkeys(span.subject for track in timeline.tracks for span in track.spans)
+    return {name: COLOURS[index % len(COLOURS)] for index, name in enumerate(names)}
+
+
+def _key(subjects: dict[str, str], kinds: dict[str, Paint]) -> str:
+    def entry(colour: str, opacity: float, label: str) -> str:
+        return f"<li>{swatch(colour, opacity)}{escape(label)}</li>"
+
+    entries = [entry(colour, 1.0, name) for name, colour in subjects.items()]
+    entries += [entry(paint.colour or "currentColor", paint.opacity, kind) for kind, paint in kinds.items()]
+    return f'<ul class="key">{"".join(entries)}</ul>'
+
+
+def _picture(timeline: Timeline, subjects: dict[str, str], kinds: dict[str, Paint]) -> str:
+    end_s = timeline.end_s or 1.0
+    scale = (_WIDTH - _LABEL_WIDTH - 10) / end_s
+    body: list[str] = []
+    y, group = 0, None
+    for track in timeline.tracks:
+        if track.group != group:
+            group = track.group
+            body.append(f'<text class="group" x="0" y="{y + 18}">{escape(group)}</text>')
+            y += _GROUP_HEIGHT
+        width = _WIDTH - _LABEL_WIDTH - 10
+        body.append(
+            f'<rect class="row" x="{_LABEL_WIDTH}" y="{y}" width="{width}" height="{_ROW_HEIGHT - 6}"/>'
+        )
+        body.append(f'<text x="8" y="{y + 17}">{escape(track.name)}</text>')
+        body += [_bar(span, y, scale, subjects[span.subject], kinds[span.kind]) for span in track.spans]
+        y += _ROW_HEIGHT
+    body += _axis(end_s, scale, y)
+    size = f'viewBox="0 0 {_WIDTH} {y + _AXIS_HEIGHT}"'
+    return f'<svg {size} role="img" aria-label="timeline">{"".join(body)}</svg>'
+
+
+def _bar(span: Span, y: int, scale: float, colour: str, paint: Paint) -> str:
+    x = _LABEL_WIDTH + span.start_s * scale
+    width = max(span.duration_s * scale, _MIN_BAR)
+    when = f"{span.start_s:.3f} s to {span.end_s:.3f} s ({span.duration_s * 1e3:.1f} ms)"
+    details = "".join(f"\n{key}: {_value(value)}" for key, value in span.details.items())
+    place = f'x="{x:.2f}" y="{y}" width="{width:.2f}" height="{_ROW_HEIGHT - 6}"'
+    look = f'fill="{paint.colour or colour}" fill-opacity="{paint.opacity}"'
+    return f'<rect class="bar" {place} {look}><title>{escape(f"{span.name}: {when}{details}")}</title></rect>'
+
+
+def _value(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _axis(end_s: float, scale: float, height: int) -> list[str]:
+    parts: list[str] = []
+    step_s = round_step(end_s / 10)
+    for index in range(int(end_s / step_s) + 1):
+        x = _LABEL_WIDTH + index * step_s * scale
+        parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{height - 4}" y2="{height + 2}"/>')
+        label = f"{index * step_s:g} s"
+        parts.append(f'<text class="tick" x="{x:.1f}" y="{height + 16}" text-anchor="middle">{label}</text>')
+    return parts

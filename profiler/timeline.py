@@ -1,0 +1,108 @@
+"""Who did what when: spans on tracks, written as Chrome trace JSON, which Perfetto and chrome://tracing open.
+
+The format: https://chromium.googlesource.com/catapult, "Trace Event Format"; times in it are microseconds.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Something that took a while.
+
+    Attributes
+    ----------
+    name
+        What the bar says.
+    kind
+        What sort of thing it is; bars of one kind look alike.
+    start_s, end_s
+        Seconds since the timeline's beginning.
+    subject
+        Whom it belongs to (a job); spans of one subject share a colour on every track.
+    details
+        Shown on demand.
+    """
+
+    name: str
+    kind: str
+    start_s: float
+    end_s: float
+    subject: str = ""
+    details: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def duration_s(self) -> float:
+        return self.end_s - self.start_s
+
+
+@dataclass(slots=True)
+class Track:
+    """One row: a device or a job."""
+
+    group: str
+    name: str
+    spans: list[Span] = field(default_factory=list)
+
+
+class Timeline:
+    """Tracks in groups, in the order in which they were first named."""
+
+    def __init__(self) -> None:
+        self.tracks: list[Track] = []
+
+    def track(self, group: str, name: str) -> Track:
+        """The track ``name`` of ``group``, made if it is new."""
+        for track in self.tracks:
+            if (track.group, track.name) == (group, name):
+                return track
+        self.tracks.append(Track(group, name))
+        return self.tracks[-1]
+
+    @property
+    def end_s(self) -> float:
+        """When the last span ends; 0 without any."""
+        return max((span.end_s for track in self.tracks for span in track.spans), default=0.0)
+
+    def chrome_events(self) -> list[dict[str, Any]]:
+        """Complete events (``X``) and the metadata that names processes (groups) and threads (tracks)."""
+        groups = list(dict.fromkeys(track.group for track in self.tracks))
+        events: list[dict[str, Any]] = []
+        for pid, group in enumerate(groups, start=1):
+            events.append(_metadata("process_name", pid, 0, {"name": group}))
+            events.append(_metadata("process_sort_index", pid, 0, {"sort_index": pid}))
+        for tid, track in enumerate(self.tracks, start=1):
+            pid = groups.index(track.group) + 1
+            events.append(_metadata("thread_name", pid, tid, {"name": track.name}))
+            events.append(_metadata("thread_sort_index", pid, tid, {"sort_index": tid}))
+            events += [_complete(span, pid, tid) for span in track.spans]
+        return events
+
+    def write_chrome(self, path: Path) -> None:
+        """Write the trace to ``path``; compressed when its name ends in ``.gz``."""
+        text = json.dumps({"traceEvents": self.chrome_events(), "displayTimeUnit": "ms"}, indent=None)
+        data = text.encode()
+        path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+
+
+def _metadata(name: str, pid: int, tid: int, args: dict[str, Any]) -> dict[str, Any]:
+    return {"ph": "M", "name": name, "pid": pid, "tid": tid, "args": args}
+
+
+def _complete(span: Span, pid: int, tid: int) -> dict[str, Any]:
+    return {
+        "ph": "X",
+        "name": span.name,
+        "cat": span.kind,
+        "pid": pid,
+        "tid": tid,
+        "ts": round(span.start_s * 1e6, 3),
+        "dur": round(span.duration_s * 1e6, 3),
+        "args": span.details,
+    }

@@ -1,0 +1,146 @@
+"""Who holds which device: the one place where plans are checked, for the live core and the simulator."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+from .cluster import Cluster
+from .job import Job
+from .policy import Migrate, Plan, PolicyError, Start, Stop, Suspend
+
+J = TypeVar("J", bound=Job)
+
+
+class Allotment:
+    """Devices and their holders. Refuses every plan that would break a promise.
+
+    Parameters
+    ----------
+    cluster
+        Whose devices.
+    policy
+        Name of the policy, for messages.
+    """
+
+    def __init__(self, cluster: Cluster, policy: str) -> None:
+        self._cluster = cluster
+        #: How many devices nobody holds.
+        self.free = cluster.size
+        self._policy = policy
+        self._holder: list[Job | None] = [None] * cluster.size
+        #: Further holders of devices that are shared, by device.
+        self._sharers: dict[int, list[Job]] = {}
+        #: Jobs that allowed sharing of their devices, by id.
+        self._shares: set[str] = set()
+
+    def holders(self, device: int) -> tuple[Job, ...]:
+        """The jobs on ``device``, the first one first."""
+        first = self._holder[device]
+        return () if first is None else (first, *self._sharers.get(device, ()))
+
+    def shares(self, job: Job) -> bool:
+        """Whether ``job`` allows others on its devices."""
+        return job.id in self._shares
+
+    def release(self, job: Job) -> None:
+        """Take back what ``job`` holds."""
+        self._shares.discard(job.id)
+        for device in job.placement:
+            others = self._sharers.get(device)
+            if others is None:
+                self._holder[device] = None
+                self.free += 1
+                continue
+            if self._holder[device] is job:
+                self._holder[device] = others.pop(0)
+            else:
+                others.remove(job)
+            if not others:
+                del self._sharers[device]
+
+    def grant(self, job: Job, devices: Sequence[int], *, shared: bool, plan: Plan) -> None:
+        """Give ``devices`` to ``job``.
+
+        Raises
+        ------
+        PolicyError
+            If a device does not exist, is named twice, is held by somebody else and not shared by all, or if
+            there are not as many as the job asks for.
+        """
+        if len(devices) != job.demand:
+            self._check_size(job, len(devices), plan)
+        holder = self._holder
+        for position, device in enumerate(devices):
+            if not 0 <= device < self._cluster.size:
+                raise self._impossible(f"device {device} does not exist", plan)
+            present = holder[device]
+            if present is None:
+                holder[device] = job
+                self.free -= 1
+            elif present is job or device in devices[:position]:
+                raise self._impossible(f"device {device} is named twice for job {job.id}", plan)
+            elif shared and all(other.id in self._shares for other in self.holders(device)):
+                self._sharers.setdefault(device, []).append(job)
+            else:
+                raise self._impossible(
+                    f"device {device} is given to {job.id} but {present.id} holds it", plan
+                )
+        if shared:
+            self._shares.add(job.id)
+
+    def check_names(self, plan: Plan) -> None:
+        """Refuse a plan that decides twice on one job.
+
+        Raises
+        ------
+        PolicyError
+            Naming the job.
+        """
+        seen: set[str] = set()
+        for decision in plan.decisions:
+            if decision.job in seen:
+                raise self._impossible(f"there are two decisions on job {decision.job}", plan)
+            seen.add(decision.job)
+
+    def check(self, jobs: Mapping[str, J], name: str, plan: Plan, *, running: bool | None) -> J:
+        """The job a decision names, checked to be running (or waiting) as the decision requires.
+
+        Raises
+        ------
+        PolicyError
+            If there is no such unfinished job or it is in the other state.
+        """
+        job = jobs.get(name)
+        if job is None:
+            raise self._impossible(f"there is no unfinished job {name!r}", plan)
+        if running is not None and job.running is not running:
+            state = "running" if job.running else "waiting"
+            raise self._impossible(f"job {name} is {state} already", plan)
+        return job
+
+    def _check_size(self, job: Job, count: int, plan: Plan) -> None:
+        least = job.spec.min_demand or job.demand
+        most = job.spec.max_demand or job.demand
+        if not least <= count <= most:
+            asked = str(job.demand) if least == most else f"{least} to {most}"
+            raise self._impossible(f"job {job.id} asks for {asked} devices and is given {count}", plan)
+
+    def _impossible(self, what: str, plan: Plan) -> PolicyError:
+        return PolicyError(
+            f"policy {self._policy} returned an impossible plan: {what}; the plan: {summary(plan)}"
+        )
+
+
+def summary(plan: Plan, most: int = 6) -> str:
+    """The decisions of ``plan`` in one line, at most ``most`` of them."""
+    shown = ", ".join(_decision(decision) for decision in plan.decisions[:most])
+    more = len(plan.decisions) - most
+    return f"[{shown}{f', and {more} more' if more > 0 else ''}]"
+
+
+def _decision(decision: Start | Suspend | Migrate | Stop) -> str:
+    verb = type(decision).__name__.lower()
+    if isinstance(decision, Start | Migrate):
+        return f"{verb} {decision.job} on {list(decision.devices)}"
+    return f"{verb} {decision.job}"

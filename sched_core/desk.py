@@ -1,0 +1,246 @@
+"""The counter where users hand in jobs and ask for them: a second ROUTER socket beside the agents' one.
+
+Answers come from what the core knows. Whoever waits for a job is answered after the event that ended it;
+somebody who connects and says nothing, or leaves before the answer, costs nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import zmq
+
+from gpuslice.errors import EnvironmentUnusableError, GpusliceError, IllegalTransitionError, UsageError
+from gpuslice.types import job_id
+from gpuslice.verbs import (
+    Accepted,
+    Answer,
+    Cancel,
+    DeviceInfo,
+    Done,
+    Down,
+    Ended,
+    Events,
+    Failed,
+    JobInfo,
+    LogFiles,
+    Logs,
+    Request,
+    Resume,
+    Standing,
+    Status,
+    Submit,
+    Suspend,
+    Wait,
+    decode_request,
+    encode,
+)
+
+from .endpoint import CLIENT_SOCKET, bind, check_sender
+from .events import Program
+from .gang import Gang
+from .history import history
+from .job import JobSpec
+from .journal import Journal, JournalError
+from .live import Scheduler
+from .policy import PolicyError
+
+_LINGER_MS = 1000
+_REQUESTS_AT_ONCE = 20
+_log = logging.getLogger(__name__)
+
+
+class Desk:
+    """Serves users from within ``scheduler``'s loop.
+
+    Parameters
+    ----------
+    scheduler
+        Who carries requests out.
+    directory
+        The scheduler's.
+    journal
+        What it writes.
+    policy
+        Name of its policy, and ``pid`` its process; for those who ask.
+    """
+
+    def __init__(
+        self, scheduler: Scheduler, directory: Path, journal: Journal, *, policy: str, pid: int
+    ) -> None:
+        self._scheduler = scheduler
+        self._journal = journal
+        self._about = (policy, pid)
+        self._socket = bind(scheduler.context, f"ipc://{directory / CLIENT_SOCKET}")
+        #: Who waits for the end of which job.
+        self._waiting: dict[bytes, str] = {}
+        #: Who waits for the end of the scheduler.
+        self._leaving: list[bytes] = []
+        scheduler.attend(self._socket, self._receive)
+
+    @property
+    def dismissed(self) -> bool:
+        """Whether the scheduler was told to leave and nothing is left of its jobs."""
+        return bool(self._leaving) and all(_over(job) for job in self._scheduler.core.jobs.values())
+
+    def notify(self) -> None:
+        """Answer those whose waiting is over."""
+        for identity, name in list(self._waiting.items()):
+            job = self._scheduler.core.jobs[name]
+            if _over(job):
+                del self._waiting[identity]
+                self._send(identity, Ended(job=self._info(job)))
+
+    def close(self) -> None:
+        """Tell those who wait for the scheduler's end that it has come."""
+        for identity in self._leaving:
+            self._send(identity, Done())
+        self._socket.close(linger=_LINGER_MS)
+
+    def _receive(self) -> None:
+        for _ in range(_REQUESTS_AT_ONCE):
+            if not self._socket.poll(0):
+                return
+            sender, *frames = self._socket.recv_multipart(copy=False)
+            identity = bytes(sender.buffer)
+            answer: Answer | None
+            try:
+                if frames:
+                    check_sender(frames[0])
+                answer = self._answer(identity, decode_request([bytes(frame.buffer) for frame in frames]))
+            except (JournalError, PolicyError):
+                raise  # not the client's fault, and the end of this scheduler
+            except GpusliceError as error:
+                answer = Failed(error=error.message, remedy=error.remedy, exit_code=error.exit_code)
+            if answer is not None:
+                self._send(identity, answer)
+
+    def _answer(self, identity: bytes, request: Request) -> Answer | None:
+        """Do what is asked; ``None``: the answer comes later."""
+        match request:
+            case Submit():
+                return self._submit(request)
+            case Status():
+                return self._standing()
+            case Wait():
+                self._waiting[identity] = self._known(request.job).id
+                self.notify()
+                return None
+            case Logs():
+                logs = self._scheduler.processes
+                job = self._known(request.job).id
+                return LogFiles(out=str(logs.log(job, "out")), err=str(logs.log(job, "err")))
+            case Cancel():
+                self._known(request.job)
+                return self._changed(lambda: self._scheduler.cancel(request.job, "cancelled by its owner"))
+            case Suspend():
+                self._known(request.job)
+                return self._changed(lambda: self._scheduler.hold(request.job))
+            case Resume():
+                self._known(request.job)
+                return self._changed(lambda: self._scheduler.release(request.job))
+            case Events():
+                return history(self._journal, request.after)
+            case Down():
+                self._down(identity, drain=request.drain)
+                return None
+
+    def _changed(self, change: Callable[[], None]) -> Done:
+        try:
+            change()
+        except IllegalTransitionError as error:
+            raise UsageError(error.message, error.remedy) from error
+        return Done()
+
+    def _submit(self, request: Submit) -> Accepted:
+        if self._leaving:
+            raise EnvironmentUnusableError("the scheduler is about to leave", "`gpuslice up` starts another")
+        if not request.argv:
+            raise UsageError("nothing to run", "give a script, -m module, or -- and a command")
+        if not request.weight > 0:
+            raise UsageError(f"weight {request.weight} is not above 0")
+        name = self._free_name(request)
+        spec = JobSpec(
+            id=name,
+            submit_s=self._scheduler.now(),
+            demand=request.devices,
+            tenant=request.tenant,
+            weight=request.weight,
+        )
+        self._scheduler.submit(spec, Program(request.argv, request.directory, request.environ))
+        return Accepted(job=name)
+
+    def _free_name(self, request: Submit) -> str:
+        jobs = self._scheduler.core.jobs
+        if not request.numbered:
+            if request.name in jobs:
+                raise UsageError(f"there is a job {request.name!r} already", "choose another name")
+            return job_id(request.name)
+        number = len(jobs) + 1
+        while (name := f"{request.name}-{number}") in jobs:
+            number += 1
+        return job_id(name)
+
+    def _down(self, identity: bytes, *, drain: bool) -> None:
+        self._leaving.append(identity)
+        for job in list(self._scheduler.core.jobs.values()):
+            if not drain and not job.state.ended:
+                self._scheduler.cancel(job.id, "the scheduler was taken down")
+            elif job.held and not job.state.ended:
+                self._scheduler.release(job.id)  # or it would never finish
+
+    def _known(self, name: str) -> Gang:
+        job = self._scheduler.core.jobs.get(name)
+        if job is None:
+            raise UsageError(f"there is no job {name!r}", "`gpuslice ps` lists them")
+        return job
+
+    def _standing(self) -> Standing:
+        core = self._scheduler.core
+        policy, pid = self._about
+        devices = [
+            DeviceInfo(name=str(name), jobs=tuple(occupants))
+            for name, occupants in zip(core.devices, core.occupants, strict=True)
+        ]
+        jobs = [self._info(job) for job in core.jobs.values()]
+        return Standing(pid=pid, policy=policy, devices=tuple(devices), jobs=tuple(jobs))
+
+    def _info(self, job: Gang) -> JobInfo:
+        now_s = self._scheduler.now()
+        executed_s = job.executed_at(now_s)
+        steps = max(rank.step for rank in job.ranks)
+        return JobInfo(
+            id=job.id,
+            state=job.state.value,
+            held=job.held,
+            devices=tuple(str(self._scheduler.core.devices[device]) for device in job.lease),
+            demand=job.demand,
+            tenant=job.spec.tenant,
+            weight=job.spec.weight,
+            steps=steps,
+            steps_per_s=steps / executed_s if executed_s > 0 else None,
+            executed_s=executed_s,
+            service_s=job.service_at(now_s),
+            age_s=(now_s if job.ended_s is None else job.ended_s) - job.spec.submit_s,
+            slices=job.epoch,
+            suspends=job.preemptions,
+            migrations=job.migrations,
+            exit_code=job.exit_code,
+            reason=job.reason,
+            command=job.program.argv,
+        )
+
+    def _send(self, identity: bytes, answer: Answer) -> None:
+        try:
+            self._socket.send_multipart([identity, *encode(answer)], flags=zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            # Gone, or not reading: then nobody wants the answer.
+            if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+                raise
+            _log.info("an answer could not be sent: %s", error)
+
+
+def _over(job: Gang) -> bool:
+    return job.state.ended and job.processes_gone

@@ -1,0 +1,101 @@
+"""Where a scheduler can be found: a private directory with a lock and local sockets."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+import zmq
+
+from gpuslice import wire
+from gpuslice.errors import EnvironmentUnusableError, RemoteProtocolError
+
+#: Names in the scheduler's directory: where users connect, and what says who runs it.
+CLIENT_SOCKET = "client.sock"
+LOCK = "scheduler.pid"
+#: What sockaddr_un can hold, less the final zero.
+_MAX_SOCKET_PATH_BYTES = 107
+
+
+def make_private(directory: Path) -> None:
+    """Make ``directory`` with mode 0700 if need be.
+
+    Raises
+    ------
+    EnvironmentUnusableError
+        If it is there and others may enter it.
+    """
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = directory.lstat()
+    if directory.is_symlink() or status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise EnvironmentUnusableError(
+            f"{directory} is not a private directory of yours", "choose another, or chmod 700 it"
+        )
+
+
+def lock(path: Path) -> int:
+    """Hold ``path`` for as long as the returned descriptor is open; write our pid into it.
+
+    Raises
+    ------
+    EnvironmentUnusableError
+        If another scheduler holds it.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        owner = os.read(descriptor, 32).decode(errors="replace").strip()
+        os.close(descriptor)
+        raise EnvironmentUnusableError(
+            f"a scheduler (pid {owner}) runs in {path.parent} already", "use it, or choose another directory"
+        ) from None
+    os.ftruncate(descriptor, 0)
+    os.write(descriptor, b"%d\n" % os.getpid())
+    return descriptor
+
+
+def bind(context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> zmq.Socket[bytes]:
+    """A ROUTER socket at ``endpoint`` that only this user can reach.
+
+    Raises
+    ------
+    EnvironmentUnusableError
+        If the path is too long for a socket.
+    """
+    path = endpoint.removeprefix("ipc://")
+    if len(os.fsencode(path)) > _MAX_SOCKET_PATH_BYTES:
+        raise EnvironmentUnusableError(
+            f"{path} is too long for a socket ({_MAX_SOCKET_PATH_BYTES} bytes)", "choose a shorter directory"
+        )
+    socket = context.socket(zmq.ROUTER)
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+    socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+    socket.setsockopt(zmq.MAXMSGSIZE, wire.MAX_MESSAGE_BYTES)
+    # libzmq creates the socket file with the mode that the umask leaves.
+    former = os.umask(0o077)
+    try:
+        socket.bind(endpoint)
+    finally:
+        os.umask(former)
+    return socket
+
+
+def check_sender(frame: zmq.Frame) -> int:
+    """The process that sent ``frame``, as the kernel vouches for it (``name:uid:gid:pid``).
+
+    Raises
+    ------
+    RemoteProtocolError
+        If it is not ours.
+    """
+    try:
+        user, _, process = str(frame.get("Peer-Address")).rsplit(":", 3)[1:]
+        uid, pid = int(user), int(process)
+    except (zmq.ZMQError, ValueError) as error:
+        raise RemoteProtocolError("the kernel does not vouch for the sender", "connect by ipc") from error
+    if uid != os.getuid():
+        raise RemoteProtocolError(f"user {uid} may not use this scheduler", "start one of your own")
+    return pid

@@ -1,0 +1,119 @@
+"""What can happen to the core and what it may ask of its shell: msgspec structs, so that both can be written
+down and replayed."""
+
+from __future__ import annotations
+
+import msgspec
+
+from gpuslice.wire import FromAgent, ToAgent
+
+from .job import JobSpec
+
+
+class Program(msgspec.Struct, frozen=True):
+    """How a job's processes are started; the core only hands it on.
+
+    Attributes
+    ----------
+    argv
+        The command and its arguments; no shell is involved.
+    directory
+        Working directory.
+    environ
+        All of its environment; the scheduler adds its socket and the job's name.
+    """
+
+    argv: tuple[str, ...]
+    directory: str
+    environ: dict[str, str] = {}
+
+
+class Submitted(msgspec.Struct, frozen=True, tag="submitted"):
+    """Somebody handed in a job."""
+
+    spec: JobSpec
+    program: Program
+
+
+class Reported(msgspec.Struct, frozen=True, tag="reported"):
+    """A rank said something."""
+
+    job: str
+    rank: int
+    message: FromAgent
+
+
+class RankGone(msgspec.Struct, frozen=True, tag="rank_gone"):
+    """The process of a rank no longer exists.
+
+    ``unseen``: it went while no scheduler looked, so its ``Bye`` may be lost; whether that was a failure,
+    the job's exit code tells.
+    """
+
+    job: str
+    rank: int
+    unseen: bool = False
+
+
+class Exited(msgspec.Struct, frozen=True, tag="exited"):
+    """The command that the shell started for a job ended; ``code`` is negative for a signal."""
+
+    job: str
+    code: int
+
+
+class Cancelled(msgspec.Struct, frozen=True, tag="cancelled"):
+    """Its owner gave the job up."""
+
+    job: str
+    reason: str
+
+
+class Held(msgspec.Struct, frozen=True, tag="held"):
+    """Its owner wants the job off its devices until it is ``Released``."""
+
+    job: str
+
+
+class Released(msgspec.Struct, frozen=True, tag="released"):
+    """Its owner lets a held job take part again."""
+
+    job: str
+
+
+class Woken(msgspec.Struct, frozen=True, tag="woken"):
+    """The moment of the last ``WakeAt`` has come."""
+
+
+Event = Submitted | Reported | RankGone | Exited | Cancelled | Held | Released | Woken
+
+
+class Launch(msgspec.Struct, frozen=True, tag="launch"):
+    """Start the processes of ``job``; they will say Hello and hold still."""
+
+    job: str
+    program: Program
+
+
+class Tell(msgspec.Struct, frozen=True, tag="tell"):
+    """Send ``message`` to a rank."""
+
+    job: str
+    rank: int
+    message: ToAgent
+
+
+class Kill(msgspec.Struct, frozen=True, tag="kill"):
+    """End every process of ``job``."""
+
+    job: str
+    reason: str
+
+
+class WakeAt(msgspec.Struct, frozen=True, tag="wake_at"):
+    """Send ``Woken`` at ``when_s``, replacing the last wake time; ``None``: no longer."""
+
+    when_s: float | None
+
+
+Command = Launch | Tell | Kill | WakeAt

@@ -1,0 +1,177 @@
+"""A job as the live core knows it: the policy's picture of it, its ranks, and the lease they really hold."""
+
+from __future__ import annotations
+
+from collections import deque
+from enum import Enum
+
+from gpuslice.errors import IllegalTransitionError
+
+from .events import Program
+from .job import Job, JobSpec
+from .states import TRANSITIONS, JobState, Trigger
+
+_HISTORY = 40
+
+
+class RankPhase(Enum):
+    """Where one rank is."""
+
+    ABSENT = "absent"  # has not said Hello
+    PARKED = "parked"  # no state on the device
+    COMING = "coming"  # told to resume
+    ON = "on"  # on the device, training
+    LEAVING = "leaving"  # said Bye
+    GONE = "gone"  # its process no longer exists
+
+
+_TRAINING = (RankPhase.PARKED, RankPhase.COMING, RankPhase.ON)
+_THERE = (*_TRAINING, RankPhase.LEAVING)
+
+
+class Rank:
+    """One process of a gang.
+
+    Attributes
+    ----------
+    boundary, step
+        The newest it reported: mini-batch boundaries passed, optimizer steps done.
+    pid
+        Its process, as the kernel told the shell; 0 before its Hello.
+    """
+
+    __slots__ = ("boundary", "number", "phase", "pid", "step")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.phase = RankPhase.ABSENT
+        self.boundary = 0
+        self.pid = 0
+        self.step = 0
+
+
+class Gang(Job):
+    """A job and its ranks.
+
+    ``running`` and ``placement`` of the base are what the policy wants; ``lease`` is what the ranks really
+    have. The core works until the two agree.
+
+    Attributes
+    ----------
+    state
+        See ``states``.
+    lease
+        Devices held under ``epoch``, rank order; empty when none.
+    held
+        Whether its owner keeps it from running; the policy does not see it then.
+    stop_at
+        Boundary of the present suspend; only meaningful while suspending.
+    overshoots
+        How often that had to be raised.
+    refusals
+        Suspends or resumes refused in a row.
+    retry_at_s
+        After a refusal: when to try again.
+    ended_s
+        When it succeeded, failed or was cancelled.
+    exit_code
+        Of the command that was started, once it ended.
+    reason
+        Why it failed or was cancelled.
+    """
+
+    __slots__ = (
+        "ended_s",
+        "exit_code",
+        "held",
+        "history",
+        "lease",
+        "overshoots",
+        "program",
+        "ranks",
+        "reason",
+        "refusals",
+        "retry_at_s",
+        "state",
+        "stop_at",
+    )
+
+    def __init__(self, spec: JobSpec, number: int, program: Program) -> None:
+        super().__init__(spec, number)
+        self.program = program
+        self.ranks = tuple(Rank(number) for number in range(spec.demand))
+        self.state = JobState.QUEUED
+        self.lease: tuple[int, ...] = ()
+        self.held = False
+        self.stop_at = 0
+        self.overshoots = 0
+        self.refusals = 0
+        self.retry_at_s = 0.0
+        self.ended_s: float | None = None
+        self.exit_code: int | None = None
+        self.reason = ""
+        self.history: deque[tuple[float, str]] = deque(maxlen=_HISTORY)
+
+    @property
+    def wanted(self) -> tuple[int, ...]:
+        """The devices the policy wants it on; empty when none."""
+        return self.placement if self.running else ()
+
+    @property
+    def ready(self) -> bool:
+        """Whether all ranks have said Hello."""
+        return all(rank.phase is not RankPhase.ABSENT for rank in self.ranks)
+
+    @property
+    def processes_gone(self) -> bool:
+        """Whether nothing of it can touch a device any more."""
+        return self.exit_code is not None and not self.there()
+
+    def present(self, *phases: RankPhase) -> list[Rank]:
+        """The ranks in one of ``phases``."""
+        return [rank for rank in self.ranks if rank.phase in phases]
+
+    def there(self) -> list[Rank]:
+        """The ranks whose process exists, as far as anybody knows."""
+        return self.present(*_THERE)
+
+    def training(self) -> list[Rank]:
+        """The ranks that have a training loop to go on with."""
+        return self.present(*_TRAINING)
+
+    def all_on(self) -> bool:
+        """Whether every training rank, and at least one, is on its device."""
+        phases = {rank.phase for rank in self.training()}
+        return phases == {RankPhase.ON}
+
+    def all_parked(self) -> bool:
+        """Whether every training rank, and at least one, is parked, all at the same boundary."""
+        ranks = self.training()
+        return bool(ranks) and all(
+            rank.phase is RankPhase.PARKED and rank.boundary >= self.stop_at for rank in ranks
+        )
+
+    def allows(self, trigger: Trigger) -> bool:
+        """Whether ``trigger`` may come now."""
+        return (self.state, trigger) in TRANSITIONS
+
+    def move(self, trigger: Trigger, now: float) -> None:
+        """Go to the next state.
+
+        Raises
+        ------
+        IllegalTransitionError
+            If the table has no such transition.
+        """
+        if not self.allows(trigger):
+            raise self.illegal(trigger.value)
+        self.state = TRANSITIONS[self.state, trigger]
+        self.history.append((now, f"{trigger.value} -> {self.state.value}"))
+
+    def illegal(self, what: str) -> IllegalTransitionError:
+        """The error for something that cannot happen now, with the job's story."""
+        story = "; ".join(f"{when:.3f} s: {what}" for when, what in self.history)
+        return IllegalTransitionError(
+            f"job {self.id} is {self.state.value}, so {what!r} is impossible",
+            f"its history: {story or 'none'}",
+        )

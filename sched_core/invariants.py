@@ -1,0 +1,55 @@
+"""What must hold between any two events."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gpuslice.errors import InvariantError
+
+from .gang import RankPhase
+from .states import HOLDING, JobState
+
+if TYPE_CHECKING:
+    from .core import Core
+    from .gang import Gang
+
+#: Phases that the training ranks of a gang may be in together.
+_WHOLE = {
+    JobState.QUEUED: {RankPhase.PARKED},
+    JobState.SUSPENDED: {RankPhase.PARKED},
+    JobState.RUNNING: {RankPhase.ON},
+}
+
+
+def check(core: Core) -> None:
+    """Check every promise of ``core``.
+
+    Raises
+    ------
+    InvariantError
+        For the first that is broken, naming the job or the device.
+    """
+    for device, occupants in zip(core.devices, core.occupants, strict=True):
+        if len(occupants) > 1 and not all(core.allotment.shares(job) for job in occupants.values()):
+            raise InvariantError(f"{device} is held by {', '.join(occupants)} at once")
+    for job in core.jobs.values():
+        _check_job(core, job)
+
+
+def _check_job(core: Core, job: Gang) -> None:
+    held = tuple(device for device, occupants in enumerate(core.occupants) if job.id in occupants)
+    if held != tuple(sorted(job.lease)):
+        raise InvariantError(f"job {job.id} has a lease on {job.lease} but holds {held}")
+    if not job.state.ended and bool(job.lease) != (job.state in HOLDING):
+        raise InvariantError(f"job {job.id} is {job.state.value} and holds {held}")
+    if job.processes_gone and (held or not job.state.ended):
+        raise InvariantError(f"job {job.id} has no process left, is {job.state.value} and holds {held}")
+    phases = {rank.phase for rank in job.training()}
+    if job.state in _WHOLE and not phases <= _WHOLE[job.state]:
+        names = sorted(phase.value for phase in phases)
+        raise InvariantError(f"job {job.id} is {job.state.value} but its ranks are {names}")
+    if job.state is JobState.SUSPENDED and len({rank.boundary for rank in job.training()}) > 1:
+        raise InvariantError(f"the ranks of job {job.id} are parked at different boundaries")
+    for device in job.wanted if not job.state.ended else ():
+        if job not in core.allotment.holders(device):
+            raise InvariantError(f"job {job.id} is wanted on device {device} but not entered for it")

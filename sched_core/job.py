@@ -1,0 +1,147 @@
+"""A job as policies see it: what its owner asked for, and what it has been given so far."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known when a job is submitted. How long it runs is not part of it (see ``Knowledge``).
+
+    Attributes
+    ----------
+    id
+        Unique name.
+    submit_s
+        When it arrived.
+    demand
+        Devices it asks for; all or nothing unless elastic.
+    min_demand, max_demand
+        Bounds between which an elastic job may be resized; 0 means ``demand``.
+    deadlines
+        ``(seconds after submission, value)`` pairs, earliest first: one pair is a hard deadline, several a
+        soft one, none means best effort.
+    tenant, app
+        Whose it is; jobs of one ``app`` search for one model together (Themis).
+    skew
+        Largest share of one tensor in the model's parameters (Tiresias, section 3.3); ``None``: not known.
+    cpus, memory_bytes
+        What the whole job needs of the hosts, for multi-resource policies; 0: not stated.
+    """
+
+    id: str
+    submit_s: float
+    demand: int = 1
+    min_demand: int = 0
+    max_demand: int = 0
+    model: str = ""
+    tenant: str = ""
+    app: str = ""
+    weight: float = 1.0
+    deadlines: tuple[tuple[float, float], ...] = ()
+    skew: float | None = None
+    iterations: int = 0
+    cpus: int = 0
+    memory_bytes: int = 0
+
+
+class Job:
+    """A job that has arrived and is not finished. Only the shell that owns it writes; policies read.
+
+    Attributes
+    ----------
+    spec
+        What was asked for. ``id`` and ``demand`` are repeated here because policies read them all the time.
+    number
+        Order of arrival, from 0.
+    placement
+        The devices it holds, rank order; once suspended or finished, those it held last.
+    epoch
+        Counts its leases: 0 before the first.
+    running
+        Whether it holds ``placement`` now (a job being brought back counts as running).
+    since_s
+        Running: when this run starts to make progress. Waiting: since when it waits.
+    executed_s
+        Time spent making progress in earlier runs.
+    service_s
+        Attained service of earlier runs, in device-seconds.
+    progress_s
+        Work done in earlier runs, in seconds of a dedicated run: ``executed_s`` at rate 1.
+    rate
+        Progress per second of the present run.
+    first_start_s
+        When it ran first, if it did.
+    preemptions, migrations
+        How often it was suspended for others, and moved.
+    """
+
+    __slots__ = (
+        "demand",
+        "epoch",
+        "executed_s",
+        "first_start_s",
+        "id",
+        "migrations",
+        "number",
+        "placement",
+        "preemptions",
+        "progress_s",
+        "rate",
+        "running",
+        "service_s",
+        "since_s",
+        "spec",
+    )
+
+    def __init__(self, spec: JobSpec, number: int) -> None:
+        self.spec = spec
+        self.id = spec.id
+        self.demand = spec.demand
+        self.number = number
+        self.placement: tuple[int, ...] = ()
+        self.epoch = 0
+        self.running = False
+        self.since_s = spec.submit_s
+        self.executed_s = 0.0
+        self.service_s = 0.0
+        self.progress_s = 0.0
+        self.rate = 1.0
+        self.first_start_s: float | None = None
+        self.preemptions = 0
+        self.migrations = 0
+
+    def executed_at(self, now_s: float) -> float:
+        """Time it has made progress for, up to ``now_s``."""
+        if self.running and now_s > self.since_s:
+            return self.executed_s + (now_s - self.since_s)
+        return self.executed_s
+
+    def service_at(self, now_s: float) -> float:
+        """Attained service up to ``now_s``: devices times time, in device-seconds."""
+        if self.running and now_s > self.since_s:
+            return self.service_s + (now_s - self.since_s) * len(self.placement)
+        return self.service_s
+
+    def progress_at(self, now_s: float) -> float:
+        """Work done up to ``now_s``, in seconds of a dedicated run."""
+        if self.running and now_s > self.since_s:
+            return self.progress_s + (now_s - self.since_s) * self.rate
+        return self.progress_s
+
+    def waited_at(self, now_s: float) -> float:
+        """How long it has been waiting since it last ran or arrived; 0 while it runs."""
+        return 0.0 if self.running else now_s - self.since_s
+
+    def settle(self, now_s: float) -> None:
+        """Book the present run's progress up to ``now_s``; the run goes on (for the shells)."""
+        if self.running and now_s > self.since_s:
+            elapsed_s = now_s - self.since_s
+            self.executed_s += elapsed_s
+            self.service_s += elapsed_s * len(self.placement)
+            self.progress_s += elapsed_s * self.rate
+            self.since_s = now_s
+
+    def __repr__(self) -> str:
+        where = f"on {self.placement}" if self.running else "waiting"
+        return f"<Job {self.id} demand={self.demand} {where}>"

@@ -1,0 +1,135 @@
+"""Everything that happened to a core, in the order in which it happened: its memory across restarts.
+
+An event is written after the core has taken it and before any command that follows from it leaves. So what
+the world was told is always in the journal, and ``core.handle`` over the journal gives the same core again.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from gpuslice.errors import GpusliceError
+from gpuslice.wire import Progress
+
+from .events import Event, Reported
+
+FILE = "journal.sqlite"
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS about (name TEXT PRIMARY KEY, value BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS events (number INTEGER PRIMARY KEY, at_s REAL NOT NULL, event BLOB NOT NULL);
+"""
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)
+
+
+class JournalError(GpusliceError):
+    """The journal cannot be read or written; the scheduler cannot go on, its jobs can."""
+
+    exit_code = 3
+
+
+class Journal:
+    """A journal in SQLite; a context manager.
+
+    Survives the end of the process at any moment, as the machine's does all but the last moments.
+
+    Parameters
+    ----------
+    path
+        The file; made if need be.
+
+    Raises
+    ------
+    JournalError
+        From every method, if the file cannot be used, for instance because the disk is full.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        #: The newest heartbeat of each rank, if nothing but heartbeats followed it.
+        self._heartbeats: dict[tuple[str, int], int] = {}
+        try:
+            self._database = sqlite3.connect(path, isolation_level=None)
+            self._database.execute("PRAGMA journal_mode = WAL")
+            self._database.execute("PRAGMA synchronous = NORMAL")
+            self._database.executescript(_SCHEMA)
+        except sqlite3.Error as error:
+            raise self._broken(error) from error
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._database.close()
+
+    def about(self) -> bytes | None:
+        """What ``introduce`` wrote, if anything."""
+        try:
+            found = self._database.execute("SELECT value FROM about WHERE name = 'setup'").fetchone()
+        except sqlite3.Error as error:
+            raise self._broken(error) from error
+        return None if found is None else found[0]
+
+    def introduce(self, setup: bytes) -> None:
+        """Write down what core this is the journal of."""
+        self._write("INSERT OR REPLACE INTO about VALUES ('setup', ?)", setup)
+
+    def append(self, event: Event, now: float, *, quiet: bool) -> None:
+        """Write ``event`` down; it is safe when this returns.
+
+        Parameters
+        ----------
+        quiet
+            Whether no command followed from it. A heartbeat after which nothing else happened is replaced
+            by the next one of the same rank: the core that has seen the second knows all of the first.
+        """
+        replaced: int | None = None
+        heartbeat = quiet and isinstance(event, Reported) and isinstance(event.message, Progress)
+        if not heartbeat:
+            self._heartbeats.clear()
+        elif isinstance(event, Reported):
+            replaced = self._heartbeats.get((event.job, event.rank))
+        blob = _encoder.encode(event)
+        if replaced is not None:
+            self._write("UPDATE events SET at_s = ?, event = ? WHERE number = ?", now, blob, replaced)
+            return
+        number = self._write("INSERT INTO events (at_s, event) VALUES (?, ?)", now, blob)
+        if heartbeat and isinstance(event, Reported):
+            self._heartbeats[event.job, event.rank] = number
+
+    def replay(self) -> Iterator[tuple[Event, float]]:
+        """All events and when they happened, the oldest first."""
+        try:
+            for at_s, event in self._database.execute("SELECT at_s, event FROM events ORDER BY number"):
+                yield _decoder.decode(event), at_s
+        except (sqlite3.Error, msgspec.DecodeError, msgspec.ValidationError) as error:
+            raise self._broken(error) from error
+
+    def after(self, number: int, most: int) -> list[tuple[int, float, Event]]:
+        """At most ``most`` events that follow event ``number``, with number and time."""
+        query = "SELECT number, at_s, event FROM events WHERE number > ? ORDER BY number LIMIT ?"
+        try:
+            found = self._database.execute(query, (number, most)).fetchall()
+            return [(found_number, at_s, _decoder.decode(event)) for found_number, at_s, event in found]
+        except (sqlite3.Error, msgspec.DecodeError, msgspec.ValidationError) as error:
+            raise self._broken(error) from error
+
+    def _write(self, statement: str, *values: object) -> int:
+        try:
+            return self._database.execute(statement, values).lastrowid or 0
+        except sqlite3.Error as error:
+            raise self._broken(error) from error
+
+    def _broken(self, error: Exception) -> JournalError:
+        return JournalError(
+            f"the journal {self.path} cannot be used: {error}",
+            "make room or mend it, then `gpuslice up` goes on; the jobs run on meanwhile",
+        )

@@ -1,0 +1,315 @@
+"""The live shell: a ROUTER socket, a timer and processes around the core, in one thread.
+
+Everything the core decides is carried out here, and everything that happens becomes one of its events. A
+frame that is not a message, or not one its sender may send, is answered with ``Rejected`` and reaches nobody.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+import msgspec
+import zmq
+
+from gpuslice import config, wire
+from gpuslice.clock import Clock, MonotonicClock
+from gpuslice.errors import GpusliceError, IllegalTransitionError, RemoteProtocolError
+
+from . import record
+from .core import Core
+from .endpoint import LOCK, bind, check_sender, lock, make_private
+from .events import (
+    Cancelled,
+    Command,
+    Event,
+    Exited,
+    Held,
+    Kill,
+    Launch,
+    Program,
+    RankGone,
+    Released,
+    Reported,
+    Submitted,
+    Tell,
+    WakeAt,
+    Woken,
+)
+from .gang import Gang
+from .job import JobSpec
+from .processes import Processes
+
+_FRAMES_AT_ONCE = 100
+
+Observer = Callable[[Event, float, Sequence[Command]], None]
+_log = logging.getLogger(__name__)
+
+
+def _ignore(event: Event, now: float, commands: Sequence[Command]) -> None:
+    """Nobody wants to know."""
+
+
+class Scheduler:
+    """A running scheduler; a context manager that leaves no process behind.
+
+    Parameters
+    ----------
+    core
+        Who decides.
+    directory
+        For the socket, the lock and the jobs' output; made with mode 0700 if need be.
+    clock
+        What time it is.
+    environ
+        Variables that every job gets, over its own.
+    keep_jobs
+        Whether jobs outlive this scheduler, for another to take them over.
+    observer
+        Called with every event, when it happened, and the commands that followed from it.
+
+    Raises
+    ------
+    EnvironmentUnusableError
+        If the directory is not private or belongs to another scheduler, or its path is too long.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        directory: Path,
+        *,
+        clock: Clock | None = None,
+        environ: Mapping[str, str] | None = None,
+        keep_jobs: bool = False,
+        observer: Observer = _ignore,
+    ) -> None:
+        self.core = core
+        self._environ = dict(environ or {})
+        self._keep_jobs = keep_jobs
+        self._clock: Clock = MonotonicClock() if clock is None else clock
+        self._observer = observer
+        self._wake_s: float | None = None
+        self._routes: dict[tuple[str, int], bytes] = {}
+        self._peers: dict[bytes, tuple[str, int]] = {}
+        make_private(directory)
+        self._lock = lock(directory / LOCK)
+        (directory / "logs").mkdir(exist_ok=True)
+        self.processes = Processes(directory / "logs")
+        self.endpoint = f"ipc://{directory / 'scheduler.sock'}"
+        self.context = zmq.Context()
+        self._poller = zmq.Poller()
+        try:
+            self._socket = bind(self.context, self.endpoint)
+        except BaseException:
+            self.context.destroy()
+            os.close(self._lock)
+            raise
+        self._attended: dict[zmq.Socket[bytes] | int, Callable[[], None]] = {}
+        self.attend(self._socket, self._receive)
+
+    def __enter__(self) -> Scheduler:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End every process of every job, unless they are kept, and give the socket back; also twice."""
+        if self.context.closed:
+            return
+        if not self._keep_jobs:
+            self.processes.end_all(self._clock)
+        self.context.destroy(linger=0)
+        os.close(self._lock)
+
+    def attend(self, source: zmq.Socket[bytes] | int, deal: Callable[[], None]) -> None:
+        """Call ``deal`` whenever ``source``, a socket or descriptor, can be read."""
+        self._attended[source] = deal
+        self._poller.register(source, zmq.POLLIN)
+
+    def now(self) -> float:
+        """What time it is for the core."""
+        return self._clock.now()
+
+    def submit(self, spec: JobSpec, program: Program) -> None:
+        """Accept a job and start its processes; it trains when its turn comes."""
+        self._handle(Submitted(spec, program))
+
+    def cancel(self, job: str, reason: str) -> None:
+        """Give a job up."""
+        self._handle(Cancelled(job, reason))
+
+    def hold(self, job: str) -> None:
+        """Keep a job off the devices."""
+        self._handle(Held(job))
+
+    def release(self, job: str) -> None:
+        """Let a held job take part again."""
+        self._handle(Released(job))
+
+    def take_over(self, past: Iterable[tuple[Event, float]]) -> None:
+        """Become the scheduler that lived through ``past``, and see what became of its jobs.
+
+        Their ranks greet every new scheduler; what was on its way to or from them is made up for then.
+        """
+        for event, when_s in past:
+            for command in self.core.handle(event, when_s):
+                if isinstance(command, WakeAt):
+                    self._wake_s = command.when_s
+        for job in list(self.core.jobs.values()):
+            if not job.processes_gone:
+                self._find(job)
+
+    def _find(self, job: Gang) -> None:
+        found = self.processes.find(job.id) if job.exit_code is None else None
+        if isinstance(found, int):
+            self._poller.register(found, zmq.POLLIN)
+        elif found is not None:
+            self._handle(found)
+        elif job.exit_code is None and job.state.ended:
+            self._handle(Exited(job.id, record.KILLED))  # cancelled before it was started
+        elif job.exit_code is None:
+            self._launch(Launch(job.id, job.program))
+        mark = os.fsencode(f"{config.variable('job')}={job.id}")
+        for rank in job.there():
+            descriptor = self.processes.find_rank(job.id, rank.number, rank.pid, mark)
+            if descriptor is None:
+                self._handle(RankGone(job.id, rank.number, unseen=True))
+            else:
+                self._poller.register(descriptor, zmq.POLLIN)
+        if job.state.ended:
+            self.processes.end(job.id, self.now())
+
+    def run(self, until: Callable[[], bool], *, timeout_s: float | None = None) -> bool:
+        """Serve until ``until()`` is true; ``False`` if that took longer than ``timeout_s``."""
+        ends_s = None if timeout_s is None else self._clock.now() + timeout_s
+        while not until():
+            if ends_s is not None and self._clock.now() >= ends_s:
+                return False
+            self._serve(ends_s)
+        return True
+
+    def _serve(self, ends_s: float | None) -> None:
+        """Wait for the next thing to happen, then deal with all that has."""
+        moments = [
+            when for when in (ends_s, self._wake_s, self.processes.next_deadline_s) if when is not None
+        ]
+        wait_ms = max(0.0, min(moments) - self._clock.now()) * 1000.0 if moments else None
+        # Rounded up, or the last fraction of a millisecond would be spent polling without a pause.
+        ready = dict(self._poller.poll(None if wait_ms is None else int(wait_ms) + 1))
+        for source in ready.keys() & self._attended.keys():
+            self._attended[source]()
+        self._reap({key for key in ready if isinstance(key, int)})
+        now = self._clock.now()
+        self.processes.enforce(now)
+        if self._wake_s is not None and now >= self._wake_s:
+            self._wake_s = None
+            self._handle(Woken())
+
+    def _handle(self, event: Event) -> None:
+        now = self._clock.now()
+        commands = self.core.handle(event, now)
+        self._observer(event, now, commands)
+        for command in commands:
+            self._perform(command)
+
+    def _perform(self, command: Command) -> None:
+        match command:
+            case Tell():
+                self._tell(command)
+            case Launch():
+                self._launch(command)
+            case Kill():
+                self.processes.end(command.job, self._clock.now())
+            case WakeAt():
+                self._wake_s = command.when_s
+
+    def _tell(self, command: Tell) -> None:
+        identity = self._routes.get((command.job, command.rank))
+        if identity is not None:  # else it has not greeted us yet, and hears of it then
+            self._send(identity, command.message)
+
+    def _launch(self, command: Launch) -> None:
+        own = {config.variable("socket"): self.endpoint, config.variable("job"): command.job}
+        try:
+            descriptor = self.processes.launch(command.job, command.program, self._environ | own)
+        except OSError as error:
+            # The shell's convention for a command that cannot be executed.
+            self.processes.log(command.job, "err").write_text(f"gpuslice: cannot start: {error}\n")
+            self._handle(Exited(command.job, 127))
+            return
+        self._poller.register(descriptor, zmq.POLLIN)
+
+    def _reap(self, descriptors: set[int]) -> None:
+        for descriptor, event in self.processes.reap(descriptors):
+            self._poller.unregister(descriptor)
+            self._handle(event)
+
+    # The socket.
+
+    def _receive(self) -> None:
+        """Deal with what is there, but not with so much of it that timers and processes would wait."""
+        for _ in range(_FRAMES_AT_ONCE):
+            if not self._socket.poll(0):
+                return
+            route, *rest = self._socket.recv_multipart(copy=False)
+            identity = bytes(route.buffer)
+            try:
+                self._take(identity, rest)
+            except (RemoteProtocolError, IllegalTransitionError) as error:
+                _log.info("rejected a message of %s: %s", self._peers.get(identity, "a stranger"), error)
+                self._send(identity, wire.Rejected(error=error.message, remedy=error.remedy))
+
+    def _take(self, identity: bytes, frames: list[zmq.Frame]) -> None:
+        if len(frames) != 1:
+            raise RemoteProtocolError(f"a message of {len(frames)} frames", "send one frame")
+        pid = check_sender(frames[0])
+        message = wire.decode_from_agent(bytes(frames[0].buffer))
+        if isinstance(message, wire.Hello):
+            self._welcome(identity, message, pid)
+            return
+        peer = self._peers.get(identity)
+        if peer is None:
+            raise RemoteProtocolError(f"{type(message).__name__} of an unknown rank", "say Hello first")
+        self._handle(Reported(*peer, message))
+
+    def _welcome(self, identity: bytes, hello: wire.Hello, pid: int) -> None:
+        if hello.version != wire.PROTOCOL_VERSION:
+            raise RemoteProtocolError(
+                f"protocol version {hello.version} is not {wire.PROTOCOL_VERSION}",
+                "run the same gpuslice on both sides",
+            )
+        peer = (hello.job, hello.rank)
+        # Known before the core answers, because the answer may already be a lease.
+        former, self._routes[peer] = self._routes.get(peer), identity
+        self._send(identity, wire.Welcome(version=wire.PROTOCOL_VERSION))
+        try:
+            self._handle(Reported(*peer, msgspec.structs.replace(hello, pid=pid)))
+        except GpusliceError:
+            self._restore_route(peer, former)
+            raise
+        self._peers[identity] = peer
+        descriptor = self.processes.watch_rank(*peer, pid)
+        if descriptor is not None:
+            self._poller.register(descriptor, zmq.POLLIN)
+
+    def _restore_route(self, peer: tuple[str, int], former: bytes | None) -> None:
+        del self._routes[peer]
+        if former is not None:
+            self._routes[peer] = former
+
+    def _send(self, identity: bytes, message: wire.ToAgent) -> None:
+        try:
+            self._socket.send_multipart([identity, wire.encode(message)], flags=zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            # Unreachable: its process is ending, which the pidfd reports. Full: it does not read, which is
+            # the same as not answering.
+            if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+                raise
+            _log.warning("%s could not be sent: %s", type(message).__name__, error)

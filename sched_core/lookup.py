@@ -1,0 +1,85 @@
+"""Finding policies and placements by name, and building them from options written as text."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+from collections.abc import Iterable, Mapping
+from typing import Any, get_args, get_origin
+
+import msgspec
+
+from gpuslice.errors import ConfigError
+
+#: Name -> module and class.
+Table = Mapping[str, tuple[str, str]]
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A remedy for an unknown name: the closest known one, or all of them."""
+    names = list(known)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
+    if close:
+        return f"did you mean {close[0]!r}?"
+    return f"known: {', '.join(names)}" if names else "it takes none"
+
+
+def find(kind: str, table: Table, name: str) -> Any:
+    """The class that ``name`` stands for.
+
+    Raises
+    ------
+    ConfigError
+        If ``table`` has no such name; ``kind`` is what the message calls it.
+    """
+    if name not in table:
+        raise ConfigError(f"there is no {kind} {name!r}", nearest(name, table))
+    module, class_name = table[name]
+    return getattr(importlib.import_module(module), class_name)
+
+
+def options_of(kind: str, table: Table, name: str) -> list[str]:
+    """Names of the options that ``name`` takes."""
+    parameters = inspect.signature(find(kind, table, name)).parameters
+    return [key for key in parameters if key != "placement"]
+
+
+def build(kind: str, table: Table, name: str, options: Mapping[str, object], **ready: object) -> Any:
+    """Build what ``name`` stands for.
+
+    Parameters
+    ----------
+    options
+        Keyword arguments; texts are converted to the declared types, lists are written with commas.
+    ready
+        Further arguments, not for users; left out where the class does not take them or they are ``None``.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such name or option, or a value does not convert.
+    """
+    factory = find(kind, table, name)
+    parameters = inspect.signature(factory, eval_str=True).parameters
+    known = [key for key in parameters if key not in ready]
+    arguments = {key: value for key, value in ready.items() if key in parameters and value is not None}
+    for key, value in options.items():
+        if key not in known:
+            raise ConfigError(f"{kind} {name} has no option {key!r}", nearest(key, known))
+        try:
+            arguments[key] = _convert(value, parameters[key].annotation)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"{key}={value} is not possible for {kind} {name}: {error}") from error
+    return factory(**arguments)
+
+
+def _convert(value: object, wanted: Any) -> object:
+    if isinstance(value, str) and get_origin(wanted) is tuple:
+        value = tuple(_convert(item, get_args(wanted)[0]) for item in value.split(","))
+    if wanted is float and isinstance(value, str):
+        try:
+            return float(value)
+        except ValueError as error:
+            raise msgspec.ValidationError("not a number") from error
+    return msgspec.convert(value, wanted, strict=False)

@@ -1,0 +1,1 @@
+"""Where a job goes, once a policy has decided that it runs."""

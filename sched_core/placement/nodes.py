@@ -1,0 +1,170 @@
+"""Placements that look at nodes: consolidated, the published YARN scheme, spread, random."""
+
+from __future__ import annotations
+
+import random
+
+from gpuslice.sched_core.cluster import FreeDevices
+from gpuslice.sched_core.job import Job
+
+from .placement import Count
+
+
+class Consolidated:
+    """As few nodes as possible: one node where the job fits into one, else whole nodes and one remainder.
+
+    Waits rather than take more. Of the nodes that will do, the fullest is taken: whole ones stay free.
+    """
+
+    name = "consolidated"
+
+    def choose(self, job: Job, free: FreeDevices) -> tuple[int, ...] | None:
+        whole_size = len(free.nodes_with) - 1
+        whole, rest = divmod(job.demand, whole_size)
+        nodes = free.nodes_with[whole_size]
+        if len(nodes) < whole:
+            return None
+        chosen = [device for node in nodes[:whole] for device in free.on_node[node]]
+        if rest:
+            node = self._for_rest(rest, whole, free)
+            if node is None:
+                return None
+            chosen += free.on_node[node][:rest]
+        return tuple(chosen)
+
+    def kind(self, job: Job) -> str:
+        return ""
+
+    def _for_rest(self, rest: int, whole: int, free: FreeDevices) -> int | None:
+        """The node for ``rest`` devices, given that the first ``whole`` empty nodes are taken."""
+        for count in range(rest, len(free.nodes_with)):
+            nodes = free.nodes_with[count]
+            taken = whole if count == len(free.nodes_with) - 1 else 0
+            if len(nodes) > taken:
+                return nodes[taken]
+        return None
+
+
+class PublishedYarn(Consolidated):
+    """``yarn`` of the simulator published with Tiresias: the first node that will do, not the fullest."""
+
+    name = "published-yarn"
+
+    def _for_rest(self, rest: int, whole: int, free: FreeDevices) -> int | None:
+        last = len(free.nodes_with) - 1
+        lists = [nodes[whole if count == last else 0 :] for count, nodes in enumerate(free.nodes_with)]
+        return min((nodes[0] for nodes in lists[rest:] if nodes), default=None)
+
+
+class RoundUp(Consolidated):
+    """Consolidated, in aligned blocks of 1, 2, 4 devices or whole nodes (after Chronus' Allocator).
+
+    A job starts in a wholly free block of its demand rounded up, so blocks never straddle and nodes do not
+    fragment. It holds only what it asked for; smaller jobs may use the rest of its block.
+    """
+
+    name = "round-up"
+
+    def choose(self, job: Job, free: FreeDevices) -> tuple[int, ...] | None:
+        node_size = len(free.nodes_with) - 1
+        block = self.rounded(job.demand, node_size)
+        if block > node_size:
+            return super().choose(job, free)
+        for nodes in free.nodes_with[block:]:
+            for node in nodes:
+                found = self._block(free, node, block)
+                if found is not None:
+                    return tuple(found[: job.demand])
+        return None
+
+    @staticmethod
+    def rounded(demand: int, node_size: int) -> int:
+        """The next power of two below a node, else the next multiple of ``node_size``."""
+        if demand > node_size // 2:
+            return -(-demand // node_size) * node_size
+        return 1 << (demand - 1).bit_length()
+
+    @staticmethod
+    def _block(free: FreeDevices, node: int, block: int) -> list[int] | None:
+        """The first aligned block of ``node`` that is wholly free."""
+        groups: dict[int, list[int]] = {}
+        for device in free.on_node[node]:
+            group = groups.setdefault(free.cluster.local_of(device) // block, [])
+            group.append(device)
+            if len(group) == block:
+                return group
+        return None
+
+
+class Spread:
+    """One device at a time from the emptiest node: as many nodes as possible."""
+
+    name = "spread"
+
+    def choose(self, job: Job, free: FreeDevices) -> tuple[int, ...] | None:
+        if job.demand > free.total:
+            return None
+        left = {node: list(devices) for node, devices in enumerate(free.on_node) if devices}
+        chosen: list[int] = []
+        while len(chosen) < job.demand:
+            for node in sorted(left, key=lambda node: (-len(left[node]), node)):
+                chosen.append(left[node].pop(0))
+                if len(chosen) == job.demand:
+                    break
+            left = {node: devices for node, devices in left.items() if devices}
+        return tuple(chosen)
+
+    def kind(self, job: Job) -> str:
+        return ""
+
+
+class Random:
+    """Any free devices, drawn at random.
+
+    Parameters
+    ----------
+    seed
+        Same seed, same draws.
+    """
+
+    name = "random"
+
+    def __init__(self, *, seed: int = 0) -> None:
+        self._draw = random.Random(seed)
+
+    def choose(self, job: Job, free: FreeDevices) -> tuple[int, ...] | None:
+        if job.demand > free.total:
+            return None
+        return tuple(sorted(self._draw.sample([d for devices in free.on_node for d in devices], job.demand)))
+
+    def kind(self, job: Job) -> str:
+        return ""
+
+
+class SkewAware:
+    """Consolidate only jobs whose model suffers from being spread (Tiresias, section 3.3).
+
+    Parameters
+    ----------
+    threshold
+        Smallest skew, the share of the largest tensor in a model's parameters, that asks for consolidation.
+        Models of known families are judged by name where no skew is stated; others count as insensitive.
+    """
+
+    name = "skew"
+
+    def __init__(self, *, threshold: float = 0.2) -> None:
+        self._threshold = threshold
+        self._consolidated = Consolidated()
+        self._anywhere = Count()
+
+    def choose(self, job: Job, free: FreeDevices) -> tuple[int, ...] | None:
+        return (self._consolidated if self._sensitive(job) else self._anywhere).choose(job, free)
+
+    def kind(self, job: Job) -> str:
+        return "skewed" if self._sensitive(job) else ""
+
+    def _sensitive(self, job: Job) -> bool:
+        if job.spec.skew is not None:
+            return job.spec.skew >= self._threshold
+        return job.spec.model.lower().startswith(("vgg", "alexnet"))

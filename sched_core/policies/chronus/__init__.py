@@ -1,0 +1,1 @@
+"""Chronus: deadlines by leases (Gao et al., SoCC 2021)."""

@@ -1,0 +1,183 @@
+"""Chronus as a policy: guaranteed jobs by plans of leases, the rest by shortest remaining work."""
+
+from __future__ import annotations
+
+from math import floor
+
+from gpuslice.errors import ConfigError
+from gpuslice.sched_core.cluster import FreeDevices
+from gpuslice.sched_core.job import Job
+from gpuslice.sched_core.policies.target import difference
+from gpuslice.sched_core.policy import Plan, View
+
+from .allocate import Request, local_search, place_blocks, round_up
+from .leases import Need, need_of
+from .planner import Planner, Solver
+
+
+class Chronus:
+    """Deadlines for those that can be guaranteed one, short completion times for the rest (SoCC 2021).
+
+    Lease boundaries are multiples of ``lease_s``. At each, guaranteed jobs that hold the new lease get their
+    devices; what is left goes to everybody else by remaining work × devices, shortest first, which is
+    reconsidered with preemption every ``best_effort_lease_s`` and without it whenever devices become free.
+
+    Parameters
+    ----------
+    lease_s, best_effort_lease_s
+        Lengths of leases with and without guarantee, in seconds.
+    horizon
+        Leases that a plan looks ahead.
+    margin
+        Factor on running times, for estimates that may be too short.
+    split_round_up
+        Let 10 devices on nodes of 8 be 8 + 2 instead of 16.
+    solver, milp_nodes, milp_seconds
+        See ``Planner``; with ``milp_seconds`` above 0 two runs may differ.
+
+    Attributes
+    ----------
+    counters
+        How plans were found, and how many jobs with deadlines were guaranteed one.
+    """
+
+    name = "chronus"
+    needs_durations = True
+
+    def __init__(
+        self,
+        *,
+        lease_s: float = 1200.0,
+        best_effort_lease_s: float = 600.0,
+        horizon: int = 72,
+        margin: float = 1.0,
+        split_round_up: bool = False,
+        solver: Solver = "auto",
+        milp_nodes: int = 200,
+        milp_seconds: float = 0.0,
+    ) -> None:
+        if not lease_s > 0 or not best_effort_lease_s > 0 or horizon < 1 or not margin > 0:
+            raise ConfigError(
+                f"lease_s={lease_s}, best_effort_lease_s={best_effort_lease_s}, horizon={horizon} and "
+                f"margin={margin} must all be positive"
+            )
+        self._lease_s = lease_s
+        self._best_effort_lease_s = best_effort_lease_s
+        self._horizon = horizon
+        self._margin = margin
+        self._split = split_round_up
+        self._planner = Planner(solver, milp_nodes, milp_seconds)
+        self._guaranteed: dict[str, Job] = {}
+        #: Devices of guaranteed jobs in the present lease.
+        self._leased: dict[str, tuple[int, ...]] = {}
+        self._boundary_s: float | None = None
+        self._best_effort_boundary_s: float | None = None
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """How plans were found, and how many jobs were guaranteed a deadline or refused the guarantee."""
+        return self._planner.counters
+
+    def plan(self, view: View) -> Plan:
+        """Admit what arrived; at boundaries lease anew; fill what is left."""
+        self._follow(view)
+        now_s = view.now_s
+        if all(job.running for job in view.jobs.values()):
+            self._boundary_s = self._best_effort_boundary_s = None
+            return Plan()
+        lease_is_over = self._boundary_s is not None and now_s >= self._boundary_s
+        turn_is_over = self._best_effort_boundary_s is not None and now_s >= self._best_effort_boundary_s
+        free = FreeDevices(view.cluster)
+        if lease_is_over:
+            self._lease(view, free)
+        else:
+            for devices in self._leased.values():
+                free.take(devices)
+        target = {**self._leased, **self._fill(view, free, preempt=lease_is_over or turn_is_over)}
+        self._boundary_s = _next(now_s, self._lease_s)
+        self._best_effort_boundary_s = _next(now_s, self._best_effort_lease_s)
+        return Plan(difference(view, target), min(self._boundary_s, self._best_effort_boundary_s))
+
+    def _follow(self, view: View) -> None:
+        if view.changes.reset:
+            self._guaranteed = {}
+            self._leased = {}
+            self._boundary_s = self._best_effort_boundary_s = None
+        for job in view.changes.finished:
+            self._guaranteed.pop(job.id, None)
+            self._leased.pop(job.id, None)
+        for job in view.jobs.values() if view.changes.reset else view.changes.arrived:
+            if job.spec.deadlines:
+                self._admit(job, view)
+
+    def _admit(self, job: Job, view: View) -> None:
+        """Guarantee ``job`` a deadline if one can be met together with those guaranteed already."""
+        start_s = _next(view.now_s, self._lease_s)
+        others = [self._need(other, view, start_s) for other in self._guaranteed.values()]
+        admitted = self._planner.admits(others, self._need(job, view, start_s), view.cluster.size)
+        if admitted:
+            self._guaranteed[job.id] = job
+        key = "guaranteed" if admitted else "not_guaranteed"
+        self.counters[key] = self.counters.get(key, 0) + 1
+
+    def _need(self, job: Job, view: View, start_s: float) -> Need:
+        """What ``job`` needs of a plan that begins at ``start_s``."""
+        work_s = max(0.0, view.remaining_s(job)) * self._margin
+        if job.running:
+            work_s = max(0.0, work_s - max(0.0, start_s - view.now_s))
+        deadlines = [(job.spec.submit_s + after_s - start_s, value) for after_s, value in job.spec.deadlines]
+        block = self._block(job, view)
+        return need_of(job.id, block, work_s, deadlines, lease_s=self._lease_s, horizon=self._horizon)
+
+    def _block(self, job: Job, view: View) -> int:
+        block = round_up(job.demand, max(view.cluster.node_sizes), split=self._split)
+        return min(block, view.cluster.size)
+
+    def _lease(self, view: View, free: FreeDevices) -> None:
+        """Plan, and place the holders of the first lease; who can meet no deadline loses the guarantee."""
+        needs = [self._need(job, view, view.now_s) for job in self._guaranteed.values()]
+        for need in needs:
+            if not need.levels:
+                del self._guaranteed[need.job]
+                self.counters["guarantee_lost"] = self.counters.get("guarantee_lost", 0) + 1
+        late = any(not job.spec.deadlines for job in view.waiting())
+        plan = self._planner.plan(needs, view.cluster.size, late=late)
+        holders = [view.jobs[name] for name, slots in plan.slots.items() if 0 in slots]
+        self._leased = place_blocks([Request(job, self._block(job, view)) for job in holders], free)
+
+    def _fill(self, view: View, free: FreeDevices, *, preempt: bool) -> dict[str, tuple[int, ...]]:
+        """Who else runs, on what: everybody anew if ``preempt``, else newcomers beside those that run."""
+        others = [job for job in view.jobs.values() if job.id not in self._leased]
+        target: dict[str, tuple[int, ...]] = {}
+        if preempt:
+            # Guaranteed jobs come last: their leases are set aside for them anyway.
+            chosen = self._shortest(others, view, free.total)
+            for job in chosen:
+                if job.running and free.has(job.placement):
+                    target[job.id] = job.placement
+                    free.take(job.placement)
+        else:
+            for job in others:
+                if job.running:
+                    target[job.id] = job.placement
+                    free.take(job.placement)
+            chosen = self._shortest([job for job in others if not job.running], view, free.total)
+        target.update(local_search([job for job in chosen if job.id not in target], free))
+        return target
+
+    def _shortest(self, jobs: list[Job], view: View, room: int) -> list[Job]:
+        ranked = sorted(
+            jobs,
+            key=lambda job: (job.id in self._guaranteed, view.remaining_s(job) * job.demand, job.number),
+        )
+        chosen: list[Job] = []
+        for job in ranked:
+            if job.demand <= room:
+                chosen.append(job)
+                room -= job.demand
+        return chosen
+
+
+def _next(now_s: float, step_s: float) -> float:
+    """The first multiple of ``step_s`` after ``now_s``."""
+    return (floor(now_s / step_s) + 1) * step_s

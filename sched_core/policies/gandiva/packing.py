@@ -1,0 +1,104 @@
+"""Packing two jobs on the same devices, by trial: keep what is faster than taking turns, undo the rest.
+
+Source: Gandiva (OSDI 2018), sections 3.3 and 4.2. Nothing is predicted: how two jobs get along is measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from gpuslice.sched_core.job import Job
+from gpuslice.sched_core.policy import View
+
+
+class _Trial(msgspec.Struct, frozen=True):
+    """A pair that is being tried, with both jobs' progress and the guest's running time at its start."""
+
+    progress_s: float
+    executed_s: float
+
+
+class Packing:
+    """Pairs of jobs: a guest on the devices of a host.
+
+    Parameters
+    ----------
+    gain
+        A pair is kept if together it makes more than ``gain`` times the progress of taking turns.
+    trial_s
+        Running time after which a trial is judged.
+    """
+
+    def __init__(self, gain: float, trial_s: float) -> None:
+        self._gain = gain
+        self._trial_s = trial_s
+        #: Guest → host.
+        self.host_of: dict[str, str] = {}
+        self._trials: dict[str, _Trial] = {}
+        self._bad: set[frozenset[str]] = set()
+        #: Trials that were kept and undone.
+        self.kept = 0
+        self.undone = 0
+
+    def forget(self, job: Job) -> None:
+        """``job`` ended or moved: its pair is no more."""
+        for guest, host in list(self.host_of.items()):
+            if job.id in (guest, host):
+                del self.host_of[guest]
+                self._trials.pop(guest, None)
+
+    def propose(self, candidates: Sequence[Job], utilization: Mapping[str, float], view: View) -> bool:
+        """Start a trial with the two jobs of least utilization that may get along; one at a time."""
+        paired = self.paired
+        alone = sorted(
+            (job for job in candidates if job.id not in paired),
+            key=lambda job: (utilization.get(job.spec.model, 1.0), job.number),
+        )
+        for position, guest in enumerate(alone):
+            for host in alone[position + 1 :]:
+                if guest.demand == host.demand and _names(guest, host) not in self._bad:
+                    self.host_of[guest.id] = host.id
+                    self._trials[guest.id] = _Trial(
+                        guest.progress_at(view.now_s) + host.progress_at(view.now_s),
+                        guest.executed_at(view.now_s),
+                    )
+                    return True
+        return False
+
+    def judge(self, view: View) -> bool:
+        """End trials that ran long enough; whether a pair was undone."""
+        undone = False
+        for guest_id, trial in list(self._trials.items()):
+            guest, host = view.jobs[guest_id], view.jobs[self.host_of[guest_id]]
+            elapsed_s = guest.executed_at(view.now_s) - trial.executed_s
+            if elapsed_s < self._trial_s:
+                continue
+            del self._trials[guest_id]
+            made_s = guest.progress_at(view.now_s) + host.progress_at(view.now_s) - trial.progress_s
+            if made_s > self._gain * elapsed_s:
+                self.kept += 1
+            else:
+                self.undone += 1
+                undone = True
+                self._bad.add(_names(guest, host))
+                del self.host_of[guest_id]
+        return undone
+
+    @property
+    def paired(self) -> set[str]:
+        """All who are guest or host."""
+        return {*self.host_of, *self.host_of.values()}
+
+    @property
+    def trying(self) -> bool:
+        """Whether some pair is being tried."""
+        return bool(self._trials)
+
+
+def _names(first: Job, second: Job) -> frozenset[str]:
+    """How a pair is remembered: by models if they are known, else by the jobs."""
+    if first.spec.model and second.spec.model:
+        return frozenset((first.spec.model, second.spec.model, ""))
+    return frozenset((first.id, second.id))

@@ -1,0 +1,278 @@
+"""Gandiva as a policy: slices on every server, and now and then a look at what could be better."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import floor
+from typing import Literal
+
+from gpuslice.errors import ConfigError
+from gpuslice.sched_core.cluster import Cluster, FreeDevices
+from gpuslice.sched_core.job import Job
+from gpuslice.sched_core.policies.starting import parse_shares
+from gpuslice.sched_core.policy import Decision, Migrate, Plan, Start, Suspend, View
+
+from .packing import Packing
+from .servers import Server, Servers
+
+
+class Gandiva:
+    """Early feedback for all by time slices on over-subscribed servers (OSDI 2018).
+
+    A job belongs to a server of its affinity. On a server that is asked for more than it has, jobs take
+    turns: at every multiple of ``quantum_s`` those that have had the least time for their weight run. There
+    is no fairness between servers.
+
+    Parameters
+    ----------
+    quantum_s
+        Length of a slice (section 4.1: about a minute).
+    mode
+        ``reactive``: acts on arrivals and departures only; ``introspective``: also tries every ``look_s`` to
+        pack, migrate, defragment and grow.
+    look_s
+        Time between looks, and running time after which a packed pair is judged.
+    overload
+        How loaded over-subscription may make a server; beyond, jobs queue.
+    packing, migration, growing
+        Whether these are used.
+    gain
+        Packed jobs stay together if they make more than ``gain`` times the progress of taking turns.
+    utilization
+        ``model:share`` pairs as measured; packing begins with the least. Unknown models count as 1.
+
+    Attributes
+    ----------
+    counters
+        Pairs kept and undone, jobs moved for balance and to empty a server, jobs grown.
+    """
+
+    name = "gandiva"
+    needs_durations = False
+
+    def __init__(
+        self,
+        *,
+        quantum_s: float = 60.0,
+        mode: Literal["introspective", "reactive"] = "introspective",
+        look_s: float = 300.0,
+        overload: float = 4.0,
+        packing: bool = True,
+        migration: bool = True,
+        growing: bool = True,
+        gain: float = 1.05,
+        utilization: str = "",
+    ) -> None:
+        if not quantum_s > 0 or not look_s > 0 or not overload >= 1:
+            raise ConfigError(
+                f"quantum_s={quantum_s}, look_s={look_s}, overload={overload} are not possible",
+                "times must be positive and overload at least 1",
+            )
+        self._quantum_s = quantum_s
+        self._look_s = look_s
+        self._overload = overload
+        self._looks = mode == "introspective"
+        self._packs = packing and self._looks
+        self._migrates = migration
+        self._grows = growing and self._looks
+        self._gain = gain
+        self._utilization = parse_shares(utilization, "utilization")
+        self._clear(Cluster((1,)), 0.0)
+
+    def _clear(self, cluster: Cluster, now_s: float) -> None:
+        self._servers = Servers(cluster, self._overload)
+        self._packing = Packing(self._gain, self._look_s)
+        self._counts = {"moved": 0, "emptied": 0, "grown": 0}
+        self._queue: dict[str, Job] = {}
+        #: Added to executed time / weight: where a job stands in the turns of its server.
+        self._head_start_s: dict[str, float] = {}
+        self._sharing: set[str] = set()
+        self._slice_end_s: float | None = None
+        self._next_look_s = now_s + self._look_s
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """What introspection did."""
+        return {**self._counts, "packings_kept": self._packing.kept, "packings_undone": self._packing.undone}
+
+    def plan(self, view: View) -> Plan:
+        """House who arrived, move who should move, give the slice to whose turn it is."""
+        departed = self._follow(view)
+        now_s = view.now_s
+        self._house(view)
+        if departed and self._migrates:
+            self._balance(view)
+        if self._looks and now_s >= self._next_look_s:
+            self._look(view)
+        slice_is_over = self._slice_end_s is None or now_s >= self._slice_end_s
+        free, units = FreeDevices(view.cluster), self._units(view)
+        target = self._turns(view, free, units, rotate=slice_is_over)
+        crowded = len(target) < len(self._servers.homes)
+        self._grow(view, free, target)
+        self._slice_end_s = (floor(now_s / self._quantum_s) + 1) * self._quantum_s if crowded else None
+        return Plan(self._differences(view, target), self._wake_at(view))
+
+    def _follow(self, view: View) -> bool:
+        """Take in what happened; whether somebody left."""
+        if view.changes.reset:
+            self._clear(view.cluster, view.now_s)
+        for job in view.changes.finished:
+            self._queue.pop(job.id, None)
+            self._packing.forget(job)
+            self._sharing.discard(job.id)
+            self._servers.leave(job, view.now_s)
+            self._head_start_s.pop(job.id, None)
+        for job in view.jobs.values() if view.changes.reset else view.changes.arrived:
+            self._queue[job.id] = job
+        return bool(view.changes.finished)
+
+    def _house(self, view: View) -> None:
+        """Find homes for those that queue, in order of arrival."""
+        for job in list(self._queue.values()):
+            home = self._servers.find(job)
+            if home is not None:
+                del self._queue[job.id]
+                self._enter(job, home, view)
+
+    def _enter(self, job: Job, home: list[Server], view: View) -> None:
+        others = [view.jobs[name] for server in home for name in server.parts]
+        behind_s = min((self._turn_s(other, view) for other in others), default=0.0)
+        self._head_start_s[job.id] = behind_s - job.executed_at(view.now_s) / job.spec.weight
+        self._servers.settle(job, home, view.now_s)
+
+    def _turn_s(self, job: Job, view: View) -> float:
+        return self._head_start_s[job.id] + job.executed_at(view.now_s) / job.spec.weight
+
+    def _balance(self, view: View) -> None:
+        """Move jobs from over-subscribed servers to where there is room."""
+        for server in sorted(self._servers.all, key=lambda server: (-server.load, server.node)):
+            for name in sorted(server.parts, key=lambda name: (view.jobs[name].running, -server.parts[name])):
+                if server.wanted <= server.size:
+                    break
+                self._move(view.jobs[name], view, empty_too=True)
+
+    def _move(self, job: Job, view: View, *, empty_too: bool) -> bool:
+        home = self._servers.homes[job.id]
+        if len(home) > 1:
+            return False
+        target = self._servers.roomy(job, home)
+        if target is None and empty_too:
+            target = next((s for s in self._servers.all if not s.parts and s.size >= job.demand), None)
+        if target is None:
+            return False
+        self._packing.forget(job)
+        self._servers.leave(job, view.now_s)
+        self._enter(job, [target], view)
+        self._counts["moved"] += 1
+        return True
+
+    def _look(self, view: View) -> None:
+        """Introspection: packing where jobs take turns, emptying a server for a job that queues."""
+        self._next_look_s = (floor(view.now_s / self._look_s) + 1) * self._look_s
+        if self._packs:
+            self._packing.judge(view)
+            for server in self._servers.all:
+                if server.wanted > server.size:
+                    here = [view.jobs[name] for name in server.parts if len(self._servers.homes[name]) == 1]
+                    self._packing.propose(here, self._utilization, view)
+        if self._migrates:
+            self._balance(view)
+            if self._queue:
+                self._defragment(view)
+
+    def _defragment(self, view: View) -> None:
+        """Empty the server with most room into fuller ones, if all of its jobs find room there."""
+        partly = [server for server in self._servers.all if 0 < server.wanted < server.size]
+        if len(partly) < 2:
+            return
+        server = max(partly, key=lambda server: (server.size - server.wanted, server.node))
+        room = sum(other.size - other.wanted for other in partly) - (server.size - server.wanted)
+        if room >= server.wanted:
+            moved = [self._move(view.jobs[name], view, empty_too=False) for name in list(server.parts)]
+            self._counts["emptied"] += all(moved)
+
+    def _units(self, view: View) -> list[list[Job]]:
+        """Jobs that run together: a host with its guest, or a job alone; those first that had least time."""
+        guest_of = {host: guest for guest, host in self._packing.host_of.items()}
+        units = [
+            [view.jobs[name], *([view.jobs[guest_of[name]]] if name in guest_of else [])]
+            for name in self._servers.homes
+            if name not in self._packing.host_of
+        ]
+        units.sort(key=lambda unit: min((self._turn_s(job, view), job.number) for job in unit))
+        return units
+
+    def _turns(
+        self, view: View, free: FreeDevices, units: Iterable[list[Job]], *, rotate: bool
+    ) -> dict[str, tuple[int, ...]]:
+        """Who has this slice, on which devices; without ``rotate`` whoever has it now goes on."""
+        target: dict[str, tuple[int, ...]] = {}
+        ranked = list(units)
+        if not rotate:
+            ranked.sort(key=lambda unit: not unit[0].running)
+        for unit in ranked:
+            host = unit[0]
+            parts = [(server.node, server.parts[host.id]) for server in self._servers.homes[host.id]]
+            if any(len(free.on_node[node]) < part for node, part in parts):
+                continue
+            kept = [device for device in host.placement if free.has([device])]
+            devices: list[int] = []
+            for node, part in parts:
+                before = [device for device in kept if view.cluster.node_of[device] == node]
+                others = [device for device in free.on_node[node] if device not in before]
+                devices += (before + others)[:part]
+            free.take(devices)
+            for job in unit:
+                target[job.id] = tuple(devices)
+        return target
+
+    def _grow(self, view: View, free: FreeDevices, target: dict[str, tuple[int, ...]]) -> None:
+        """Give devices of servers that have been quiet for a while to elastic jobs there."""
+        if not self._grows:
+            return
+        pairs = self._packing.paired
+        for name, devices in target.items():
+            job, home = view.jobs[name], self._servers.homes[name]
+            extra = min(job.spec.max_demand - job.demand, len(free.on_node[home[0].node]))
+            quiet = view.now_s >= home[0].changed_s + self._look_s
+            if extra <= 0 or len(home) > 1 or name in pairs or not quiet:
+                continue
+            own = [device for device in job.placement if device in free.on_node[home[0].node]]
+            rest = [device for device in free.on_node[home[0].node] if device not in own]
+            more = (own + rest)[:extra]
+            free.take(more)
+            self._counts["grown"] += len(devices) + len(more) > len(job.placement)
+            target[name] = (*devices, *more)
+
+    def _differences(self, view: View, target: dict[str, tuple[int, ...]]) -> list[Decision]:
+        pairs = self._packing.paired
+        decisions: list[Decision] = []
+        for job in view.jobs.values():
+            devices = target.get(job.id)
+            if devices is None:
+                if job.running:
+                    decisions.append(Suspend(job.id))
+                    self._sharing.discard(job.id)
+                continue
+            shared = job.id in pairs
+            if not job.running:
+                decisions.append(Start(job.id, devices, shared))
+            elif devices != job.placement or (shared and job.id not in self._sharing):
+                decisions.append(Migrate(job.id, devices, shared))
+            else:
+                continue
+            (self._sharing.add if shared else self._sharing.discard)(job.id)
+        return decisions
+
+    def _wake_at(self, view: View) -> float | None:
+        """The end of the slice if jobs take turns, the next look if there is something to look at."""
+        times = [] if self._slice_end_s is None else [self._slice_end_s]
+        restless = self._slice_end_s is not None or self._queue or self._packing.trying
+        may_grow = self._grows and any(
+            job.spec.max_demand > job.demand and len(job.placement) < job.spec.max_demand
+            for job in view.jobs.values()
+        )
+        if self._looks and (restless or may_grow):
+            self._next_look_s = max(self._next_look_s, (floor(view.now_s / self._look_s) + 1) * self._look_s)
+            times.append(self._next_look_s)
+        return min(times, default=None)

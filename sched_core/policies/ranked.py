@@ -1,0 +1,199 @@
+"""Policies that are an order: whoever is first in it and fits, runs.
+
+A subclass says what the key of a job is and when keys change; this base follows the changes, keeps the
+ranking, places jobs and turns the difference into decisions.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, Generic
+
+from gpuslice.sched_core.job import Job
+from gpuslice.sched_core.placement.placement import Count, Placement
+from gpuslice.sched_core.policy import Decision, Migrate, Plan, Start, Suspend, View
+
+from .ranking import E, Entry, Key, Ranking, SizeClass
+
+
+class RankedPolicy(ABC, Generic[E]):
+    """Base of the policies that order jobs.
+
+    Parameters
+    ----------
+    placement
+        Where jobs go; any devices if not given.
+    """
+
+    name = "ranked"
+    needs_durations = False
+    #: The first job that does not fit blocks the others.
+    strict = False
+    #: Running jobs may have to give way. Where not, keys of running jobs must come before all waiting ones.
+    preemptive = True
+    #: What is kept for each job.
+    entry_type: type[Any] = Entry
+
+    def __init__(self, placement: Placement | None = None) -> None:
+        self._placement: Placement = Count() if placement is None else placement
+        self._entries: dict[str, E] = {}
+        #: Devices that all unfinished jobs ask for, together.
+        self._asked = 0
+        self._was_crowded = False
+        #: Entries started or suspended in this plan, with whether they ran before it.
+        self._touched: dict[E, bool] = {}
+
+    @abstractmethod
+    def waiting_key(self, entry: E, view: View) -> Key:
+        """The key of an entry that waits: it arrived, or is known from before a reset."""
+
+    def running_key(self, entry: E, view: View) -> Key:
+        """The key of an entry that runs, after a reset."""
+        return self.waiting_key(entry, view)
+
+    def admitted(self, entry: E, view: View) -> None:
+        """Fill in a new entry before its first key; after a reset the job may have run before."""
+
+    def update(self, view: View) -> None:
+        """Change keys because time passed; called before anything is decided."""
+
+    def settled(self, started: Sequence[E], suspended: Sequence[E], view: View) -> None:
+        """Change keys after the decision; gets what was started and suspended, most urgent first."""
+
+    def wake_at(self, view: View) -> float | None:
+        """When keys will change although nothing happens; later than ``view.now_s``."""
+        return None
+
+    @property
+    def crowded(self) -> bool:
+        """Whether anybody waits."""
+        return len(self._entries) > len(self.ranking.running)
+
+    @property
+    def contended(self) -> bool:
+        """Whether the order matters now: somebody was left waiting, or more is asked for than there is."""
+        return self._was_crowded or self._asked > self._capacity
+
+    def plan(self, view: View) -> Plan:
+        """Let run whoever is first and fits."""
+        if view.changes.reset:
+            self._rebuild(view)
+        else:
+            for job in view.changes.finished:
+                self._forget(job)
+            for job in view.changes.arrived:
+                self._admit(job, view)
+        self.update(view)
+        self._touched.clear()
+        self._select()
+        decisions = self._differences(view)
+        self._was_crowded = self.crowded
+        return Plan(decisions, self.wake_at(view))
+
+    def _rebuild(self, view: View) -> None:
+        self.ranking: Ranking[E] = Ranking(view.cluster.size, strict=self.strict)
+        self._free = view.free()
+        self._capacity = view.cluster.size
+        self._entries.clear()
+        self._asked = 0
+        for job in view.jobs.values():
+            self._admit(job, view)
+
+    def _admit(self, job: Job, view: View) -> None:
+        entry: E = self.entry_type(job, self._placement.kind(job))
+        self._entries[job.id] = entry
+        self._asked += entry.size
+        entry.running = job.running
+        if job.running:
+            entry.devices = job.placement
+        self.admitted(entry, view)
+        self.ranking.add(entry, (self.running_key if job.running else self.waiting_key)(entry, view))
+
+    def _forget(self, job: Job) -> None:
+        entry = self._entries.pop(job.id)
+        self._asked -= entry.size
+        if entry.running:
+            self._free.give(entry.devices)
+        self.ranking.remove(entry)
+        self.left(entry)
+
+    def left(self, entry: E) -> None:
+        """``entry`` is gone for good."""
+
+    def _select(self) -> None:
+        """Flip entries until the greedy walk and the placement agree."""
+        blocked: set[SizeClass] = set()
+        while flipped := self.ranking.repair(blocked):
+            for entry in flipped:
+                self._touched.setdefault(entry, not entry.running)
+                if not entry.running:
+                    self._vacate(entry)
+            failed = False
+            for entry in flipped:
+                if not entry.running:
+                    continue
+                if not failed and not self._place(entry):
+                    failed = True
+                    blocked.add(entry.size_class)
+                if failed:  # Whoever comes later is decided on anew: there is more room for others now.
+                    self.ranking.withdraw(entry)
+
+    def _place(self, entry: E) -> bool:
+        free = self._free
+        if self._touched[entry] and free.has(entry.job.placement):
+            entry.devices = entry.job.placement
+        else:
+            devices = self._placement.choose(entry.job, free)
+            if devices is None and (devices := self._make_room(entry)) is None:
+                return False
+            entry.devices = devices
+        free.take(entry.devices)
+        return True
+
+    def _make_room(self, entry: E) -> tuple[int, ...] | None:
+        """Suspend less urgent jobs where that lets ``entry`` be placed as its placement wants."""
+        if not self.preemptive:
+            return None
+        behind = [other for key, other in self.ranking.running if key > entry.key and other.devices]
+        trial = self._free.copy()
+        for other in behind:
+            trial.give(other.devices)
+        devices = self._placement.choose(entry.job, trial)
+        if devices is None:
+            return None
+        wanted = set(devices)
+        for other in behind:
+            if not wanted.isdisjoint(other.devices):
+                self._touched.setdefault(other, True)
+                self.ranking.withdraw(other)
+                self._vacate(other)
+        return devices
+
+    def _vacate(self, entry: E) -> None:
+        self._free.give(entry.devices)
+        entry.devices = ()
+
+    def _differences(self, view: View) -> list[Decision]:
+        decisions: list[Decision] = []
+        started: list[E] = []
+        suspended: list[E] = []
+        for entry, ran in self._touched.items():
+            job = entry.job
+            if not entry.running:
+                if ran:
+                    decisions.append(Suspend(job.id))
+                    suspended.append(entry)
+            elif not ran:
+                decisions.append(Start(job.id, entry.devices))
+                started.append(entry)
+            elif entry.devices != job.placement:
+                decisions.append(Migrate(job.id, entry.devices))
+        started.sort(key=_by_key)
+        suspended.sort(key=_by_key)
+        self.settled(started, suspended, view)
+        return decisions
+
+
+def _by_key(entry: Entry) -> Key:
+    return entry.key

@@ -1,0 +1,171 @@
+"""Greedy admission by priority, kept up to date at a cost that does not grow with the jobs that wait.
+
+The rule: walk all jobs by key, smallest first, and let run whoever still fits. Walking costs as much as
+there are jobs; ``Ranking`` finds only the decisions that differ from the last time. Two facts make that
+cheap. What is left at a position never grows along the walk, so of all waiting jobs of one size only the
+first can be the next to start. And a job that waits was passed over because less than its size was left,
+so fewer devices than its size are held behind it: what is left there is found by walking a few running jobs
+from the end of the list.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Set
+from heapq import heappop, heappush
+from typing import Any, Generic, TypeVar
+
+from gpuslice.sched_core.job import Job
+
+#: Any tuple that no two jobs share; smaller is more urgent.
+Key = tuple[Any, ...]
+#: Jobs of one class fit or do not fit alike: demand, and the placement's kind.
+SizeClass = tuple[int, str]
+
+
+class Entry:
+    """A job in the ranking.
+
+    Attributes
+    ----------
+    key
+        Its priority.
+    running
+        Whether the ranking lets it run.
+    devices
+        What it is to run on, if running.
+    """
+
+    __slots__ = ("devices", "job", "key", "running", "size", "size_class")
+
+    def __init__(self, job: Job, kind: str) -> None:
+        self.job = job
+        self.size = job.demand
+        self.size_class: SizeClass = (job.demand, kind)
+        self.key: Key = ()
+        self.running = False
+        self.devices: tuple[int, ...] = ()
+
+
+E = TypeVar("E", bound=Entry)
+
+
+class Ranking(Generic[E]):
+    """Waiting and running jobs by priority.
+
+    Parameters
+    ----------
+    capacity
+        Number of devices.
+    strict
+        The first waiting job that does not fit blocks all behind it, instead of being passed over.
+    """
+
+    def __init__(self, capacity: int, *, strict: bool = False) -> None:
+        self.free = capacity
+        self.running: list[tuple[Key, E]] = []
+        self._strict = strict
+        #: One heap per class of (key, count, entry); stale unless the entry waits with exactly that key.
+        self._waiting: dict[SizeClass, list[tuple[Key, int, E]]] = {}
+        self._pushed = 0
+
+    def add(self, entry: E, key: Key) -> None:
+        """Rank a new entry, or rank again one that was removed; running ones keep running."""
+        entry.key = key
+        if entry.running:
+            insort(self.running, (key, entry))
+            self.free -= entry.size
+        else:
+            self._pushed += 1  # Stale items may have the key of another entry; entries do not compare.
+            heappush(self._waiting.setdefault(entry.size_class, []), (key, self._pushed, entry))
+
+    def remove(self, entry: E) -> None:
+        """Forget ``entry``."""
+        if entry.running:
+            self._pull(entry)
+        entry.key = ()
+
+    def rekey(self, entry: E, key: Key) -> None:
+        """Change the priority of ``entry``."""
+        self.remove(entry)
+        self.add(entry, key)
+
+    def rekey_running(self, key: Callable[[int, E], Key]) -> None:
+        """Give every running entry a new key; ``key`` gets the entry and its present position."""
+        for position, (_, entry) in enumerate(self.running):
+            entry.key = key(position, entry)
+        self.running = sorted((entry.key, entry) for _, entry in self.running)
+
+    def withdraw(self, entry: E) -> None:
+        """Make a running entry wait, with the same key."""
+        self._pull(entry)
+        entry.running = False
+        self.add(entry, entry.key)
+
+    def repair(self, blocked: Set[SizeClass] = frozenset()) -> list[E]:
+        """Make running exactly those that the greedy walk lets run; the entries that changed, in walk order.
+
+        Parameters
+        ----------
+        blocked
+            Classes that cannot be placed at present: none of them is started.
+        """
+        flipped: list[E] = []
+        while True:
+            start = self._next_start(blocked)
+            if self.free < 0:
+                crowded = self._first_crowded()
+                if start is None or crowded.key < start.key:
+                    self.withdraw(crowded)
+                    flipped.append(crowded)
+                    continue
+            if start is None:
+                return flipped
+            heappop(self._waiting[start.size_class])
+            start.running = True
+            self.add(start, start.key)
+            flipped.append(start)
+
+    def _pull(self, entry: E) -> None:
+        del self.running[bisect_left(self.running, (entry.key,))]
+        self.free += entry.size
+
+    def _next_start(self, blocked: Set[SizeClass]) -> E | None:
+        """The most urgent waiting entry that fits behind everything more urgent."""
+        if blocked and self._strict:
+            return None
+        best: E | None = None
+        for size_class, heap in self._waiting.items():
+            while heap and (heap[0][2].running or heap[0][2].key != heap[0][0]):
+                heappop(heap)
+            if not heap or size_class in blocked:
+                continue
+            head = heap[0][2]
+            if best is not None and best.key < head.key:
+                continue
+            if self._strict or self._fits(head):
+                best = head
+        if best is not None and self._strict and not self._fits(best):
+            return None
+        return best
+
+    def _fits(self, entry: E) -> bool:
+        """Whether enough is left for ``entry`` once everything behind it gives way."""
+        left, size, key = self.free, entry.size, entry.key
+        if left >= size:
+            return True
+        for behind_key, behind in reversed(self.running):
+            if behind_key < key:
+                return False
+            left += behind.size
+            if left >= size:
+                return True
+        return False
+
+    def _first_crowded(self) -> E:
+        """With too many running: the most urgent of those that no longer fit."""
+        left, position = self.free, len(self.running)
+        while left < 0:
+            position -= 1
+            left += self.running[position][1].size
+        return self.running[position][1]

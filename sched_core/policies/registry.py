@@ -1,0 +1,113 @@
+"""Policies by name."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import cast
+
+import msgspec
+
+from gpuslice.errors import ConfigError
+from gpuslice.sched_core.lookup import build, find, options_of
+from gpuslice.sched_core.placement.placement import Placement
+from gpuslice.sched_core.policy import Policy
+
+from .relaxing import Relaxing, RelaxingPlacement
+from .trial_pool import TrialPool
+
+_HERE = "gpuslice.sched_core.policies"
+
+#: Name -> module and class. The published ones exist to be compared with, see docs/peers.md.
+POLICIES: dict[str, tuple[str, str]] = {
+    "fifo": (f"{_HERE}.fifo", "Fifo"),
+    "fjf": (f"{_HERE}.fifo", "FitFirst"),
+    "smallest": (f"{_HERE}.fifo", "SmallestFirst"),
+    "sjf": (f"{_HERE}.shortest", "ShortestJob"),
+    "srtf": (f"{_HERE}.shortest", "ShortestRemaining"),
+    "srsf": (f"{_HERE}.shortest", "ShortestRemainingService"),
+    "las": (f"{_HERE}.las", "LeastAttained"),
+    "rr": (f"{_HERE}.rr", "RoundRobin"),
+    "2das": (f"{_HERE}.tiresias", "TwoDas"),
+    "gittins": (f"{_HERE}.tiresias", "TwoDGittins"),
+    "yarn-cs": (f"{_HERE}.yarn_capacity", "YarnCapacity"),
+    "drf": (f"{_HERE}.drf", "Drf"),
+    "tetris": (f"{_HERE}.tetris", "Tetris"),
+    "optimus": (f"{_HERE}.optimus", "Optimus"),
+    "slaq": (f"{_HERE}.slaq", "Slaq"),
+    "gandiva": (f"{_HERE}.gandiva.policy", "Gandiva"),
+    "chronus": (f"{_HERE}.chronus.policy", "Chronus"),
+    "themis": (f"{_HERE}.themis.policy", "Themis"),
+    "published-dlas": (f"{_HERE}.published_queues", "PublishedDlas"),
+    "published-gittins": (f"{_HERE}.published_queues", "PublishedGittins"),
+    "published-shortest": (f"{_HERE}.published_orders", "PublishedShortest"),
+    "published-expected": (f"{_HERE}.published_orders", "PublishedExpected"),
+    "published-lpjf": (f"{_HERE}.published_orders", "PublishedLongestPending"),
+}
+
+
+def policy_names() -> list[str]:
+    """The names meant for users, in the order of their documentation."""
+    return [name for name in POLICIES if not name.startswith("published-")]
+
+
+class Common(msgspec.Struct, forbid_unknown_fields=True):
+    """Options that every policy takes besides its own: lessons of the Philly study.
+
+    Attributes
+    ----------
+    relax_after_s
+        Locality is given up by one node for every so many seconds of waiting (``Relaxing``); 0: as placed.
+    trial_nodes, trial_s
+        Jobs first run for ``trial_s`` on a pool of so many nodes (``TrialPool``); 0: no pool.
+    """
+
+    relax_after_s: float = 0.0
+    trial_nodes: int = 0
+    trial_s: float = 300.0
+
+
+def policy_options(name: str) -> list[str]:
+    """The options that policy ``name`` takes; ConfigError if there is none of that name."""
+    return [*options_of("policy", POLICIES, name), *Common.__struct_fields__]
+
+
+def make_policy(
+    name: str, options: Mapping[str, object] | None = None, placement: Placement | None = None
+) -> Policy:
+    """Build a policy.
+
+    Parameters
+    ----------
+    name
+        As in ``--policy``.
+    options
+        Keyword arguments of the policy's class; texts are converted to the declared types. Besides, those
+        of ``Common``.
+    placement
+        Where jobs go; the policy's own default if not given.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such policy or option, or a value does not convert.
+    """
+    own = dict(options or {})
+    stated = {key: own.pop(key) for key in Common.__struct_fields__ if key in own}
+    try:
+        settings = msgspec.convert(stated, Common, strict=False)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{stated} is not possible: {error}") from error
+    relaxing: RelaxingPlacement | None = None
+    if settings.relax_after_s:
+        if "placement" not in inspect.signature(find("policy", POLICIES, name)).parameters:
+            raise ConfigError(f"policy {name} places jobs itself", "leave out relax_after_s")
+        if placement is not None:
+            raise ConfigError("relax_after_s is a placement of its own", f"leave out {placement.name}")
+        relaxing = placement = RelaxingPlacement(settings.relax_after_s)
+    policy = cast(Policy, build("policy", POLICIES, name, own, placement=placement))
+    if relaxing is not None:
+        policy = Relaxing(policy, relaxing)
+    if settings.trial_nodes:
+        policy = TrialPool(policy, settings.trial_nodes, settings.trial_s)
+    return policy

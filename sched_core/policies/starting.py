@@ -1,0 +1,99 @@
+"""Policies that never take devices away: whenever some are free, choose whom to start next."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from gpuslice.errors import ConfigError
+from gpuslice.sched_core.cluster import FreeDevices
+from gpuslice.sched_core.job import Job
+from gpuslice.sched_core.placement.placement import Count, Placement
+from gpuslice.sched_core.policy import Decision, Plan, Start, View
+
+#: A job to start and the devices it gets.
+Choice = tuple[Job, tuple[int, ...]]
+
+
+class StartingPolicy(ABC):
+    """Base of the policies without preemption; follows what happens and asks ``choose`` until it has enough.
+
+    Parameters
+    ----------
+    placement
+        Where jobs go; any devices if not given.
+    """
+
+    name = "starting"
+    needs_durations = False
+
+    def __init__(self, placement: Placement | None = None) -> None:
+        self.placement: Placement = Count() if placement is None else placement
+        self.free: FreeDevices
+        #: In order of arrival.
+        self.waiting: dict[str, Job] = {}
+
+    @abstractmethod
+    def choose(self, view: View) -> Choice | None:
+        """The next of ``waiting`` to start and where, or ``None`` for nobody."""
+
+    def reset(self, view: View) -> None:  # noqa: B027
+        """Forget everything; ``began`` follows for every running job."""
+
+    def came(self, job: Job) -> None:  # noqa: B027
+        """``job`` waits."""
+
+    def began(self, job: Job, devices: tuple[int, ...]) -> None:  # noqa: B027
+        """``job`` runs on ``devices``."""
+
+    def ended(self, job: Job) -> None:  # noqa: B027
+        """``job`` gave back ``job.placement``."""
+
+    def plan(self, view: View) -> Plan:
+        """Start jobs until ``choose`` has enough."""
+        self._follow(view)
+        decisions: list[Decision] = []
+        while self.waiting and self.free.total and (choice := self.choose(view)) is not None:
+            job, devices = choice
+            del self.waiting[job.id]
+            self.free.take(devices)
+            self.began(job, devices)
+            decisions.append(Start(job.id, devices))
+        return Plan(decisions)
+
+    def _follow(self, view: View) -> None:
+        changes = view.changes
+        if changes.reset:
+            self.free = view.free()
+            self.waiting = {}
+            self.reset(view)
+            for job in view.running():
+                self.began(job, job.placement)
+        for job in changes.finished:
+            if job.running:
+                self.free.give(job.placement)
+                self.ended(job)
+            else:
+                self.waiting.pop(job.id, None)
+        for job in view.waiting() if changes.reset else changes.arrived:
+            self.waiting[job.id] = job
+            self.came(job)
+
+
+def parse_shares(text: str, what: str) -> dict[str, float]:
+    """Read ``a:0.5,b:0.25``.
+
+    Raises
+    ------
+    ConfigError
+        If it is not such a list of names and positive numbers.
+    """
+    shares: dict[str, float] = {}
+    for part in filter(None, text.split(",")):
+        name, _, number = part.partition(":")
+        try:
+            shares[name.strip()] = float(number)
+        except ValueError:
+            shares[name.strip()] = -1.0
+        if not 0 < shares[name.strip()] < float("inf"):
+            raise ConfigError(f"{what}={text!r}: {part!r} is not a share", "write NAME:NUMBER,NAME:NUMBER")
+    return shares

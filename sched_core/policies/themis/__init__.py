@@ -1,0 +1,1 @@
+"""Themis: finish-time fairness by auctions (Mahajan et al., NSDI 2020)."""

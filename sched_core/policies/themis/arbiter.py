@@ -1,0 +1,143 @@
+"""The arbiter: who is asked to bid, the auction, and what becomes of the leftovers.
+
+Source: Themis (NSDI 2020), sections 3.3 and 4.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil
+from random import Random
+
+import msgspec
+
+from gpuslice.sched_core.cluster import FreeDevices
+from gpuslice.sched_core.job import Job
+from gpuslice.sched_core.policy import View
+
+from .agent import Agent
+from .auction import Award, Gang, Option, auction
+
+
+class Grant(msgspec.Struct, frozen=True):
+    """Devices for a job, and the share of the lease it may keep them for."""
+
+    job: Job
+    devices: tuple[int, ...]
+    share: float
+
+
+class Contender(msgspec.Struct, frozen=True):
+    """An agent and those of its jobs that ask for devices, most urgent first."""
+
+    agent: Agent
+    asking: tuple[Job, ...]
+
+
+class Arbiter:
+    """Offers devices to the apps that are worst off.
+
+    Parameters
+    ----------
+    fairness
+        The filter f: the fraction 1 − f of the contenders, those of largest ρ, is asked to bid.
+    bidders
+        At most so many are asked, whatever f says; bounds the time of an auction.
+    whole_leases
+        What the hidden payment is taken from. True: devices, whole gangs at a time, as the paper has it;
+        false: the length of the lease.
+    seed
+        Of the lottery for leftovers.
+    """
+
+    def __init__(self, fairness: float, bidders: int, *, whole_leases: bool, seed: int) -> None:
+        self._fairness = fairness
+        self._bidders = bidders
+        self._whole_leases = whole_leases
+        self._random = Random(seed)
+        #: Auctions held, and those whose search was cut short.
+        self.auctions = 0
+        self.inexact = 0
+
+    def share_out(
+        self, view: View, crowd_s: float, offer: FreeDevices, contenders: Sequence[Contender], wait_s: float
+    ) -> list[Grant]:
+        """Give away ``offer``, which is used up as far as anybody can use it.
+
+        Parameters
+        ----------
+        wait_s
+            Time to the next big offer, for those that get nothing now.
+        """
+        ranked = sorted(
+            contenders,
+            key=lambda c: (
+                -c.agent.rho(view, crowd_s),
+                -1.0 / c.agent.bid(view, crowd_s, offer, (), wait_s).nothing,
+                c.agent.start_s,
+                c.asking[0].number,
+            ),
+        )
+        asked = min(max(1, ceil((1.0 - self._fairness) * len(ranked) - 1e-9)), self._bidders)
+        bidding, others = ranked[:asked], ranked[asked:]
+        grants = self._auction(view, crowd_s, offer, bidding, wait_s)
+        self._random.shuffle(others)
+        granted = {grant.job.id for grant in grants}
+        for contender in (*others, *bidding):
+            asking = [job for job in contender.asking if job.id not in granted]
+            while options := contender.agent.bid(view, crowd_s, offer, asking, wait_s).options:
+                best = max(options, key=lambda option: (option.value, option.size))
+                taken = _settle(offer, [(gang, 1.0) for gang in best.gangs], asking)
+                grants += taken
+                asking = [job for job in asking if all(grant.job is not job for grant in taken)]
+        return grants
+
+    def _auction(
+        self, view: View, crowd_s: float, offer: FreeDevices, bidding: Sequence[Contender], wait_s: float
+    ) -> list[Grant]:
+        bids = [c.agent.bid(view, crowd_s, offer, c.asking, wait_s) for c in bidding]
+        verdict = auction([len(free) for free in offer.on_node], bids)
+        self.auctions += 1
+        self.inexact += not verdict.exact
+        won: list[tuple[Gang, float]] = []
+        for award in verdict.awards:
+            won += self._after_payment(award)
+        return _settle(offer, won, [job for c in bidding for job in c.asking])
+
+    def _after_payment(self, award: Award) -> list[tuple[Gang, float]]:
+        if award.option is None:
+            return []
+        if not self._whole_leases:
+            return [(gang, award.fraction) for gang in award.option.gangs]
+        return [(gang, 1.0) for gang in _kept(award.option, award.fraction)]
+
+
+def _kept(option: Option, fraction: float) -> list[Gang]:
+    """The first gangs of ``option`` that fit into ``fraction`` of its devices."""
+    left = fraction * option.size + 1e-9
+    kept: list[Gang] = []
+    for gang in option.gangs:
+        left -= sum(count for _, count in gang[1])
+        if left < 0:
+            break
+        kept.append(gang)
+    return kept
+
+
+def _settle(offer: FreeDevices, won: Sequence[tuple[Gang, float]], jobs: Sequence[Job]) -> list[Grant]:
+    """Turn devices by node into devices; a job that won what it had keeps just that, if free."""
+    by_id = {job.id: job for job in jobs}
+    node_of = offer.cluster.node_of
+    grants: dict[str, Grant] = {}
+    for (name, counts), share in won:
+        job = by_id[name]
+        wanted = sorted(node for node, count in counts for _ in range(count))
+        if offer.has(job.placement) and sorted(node_of[device] for device in job.placement) == wanted:
+            offer.take(job.placement)
+            grants[name] = Grant(job, job.placement, share)
+    for (name, counts), share in won:
+        if name not in grants:
+            devices = tuple(device for node, count in counts for device in offer.on_node[node][:count])
+            offer.take(devices)
+            grants[name] = Grant(by_id[name], devices, share)
+    return list(grants.values())

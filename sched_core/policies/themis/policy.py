@@ -1,0 +1,194 @@
+"""Themis as a policy: leases, rounds of auctions, and a tuner that ends jobs early."""
+
+from __future__ import annotations
+
+from math import floor
+from typing import Literal
+
+from gpuslice.errors import ConfigError
+from gpuslice.sched_core.cluster import FreeDevices
+from gpuslice.sched_core.job import Job
+from gpuslice.sched_core.policy import Decision, Migrate, Plan, Start, Stop, Suspend, View
+from gpuslice.sched_core.slowdown import Slowdown
+
+from .agent import Agent, Ideal
+from .arbiter import Arbiter, Contender, Grant
+from .tuner import Tuner, TunerKind
+
+#: A lease is not cut so short that what is left of it is less than this share.
+_SHORTEST = 0.05
+
+
+class Themis:
+    """Finish-time fairness ρ = T_sh / T_id by partial-allocation auctions (NSDI 2020).
+
+    Leases end together, at multiples of ``lease_s``, so that gangs of every size find an offer that can hold
+    them. What becomes free in between is auctioned at once, until the end of the round.
+
+    Parameters
+    ----------
+    lease_s
+        Length of a round, in seconds (section 5: 20 minutes).
+    fairness
+        The filter f: only the fraction 1 − f of apps with the largest ρ bids (0.8: section 8.4).
+    tuner
+        ``none``: an app is finished when all its jobs are; ``first``: with its first job, and the others are
+        stopped; ``halving``: as ``first``, and the worse half is stopped at every rung.
+    rung_s
+        First rung of ``halving``, in seconds of progress; each further one is twice as far.
+    payment
+        What bidders pay with: ``lease`` shortens the lease, ``devices`` withholds whole gangs (the paper's).
+    ideal
+        T_id: ``share``: on 1/N of the devices; ``times_n``: N times the time on all of them (section 3.2),
+        which is the same for apps that can use all, and undemanding for small ones.
+    spread_slowdown
+        S(G) of a gang that lies on more nodes than it must.
+    bidders
+        Most bidders of one auction.
+    seed
+        Of the lottery for leftovers.
+    """
+
+    name = "themis"
+    needs_durations = True
+
+    def __init__(
+        self,
+        *,
+        lease_s: float = 1200.0,
+        fairness: float = 0.8,
+        tuner: TunerKind = "none",
+        rung_s: float = 600.0,
+        payment: Literal["lease", "devices"] = "lease",
+        ideal: Ideal = "share",
+        spread_slowdown: float = 1.0,
+        bidders: int = 8,
+        seed: int = 0,
+    ) -> None:
+        if not lease_s > 0 or not 0 <= fairness <= 1 or bidders < 1:
+            raise ConfigError(
+                f"lease_s={lease_s}, fairness={fairness}, bidders={bidders} do not make an auction",
+                "lease_s > 0, 0 <= fairness <= 1, bidders >= 1",
+            )
+        self._lease_s = lease_s
+        self._settings = (fairness, bidders, payment == "devices", seed)
+        self._slowdown = Slowdown(spread_slowdown)
+        self._ideal: Ideal = ideal
+        self._tuner = Tuner(tuner, rung_s)
+        self._clear()
+
+    def _clear(self) -> None:
+        fairness, bidders, whole_leases, seed = self._settings
+        self.arbiter = Arbiter(fairness, bidders, whole_leases=whole_leases, seed=seed)
+        self.agents: dict[str, Agent] = {}
+        self._lease_end_s: dict[str, float] = {}
+        #: ∫ number of apps dt, and up to when.
+        self._crowd_s = 0.0
+        self._counted_s = 0.0
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """Auctions held, and those whose search was cut short."""
+        return {"auctions": self.arbiter.auctions, "auctions_inexact": self.arbiter.inexact}
+
+    def plan(self, view: View) -> Plan:
+        """Take in what happened, end leases that are over, auction what is free."""
+        decisions: list[Decision] = []
+        stopped = self._follow(view)
+        decisions += [Stop(job.id, "the tuner gave it up") for job in stopped]
+        now_s = view.now_s
+        waiting = [job for job in view.waiting() if job not in stopped]
+        round_end_s = (floor(now_s / self._lease_s) + 1) * self._lease_s
+        if not waiting:
+            return Plan(decisions, round_end_s if self._tuner.watches else None)
+        free = view.free()
+        for job in stopped:
+            if job.running:
+                free.give(job.placement)
+        ended = [
+            job
+            for job in view.running()
+            if self._lease_end_s.get(job.id, now_s) <= now_s and job not in stopped
+        ]
+        for job in ended:
+            free.give(job.placement)
+        decisions += self._renew(view, free, ended, waiting, round_end_s)
+        ends = [end_s for end_s in self._lease_end_s.values() if end_s > now_s]
+        return Plan(decisions, min(ends, default=round_end_s))
+
+    def _renew(
+        self, view: View, offer: FreeDevices, ended: list[Job], waiting: list[Job], round_end_s: float
+    ) -> list[Decision]:
+        grants: dict[str, Grant] = {}
+        if any(job.demand <= offer.total for job in waiting):
+            asking: dict[str, list[Job]] = {}
+            for job in sorted([*ended, *waiting], key=lambda job: job.number):
+                asking.setdefault(_app(job), []).append(job)
+            contenders = [Contender(self.agents[app], tuple(jobs)) for app, jobs in asking.items()]
+            wait_s = round_end_s - view.now_s
+            shared = self.arbiter.share_out(view, self._crowd_s, offer, contenders, wait_s)
+            grants = {grant.job.id: grant for grant in shared}
+        else:
+            grants = {job.id: Grant(job, job.placement, 1.0) for job in ended}
+        decisions: list[Decision] = []
+        for job in ended:
+            if job.id not in grants:
+                decisions.append(Suspend(job.id))
+                self._lease_end_s.pop(job.id, None)
+        for grant in grants.values():
+            self._lease_end_s[grant.job.id] = self._until(view.now_s, round_end_s, grant.share)
+            if not grant.job.running:
+                decisions.append(Start(grant.job.id, grant.devices))
+            elif grant.devices != grant.job.placement:
+                decisions.append(Migrate(grant.job.id, grant.devices))
+        return decisions
+
+    def _until(self, now_s: float, round_end_s: float, share: float) -> float:
+        """End of a lease of which ``share`` of the rest of the round was paid for."""
+        end_s = now_s + max(share, _SHORTEST) * (round_end_s - now_s)
+        return round_end_s if round_end_s - end_s < _SHORTEST * self._lease_s else end_s
+
+    def _follow(self, view: View) -> list[Job]:
+        """Bring agents up to date; the jobs that the tuner stops."""
+        if view.changes.reset:
+            self._clear()
+            self._counted_s = view.now_s
+            for job in view.jobs.values():
+                self._arrive(job, view)
+        self._crowd_s += len(self.agents) * (view.now_s - self._counted_s)
+        self._counted_s = view.now_s
+        stopped: list[Job] = []
+        for job in view.changes.finished:
+            self._lease_end_s.pop(job.id, None)
+            agent = self.agents.get(_app(job))
+            if agent is not None and agent.jobs.pop(job.id, None) is not None:
+                stopped += self._tuner.finished(agent.jobs.values())
+        for job in view.changes.arrived:
+            self._arrive(job, view)
+        for agent in self.agents.values():
+            stopped += self._tuner.worse_half(agent.app, list(agent.jobs.values()), view)
+        stopped = list({job.id: job for job in stopped}.values())
+        for job in stopped:
+            self._lease_end_s.pop(job.id, None)
+            self.agents[_app(job)].jobs.pop(job.id, None)
+        for agent in list(self.agents.values()):
+            self._retire(agent)
+        return stopped
+
+    def _arrive(self, job: Job, view: View) -> None:
+        app = _app(job)
+        if app not in self.agents:
+            self.agents[app] = Agent(
+                app, job.spec.submit_s, self._tuner.goal, self._slowdown, self._crowd_s, self._ideal
+            )
+        self.agents[app].add(job, view)
+
+    def _retire(self, agent: Agent) -> None:
+        if not agent.jobs:
+            self._tuner.forget(agent.app)
+            self.agents.pop(agent.app, None)
+
+
+def _app(job: Job) -> str:
+    """Jobs without an app are apps of their own."""
+    return job.spec.app or f"job {job.id}"

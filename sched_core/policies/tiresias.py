@@ -1,0 +1,79 @@
+"""Tiresias (NSDI'19): 2D-LAS and 2D-Gittins, discretized on multi-level feedback queues."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+
+from gpuslice.sched_core.placement.placement import Placement
+from gpuslice.sched_core.policy import View
+
+from .gittins import GittinsIndex, yarn_services
+from .mlfq import Mlfq, MlfqEntry
+from .ranking import Key
+
+
+class TwoDas(Mlfq):
+    """2D-LAS: least attained service first, in queues (section 3.2.3).
+
+    Within a queue, jobs go by when they first started; those that have not started follow, by arrival.
+    """
+
+    name = "2das"
+
+    def waiting_key(self, entry: MlfqEntry, view: View) -> Key:
+        if entry.started_s == inf:
+            return (entry.level, 1, entry.entered_s, entry.job.number)
+        return (entry.level, 0, entry.started_s, entry.job.number)
+
+    def requeued(self, entry: MlfqEntry, view: View) -> None:
+        self.ranking.rekey(entry, self.waiting_key(entry, view))
+
+    def settled(self, started: Sequence[MlfqEntry], suspended: Sequence[MlfqEntry], view: View) -> None:
+        super().settled(started, suspended, view)
+        for entry in started:
+            if entry.key[1]:
+                self.ranking.rekey(entry, self.waiting_key(entry, view))
+
+
+class TwoDGittins(TwoDas):
+    """2D-Gittins: in all queues but the last, the largest index goes first (section 3.2.3).
+
+    The index looks ahead to the end of the queue. The last queue is served by first start. Indices of running
+    jobs change as they run; they are worked out anew whenever something happens. The distribution of service
+    is what is known of it (``Knowledge.services``), else the sample in ``data/``.
+    """
+
+    name = "gittins"
+
+    def __init__(
+        self,
+        placement: Placement | None = None,
+        *,
+        thresholds: tuple[float, ...] = (3600.0,),
+        promote: float = inf,
+    ) -> None:
+        super().__init__(placement, thresholds=thresholds, promote=promote)
+        self._index: GittinsIndex | None = None
+
+    def waiting_key(self, entry: MlfqEntry, view: View) -> Key:
+        if entry.level == len(self._limits):
+            return (entry.level, 0.0, *super().waiting_key(entry, view)[1:])
+        attained = self.attained(entry, view.now_s)
+        if self._index is None:
+            self._index = GittinsIndex(view.knowledge.services() or yarn_services())
+        index = self._index.within(attained, self._limits[entry.level] - attained)
+        return (entry.level, -index, *super().waiting_key(entry, view)[1:])
+
+    def update(self, view: View) -> None:
+        super().update(view)
+        if self.contended:
+            last = len(self._limits)
+            self.ranking.rekey_running(
+                lambda _, entry: entry.key if entry.level == last else self.waiting_key(entry, view)
+            )
+
+    def settled(self, started: Sequence[MlfqEntry], suspended: Sequence[MlfqEntry], view: View) -> None:
+        Mlfq.settled(self, started, suspended, view)
+        for entry in (*started, *suspended):
+            self.ranking.rekey(entry, self.waiting_key(entry, view))

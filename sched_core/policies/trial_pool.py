@@ -1,0 +1,151 @@
+"""Let every job fail early on a small pool, then hand it to any policy.
+
+Source: the lessons of the Philly study (Jeon et al., ATC 2019, section 6) and the profiler of Chronus
+(SoCC 2021, section 4.1): many jobs end within minutes, by mistake or because they are short, and need not be
+scheduled at all.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+from gpuslice.errors import ConfigError
+from gpuslice.sched_core.cluster import Cluster, FreeDevices
+from gpuslice.sched_core.job import Job
+from gpuslice.sched_core.policy import Changes, Decision, Plan, Policy, Start, Suspend, View
+
+from .wrapper import Wrapper
+
+#: From the end of a trial to the moment the other policy sees the job, which is suspended meanwhile.
+_HAND_OVER_S = 1.0
+
+
+class TrialPool(Wrapper):
+    """The last nodes are a pool where jobs run first, in order of arrival; ``policy`` has the rest.
+
+    A job that does not fit into the pool skips the trial.
+
+    Parameters
+    ----------
+    policy
+        Decides about jobs that survived their trial.
+    nodes
+        Size of the pool.
+    trial_s
+        Running time after which a job leaves the pool.
+
+    Attributes
+    ----------
+    counters
+        Those of ``policy``, and jobs that ended during their trial.
+    """
+
+    def __init__(self, policy: Policy, nodes: int, trial_s: float) -> None:
+        if nodes < 1 or not trial_s > 0:
+            raise ConfigError(f"trial_nodes={nodes}, trial_s={trial_s} make no pool", "both must be positive")
+        super().__init__(policy)
+        self._nodes = nodes
+        self._trial_s = trial_s
+        self._ended = 0
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """What the policy counted, and how many jobs ended during their trial."""
+        return {**super().counters, "ended_in_trial": self._ended}
+
+    def plan(self, view: View) -> Plan:
+        """Run trials on the pool; let the policy plan for the others."""
+        if view.changes.reset:
+            self._reset(view)
+        changes = self._inner.changes
+        decisions = self._follow(view, changes)
+        self._inner.now_s = view.now_s
+        self._inner.losses = view.losses
+        for name, due_s in list(self._handed_over_s.items()):
+            if due_s <= view.now_s:
+                del self._handed_over_s[name]
+                self._pass_on(view.jobs[name], changes)
+        inner = self.policy.plan(self._inner)
+        self._inner.changes = Changes()
+        decisions += inner.decisions
+        decisions += self._start_trials()
+        times = [
+            inf if inner.wake_at_s is None else inner.wake_at_s,
+            *self._ends_s.values(),
+            *self._handed_over_s.values(),
+        ]
+        wake_s = min(times)
+        return Plan(decisions, wake_s if wake_s < inf else None)
+
+    def _reset(self, view: View) -> None:
+        sizes = view.cluster.node_sizes
+        if len(sizes) <= self._nodes:
+            raise ConfigError(
+                f"a trial pool of {self._nodes} nodes leaves nothing of {view.cluster}",
+                "choose a smaller pool",
+            )
+        self._rest = Cluster(sizes[: -self._nodes])
+        self._jobs: dict[str, Job] = {}
+        self._inner = View(self._rest, self._jobs, view.knowledge, view.now_s)
+        held = {device for job in view.running() for device in job.placement}
+        pool = range(self._rest.size, view.cluster.size)
+        self._pool_size = len(pool)
+        self._free = FreeDevices(view.cluster, (device for device in pool if device not in held))
+        self._queue: dict[str, Job] = {}
+        #: When the trial of a job on the pool is over, and when one that passed is handed over.
+        self._ends_s: dict[str, float] = {}
+        self._handed_over_s: dict[str, float] = {}
+
+    def _follow(self, view: View, changes: Changes) -> list[Decision]:
+        decisions: list[Decision] = []
+        for job in view.changes.finished:
+            if self._jobs.pop(job.id, None) is not None:
+                if not changes.reset:
+                    changes.finished.append(job)
+            elif self._ends_s.pop(job.id, None) is not None:
+                self._free.give(job.placement)
+                self._ended += 1
+            self._queue.pop(job.id, None)
+            self._handed_over_s.pop(job.id, None)
+        for name in [name for name, end_s in self._ends_s.items() if end_s <= view.now_s]:
+            del self._ends_s[name]
+            decisions.append(Suspend(name))
+            self._free.give(view.jobs[name].placement)
+            self._handed_over_s[name] = view.now_s + _HAND_OVER_S
+        for job in view.jobs.values() if view.changes.reset else view.changes.arrived:
+            self._sort_in(job, view, changes)
+        self._now_s = view.now_s
+        return decisions
+
+    def _sort_in(self, job: Job, view: View, changes: Changes) -> None:
+        on_pool = job.running and min(job.placement) >= self._rest.size
+        left_s = self._trial_s - job.executed_at(view.now_s)
+        if on_pool:
+            self._ends_s[job.id] = view.now_s + max(left_s, _HAND_OVER_S)
+        elif job.running or left_s <= 0 or job.demand > self._pool_size:
+            self._pass_on(job, changes)
+        else:
+            self._queue[job.id] = job
+
+    def _pass_on(self, job: Job, changes: Changes) -> None:
+        if job.demand > self._rest.size:
+            raise ConfigError(
+                f"job {job.id} asks for {job.demand} devices; the trial pool leaves {self._rest.size}",
+                "choose a smaller pool",
+            )
+        self._jobs[job.id] = job
+        if not changes.reset:
+            changes.arrived.append(job)
+
+    def _start_trials(self) -> list[Decision]:
+        decisions: list[Decision] = []
+        for name, job in list(self._queue.items()):
+            if job.demand > self._free.total:
+                break
+            free = [device for node in self._free.on_node for device in node]
+            devices = tuple(free[: job.demand])
+            self._free.take(devices)
+            del self._queue[name]
+            self._ends_s[name] = self._now_s + self._trial_s - job.executed_at(self._now_s)
+            decisions.append(Start(name, devices))
+        return decisions

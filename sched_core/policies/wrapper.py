@@ -1,0 +1,24 @@
+"""Policies around another policy."""
+
+from __future__ import annotations
+
+from gpuslice.sched_core.policy import Policy
+
+
+class Wrapper:
+    """What a wrapped policy shows of itself, shown by the one around it."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.name = policy.name
+        self.needs_durations = policy.needs_durations
+
+    @property
+    def promotions(self) -> dict[int, int]:
+        """Promotions by job number, if the policy counts them."""
+        return dict(getattr(self.policy, "promotions", {}))
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """What the policy counted."""
+        return dict(getattr(self.policy, "counters", {}))

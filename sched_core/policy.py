@@ -1,0 +1,224 @@
+"""The contract between policies and the two worlds that run them, live and simulated.
+
+A policy is called whenever something happened and whenever it asked to be woken. It reads a ``View`` and
+returns a ``Plan``: what shall be different from now on, and when to wake it. It never acts, waits or reads a
+clock, and it is never told which world it is in. docs/writing-a-policy.md shows a complete one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
+
+import msgspec
+
+from gpuslice.errors import UsageError
+
+from .cluster import Cluster, FreeDevices
+from .job import Job
+
+
+class Start(msgspec.Struct, frozen=True, tag="start"):
+    """Start or resume ``job`` on ``devices`` (rank order).
+
+    ``shared`` allows other jobs on the same devices, if every one of them allows it too (packing).
+    """
+
+    job: str
+    devices: tuple[int, ...]
+    shared: bool = False
+
+
+class Suspend(msgspec.Struct, frozen=True, tag="suspend"):
+    """Take ``job`` off its devices; it waits and keeps its state."""
+
+    job: str
+
+
+class Migrate(msgspec.Struct, frozen=True, tag="migrate"):
+    """Suspend ``job`` and resume it on ``devices``; also how an elastic job is resized."""
+
+    job: str
+    devices: tuple[int, ...]
+    shared: bool = False
+
+
+class Stop(msgspec.Struct, frozen=True, tag="stop"):
+    """End ``job`` for good before its time (a tuner gave it up, admission refused it)."""
+
+    job: str
+    reason: str
+
+
+Decision = Start | Suspend | Migrate | Stop
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """What shall change, and when the policy wants to be called even if nothing happens.
+
+    Devices are released (``Suspend``, ``Migrate``, ``Stop``) before any is taken, so a plan may hand a device
+    over. Jobs that are not mentioned go on as they are. ``wake_at_s`` replaces that of the last plan.
+    """
+
+    decisions: Sequence[Decision] = ()
+    wake_at_s: float | None = None
+
+
+class Changes:
+    """What happened since the policy's last plan, so that it can keep ordered structures up to date.
+
+    Attributes
+    ----------
+    reset
+        Forget everything and start again from ``View.jobs``: the first call, a replayed journal, or a world
+        in which the last plan could not be carried out. The other fields are empty then.
+    arrived
+        New jobs, waiting, in order of arrival.
+    finished
+        Jobs that ended, by themselves or otherwise, or whose owner holds them back (those may arrive again);
+        no longer in ``View.jobs``. ``Job.running`` tells, for the last time, whether they held ``placement``,
+        which is free now.
+    """
+
+    __slots__ = ("arrived", "finished", "reset")
+
+    def __init__(self, *, reset: bool = False) -> None:
+        self.reset = reset
+        self.arrived: list[Job] = []
+        self.finished: list[Job] = []
+
+
+class Knowledge(Protocol):
+    """What is known about running times.
+
+    The duration of single jobs is shown only to policies that declare ``needs_durations``; the distribution
+    of past jobs' service, where there is one, to all.
+    """
+
+    def duration_s(self, job: Job) -> float | None:
+        """Running time of ``job`` on dedicated devices, or ``None`` if nobody knows."""
+        ...
+
+    def services(self) -> Sequence[float]:
+        """A sample of total services, in device-seconds; empty if nobody knows."""
+        ...
+
+
+class Ignorance:
+    """Nothing is known."""
+
+    def duration_s(self, job: Job) -> float | None:
+        return None
+
+    def services(self) -> Sequence[float]:
+        return ()
+
+
+class Losses(Protocol):
+    """What jobs report of their training loss."""
+
+    def loss(self, job: Job, now_s: float) -> float | None:
+        """The newest loss of ``job``, or ``None`` if it reports none."""
+        ...
+
+
+class NoLosses:
+    """No job reports any."""
+
+    def loss(self, job: Job, now_s: float) -> float | None:
+        return None
+
+
+class View:
+    """The read-only picture a policy decides from.
+
+    Attributes
+    ----------
+    now_s
+        The present, in seconds on the world's own clock.
+    cluster
+        Nodes and devices.
+    jobs
+        All unfinished jobs by id, in order of arrival.
+    changes
+        What happened since the last plan.
+    knowledge
+        What is known of running times.
+    losses
+        What jobs report of their training loss.
+    """
+
+    __slots__ = ("changes", "cluster", "jobs", "knowledge", "losses", "now_s")
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        jobs: Mapping[str, Job],
+        knowledge: Knowledge | None = None,
+        now_s: float = 0.0,
+    ) -> None:
+        self.cluster = cluster
+        self.jobs = jobs
+        self.knowledge: Knowledge = Ignorance() if knowledge is None else knowledge
+        self.losses: Losses = NoLosses()
+        self.now_s = now_s
+        self.changes = Changes(reset=True)
+
+    def waiting(self) -> Iterator[Job]:
+        """Jobs that hold no device, in order of arrival."""
+        return (job for job in self.jobs.values() if not job.running)
+
+    def running(self) -> Iterator[Job]:
+        """Jobs that hold devices, in order of arrival."""
+        return (job for job in self.jobs.values() if job.running)
+
+    def free(self) -> FreeDevices:
+        """The devices nobody holds; a fresh object that the policy may change while it plans.
+
+        Costs one pass over the cluster. Policies for large clusters keep their own and follow ``changes``.
+        """
+        held = {device for job in self.running() for device in job.placement}
+        return FreeDevices(self.cluster, (d for d in range(self.cluster.size) if d not in held))
+
+    def loss(self, job: Job) -> float | None:
+        """The newest loss that ``job`` reported, if any."""
+        return self.losses.loss(job, self.now_s)
+
+    def remaining_s(self, job: Job) -> float:
+        """Work left of ``job``, in seconds of a dedicated run.
+
+        Raises
+        ------
+        PolicyError
+            If its duration is not known to this policy.
+        """
+        duration_s = self.knowledge.duration_s(job)
+        if duration_s is None:
+            raise PolicyError(
+                f"the duration of job {job.id} is not known",
+                "declare needs_durations in the policy, and state durations or choose a policy without them",
+            )
+        return duration_s - job.progress_at(self.now_s)
+
+
+class Policy(Protocol):
+    """Who runs where. An object with state of its own; one object serves one world.
+
+    Attributes
+    ----------
+    name
+        As in ``--policy``.
+    needs_durations
+        Whether it must know how long jobs run.
+    """
+
+    name: str
+    needs_durations: bool
+
+    def plan(self, view: View) -> Plan:
+        """Decide, given what happened (``view.changes``)."""
+        ...
+
+
+class PolicyError(UsageError):
+    """A policy asked for something impossible or unknown; the message names it and the plan."""

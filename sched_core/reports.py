@@ -1,0 +1,205 @@
+"""What the core makes of the reports of ranks: fencing by epoch, and the gang stop.
+
+All ranks of a gang stop at one boundary. ``stop_at`` starts just ahead of the newest boundary anybody
+reported. A rank that is past it already says so and it is raised, by more each time; ranks that have parked
+too early are sent on. No rank waits for another inside the training loop.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gpuslice.wire import (
+    Bye,
+    FromAgent,
+    Hello,
+    Overshot,
+    Progress,
+    Refused,
+    Resumed,
+    Suspended,
+)
+from gpuslice.wire import Suspend as SuspendMessage
+
+from .gang import Gang, Rank, RankPhase
+from .states import JobState, Trigger
+
+if TYPE_CHECKING:
+    from .core import Core
+
+#: A ``stop_at`` that is never reached: how a suspend is called off.
+NEVER = 2**62
+#: A job whose resume was refused so often in a row has failed.
+MAX_RESUME_REFUSALS = 5
+_RETRY_S = 0.5
+_MAX_RETRY_S = 60.0
+
+
+class Reports:
+    """The part of ``Core`` that listens to ranks.
+
+    Parameters
+    ----------
+    core
+        Whose.
+    """
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    def take(self, job: Gang, number: int, message: FromAgent, now: float) -> None:
+        """Act on ``message`` of rank ``number``; one that is out of date is dropped.
+
+        Raises
+        ------
+        IllegalTransitionError
+            If that rank cannot have said this now; nothing was changed.
+        """
+        name = type(message).__name__
+        if not 0 <= number < len(job.ranks):
+            raise job.illegal(f"{name} of rank {number}")
+        if job.state.ended:
+            return
+        rank = job.ranks[number]
+        if isinstance(message, Hello):
+            self._hello(job, rank, message, now)
+            return
+        if rank.phase in (RankPhase.ABSENT, RankPhase.GONE) or message.epoch > job.epoch:
+            raise job.illegal(f"{name} of rank {number} ({rank.phase.value}) with epoch {message.epoch}")
+        if message.epoch < job.epoch:
+            return
+        match message:
+            case Progress():
+                _advance(rank, message.boundary, message.step)
+            case Resumed():
+                self._resumed(job, rank, message, now)
+            case Suspended():
+                self._suspended(job, rank, message, now)
+            case Overshot():
+                self._overshot(job, rank, message)
+            case Refused():
+                self._refused(job, rank, message, now)
+            case Bye():
+                _advance(rank, message.boundary, message.step)
+                rank.phase = RankPhase.LEAVING
+                self._core.settle(job, now)
+
+    def aim(self, job: Gang, stop_at: int) -> None:
+        """Make the gang stop at ``stop_at``; ranks that have parked before it go on."""
+        job.stop_at = stop_at
+        for rank in job.training():
+            if rank.phase is RankPhase.PARKED:
+                if rank.boundary >= stop_at:
+                    continue
+                self._core.resume_rank(job, rank.number)
+            self._core.tell(job, rank.number, SuspendMessage(epoch=job.epoch, stop_at=stop_at))
+
+    def try_again(self, job: Gang) -> None:
+        """Send parked ranks on whose resume was refused before."""
+        if job.state is JobState.SUSPENDING:
+            if any(rank.boundary < job.stop_at for rank in job.present(RankPhase.PARKED)):
+                self.aim(job, job.stop_at)
+            return
+        for rank in job.present(RankPhase.PARKED):
+            self._core.resume_rank(job, rank.number)
+
+    def _hello(self, job: Gang, rank: Rank, message: Hello, now: float) -> None:
+        again = rank.phase in (RankPhase.PARKED, RankPhase.COMING, RankPhase.ON)
+        welcome = message.pid == rank.pid if again else rank.phase is RankPhase.ABSENT
+        if not welcome or message.world_size != len(job.ranks):
+            raise job.illegal(f"Hello of rank {rank.number} ({rank.phase.value}) of {message.world_size}")
+        if again:
+            self._hello_again(job, rank, message, now)
+            return
+        rank.phase = RankPhase.PARKED
+        rank.pid = message.pid
+        rank.boundary = message.boundary
+        if job.ready:
+            self._core.announce(job)
+
+    def _hello_again(self, job: Gang, rank: Rank, message: Hello, now: float) -> None:
+        """Make up for what was lost with a connection: the last orders, or the rank's last report.
+
+        A standing ``Suspended`` follows the Hello of a rank that is parked.
+        """
+        present = message.epoch == job.epoch
+        if (
+            message.epoch > job.epoch
+            or not (present or message.parked)
+            or (rank.phase is RankPhase.ON and not present)
+        ):
+            raise job.illegal(f"Hello of rank {rank.number} ({rank.phase.value}) with epoch {message.epoch}")
+        stopping = job.state is JobState.SUSPENDING or _called_off(job)
+        if rank.phase is RankPhase.COMING:
+            if not message.parked or (present and stopping and message.boundary > rank.boundary):
+                rank.phase = RankPhase.ON  # its Resumed was lost
+            else:
+                self._core.resume_rank(job, rank.number)
+        elif rank.phase is RankPhase.PARKED and not message.parked:
+            raise job.illegal(f"Hello of rank {rank.number}, which runs though it is parked")
+        _advance(rank, message.boundary)
+        if stopping and rank.phase is not RankPhase.PARKED:
+            self._core.tell(job, rank.number, SuspendMessage(epoch=job.epoch, stop_at=job.stop_at))
+        self._core.settle(job, now)
+
+    def _resumed(self, job: Gang, rank: Rank, message: Resumed, now: float) -> None:
+        if rank.phase is not RankPhase.COMING:
+            raise job.illegal(f"Resumed of rank {rank.number}, which is {rank.phase.value}")
+        rank.phase = RankPhase.ON
+        _advance(rank, message.boundary)
+        self._core.settle(job, now)
+
+    def _suspended(self, job: Gang, rank: Rank, message: Suspended, now: float) -> None:
+        if rank.phase in (RankPhase.PARKED, RankPhase.COMING) and message.boundary <= rank.boundary:
+            return  # known; said again after a Hello
+        called_off = _called_off(job)
+        if rank.phase is not RankPhase.ON or not (job.state is JobState.SUSPENDING or called_off):
+            raise job.illegal(f"Suspended of rank {rank.number}, which is {rank.phase.value}")
+        rank.phase = RankPhase.PARKED
+        _advance(rank, message.boundary, message.step)
+        if called_off:
+            if job.allows(Trigger.STRAY):
+                job.move(Trigger.STRAY, now)
+            self._core.resume_rank(job, rank.number)
+        elif len(job.ranks) > 1 and message.boundary != job.stop_at:
+            self.aim(job, max(job.stop_at, message.boundary))
+        elif len(job.ranks) == 1:
+            job.stop_at = message.boundary
+        self._core.settle(job, now)
+
+    def _overshot(self, job: Gang, rank: Rank, message: Overshot) -> None:
+        if rank.phase is not RankPhase.ON:
+            raise job.illegal(f"Overshot of rank {rank.number}, which is {rank.phase.value}")
+        _advance(rank, message.boundary)
+        if job.state is JobState.SUSPENDING and message.boundary >= job.stop_at:
+            self.aim(job, message.boundary + 2**job.overshoots)
+            job.overshoots += 1
+
+    def _refused(self, job: Gang, rank: Rank, message: Refused, now: float) -> None:
+        expected = RankPhase.ON if message.running else RankPhase.COMING
+        if rank.phase is not expected:
+            raise job.illegal(f"Refused of rank {rank.number}, which is {rank.phase.value}")
+        _advance(rank, message.boundary)
+        job.history.append((now, f"rank {rank.number} refused: {message.error}"))
+        if not message.running:
+            rank.phase = RankPhase.PARKED
+            if not message.retryable or job.refusals + 1 >= MAX_RESUME_REFUSALS:
+                self._core.end(job, Trigger.FAIL, f"it could not be resumed: {message.error}", now)
+                return
+        elif job.state is JobState.SUSPENDING:
+            job.move(Trigger.STAY, now)
+            self.aim(job, NEVER)
+            self._core.settle(job, now)
+        job.retry_at_s = now + min(_RETRY_S * 2**job.refusals, _MAX_RETRY_S)
+        job.refusals += 1
+        self._core.unsettle(job)
+
+
+def _called_off(job: Gang) -> bool:
+    """Whether ranks may yet park for a suspend that was called off."""
+    return job.stop_at == NEVER and job.state in (JobState.RUNNING, JobState.RESUMING)
+
+
+def _advance(rank: Rank, boundary: int, step: int = 0) -> None:
+    rank.boundary = max(rank.boundary, boundary)
+    rank.step = max(rank.step, step)

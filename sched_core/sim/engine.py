@@ -1,0 +1,304 @@
+"""The event loop: arrivals, completions and wake times around a policy. No time steps.
+
+At one instant completions come first, then arrivals, then one plan. Time is a float of seconds, exact for
+whole seconds up to 2**53.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from heapq import heappop, heappush
+from math import inf
+
+from gpuslice.sched_core.allotment import Allotment
+from gpuslice.sched_core.cluster import Cluster
+from gpuslice.sched_core.job import Job, JobSpec
+from gpuslice.sched_core.policy import (
+    Changes,
+    Migrate,
+    Plan,
+    Policy,
+    PolicyError,
+    Start,
+    Stop,
+    Suspend,
+    View,
+)
+from gpuslice.sched_core.traces.trace import Trace
+
+from .knowledge import TraceDistribution, TraceKnowledge
+from .losses import TraceLosses
+from .model import LinearSpeed, NoCost, SpeedModel, SwitchCost
+from .outcome import Outcome, Span
+
+#: How often a policy may be woken in a row, with nothing running and nothing to come, without deciding.
+_PATIENCE = 1000
+_PROGRESS_EVERY = 4096
+
+Progress = Callable[[int, int], None]
+
+
+class SimJob(Job):
+    """A job and what the simulator alone knows of it."""
+
+    __slots__ = ("born_job_s", "end_s", "granted_s", "room_s")
+
+    def __init__(self, spec: JobSpec, number: int, born_job_s: float, room_s: float) -> None:
+        super().__init__(spec, number)
+        #: When the present run will complete the job; infinite while it waits.
+        self.end_s = inf
+        #: When it got the devices it holds.
+        self.granted_s = inf
+        #: The engine's job-seconds clock at arrival.
+        self.born_job_s = born_job_s
+        #: The engine's room clock of this demand when the job began to wait.
+        self.room_s = room_s
+
+
+class Simulation:
+    """One trace on one cluster under one policy.
+
+    Parameters
+    ----------
+    trace, cluster, policy
+        What runs, where, and who decides.
+    speed, cost
+        What is assumed of the jobs.
+    keep_spans
+        Record who held which devices when (``Outcome.spans``).
+
+    Raises
+    ------
+    UsageError
+        If some job could never run on ``cluster``.
+    """
+
+    def __init__(
+        self,
+        trace: Trace,
+        cluster: Cluster,
+        policy: Policy,
+        *,
+        speed: SpeedModel | None = None,
+        cost: SwitchCost | None = None,
+        keep_spans: bool = False,
+    ) -> None:
+        trace.check_fits(cluster.size)
+        self._trace = trace
+        self._cluster = cluster
+        self._policy = policy
+        self._speed = LinearSpeed() if speed is None else speed
+        self._cost = NoCost() if cost is None else cost
+        self._keep_spans = keep_spans
+        self._allotment = Allotment(cluster, policy.name)
+        self._jobs: dict[str, SimJob] = {}
+        knowledge = TraceKnowledge(trace) if policy.needs_durations else TraceDistribution(trace)
+        self._view = View(cluster, self._jobs, knowledge)
+        self._view.losses = TraceLosses(trace)
+        #: (end, number, job); stale unless ``job.end_s`` is still that end.
+        self._completions: list[tuple[float, int, SimJob]] = []
+        self._outcome = Outcome.empty(trace, str(cluster), cluster.size, policy.name)
+        self._now_s = trace.submit_s[0]
+        self._waiting = 0
+        #: Clock that runs once per second for every unfinished job.
+        self._job_s = 0.0
+        #: By demand: clock that runs while jobs wait and that many devices are free.
+        self._room_s: dict[int, float] = {}
+
+    def run(self, progress: Progress | None = None) -> Outcome:
+        """Simulate until every job has ended; interrupted by Ctrl-C, return what is known so far.
+
+        Parameters
+        ----------
+        progress
+            Called now and then with the number of jobs that ended and of all jobs.
+
+        Raises
+        ------
+        PolicyError
+            If the policy returns an impossible plan or never runs some job.
+        """
+        started = time.perf_counter()
+        try:
+            self._loop(progress)
+        except KeyboardInterrupt:
+            self._outcome.complete = False
+        self._outcome.promotions = getattr(self._policy, "promotions", {})
+        self._outcome.counters = getattr(self._policy, "counters", {})
+        self._outcome.wall_s = time.perf_counter() - started
+        return self._outcome
+
+    def _loop(self, progress: Progress | None) -> None:
+        submit_s, jobs, view, outcome = self._trace.submit_s, self._jobs, self._view, self._outcome
+        total, arrived, idle_plans = len(submit_s), 0, 0
+        wake_s: float | None = None
+        while arrived < total or jobs:
+            now_s = self._next_instant(submit_s[arrived] if arrived < total else inf, wake_s)
+            if now_s == inf or idle_plans > _PATIENCE:
+                raise self._starving()
+            self._pass_time(now_s)
+            self._complete(now_s)
+            while arrived < total and submit_s[arrived] <= now_s:
+                self._arrive(arrived)
+                arrived += 1
+            view.now_s = now_s
+            plan = self._policy.plan(view)
+            view.changes = Changes()
+            if plan.decisions:
+                self._apply(plan, now_s)
+            wake_s = plan.wake_at_s
+            if wake_s is not None and wake_s <= now_s:
+                raise PolicyError(f"policy {self._policy.name} asks at {now_s:g} to be woken at {wake_s:g}")
+            outcome.events += 1
+            idle_plans = 0 if plan.decisions or self._completions or arrived < total else idle_plans + 1
+            if progress is not None and not outcome.events % _PROGRESS_EVERY:
+                progress(arrived - len(jobs), total)
+
+    def _next_instant(self, arrival_s: float, wake_s: float | None) -> float:
+        """The earliest of the next arrival, completion and wake-up; infinite if there is none."""
+        completions = self._completions
+        while completions and completions[0][2].end_s != completions[0][0]:
+            heappop(completions)
+        now_s = min(arrival_s, completions[0][0]) if completions else arrival_s
+        return wake_s if wake_s is not None and wake_s < now_s else now_s
+
+    def _complete(self, now_s: float) -> None:
+        """End the jobs whose work is done."""
+        completions = self._completions
+        while completions and completions[0][0] <= now_s:
+            end_s, _, job = heappop(completions)
+            if job.end_s == end_s:
+                self._finish(job, now_s)
+
+    def _pass_time(self, now_s: float) -> None:
+        """Let the clocks run that jobs share: how many there are, and which could have run."""
+        elapsed_s = now_s - self._now_s
+        if elapsed_s <= 0.0:
+            return
+        self._now_s = now_s
+        self._job_s += elapsed_s * len(self._jobs)
+        free = self._allotment.free
+        if self._waiting and free:
+            for demand in self._room_s:
+                if demand <= free:
+                    self._room_s[demand] += elapsed_s
+
+    def _arrive(self, number: int) -> None:
+        spec = self._trace.spec(number)
+        job = SimJob(spec, number, self._job_s, self._room_s.setdefault(spec.demand, 0.0))
+        self._jobs[job.id] = job
+        self._waiting += 1
+        if not self._view.changes.reset:
+            self._view.changes.arrived.append(job)
+
+    def _apply(self, plan: Plan, now_s: float) -> None:
+        """Release first, then grant; the allotment refuses what is impossible."""
+        self._allotment.check_names(plan)
+        grants: list[tuple[Start | Migrate, SimJob]] = []
+        for decision in plan.decisions:
+            running = None if isinstance(decision, Stop) else not isinstance(decision, Start)
+            job = self._allotment.check(self._jobs, decision.job, plan, running=running)
+            if isinstance(decision, Start):
+                grants.append((decision, job))
+            elif isinstance(decision, Migrate):
+                self._release(job, now_s)
+                job.migrations += 1
+                grants.append((decision, job))
+            elif isinstance(decision, Suspend):
+                self._release(job, now_s)
+                job.preemptions += 1
+            else:
+                self._outcome.stopped[job.number] = True
+                self._finish(job, now_s)
+        for grant, job in grants:
+            self._grant(job, grant, plan, now_s)
+
+    def _grant(self, job: SimJob, grant: Start | Migrate, plan: Plan, now_s: float) -> None:
+        self._allotment.grant(job, grant.devices, shared=grant.shared, plan=plan)
+        outcome, number = self._outcome, job.number
+        outcome.fragmented_s[number] += self._room_s[job.demand] - job.room_s
+        if job.first_start_s is None:
+            job.first_start_s = outcome.first_start_s[number] = now_s
+            resume_s = 0.0
+        else:
+            resume_s = self._cost.resume_s(job)
+            outcome.lost_s[number] += resume_s * len(grant.devices)
+        self._waiting -= 1
+        job.running = True
+        job.placement = grant.devices
+        job.epoch += 1
+        job.granted_s = now_s
+        job.since_s = now_s + resume_s
+        self._set_rate(job, now_s)
+        for neighbour in self._neighbours(job) if grant.shared else ():
+            self._set_rate(neighbour, now_s)
+
+    def _release(self, job: SimJob, now_s: float) -> None:
+        """Take its devices from ``job``, which waits from now on."""
+        outcome, number = self._outcome, job.number
+        if now_s < job.since_s:
+            outcome.lost_s[number] -= (job.since_s - now_s) * len(job.placement)
+        job.settle(now_s)
+        if self._keep_spans:
+            outcome.spans.append(Span(number, job.granted_s, now_s, job.placement))
+        neighbours = self._neighbours(job)
+        self._allotment.release(job)
+        job.running = False
+        job.since_s = now_s
+        job.end_s = inf
+        job.room_s = self._room_s[job.demand]
+        self._waiting += 1
+        for neighbour in neighbours:
+            self._set_rate(neighbour, now_s)
+
+    def _finish(self, job: SimJob, now_s: float) -> None:
+        """End ``job``: completed, or stopped by the policy."""
+        held = job.running
+        if held:
+            self._release(job, now_s)
+        self._waiting -= 1
+        job.running = held
+        outcome, number = self._outcome, job.number
+        outcome.finish_s[number] = now_s
+        outcome.preemptions[number] = job.preemptions
+        outcome.migrations[number] = job.migrations
+        outcome.executed_s[number] = job.executed_s
+        outcome.service_s[number] = job.service_s
+        life_s = now_s - job.spec.submit_s
+        outcome.contention[number] = (
+            (self._job_s - job.born_job_s) / life_s if life_s > 0 else len(self._jobs)
+        )
+        del self._jobs[job.id]
+        if not self._view.changes.reset:
+            self._view.changes.finished.append(job)
+
+    def _neighbours(self, job: SimJob) -> list[SimJob]:
+        """Jobs that share a device with ``job``."""
+        if not self._allotment.shares(job):
+            return []
+        others = {
+            other.number: self._jobs[other.id] for d in job.placement for other in self._allotment.holders(d)
+        }
+        others.pop(job.number, None)
+        return list(others.values())
+
+    def _set_rate(self, job: SimJob, now_s: float) -> None:
+        """Work out how fast ``job`` runs from now on and when it will complete."""
+        job.settle(now_s)
+        neighbours: Sequence[Job] = ()
+        if self._allotment.shares(job):
+            crowded = max(job.placement, key=lambda device: len(self._allotment.holders(device)))
+            neighbours = [other for other in self._allotment.holders(crowded) if other is not job]
+        job.rate = self._speed.rate(job, neighbours, self._cluster)
+        left_s = self._trace.duration_s[job.number] - job.progress_s
+        job.end_s = job.since_s + (left_s if job.rate == 1.0 else left_s / job.rate)
+        heappush(self._completions, (job.end_s, job.number, job))
+
+    def _starving(self) -> PolicyError:
+        waiting = [job.id for job in self._jobs.values()]
+        names = ", ".join(waiting[:5]) + (f" and {len(waiting) - 5} more" if len(waiting) > 5 else "")
+        return PolicyError(
+            f"policy {self._policy.name} never runs {names}: nothing is running and nothing else will happen",
+            "check that the placement can take jobs of this size on this cluster",
+        )

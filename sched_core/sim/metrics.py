@@ -1,0 +1,113 @@
+"""What is reported of a simulation. Definitions and keys: docs/simulator.md."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .outcome import Outcome
+
+Column = NDArray[np.float64]
+QUANTILES = (50, 90, 95, 99)
+
+
+def summary(outcome: Outcome) -> dict[str, Any]:
+    """Numbers about all jobs that ended by themselves; ``None`` where there are none."""
+    done = ~np.isnan(outcome.finish_s) & ~outcome.stopped
+    submit_s, duration_s = np.array(outcome.trace.submit_s), np.array(outcome.trace.duration_s)
+    jct_s = outcome.finish_s - submit_s
+    queueing_s = np.maximum(0.0, jct_s - outcome.executed_s - lost_time_s(outcome))
+    rho = finish_time_fairness(outcome)
+    ended = outcome.finish_s[~np.isnan(outcome.finish_s)]
+    makespan_s = float(ended.max() - submit_s.min()) if ended.size else None
+    available = outcome.devices * makespan_s if makespan_s else None
+    strict, soft, deadlines = deadline_misses(outcome)
+    best_effort = np.array([not own for own in outcome.trace.extras.get("deadlines", [()] * len(done))])
+    return {
+        "policy": outcome.policy,
+        "cluster": outcome.cluster,
+        "trace": outcome.trace.name,
+        "complete": outcome.complete,
+        "jobs": len(outcome.trace),
+        "jobs_done": int(done.sum()),
+        "jobs_stopped": int(outcome.stopped.sum()),
+        "events": outcome.events,
+        "jct_s": spread(jct_s[done]),
+        "jct_best_effort_s": spread(jct_s[done & best_effort]),
+        "first_start_s": spread(outcome.first_start_s - submit_s),
+        "queueing_s": spread(queueing_s[done]),
+        "queueing_fair_share_s": spread(np.maximum(0.0, queueing_s - outcome.fragmented_s)[done]),
+        "queueing_fragmentation_s": spread(outcome.fragmented_s[done]),
+        "slowdown": spread((jct_s / np.where(duration_s > 0, duration_s, np.nan))[done & (duration_s > 0)]),
+        "makespan_s": makespan_s,
+        "utilization": float(outcome.service_s.sum() / available) if available else None,
+        "held": float((outcome.service_s + outcome.lost_s).sum() / available) if available else None,
+        "preemptions": int(outcome.preemptions.sum()),
+        "migrations": int(outcome.migrations.sum()),
+        "promotions": sum(outcome.promotions.values()),
+        "policy_counters": dict(outcome.counters),
+        "lost_device_s": float(outcome.lost_s.sum()),
+        "rho": spread(rho[done]),
+        "jain": jain(1.0 / rho[done]) if done.any() else None,
+        "deadlines": deadlines,
+        "deadline_misses": strict,
+        "deadline_misses_soft": soft,
+    }
+
+
+def spread(values: Column) -> dict[str, float] | None:
+    """Mean, extremes and quantiles (linear interpolation); ``None`` of nothing."""
+    values = values[~np.isnan(values)]
+    if not values.size:
+        return None
+    quantiles = np.percentile(values, QUANTILES)
+    names = ("median", "p90", "p95", "p99")
+    return {
+        "mean": float(values.mean()),
+        "min": float(values.min()),
+        "max": float(values.max()),
+        **{name: float(value) for name, value in zip(names, quantiles, strict=True)},
+    }
+
+
+def lost_time_s(outcome: Outcome) -> Column:
+    """Seconds of each job's life that switching took."""
+    return outcome.lost_s / np.array(outcome.trace.demand, dtype=np.float64)
+
+
+def finish_time_fairness(outcome: Outcome) -> Column:
+    """rho of each job, dynamic: T_sh / T_id (Themis, section 2).
+
+    T_id is the job's duration on a 1/N share of the cluster, N being the average number of unfinished jobs
+    during its life; a share of at least what the job asks for does not slow it down, a smaller one linearly.
+    """
+    shared_s = outcome.finish_s - np.array(outcome.trace.submit_s)
+    share = outcome.devices / np.maximum(1.0, outcome.contention)
+    alone_s = np.array(outcome.trace.duration_s) * np.maximum(1.0, np.array(outcome.trace.demand) / share)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        rho: Column = np.where(alone_s > 0, shared_s / alone_s, np.where(shared_s > 0, np.inf, 1.0))
+    return rho
+
+
+def jain(values: Column) -> float | None:
+    """Jain's index (sum x)^2 / (n * sum x^2): 1 if all are equal, 1/n if one has everything."""
+    values = values[np.isfinite(values)]
+    squares = float((values**2).sum())
+    return float(values.sum()) ** 2 / (values.size * squares) if squares > 0 else None
+
+
+def deadline_misses(outcome: Outcome) -> tuple[int, int, int]:
+    """Jobs that missed their first and their last deadline, and jobs that have any."""
+    columns = outcome.trace.extras.get("deadlines", ())
+    strict = soft = total = 0
+    for index, deadlines in enumerate(columns):
+        if not deadlines:
+            continue
+        total += 1
+        took_s = outcome.finish_s[index] - outcome.trace.submit_s[index]
+        in_time = not outcome.stopped[index]
+        strict += not (in_time and took_s <= deadlines[0][0])
+        soft += not (in_time and took_s <= deadlines[-1][0])
+    return strict, soft, total

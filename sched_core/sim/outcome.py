@@ -1,0 +1,92 @@
+"""What a simulation found out, job by job: columns in order of submission."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpuslice.sched_core.traces.trace import Trace
+
+Column = NDArray[np.float64]
+
+
+@dataclass(slots=True)
+class Span:
+    """One stretch of time that a job held devices for, from ``start_s`` to ``end_s``."""
+
+    job: int
+    start_s: float
+    end_s: float
+    devices: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Outcome:
+    """The result of one simulation; index ``i`` is job ``i`` of ``trace``, shape ``(jobs,)`` each.
+
+    Attributes
+    ----------
+    first_start_s, finish_s
+        NaN if it did not happen.
+    stopped
+        Ended by the policy before its time.
+    service_s
+        Device-seconds of progress.
+    lost_s
+        Device-seconds held without progress, because of switching.
+    fragmented_s
+        Part of the waiting time during which as many devices as the job asks for were free.
+    contention
+        Average number of unfinished jobs during the job's life.
+    counters
+        What the policy counted of its own work, such as how often its solver was of no use.
+    spans
+        Who held what when, in order of the spans' ends; empty unless asked for.
+    complete
+        False if the run was interrupted.
+    """
+
+    trace: Trace
+    cluster: str
+    devices: int
+    policy: str
+    first_start_s: Column
+    finish_s: Column
+    stopped: NDArray[np.bool_]
+    preemptions: NDArray[np.int64]
+    migrations: NDArray[np.int64]
+    executed_s: Column
+    service_s: Column
+    lost_s: Column
+    fragmented_s: Column
+    contention: Column
+    promotions: Mapping[int, int] = field(default_factory=dict)
+    counters: Mapping[str, int] = field(default_factory=dict)
+    spans: list[Span] = field(default_factory=list)
+    events: int = 0
+    wall_s: float = 0.0
+    complete: bool = True
+
+    @classmethod
+    def empty(cls, trace: Trace, cluster: str, devices: int, policy: str) -> Outcome:
+        """Columns for every job of ``trace``, nothing known yet."""
+        jobs = len(trace)
+        return cls(
+            trace=trace,
+            cluster=cluster,
+            devices=devices,
+            policy=policy,
+            first_start_s=np.full(jobs, np.nan),
+            finish_s=np.full(jobs, np.nan),
+            stopped=np.zeros(jobs, dtype=np.bool_),
+            preemptions=np.zeros(jobs, dtype=np.int64),
+            migrations=np.zeros(jobs, dtype=np.int64),
+            executed_s=np.zeros(jobs),
+            service_s=np.zeros(jobs),
+            lost_s=np.zeros(jobs),
+            fragmented_s=np.zeros(jobs),
+            contention=np.zeros(jobs),
+        )

@@ -1,0 +1,106 @@
+"""Simulations as requests: everything that one run needs, in a form that other processes can take."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field
+
+from gpuslice.sched_core.cluster import Cluster
+from gpuslice.sched_core.placement.registry import make_placement
+from gpuslice.sched_core.policies.registry import make_policy
+from gpuslice.sched_core.traces.trace import Trace
+
+from .cost import parse_cost
+from .engine import Progress, Simulation
+from .outcome import Outcome
+from .peer import parse_peer
+from .speed import parse_speed
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One simulation, as the command line states it.
+
+    Attributes
+    ----------
+    policy, options
+        Name and ``--set`` options; not used with ``peer``.
+    placement, placement_options
+        Likewise; ``None`` leaves the choice to the policy.
+    cost
+        ``none``, ``fixed:62s`` or a file.
+    speed
+        ``linear`` or a file.
+    peer
+        ``tiresias:SCHEDULE/SCHEME``, or ``None``.
+    keep_spans
+        Record who held which devices when.
+    """
+
+    trace: Trace
+    cluster: str
+    policy: str = "2das"
+    options: Mapping[str, object] = field(default_factory=dict)
+    placement: str | None = None
+    placement_options: Mapping[str, object] = field(default_factory=dict)
+    cost: str = "none"
+    speed: str = "linear"
+    peer: str | None = None
+    keep_spans: bool = False
+
+    def prepare(self) -> Simulation:
+        """Build the simulation; raises ``UsageError`` for everything that is wrong with the request."""
+        cluster = Cluster.parse(self.cluster)
+        if self.peer is not None:
+            return parse_peer(self.peer).prepare(self.trace, cluster, keep_spans=self.keep_spans)
+        placement = make_placement(self.placement, self.placement_options) if self.placement else None
+        policy = make_policy(self.policy, self.options, placement)
+        cost, speed = parse_cost(self.cost), parse_speed(self.speed)
+        return Simulation(self.trace, cluster, policy, speed=speed, cost=cost, keep_spans=self.keep_spans)
+
+
+def run_one(request: Request, progress: Progress | None = None) -> Outcome:
+    """Prepare and run."""
+    return request.prepare().run(progress)
+
+
+def run_all(
+    requests: Sequence[Request], workers: int, done: Callable[[int], None] | None = None
+) -> list[Outcome]:
+    """Run ``requests`` in up to ``workers`` processes; results in the order of the requests.
+
+    Interrupted by Ctrl-C, it returns what there is: fewer results, or incomplete ones.
+
+    Parameters
+    ----------
+    done
+        Called with the number of finished requests whenever one more is.
+    """
+    for request in requests:
+        request.prepare()
+    if workers <= 1 or len(requests) == 1:
+        return list(_in_turn(requests, done))
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(min(workers, len(requests)), mp_context=context) as pool:
+        futures = [pool.submit(run_one, request) for request in requests]
+        try:
+            for count, _ in enumerate(as_completed(futures), 1):
+                if done is not None:
+                    done(count)
+        except KeyboardInterrupt:
+            # The workers got the same signal and hand in what they know.
+            pool.shutdown(cancel_futures=True)
+            futures = [f for f in futures if f.done() and not f.cancelled() and f.exception() is None]
+    return [future.result() for future in futures]
+
+
+def _in_turn(requests: Sequence[Request], done: Callable[[int], None] | None) -> Iterator[Outcome]:
+    for count, request in enumerate(requests, 1):
+        outcome = run_one(request)
+        yield outcome
+        if not outcome.complete:
+            return
+        if done is not None:
+            done(count)

@@ -1,0 +1,66 @@
+"""Results as text for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .metrics import summary
+from .outcome import Outcome
+from .validate import Validation
+
+_HEADERS = (
+    "policy",
+    "jobs",
+    "avg JCT",
+    "median",
+    "p95",
+    "p99",
+    "queueing",
+    "makespan",
+    "util",
+    "max rho",
+    "preempt",
+)
+
+
+def render(outcomes: Sequence[Outcome]) -> str:
+    """One line per policy, times in seconds."""
+    rows = [_HEADERS, *(_line(summary(outcome)) for outcome in outcomes)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(_HEADERS))]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(w) if i == 0 else cell.rjust(w)
+            for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    )
+
+
+def _line(numbers: Mapping[str, Any]) -> tuple[str, ...]:
+    jct, queueing, rho = numbers["jct_s"] or {}, numbers["queueing_s"] or {}, numbers["rho"] or {}
+    return (
+        numbers["policy"],
+        f"{numbers['jobs_done']}/{numbers['jobs']}",
+        *(_number(jct.get(key)) for key in ("mean", "median", "p95", "p99")),
+        _number(queueing.get("mean")),
+        _number(numbers["makespan_s"]),
+        "-" if numbers["utilization"] is None else f"{numbers['utilization']:.1%}",
+        _number(rho.get("max"), 2),
+        str(numbers["preemptions"]),
+    )
+
+
+def _number(value: float | None, digits: int = 0) -> str:
+    return "-" if value is None else f"{value:,.{digits}f}"
+
+
+def render_validation(outcome: Outcome, found: Validation) -> str:
+    """How far ``outcome`` is from measurements."""
+    text = (
+        f"{outcome.policy}: average JCT simulated {found.simulated_s:,.0f} s, "
+        f"measured {found.measured_s:,.0f} s, error {found.average_error:+.1%}"
+    )
+    if found.mean_absolute_error is not None:
+        text += f"; {len(found.errors)} jobs, mean absolute error {found.mean_absolute_error:.1%}"
+    return text

@@ -1,0 +1,77 @@
+"""The states of a job, and the only table that says how it moves between them.
+
+Rules
+-----
+- Everything that changes a job's state is a ``(state, trigger)`` of ``TRANSITIONS``; a pair that is not there
+  is an error and changes nothing.
+- A job holds devices in ``starting``, ``running``, ``suspending`` and ``resuming``, in no other live state;
+  an ended job keeps them until its last process is gone.
+- A resume that is refused is tried again under the same lease, and fails the job in the end: a gang whose
+  other ranks have gone on cannot be taken back to the boundary where one of them still waits.
+- Migration is not a state: it is a suspend, then a resume elsewhere.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class JobState(Enum):
+    """Where a job is in its life."""
+
+    QUEUED = "queued"  # accepted; its processes may be importing, none touches a device
+    STARTING = "starting"  # first lease given, not all ranks have begun
+    RUNNING = "running"
+    SUSPENDING = "suspending"  # told to stop, not all ranks are parked
+    SUSPENDED = "suspended"  # all ranks parked, no device
+    RESUMING = "resuming"  # lease given, not all ranks are back on the device
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing can happen to the job's training any more."""
+        return self in ENDED
+
+
+class Trigger(Enum):
+    """What can move a job to another state."""
+
+    GRANT = "grant"  # the policy gives it a lease
+    ALL_ON = "all ranks on the device"
+    REVOKE = "revoke"  # the policy takes the lease back
+    ALL_PARKED = "all ranks parked"
+    STAY = "suspend refused"  # a rank could not suspend: those that did come back, the whole gang goes on
+    STRAY = "late park"  # a rank parked for a suspend that had been called off
+    SUCCEED = "exit 0"
+    FAIL = "failure"
+    CANCEL = "cancel"
+
+
+_S, _T = JobState, Trigger
+
+TRANSITIONS: dict[tuple[JobState, Trigger], JobState] = {
+    (_S.QUEUED, _T.GRANT): _S.STARTING,
+    (_S.STARTING, _T.ALL_ON): _S.RUNNING,
+    (_S.RUNNING, _T.REVOKE): _S.SUSPENDING,
+    (_S.SUSPENDING, _T.ALL_PARKED): _S.SUSPENDED,
+    (_S.SUSPENDING, _T.STAY): _S.RESUMING,
+    (_S.RUNNING, _T.STRAY): _S.RESUMING,
+    (_S.SUSPENDED, _T.GRANT): _S.RESUMING,
+    (_S.RESUMING, _T.ALL_ON): _S.RUNNING,
+}
+
+LIVE = (_S.QUEUED, _S.STARTING, _S.RUNNING, _S.SUSPENDING, _S.SUSPENDED, _S.RESUMING)
+ENDED = frozenset({_S.SUCCEEDED, _S.FAILED, _S.CANCELLED})
+#: Live states in which the job's devices are its own.
+HOLDING = frozenset({_S.STARTING, _S.RUNNING, _S.SUSPENDING, _S.RESUMING})
+#: States that a job is in only until its ranks have got where they were told to go.
+IN_TRANSIT = frozenset({_S.STARTING, _S.SUSPENDING, _S.RESUMING})
+
+for _state in LIVE:
+    TRANSITIONS |= {
+        (_state, _T.SUCCEED): _S.SUCCEEDED,
+        (_state, _T.FAIL): _S.FAILED,
+        (_state, _T.CANCEL): _S.CANCELLED,
+    }

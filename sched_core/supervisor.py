@@ -1,0 +1,57 @@
+"""Starts one job's command and writes down how it ended: what remains of a scheduler that is gone.
+
+    supervisor.py DESCRIPTOR COMMAND [ARGUMENTS]...
+
+``DESCRIPTOR`` is the job's record, locked by whoever started this; the lock lasts as long as this process.
+The record has two lines of fixed length, our process id and the exit code (negative: a signal), so that the
+second is written in place, on a full disk, too. Run as a script and without ``site``, standard library only.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+LINE_BYTES = 16
+#: Ending a job signals its process group, to which we belong; we stay to see how the command ends.
+_OUTLIVED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def line(number: int | None) -> bytes:
+    """A line of the record; ``None``: not known yet."""
+    return b"%-15s\n" % (b"" if number is None else b"%d" % number)
+
+
+def main(argv: list[str]) -> None:
+    """Supervise ``argv[2:]``, with the record at descriptor ``argv[1]``."""
+    record, command = int(argv[1]), argv[2:]
+    os.set_inheritable(record, False)
+    # Until the command is there, signals meant for it wait here.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _OUTLIVED)
+    os.pwrite(record, line(os.getpid()) + line(None), 0)
+    child = os.fork()
+    if child == 0:
+        _become(command)
+    for number in signal.sigpending() & set(_OUTLIVED):
+        os.kill(child, number)
+    for number in _OUTLIVED:
+        signal.signal(number, signal.SIG_IGN)
+    _, status = os.waitpid(child, 0)
+    os.pwrite(record, line(os.waitstatus_to_exitcode(status)), LINE_BYTES)
+
+
+def _become(command: list[str]) -> None:
+    for number in (*_OUTLIVED, signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores the last two
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _OUTLIVED)
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        os.write(2, f"gpuslice: cannot start {command[0]}: {error.strerror}\n".encode())
+    # The shell's convention for a command that cannot be executed.
+    os._exit(127)
+
+
+if __name__ == "__main__":
+    main(sys.argv)

@@ -1,0 +1,73 @@
+"""What a trace contains, and writing it in gpuslice's own columns."""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .trace import Trace
+
+#: Column -> extra of the trace; written where the trace has it.
+_EXTRAS = {
+    "model_name": "model",
+    "tenant": "tenant",
+    "app": "app",
+    "iterations": "iterations",
+    "weight": "weight",
+    "skew": "skew",
+    "min_gpu": "min_demand",
+    "max_gpu": "max_demand",
+    "cpus": "cpus",
+    "memory_bytes": "memory_bytes",
+}
+
+
+def stats(trace: Trace) -> dict[str, Any]:
+    """Numbers about ``trace``; times in seconds, service in device-seconds."""
+    duration_s, demand = np.array(trace.duration_s), np.array(trace.demand)
+    service, span_s = duration_s * demand, trace.submit_s[-1] - trace.submit_s[0]
+    return {
+        "name": trace.name,
+        "jobs": len(trace),
+        "span_s": span_s,
+        "service": float(service.sum()),
+        "average_demand": float(service.sum() / span_s) if span_s > 0 else None,
+        "duration_s": _quantiles(duration_s),
+        "service_quantiles": _quantiles(service),
+        "jobs_by_demand": {str(size): count for size, count in sorted(Counter(trace.demand).items())},
+        "tenants": len(set(trace.extras.get("tenant", ()))),
+        "with_deadline": sum(bool(deadlines) for deadlines in trace.extras.get("deadlines", ())),
+    }
+
+
+def _quantiles(values: np.ndarray[Any, np.dtype[np.float64]]) -> dict[str, float]:
+    names = {"min": 0, "p25": 25, "median": 50, "p75": 75, "p95": 95, "max": 100}
+    found = {name: float(np.percentile(values, at)) for name, at in names.items()}
+    return {"mean": float(values.mean()), **found}
+
+
+def write_csv(trace: Trace, path: Path) -> None:
+    """Write ``trace`` so that ``read_csv`` gives it back."""
+    extras = {column: trace.extras[field] for column, field in _EXTRAS.items() if field in trace.extras}
+    deadlines = trace.extras.get("deadlines")
+    header = ["job_id", "num_gpu", "submit_time", "duration", *extras]
+    if deadlines is not None:
+        header += ["expect_time_list", "expect_value_list", "best_effort"]
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(header)
+        for i in range(len(trace)):
+            row = [trace.ids[i], trace.demand[i], _short(trace.submit_s[i]), _short(trace.duration_s[i])]
+            row += [column[i] for column in extras.values()]
+            if deadlines is not None:
+                row += ["-".join(_short(pair[part]) for pair in deadlines[i]) for part in (0, 1)]
+                row.append(int(not deadlines[i]))
+            writer.writerow(row)
+
+
+def _short(number: float) -> str:
+    return str(int(number)) if number == int(number) else repr(number)

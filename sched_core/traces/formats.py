@@ -1,0 +1,200 @@
+"""Trace files: which format a file has, and reading each (docs/simulator.md lists columns and sources)."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from gpuslice.errors import UsageError
+from gpuslice.sched_core.lookup import nearest
+
+from .cells import Row, TraceError
+from .gavel import read_gavel
+from .trace import Trace
+
+#: Columns that a CSV trace must have.
+REQUIRED = ("job_id", "num_gpu", "submit_time", "duration")
+
+
+def read_trace(path: Path, trace_format: str = "auto", throughputs: Path | None = None) -> Trace:
+    """Read the trace at ``path``.
+
+    Parameters
+    ----------
+    trace_format
+        ``csv``, ``philly``, ``gavel``, ``alibaba``, or ``auto`` to tell from the content.
+    throughputs
+        For Gavel's traces, see ``read_gavel``.
+
+    Raises
+    ------
+    UsageError
+        If the file cannot be read, the format is unknown, or (``TraceError``) a row is malformed.
+    """
+    try:
+        if trace_format == "auto":
+            trace_format = _detect(path)
+        if trace_format == "gavel":
+            return read_gavel(path, throughputs)
+        reader = READERS.get(trace_format)
+        if reader is None:
+            raise UsageError(f"there is no trace format {trace_format!r}", nearest(trace_format, READERS))
+        return reader(path)
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise TraceError(f"{path} is not text: {error}", "give a trace file") from error
+
+
+def _detect(path: Path) -> str:
+    with path.open(encoding="utf-8") as file:
+        head = file.readline(65536)
+    if head.lstrip().startswith(("[", "{")):
+        return "philly"
+    if head.count("\t") >= 7:
+        return "gavel"
+    columns = head.strip().split(",")
+    if "gpu_milli" in columns:
+        return "alibaba"
+    if "num_gpu" in columns or "job_id" in columns:
+        return "csv"
+    raise TraceError(f"{path} is of no known trace format", f"say which with --format: {', '.join(READERS)}")
+
+
+def _rows(path: Path, required: tuple[str, ...]) -> Iterator[Row]:
+    """Lines of a CSV file with a header that has the ``required`` columns."""
+    with path.open(encoding="utf-8", newline="") as file:
+        reader = csv.DictReader(file)
+        columns = list(reader.fieldnames or ())
+        for column in required:
+            if column not in columns:
+                raise TraceError(f"{path}, line 1: there is no column {column!r}", nearest(column, columns))
+        for cells in reader:
+            row = Row(path, reader.line_num, cells)
+            if None in cells:
+                raise row.error(columns[-1], f"there are more cells than the {len(columns)} columns")
+            yield row
+
+
+def read_csv(path: Path) -> Trace:
+    """Tiresias' columns, and Chronus' and gpuslice's further ones where they are there."""
+    with path.open(encoding="utf-8", newline="") as file:
+        columns = next(csv.reader(file), [])
+    optional = {column: field for column, field in _OPTIONAL.items() if column in columns}
+    ids: list[str] = []
+    submit_s: list[float] = []
+    demand: list[int] = []
+    duration_s: list[float] = []
+    extras: dict[str, list[Any]] = {field: [] for field, _ in optional.values()}
+    for row in _rows(path, REQUIRED):
+        ids.append(row.text("job_id"))
+        demand.append(row.count("num_gpu", 1))
+        submit_s.append(row.seconds("submit_time"))
+        duration_s.append(row.seconds("duration"))
+        for column, (field, convert) in optional.items():
+            extras[field].append(convert(row, column))
+    return Trace(ids, submit_s, demand, duration_s, extras, name=path.name)
+
+
+def _deadlines(row: Row, column: str) -> tuple[tuple[float, float], ...]:
+    """Chronus' lists, e.g. ``470-490`` with values ``10-8``; best-effort jobs have none."""
+    if row.count("best_effort"):
+        return ()
+    times, values = row.text(column).split("-"), row.text("expect_value_list").split("-")
+    if len(times) != len(values):
+        raise row.error(column, f"{len(times)} times but {len(values)} values")
+    try:
+        return tuple((float(time_s), float(value)) for time_s, value in zip(times, values, strict=True))
+    except ValueError:
+        raise row.error(column, f"{row.text(column)!r} is not a list of numbers") from None
+
+
+def _optional_text(row: Row, column: str) -> str:
+    return row.text(column) if row.has(column) else ""
+
+
+#: Optional column -> field of JobSpec and how to read it.
+_OPTIONAL: dict[str, tuple[str, Callable[[Row, str], object]]] = {
+    "model_name": ("model", _optional_text),
+    "user": ("tenant", _optional_text),
+    "tenant": ("tenant", _optional_text),
+    "app": ("app", _optional_text),
+    "iterations": ("iterations", lambda row, column: row.count(column)),
+    "weight": ("weight", Row.seconds),
+    "skew": ("skew", Row.seconds),
+    "min_gpu": ("min_demand", lambda row, column: row.count(column)),
+    "max_gpu": ("max_demand", lambda row, column: row.count(column)),
+    "cpus": ("cpus", lambda row, column: row.count(column)),
+    "memory_bytes": ("memory_bytes", lambda row, column: row.count(column)),
+    "expect_time_list": ("deadlines", _deadlines),
+}
+
+
+def read_alibaba(path: Path) -> Trace:
+    """Pods of Alibaba's cluster-trace-gpu-v2023; pods without GPUs are left out, shares count as one GPU."""
+    ids: list[str] = []
+    submit_s: list[float] = []
+    demand: list[int] = []
+    duration_s: list[float] = []
+    required = ("name", "num_gpu", "creation_time", "deletion_time")
+    for row in _rows(path, required):
+        if row.count("num_gpu") == 0:
+            continue
+        created_s, deleted_s = row.seconds("creation_time"), row.seconds("deletion_time")
+        started_s = row.seconds("scheduled_time") if row.has("scheduled_time") else created_s
+        if deleted_s < started_s:
+            raise row.error("deletion_time", f"{deleted_s:g} is before the pod was started, at {started_s:g}")
+        ids.append(row.text("name"))
+        demand.append(row.count("num_gpu"))
+        submit_s.append(created_s)
+        duration_s.append(deleted_s - started_s)
+    return Trace(ids, submit_s, demand, duration_s, name=path.name)
+
+
+def read_philly(path: Path) -> Trace:
+    """``cluster_job_log`` of Microsoft's Philly trace: JSON, one object per job with its attempts.
+
+    The duration is the sum over attempts; jobs that never ran or have not ended are left out.
+    """
+    try:
+        log = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise TraceError(f"{path}, line {error.lineno}, column {error.colno}: {error.msg}") from error
+    ids: list[str] = []
+    submits: list[datetime] = []
+    demand: list[int] = []
+    duration_s: list[float] = []
+    tenants: list[str] = []
+    for number, job in enumerate(log if isinstance(log, list) else []):
+        try:
+            runs = [run for run in job["attempts"] if run["start_time"] and run["end_time"]]
+            gpus = [sum(len(node["gpus"]) for node in run["detail"]) for run in runs]
+            if not runs or not gpus[-1]:
+                continue
+            lengths = [_clock(run["end_time"]) - _clock(run["start_time"]) for run in runs]
+            submits.append(_clock(job["submitted_time"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise TraceError(f"{path}, job {number}: {type(error).__name__}: {error}") from error
+        ids.append(str(job["jobid"]))
+        tenants.append(str(job.get("vc", "")))
+        demand.append(gpus[-1])
+        duration_s.append(max(0.0, sum(length.total_seconds() for length in lengths)))
+    first = min(submits, default=datetime.min)
+    submit_s = [(submit - first).total_seconds() for submit in submits]
+    return Trace(ids, submit_s, demand, duration_s, {"tenant": tenants}, name=path.name)
+
+
+def _clock(text: str) -> datetime:
+    return datetime.strptime(text, "%Y-%m-%d %H:%M:%S")
+
+
+READERS: dict[str, Callable[[Path], Trace]] = {
+    "csv": read_csv,
+    "philly": read_philly,
+    "gavel": read_gavel,
+    "alibaba": read_alibaba,
+}

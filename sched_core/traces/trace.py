@@ -1,0 +1,88 @@
+"""A trace in memory: columns, one entry per job, in order of submission."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from gpuslice.errors import UsageError
+from gpuslice.sched_core.job import JobSpec
+
+
+class Trace:
+    """Jobs with their running times, in order of submission (ties keep the order given).
+
+    Columns are plain lists: the simulator reads single entries, and a million ``JobSpec`` objects at once
+    would cost more memory than the simulation itself.
+
+    Parameters
+    ----------
+    ids, submit_s, demand, duration_s
+        One entry per job: name, seconds, devices, seconds on dedicated devices.
+    extras
+        Further columns by ``JobSpec`` field name.
+    name
+        Where it came from, for messages and reports.
+    """
+
+    def __init__(
+        self,
+        ids: Sequence[str],
+        submit_s: Sequence[float],
+        demand: Sequence[int],
+        duration_s: Sequence[float],
+        extras: Mapping[str, Sequence[Any]] | None = None,
+        name: str = "trace",
+    ) -> None:
+        self.name = name
+        order = sorted(range(len(ids)), key=submit_s.__getitem__)
+        take: Callable[[Sequence[Any]], list[Any]] = lambda column: [column[i] for i in order]  # noqa: E731
+        self.ids: list[str] = take(ids)
+        self.submit_s: list[float] = list(map(float, take(submit_s)))
+        self.demand: list[int] = take(demand)
+        self.duration_s: list[float] = list(map(float, take(duration_s)))
+        self.extras: dict[str, list[Any]] = {key: take(column) for key, column in (extras or {}).items()}
+        if not self.ids:
+            raise UsageError(f"{name} has no jobs", "a trace needs at least one")
+        if len(set(self.ids)) != len(self.ids):
+            raise UsageError(f"{name} names a job twice", "give every job an id of its own")
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def spec(self, index: int) -> JobSpec:
+        """What is known of job ``index`` when it is submitted."""
+        extras = {key: column[index] for key, column in self.extras.items()}
+        return JobSpec(id=self.ids[index], submit_s=self.submit_s[index], demand=self.demand[index], **extras)
+
+    def clamped(self, devices: int) -> Trace:
+        """The same jobs, none of them asking for more than ``devices``."""
+        demand = [min(demand, devices) for demand in self.demand]
+        return Trace(self.ids, self.submit_s, demand, self.duration_s, self.extras, name=self.name)
+
+    def in_units_of(self, unit_s: float) -> Trace:
+        """The same jobs, for a trace whose times were not seconds but units of ``unit_s`` seconds."""
+        submit_s = [time_s * unit_s for time_s in self.submit_s]
+        duration_s = [time_s * unit_s for time_s in self.duration_s]
+        extras = dict(self.extras)
+        if "deadlines" in extras:
+            extras["deadlines"] = [
+                tuple((time_s * unit_s, value) for time_s, value in deadlines)
+                for deadlines in extras["deadlines"]
+            ]
+        return Trace(self.ids, submit_s, self.demand, duration_s, extras, name=self.name)
+
+    def check_fits(self, devices: int) -> None:
+        """Refuse jobs that could never run.
+
+        Raises
+        ------
+        UsageError
+            If a job asks for more than ``devices``.
+        """
+        for index, demand in enumerate(self.demand):
+            if demand > devices:
+                raise UsageError(
+                    f"job {self.ids[index]} of {self.name} asks for {demand} devices of {devices}",
+                    "choose a larger --cluster, or clamp such jobs with --clamp",
+                )

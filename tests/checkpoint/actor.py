@@ -1,0 +1,136 @@
+"""Another process for the RAM disk's tests: obeys JSON lines on stdin, answers each with one on stdout.
+
+Run as a script with the RAM disk's directory and limit.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from gpuslice.checkpoint import tree
+from gpuslice.checkpoint.layout import Layout, StorageSpec
+from gpuslice.checkpoint.ramdisk import RamDisk
+from gpuslice.checkpoint.store import JobStore
+from gpuslice.errors import GpusliceError
+
+CHANGING = ("open", "ftruncate", "posix_fallocate", "pwrite", "replace", "unlink")
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Countdown:
+    """Kills the process in the Nth call: before it has done anything, or halfway through a write."""
+
+    def __init__(self, calls: int) -> None:
+        self.calls = calls
+        for name in CHANGING:
+            setattr(os, name, self.wrap(getattr(os, name)))
+        mmap.mmap = self.wrap(mmap.mmap)  # type: ignore[misc,assignment]
+
+    def wrap(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*arguments: Any, **options: Any) -> Any:
+            self.calls -= 1
+            if self.calls == 0:
+                if function.__name__ == "pwrite":
+                    descriptor, data, position = arguments
+                    function(descriptor, bytes(data)[: len(data) // 2], position)
+                die()
+            return function(*arguments, **options)
+
+        return counted
+
+
+class Actor:
+    """The commands."""
+
+    def __init__(self, directory: str, limit_bytes: str) -> None:
+        self.disk = RamDisk(Path(directory), int(limit_bytes))
+        self.store: JobStore | None = None
+
+    def open(self, job: str | None, rank: int = 0, slots: int = 2) -> None:
+        self.store = self.disk.open_store(job, rank, slots=slots)
+
+    def save(self, boundary: int, nbytes: int = 3 << 20, restartable: bool = True) -> int:
+        assert self.store is not None
+        writer = self.store.begin(Layout((StorageSpec(0, nbytes), StorageSpec(1, 8))))
+        writer.view(0)[:] = bytes([boundary % 256]) * nbytes
+        writer.view(1)[:] = boundary.to_bytes(8, "little")
+        return writer.publish(
+            tree.encode(boundary), [], boundary=boundary, restartable=restartable
+        ).generation
+
+    def begin(self, nbytes: int) -> None:
+        assert self.store is not None
+        self.store.begin(Layout((StorageSpec(0, nbytes),)))
+
+    def close(self, keep: bool) -> None:
+        assert self.store is not None
+        self.store.close(keep=keep)
+
+    def collect(self, everything: bool = False) -> int:
+        return len(self.disk.collect(everything=everything))
+
+    def crash(self, directory: str, slots: int, saved: int, step: int) -> bool:
+        """In a child, on another RAM disk: save some snapshots, die in the next one; whether it did not."""
+        pid = os.fork()
+        if pid == 0:
+            child = Actor(directory, str(self.disk.limit_bytes))
+            child.open("a", slots=slots)
+            for boundary in range(1, saved + 1):
+                child.save(boundary)
+            Countdown(step)
+            child.save(saved + 1)
+            os._exit(0)
+        return os.waitpid(pid, 0)[1] == 0
+
+    def begin_in_child(self) -> list[str]:
+        """What a forked child gets when it uses the store it inherited, and then closes it."""
+        assert self.store is not None
+        read, write = os.pipe()
+        if os.fork() == 0:
+            try:
+                self.store.begin(Layout(()))
+            except GpusliceError as error:
+                os.write(write, type(error).__name__.encode())
+            self.store.close(keep=False)
+            os.write(write, b" closed")
+            os._exit(0)
+        os.close(write)
+        with os.fdopen(read, "rb") as pipe:
+            answer = pipe.read().decode().split()
+        os.wait()
+        return answer
+
+    def fork(self) -> int:
+        """A child that lives on until this process's stdin ends, as a DataLoader's worker might."""
+        pid = os.fork()
+        if pid == 0:
+            os.close(1)
+            while os.read(0, 1):
+                pass
+            os._exit(0)
+        return pid
+
+
+def main() -> None:
+    actor = Actor(*sys.argv[1:])
+    for line in sys.stdin:
+        command, arguments = json.loads(line)
+        try:
+            answer: list[Any] = ["ok", getattr(actor, command)(**arguments)]
+        except GpusliceError as error:
+            answer = [type(error).__name__, str(error)]
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+"""A private RAM disk on real tmpfs, and snapshots to put into it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from gpuslice.checkpoint import tree
+from gpuslice.checkpoint.layout import Layout, StorageSpec, TensorSpec
+from gpuslice.checkpoint.ramdisk import RamDisk
+from gpuslice.checkpoint.snapshot import SnapshotFile
+from gpuslice.checkpoint.store import JobStore
+
+from .harness import Job
+
+MIB = 1 << 20
+#: One large storage of several chunks, one just large enough, small ones, an empty one.
+SIZES = (5 * MIB + 4, MIB, 100, 0, 4096)
+TENSORS = (
+    TensorSpec("model.weight", 0, "float32", (1280, 1024), (1024, 1)),
+    TensorSpec("model.tied", 0, "float32", (1024, 1280), (1, 1024)),
+    TensorSpec("model.bias", 2, "bfloat16", (50,), (1,)),
+    TensorSpec("model.every_other", 2, "int16", (25,), (2,)),
+    TensorSpec("empty", 3, "float32", (0, 7), (7, 1)),
+    TensorSpec("moment", 1, "float64", (128, 1024), (1024, 1)),
+    TensorSpec("z", 4, "complex64", (512,), (1,)),
+)
+
+
+@pytest.fixture
+def shm() -> Iterator[Path]:
+    """A fresh directory on tmpfs (or wherever temporary files go, without one)."""
+    root = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    path = Path(tempfile.mkdtemp(prefix="gpuslice-test-", dir=root))
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def disk(shm: Path) -> RamDisk:
+    """A RAM disk of 256 MiB."""
+    return RamDisk(shm / "disk", 256 * MIB)
+
+
+@pytest.fixture
+def store(disk: RamDisk) -> Iterator[JobStore]:
+    """An open store of a job without a name."""
+    with disk.open_store(None) as opened:
+        yield opened
+
+
+@pytest.fixture
+def job() -> Job:
+    """A small training after its first step."""
+    return Job()
+
+
+Save = Callable[..., SnapshotFile]
+
+
+@pytest.fixture
+def save() -> Save:
+    """``save(store, boundary=...)`` publishes a snapshot whose bytes depend on the boundary."""
+
+    def save_snapshot(
+        store: JobStore,
+        *,
+        boundary: int = 1,
+        restartable: bool = True,
+        sizes: tuple[int, ...] = SIZES,
+        tensors: tuple[TensorSpec, ...] | None = None,
+        value: object = None,
+    ) -> SnapshotFile:
+        layout = Layout(tuple(StorageSpec(i, n, "cpu", f"storage-{i}") for i, n in enumerate(sizes)))
+        writer = store.begin(layout)
+        for sid, nbytes in enumerate(sizes):
+            writer.view(sid)[:] = content(boundary, sid, nbytes)
+        chosen = (TENSORS if sizes == SIZES else ()) if tensors is None else tensors
+        return writer.publish(tree.encode(value), chosen, boundary=boundary, restartable=restartable)
+
+    return save_snapshot
+
+
+def content(boundary: int, sid: int, nbytes: int) -> bytes:
+    """The bytes that ``save`` puts into a storage: a pattern without a short period."""
+    seed = f"{boundary}.{sid}.".encode()
+    block = bytes((i * 131 + i // 251 + len(seed) * sid + boundary) % 256 for i in range(min(nbytes, 65521)))
+    return (block * (nbytes // max(1, len(block)) + 1))[:nbytes]
+
+
+@pytest.fixture
+def pattern() -> Callable[[int, int, int], bytes]:
+    """``pattern(boundary, sid, nbytes)``: what ``save`` wrote."""
+    return content
+
+
+@pytest.fixture
+def snapshot_path(disk: RamDisk, save: Save) -> Path:
+    """A snapshot file that no process has open."""
+    with disk.open_store("sample") as store:
+        return save(store, boundary=7, value={"epoch": 3, "lr": 0.125}).path
+
+
+class ActorProcess:
+    """Another process that works on the same RAM disk; see actor.py for what it can do."""
+
+    def __init__(self, directory: Path, limit_bytes: int) -> None:
+        script = Path(__file__).with_name("actor.py")
+        command = [sys.executable, str(script), str(directory), str(limit_bytes)]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def tell(self, command: str, **arguments: object) -> None:
+        """Send a command without waiting."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps([command, arguments]) + "\n")
+        self.process.stdin.flush()
+
+    def answer(self) -> tuple[str, object] | None:
+        """``("ok", result)``, ``(error, message)``, or ``None`` if the process died."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        return tuple(json.loads(line)) if line else None
+
+    def ask(self, command: str, **arguments: object) -> tuple[str, object] | None:
+        """Send a command and wait for its answer."""
+        self.tell(command, **arguments)
+        return self.answer()
+
+    def kill(self) -> None:
+        """SIGKILL, and wait until it is over."""
+        self.process.kill()
+        self.process.wait(30)
+
+    def end(self) -> None:
+        """Kill it and close its pipes."""
+        self.kill()
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe is not None
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
+
+
+@pytest.fixture
+def actor(disk: RamDisk) -> Iterator[Callable[[], ActorProcess]]:
+    """``actor()`` starts another process on the same RAM disk."""
+    started: list[ActorProcess] = []
+
+    def start() -> ActorProcess:
+        started.append(ActorProcess(disk.directory, disk.limit_bytes))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.end()

@@ -1,0 +1,95 @@
+"""What a suspend takes along: refusals by name, what stays, what a restart needs besides."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from gpuslice.checkpoint.layout import TensorSpec
+from gpuslice.checkpoint.snapshot import SnapshotFile, open_snapshot
+from gpuslice.checkpoint.store import JobStore
+from gpuslice.checkpoint.switch import Switch
+from gpuslice.errors import SuspendRefusedError
+from gpuslice.kernels import Hold, Way
+
+from .harness import FaultyDevice, Job, SpyGate
+
+
+class PickyDevice(FaultyDevice):
+    """Refuses the storage of one tensor."""
+
+    def __init__(self, disliked: torch.Tensor) -> None:
+        super().__init__()
+        self._disliked = disliked.untyped_storage()._cdata
+
+    def holds(self, storages: Any, *, fixed: Any, alone: bool) -> list[Hold]:
+        holds = super().holds(storages, fixed=fixed, alone=alone)
+        return [
+            Hold(Way.REFUSED, "it is disliked") if storage._cdata == self._disliked else hold
+            for storage, hold in zip(storages, holds, strict=True)
+        ]
+
+
+def test_a_refusal_names_the_parameter_and_touches_nothing(store: JobStore, job: Job) -> None:
+    device = PickyDevice(job.model[0].weight)
+    with pytest.raises(SuspendRefusedError, match=r"Sequential\.0\.weight \(float32 \[200, 100\]\)"):
+        Switch(device, store).suspend(boundary=1)
+    assert "copy_out" not in device.calls
+
+
+def test_a_refusal_names_a_variable(store: JobStore) -> None:
+    holder = {"hidden_state": torch.ones(10)}
+    with pytest.raises(SuspendRefusedError, match="hidden_state"):
+        Switch(PickyDevice(holder["hidden_state"]), store).suspend(boundary=1)
+
+
+class Obstacle:
+    """Something that forbids a suspend while it lives."""
+
+
+def test_a_live_obstacle_is_refused(store: JobStore) -> None:
+    device = FaultyDevice()
+    device.obstacles = {Obstacle: "it is in the way"}
+    switch = Switch(device, store)
+    obstacle = Obstacle()
+    with pytest.raises(SuspendRefusedError, match="Obstacle on cpu: it is in the way"):
+        switch.suspend(boundary=1)
+    del obstacle
+    switch.suspend(boundary=1)
+    switch.resume()
+
+
+def test_numpy_memory_stays_if_somebody_could_read_it(store: JobStore, job: Job) -> None:
+    before = job.array.copy()
+    switch = Switch(FaultyDevice(), store, gate=SpyGate(alone=False))
+    record = switch.suspend(boundary=1)
+    assert np.array_equal(job.array, before)
+    assert record.resident["another thread could read the NumPy memory under it"] >= before.nbytes
+    switch.resume()
+
+
+def read(snapshot: SnapshotFile, spec: TensorSpec) -> list[Any]:
+    dtype, content = getattr(torch, spec.dtype), bytearray(snapshot.view(spec.sid))
+    flat = torch.frombuffer(content, dtype=dtype) if content else torch.empty(0, dtype=dtype)
+    values: list[Any] = flat.as_strided(spec.shape, spec.stride, spec.offset).tolist()
+    return values
+
+
+def test_named_state_is_in_the_snapshot_for_another_process(store: JobStore, job: Job) -> None:
+    shared = torch.arange(10).share_memory_()
+    switch = Switch(FaultyDevice(), store)
+    # Read before the suspend: a tensor of this test is suspended like every other.
+    expected = {"model.0.weight": job.model[0].weight.tolist(), "shared": shared.tolist(), "empty": [[], []]}
+    named = {"model": job.model, "shared": shared, "empty": torch.empty(2, 0)}
+    record = switch.suspend(boundary=5, named=named, restartable=True)
+    assert switch.snapshot is not None
+    with open_snapshot(switch.snapshot.path) as snapshot:
+        assert (snapshot.boundary, snapshot.restartable) == (5, True)
+        specs = {tensor.path: tensor for tensor in snapshot.tensors}
+        found = {path: read(snapshot, specs[path]) for path in expected}
+    assert found == expected
+    assert record.bytes_copied == record.bytes_freed + shared.nbytes
+    switch.resume()

@@ -1,0 +1,194 @@
+"""What must survive a suspend, bit for bit: every case runs plain, and suspended at every boundary.
+
+While parked, the shared generators are drawn from and the memory given back is written over. The last
+tests break the capture on purpose: a matrix that could not fail would show nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+import torch
+
+from gpuslice.checkpoint import rng
+from gpuslice.checkpoint.discover import sweep
+from gpuslice.checkpoint.ramdisk import RamDisk
+from gpuslice.checkpoint.record import SwitchRecord
+from gpuslice.checkpoint.store import JobStore
+from gpuslice.checkpoint.switch import Switch
+from gpuslice.errors import CorruptSnapshotError
+from gpuslice.kernels import Device, open_device
+from gpuslice.kernels.cpu import CpuDevice
+from gpuslice.types import DeviceName
+
+from .cases import frameworks, loops, optimizers, places, tensors
+from .cases.registry import BOUNDARIES, CASES, Loop
+from .harness import FaultyDevice, digest, disturb, flip_a_byte, seed
+
+MODULES = (frameworks, loops, optimizers, places, tensors)
+#: Bytes of the first layer's weights, and of their gradients and moments.
+WEIGHTS = 32 * 128 * 4
+SLOW = {"compiled-inductor"}
+#: torch announces the end of some features that must survive while they are there.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*[Ss]parse.*:UserWarning"),
+    pytest.mark.filterwarnings("ignore:.*nested tensors.*:UserWarning"),
+    pytest.mark.filterwarnings("ignore:.*quantize.*"),
+    pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:ComplexHalf.*:UserWarning"),
+]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JobStore]:
+    with RamDisk(tmp_path_factory.mktemp("matrix") / "ramdisk", 1 << 30).open_store(None) as opened:
+        yield opened
+
+
+def plain(loop: Loop) -> list[str]:
+    """The digests of an undisturbed run, boundary by boundary."""
+    seed(11)
+    return [digest(rng.capture(), *state) for state in loop]
+
+
+def suspended(loop: Loop, switch: Switch) -> list[str]:
+    """The digests of a run that is suspended at every boundary."""
+    seed(11)
+    digests = []
+    for boundary, state in enumerate(loop, start=1):
+        digests.append(digest(rng.capture(), *state))
+        switch.suspend(boundary=boundary)
+        disturb()
+        switch.resume()
+        assert digest(rng.capture(), *state) == digests[-1], f"changed while parked at boundary {boundary}"
+    return digests
+
+
+NAMES = [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in sorted(CASES)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_survives(name: str, store: JobStore) -> None:
+    expected = plain(CASES[name]())
+    assert len(expected) >= BOUNDARIES
+    assert suspended(CASES[name](), Switch(CpuDevice(DeviceName("cpu", None)), store)) == expected
+
+
+#: Cases whose tensors may as well live on a GPU, and whose kernels there give the same bits every time.
+ON_GPU = [
+    "accumulation",
+    "activation_checkpointing",
+    "adam",
+    "adamw-fused",
+    "dropout",
+    "gan",
+    "moving_averages",
+    "pending_graph",
+    "sgd-foreach-momentum",
+    "step_inside_backward",
+    "truncated_backpropagation",
+    "views_of_one_storage",
+    "zeroed_gradients",
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
+@pytest.mark.parametrize("name", ON_GPU)
+def test_survives_on_a_gpu(name: str, store: JobStore) -> None:
+    device = open_device(DeviceName("cuda", 0))
+    with torch.device(device.torch_device):
+        expected = plain(CASES[name]())
+        assert suspended(CASES[name](), Switch(device, store)) == expected
+
+
+def test_every_optimizer_has_a_case() -> None:
+    assert optimizers.all_optimizers() <= optimizers.covered_optimizers()
+
+
+def victim() -> Loop:
+    """The case on which broken captures are tried: parameters, moments, dropout, NumPy's memory."""
+    return CASES["dropout"]()
+
+
+def fails(switch: Switch, loop: Callable[[], Loop] = victim) -> bool:
+    """Whether the matrix notices that something is broken."""
+    expected = plain(loop())
+    try:
+        return suspended(loop(), switch) != expected
+    except AssertionError:
+        return True
+
+
+class BrokenDevice(FaultyDevice):
+    """Breaks storages of one size, but leaves alone what lived before it: other tests' and torch's own."""
+
+    def __init__(self, nbytes: int) -> None:
+        super().__init__()
+        self._nbytes = nbytes
+        self._older = {found.storage._cdata for found in sweep(CpuDevice(self.name))}
+        self.broken = 0
+
+    def owns(self, storage: torch.UntypedStorage) -> bool:
+        return super().owns(storage) and storage._cdata not in self._older
+
+    def is_victim(self, nbytes: int) -> bool:
+        self.broken += nbytes == self._nbytes
+        return nbytes == self._nbytes
+
+
+class NotCopiedOut(BrokenDevice):
+    def copy_out(self, pairs: Sequence[tuple[torch.UntypedStorage, memoryview]]) -> None:
+        super().copy_out([pair for pair in pairs if not self.is_victim(pair[0].nbytes())])
+
+
+class NotCopiedIn(BrokenDevice):
+    def copy_in(self, pairs: Sequence[tuple[memoryview, torch.UntypedStorage]]) -> None:
+        super().copy_in([pair for pair in pairs if not self.is_victim(pair[1].nbytes())])
+
+
+class BitFlipped(BrokenDevice):
+    def copy_in(self, pairs: Sequence[tuple[memoryview, torch.UntypedStorage]]) -> None:
+        super().copy_in(pairs)
+        for _, storage in pairs:
+            if self.is_victim(storage.nbytes()):
+                torch.empty(0, dtype=torch.uint8).set_(storage)[1] ^= 4
+
+
+@pytest.mark.parametrize("kind", [NotCopiedOut, NotCopiedIn, BitFlipped])
+@pytest.mark.parametrize("nbytes", [WEIGHTS, 128 * 4, 4], ids=["weights", "biases", "steps"])
+def test_a_broken_copy_is_noticed(store: JobStore, kind: type[BrokenDevice], nbytes: int) -> None:
+    device = kind(nbytes)
+    assert fails(Switch(device, store))
+    assert device.broken
+
+
+class Tampered(Switch):
+    """Its snapshots are changed while it is parked."""
+
+    def resume(self, device: Device | None = None) -> SwitchRecord:
+        assert self.snapshot is not None
+        flip_a_byte(self.snapshot, "float32 [128, 32]")
+        return super().resume(device)
+
+
+def test_a_byte_flipped_in_the_snapshot_is_noticed(store: JobStore) -> None:
+    assert fails(Tampered(BrokenDevice(0), store, verify=False))
+
+
+def test_checksums_notice_it_first(store: JobStore) -> None:
+    switch = Tampered(BrokenDevice(0), store)
+    with pytest.raises(CorruptSnapshotError):
+        fails(switch)
+
+
+def test_generators_that_are_not_put_back_are_noticed(
+    store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpuslice.checkpoint.rng.restore", lambda states: None)
+    assert fails(Switch(FaultyDevice(), store))
+
+
+def test_an_unbroken_capture_is_not_accused(store: JobStore) -> None:
+    assert not fails(Switch(FaultyDevice(), store))

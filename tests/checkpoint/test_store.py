@@ -1,0 +1,28 @@
+"""What a store offers to a process that goes on; test_ramdisk.py has the rest."""
+
+from __future__ import annotations
+
+from gpuslice.checkpoint.ramdisk import RamDisk
+
+from .conftest import Save
+
+
+def test_a_later_snapshot_can_be_forgotten(disk: RamDisk, save: Save) -> None:
+    with disk.open_store("gang") as store:
+        for boundary in (3, 6):
+            save(store, boundary=boundary, restartable=True)
+    with disk.open_store("gang") as store:
+        # Closing keeps the newest one only; killed processes leave both.
+        assert list(store.restartable()) == [6]
+        save(store, boundary=9, restartable=True)
+        found = store.restartable()
+        assert list(found) == [6, 9]
+        store.forget_after(6)
+        assert store.restartable() == {6: found[6]}
+        assert disk.newest("gang") == found[6]
+        assert save(store, boundary=7, restartable=True).path != found[6]
+        assert list(store.restartable()) == [6, 7]
+    with disk.open_store("gang") as store:
+        store.forget_after(-1)
+        assert store.restartable() == {}
+        assert disk.newest("gang") is None

@@ -1,0 +1,73 @@
+"""A scheduler of its own for a test, reached by the command line as users do."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+
+from gpuslice.client import Client
+from gpuslice.verbs import Standing
+
+RANK = Path(__file__).parents[1] / "sched_core" / "rank.py"
+DEADLINE_S = 60.0
+
+
+@dataclass
+class Shell:
+    """Runs ``gpuslice`` commands against one state directory."""
+
+    directory: Path
+    clients: list[Client] = field(default_factory=list)
+
+    def __call__(self, *words: str, code: int = 0, deadline_s: float = DEADLINE_S) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "gpuslice", *words],
+            env={**os.environ, "GPUSLICE_STATE_DIR": str(self.directory)},
+            capture_output=True,
+            text=True,
+            timeout=deadline_s,
+            check=False,
+        )
+        assert done.returncode == code, (words, done.returncode, done.stdout, done.stderr)
+        return done.stdout if code == 0 else done.stderr
+
+    def up(self, *words: str) -> None:
+        self("up", "--devices", "null:1", "--quantum", "100ms", *words)
+
+    def client(self) -> Client:
+        self.clients.append(Client(self.directory))
+        return self.clients[-1]
+
+    def submit(self, boundaries: int = 40, code: int = 0, *, name: str | None = None, ranks: int = 1) -> str:
+        """A job that trains nothing, see rank.py."""
+        words = ["--", sys.executable, str(RANK), str(boundaries), str(code)]
+        environ = {**os.environ, "WORLD": str(ranks)}
+        return self.client().submit(words, name=name, devices=ranks, environ=environ)
+
+    def status(self) -> Standing:
+        return msgspec.json.decode(self("ps", "--json"), type=Standing)
+
+    @property
+    def pid(self) -> int:
+        return int((self.directory / "scheduler.pid").read_text())
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[Shell]:
+    found = Shell(tmp_path / "s")
+    yield found
+    for client in found.clients:
+        client.close()
+    # A test that failed may have left processes; their variables or arguments name the directory.
+    for process in psutil.process_iter(["environ", "cmdline"]):
+        words = [*(process.info["environ"] or {}).values(), *(process.info["cmdline"] or [])]
+        if any(str(found.directory) in word for word in words):
+            process.kill()

@@ -1,0 +1,155 @@
+"""``gpuslice ramdisk``: the documented keys, exit codes, and one or two lines for a human."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from gpuslice.checkpoint import tree
+from gpuslice.checkpoint.layout import Layout, StorageSpec, TensorSpec
+from gpuslice.checkpoint.ramdisk import RamDisk
+from gpuslice.checkpoint.store import JobStore
+
+STORE_KEYS = [
+    "job",
+    "rank",
+    "pid",
+    "alive",
+    "bytes",
+    "generation",
+    "boundary",
+    "restartable",
+    "snapshot",
+    "directory",
+]
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> RamDisk:
+    return RamDisk(tmp_path / "disk", 64 << 20)
+
+
+@pytest.fixture
+def store(disk: RamDisk) -> Iterator[JobStore]:
+    """The living store of the job ``night``, with one snapshot taken at boundary 12."""
+    store = disk.open_store("night")
+    writer = store.begin(Layout((StorageSpec(0, 40, "cpu", "w"),)))
+    writer.view(0)[:] = bytes(range(40))
+    spec = TensorSpec("model.w", 0, "float32", (5, 2), (2, 1))
+    writer.publish(tree.encode({}), [spec], boundary=12, restartable=True)
+    yield store
+    store.close(keep=False)
+
+
+def gpuslice(*arguments: object, disk: RamDisk | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "gpuslice", "ramdisk", *map(str, arguments)]
+    if disk is not None:
+        command += ["--dir", str(disk.directory)]
+    environ = {**os.environ, "GPUSLICE_RAMDISK_LIMIT": "64MiB"}
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=environ, check=False)
+
+
+def test_ls_lists_stores_and_the_total(disk: RamDisk, store: JobStore) -> None:
+    done = gpuslice("ls", "--json", disk=disk)
+    listing = json.loads(done.stdout)
+    assert list(listing) == ["directory", "limit_bytes", "used_bytes", "free_bytes", "stores"]
+    assert (listing["limit_bytes"], listing["used_bytes"]) == (64 << 20, disk.used_bytes)
+    (entry,) = listing["stores"]
+    assert list(entry) == STORE_KEYS
+    assert entry["job"] == "night"
+    assert entry["pid"] == os.getpid()
+    assert (entry["alive"], entry["generation"], entry["boundary"]) == (True, 1, 12)
+    plain = gpuslice("ls", disk=disk)
+    head, row, total = plain.stdout.splitlines()
+    assert head.split()[:4] == ["job", "rank", "pid", "state"]
+    assert row.split()[:4] == ["night", "0", str(os.getpid()), "alive"]
+    assert total.endswith("of 64.00 MiB used")
+    assert (plain.returncode, plain.stderr) == (0, "")
+
+
+def test_an_empty_ram_disk_has_a_total_only(disk: RamDisk) -> None:
+    assert gpuslice("ls", disk=disk).stdout == f"{disk.directory}: 0 B of 64.00 MiB used\n"
+
+
+def test_gc_removes_the_dead_and_says_how_much(disk: RamDisk, store: JobStore) -> None:
+    store.close(keep=True)
+    with disk.open_store("living"):
+        assert json.loads(gpuslice("gc", "--json", disk=disk).stdout) == {"removed": [], "freed_bytes": 0}
+        used = disk.used_bytes
+        done = json.loads(gpuslice("gc", "--all", "--json", disk=disk).stdout)
+        assert done["freed_bytes"] == used - disk.used_bytes > 0
+        assert [list(entry) for entry in done["removed"]] == [STORE_KEYS]
+        assert [info.job for info in disk.listing()] == ["living"]
+    assert gpuslice("gc", disk=disk).stdout == f"{disk.directory}: 0 stores removed, 0 B freed\n"
+
+
+def test_verify_tells_whole_from_damaged(disk: RamDisk, store: JobStore) -> None:
+    path = disk.newest("night")
+    assert path is not None
+    whole = gpuslice("verify", path)
+    assert whole.returncode == 0
+    assert whole.stdout == f"{path}: whole; generation 1, boundary 12, 1 tensors, 40 B\n"
+    assert json.loads(gpuslice("verify", path, "--json").stdout) == {
+        "path": str(path),
+        "whole": True,
+        "job": "night",
+        "rank": 0,
+        "generation": 1,
+        "boundary": 12,
+        "restartable": True,
+        "bytes": 40,
+        "storages": 1,
+        "tensors": 1,
+    }
+    with path.open("r+b") as file:
+        file.seek(4096)
+        file.write(b"\xff")
+    damaged = gpuslice("verify", path)
+    assert (damaged.returncode, damaged.stdout) == (4, "")
+    assert "storage 0 (w) is damaged" in damaged.stderr
+    assert len(damaged.stderr.splitlines()) == 2
+    answer = gpuslice("verify", path, "--json")
+    assert answer.returncode == 4
+    assert list(json.loads(answer.stdout)) == ["path", "whole", "error", "remedy"]
+
+
+def test_export_writes_safetensors(disk: RamDisk, store: JobStore, tmp_path: Path) -> None:
+    path, out = disk.newest("night"), tmp_path / "out.safetensors"
+    done = gpuslice("export", path, out, "--json")
+    assert json.loads(done.stdout) == {"path": str(out), "tensors": 1, "bytes": out.stat().st_size}
+    assert load_file(out)["model.w"].shape == (5, 2)
+    assert gpuslice("export", tmp_path / "nothing", out).returncode == 4
+    assert gpuslice("export", path, tmp_path / "no" / "where").returncode == 3
+
+
+def test_an_unusable_directory_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = gpuslice("ls", "--dir", tmp_path / "file")
+    assert done.returncode == 3
+    assert "is not a directory" in done.stderr
+    assert len(done.stderr.splitlines()) == 2
+
+
+def test_no_torch_is_loaded() -> None:
+    code = "import sys, gpuslice.cli.ramdisk, gpuslice.checkpoint.export; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+
+
+def test_a_terminal_gets_a_table(
+    disk: RamDisk, store: JobStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from gpuslice.cli.ramdisk import ls
+
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "120")
+    ls(str(disk.directory))
+    shown = capsys.readouterr().out
+    assert "night" in shown
+    assert "━" in shown or "─" in shown

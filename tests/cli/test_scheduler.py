@@ -1,0 +1,173 @@
+"""The scheduler's commands, as processes, with jobs that train nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import zmq
+
+from gpuslice import verbs
+from gpuslice.errors import EnvironmentUnusableError, UsageError
+
+from .conftest import Shell
+from .waiting import until
+
+
+def test_a_job_from_submit_to_down(shell: Shell) -> None:
+    shell.up()
+    script = shell.directory / "hello.py"
+    script.write_text("import os; print('hello', os.environ['WHO'], os.getcwd())\nraise SystemExit(7)\n")
+    job = shell("submit", "--env", "WHO=world", str(script)).strip()
+    assert job == "hello-1"
+    assert "failed: it ended with exit code 7" in shell("wait", job, "--timeout", "60s", code=7)
+    assert shell("logs", job, "-f") == f"hello world {os.getcwd()}\n"
+    header, row = (line.split("\t") for line in shell("ps").splitlines())
+    assert (header[0], row[0], row[1], row[-1]) == ("JOB", job, "failed", "7")
+    shell("down")
+    assert "no scheduler runs" in shell("ps", code=3)
+
+
+def test_the_keys_of_ps_are_the_documented_ones(shell: Shell) -> None:
+    shell.up()
+    job = shell.submit(10)
+    shell("wait", job)
+    found = json.loads(shell("ps", "--json"))
+    page = (Path(__file__).parents[2] / "docs" / "scheduler.md").read_text()
+    for key in (*found, *found["jobs"][0], *found["devices"][0]):
+        assert f"`{key}`" in page, key
+    shell("down")
+
+
+def test_events_tell_the_story_of_a_job(shell: Shell) -> None:
+    shell.up()
+    job = shell.submit(20, 3)
+    shell("wait", job, code=3)
+    events = [json.loads(line) for line in shell("events", "--json").splitlines()]
+    assert [event["what"] for event in events if event["what"] != "rank_gone"] == [
+        "submitted",
+        "hello",
+        "resumed",
+        "bye",
+        "exited",
+    ]
+    assert {event["job"] for event in events} == {job}
+    assert next(event for event in events if event["what"] == "exited")["details"] == {"code": 3}
+    assert "PATH" not in shell("events", "--json"), "environments are nobody's business"
+    assert len(shell("events").splitlines()) == len(events)
+    shell("down")
+
+
+def test_a_second_scheduler_is_refused_and_disturbs_nothing(shell: Shell) -> None:
+    shell.up()
+    pid = shell.pid
+    assert f"a scheduler (pid {pid}) runs in" in shell("up", code=3)
+    assert shell.status().pid == pid
+    shell("down")
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--devices", "gpu"], "'gpu' is not a device"),
+        (["--devices", "cpu:0,cpu:0"], "twice"),
+        (["--policy", "best"], "no policy 'best'"),
+        (["--policy", "srtf"], "needs to know how long"),
+        (["--policy", "2das", "--quantum", "1s"], "no quantum"),
+        (["--set", "speed=9"], "no option 'speed'"),
+        (["--quantum", "soon"], "'soon' is not a time"),
+    ],
+)
+def test_a_scheduler_that_cannot_be_is_refused_before_it_is_there(
+    shell: Shell, words: list[str], why: str
+) -> None:
+    assert why in shell("up", *words, code=2)
+
+
+def test_wait_gives_up_with_124_and_cancel_ends_the_job(shell: Shell) -> None:
+    shell.up()
+    job = shell.submit(10**6, name="endless")
+    assert job == "endless"
+    shell("wait", job, "--timeout", "50ms", code=124)
+    shell("cancel", job)
+    assert "cancelled by its owner" in shell("wait", job, code=143)
+    assert "impossible" in shell("cancel", job, code=2)
+    assert "no job 'nobody'" in shell("wait", "nobody", code=2)
+    shell("down")
+
+
+def test_suspend_keeps_a_job_away_until_resume(shell: Shell) -> None:
+    shell.up()
+    client = shell.client()
+    job = shell.submit(300)
+    until(client, job, lambda info: info.state == "running")
+    shell("suspend", job)
+    found = until(client, job, lambda info: info.state == "suspended")
+    assert (found.held, found.devices) == (True, ())
+    assert client.wait(shell.submit(20)) is not None, "another job runs meanwhile"
+    assert next(one for one in client.jobs() if one.id == job).state == "suspended"
+    shell("resume", job)
+    ended = client.wait(job, 60.0)
+    assert ended is not None
+    assert (ended.state, ended.steps, ended.exit_code) == ("succeeded", 300, 0)
+    shell("down")
+
+
+def test_down_with_drain_lets_jobs_finish_and_takes_no_more(shell: Shell) -> None:
+    shell.up()
+    client = shell.client()
+    job = shell.submit(300)
+    until(client, job, lambda info: info.state == "running")
+    down = subprocess.Popen(
+        [sys.executable, "-m", "gpuslice", "down", "--drain", "--state-dir", str(shell.directory)]
+    )
+    with down:
+        ended = client.wait(job, 60.0)
+        assert ended is not None
+        assert ended.state == "succeeded"
+        assert down.wait(60.0) == 0
+    with pytest.raises(EnvironmentUnusableError, match="no scheduler runs"):
+        client.jobs()
+
+
+def test_impossible_jobs_are_refused(shell: Shell) -> None:
+    shell.up()
+    client = shell.client()
+    with pytest.raises(UsageError, match="asks for 2 devices of 1"):
+        client.submit(["--", "true"], devices=2)
+    with pytest.raises(UsageError, match="not a job name"):
+        client.submit(["--", "true"], name="../x")
+    assert client.submit(["--", "true"], name="x") == "x"
+    with pytest.raises(UsageError, match="a job 'x' already"):
+        client.submit(["--", "true"], name="x")
+    assert [job.id for job in client.jobs()] == ["x"]
+    shell("down")
+
+
+def test_garbage_and_a_silent_client_disturb_nobody(shell: Shell) -> None:
+    shell.up()
+    context = zmq.Context()
+    with context, context.socket(zmq.DEALER) as silent, context.socket(zmq.DEALER) as noisy:
+        for stranger in (silent, noisy):
+            stranger.setsockopt(zmq.LINGER, 0)
+            stranger.connect(f"ipc://{shell.directory / 'client.sock'}")
+        for frames in ([b"9", b"x"], [b"\xff"], [b"1", b"\xff"], [b"a", b"b", b"c"]):
+            noisy.send_multipart(frames)
+            assert noisy.poll(30_000)
+            assert isinstance(verbs.decode_answer(noisy.recv_multipart()), verbs.Failed)
+        job = shell.submit(20)
+        assert shell.client().wait(job, 60.0) is not None
+    shell("down")
+
+
+def test_the_commands_do_without_torch() -> None:
+    code = (
+        "import sys; from gpuslice.cli import build, COMMANDS; "
+        "build(['up', 'submit', 'ps', 'logs', 'wait', 'cancel', 'suspend', 'resume', 'events', 'down']); "
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60.0, check=False).returncode == 0

@@ -1,0 +1,157 @@
+"""The scheduler is killed, and another takes over: no job, no submission, no exit code is lost."""
+
+from __future__ import annotations
+
+import signal
+
+import psutil
+import pytest
+
+from gpuslice.client import Client
+from gpuslice.sched_core.journal import FILE
+from gpuslice.verbs import JobInfo
+
+from .conftest import Shell
+from .waiting import until
+
+
+def kill(shell: Shell) -> None:
+    """End the scheduler as nothing else would, and wait until it is gone."""
+    scheduler = psutil.Process(shell.pid)
+    scheduler.kill()
+    psutil.wait_procs([scheduler], timeout=30.0)
+
+
+def states(client: Client) -> dict[str, str]:
+    return {job.id: job.state for job in client.jobs()}
+
+
+def finish(client: Client) -> dict[str, JobInfo]:
+    ended = [client.wait(job.id, 60.0) for job in client.jobs()]
+    return {job.id: job for job in ended if job is not None}
+
+
+def test_jobs_run_on_or_stay_parked_and_the_next_scheduler_goes_on_with_them(shell: Shell) -> None:
+    shell.up()
+    client = shell.client()
+    jobs = [shell.submit(2000), shell.submit(2000)]
+    for job in jobs:
+        until(client, job, lambda info: info.slices > 0)
+    kill(shell)
+    shell.up()
+    ended = finish(client)
+    assert {name: job.state for name, job in ended.items()} == dict.fromkeys(jobs, "succeeded")
+    assert all(job.slices > 1 for job in ended.values()), "they took turns"
+    shell("down")
+
+
+def test_killed_again_and_again_the_jobs_keep_taking_turns(shell: Shell) -> None:
+    shell.up()
+    client = shell.client()
+    jobs = [shell.submit(10**6), shell.submit(10**6)]
+    least = 0
+    for _ in range(3):
+        for job in jobs:
+            least = until(client, job, lambda info, before=least: info.slices > before).slices
+        kill(shell)
+        shell.up()
+    for job in jobs:
+        client.cancel(job)
+    assert {name: job.state for name, job in finish(client).items()} == dict.fromkeys(jobs, "cancelled")
+    shell("down")
+
+
+@pytest.mark.parametrize("code", [0, 7])
+def test_a_job_that_ends_while_there_is_no_scheduler_keeps_its_exit_code(shell: Shell, code: int) -> None:
+    shell.up()
+    client = shell.client()
+    job = shell.submit(100, code)
+    until(client, job, lambda info: info.state == "running")
+    (supervisor,) = [
+        one for one in psutil.Process(shell.pid).children() if "supervisor" in " ".join(one.cmdline())
+    ]
+    kill(shell)
+    psutil.wait_procs([supervisor], timeout=60.0)
+    shell.up()
+    ended = client.wait(job, 60.0)
+    assert ended is not None
+    assert (ended.exit_code, ended.state) == (code, "failed" if code else "succeeded")
+    shell("down")
+
+
+def test_a_gang_is_taken_over_whole(shell: Shell) -> None:
+    words = ("--devices", "null:2", "--quantum", "100ms")
+    shell("up", *words)
+    client = shell.client()
+    pair, alone = shell.submit(400, ranks=2), shell.submit(400)
+    until(client, alone, lambda info: info.slices > 0)
+    kill(shell)
+    shell("up", *words)
+    assert {name: job.state for name, job in finish(client).items()} == dict.fromkeys(
+        [pair, alone], "succeeded"
+    )
+    shell("down")
+
+
+def test_what_the_owner_wants_survives_too(shell: Shell) -> None:
+    shell.up()
+    client = shell.client()
+    job = shell.submit(300)
+    until(client, job, lambda info: info.state == "running")
+    client.suspend(job)
+    until(client, job, lambda info: info.state == "suspended")
+    kill(shell)
+    shell.up()
+    (found,) = client.jobs()
+    assert (found.state, found.held) == ("suspended", True)
+    client.resume(job)
+    assert finish(client)[job].state == "succeeded"
+    shell("down")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_scheduler_and_not_its_jobs(shell: Shell, number: int) -> None:
+    shell.up()
+    client = shell.client()
+    job = shell.submit(10**6)
+    until(client, job, lambda info: info.state == "running")
+    scheduler = psutil.Process(shell.pid)
+    scheduler.send_signal(number)
+    psutil.wait_procs([scheduler], timeout=30.0)
+    shell.up()
+    assert states(client) == {job: "running"}
+    client.cancel(job)
+    assert finish(client)[job].state == "cancelled"
+    shell("down")
+
+
+def test_other_options_are_refused_while_jobs_are_unfinished(shell: Shell) -> None:
+    shell.up()
+    job = shell.submit(10**6)
+    kill(shell)
+    assert "it had --devices null:0 --policy rr" in shell("up", "--devices", "null:2", code=2)
+    shell.up()
+    shell("cancel", job)
+    shell("wait", job, code=143)
+    shell("down")
+    shell("up", "--devices", "null:2", "--policy", "2das")
+    assert (shell.directory / "past-1" / FILE).exists()
+    assert shell.status().jobs == ()
+    shell("down")
+
+
+def test_a_full_disk_ends_the_scheduler_and_not_its_jobs(shell: Shell) -> None:
+    shell.up()
+    client = shell.client()
+    job = shell.submit(10**6)
+    until(client, job, lambda info: info.state == "running")
+    scheduler = psutil.Process(shell.pid)
+    # No file may grow any more: what a full disk looks like from inside.
+    scheduler.rlimit(psutil.RLIMIT_FSIZE, (0, -1))
+    psutil.wait_procs([scheduler], timeout=30.0)
+    assert not scheduler.is_running()
+    shell.up()
+    until(client, job, lambda info: info.state == "running")
+    client.cancel(job)
+    assert finish(client)[job].state == "cancelled"
+    shell("down")

@@ -1,0 +1,34 @@
+"""The fake NVIDIA libraries, built once per test session."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from .fakes.build import FAKES, build
+
+
+@pytest.fixture(scope="session")
+def cuda_libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a fake driver, a fake runtime, and a library that is linked to the runtime."""
+    directory = tmp_path_factory.mktemp("cuda")
+    driver = build(directory, "libcuda.c", "libcuda.so.1")
+    script = f"-Wl,--version-script={FAKES / 'libcudart.map'}"
+    runtime = build(directory, "libcudart.c", "libcudart.so.13", script, str(driver))
+    build(directory, "libconsumer.c", "libconsumer.so", str(runtime), "-Wl,-z,now")
+    return directory
+
+
+@pytest.fixture(scope="session")
+def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a fake NVML."""
+    directory = tmp_path_factory.mktemp("nvml")
+    build(directory, "libnvidia-ml.c", "libnvidia-ml.so.1")
+    return directory
+
+
+@pytest.fixture(scope="session")
+def shim_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the vmm route's shim is compiled once for all tests."""
+    return tmp_path_factory.mktemp("cache")

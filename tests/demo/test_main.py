@@ -1,0 +1,224 @@
+"""The demonstration as a user runs it."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from gpuslice import launch
+from gpuslice.cli import main
+from gpuslice.demo import main as demo
+from gpuslice.demo.report import JobResult, Result, Totals
+from gpuslice.demo.training import SCRIPTS, TRAININGS
+
+DEADLINE_S = 240.0
+MARK = "DEMO_TEST_MARK"
+
+
+class Running:
+    """``gpuslice demo`` in a process of its own, with everything it starts marked."""
+
+    def __init__(self, directory: Path, *options: str) -> None:
+        self.mark = uuid.uuid4().hex
+        self.directory = directory
+        self.temporary = directory / "tmp"
+        self.temporary.mkdir()
+        self.shm_before = on_ramdisk()
+        environ = {**os.environ, MARK: self.mark, "HOME": str(directory), "TMPDIR": str(self.temporary)}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "gpuslice", "demo", *options],
+            cwd=directory,
+            env=environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def marked(self) -> list[psutil.Process]:
+        """The processes it started that still live."""
+        return [process for process in psutil.process_iter() if self._is_ours(process)]
+
+    def _is_ours(self, process: psutil.Process) -> bool:
+        try:
+            ours = process.pid != self.process.pid and process.environ().get(MARK) == self.mark
+            return ours and process.status() != psutil.STATUS_ZOMBIE
+        except psutil.Error:
+            return False
+
+    def read_until(self, text: str) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if text in line:
+                return
+        raise AssertionError(f"it never said {text!r}")
+
+    def wait(self) -> tuple[int, str]:
+        output, _ = self.process.communicate(timeout=DEADLINE_S)
+        return self.process.returncode, output
+
+    def left_over(self) -> list[object]:
+        """Processes, RAM disk and temporary files that outlived it."""
+        return [*self.marked(), *(on_ramdisk() - self.shm_before), *self.temporary.glob("gpuslice*")]
+
+
+def on_ramdisk() -> set[Path]:
+    return set(Path("/dev/shm").glob("gpuslice-demo-*"))
+
+
+@pytest.fixture
+def running(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Running]:
+    found = Running(tmp_path, *request.param)
+    yield found
+    for process in [*found.marked(), found.process]:
+        process.kill()
+    found.process.communicate()
+
+
+SHORT = ("--steps", "30", "--quantum", "0.4", "--json", "r.json")
+
+
+@pytest.mark.parametrize("running", [SHORT], indirect=True)
+def test_the_shared_models_equal_the_undisturbed_ones(running: Running) -> None:
+    code, output = running.wait()
+    assert code == 0, output
+    assert "3 of 3 finished models are bit-identical" in output
+    result = json.loads((running.directory / "r.json").read_text())
+    assert result["ok"]
+    assert [job["equal"] for job in result["jobs"]] == [True] * 3
+    assert len({job["digest"] for job in result["jobs"]}) == 3
+    assert sum(job["suspends"] for job in result["jobs"]) > 0, "nothing was put to the test"
+    assert result["totals"]["switches"] == len(result["switches"]) > 0
+    report = running.directory / "demo-report"
+    trace = json.loads((report / "trace.json").read_text())["traceEvents"]
+    tracks = {event["args"]["name"] for event in trace if event["name"] == "thread_name"}
+    assert tracks == {"cpu:0", "chars", "digits", "wine"}
+    assert {event["cat"] for event in trace if event["ph"] == "X"} >= {"slice", "suspend", "resume"}
+    assert "<svg" in (report / "index.html").read_text()
+    assert str(report / "index.html") in output
+    assert running.left_over() == []
+
+
+@pytest.mark.parametrize("running", [()], indirect=True)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ending_it_early_leaves_nothing_behind(running: Running, number: signal.Signals) -> None:
+    running.read_until("on its own")
+    ends_s = time.monotonic() + DEADLINE_S
+    while len(running.marked()) < 3:
+        assert running.process.poll() is None
+        assert time.monotonic() < ends_s
+    running.process.send_signal(number)
+    code, output = running.wait()
+    assert code == 128 + number, output
+    assert "Traceback" not in output
+    assert running.left_over() == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("running", [()], indirect=True)
+def test_ctrl_c_while_jobs_share_leaves_nothing_behind(running: Running) -> None:
+    running.read_until("suspended in")
+    running.process.send_signal(signal.SIGINT)
+    code, output = running.wait()
+    assert code == 130, output
+    assert running.left_over() == []
+
+
+def job(name: str, **changes: object) -> JobResult:
+    values: dict[str, object] = {
+        "name": name,
+        "about": "",
+        "steps": 1,
+        "exit_code": 0,
+        "digest": "d" * 64,
+        "undisturbed_digest": "d" * 64,
+        "equal": True,
+        "last_loss": None,
+        "slices": 1,
+        "suspends": 0,
+        "suspend_mean_s": 0.0,
+        "resume_mean_s": 0.0,
+    }
+    return JobResult(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def test_a_model_that_differs_is_exit_code_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    totals = Totals(
+        wall_s=1.0, busy_s=1.0, switches=0, blackout_mean_s=0.0, blackout_max_s=0.0, share_lost=0.0
+    )
+    found = Result(
+        ok=False,
+        device="cpu:0",
+        quantum_s=1.0,
+        jobs=(job("same"), job("other", digest="e" * 64, equal=False)),
+        switches=(),
+        totals=totals,
+        page=str(tmp_path / "index.html"),
+        trace=str(tmp_path / "trace.json"),
+    )
+    monkeypatch.setattr(demo, "run", lambda *_: found)
+    with pytest.raises(SystemExit) as ended:
+        main(["demo"])
+    assert ended.value.code == 1
+    captured = capsys.readouterr()
+    assert "not as undisturbed: other" in captured.err
+    assert "NO" in captured.out
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--device", "tpu:0"], "tpu:0"),
+        (["--quantum", "0"], "quantum"),
+        (["--steps", "0"], "0 steps"),
+        (["--json", "no/such/directory/r.json"], "no/such"),
+        (["--report-dir", "/proc/nowhere"], "/proc/nowhere"),
+    ],
+)
+def test_a_wrong_command_line_is_exit_code_2(
+    options: list[str],
+    named: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["demo", *options])
+    assert ended.value.code == 2
+    assert named in capsys.readouterr().err
+
+
+def test_a_device_that_is_not_here_is_exit_code_3(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(launch, "_has_nvidia_driver", lambda: False)
+    with pytest.raises(SystemExit) as ended:
+        main(["demo", "--device", "cuda:0", "--report-dir", str(tmp_path)])
+    assert ended.value.code == 3
+    assert "cuda:0" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", [training.name for training in TRAININGS])
+def test_the_scripts_know_nothing_of_gpuslice(name: str) -> None:
+    source = (SCRIPTS / f"{name}.py").read_text(encoding="utf-8")
+    imported = [
+        alias.name if isinstance(node, ast.Import) else str(node.module)
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+    ]
+    assert "torch" in imported
+    assert not [module for module in imported if module.startswith("gpuslice")]

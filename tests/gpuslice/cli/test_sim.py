@@ -1,0 +1,161 @@
+"""``gpuslice sim`` and ``gpuslice trace`` from outside."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+DATA = Path(__file__).resolve().parents[2] / "data"
+TRACE = DATA / "traces" / "60_job.csv"
+
+
+def gpuslice(*words: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "gpuslice", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+
+def test_one_policy_with_everything_written(tmp_path: Path) -> None:
+    out, jobs = tmp_path / "out.json", tmp_path / "jobs.csv"
+    done = gpuslice(
+        *(
+            "sim",
+            TRACE,
+            "--cluster",
+            "2x4",
+            "--policy",
+            "2das",
+            "--set",
+            "thresholds=500,2000",
+            "--set",
+            "promote=4",
+        ),
+        *("--placement", "skew", "--set", "placement.threshold=0.5", "--cost", "fixed:5s"),
+        *("--json", out, "--per-job", jobs, "--progress"),
+    )
+    assert (done.returncode, done.stdout.count("60/60")) == (0, 1), done.stderr
+    summary = json.loads(out.read_text())["policies"][0]["summary"]
+    assert summary["jobs_done"] == 60
+    assert summary["preemptions"] > 0
+    assert summary["lost_device_s"] > 0
+    with jobs.open() as file:
+        assert len(list(csv.DictReader(file))) == 60
+
+
+def test_a_peer_to_the_second(tmp_path: Path) -> None:
+    jobs = tmp_path / "jobs.csv"
+    done = gpuslice("sim", TRACE, "--cluster", "2x4", "--peer", "tiresias:fjf/yarn", "--per-job", jobs)
+    assert done.returncode == 0, done.stderr
+    keys = ("job_id", "start_time", "end_time", "preempt", "promote")
+    with jobs.open() as ours, (DATA / "oracles/tiresias/60_job.n2g4.fjf.yarn.csv").open() as theirs:
+        mine = {row["job_id"]: [row[key] for key in keys] for row in csv.DictReader(ours)}
+        assert mine == {row["job_id"]: [row[key] for key in keys] for row in csv.DictReader(theirs)}
+
+
+def test_several_policies_in_processes(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    measured = tmp_path / "measured.csv"
+    measured.write_text("job_id,jct\naverage,700\n")
+    done = gpuslice(
+        *(
+            "sim",
+            TRACE,
+            "--cluster",
+            "2x4",
+            "--compare",
+            "fifo,rr,2das",
+            "--set",
+            "quantum_s=30",
+            "--jobs",
+            "2",
+        ),
+        *(
+            "--set",
+            "2das.promote=8",
+            "--json",
+            out,
+            "--validate",
+            measured,
+            "--per-job",
+            tmp_path / "jobs.csv",
+            "--html",
+            tmp_path / "page.html",
+        ),
+    )
+    assert done.returncode == 0, done.stderr
+    assert "fifo, rr, 2das on 60_job.csv" in (tmp_path / "page.html").read_text()
+    names = [policy["summary"]["policy"] for policy in json.loads(out.read_text())["policies"]]
+    assert names == ["fifo", "rr", "2das"]
+    assert "fifo: average JCT simulated 1,556 s, measured 700 s, error +122.4%" in done.stdout
+    assert (tmp_path / "jobs.rr.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--policy", "srft"], "did you mean 'srtf'?"),
+        (["--placement", "spred"], "did you mean 'spread'?"),
+        (["--set", "promot=2"], "did you mean 'promote'?"),
+        (["--set", "promote"], "--set promote is not KEY=VALUE"),
+        (["--set", "fifo.x=1"], "--set names 'fifo', which does not run"),
+        (["--compare", "fifo,2das", "--set", "nothing=1"], "none of the policies has an option 'nothing'"),
+        (["--cost", "dear"], "'dear' is not a cost"),
+        (["--peer", "tiresias:fifo/count", "--cost", "fixed:1s"], "--peer settles"),
+        (["--format", "gavle"], "did you mean 'gavel'?"),
+        (["--cluster", "1x4"], "job 1 of 60_job.csv asks for 8 devices of 4"),
+        (["--cluster", "four"], "'four' is not a cluster"),
+        (["--json", "/nowhere/out.json"], "cannot write /nowhere/out.json"),
+    ],
+)
+def test_mistakes_exit_with_2_and_say_what(words: list[str], named: str) -> None:
+    done = gpuslice("sim", TRACE, *([] if "--cluster" in words else ["--cluster", "2x4"]), *words)
+    assert done.returncode == 2
+    assert named in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_large_jobs_are_clamped_on_request() -> None:
+    assert gpuslice("sim", TRACE, "--cluster", "1x4", "--clamp", "--policy", "fifo").returncode == 0
+
+
+def test_malformed_traces_exit_with_2_and_say_where(tmp_path: Path) -> None:
+    path = tmp_path / "bad.csv"
+    path.write_text("job_id,num_gpu,submit_time,duration\na,1,0,-3\n")
+    done = gpuslice("sim", path, "--cluster", "1x1")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "line 2, column 'duration': -3 is not a time" in done.stderr
+
+
+def test_trace_commands(tmp_path: Path) -> None:
+    made, converted = tmp_path / "made.csv", tmp_path / "converted.csv"
+    assert gpuslice("trace", "synth", made, "--jobs", "30", "--cluster", "1x4", "--seed", "3").returncode == 0
+    assert gpuslice("trace", "convert", made, converted).returncode == 0
+    assert made.read_bytes() == converted.read_bytes()
+    in_minutes = tmp_path / "in_minutes.csv"
+    assert gpuslice("trace", "convert", made, in_minutes, "--unit", "1m").returncode == 0
+    (seconds, minutes) = (_duration_s(path) for path in (converted, in_minutes))
+    assert minutes == 60 * seconds
+    assert gpuslice("trace", "convert", made, in_minutes, "--unit", "0s").returncode == 2
+    done = gpuslice("trace", "stats", converted, "--json")
+    assert json.loads(done.stdout)["jobs"] == 30
+    assert "jobs_by_demand" in gpuslice("trace", "stats", TRACE).stdout
+    assert gpuslice("trace", "synth", made, "--jobs", "0").returncode == 2
+
+
+def _duration_s(path: Path) -> float:
+    with path.open() as file:
+        return float(next(csv.DictReader(file))["duration"])
+
+
+def test_the_simulator_needs_no_torch() -> None:
+    code = (
+        "import os, sys\nfrom gpuslice.cli import main\n"
+        f"try: main(['sim', {str(TRACE)!r}, '--cluster', '2x4', '--html', os.devnull])\n"
+        "except SystemExit: pass\nsys.exit('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False, timeout=60)
+    assert done.returncode == 0

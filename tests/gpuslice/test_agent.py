@@ -1,0 +1,245 @@
+"""A job that obeys a scheduler: real scripts in their own processes, a real ROUTER socket here."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+import zmq
+
+from gpuslice.wire import (
+    PROTOCOL_VERSION,
+    Bye,
+    Cancel,
+    FromAgent,
+    Hello,
+    Overshot,
+    Progress,
+    Refused,
+    Resume,
+    Resumed,
+    Suspend,
+    Suspended,
+    ToAgent,
+    Welcome,
+    decode_from_agent,
+    encode,
+)
+
+from .conftest import DEADLINE_S, Workshop
+
+_M = TypeVar("_M", bound=FromAgent)
+
+TRAIN = """
+import hashlib, sys
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(0)
+torch.set_num_threads(1)
+model = nn.Sequential(nn.Linear(20, 64), nn.BatchNorm1d(64), nn.Dropout(0.2), nn.Linear(64, 3))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+data = TensorDataset(torch.randn(64, 20), torch.randint(0, 3, (64,)))
+print("started", flush=True)
+for epoch in range(int(sys.argv[1])):
+    for x, y in DataLoader(data, batch_size=8, shuffle=True):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+digest = hashlib.sha256()
+for value in model.state_dict().values():
+    digest.update(value.numpy().tobytes())
+print(digest.hexdigest())
+"""
+#: More epochs than any test waits for.
+ENDLESS = "1000000"
+
+
+class Desk:
+    """A scheduler of the test's own: says and hears single messages."""
+
+    def __init__(self, directory: Path) -> None:
+        self.endpoint = f"ipc://{directory}/desk"
+        self._context = zmq.Context()
+        self._router = self._context.socket(zmq.ROUTER)
+        self._router.setsockopt(zmq.RCVTIMEO, DEADLINE_S * 1000)
+        self._router.setsockopt(zmq.LINGER, 0)
+        self._router.bind(self.endpoint)
+
+    def say(self, message: ToAgent, identity: str = "job:0") -> None:
+        self._router.send_multipart([identity.encode(), encode(message)])
+
+    def say_nonsense(self, identity: str = "job:0") -> None:
+        self._router.send_multipart([identity.encode(), b"\xc1nonsense"])
+
+    def hear(self, kind: type[_M], where: Callable[[_M], bool] = lambda message: True) -> _M:
+        """The next message of this kind, which comes before any other but ``Progress``."""
+        while True:
+            identity, frame = self._router.recv_multipart()
+            self.identity = identity.decode()
+            message = decode_from_agent(frame)
+            if isinstance(message, kind):
+                if where(message):
+                    return message
+            else:
+                assert isinstance(message, Progress), message
+
+    def welcome(self) -> Hello:
+        hello = self.hear(Hello)
+        self.say(Welcome(version=PROTOCOL_VERSION))
+        return hello
+
+    def grant(self, epoch: int, device: str = "cpu") -> Resumed:
+        self.say(Resume(epoch=epoch, device=device))
+        return self.hear(Resumed)
+
+    def park(self, epoch: int) -> Suspended:
+        """Stop the job a little ahead of where it is, as often as it takes."""
+        stop_at = self.hear(Progress, lambda progress: progress.boundary > 0).boundary + 1
+        while True:
+            self.say(Suspend(epoch=epoch, stop_at=stop_at))
+            answer = self.hear_either()
+            if isinstance(answer, Suspended):
+                assert answer.boundary == stop_at
+                return answer
+            stop_at = answer.boundary + 50
+
+    def hear_either(self) -> Suspended | Overshot:
+        while True:
+            message = decode_from_agent(self._router.recv_multipart()[1])
+            if isinstance(message, Suspended | Overshot):
+                return message
+            assert isinstance(message, Progress), message
+
+    def close(self) -> None:
+        self._context.destroy(linger=0)
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    desk = Desk(tmp_path)
+    yield desk
+    desk.close()
+
+
+@contextmanager
+def job(workshop: Workshop, desk: Desk, epochs: str, *flags: str) -> Iterator[subprocess.Popen[str]]:
+    workshop.write("train.py", TRAIN)
+    workshop.environ |= {"GPUSLICE_SOCKET": desk.endpoint}
+    process = subprocess.Popen(
+        workshop.command("--job", "job", *flags, "train.py", epochs),
+        cwd=workshop.directory,
+        env=workshop.environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def end(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=DEADLINE_S)
+    return process.returncode, out, err
+
+
+def test_a_job_is_moved_about_and_ends_with_the_same_digest(workshop: Workshop, desk: Desk) -> None:
+    epochs = "400"
+    with job(workshop, desk, epochs) as process:
+        hello = desk.welcome()
+        assert (hello.job, hello.rank, hello.world_size, hello.boundary) == ("job", 0, 1, 0)
+        assert (desk.identity, hello.pid) == ("job:0", process.pid)
+        desk.say(Suspend(epoch=0, stop_at=1))  # it has no lease: stale
+        desk.say_nonsense()
+        assert desk.grant(1, "cpu:0").boundary == 0
+        parked = desk.park(1)
+        assert parked.nbytes > 0
+        assert set(parked.stages_s) >= {"quiesce_s", "copy_out_s", "publish_s", "free_s"}
+        desk.say(Resume(epoch=0, device="cpu:1"))  # stale: it stays parked
+        resumed = desk.grant(2, "cpu:1")
+        assert (resumed.epoch, resumed.boundary) == (2, parked.boundary)
+        desk.say(Suspend(epoch=2, stop_at=resumed.boundary + 5))
+        assert desk.hear(Suspended).boundary == resumed.boundary + 5
+        desk.say(Resume(epoch=2, device="cpu:1"))  # the gang stops further on: once more, same lease
+        desk.say(Suspend(epoch=2, stop_at=resumed.boundary + 9))
+        assert desk.hear(Resumed).epoch == 2
+        assert desk.hear(Suspended).boundary == resumed.boundary + 9
+        desk.grant(3)
+        desk.say(Suspend(epoch=2, stop_at=10**9))  # of the former lease: nothing happens
+        desk.say(Suspend(epoch=3, stop_at=1))
+        assert desk.hear(Overshot).boundary >= resumed.boundary
+        assert desk.hear(Bye).boundary == int(epochs) * 9
+        code, out, err = end(process)
+    plain = workshop.python("train.py", epochs)
+    assert (code, out) == (0, plain.stdout)
+    assert "dropped what the scheduler sent" in err
+
+
+def test_the_scheduler_may_die_and_come_back(workshop: Workshop, desk: Desk, tmp_path: Path) -> None:
+    with job(workshop, desk, ENDLESS) as process:
+        desk.welcome()
+        desk.grant(1)
+        parked = desk.park(1)
+        desk.close()
+        second = Desk(tmp_path)
+        try:
+            assert second.welcome().boundary == parked.boundary
+            assert second.hear(Suspended) == parked  # how it stands
+            second.grant(2)
+            running = second.hear(Progress, lambda progress: progress.boundary > parked.boundary)
+            assert running.epoch == 2
+        finally:
+            second.close()
+        third = Desk(tmp_path)
+        try:
+            assert third.welcome().boundary > parked.boundary  # it has run on meanwhile
+            third.say(Cancel(epoch=2, reason="enough"))
+            assert end(process)[0] == -signal.SIGTERM
+        finally:
+            third.close()
+
+
+def test_a_parked_job_that_is_cancelled_runs_none_of_its_code(workshop: Workshop, desk: Desk) -> None:
+    with job(workshop, desk, ENDLESS, "--report", "r.json") as process:
+        desk.welcome()
+        desk.grant(1)
+        desk.park(1)
+        desk.say(Cancel(epoch=1, reason="by the user"))
+        code, out, err = end(process)
+    assert (code, out) == (-signal.SIGTERM, "started\n")
+    assert "gpuslice: cancelled: by the user" in err
+    assert (workshop.directory / "r.json").is_file()
+
+
+def test_ctrl_c_while_parked_gives_the_script_its_state_back(workshop: Workshop, desk: Desk) -> None:
+    with job(workshop, desk, ENDLESS) as process:
+        desk.welcome()
+        desk.grant(1)
+        desk.park(1)
+        process.send_signal(signal.SIGINT)
+        desk.hear(Resumed)
+        desk.hear(Bye)
+        code, _, err = end(process)
+    assert code == -signal.SIGINT
+    assert "KeyboardInterrupt" in err
+
+
+def test_a_refused_suspend_is_reported_and_the_job_runs_on(workshop: Workshop, desk: Desk) -> None:
+    with job(workshop, desk, ENDLESS, "--ramdisk-limit", "1k"):
+        desk.welcome()
+        desk.grant(1)
+        at = desk.hear(Progress).boundary
+        desk.say(Suspend(epoch=1, stop_at=at + 1000))
+        refused = desk.hear(Refused)
+        assert (refused.running, refused.retryable) == (True, True)
+        assert "RAM disk" in refused.error
+        desk.hear(Progress, lambda progress: progress.boundary > refused.boundary)

@@ -1,0 +1,86 @@
+"""A gang goes on from the newest snapshot that all of its ranks have."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from gpuslice.errors import UsageError
+from gpuslice.gang import agree, newest_common
+
+from .conftest import Workshop
+
+#: Rank 1 kills itself where rank 0 goes on to the next suspend.
+TRAIN = """
+import hashlib, os, signal, sys
+import torch, torch.distributed as dist
+from torch import nn
+from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
+import gpuslice
+
+dist.init_process_group("gloo")
+rank, deadly = dist.get_rank(), int(sys.argv[1])
+
+def main():
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.3), nn.Linear(4, 1))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    rows = torch.randn(48, 4)
+    sampler = DistributedSampler(rows)
+    loader = DataLoader(rows, batch_size=4, sampler=sampler)
+    job = gpuslice.attach(model=model, optimizer=optimizer)
+    done = 0
+    for epoch in job.epochs(2):
+        sampler.set_epoch(epoch)
+        for batch in job.batches(loader):
+            optimizer.zero_grad()
+            model(batch).square().mean().backward()
+            for parameter in model.parameters():
+                dist.all_reduce(parameter.grad)
+            optimizer.step()
+            done += 1
+            if rank == 1 and done == deadly:
+                os.kill(os.getpid(), signal.SIGKILL)
+    weights = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
+    # One write, so that the ranks' lines stay whole.
+    os.write(1, f"rank {rank} did {done}, {hashlib.sha256(weights).hexdigest()}\\n".encode())
+
+main()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize(
+    ("boundaries", "expected"),
+    [([[3, 6], [3, 6]], 6), ([[3, 6], [3]], 3), ([[6, 9], [3, 6]], 6), ([[3], []], None), ([[]], None)],
+)
+def test_newest_common(boundaries: list[list[int]], expected: int | None) -> None:
+    assert newest_common(boundaries) == expected
+
+
+def test_ranks_that_cannot_talk_are_told_how() -> None:
+    with pytest.raises(UsageError, match="init_process_group before"):
+        agree([3], world_size=2)
+
+
+@pytest.mark.slow
+def test_a_gang_whose_ranks_died_apart_goes_on_together(workshop: Workshop) -> None:
+    script: Path = workshop.write("train.py", TRAIN)
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script))
+    undisturbed = workshop.gpuslice_run(*torchrun, "0")
+    assert undisturbed.returncode == 0, undisturbed.stderr
+    drill = ("--job", "gang", "--suspend-every", "3", *torchrun)
+    killed = workshop.gpuslice_run(*drill, "5")
+    assert "exitcode  : -9" in killed.stderr
+    finished = workshop.gpuslice_run(*drill, "0")
+    assert finished.returncode == 0, finished.stderr
+    before, after = (
+        sorted(re.findall(r"rank (\d) did (\d+), (\w+)", run.stdout)) for run in (undisturbed, finished)
+    )
+    assert [(rank, digest) for rank, _, digest in after] == [(rank, digest) for rank, _, digest in before]
+    # Both ranks went on from the same batch: after boundary 3 or 6, whichever both had reached.
+    assert len({done for _, done, _ in after}) == 1
+    assert int(after[0][1]) < int(before[0][1])

@@ -1,0 +1,195 @@
+"""The hooks on real DataLoaders and optimizers."""
+
+from __future__ import annotations
+
+import json
+import threading
+import traceback
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset, dataloader
+
+from gpuslice.boundaries import BoundaryCounter
+from gpuslice.hooks import count_boundaries
+
+from .conftest import Workshop
+
+
+@pytest.fixture
+def counter(monkeypatch: pytest.MonkeyPatch) -> Iterator[BoundaryCounter]:
+    counter = BoundaryCounter()
+    iterator = dataloader._BaseDataLoaderIter
+    monkeypatch.setattr(iterator, "__next__", iterator.__next__)
+    handle = count_boundaries(counter)
+    yield counter
+    handle.remove()
+
+
+def loader(**options: object) -> DataLoader[tuple[torch.Tensor, ...]]:
+    return DataLoader(TensorDataset(torch.arange(6.0)), batch_size=2, **options)  # type: ignore[arg-type]
+
+
+def test_every_fetch_counts_and_the_one_that_finds_the_end(counter: BoundaryCounter) -> None:
+    batches = [batch for (batch,) in loader()]
+    assert [batch.tolist() for batch in batches] == [[0, 1], [2, 3], [4, 5]]
+    assert counter.count == 4
+
+
+def test_the_boundary_comes_before_the_batch_is_fetched(counter: BoundaryCounter) -> None:
+    seen: list[int] = []
+
+    class Probe(Dataset[int]):
+        def __len__(self) -> int:
+            return 2
+
+        def __getitem__(self, index: int) -> int:
+            seen.append(counter.count)
+            return index
+
+    list(DataLoader(Probe()))
+    assert seen == [1, 2]
+
+
+def test_worker_processes_change_nothing(counter: BoundaryCounter) -> None:
+    workers = loader(num_workers=1, persistent_workers=True)
+    for _ in range(2):
+        assert sum(1 for _ in workers) == 3
+    assert counter.count == 8
+    del workers
+
+
+def test_other_threads_have_no_boundaries(counter: BoundaryCounter) -> None:
+    thread = threading.Thread(target=lambda: list(loader()))
+    thread.start()
+    thread.join()
+    assert counter.count == 0
+
+
+def test_a_dataset_s_exception_shows_no_frame_of_ours(counter: BoundaryCounter) -> None:
+    class Bad(Dataset[int]):
+        def __len__(self) -> int:
+            return 1
+
+        def __getitem__(self, index: int) -> int:
+            raise ValueError("bad sample")
+
+    with pytest.raises(ValueError, match="bad sample") as info:
+        next(iter(DataLoader(Bad())))
+    assert counter.count == 1
+    frames = [frame.filename for frame in traceback.extract_tb(info.value.__traceback__)]
+    assert not any(name.endswith(("gpuslice/hooks.py", "gpuslice/boundaries.py")) for name in frames)
+
+
+def model() -> tuple[nn.Linear, torch.Tensor]:
+    return nn.Linear(2, 1), torch.ones(4, 2)
+
+
+def test_a_step_counts_once_though_a_subclass_calls_its_parent(counter: BoundaryCounter) -> None:
+    class Own(torch.optim.SGD):
+        def step(self, closure: object = None) -> None:  # type: ignore[override]
+            super().step()
+
+    net, x = model()
+    torch.optim.SGD(net.parameters(), lr=0.1)  # its class is wrapped now: two hooks fire per step
+    own = Own(net.parameters(), lr=0.1)
+    net(x).sum().backward()
+    own.step()
+    own.step()
+    assert counter.steps == 2
+
+
+def test_a_step_that_fails_does_not_upset_the_count(counter: BoundaryCounter) -> None:
+    net, x = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+    def closure() -> torch.Tensor:
+        raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError):
+        optimizer.step(closure)  # type: ignore[arg-type]
+    net(x).sum().backward()
+    optimizer.step()
+    assert counter.steps == 1
+
+
+def test_lbfgs_steps_once_however_often_its_closure_runs(counter: BoundaryCounter) -> None:
+    net, x = model()
+    optimizer = torch.optim.LBFGS(net.parameters(), max_iter=5)
+
+    def closure() -> float:
+        optimizer.zero_grad()
+        loss = net(x).square().sum()
+        loss.backward()
+        return loss.item()
+
+    optimizer.step(closure)
+    assert (counter.steps, counter.count) == (1, 1)
+
+
+def test_an_optimizer_inside_backward_is_no_boundary(counter: BoundaryCounter) -> None:
+    net, x = model()
+    optimizers = {p: torch.optim.SGD([p], lr=0.1) for p in net.parameters()}
+    for parameter in net.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda p: optimizers[p].step())
+    net(x).sum().backward()
+    assert (counter.steps, counter.count) == (0, 0)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_steps_inside_a_compiled_function_are_not_traced(counter: BoundaryCounter) -> None:
+    net, x = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    twin, _ = model()
+    twin.load_state_dict(net.state_dict())
+    twin_optimizer = torch.optim.SGD(twin.parameters(), lr=0.1)
+    compiled = torch.compile(optimizer.step, backend="eager")
+    for _ in range(3):
+        net(x).sum().backward()
+        compiled()
+        twin(x).sum().backward()
+        twin_optimizer.step()
+    assert torch.equal(net.weight, twin.weight)
+
+
+CHILDREN = """
+import json, multiprocessing, os, sys
+import torch
+from torch.utils.data import DataLoader, TensorDataset, dataloader
+
+def loop():
+    return sum(1 for _ in DataLoader(TensorDataset(torch.arange(6)), batch_size=2))
+
+def hooked():
+    return type(dataloader._BaseDataLoaderIter.__dict__["__next__"]).__name__ == "BeforeFetch"
+
+def spawned(queue):
+    queue.put([hooked(), loop()])
+
+if __name__ == "__main__":
+    pid = os.fork()
+    if pid == 0:
+        loop()
+        sys.exit(5)  # runs the exit handlers it has inherited
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    process = context.Process(target=spawned, args=(queue,))
+    process.start()
+    answer = queue.get(timeout=60)
+    process.join()
+    loop()
+    print(json.dumps([code, answer, hooked()]))
+"""
+
+
+def test_only_the_training_process_suspends(workshop: Workshop) -> None:
+    workshop.write("children.py", CHILDREN)
+    done = workshop.gpuslice_run("--suspend-every", "1", "--report", "r.json", "children.py")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [5, [False, 3], True]
+    report = json.loads((workshop.directory / "r.json").read_text())
+    assert [switch["boundary"] for switch in report["switches"]] == [1, 2, 3, 4]
+    assert done.stderr.count("gpuslice: ") == 1

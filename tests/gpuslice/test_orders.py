@@ -1,0 +1,194 @@
+"""The rank's side of a lease: fencing, stopping, overshooting."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from gpuslice.boundaries import NEVER, BoundaryCounter
+from gpuslice.orders import Orders, Phase
+from gpuslice.wire import Cancel, Overshot, Resume, Suspend
+
+
+class Rank:
+    """Orders with a counter; ``terminated`` notes the SIGTERMs it would have sent itself."""
+
+    def __init__(self) -> None:
+        self.boundaries = BoundaryCounter()
+        self.terminated = 0
+        self.orders = Orders(self.boundaries, self._terminate)
+
+    def _terminate(self) -> None:
+        self.terminated += 1
+
+    def running(self, *, epoch: int = 1, boundary: int = 0) -> Rank:
+        self.orders.resume(Resume(epoch=epoch, device="cpu"))
+        assert isinstance(self.orders.await_order(), Resume)
+        self.orders.run_on()
+        self.boundaries.count = boundary
+        return self
+
+    def parked(self, *, epoch: int = 1, boundary: int) -> Rank:
+        self.running(epoch=epoch, boundary=boundary - 1)
+        assert self.orders.suspend(Suspend(epoch=epoch, stop_at=boundary)) == []
+        self.boundaries.count = boundary
+        assert self.orders.arrive(boundary)
+        return self
+
+
+@pytest.fixture
+def rank() -> Rank:
+    return Rank()
+
+
+def test_the_first_lease_ends_the_waiting(rank: Rank) -> None:
+    assert rank.orders.phase is Phase.WAITING
+    rank.orders.resume(Resume(epoch=3, device="cpu:1"))
+    assert rank.orders.await_order() == Resume(epoch=3, device="cpu:1")
+    assert rank.orders.epoch == 3
+
+
+def test_a_suspend_ahead_sets_the_boundary_to_stop_at(rank: Rank) -> None:
+    rank.running(boundary=5)
+    assert rank.orders.suspend(Suspend(epoch=1, stop_at=7)) == []
+    assert rank.boundaries.stop_at == 7
+    assert not rank.orders.arrive(6)
+    assert rank.orders.arrive(7)
+    assert rank.orders.phase is Phase.PARKED
+    assert rank.boundaries.stop_at == NEVER
+
+
+@pytest.mark.parametrize("boundary", [7, 8, 100])
+def test_a_suspend_at_or_behind_the_present_boundary_is_overshot(rank: Rank, boundary: int) -> None:
+    rank.running(boundary=boundary)
+    assert rank.orders.suspend(Suspend(epoch=1, stop_at=7)) == [Overshot(epoch=1, boundary=boundary)]
+    assert rank.boundaries.stop_at == NEVER
+    assert not rank.orders.arrive(boundary)
+
+
+def test_a_larger_stop_at_replaces_the_first(rank: Rank) -> None:
+    rank.running(boundary=5)
+    rank.orders.suspend(Suspend(epoch=1, stop_at=7))
+    rank.orders.suspend(Suspend(epoch=1, stop_at=9))
+    assert rank.boundaries.stop_at == 9
+
+
+@pytest.mark.parametrize("epoch", [1, 3])
+def test_a_suspend_of_another_epoch_changes_nothing(rank: Rank, epoch: int) -> None:
+    rank.running(epoch=2, boundary=5)
+    assert rank.orders.suspend(Suspend(epoch=epoch, stop_at=7)) == []
+    assert rank.boundaries.stop_at == NEVER
+
+
+def test_a_stale_lease_does_not_wake_a_parked_rank(rank: Rank) -> None:
+    rank.parked(epoch=2, boundary=4)
+    rank.orders.resume(Resume(epoch=1, device="cpu:0"))
+    rank.orders.resume(Resume(epoch=3, device="cpu:1"))
+    assert rank.orders.await_order() == Resume(epoch=3, device="cpu:1")
+
+
+def test_a_parked_rank_goes_on_to_a_larger_stop_at_under_the_same_lease(rank: Rank) -> None:
+    rank.parked(boundary=4)
+    rank.orders.resume(Resume(epoch=1, device="cpu"))
+    rank.orders.suspend(Suspend(epoch=1, stop_at=6))  # before the main thread has run on
+    assert isinstance(rank.orders.await_order(), Resume)
+    rank.orders.run_on()
+    assert rank.boundaries.stop_at == 6
+
+
+def test_a_lease_sent_twice_does_not_end_the_next_stay(rank: Rank) -> None:
+    rank.parked(boundary=4)
+    rank.orders.resume(Resume(epoch=2, device="cpu:0"))
+    rank.orders.await_order()
+    rank.orders.resume(Resume(epoch=2, device="cpu:0"))
+    rank.orders.run_on()
+    rank.orders.suspend(Suspend(epoch=2, stop_at=6))
+    rank.boundaries.count = 6
+    assert rank.orders.arrive(6)
+    rank.orders.resume(Resume(epoch=3, device="cpu:1"))
+    assert rank.orders.await_order() == Resume(epoch=3, device="cpu:1")
+
+
+def test_a_cancel_terminates_a_running_job(rank: Rank) -> None:
+    rank.running()
+    rank.orders.cancel(Cancel(epoch=1, reason="by the user"))
+    assert rank.terminated == 1
+
+
+def test_a_cancel_is_handed_to_a_parked_main_thread(rank: Rank) -> None:
+    rank.parked(boundary=4)
+    rank.orders.cancel(Cancel(epoch=0, reason="stale"))
+    rank.orders.cancel(Cancel(epoch=1, reason="by the user"))
+    assert rank.orders.await_order() == Cancel(epoch=1, reason="by the user")
+    assert rank.terminated == 0
+
+
+RANKS, ROUNDS, SOON_S = 3, 100, 60
+
+
+class Gang:
+    """Ranks in lockstep (a barrier per mini-batch, as a collective is), and a scheduler that stops them.
+
+    Each rank's ``suspend`` is called from the scheduler's thread, as the I/O thread does.
+    """
+
+    def __init__(self) -> None:
+        self.ranks = [Rank().running() for _ in range(RANKS)]
+        self.collective = threading.Barrier(RANKS)
+        self.stopped = threading.Semaphore(0)
+        self.stops: list[list[int]] = [[] for _ in range(RANKS)]
+        self.over = False
+
+    def train(self, number: int) -> None:
+        rank = self.ranks[number]
+        rank.boundaries.controller = self._controller(number)
+        while not self.over:
+            rank.boundaries.fetching()
+            self.collective.wait(SOON_S)
+
+    def _controller(self, number: int) -> object:
+        gang, rank = self, self.ranks[number]
+
+        class Controller:
+            def at_boundary(self, boundary: int) -> None:
+                if rank.orders.arrive(boundary):
+                    gang.stops[number].append(boundary)
+                    gang.stopped.release()
+                    rank.orders.await_order()
+                    rank.orders.run_on()
+
+        return Controller()
+
+    def stop_all(self) -> int:
+        """What the scheduler does: stop a little ahead; after an Overshot further ahead, until all have."""
+        target = max(rank.boundaries.count for rank in self.ranks) + 1
+        while overshot := [answer.boundary for answer in self._order(target)]:
+            target = max(overshot) + 2
+        while any(stops[-1:] != [target] for stops in self.stops):
+            for stops, rank in zip(self.stops, self.ranks, strict=True):
+                if rank.orders.phase is Phase.PARKED and stops[-1:] != [target]:
+                    rank.orders.resume(Resume(epoch=1, device="cpu"))
+            assert self._order(target) == []
+            self.stopped.acquire(timeout=0.01)
+        return target
+
+    def _order(self, stop_at: int) -> list[Overshot]:
+        answers = [rank.orders.suspend(Suspend(epoch=1, stop_at=stop_at)) for rank in self.ranks]
+        return [message for answer in answers for message in answer if isinstance(message, Overshot)]
+
+
+def test_a_gang_in_lockstep_always_agrees_where_to_stop() -> None:
+    gang = Gang()
+    threads = [threading.Thread(target=gang.train, args=(n,), daemon=True) for n in range(RANKS)]
+    for thread in threads:
+        thread.start()
+    for number in range(ROUNDS):
+        boundary = gang.stop_all()
+        assert [rank.boundaries.count for rank in gang.ranks] == [boundary] * RANKS
+        gang.over = number == ROUNDS - 1
+        for rank in gang.ranks:
+            rank.orders.resume(Resume(epoch=1, device="cpu"))
+    for thread in threads:
+        thread.join(SOON_S)
+        assert not thread.is_alive()

@@ -1,0 +1,138 @@
+"""Which processes get the hooks, and how the user's own sitecustomize and imports fare."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from gpuslice.launch import ARMED, LAUNCH, SITEDIR
+
+PYTHON = "/usr/bin/python"
+RUN = {LAUNCH: "17"}
+
+
+@pytest.fixture(scope="module")
+def ours() -> ModuleType:
+    """The module under another name, so that loading it does nothing."""
+    spec = importlib.util.spec_from_file_location("gpuslice_sitecustomize", SITEDIR / "sitecustomize.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("environ", "argv", "trains"),
+    [
+        ({}, [PYTHON, "train.py"], False),
+        (RUN, [PYTHON, "train.py"], True),
+        (RUN, [PYTHON, "-u", "train.py", "torchrun"], True),
+        (RUN, [PYTHON, "-m", "package.train"], True),
+        (RUN, [PYTHON, "/usr/bin/torchrun", "train.py"], False),
+        (RUN, [PYTHON, "-m", "torch.distributed.run", "train.py"], False),
+        (RUN, [PYTHON, "-m", "accelerate.commands.launch", "train.py"], False),
+        (RUN | {"RANK": "0"}, [PYTHON, "-u", "train.py"], True),
+        (RUN | {"RANK": "1", ARMED: "0"}, [PYTHON, "train.py"], True),
+        # Below a process that has the hooks.
+        (RUN | {ARMED: ""}, [PYTHON, "evaluate.py"], False),
+        (RUN | {"RANK": "0", ARMED: "0"}, [PYTHON, "evaluate.py"], False),
+        # A script that starts torchrun itself.
+        (RUN | {"RANK": "0", ARMED: ""}, [PYTHON, "train.py"], True),
+        (
+            RUN,
+            [PYTHON, "-c", "from multiprocessing.spawn import spawn_main", "--multiprocessing-fork"],
+            False,
+        ),
+        (RUN, [PYTHON, "-c", "from multiprocessing.resource_tracker import main;main(9)"], False),
+        (RUN, [PYTHON, "/x/torch/_inductor/compile_worker/__main__.py", "--pickler=x"], False),
+        (RUN, [PYTHON], True),
+    ],
+)
+def test_who_trains(ours: ModuleType, environ: dict[str, str], argv: list[str], trains: bool) -> None:
+    assert ours.trains(environ, argv) is trains
+
+
+def python(code: str, *path: Path, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run code with our directory first on PYTHONPATH, then ``path``."""
+    variables = {"PYTHONPATH": ":".join(str(entry) for entry in (SITEDIR, *path))} | environ
+    return subprocess.run(
+        [sys.executable, "-c", code], env=variables, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_the_users_own_sitecustomize_runs_and_ours_is_gone(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "sitecustomize.py").write_text("mark = __file__")
+    code = f"import sys, sitecustomize; print(sitecustomize.mark, {str(SITEDIR)!r} in sys.path)"
+    done = python(code, own)
+    assert (done.stdout, done.stderr) == (f"{own}/sitecustomize.py False\n", "")
+
+
+def test_without_one_there_is_none() -> None:
+    done = python("import sitecustomize")
+    assert "ModuleNotFoundError: No module named 'sitecustomize'" in done.stderr
+
+
+def test_an_error_in_the_users_own_is_reported_as_ever(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("1 / 0")
+    done = python("print('runs')", tmp_path)
+    assert done.stdout == "runs\n"
+    assert "ZeroDivisionError: division by zero" in done.stderr
+
+
+#: A user's sitecustomize that puts a gpuslice in place whose hooks do what the test wants.
+FAKE_GPUSLICE = """
+import sys, types
+hooks = types.ModuleType("gpuslice.hooks")
+def install():
+    {body}
+hooks.install = install
+sys.modules["gpuslice"] = package = types.ModuleType("gpuslice")
+sys.modules["gpuslice.hooks"] = package.hooks = hooks
+"""
+
+
+def fake(directory: Path, body: str) -> Path:
+    """A torch that is quick to import, and hooks whose ``install`` has this body."""
+    (directory / "torch.py").write_text("ready = True\n")
+    (directory / "sitecustomize.py").write_text(FAKE_GPUSLICE.format(body=body))
+    return directory
+
+
+def test_hooks_are_installed_once_after_torch_though_it_was_looked_up_before(tmp_path: Path) -> None:
+    fakes = fake(tmp_path, "import torch; print('hooks', torch.ready, type(torch.__loader__).__name__)")
+    code = (
+        "import importlib.util, sys\n"
+        "print(importlib.util.find_spec('torch').name, 'torch' in sys.modules)\n"
+        "import torch, torch\n"
+        "print(importlib.util.find_spec('torch').loader is torch.__loader__)\n"
+    )
+    done = python(code, fakes, GPUSLICE_LAUNCH="17")
+    assert done.stderr == ""
+    assert done.stdout.splitlines() == ["torch False", "hooks True SourceFileLoader", "True"]
+
+
+def test_without_the_launcher_nothing_happens(tmp_path: Path) -> None:
+    assert python("import torch", fake(tmp_path, "print('hooks')")).stdout == ""
+
+
+def test_a_bug_of_ours_does_not_break_the_import(tmp_path: Path) -> None:
+    fakes = fake(tmp_path, "raise AttributeError('a bug')")
+    done = python("import torch; print('trains')", fakes, GPUSLICE_LAUNCH="17")
+    assert (done.returncode, done.stdout) == (0, "trains\n")
+    assert done.stderr == "gpuslice: no hooks in this process: AttributeError: a bug\n"
+
+
+def test_with_a_suspend_asked_for_it_ends_the_job(tmp_path: Path) -> None:
+    fakes = fake(tmp_path, "raise AttributeError('a bug')")
+    code = "import torch; print('trains')"
+    done = python(code, fakes, GPUSLICE_LAUNCH="17", GPUSLICE_SUSPEND_EVERY="2")
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr == "gpuslice: no hooks in this process: AttributeError: a bug\n"

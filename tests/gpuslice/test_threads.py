@@ -1,0 +1,187 @@
+"""The gate for other threads: stopped at the edge of torch, or named."""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch._inductor.async_compile import AsyncCompile
+
+from gpuslice.errors import SuspendRefusedError
+from gpuslice.threads import ThreadGate
+
+#: For events that come at once unless something is broken.
+SOON_S = 30
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[ThreadGate]:
+    gate = ThreadGate()
+    monkeypatch.setattr(threading.Thread, "_bootstrap_inner", threading.Thread._bootstrap_inner)  # type: ignore[attr-defined]
+    gate.install()
+    yield gate
+    gate.open()
+
+
+@contextmanager
+def running(body: Callable[[], None], name: str = "worker") -> Iterator[threading.Thread]:
+    thread = threading.Thread(target=body, name=name)
+    thread.start()
+    try:
+        yield thread
+    finally:
+        thread.join(SOON_S)
+        assert not thread.is_alive()
+
+
+class Updater:
+    """Works on a tensor in a loop and says how far it is."""
+
+    def __init__(self) -> None:
+        self.ema = torch.zeros(8)
+        self.rounds = 0
+        self.moved = threading.Event()
+        self.stop = threading.Event()
+
+    def __call__(self) -> None:
+        while not self.stop.is_set():
+            self.ema.add_(1)
+            self.rounds += 1
+            self.moved.set()
+
+    def moves(self, within_s: float = SOON_S) -> bool:
+        self.moved.clear()
+        return self.moved.wait(within_s)
+
+
+def test_a_background_thread_stops_and_goes_on(gate: ThreadGate) -> None:
+    updater = Updater()
+    with running(updater):
+        for _ in range(3):
+            assert updater.moves()
+            gate.close()
+            # At most the round that was finished when the gate closed is still being counted.
+            updater.moves(0.05)
+            held = updater.ema.clone()
+            assert not updater.moves(0.05)
+            assert torch.equal(updater.ema, held)
+            gate.open()
+        assert updater.moves()
+        updater.stop.set()
+    assert updater.ema[0] == updater.rounds
+
+
+def test_a_thread_that_only_holds_tensors_is_no_obstacle(gate: ThreadGate) -> None:
+    release, held = threading.Event(), []
+    ready = threading.Event()
+
+    def hold() -> None:
+        held.append(torch.ones(4))
+        ready.set()
+        release.wait(SOON_S)
+
+    with running(hold):
+        assert ready.wait(SOON_S)
+        gate.close()
+        assert not gate.alone
+        gate.open()
+        release.set()
+    assert gate.alone
+
+
+class SlowFile(io.BytesIO):
+    """A file whose first write waits until it is told to go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writing = threading.Event()
+        self.go_on = threading.Event()
+
+    def write(self, data: object) -> int:
+        self.writing.set()
+        self.go_on.wait(SOON_S)
+        return super().write(data)  # type: ignore[arg-type]
+
+
+def test_a_suspend_is_refused_by_name_while_a_thread_saves(gate: ThreadGate) -> None:
+    impatient = ThreadGate(patience_s=0.05)
+    file = SlowFile()
+    with running(lambda: torch.save({"w": torch.ones(4)}, file), name="checkpoint-writer"):
+        assert file.writing.wait(SOON_S)
+        with pytest.raises(SuspendRefusedError, match=r"'checkpoint-writer'.*torch.serialization"):
+            impatient.close()
+        file.go_on.set()
+    impatient.close()
+    impatient.open()
+
+
+def test_closing_waits_for_a_thread_to_leave_torch(gate: ThreadGate) -> None:
+    file = SlowFile()
+    with running(lambda: torch.save({"w": torch.ones(4)}, file)):
+        assert file.writing.wait(SOON_S)
+        closer = threading.Timer(0.05, file.go_on.set)
+        closer.start()
+        gate.close()
+        gate.open()
+        closer.join()
+    file.seek(0)
+    assert torch.equal(torch.load(file)["w"], torch.ones(4))
+
+
+def test_our_own_threads_pass(gate: ThreadGate) -> None:
+    results: list[torch.Tensor] = []
+    gate.close()
+    with running(lambda: results.append(torch.ones(2) + 1), name="gpuslice-copy"):
+        pass
+    assert results[0].tolist() == [2, 2]
+    assert gate.alone
+
+
+def test_a_thread_s_exception_shows_no_frame_of_ours(
+    gate: ThreadGate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caught: list[threading.ExceptHookArgs] = []
+    monkeypatch.setattr(threading, "excepthook", caught.append)
+
+    def fail() -> None:
+        raise ValueError("user's own")
+
+    with running(fail):
+        pass
+    trace, files = caught[0].exc_traceback, []
+    while trace is not None:
+        files.append(trace.tb_frame.f_code.co_filename)
+        trace = trace.tb_next
+    assert not any(file.endswith("gpuslice/threads.py") for file in files)
+
+
+def test_a_pin_memory_thread_is_known_to_be_harmless(gate: ThreadGate) -> None:
+    """A thread below torch's pin-memory loop that waits for work, as it does between two batches."""
+    release, ready = threading.Event(), threading.Event()
+    below: dict[str, object] = {"__name__": "torch.utils.data._utils.pin_memory"}
+    exec("def loop(wait): wait()", below)  # noqa: S102 - makes a frame of that module
+
+    def wait() -> None:
+        ready.set()
+        release.wait(SOON_S)
+
+    with running(lambda: below["loop"](wait)):  # type: ignore[operator]
+        assert ready.wait(SOON_S)
+        gate.close()
+        assert gate.alone
+        gate.open()
+        release.set()
+
+
+def test_the_threads_of_torch_compile_are_known_to_be_harmless(gate: ThreadGate) -> None:
+    AsyncCompile.pool().submit(int).result(SOON_S)
+    with ThreadPoolExecutor(1) as other:
+        assert gate.alone
+        other.submit(int).result(SOON_S)
+        assert not gate.alone
+    assert gate.alone

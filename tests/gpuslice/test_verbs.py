@@ -1,0 +1,46 @@
+"""Requests and answers: there and back, and nothing else."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from gpuslice import verbs
+from gpuslice.errors import RemoteProtocolError
+from gpuslice.wire import MAX_MESSAGE_BYTES
+
+SUBMIT = verbs.Submit(name="a", numbered=True, argv=("true",), directory="/", environ={"A": "b"})
+
+
+@pytest.mark.parametrize(
+    "request_", [SUBMIT, verbs.Status(), verbs.Wait(job="a"), verbs.Suspend(job="a"), verbs.Down(drain=True)]
+)
+def test_requests_come_back(request_: verbs.Request) -> None:
+    assert verbs.decode_request(verbs.encode(request_)) == request_
+
+
+@pytest.mark.parametrize(
+    "answer", [verbs.Accepted(job="a"), verbs.Failed(error="e", remedy="r", exit_code=2), verbs.Done()]
+)
+def test_answers_come_back(answer: verbs.Answer) -> None:
+    assert verbs.decode_answer(verbs.encode(answer)) == answer
+
+
+@pytest.mark.parametrize(
+    ("frames", "why"),
+    [
+        ([], "0 frames"),
+        ([b"1"], "1 frames"),
+        ([b"2", b""], "version b'2'"),
+        ([b"1", b""], "not a request"),
+        ([b"1", b"\xff\xfe"], "not a request"),
+        ([b"1", msgspec.msgpack.encode({"type": "format", "job": "a"})], "not a request"),
+        ([b"1", msgspec.msgpack.encode({"type": "wait"})], "missing required field `job`"),
+        ([b"1", msgspec.msgpack.encode({"type": "wait", "job": "a", "more": 1})], "unknown field `more`"),
+        ([b"1", verbs.encode(verbs.Done())[1]], "not a request"),
+        ([b"1", bytes(MAX_MESSAGE_BYTES + 1)], "exceeds"),
+    ],
+)
+def test_anything_else_is_refused(frames: list[bytes], why: str) -> None:
+    with pytest.raises(RemoteProtocolError, match=why):
+        verbs.decode_request(frames)

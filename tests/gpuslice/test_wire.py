@@ -1,0 +1,84 @@
+"""The edge of the control socket: every message round-trips, everything else is refused by type."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuslice import wire
+from gpuslice.errors import LocalProtocolError, RemoteProtocolError
+
+FROM_AGENT = [
+    wire.Hello(version=1, job="a", rank=0, world_size=2, pid=7),
+    wire.Progress(epoch=1, boundary=12, step=11),
+    wire.Suspended(epoch=1, boundary=12, step=11, nbytes=1 << 40, stages_s={"copy_out": 0.25}),
+    wire.Resumed(epoch=2, boundary=12, stages_s={"copy_in": 0.5}),
+    wire.Overshot(epoch=1, boundary=14),
+    wire.Refused(epoch=1, boundary=3, running=True, error="e", remedy="r", retryable=False),
+    wire.Bye(epoch=2, boundary=40, step=39),
+]
+TO_AGENT = [
+    wire.Welcome(version=1),
+    wire.Suspend(epoch=1, stop_at=13),
+    wire.Resume(epoch=2, device="cuda:1"),
+    wire.Cancel(epoch=2, reason="cancelled"),
+    wire.Rejected(error="e", remedy="r"),
+]
+
+
+@pytest.mark.parametrize("message", FROM_AGENT, ids=lambda message: type(message).__name__)
+def test_what_an_agent_says_arrives_unchanged(message: wire.FromAgent) -> None:
+    assert wire.decode_from_agent(wire.encode(message)) == message
+
+
+@pytest.mark.parametrize("message", TO_AGENT, ids=lambda message: type(message).__name__)
+def test_what_the_scheduler_says_arrives_unchanged(message: wire.ToAgent) -> None:
+    assert wire.decode_to_agent(wire.encode(message)) == message
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"type": "suspend", "epoch": 1},
+        {"type": "suspend", "epoch": 1, "stop_at": 2, "hurry": True},
+        {"type": "suspend", "epoch": "1", "stop_at": 2},
+        {"type": "hello"},
+        {"type": "unheard-of"},
+        {"epoch": 1, "stop_at": 2},
+        [1, 2],
+        None,
+    ],
+)
+def test_what_is_not_a_message_is_refused(fields: object) -> None:
+    with pytest.raises(RemoteProtocolError):
+        wire.decode_to_agent(msgspec.msgpack.encode(fields))
+
+
+def test_directions_do_not_mix() -> None:
+    with pytest.raises(RemoteProtocolError):
+        wire.decode_to_agent(wire.encode(FROM_AGENT[0]))
+    with pytest.raises(RemoteProtocolError):
+        wire.decode_from_agent(wire.encode(TO_AGENT[0]))
+
+
+@given(st.binary(max_size=200))
+def test_garbage_is_refused_by_type(frame: bytes) -> None:
+    for decode in (wire.decode_from_agent, wire.decode_to_agent):
+        try:
+            decode(frame)
+        except RemoteProtocolError:
+            continue
+
+
+def test_deep_nesting_is_refused() -> None:
+    with pytest.raises(RemoteProtocolError):
+        wire.decode_to_agent(b"\x91" * 100_000)
+
+
+def test_oversize_is_refused_on_both_ends() -> None:
+    with pytest.raises(RemoteProtocolError, match="exceeds"):
+        wire.decode_to_agent(bytes(wire.MAX_MESSAGE_BYTES + 1))
+    with pytest.raises(LocalProtocolError, match="Rejected"):
+        wire.encode(wire.Rejected(error="e" * wire.MAX_MESSAGE_BYTES, remedy=""))

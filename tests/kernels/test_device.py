@@ -1,0 +1,142 @@
+"""What every ``Device`` must do, on every backend of this machine."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from gpuslice.errors import EnvironmentUnusableError
+from gpuslice.kernels import Device, Way, open_device
+from gpuslice.types import DeviceName
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
+BACKENDS = [
+    pytest.param("cpu", id="cpu"),
+    pytest.param("cpu:0", id="cpu-slot"),
+    pytest.param("null:0", id="null"),
+    pytest.param("cuda:0", id="cuda", marks=[pytest.mark.gpu, needs_cuda]),
+]
+#: Small, page-sized, odd, and large enough for an own mapping.
+SIZES = [1, 64, 4096, 4097, 300_001, 3 << 20]
+
+
+@pytest.fixture(params=BACKENDS)
+def device(request: pytest.FixtureRequest) -> Device:
+    return open_device(DeviceName.parse(request.param))
+
+
+def storages_on(device: Device, sizes: list[int]) -> list[torch.UntypedStorage]:
+    generator = torch.Generator().manual_seed(7)
+    tensors = [torch.randint(0, 256, (size,), dtype=torch.uint8, generator=generator) for size in sizes]
+    return [tensor.to(device.torch_device).untyped_storage() for tensor in tensors]
+
+
+def content(storage: torch.UntypedStorage) -> bytes:
+    return bytes(torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage).cpu().clone().numpy())
+
+
+def views_of(storages: list[torch.UntypedStorage]) -> list[memoryview]:
+    return [memoryview(bytearray(storage.nbytes())) for storage in storages]
+
+
+def test_its_name_is_what_was_asked_for(device: Device) -> None:
+    assert open_device(device.name).name == device.name
+
+
+def test_a_round_trip_gives_back_every_byte(device: Device) -> None:
+    storages = storages_on(device, SIZES)
+    before = [content(storage) for storage in storages]
+    arena = views_of(storages)
+    holds = device.holds(storages, fixed=frozenset(), alone=True)
+    assert {hold.way for hold in holds} == {Way.FREED}
+    device.synchronize()
+    device.copy_out(list(zip(storages, arena, strict=True)))
+    device.free(storages)
+    device.release_caches()
+    device.reserve([(storage, len(data)) for storage, data in zip(storages, before, strict=True)])
+    views = [view.toreadonly() for view in arena]
+    device.copy_in(list(zip(views, storages, strict=True)))
+    assert [content(storage) for storage in storages] == before
+
+
+def test_tensors_stay_valid_views(device: Device) -> None:
+    base = torch.arange(100_000, dtype=torch.float32, device=device.torch_device)
+    view, expected = base[10::3], base[10::3].cpu().tolist()
+    storage = base.untyped_storage()
+    arena = views_of([storage])
+    device.copy_out([(storage, arena[0])])
+    device.free([storage])
+    device.reserve([(storage, arena[0].nbytes)])
+    device.copy_in([(arena[0], storage)])
+    assert view.cpu().tolist() == expected
+    assert base._version == 0
+
+
+def test_reserve_leaves_a_whole_storage_alone(device: Device) -> None:
+    (storage,) = storages_on(device, [4096])
+    before = content(storage), storage.data_ptr()
+    device.reserve([(storage, 4096)])
+    assert (content(storage), storage.data_ptr()) == before
+
+
+def test_host_storages_are_copied_out_by_every_device(device: Device) -> None:
+    storage = torch.arange(1000).untyped_storage()
+    (view,) = views_of([storage])
+    device.copy_out([(storage, view)])
+    if device.name.kind != "null":
+        assert bytes(view) == content(storage)
+
+
+def test_a_view_of_another_size_is_refused(device: Device) -> None:
+    if device.name.kind == "null":
+        pytest.skip("moves nothing, so looks at nothing")
+    (storage,) = storages_on(device, [64])
+    with pytest.raises((ValueError, RuntimeError)):
+        device.copy_out([(storage, memoryview(bytearray(63)))])
+
+
+def test_new_storages_have_their_sizes_and_its_device(device: Device) -> None:
+    made = device.allocate([1, 5000])
+    assert [storage.nbytes() for storage in made] == [1, 5000]
+    assert all(device.owns(storage) for storage in made)
+
+
+def test_it_owns_no_meta_tensors(device: Device) -> None:
+    assert not device.owns(torch.empty(3, device="meta").untyped_storage())
+
+
+def test_memory_adds_up(device: Device) -> None:
+    memory = device.memory()
+    assert 0 <= memory.used_bytes <= memory.total_bytes
+    assert memory.allocated_bytes is None or memory.allocated_bytes <= memory.reserved_bytes
+
+
+def test_arenas_can_be_registered_twice_and_let_go(device: Device) -> None:
+    with mmap.mmap(-1, 1 << 20) as mapping:
+        arena = memoryview(mapping)
+        assert device.register(arena)
+        assert device.register(arena)
+        device.unregister(arena)
+        device.unregister(arena)
+        arena.release()
+
+
+def test_its_generator_repeats(device: Device) -> None:
+    state = device.rng_state()
+    if state is None:
+        with pytest.raises(EnvironmentUnusableError):
+            device.set_rng_state(torch.get_rng_state())
+        return
+    draw: Callable[[], torch.Tensor] = lambda: torch.rand(5, device=device.torch_device)  # noqa: E731
+    first = draw()
+    device.set_rng_state(state)
+    assert torch.equal(first, draw())
+
+
+@pytest.mark.parametrize("name", ["cpu:999", "cuda:99"])
+def test_what_is_not_there_is_named(name: str) -> None:
+    with pytest.raises(EnvironmentUnusableError, match=name):
+        open_device(DeviceName.parse(name))

@@ -1,0 +1,89 @@
+"""The page: well-formed, self-contained, and showing what the timeline says."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from gpuslice.profiler.html import Table
+from gpuslice.profiler.page import Paint, page
+from gpuslice.profiler.timeline import Span, Timeline
+
+PAINTS = {"slice": Paint(), "suspend": Paint("#c62828", 0.5)}
+VOID = {"meta"}
+
+
+class Reader(HTMLParser):
+    """Checks nesting and collects text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def read(document: str) -> Reader:
+    reader = Reader()
+    reader.feed(document)
+    reader.close()
+    assert reader.open == []
+    return reader
+
+
+def example() -> str:
+    timeline = Timeline()
+    spans = timeline.track("devices", "cpu:0").spans
+    spans.append(Span("<b> & #1", "slice", 0.0, 2.0, "<b> & ", {"steps": 3}))
+    spans.append(Span("suspend", "suspend", 2.0, 2.0001, "<b> & "))
+    table = Table("Results", ("job", "equal"), [("<b> & ", "+yes"), ("c", "-NO")])
+    return page("A & <title>", ["Lead <paragraph>."], timeline, PAINTS, [table])
+
+
+def test_the_document_is_well_formed_and_says_everything() -> None:
+    reader = read(example())
+    assert any(text.startswith("<b> & #1: 0.000 s to 2.000 s (2000.0 ms)\nsteps: 3") for text in reader.text)
+    for expected in ("A & <title>", "Lead <paragraph>.", "Results", "yes", "NO", "cpu:0", "devices"):
+        assert expected in reader.text
+
+
+def test_it_needs_no_network_and_no_script() -> None:
+    document = example()
+    assert not re.search(r"https?:|//|src=|url\(|<script|<link|@import", document)
+
+
+def test_bars_lie_in_the_picture_and_can_be_seen() -> None:
+    bars = [attributes for tag, attributes in read(example()).tags if attributes.get("class") == "bar"]
+    (long, short) = bars
+    assert float(long["x"] or 0) + float(long["width"] or 0) <= 1100
+    assert float(short["width"] or 0) >= 0.75
+    assert short["fill"] == "#c62828"
+
+
+@pytest.mark.parametrize("end_s", [1e-4, 0.3, 7.0, 86_400.0])
+def test_the_axis_has_a_handful_of_round_ticks(end_s: float) -> None:
+    timeline = Timeline()
+    timeline.track("jobs", "a").spans.append(Span("a", "slice", 0.0, end_s, "a"))
+    ticks = re.findall(r'text-anchor="middle">([^<]+) s<', page("t", [], timeline, PAINTS, []))
+    assert 5 <= len(ticks) <= 11
+    assert ticks[0] == "0"
+
+
+def test_nothing_to_show_is_no_error() -> None:
+    read(page("t", [], Timeline(), PAINTS, []))

@@ -1,0 +1,32 @@
+"""An ordinary DistributedDataParallel training; rank 0 prints the digest of model and optimizer."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import sys
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+torch.manual_seed(rank)
+data = TensorDataset(torch.randn(800, 64), torch.randn(800, 1))
+torch.manual_seed(0)
+layers = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 1))
+model = DistributedDataParallel(layers, gradient_as_bucket_view=True)
+optimizer = torch.optim.Adam(model.parameters())
+for _ in range(int(sys.argv[1])):
+    for inputs, targets in DataLoader(data, batch_size=16, shuffle=True):
+        loss = torch.nn.functional.mse_loss(model(inputs), targets)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+state = io.BytesIO()
+torch.save([model.state_dict(), optimizer.state_dict()], state)
+if rank == 0:
+    print("digest", hashlib.sha256(state.getvalue()).hexdigest())
+dist.destroy_process_group()

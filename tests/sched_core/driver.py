@@ -1,0 +1,132 @@
+"""A core, a clock, and short words for what can happen to them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from gpuslice import wire
+from gpuslice.sched_core.core import Core
+from gpuslice.sched_core.events import (
+    Command,
+    Event,
+    Program,
+    Reported,
+    Submitted,
+    Tell,
+    Woken,
+)
+from gpuslice.sched_core.gang import Gang
+from gpuslice.sched_core.job import JobSpec
+from gpuslice.sched_core.policies.rr import RoundRobin
+from gpuslice.sched_core.states import JobState
+from gpuslice.types import DeviceName
+
+PROGRAM = Program(("python", "train.py"), "/")
+QUANTUM_S = 1.0
+
+
+def devices(count: int) -> list[DeviceName]:
+    return [DeviceName("null", index) for index in range(count)]
+
+
+class Driver:
+    """A core, a clock and short words for what happens; every event is kept and the invariants checked."""
+
+    def __init__(self, device_count: int = 1) -> None:
+        self.core = Core(devices(device_count), RoundRobin(quantum_s=QUANTUM_S))
+        self.now_s = 0.25
+        self.journal: list[tuple[Event, float]] = []
+
+    def do(self, event: Event) -> list[Command]:
+        commands = self.core.handle(event, self.now_s)
+        self.core.check()
+        self.journal.append((event, self.now_s))
+        return commands
+
+    def submit(self, job: str, ranks: int = 1) -> list[Command]:
+        return self.do(Submitted(JobSpec(id=job, submit_s=self.now_s, demand=ranks), PROGRAM))
+
+    def say(self, job: str, message: wire.FromAgent, rank: int = 0) -> list[Command]:
+        return self.do(Reported(job, rank, message))
+
+    def hello(self, job: str) -> list[Command]:
+        ranks = len(self.core.jobs[job].ranks)
+        return [
+            command
+            for rank in range(ranks)
+            for command in self.say(
+                job, wire.Hello(version=1, job=job, rank=rank, world_size=ranks, pid=1), rank
+            )
+        ]
+
+    def resumed(self, job: str, rank: int = 0) -> list[Command]:
+        gang = self.core.jobs[job]
+        boundary = gang.ranks[rank].boundary
+        return self.say(job, wire.Resumed(epoch=gang.epoch, boundary=boundary, stages_s={}), rank)
+
+    def progress(self, job: str, boundary: int, rank: int = 0) -> list[Command]:
+        epoch = self.core.jobs[job].epoch
+        return self.say(job, wire.Progress(epoch=epoch, boundary=boundary, step=boundary), rank)
+
+    def parked(self, job: str, boundary: int, rank: int = 0) -> list[Command]:
+        return self.say(job, suspended(self.core.jobs[job].epoch, boundary), rank)
+
+    def overshot(self, job: str, boundary: int, rank: int = 0) -> list[Command]:
+        return self.say(job, wire.Overshot(epoch=self.core.jobs[job].epoch, boundary=boundary), rank)
+
+    def wake(self, after_s: float = QUANTUM_S) -> list[Command]:
+        self.now_s += after_s
+        return self.do(Woken())
+
+    def state(self, job: str) -> JobState:
+        return self.core.jobs[job].state
+
+    def running_pair(self) -> None:
+        """Jobs a (running, boundary 10) and b (waiting) on one device."""
+        for job in "ab":
+            self.submit(job)
+            self.hello(job)
+        self.resumed("a")
+        self.progress("a", 10)
+
+    def running_gang(self, ranks: int = 3) -> None:
+        """Gang g running, all ranks at boundary 10, and a gang that waits for its devices."""
+        for job in "gh":
+            self.submit(job, ranks)
+            self.hello(job)
+        for rank in range(ranks):
+            self.resumed("g", rank)
+            self.progress("g", 10, rank)
+
+
+def suspended(epoch: int, boundary: int) -> wire.Suspended:
+    return wire.Suspended(epoch=epoch, boundary=boundary, step=boundary, nbytes=8, stages_s={})
+
+
+def refused(epoch: int, boundary: int, *, running: bool, retryable: bool = True) -> wire.Refused:
+    return wire.Refused(
+        epoch=epoch, boundary=boundary, running=running, error="no room", remedy="", retryable=retryable
+    )
+
+
+def told(commands: list[Command], kind: type[Any]) -> list[tuple[str, int, Any]]:
+    return [
+        (c.job, c.rank, c.message) for c in commands if isinstance(c, Tell) and isinstance(c.message, kind)
+    ]
+
+
+def picture(core: Core) -> bytes:
+    """Everything the core knows, for comparing."""
+
+    def of(job: Gang) -> dict[str, Any]:
+        slots = {name for kind in type(job).__mro__ for name in getattr(kind, "__slots__", ())}
+        values = {name: getattr(job, name) for name in sorted(slots - {"ranks", "history"})}
+        ranks = [(rank.phase.value, rank.boundary, rank.step) for rank in job.ranks]
+        return {**values, "ranks": ranks, "history": list(job.history)}
+
+    jobs = [of(job) for job in core.jobs.values()]
+    holders = [[job.id for job in core.allotment.holders(d)] for d in range(len(core.devices))]
+    occupants = [list(found) for found in core.occupants]
+    return msgspec.json.encode([jobs, holders, occupants])

@@ -1,0 +1,107 @@
+"""Placements, each on a small cluster by hand."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuslice.errors import ConfigError
+from gpuslice.sched_core.cluster import Cluster, FreeDevices
+from gpuslice.sched_core.job import Job, JobSpec
+from gpuslice.sched_core.placement.registry import PLACEMENTS, make_placement
+
+
+def place(
+    name: str, demand: int, taken: list[int], cluster: str = "3x4", **spec: object
+) -> tuple[int, ...] | None:
+    free = FreeDevices(Cluster.parse(cluster))
+    free.take(taken)
+    job = Job(JobSpec(id="j", submit_s=0.0, demand=demand, **spec), 0)
+    return make_placement(name).choose(job, free)
+
+
+def test_count_takes_the_fullest_nodes_first() -> None:
+    assert place("count", 3, [0, 4, 5, 6]) == (7, 1, 2)
+    assert place("count", 9, [0, 4, 5, 6]) is None
+
+
+@pytest.mark.parametrize(
+    ("demand", "taken", "devices"),
+    [
+        (2, [0, 4, 5], (6, 7)),  # the fullest node that will do
+        (4, [0, 4], (8, 9, 10, 11)),
+        (4, [0, 4, 8], None),
+        (6, [0], (4, 5, 6, 7, 1, 2)),  # a whole node and the rest elsewhere
+        (6, [0, 1, 2, 8], (4, 5, 6, 7, 9, 10)),
+        (8, [0, 4], None),
+        (12, [], tuple(range(12))),
+    ],
+)
+def test_consolidated(demand: int, taken: list[int], devices: tuple[int, ...] | None) -> None:
+    assert place("consolidated", demand, taken) == devices
+    assert place("yarn", demand, taken) == devices
+
+
+def test_the_published_scheme_takes_the_first_node() -> None:
+    assert place("published-yarn", 2, [0, 4, 5]) == (1, 2)
+    assert place("published-yarn", 6, []) == (0, 1, 2, 3, 4, 5)
+    assert place("published-yarn", 6, [8]) == (0, 1, 2, 3, 4, 5)
+    assert place("published-yarn", 5, [0, 4]) == (8, 9, 10, 11, 1)
+
+
+def test_spread_takes_one_per_node() -> None:
+    assert place("spread", 3, []) == (0, 4, 8)
+    assert place("spread", 4, [0, 1]) == (4, 8, 2, 5)
+
+
+def test_random_is_seeded() -> None:
+    draws = {place("random", 4, []) for _ in range(3)}
+    assert len(draws) == 1
+    other = make_placement("random", {"seed": "7"})
+    assert (
+        other.choose(Job(JobSpec(id="j", submit_s=0.0, demand=4), 0), FreeDevices(Cluster.parse("3x4")))
+        not in draws
+    )
+
+
+def test_skew_decides_on_consolidation() -> None:
+    taken = [0, 4, 8]  # three free on each node
+    assert place("skew", 4, taken, skew=0.7) is None
+    assert place("skew", 4, taken, skew=0.01) == (1, 2, 3, 5)
+    assert place("skew", 4, taken, model="vgg16") is None
+    assert place("skew", 4, taken, model="resnet50") == (1, 2, 3, 5)
+    assert place("skew", 4, taken, model="vgg16", skew=0.01) == (1, 2, 3, 5)
+
+
+def test_round_up_starts_in_aligned_blocks() -> None:
+    assert place("round-up", 2, [0], "1x8") == (2, 3)
+    assert place("round-up", 3, [0], "1x8") == (4, 5, 6)
+    assert place("round-up", 3, [0, 4], "1x8") is None
+    assert place("round-up", 5, [0], "2x8") == (8, 9, 10, 11, 12)
+    assert place("round-up", 1, [0], "1x8") == (1,)
+
+
+def test_topology_takes_the_closest_level() -> None:
+    assert place("topology", 2, [0, 4], "1x8") == (2, 3)
+    assert place("topology", 2, [0, 2, 4, 6], "1x8") == (1, 3)  # no pair is free, a four is
+    assert place("topology", 4, [0], "1x8") == (4, 5, 6, 7)
+    assert place("topology", 5, [0], "2x8") == (1, 2, 3, 4, 5)
+    assert place("topology", 8, [0, 8], "2x8") == (1, 2, 3, 4, 5, 6, 7, 9)
+    strict = make_placement("topology", {"relax": "false"})
+    free = FreeDevices(Cluster.parse("2x8"))
+    free.take([0, 8])
+    assert strict.choose(Job(JobSpec(id="j", submit_s=0.0, demand=8), 0), free) is None
+    with pytest.raises(ConfigError, match="do not divide"):
+        make_placement("topology", {"levels": "2,3"})
+
+
+@pytest.mark.parametrize("name", PLACEMENTS)
+@given(taken=st.sets(st.integers(0, 19)), demand=st.integers(1, 20))
+def test_only_free_devices_and_as_many_as_asked(name: str, taken: set[int], demand: int) -> None:
+    devices = place(name, demand, sorted(taken), "2x8+1x4")
+    if devices is not None:
+        assert len(devices) == len(set(devices)) == demand
+        assert not taken & set(devices)
+    elif name in ("count", "spread", "random", "topology"):
+        assert demand > 20 - len(taken)

@@ -1,0 +1,89 @@
+"""The incremental greedy choice against the walk it stands for."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpuslice.sched_core.job import Job, JobSpec
+from gpuslice.sched_core.policies.ranking import Entry, Ranking
+
+CAPACITY = 8
+#: Add a job of a size with a priority, remove one, or give one another priority.
+STEP = st.one_of(
+    st.tuples(st.just("add"), st.integers(1, CAPACITY), st.integers(0, 5)),
+    st.tuples(st.just("remove"), st.integers(0, 30), st.just(0)),
+    st.tuples(st.just("rekey"), st.integers(0, 30), st.integers(0, 5)),
+)
+
+
+def walk(entries: list[Entry], *, strict: bool, blocked: set[tuple[int, str]]) -> set[int]:
+    left, chosen = CAPACITY, set()
+    for entry in sorted(entries, key=lambda entry: entry.key):
+        if entry.size <= left and (entry.running or entry.size_class not in blocked):
+            left -= entry.size
+            chosen.add(entry.job.number)
+        elif strict:
+            break
+    return chosen
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.tuples(STEP, st.booleans()), max_size=40))
+def test_repair_equals_the_walk(steps: list[tuple[tuple[str, int, int], bool]]) -> None:
+    ranking: Ranking[Entry] = Ranking(CAPACITY)
+    entries: list[Entry] = []
+    for number, ((verb, first, second), repair) in enumerate(steps):
+        if verb == "add":
+            entry = Entry(Job(JobSpec(id=str(number), submit_s=0.0, demand=first), number), "")
+            entries.append(entry)
+            ranking.add(entry, (second, number))
+        elif entries and verb == "remove":
+            ranking.remove(entries.pop(first % len(entries)))
+        elif entries:
+            entry = entries[first % len(entries)]
+            ranking.rekey(entry, (second, entry.job.number))
+        if repair:
+            before = {entry.job.number for entry in entries if entry.running}
+            flipped = {entry.job.number for entry in ranking.repair()}
+            after = {entry.job.number for entry in entries if entry.running}
+            assert after == walk(entries, strict=False, blocked=set())
+            assert flipped == before ^ after
+            assert ranking.free == CAPACITY - sum(entry.size for entry in entries if entry.running)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(1, CAPACITY), min_size=1, max_size=12), st.integers(0, 3))
+def test_strict_stops_at_the_first_that_does_not_fit(sizes: list[int], finished: int) -> None:
+    ranking: Ranking[Entry] = Ranking(CAPACITY, strict=True)
+    entries = [Entry(Job(JobSpec(id=str(i), submit_s=0.0, demand=n), i), "") for i, n in enumerate(sizes)]
+    for entry in entries:
+        ranking.add(entry, (entry.job.number,))
+    ranking.repair()
+    for entry in entries[:finished]:
+        ranking.remove(entry)
+    ranking.repair()
+    left = entries[finished:]
+    assert {entry.job.number for entry in left if entry.running} == walk(left, strict=True, blocked=set())
+
+
+def test_blocked_classes_are_passed_over() -> None:
+    ranking: Ranking[Entry] = Ranking(CAPACITY)
+    large, small = (Entry(Job(JobSpec(id=str(n), submit_s=0.0, demand=n), n), "") for n in (8, 2))
+    ranking.add(large, (0,))
+    ranking.add(small, (1,))
+    assert ranking.repair({large.size_class}) == [small]
+    assert ranking.repair() == [large, small]
+    assert large.running
+    assert not small.running
+
+
+def test_keys_of_running_jobs_may_all_change() -> None:
+    ranking: Ranking[Entry] = Ranking(CAPACITY)
+    entries = [Entry(Job(JobSpec(id=str(n), submit_s=0.0, demand=4), n), "") for n in range(3)]
+    for entry in entries:
+        ranking.add(entry, (entry.job.number,))
+    ranking.repair()
+    ranking.rekey_running(lambda place, entry: (10 - place,))
+    assert [entry.job.number for _, entry in ranking.running] == [1, 0]
+    assert ranking.repair() == [entries[2], entries[0]]

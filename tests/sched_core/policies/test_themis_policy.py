@@ -1,0 +1,106 @@
+"""Themis in the simulator: fairness, leases, apps with several jobs, conservation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpuslice.errors import ConfigError
+from gpuslice.sched_core.cluster import FreeDevices
+from gpuslice.sched_core.policies.themis.agent import Agent
+from gpuslice.sched_core.policies.themis.arbiter import Arbiter, Contender
+from gpuslice.sched_core.policies.themis.policy import Themis
+from gpuslice.sched_core.slowdown import Slowdown
+from gpuslice.sched_core.traces.trace import Trace
+
+from .worlds import check, jct_s, same, simulate, trace, traces, view
+
+
+@given(traces(), st.sampled_from(["none", "first", "halving"]), st.sampled_from(["lease", "devices"]))
+@settings(max_examples=40, deadline=None)
+def test_conserves_service_and_devices_and_repeats_itself(jobs: Trace, tuner: Any, payment: Any) -> None:
+    first = simulate(jobs, Themis(lease_s=600, tuner=tuner, payment=payment, rung_s=100))
+    check(first)
+    assert same(first, simulate(jobs, Themis(lease_s=600, tuner=tuner, payment=payment, rung_s=100)))
+
+
+@given(traces(demands=(1, 2, 4)))
+@settings(max_examples=25, deadline=None)
+def test_an_idle_cluster_shares_with_nobody_and_rho_is_at_most_1(jobs: Trace) -> None:
+    # 12 jobs of at most 4 devices never fill 12 nodes of 4.
+    outcome = simulate(jobs, Themis(), "12x4")
+    for life_s, alone_s in zip(jct_s(outcome), jobs.duration_s, strict=True):
+        assert life_s <= alone_s + 1e-6
+
+
+def test_two_apps_take_turns_and_both_get_their_half() -> None:
+    outcome = simulate(trace((0, 8, 6000), (0, 8, 6000)), Themis(lease_s=600))
+    # Alone on a half, each would take 12,000 s.
+    assert max(jct_s(outcome)) == pytest.approx(12_000)
+    assert sum(outcome.preemptions) >= 5
+
+
+def test_the_first_model_ends_the_search() -> None:
+    outcome = simulate(trace((0, 4, 3000), (0, 4, 1000), app=["x", "x"]), Themis(tuner="first"))
+    assert outcome.stopped.tolist() == [True, False]
+    assert outcome.finish_s.tolist() == [1000, 1000]
+
+
+def test_halving_keeps_the_better_half_at_every_rung() -> None:
+    jobs = trace(*[(0, 2, 5000)] * 4, app=["x"] * 4)
+    outcome = simulate(jobs, Themis(tuner="halving", rung_s=500, lease_s=500))
+    assert sorted(outcome.finish_s.tolist()) == [500, 500, 1000, 5000]
+    assert outcome.stopped.sum() == 3
+
+
+def test_rho_by_hand() -> None:
+    moment = view("2x4", ("a", 4, 1000.0), now_s=500.0)
+    agent = Agent("a", 0.0, "all", Slowdown(2.0), crowd_s=0.0, ideal="times_n")
+    job = moment.jobs["a"]
+    agent.add(job, moment)
+    # Two apps all the time: T_id = 1000 s · 2. Nothing held: ρ is infinite.
+    assert agent.rho(moment, crowd_s=1000.0) == float("inf")
+    free = FreeDevices(moment.cluster)
+    bid = agent.bid(moment, 1000.0, free, [job], wait_s=1000.0)
+    # One node: T_sh = 500 + 1000. Nothing: another 1000 s of waiting. No option is spread: both nodes fit it.
+    assert [round(option.value, 6) for option in bid.options] == [round(2000 / 1500, 6)] * 2
+    assert bid.nothing == pytest.approx(2000 / 2500)
+    free.take([0, 4, 5])
+    spread = agent.bid(moment, 1000.0, free, [job], wait_s=1000.0)
+    # 3 + 1 devices on two nodes run at half speed: T_sh = 500 + 2000.
+    assert [(option.counts, option.value) for option in spread.options] == [
+        ({0: 3, 1: 1}, pytest.approx(0.8))
+    ]
+
+
+def test_the_ideal_is_a_share_of_the_devices() -> None:
+    moment = view("2x4", ("a", 4, 1000.0), now_s=500.0)
+    agent = Agent("a", 0.0, "all", Slowdown(), crowd_s=0.0)
+    agent.add(moment.jobs["a"], moment)
+    # With two apps half of the 8 devices is all it can use; with four apps, half of what it can use.
+    assert agent.ideal_s(moment, crowd_s=1000.0) == 1000.0
+    assert agent.ideal_s(moment, crowd_s=2000.0) == 2000.0
+
+
+def test_leftovers_go_to_those_that_were_not_asked() -> None:
+    moment = view("1x4", ("a", 2, 100.0), ("b", 1, 100.0), ("c", 1, 100.0), now_s=10.0)
+    agents = []
+    for job in moment.jobs.values():
+        agents.append(Agent(job.id, 0.0, "all", Slowdown(), 0.0))
+        agents[-1].add(job, moment)
+    contenders = [Contender(agent, tuple(agent.jobs.values())) for agent in agents]
+    arbiter = Arbiter(0.8, 8, whole_leases=True, seed=1)
+    offer = FreeDevices(moment.cluster)
+    grants = arbiter.share_out(moment, 30.0, offer, contenders, wait_s=1200.0)
+    assert offer.total == 0
+    assert {grant.job.id for grant in grants} == {"a", "b", "c"}
+
+
+def test_impossible_options_are_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="fairness=2"):
+        Themis(fairness=2)
+    with pytest.raises(ConfigError, match="rung_s=0"):
+        Themis(rung_s=0)

@@ -1,0 +1,45 @@
+"""Trials on a small pool, around any policy."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpuslice.errors import ConfigError
+from gpuslice.sched_core.policies.registry import make_policy
+from gpuslice.sched_core.traces.trace import Trace
+
+from .worlds import check, same, simulate, trace, traces
+
+POLICIES = ["fifo", "srtf", "2das", "yarn-cs", "themis", "chronus", "gandiva", "optimus"]
+
+
+@given(traces(demands=(1, 2, 3, 4)), st.sampled_from(POLICIES))
+@settings(max_examples=60, deadline=None)
+def test_conserves_service_and_devices_and_repeats_itself(jobs: Trace, name: str) -> None:
+    options = {"trial_nodes": 1, "trial_s": 200, **({"packing": False} if name == "gandiva" else {})}
+    # Elastic jobs may grow to eight devices, which is what the policy has.
+    first = simulate(jobs, make_policy(name, options), "3x4")
+    check(first)
+    assert same(first, simulate(jobs, make_policy(name, options), "3x4"))
+
+
+def test_a_broken_job_ends_on_the_pool_beside_a_full_cluster() -> None:
+    jobs = trace((0, 8, 10_000), (10, 1, 60), (20, 4, 1000))
+    policy = make_policy("fifo", {"trial_nodes": 1, "trial_s": 100})
+    outcome = simulate(jobs, policy, "3x4")
+    # The first is larger than the pool and starts at once; the second ends in its trial; the third waits for
+    # the pool, has its 100 s there, and then waits for the first.
+    assert outcome.first_start_s.tolist() == [0, 10, 70]
+    assert outcome.finish_s.tolist() == [10_000, 70, 10_900]
+    assert policy.counters["ended_in_trial"] == 1  # type: ignore[attr-defined]
+
+
+def test_a_pool_that_leaves_too_little_is_refused() -> None:
+    with pytest.raises(ConfigError, match="leaves nothing"):
+        simulate(trace((0, 1, 1)), make_policy("fifo", {"trial_nodes": 2}))
+    with pytest.raises(ConfigError, match="job j0 asks for 6 devices; the trial pool leaves 4"):
+        simulate(trace((0, 6, 1)), make_policy("fifo", {"trial_nodes": 1}))
+    with pytest.raises(ConfigError, match="trial_s=0"):
+        make_policy("fifo", {"trial_nodes": 1, "trial_s": 0})

@@ -1,0 +1,134 @@
+"""A rank for tests, as a process of its own: talks like the agent, trains nothing.
+
+    rank.py BOUNDARIES EXIT_CODE [--deaf]
+
+counts boundaries, one every few milliseconds while it has a lease, and exits after ``BOUNDARIES``.
+``--deaf`` ignores SIGTERM. With ``WORLD`` above 1 and no ``RANK`` in the environment it is the launcher of
+that many ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+
+import zmq
+
+from gpuslice import wire
+
+PACE_MS = 2
+
+
+class Rank:
+    """One rank and its end of the socket."""
+
+    def __init__(self, last: int) -> None:
+        self.job = os.environ["GPUSLICE_JOB"]
+        self.rank = int(os.environ.get("RANK", "0"))
+        self.last = last
+        self.boundary = 0
+        self.epoch = 0
+        self.training = False
+        self.stop_at: int | None = None
+        self.socket = zmq.Context.instance().socket(zmq.DEALER)
+        self.standing: wire.Suspended | None = None
+        self.socket.setsockopt(zmq.LINGER, 1000)
+        self.socket.setsockopt(zmq.IMMEDIATE, 1)
+        self.monitor = self.socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        self.poller = zmq.Poller()
+        for source in (self.socket, self.monitor):
+            self.poller.register(source, zmq.POLLIN)
+        self.socket.connect(os.environ["GPUSLICE_SOCKET"])
+
+    def send(self, message: wire.FromAgent) -> None:
+        """Say something; it is lost while there is no scheduler, as much can be."""
+        with contextlib.suppress(zmq.Again):
+            self.socket.send(wire.encode(message), zmq.NOBLOCK)
+
+    def greet(self) -> None:
+        """As on every connection: who and where we are."""
+        self.monitor.recv_multipart()
+        self.send(
+            wire.Hello(
+                version=wire.PROTOCOL_VERSION,
+                job=self.job,
+                rank=self.rank,
+                world_size=int(os.environ.get("WORLD", "1")),
+                pid=os.getpid(),
+                boundary=self.boundary,
+                epoch=self.epoch,
+                parked=not self.training,
+            )
+        )
+        if self.standing is not None:
+            self.send(self.standing)
+
+    def run(self) -> None:
+        while self.boundary < self.last:
+            ready = dict(self.poller.poll(PACE_MS if self.training else None))
+            if self.monitor in ready:
+                self.greet()
+            if self.socket in ready:
+                self.obey(wire.decode_to_agent(self.socket.recv()))
+            elif self.training:
+                self.pass_boundary()
+        self.send(wire.Bye(epoch=self.epoch, boundary=self.boundary, step=self.boundary))
+        self.socket.disable_monitor()
+        self.monitor.close()
+        self.socket.close()
+        zmq.Context.instance().term()
+
+    def pass_boundary(self) -> None:
+        self.boundary += 1
+        self.send(wire.Progress(epoch=self.epoch, boundary=self.boundary, step=self.boundary))
+        if self.boundary == self.stop_at:
+            self.training, self.stop_at = False, None
+            self.standing = wire.Suspended(
+                epoch=self.epoch,
+                boundary=self.boundary,
+                step=self.boundary,
+                nbytes=1,
+                stages_s={"copy_out_s": 0.0},
+            )
+            self.send(self.standing)
+
+    def obey(self, message: wire.ToAgent) -> None:
+        if isinstance(message, wire.Resume):
+            if self.training:
+                return
+            self.epoch, self.training, self.standing = message.epoch, True, None
+            self.send(wire.Resumed(epoch=self.epoch, boundary=self.boundary, stages_s={}))
+        elif isinstance(message, wire.Suspend):
+            if self.boundary >= message.stop_at:
+                self.send(wire.Overshot(epoch=self.epoch, boundary=self.boundary))
+            else:
+                self.stop_at = message.stop_at
+
+
+def launch_ranks(world: int) -> int:
+    """What torchrun does: every rank in a session of its own; the first failure is ours."""
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, *sys.argv], env={**os.environ, "RANK": str(rank)}, start_new_session=True
+        )
+        for rank in range(world)
+    ]
+    return max(abs(rank.wait()) for rank in ranks)
+
+
+def main() -> int:
+    world = int(os.environ.get("WORLD", "1"))
+    if world > 1 and "RANK" not in os.environ:
+        return launch_ranks(world)
+    if "--deaf" in sys.argv:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    print("begins", flush=True)
+    Rank(int(sys.argv[1])).run()
+    return int(sys.argv[2])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,61 @@
+"""Switching costs from text and files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gpuslice.errors import UsageError
+from gpuslice.sched_core.job import Job, JobSpec
+from gpuslice.sched_core.sim.cost import parse_cost, parse_time
+
+SWITCH = {
+    "quiesce_s": 0.1,
+    "copy_out_s": 0.2,
+    "publish_s": 0.0,
+    "free_s": 0.1,
+    "parked_s": 50.0,
+    "reserve_s": 0.1,
+    "copy_in_s": 0.5,
+}
+
+
+def seconds(text: str, model: str = "") -> float:
+    return parse_cost(text).resume_s(Job(JobSpec(id="j", submit_s=0.0, model=model), 0))
+
+
+def test_words() -> None:
+    assert seconds("none") == 0
+    assert seconds("fixed:62s") == 62
+    assert seconds("fixed:1.5m") == 90
+
+
+def test_measured(tmp_path: Path) -> None:
+    path = tmp_path / "measured.json"
+    path.write_text(json.dumps({"switches": [SWITCH, {**SWITCH, "copy_in_s": 1.5}]}))
+    assert seconds(str(path)) == pytest.approx(1.5)
+    vgg = {"suspend_s": 3, "resume_s": 4}
+    path.write_text(json.dumps({"suspend_s": 1, "resume_s": 1.5, "models": {"vgg16": vgg}}))
+    assert (seconds(str(path)), seconds(str(path), "vgg16")) == (2.5, 7)
+
+
+@pytest.mark.parametrize("text", ["free", "fixed:", "fixed:-1s", "fixed:1y", "absent.json"])
+def test_what_is_no_cost(text: str) -> None:
+    with pytest.raises(UsageError):
+        parse_cost(text)
+
+
+@pytest.mark.parametrize(
+    "content", ["[]", "{", "{}", '{"switches": []}', '{"suspend_s": "x", "resume_s": 1}']
+)
+def test_files_that_hold_no_cost(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "measured.json"
+    path.write_text(content)
+    with pytest.raises(UsageError, match="holds no switching costs"):
+        parse_cost(str(path))
+
+
+def test_times() -> None:
+    assert [parse_time(text) for text in ("500ms", "2h", "7")] == [0.5, 7200, 7]

@@ -1,0 +1,143 @@
+"""Metrics by hand."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gpuslice.errors import UsageError
+from gpuslice.sched_core.cluster import Cluster
+from gpuslice.sched_core.policies.registry import make_policy
+from gpuslice.sched_core.sim import report
+from gpuslice.sched_core.sim.engine import Simulation
+from gpuslice.sched_core.sim.metrics import finish_time_fairness, jain, spread, summary
+from gpuslice.sched_core.sim.outcome import Outcome
+from gpuslice.sched_core.sim.table import render, render_validation
+from gpuslice.sched_core.sim.validate import validate
+from gpuslice.sched_core.traces.trace import Trace
+
+Simulate = Callable[..., Outcome]
+
+
+def test_summary(simulate: Simulate) -> None:
+    """0: [0,10) alone on two devices; 1 waits from 4 to 10, then runs to 16."""
+    found = summary(simulate([(0, 2, 10), (4, 1, 6)], "1x2", "fifo"))
+    assert found["jct_s"]["mean"] == 11
+    assert found["jct_s"]["median"] == 11
+    assert found["queueing_s"]["max"] == found["queueing_fair_share_s"]["max"] == 6
+    assert found["makespan_s"] == 16
+    assert found["utilization"] == pytest.approx(26 / 32)
+    assert found["jobs_done"] == 2
+    assert found["slowdown"]["max"] == 2
+    json.dumps(found, allow_nan=False)
+
+
+def test_rho_is_one_in_an_idle_cluster(simulate: Simulate) -> None:
+    outcome = simulate([(0, 2, 10), (20, 4, 5), (30, 1, 1)], "1x4", "2das")
+    assert finish_time_fairness(outcome).tolist() == [1, 1, 1]
+
+
+def test_rho_against_the_share_of_two(simulate: Simulate) -> None:
+    """Two jobs want everything. First come: 10 and 20 s; with half each, both would take 20."""
+    outcome = simulate([(0, 4, 10), (0, 4, 10)], "1x4", "fifo")
+    assert outcome.contention.tolist() == [2, 1.5]
+    assert finish_time_fairness(outcome) == pytest.approx([10 / 20, 20 / 15])
+
+
+def test_small_jobs_are_not_slowed_by_a_share_that_suffices(simulate: Simulate) -> None:
+    outcome = simulate([(0, 1, 10)] * 4, "1x4", "fifo")
+    assert finish_time_fairness(outcome).tolist() == [1, 1, 1, 1]
+
+
+def test_jain() -> None:
+    assert jain(np.array([2.0, 2.0, 2.0])) == 1
+    assert jain(np.array([1.0, 0.0, 0.0, 0.0])) == 0.25
+    assert jain(np.array([0.0])) is None
+
+
+def test_spread_of_nothing_is_none() -> None:
+    assert spread(np.array([np.nan])) is None
+
+
+def test_deadlines_strict_and_soft() -> None:
+    trace = Trace(
+        ["a", "b", "c"],
+        [0, 0, 0],
+        [1, 1, 1],
+        [5, 5, 5],
+        {"deadlines": [((5.0, 1.0),), ((6.0, 2.0), (10.0, 1.0)), ()]},
+    )
+    found = summary(Simulation(trace, Cluster([1]), make_policy("fifo")).run())
+    assert (found["deadlines"], found["deadline_misses"], found["deadline_misses_soft"]) == (2, 1, 0)
+
+
+def test_per_job_csv(simulate: Simulate, tmp_path: Path) -> None:
+    outcome = simulate([(0, 1, 10), (0.5, 1, 2)], "1x1", "srtf")
+    report.write_per_job(outcome, tmp_path / "jobs.csv")
+    with (tmp_path / "jobs.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0])[:6] == ["job_id", "submit_time", "start_time", "end_time", "preempt", "promote"]
+    assert [rows[0][key] for key in ("start_time", "end_time", "preempt")] == ["0", "12", "1"]
+    assert [rows[1][key] for key in ("start_time", "end_time", "preempt")] == ["0.5", "2.5", "0"]
+
+
+def test_json_is_the_same_bytes_twice(simulate: Simulate, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        outcomes = [simulate([(0, 1, 10), (1, 2, 3)], "1x2", policy) for policy in ("fifo", "2das")]
+        report.write_json(outcomes, tmp_path / name)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    found = json.loads((tmp_path / "a").read_text())
+    assert [policy["summary"]["policy"] for policy in found["policies"]] == ["fifo", "2das"]
+    job = found["policies"][0]["jobs"][1]
+    assert job["start_time"] == 10
+    assert job["placements"] == [{"start": 10, "end": 13, "devices": [0, 1]}]
+
+
+def test_validation(simulate: Simulate, tmp_path: Path) -> None:
+    outcome = simulate([(0, 1, 10), (5, 1, 10)], "1x1", "fifo")
+    measured = tmp_path / "measured.csv"
+    measured.write_text("job_id,jct\n0,8\n1,20\n")
+    found = validate(outcome, measured)
+    assert found.errors == pytest.approx({"0": 0.25, "1": -0.25})
+    assert found.average_error == pytest.approx(25 / 28 - 1)
+    assert "mean absolute error 25.0%" in render_validation(outcome, found)
+    measured.write_text("job_id,end_time\n1,25\n")
+    assert validate(outcome, measured).errors == pytest.approx({"1": -0.25})
+    measured.write_text("job_id,jct\naverage,10\n")
+    assert validate(outcome, measured).average_error == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("job_id,jct\n9,8\n", "line 2, column 'job_id': the trace has no job '9'"),
+        ("job_id,jct\n0,x\n", "line 2, column 'jct': 'x' is not a number"),
+        ("job_id,jct\n0,0\n", "took no time"),
+        ("job_id,jct\n", "names no job"),
+    ],
+)
+def test_malformed_measurements(simulate: Simulate, tmp_path: Path, text: str, named: str) -> None:
+    measured = tmp_path / "measured.csv"
+    measured.write_text(text)
+    with pytest.raises(UsageError, match=named):
+        validate(simulate([(0, 1, 10)], "1x1", "fifo"), measured)
+
+
+def test_table_lines_up(simulate: Simulate) -> None:
+    text = render([simulate([(0, 1, 10)], "1x1", policy) for policy in ("fifo", "2das")])
+    assert len({len(line) for line in text.splitlines()}) == 1
+    assert "100.0%" in text
+
+
+def test_first_starts_and_completion_times_without_deadlines() -> None:
+    deadlines = [((5.0, 1.0),), ()]
+    trace = Trace(["a", "b"], [0, 0], [1, 1], [5, 5], {"deadlines": deadlines})
+    found = summary(Simulation(trace, Cluster([1]), make_policy("fifo")).run())
+    assert found["first_start_s"]["mean"] == 2.5
+    assert found["jct_best_effort_s"]["mean"] == 10
+    assert found["jct_s"]["mean"] == 7.5

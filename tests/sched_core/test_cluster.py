@@ -1,0 +1,48 @@
+"""Clusters and free devices."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuslice.errors import UsageError
+from gpuslice.sched_core.cluster import Cluster, FreeDevices
+
+
+@pytest.mark.parametrize(("text", "sizes"), [("4x8", (8,) * 4), ("2x8+1x4", (8, 8, 4)), ("1x1", (1,))])
+def test_parse_and_print(text: str, sizes: tuple[int, ...]) -> None:
+    assert Cluster.parse(text).node_sizes == sizes
+    assert str(Cluster.parse(text)) == text
+
+
+@pytest.mark.parametrize("text", ["", "8", "4x", "4*8", "0x8", "4x0", "-1x8", "4x8+"])
+def test_what_is_not_a_cluster(text: str) -> None:
+    with pytest.raises(UsageError):
+        Cluster.parse(text)
+
+
+def test_devices_are_numbered_through() -> None:
+    cluster = Cluster.parse("1x2+1x3")
+    assert cluster.node_of == [0, 0, 1, 1, 1]
+    assert [cluster.local_of(device) for device in range(5)] == [0, 1, 0, 1, 2]
+    assert cluster.nodes((1, 4)) == {0, 1}
+
+
+@given(st.lists(st.sets(st.integers(0, 11)), max_size=8))
+def test_taking_and_giving(takes: list[set[int]]) -> None:
+    free = FreeDevices(Cluster.parse("3x4"))
+    taken: set[int] = set()
+    for devices in takes:
+        back, new = sorted(devices & taken), sorted(devices - taken)
+        before = free.copy()
+        free.give(back)
+        free.take(new)
+        taken ^= devices
+        left = set(range(12)) - taken
+        assert free.total == len(left)
+        assert [d for node in free.on_node for d in node] == sorted(left)
+        assert {n for n in range(3) if len(free.on_node[n]) == 2} == set(free.nodes_with[2])
+        assert free.has(left)
+        assert not taken or not free.has(taken)
+        assert before.total == 12 - len(taken ^ devices)

@@ -1,0 +1,64 @@
+"""Real gangs: two DDP trainings under torchrun take turns on two devices, moved all or nothing."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from gpuslice import launch
+from gpuslice.config import Settings
+from gpuslice.sched_core.core import Core
+from gpuslice.sched_core.events import Command, Event, Program
+from gpuslice.sched_core.job import JobSpec
+from gpuslice.sched_core.live import Scheduler
+from gpuslice.sched_core.policies.rr import RoundRobin
+from gpuslice.sched_core.states import JobState
+from gpuslice.types import DeviceName
+
+SCRIPT = Path(__file__).with_name("ddp.py")
+EPOCHS = "8"
+DEADLINE_S = 200.0
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+
+
+@pytest.fixture
+def ramdisk() -> Iterator[str]:
+    with tempfile.TemporaryDirectory(prefix="gpuslice-test-", dir="/dev/shm") as directory:
+        yield directory
+
+
+def digest(text: str) -> str:
+    found = re.search(r"^digest (\w{64})$", text, re.MULTILINE)
+    assert found, text
+    return found[1]
+
+
+@pytest.mark.slow
+def test_gangs_that_share_devices_end_as_undisturbed_ones(tmp_path: Path, ramdisk: str) -> None:
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    argv = (*TORCHRUN, str(SCRIPT), EPOCHS)
+    alone = subprocess.run(argv, env=environ, capture_output=True, text=True, check=True, timeout=DEADLINE_S)
+    core = Core([DeviceName("cpu", 0), DeviceName("cpu", 1)], RoundRobin(quantum_s=0.5))
+
+    def observe(event: Event, now: float, commands: Sequence[Command]) -> None:
+        core.check()
+
+    program = Program(argv, "/", launch.environment(Settings(device="cpu:0", ramdisk_dir=ramdisk), environ))
+    with Scheduler(core, tmp_path / "s", observer=observe) as scheduler:
+        for job in "gh":
+            scheduler.submit(JobSpec(id=job, submit_s=0.0, demand=2), program)
+        assert scheduler.run(
+            lambda: all(job.state.ended and job.processes_gone for job in core.jobs.values()),
+            timeout_s=DEADLINE_S,
+        )
+        outputs = [scheduler.processes.log(job, "out").read_text() for job in "gh"]
+    assert {job.state for job in core.jobs.values()} == {JobState.SUCCEEDED}
+    assert all(job.epoch > 1 for job in core.jobs.values()), "nothing was put to the test"
+    assert [digest(output) for output in outputs] == [digest(alone.stdout)] * 2

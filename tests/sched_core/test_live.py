@@ -1,0 +1,293 @@
+"""The live shell with real sockets and real processes (which train nothing, see rank.py)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+import zmq
+
+from gpuslice import wire
+from gpuslice.errors import EnvironmentUnusableError
+from gpuslice.sched_core import processes
+from gpuslice.sched_core.core import Core
+from gpuslice.sched_core.events import Command, Event, Program, Reported, Tell
+from gpuslice.sched_core.job import JobSpec
+from gpuslice.sched_core.live import Scheduler
+from gpuslice.sched_core.policies.rr import RoundRobin
+from gpuslice.sched_core.states import JobState
+from gpuslice.types import DeviceName
+
+RANK = Path(__file__).with_name("rank.py")
+DEADLINE_S = 30.0
+
+
+class Bench:
+    """A scheduler, its core, and everything that happened."""
+
+    def __init__(self, directory: Path, device_count: int) -> None:
+        devices = [DeviceName("null", index) for index in range(device_count)]
+        self.core = Core(devices, RoundRobin(quantum_s=0.05))
+        self.story: list[tuple[Event, Sequence[Command]]] = []
+        self.scheduler = Scheduler(self.core, directory, observer=self.observe)
+
+    def observe(self, event: Event, now: float, commands: Sequence[Command]) -> None:
+        self.core.check()
+        self.story.append((event, commands))
+
+    def submit(
+        self, job: str, boundaries: int = 40, *, code: int = 0, ranks: int = 1, options: Sequence[str] = ()
+    ) -> None:
+        argv = (sys.executable, str(RANK), str(boundaries), str(code), *options)
+        program = Program(argv, "/", {**os.environ, "WORLD": str(ranks)})
+        self.scheduler.submit(JobSpec(id=job, submit_s=0.0, demand=ranks), program)
+
+    def run(self, until: Callable[[], bool]) -> None:
+        assert self.scheduler.run(until, timeout_s=DEADLINE_S), {
+            job.id: (job.state, list(job.history)) for job in self.core.jobs.values()
+        }
+
+    def finish(self) -> dict[str, JobState]:
+        self.run(lambda: all(job.state.ended and job.processes_gone for job in self.core.jobs.values()))
+        return {job.id: job.state for job in self.core.jobs.values()}
+
+    def wait_for(self, job: str, state: JobState) -> None:
+        self.run(lambda: self.core.jobs[job].state is state)
+
+    def output(self, job: str, stream: str = "out") -> str:
+        return self.scheduler.processes.log(job, stream).read_text()
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return tmp_path / "s"
+
+
+@pytest.fixture
+def open_bench(directory: Path) -> Iterator[Callable[[int], Bench]]:
+    opened: list[Bench] = []
+
+    def open_one(device_count: int = 1) -> Bench:
+        opened.append(Bench(directory, device_count))
+        return opened[-1]
+
+    yield open_one
+    for bench in opened:
+        bench.scheduler.close()
+    assert psutil.Process().children(recursive=True) == []
+
+
+def test_two_jobs_take_turns_on_one_device(open_bench: Callable[[int], Bench]) -> None:
+    bench = open_bench(1)
+    bench.submit("a", 120)
+    bench.submit("b", 120)
+    assert bench.finish() == {"a": JobState.SUCCEEDED, "b": JobState.SUCCEEDED}
+    holders = [event.job for event, _ in bench.story if is_report(event, wire.Resumed)]
+    assert len(holders) > 2
+    assert holders[:4] == ["a", "b", "a", "b"] or holders[:4] == ["b", "a", "b", "a"]
+    assert all(rank.step == 120 for job in bench.core.jobs.values() for rank in job.ranks)
+
+
+def is_report(event: Event, kind: type) -> bool:
+    return isinstance(event, Reported) and isinstance(event.message, kind)
+
+
+def test_a_gang_stops_at_one_boundary(open_bench: Callable[[int], Bench]) -> None:
+    bench = open_bench(2)
+    bench.submit("pair", 150, ranks=2)
+    bench.submit("alone", 150)
+    bench.wait_for("pair", JobState.SUSPENDED)
+    ranks = bench.core.jobs["pair"].ranks
+    assert len({rank.boundary for rank in ranks}) == 1
+    assert bench.finish() == {"pair": JobState.SUCCEEDED, "alone": JobState.SUCCEEDED}
+
+
+def test_a_killed_rank_fails_the_gang_and_its_launcher_goes_too(open_bench: Callable[[int], Bench]) -> None:
+    bench = open_bench(2)
+    bench.submit("pair", 10**6, ranks=2)
+    bench.wait_for("pair", JobState.RUNNING)
+    launcher = psutil.Process().children()[0].children()[0]
+    victim = launcher.children()[1]
+    victim.send_signal(signal.SIGKILL)
+    assert bench.finish() == {"pair": JobState.FAILED}
+    assert bench.core.jobs["pair"].reason in ("rank 0 died", "rank 1 died")
+    assert not lives(launcher)
+
+
+def test_exit_code_and_output_are_kept(open_bench: Callable[[int], Bench]) -> None:
+    bench = open_bench(1)
+    bench.submit("bad", 3, code=7)
+    assert bench.finish() == {"bad": JobState.FAILED}
+    assert bench.core.jobs["bad"].exit_code == 7
+    assert bench.output("bad") == "begins\n"
+
+
+def test_a_job_killed_while_parked_fails_and_the_other_goes_on(open_bench: Callable[[int], Bench]) -> None:
+    bench = open_bench(1)
+    bench.submit("a", 10**6)
+    bench.submit("b", 60)
+    bench.wait_for("a", JobState.SUSPENDED)
+    supervisors = psutil.Process().children()
+    next(one for one in supervisors if one.environ()["GPUSLICE_JOB"] == "a").children()[0].kill()
+    assert bench.finish() == {"a": JobState.FAILED, "b": JobState.SUCCEEDED}
+    assert bench.core.jobs["a"].exit_code == -signal.SIGKILL
+
+
+def test_a_command_that_cannot_be_started_fails(open_bench: Callable[[int], Bench]) -> None:
+    bench = open_bench(1)
+    bench.scheduler.submit(JobSpec(id="x", submit_s=0.0), Program(("/no/such/program",), "/", {}))
+    assert bench.finish() == {"x": JobState.FAILED}
+    assert bench.core.jobs["x"].exit_code == 127
+    assert "No such file" in bench.output("x", "err")
+
+
+def test_a_script_that_never_trains_succeeds(open_bench: Callable[[int], Bench]) -> None:
+    bench = open_bench(1)
+    program = Program((sys.executable, "-c", "print('hello')"), "/", dict(os.environ))
+    bench.scheduler.submit(JobSpec(id="x", submit_s=0.0), program)
+    assert bench.finish() == {"x": JobState.SUCCEEDED}
+
+
+def test_cancel_ends_a_job_that_ignores_sigterm(
+    open_bench: Callable[[int], Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "GRACE_S", 0.2)
+    bench = open_bench(1)
+    bench.submit("deaf", 10**6, options=["--deaf"])
+    bench.wait_for("deaf", JobState.RUNNING)
+    bench.scheduler.cancel("deaf", "enough")
+    assert bench.finish() == {"deaf": JobState.CANCELLED}
+    assert bench.core.jobs["deaf"].exit_code == -signal.SIGKILL
+
+
+def test_closing_ends_every_process(open_bench: Callable[[int], Bench]) -> None:
+    bench = open_bench(2)
+    bench.submit("pair", 10**6, ranks=2)
+    bench.wait_for("pair", JobState.RUNNING)
+    found = psutil.Process().children(recursive=True)
+    assert len(found) == 4
+    bench.scheduler.close()
+    assert not any(lives(child) for child in found)
+
+
+def lives(process: psutil.Process) -> bool:
+    """Whether it does; an orphan that nobody has waited for yet does not."""
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+class Stranger:
+    """Somebody who connects and says things."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+        self.context = zmq.Context()
+        self.socket = self.context.socket(zmq.DEALER)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.connect(bench.scheduler.endpoint)
+
+    def ask(self, *frames: bytes) -> wire.ToAgent:
+        self.socket.send_multipart(frames)
+        self.bench.run(lambda: bool(self.socket.poll(1)))
+        return wire.decode_to_agent(self.socket.recv())
+
+    def close(self) -> None:
+        self.context.destroy()
+
+
+@pytest.fixture
+def stranger(open_bench: Callable[[int], Bench]) -> Iterator[Stranger]:
+    found = Stranger(open_bench(1))
+    yield found
+    found.close()
+
+
+HELLO = wire.Hello(version=wire.PROTOCOL_VERSION, job="a", rank=0, world_size=1, pid=1)
+
+
+@pytest.mark.parametrize(
+    ("frames", "why"),
+    [
+        ((b"\xff\xfegarbage",), "not a message"),
+        ((b"",), "not a message"),
+        ((b"a", b"b"), "2 frames"),
+        ((wire.encode(wire.Welcome(version=1)),), "not a message"),
+        ((wire.encode(wire.Progress(epoch=1, boundary=1, step=1)),), "unknown rank"),
+        ((wire.encode(wire.Hello(version=99, job="a", rank=0, world_size=1, pid=1)),), "version 99"),
+        ((wire.encode(HELLO),), "no job 'a'"),
+    ],
+)
+def test_what_cannot_be_accepted_is_answered_and_dropped(
+    stranger: Stranger, frames: tuple[bytes, ...], why: str
+) -> None:
+    answers = [stranger.ask(*frames)]
+    while isinstance(answers[-1], wire.Welcome):
+        answers.append(wire.decode_to_agent(stranger.socket.recv()))
+    assert isinstance(answers[-1], wire.Rejected)
+    assert why in answers[-1].error
+    assert stranger.bench.story == []
+
+
+def test_a_second_hello_is_rejected_and_the_first_rank_keeps_its_place(stranger: Stranger) -> None:
+    bench = stranger.bench
+    bench.submit("a", 10**6)
+    bench.wait_for("a", JobState.RUNNING)
+    answers = [stranger.ask(wire.encode(HELLO)), wire.decode_to_agent(stranger.socket.recv())]
+    assert [type(answer) for answer in answers] == [wire.Welcome, wire.Rejected]
+    bench.submit("b", 10**6)
+    bench.wait_for("a", JobState.SUSPENDED)
+
+
+def test_ten_thousand_garbage_frames_and_an_oversize_one_disturb_nobody(stranger: Stranger) -> None:
+    bench = stranger.bench
+    bench.submit("a", 60)
+    bench.wait_for("a", JobState.RUNNING)
+
+    def may_send() -> bool:
+        return bool(stranger.socket.poll(0, zmq.POLLOUT))
+
+    for number in range(10_000):
+        bench.run(may_send)
+        stranger.socket.send(b"%d" % number, flags=zmq.NOBLOCK)
+    bench.run(may_send)
+    stranger.socket.send(bytes(wire.MAX_MESSAGE_BYTES + 1), flags=zmq.NOBLOCK)
+    assert bench.finish() == {"a": JobState.SUCCEEDED}
+
+
+def test_the_socket_is_private_and_has_one_owner(open_bench: Callable[[int], Bench], directory: Path) -> None:
+    bench = open_bench(1)
+    for path in (directory, directory / "scheduler.sock", directory / "scheduler.pid"):
+        assert not stat.S_IMODE(path.stat().st_mode) & 0o077
+    with pytest.raises(EnvironmentUnusableError, match=f"pid {os.getpid()}"):
+        open_bench(1)
+    bench.scheduler.close()
+    open_bench(1)
+
+
+@pytest.mark.parametrize("fault", ["public", "link", "long"])
+def test_an_unsuitable_directory_is_refused(tmp_path: Path, fault: str) -> None:
+    directory = tmp_path / ("d" * 120 if fault == "long" else "d")
+    if fault == "public":
+        directory.mkdir(mode=0o755)
+    if fault == "link":
+        (tmp_path / "real").mkdir(mode=0o700)
+        directory.symlink_to(tmp_path / "real")
+    core = Core([DeviceName("null", 0)], RoundRobin())
+    with pytest.raises(EnvironmentUnusableError):
+        Scheduler(core, directory)
+
+
+def test_orders_go_to_whoever_holds_the_lease(open_bench: Callable[[int], Bench]) -> None:
+    bench = open_bench(1)
+    bench.submit("a", 50)
+    bench.finish()
+    told = [command.job for _, commands in bench.story for command in commands if isinstance(command, Tell)]
+    assert set(told) == {"a"}

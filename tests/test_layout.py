@@ -1,0 +1,117 @@
+"""The shape of the repository: import direction, packaging, no torch in the scheduler."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PARTS = ("gpuslice", "kernels", "checkpoint", "profiler", "sched_core")
+FOUNDATION = {"types", "errors", "clock", "wire", "verbs", "config"}
+#: What each part may import of gpuslice, besides itself and the foundation.
+ALLOWED: dict[str, set[str]] = {
+    "kernels": set(),
+    "checkpoint": {"kernels"},
+    "profiler": {"kernels"},
+    "sched_core": set(),
+}
+
+
+def modules(part: str) -> Iterator[Path]:
+    yield from sorted((ROOT / part).rglob("*.py"))
+
+
+def imported(source: str) -> Iterator[tuple[str, int]]:
+    """Absolute names imported by ``source``, with the line."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
+
+
+def violations(part: str, source: str, own: str = "") -> list[str]:
+    """Import rules broken by ``source``, a file of ``part`` (``own``: its stem, for the foundation)."""
+    found = []
+    for name, line in imported(source):
+        head, *rest = name.split(".")
+        if head in PARTS[1:]:
+            found.append(f"line {line}: bare import of {head}; write gpuslice.{head}")
+        if head != "gpuslice" or not rest:
+            continue
+        target = rest[0]
+        if part == "gpuslice":
+            if own in FOUNDATION and target not in FOUNDATION:
+                found.append(f"line {line}: the foundation imports gpuslice.{target}")
+        elif target != part and target not in FOUNDATION | ALLOWED[part]:
+            found.append(f"line {line}: {part} imports gpuslice.{target}, which is above it")
+    if part == "sched_core" and any(name.split(".")[0] == "torch" for name, _ in imported(source)):
+        found.append("sched_core imports torch")
+    return found
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_imports_point_down(part: str) -> None:
+    for path in modules(part):
+        own = path.stem if path.parent == ROOT / "gpuslice" else ""
+        assert violations(part, path.read_text(encoding="utf-8"), own) == [], path
+
+
+@pytest.mark.parametrize(
+    ("part", "own", "source"),
+    [
+        ("kernels", "", "from gpuslice.checkpoint import ramdisk"),
+        ("checkpoint", "", "import gpuslice.job"),
+        ("sched_core", "", "from gpuslice.kernels import device"),
+        ("sched_core", "", "import torch.nn"),
+        ("gpuslice", "", "import checkpoint"),
+        ("profiler", "", "from kernels import device"),
+        ("gpuslice", "wire", "from gpuslice.job import attach"),
+    ],
+)
+def test_the_import_rule_can_fail(part: str, own: str, source: str) -> None:
+    assert violations(part, source, own)
+
+
+def packages_on_disk() -> set[str]:
+    names = set()
+    for part in PARTS:
+        for init in (ROOT / part).rglob("__init__.py"):
+            relative = init.parent.relative_to(ROOT).as_posix().replace("/", ".")
+            names.add(relative if part == "gpuslice" else f"gpuslice.{relative}")
+    return names
+
+
+def test_every_package_is_in_pyproject() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert set(project["tool"]["setuptools"]["packages"]) == packages_on_disk()
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "gpuslice",
+        "gpuslice.sched_core",
+        "gpuslice.wire",
+        "gpuslice.config",
+        "gpuslice.cli",
+        "gpuslice.client",
+        "gpuslice.daemon",
+    ],
+)
+def test_imports_without_torch(module: str) -> None:
+    code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_public_names() -> None:
+    import gpuslice
+
+    assert gpuslice.__all__ == ["Client", "Job", "Snapshot", "__version__", "attach", "boundary", "restore"]
+    assert dir(gpuslice) == sorted(gpuslice.__all__)
