@@ -22,6 +22,7 @@ _SCHEMA = """
 CREATE TABLE IF NOT EXISTS about (name TEXT PRIMARY KEY, value BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS events (number INTEGER PRIMARY KEY, at_s REAL NOT NULL, event BLOB NOT NULL);
 """
+_INSERT = "INSERT INTO events (at_s, event) VALUES (?, ?)"
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)
 
@@ -41,6 +42,8 @@ class Journal:
     ----------
     path
         The file; made if need be.
+    read_only
+        Look at a journal beside the scheduler that writes it.
 
     Raises
     ------
@@ -48,12 +51,18 @@ class Journal:
         From every method, if the file cannot be used, for instance because the disk is full.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, read_only: bool = False) -> None:
         self.path = path
-        #: The newest heartbeat of each rank, if nothing but heartbeats followed it.
-        self._heartbeats: dict[tuple[str, int], int] = {}
+        #: The newest heartbeat of each rank, oldest first, since anything else was written.
+        self._heartbeats: dict[tuple[str, int], tuple[float, Event]] = {}
+        #: The last heartbeat of each rank that was written.
+        self._written: dict[tuple[str, int], Event] = {}
         try:
-            self._database = sqlite3.connect(path, isolation_level=None)
+            mode = "ro" if read_only else "rwc"
+            uri = f"{path.absolute().as_uri()}?mode={mode}"
+            self._database = sqlite3.connect(uri, isolation_level=None, uri=True)
+            if read_only:
+                return
             self._database.execute("PRAGMA journal_mode = WAL")
             self._database.execute("PRAGMA synchronous = NORMAL")
             self._database.executescript(_SCHEMA)
@@ -67,8 +76,12 @@ class Journal:
         self.close()
 
     def close(self) -> None:
-        """Close the file."""
-        self._database.close()
+        """Write what is left to write and close the file."""
+        try:
+            if self._heartbeats:
+                self._insert(list(self._heartbeats.values()))
+        finally:
+            self._database.close()
 
     def about(self) -> bytes | None:
         """What ``introduce`` wrote, if anything."""
@@ -80,30 +93,30 @@ class Journal:
 
     def introduce(self, setup: bytes) -> None:
         """Write down what core this is the journal of."""
-        self._write("INSERT OR REPLACE INTO about VALUES ('setup', ?)", setup)
+        try:
+            self._database.execute("INSERT OR REPLACE INTO about VALUES ('setup', ?)", (setup,))
+        except sqlite3.Error as error:
+            raise self._broken(error) from error
 
     def append(self, event: Event, now: float, *, quiet: bool) -> None:
-        """Write ``event`` down; it is safe when this returns.
+        """Write ``event`` down; it is safe when this returns, unless it is a quiet heartbeat.
 
         Parameters
         ----------
         quiet
-            Whether no command followed from it. A heartbeat after which nothing else happened is replaced
-            by the next one of the same rank: the core that has seen the second knows all of the first.
+            Whether no command followed from it. A heartbeat from which nothing followed is written together
+            with the next event that is more than that, and not at all if it repeats the last one or if the
+            same rank's next one comes first: the core that has seen the second knows all of the first.
         """
-        replaced: int | None = None
-        heartbeat = quiet and isinstance(event, Reported) and isinstance(event.message, Progress)
-        if not heartbeat:
-            self._heartbeats.clear()
-        elif isinstance(event, Reported):
-            replaced = self._heartbeats.get((event.job, event.rank))
-        blob = _encoder.encode(event)
-        if replaced is not None:
-            self._write("UPDATE events SET at_s = ?, event = ? WHERE number = ?", now, blob, replaced)
+        if quiet and isinstance(event, Reported) and isinstance(event.message, Progress):
+            rank = event.job, event.rank
+            if self._written.get(rank) != event:
+                self._heartbeats.pop(rank, None)
+                self._heartbeats[rank] = (now, event)
             return
-        number = self._write("INSERT INTO events (at_s, event) VALUES (?, ?)", now, blob)
-        if heartbeat and isinstance(event, Reported):
-            self._heartbeats[event.job, event.rank] = number
+        self._insert([*self._heartbeats.values(), (now, event)])
+        self._written |= {rank: beat for rank, (_, beat) in self._heartbeats.items()}
+        self._heartbeats.clear()
 
     def replay(self) -> Iterator[tuple[Event, float]]:
         """All events and when they happened, the oldest first."""
@@ -122,9 +135,16 @@ class Journal:
         except (sqlite3.Error, msgspec.DecodeError, msgspec.ValidationError) as error:
             raise self._broken(error) from error
 
-    def _write(self, statement: str, *values: object) -> int:
+    def _insert(self, entries: list[tuple[float, Event]]) -> None:
+        """Write ``entries``, all or none."""
+        rows = [(at_s, _encoder.encode(event)) for at_s, event in entries]
         try:
-            return self._database.execute(statement, values).lastrowid or 0
+            if len(rows) == 1:
+                self._database.execute(_INSERT, rows[0])  # a transaction by itself
+                return
+            with self._database:
+                self._database.execute("BEGIN")
+                self._database.executemany(_INSERT, rows)
         except sqlite3.Error as error:
             raise self._broken(error) from error
 

@@ -8,6 +8,7 @@ import psutil
 import pytest
 
 from gpuslice.client import Client
+from gpuslice.errors import EnvironmentUnusableError
 from gpuslice.sched_core.journal import FILE
 from gpuslice.verbs import JobInfo
 
@@ -148,10 +149,12 @@ def test_a_full_disk_ends_the_scheduler_and_not_its_jobs(shell: Shell) -> None:
     scheduler = psutil.Process(shell.pid)
     # No file may grow any more: what a full disk looks like from inside.
     scheduler.rlimit(psutil.RLIMIT_FSIZE, (0, -1))
+    with pytest.raises(EnvironmentUnusableError, match="no scheduler runs"):
+        shell.submit(10)
     psutil.wait_procs([scheduler], timeout=30.0)
     assert not scheduler.is_running()
     shell.up()
-    until(client, job, lambda info: info.state == "running")
+    assert states(client) == {job: "running"}, "what could not be written was not begun"
     client.cancel(job)
     assert finish(client)[job].state == "cancelled"
     shell("down")

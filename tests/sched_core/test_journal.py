@@ -36,15 +36,20 @@ def test_a_replayed_core_is_the_same(tmp_path: Path) -> None:
     assert picture(core) == picture(driver.core)
 
 
-def test_a_heartbeat_is_replaced_by_the_next_if_nothing_else_happened(tmp_path: Path) -> None:
+def test_heartbeats_are_written_with_what_follows_and_only_the_newest(tmp_path: Path) -> None:
     with Journal(tmp_path / "j") as journal:
         for number in range(5):
             journal.append(heartbeat(number), float(number), quiet=True)
             journal.append(heartbeat(number, 1), float(number), quiet=True)
         journal.append(Woken(), 5.0, quiet=True)
+        journal.append(heartbeat(4, 1), 6.0, quiet=True)
         journal.append(heartbeat(6), 6.0, quiet=True)
         journal.append(heartbeat(7), 7.0, quiet=False)
         journal.append(heartbeat(8), 8.0, quiet=True)
+        beside = Journal(tmp_path / "j", read_only=True)
+        assert [event for event, _ in beside.replay()][-1] == heartbeat(7)
+        beside.close()
+    with Journal(tmp_path / "j") as journal:
         assert [event for event, _ in journal.replay()] == [
             heartbeat(4),
             heartbeat(4, 1),
@@ -71,6 +76,6 @@ def test_what_is_no_journal_is_refused(tmp_path: Path) -> None:
 
 def test_an_event_nobody_knows_is_refused(tmp_path: Path) -> None:
     with Journal(tmp_path / "j") as journal:
-        journal._write("INSERT INTO events (at_s, event) VALUES (?, ?)", 0.0, b"\xff")
+        journal._database.execute("INSERT INTO events (at_s, event) VALUES (0.0, x'ff')")
         with pytest.raises(JournalError, match="cannot be used"):
             list(journal.replay())
