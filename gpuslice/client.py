@@ -22,7 +22,6 @@ from gpuslice.errors import (
     RemoteProtocolError,
     UsageError,
 )
-from gpuslice.launch import command_line, environment
 from gpuslice.sched_core.endpoint import CLIENT_SOCKET, LOCK
 from gpuslice.verbs import Answer, EventInfo, JobInfo, LogFiles, Request, Standing
 from gpuslice.wire import MAX_MESSAGE_BYTES
@@ -95,6 +94,9 @@ class Client:
         route
             How the device is emptied.
         """
+        # Late: only this verb needs to know how jobs are started.
+        from gpuslice.launch import command_line, environment
+
         argv = command_line(words)
         settings = config.load(route=route)
         request = verbs.Submit(

@@ -13,7 +13,6 @@ import msgspec
 
 from gpuslice.config import Settings, variable
 from gpuslice.errors import EnvironmentUnusableError, UsageError
-from gpuslice.kernels.routes import choose
 from gpuslice.types import DeviceName, Route, job_id
 
 SITEDIR = Path(__file__).resolve().parent / "sitedir"
@@ -72,6 +71,8 @@ def check(settings: Settings) -> Settings:
             f"{device} needs an NVIDIA driver, and none is loaded",
             "use --device cpu or see `gpuslice doctor`",
         )
+    from gpuslice.kernels.routes import choose  # late: not everybody who imports this module runs a job
+
     choose(Route(settings.route), device)
     paths = {
         name: os.path.abspath(getattr(settings, name))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from .scheduling import JobArgument, StateDir, connect
+from . import talk
+from .options import JobArgument, StateDir
 
 
-def command(job: JobArgument, state_dir: StateDir = None) -> None:
+def command(job: JobArgument, state_dir: StateDir = None) -> int:
     """End a job; returns at once, `gpuslice wait` tells when it is gone."""
-    with connect(state_dir) as client:
-        client.cancel(job)
+    return talk.cancel(job, state_dir=state_dir)

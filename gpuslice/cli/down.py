@@ -6,13 +6,13 @@ from typing import Annotated
 
 import typer
 
-from .scheduling import StateDir, connect
+from . import talk
+from .options import StateDir
 
 
 def command(
     drain: Annotated[bool, typer.Option("--drain", help="Let the jobs finish first.")] = False,
     state_dir: StateDir = None,
-) -> None:
+) -> int:
     """Cancel all jobs, or let them finish, and end the scheduler; returns when all is gone."""
-    with connect(state_dir) as client:
-        client.down(drain=drain)
+    return talk.down(drain=drain, state_dir=state_dir)

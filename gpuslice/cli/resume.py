@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from .scheduling import JobArgument, StateDir, connect
+from . import talk
+from .options import JobArgument, StateDir
 
 
-def command(job: JobArgument, state_dir: StateDir = None) -> None:
+def command(job: JobArgument, state_dir: StateDir = None) -> int:
     """Let a job that was suspended by `gpuslice suspend` take part again."""
-    with connect(state_dir) as client:
-        client.resume(job)
+    return talk.resume(job, state_dir=state_dir)

@@ -9,9 +9,10 @@ import typer
 
 from gpuslice.errors import UsageError
 
+from .options import StateDir
 from .run import CONTEXT_SETTINGS as CONTEXT_SETTINGS
 from .run import CommandClass as CommandClass
-from .scheduling import StateDir, connect
+from .talk import connect
 
 
 def command(

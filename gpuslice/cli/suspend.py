@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from .scheduling import JobArgument, StateDir, connect
+from . import talk
+from .options import JobArgument, StateDir
 
 
-def command(job: JobArgument, state_dir: StateDir = None) -> None:
+def command(job: JobArgument, state_dir: StateDir = None) -> int:
     """Take a job off the devices at its next boundary, and keep it off until `gpuslice resume`."""
-    with connect(state_dir) as client:
-        client.suspend(job)
+    return talk.suspend(job, state_dir=state_dir)

@@ -9,7 +9,7 @@ import typer
 
 from gpuslice import config, daemon
 
-from .scheduling import StateDir
+from .options import StateDir
 
 
 def command(

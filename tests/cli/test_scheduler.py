@@ -166,8 +166,9 @@ def test_garbage_and_a_silent_client_disturb_nobody(shell: Shell) -> None:
 
 def test_the_commands_do_without_torch() -> None:
     code = (
-        "import sys; from gpuslice.cli import build, COMMANDS; "
-        "build(['up', 'submit', 'ps', 'logs', 'wait', 'cancel', 'suspend', 'resume', 'events', 'down']); "
+        "import sys; from gpuslice.cli import COMMANDS, application; "
+        "application.build({name: COMMANDS[name] for name in "
+        "['up', 'submit', 'ps', 'logs', 'wait', 'cancel', 'suspend', 'resume', 'events', 'down']}); "
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60.0, check=False).returncode == 0

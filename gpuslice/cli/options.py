@@ -1,0 +1,15 @@
+"""Options and arguments that several commands have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+StateDir = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="The scheduler's directory [$GPUSLICE_STATE_DIR, or XDG's]."),
+]
+JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="A job's id, as `submit` printed it.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON; the keys are documented and stay.")]

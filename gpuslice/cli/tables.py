@@ -1,0 +1,64 @@
+"""Tables for people: aligned and coloured on a terminal, separated by tabs elsewhere."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from gpuslice.verbs import JobInfo
+
+Row = tuple[str, ...]
+
+_COLUMNS = ("JOB", "STATE", "DEVICES", "STEPS", "STEPS/S", "SERVICE", "SLICES", "EXIT")
+_STATE = _COLUMNS.index("STATE")
+_BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
+#: By the first word of the state; the terminal's own colours.
+_COLOURS = {"running": "\x1b[32m", "failed": "\x1b[31m", "cancelled": "\x1b[31m", "succeeded": "\x1b[2m"}
+
+
+def jobs(found: Sequence[JobInfo]) -> list[Row]:
+    """The jobs as a table, its header first."""
+    return [_COLUMNS, *(_row(job) for job in found)]
+
+
+def show(table: Sequence[Row]) -> None:
+    """Print ``table``."""
+    if not sys.stdout.isatty():
+        print("\n".join("\t".join(row) for row in table), flush=True)
+        return
+    widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
+    coloured = not os.environ.get("NO_COLOR")
+    for number, row in enumerate(table):
+        cells = [f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)]
+        if coloured:
+            cells = _coloured(cells, header=number == 0)
+        print("  ".join(cells).rstrip())
+    sys.stdout.flush()
+
+
+def _coloured(cells: list[str], *, header: bool) -> list[str]:
+    if header:
+        return [f"{_BOLD}{cell}{_PLAIN}" for cell in cells]
+    colour = _COLOURS.get(cells[_STATE].split()[0].rstrip(","))
+    if colour:
+        cells[_STATE] = f"{colour}{cells[_STATE]}{_PLAIN}"
+    return cells
+
+
+def number(value: float | None, digits: int = 1, unit: str = "") -> str:
+    """A number with its unit, ``-`` if there is none."""
+    return "-" if value is None else f"{value:.{digits}f}{unit and ' ' + unit}"
+
+
+def _row(job: JobInfo) -> Row:
+    return (
+        job.id,
+        f"{job.state}, held" if job.held else job.state,
+        ",".join(job.devices) or "-",
+        str(job.steps),
+        number(job.steps_per_s),
+        number(job.service_s, 1, "s"),
+        str(job.slices),
+        "-" if job.exit_code is None else str(job.exit_code),
+    )

@@ -1,0 +1,129 @@
+"""What the commands that ask the scheduler do. No parser is imported here: their answers shall be instant.
+
+Each function takes the parameters of its command and returns the exit code.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import threading
+from pathlib import Path
+
+import msgspec
+
+from gpuslice.client import Client
+from gpuslice.config import parse_duration
+from gpuslice.verbs import EventInfo, JobInfo
+
+from . import tables
+
+TIMED_OUT = 124
+_REFRESH_S = 1.0
+_LOG_LOOK_AGAIN_S = 0.25
+_EVENTS_LOOK_AGAIN_S = 0.5
+_CLEAR = "\x1b[H\x1b[2J"
+
+
+def connect(state_dir: str | Path | None) -> Client:
+    """A client of the scheduler that the user means."""
+    return Client(state_dir)
+
+
+def ps(*, as_json: bool = False, watch: bool = False, state_dir: str | Path | None = None) -> int:
+    """Print all jobs, once or again every second."""
+    pause = threading.Event()
+    with connect(state_dir) as client:
+        while True:
+            standing = client.status()
+            if watch and sys.stdout.isatty():
+                sys.stdout.write(_CLEAR)
+            if as_json:
+                print(msgspec.json.encode(msgspec.structs.asdict(standing)).decode(), flush=True)
+            else:
+                tables.show(tables.jobs(standing.jobs))
+            if not watch:
+                return 0
+            pause.wait(_REFRESH_S)
+
+
+def wait(job: str, *, timeout: str | None = None, state_dir: str | Path | None = None) -> int:
+    """Wait for the end of a job; its exit code is ours."""
+    timeout_s = None if timeout is None else parse_duration(timeout)
+    with connect(state_dir) as client:
+        ended = client.wait(job, timeout_s)
+    if ended is None:
+        return TIMED_OUT
+    if ended.reason:
+        sys.stderr.write(f"gpuslice: {job} {ended.state}: {ended.reason}\n")
+    return exit_status(ended)
+
+
+def exit_status(job: JobInfo) -> int:
+    """What a shell would say of a job that ended: its exit code, 128 + n for signal n."""
+    if job.state == "succeeded":
+        return 0
+    code = job.exit_code or 1
+    return code if code > 0 else 128 - code
+
+
+def logs(job: str, *, follow: bool = False, stderr: bool = False, state_dir: str | Path | None = None) -> int:
+    """Print what a job printed, up to now or until it ends."""
+    with connect(state_dir) as client:
+        files = client.logs(job)
+        with Path(files.err if stderr else files.out).open("rb") as log:
+            while True:
+                # Asked first: what is there after the end is all there will be.
+                ended = not follow or client.wait(job, _LOG_LOOK_AGAIN_S) is not None
+                shutil.copyfileobj(log, sys.stdout.buffer)
+                sys.stdout.buffer.flush()
+                if ended:
+                    return 0
+
+
+def events(*, follow: bool = False, as_json: bool = False, state_dir: str | Path | None = None) -> int:
+    """Print what happened, up to now or until Ctrl-C."""
+    pause = threading.Event()
+    newest = 0
+    with connect(state_dir) as client:
+        while True:
+            for event in client.events(newest):
+                newest = event.number
+                print(msgspec.json.encode(event).decode() if as_json else _line(event), flush=True)
+            if not follow:
+                return 0
+            pause.wait(_EVENTS_LOOK_AGAIN_S)
+
+
+def _line(event: EventInfo) -> str:
+    who = event.job if event.rank is None else f"{event.job}:{event.rank}"
+    details = " ".join(f"{name}={value}" for name, value in event.details.items() if value not in ("", None))
+    return f"{event.at_s:.3f}\t{who}\t{event.what}\t{details}"
+
+
+def cancel(job: str, *, state_dir: str | Path | None = None) -> int:
+    """End a job."""
+    with connect(state_dir) as client:
+        client.cancel(job)
+    return 0
+
+
+def suspend(job: str, *, state_dir: str | Path | None = None) -> int:
+    """Keep a job off the devices."""
+    with connect(state_dir) as client:
+        client.suspend(job)
+    return 0
+
+
+def resume(job: str, *, state_dir: str | Path | None = None) -> int:
+    """Let a suspended job take part again."""
+    with connect(state_dir) as client:
+        client.resume(job)
+    return 0
+
+
+def down(*, drain: bool = False, state_dir: str | Path | None = None) -> int:
+    """End the scheduler."""
+    with connect(state_dir) as client:
+        client.down(drain=drain)
+    return 0
