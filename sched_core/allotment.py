@@ -34,6 +34,15 @@ class Allotment:
         #: Jobs that allowed sharing of their devices, by id.
         self._shares: set[str] = set()
 
+    def copy(self) -> Allotment:
+        """The same ledger, to try a plan on."""
+        twin = Allotment(self._cluster, self._policy)
+        twin.free = self.free
+        twin._holder = list(self._holder)
+        twin._sharers = {device: list(jobs) for device, jobs in self._sharers.items()}
+        twin._shares = set(self._shares)
+        return twin
+
     def holders(self, device: int) -> tuple[Job, ...]:
         """The jobs on ``device``, the first one first."""
         first = self._holder[device]

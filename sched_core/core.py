@@ -8,7 +8,6 @@ The core keeps the jobs in which the two differ in a list and works on it after 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import inf
 from types import MappingProxyType
 
 from gpuslice.errors import IllegalTransitionError, UsageError
@@ -26,6 +25,7 @@ from .events import (
     Held,
     Kill,
     Launch,
+    Noted,
     RankGone,
     Released,
     Reported,
@@ -36,7 +36,8 @@ from .events import (
 )
 from .gang import Gang, RankPhase
 from .invariants import check
-from .policy import Changes, Migrate, Plan, Policy, PolicyError, Start, Stop, Suspend, View
+from .planning import Planning
+from .policy import Policy
 from .reports import Reports
 from .states import IN_TRANSIT, JobState, Trigger
 
@@ -53,25 +54,21 @@ class Core:
     """
 
     def __init__(self, devices: Sequence[DeviceName], policy: Policy) -> None:
-        cluster = Cluster([len(devices)])
         self.devices = tuple(devices)
         #: Jobs whose processes are using a device, by device.
         self.occupants: list[dict[str, Gang]] = [{} for _ in devices]
-        self.allotment = Allotment(cluster, policy.name)
-        self._policy = policy
+        self.planning = Planning(self, Cluster([len(devices)]), policy)
         self._jobs: dict[str, Gang] = {}
-        #: The jobs a policy may choose from: ready and not ended.
-        self._eligible: dict[str, Gang] = {}
-        self._view = View(cluster, self._eligible)
-        #: Jobs that are held from now on; the policy is still to be told.
-        self._withdrawn: list[Gang] = []
         #: Jobs whose lease is not what the policy wants, or that wait for another try.
         self._unsettled: dict[str, Gang] = {}
-        self._plan_wake_s: float | None = None
         self._wake_s: float | None = None
         self._commands: list[Command] = []
-        self._replan = False
         self._reports = Reports(self)
+
+    @property
+    def allotment(self) -> Allotment:
+        """The ledger of what is wanted; for reading."""
+        return self.planning.allotment
 
     @property
     def jobs(self) -> Mapping[str, Gang]:
@@ -106,7 +103,9 @@ class Core:
                 self._release(self._known(event.job, event), now)
             case Woken():
                 self._wake_s = None
-                self._replan = True
+                self.planning.due = True
+            case Noted():
+                return []
         self._pursue(now)
         commands, self._commands = self._commands, []
         return commands
@@ -117,9 +116,13 @@ class Core:
 
     # What the handlers of reports use.
 
+    def order(self, command: Command) -> None:
+        """Ask the shell for ``command``."""
+        self._commands.append(command)
+
     def tell(self, job: Gang, rank: int, message: Resume | SuspendMessage) -> None:
         """Ask for ``message`` to be sent."""
-        self._commands.append(Tell(job.id, rank, message))
+        self.order(Tell(job.id, rank, message))
 
     def resume_rank(self, job: Gang, rank: int) -> None:
         """Tell a parked rank to come (back) to its device."""
@@ -128,12 +131,8 @@ class Core:
 
     def announce(self, job: Gang) -> None:
         """Let the policy know of a job that is ready to run, unless its owner holds it."""
-        if job.held:
-            return
-        self._eligible[job.id] = job
-        if not self._view.changes.reset:
-            self._view.changes.arrived.append(job)
-        self._replan = True
+        if not job.held:
+            self.planning.announce(job)
 
     def settle(self, job: Gang, now: float) -> None:
         """See whether the ranks of ``job`` have all got where they were told to go."""
@@ -142,7 +141,7 @@ class Core:
             if job.running:
                 job.since_s = now
             job.first_start_s = now if job.first_start_s is None else job.first_start_s
-            self._replan = True
+            self.planning.due = True
         elif job.all_parked() and job.allows(Trigger.ALL_PARKED):
             job.move(Trigger.ALL_PARKED, now)
             self._vacate(job)
@@ -162,11 +161,11 @@ class Core:
         job.move(trigger, now)
         job.reason, job.ended_s = reason, now
         self._unsettled.pop(job.id, None)
-        self._withdraw(job, now)
+        self.planning.withdraw(job, now)
         if job.processes_gone:
             self._vacate(job)
         else:
-            self._commands.append(Kill(job.id, reason or job.state.value))
+            self.order(Kill(job.id, reason or job.state.value))
 
     # The other events.
 
@@ -181,7 +180,7 @@ class Core:
             )
         job = self._jobs[spec.id] = Gang(spec, len(self._jobs), event.program)
         job.history.append((now, "submitted"))
-        self._commands.append(Launch(spec.id, event.program))
+        self.order(Launch(spec.id, event.program))
 
     def _rank_gone(self, event: RankGone, now: float) -> None:
         job = self._known(event.job, event)
@@ -218,8 +217,7 @@ class Core:
             raise job.illegal("suspend by its owner")
         job.held = True
         job.history.append((now, "held by its owner"))
-        self._withdraw(job, now)
-        self._withdrawn.append(job)
+        self.planning.withhold(job, now)
         self.unsettle(job)
 
     def _release(self, job: Gang, now: float) -> None:
@@ -229,15 +227,6 @@ class Core:
         job.history.append((now, "released by its owner"))
         if job.ready:
             self.announce(job)
-
-    def _withdraw(self, job: Gang, now: float) -> None:
-        """Take from the policy a job that it can no longer choose."""
-        if self._eligible.pop(job.id, None) is not None and not self._view.changes.reset:
-            self._view.changes.finished.append(job)
-        if job.running:
-            job.settle(now)
-            self.allotment.release(job)
-        self._replan = True
 
     def _known(self, name: str, event: Event) -> Gang:
         job = self._jobs.get(name)
@@ -251,49 +240,14 @@ class Core:
 
     def _pursue(self, now: float) -> None:
         """Ask the policy if there is reason to, then do what can be done towards what it wants."""
-        while self._replan:
-            self._replan = False
-            self._view.now_s = now
-            plan = self._policy.plan(self._view)
-            self._view.changes = Changes()
-            # Only now: the policy had to see who held devices.
-            for job in self._withdrawn:
-                job.running, job.since_s = False, now
-            self._withdrawn.clear()
-            self._adopt(plan, now)
+        self.planning.ask(now)
         for job in list(self._unsettled.values()):
             self._approach(job, now)
         waits = [job.retry_at_s for job in self._unsettled.values() if job.retry_at_s > now]
-        wake_s = min((when for when in (self._plan_wake_s, *waits) if when is not None), default=None)
+        wake_s = min((when for when in (self.planning.wake_s, *waits) if when is not None), default=None)
         if wake_s != self._wake_s:
             self._wake_s = wake_s
-            self._commands.append(WakeAt(wake_s))
-
-    def _adopt(self, plan: Plan, now: float) -> None:
-        """Enter ``plan`` in the ledger: release first, then grant."""
-        if plan.wake_at_s is not None and plan.wake_at_s <= now:
-            raise PolicyError(f"policy {self._policy.name} asks at {now} to be woken at {plan.wake_at_s}")
-        self._plan_wake_s = None if plan.wake_at_s == inf else plan.wake_at_s
-        grants: list[tuple[Start | Migrate, Gang]] = []
-        for decision in plan.decisions:
-            running = None if isinstance(decision, Stop) else not isinstance(decision, Start)
-            job = self.allotment.check(self._eligible, decision.job, plan, running=running)
-            if isinstance(decision, Stop):
-                self.end(job, Trigger.CANCEL, decision.reason, now)
-                continue
-            self.unsettle(job)
-            if isinstance(decision, Suspend | Migrate):
-                job.settle(now)
-                self.allotment.release(job)
-                job.running, job.since_s = False, now
-                job.preemptions += isinstance(decision, Suspend)
-                job.migrations += isinstance(decision, Migrate)
-            if isinstance(decision, Start | Migrate):
-                grants.append((decision, job))
-        for grant, job in grants:
-            self.allotment.grant(job, grant.devices, shared=grant.shared, plan=plan)
-            # It makes progress from the moment all its ranks are on the device, see settle().
-            job.running, job.placement, job.since_s = True, grant.devices, inf
+            self.order(WakeAt(wake_s))
 
     def _approach(self, job: Gang, now: float) -> None:
         if now < job.retry_at_s:

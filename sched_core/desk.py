@@ -45,7 +45,6 @@ from .history import history
 from .job import JobSpec
 from .journal import Journal, JournalError
 from .live import Scheduler
-from .policy import PolicyError
 
 _LINGER_MS = 1000
 _REQUESTS_AT_ONCE = 20
@@ -110,7 +109,7 @@ class Desk:
                 if frames:
                     check_sender(frames[0])
                 answer = self._answer(identity, decode_request([bytes(frame.buffer) for frame in frames]))
-            except (JournalError, PolicyError):
+            except JournalError:
                 raise  # not the client's fault, and the end of this scheduler
             except GpusliceError as error:
                 answer = Failed(error=error.message, remedy=error.remedy, exit_code=error.exit_code)

@@ -3,11 +3,16 @@ down and replayed."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from gpuslice.wire import FromAgent, ToAgent
 
 from .job import JobSpec
+
+#: What details of a notice may be.
+Plain = int | float | str | bool | None
 
 
 class Program(msgspec.Struct, frozen=True):
@@ -81,11 +86,19 @@ class Released(msgspec.Struct, frozen=True, tag="released"):
     job: str
 
 
+class Noted(msgspec.Struct, frozen=True, tag="noted"):
+    """Something the core had to say (``Notice``); changes nothing, is kept for people."""
+
+    what: str
+    job: str = ""
+    details: Mapping[str, Plain] = {}
+
+
 class Woken(msgspec.Struct, frozen=True, tag="woken"):
     """The moment of the last ``WakeAt`` has come."""
 
 
-Event = Submitted | Reported | RankGone | Exited | Cancelled | Held | Released | Woken
+Event = Submitted | Reported | RankGone | Exited | Cancelled | Held | Released | Noted | Woken
 
 
 class Launch(msgspec.Struct, frozen=True, tag="launch"):
@@ -116,4 +129,12 @@ class WakeAt(msgspec.Struct, frozen=True, tag="wake_at"):
     when_s: float | None
 
 
-Command = Launch | Tell | Kill | WakeAt
+class Notice(msgspec.Struct, frozen=True, tag="notice"):
+    """Let people know: to be handed back as ``Noted``, so that it is in the journal in its place."""
+
+    what: str
+    job: str = ""
+    details: Mapping[str, Plain] = {}
+
+
+Command = Launch | Tell | Kill | WakeAt | Notice

@@ -7,12 +7,11 @@ import msgspec
 from gpuslice.verbs import EventInfo, History
 from gpuslice.wire import Progress
 
-from .events import Event, Reported, Submitted, Woken
+from .events import Event, Noted, Plain, Reported, Submitted, Woken
 from .journal import Journal
 
 #: Entries looked at for one answer; keeps it short.
 _MOST = 500
-_Plain = int | float | str | bool | None
 
 
 def history(journal: Journal, after: int) -> History:
@@ -32,14 +31,16 @@ def _info(number: int, at_s: float, event: Event) -> EventInfo:
         told = event.message
     elif isinstance(event, Submitted):
         told = event.spec
-    fields = msgspec.structs.asdict(told)
+    fields = event.details if isinstance(event, Noted) else msgspec.structs.asdict(told)
     job = event.spec.id if isinstance(event, Submitted) else getattr(event, "job", "")
-    details: dict[str, _Plain] = {
+    details: dict[str, Plain] = {
         name: value
         for name, value in fields.items()
-        if name not in ("job", "id", "rank", "version") and isinstance(value, _Plain)
+        if name not in ("job", "id", "rank", "version") and isinstance(value, Plain)
     }
     what = str((event if isinstance(event, Submitted) else told).__struct_config__.tag)
+    if isinstance(event, Noted):
+        what = event.what
     return EventInfo(
         number=number, at_s=at_s, what=what, job=job, rank=getattr(event, "rank", None), details=details
     )

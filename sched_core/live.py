@@ -30,6 +30,8 @@ from .events import (
     Held,
     Kill,
     Launch,
+    Noted,
+    Notice,
     Program,
     RankGone,
     Released,
@@ -229,6 +231,9 @@ class Scheduler:
                 self.processes.end(command.job, self._clock.now())
             case WakeAt():
                 self._wake_s = command.when_s
+            case Notice():
+                _log.warning("%s %s %s", command.job, command.what, command.details)
+                self._handle(Noted(command.what, command.job, command.details))
 
     def _tell(self, command: Tell) -> None:
         identity = self._routes.get((command.job, command.rank))
@@ -295,7 +300,12 @@ class Scheduler:
             self._restore_route(peer, former)
             raise
         self._peers[identity] = peer
-        descriptor = self.processes.watch_rank(*peer, pid)
+        try:
+            descriptor = self.processes.watch_rank(*peer, pid)
+        except ProcessLookupError:
+            # It died between its Hello and now; there is nothing to watch, so this is how we learn of it.
+            self._handle(RankGone(*peer))
+            return
         if descriptor is not None:
             self._poller.register(descriptor, zmq.POLLIN)
 

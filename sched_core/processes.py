@@ -144,16 +144,22 @@ class Processes:
                 return None
         except OSError:
             return None
-        return self.watch_rank(job, rank, pid)
-
-    def watch_rank(self, job: str, rank: int, pid: int) -> int | None:
-        """Watch the process of a rank; ``None`` if it is gone already or being watched."""
-        if (job, rank) in self._ranks.values():
-            return None
         try:
-            descriptor = os.pidfd_open(pid)
+            return self.watch_rank(job, rank, pid)
         except ProcessLookupError:
             return None
+
+    def watch_rank(self, job: str, rank: int, pid: int) -> int | None:
+        """Watch the process of a rank; ``None`` if it is being watched.
+
+        Raises
+        ------
+        ProcessLookupError
+            If it is gone already.
+        """
+        if (job, rank) in self._ranks.values():
+            return None
+        descriptor = os.pidfd_open(pid)
         self._ranks[descriptor] = (job, rank)
         return descriptor
 

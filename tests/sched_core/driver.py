@@ -20,6 +20,7 @@ from gpuslice.sched_core.events import (
 from gpuslice.sched_core.gang import Gang
 from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.policies.rr import RoundRobin
+from gpuslice.sched_core.policy import Policy
 from gpuslice.sched_core.states import JobState
 from gpuslice.types import DeviceName
 
@@ -34,8 +35,8 @@ def devices(count: int) -> list[DeviceName]:
 class Driver:
     """A core, a clock and short words for what happens; every event is kept and the invariants checked."""
 
-    def __init__(self, device_count: int = 1) -> None:
-        self.core = Core(devices(device_count), RoundRobin(quantum_s=QUANTUM_S))
+    def __init__(self, device_count: int = 1, policy: Policy | None = None) -> None:
+        self.core = Core(devices(device_count), policy or RoundRobin(quantum_s=QUANTUM_S))
         self.now_s = 0.25
         self.journal: list[tuple[Event, float]] = []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import stat
 import sys
@@ -17,7 +18,7 @@ from gpuslice import wire
 from gpuslice.errors import EnvironmentUnusableError
 from gpuslice.sched_core import processes
 from gpuslice.sched_core.core import Core
-from gpuslice.sched_core.events import Command, Event, Program, Reported, Tell
+from gpuslice.sched_core.events import Command, Event, Program, RankGone, Reported, Tell
 from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.live import Scheduler
 from gpuslice.sched_core.policies.rr import RoundRobin
@@ -101,11 +102,37 @@ def is_report(event: Event, kind: type) -> bool:
 def test_a_gang_stops_at_one_boundary(open_bench: Callable[[int], Bench]) -> None:
     bench = open_bench(2)
     bench.submit("pair", 150, ranks=2)
-    bench.submit("alone", 150)
+    bench.submit("alone", 10**6)
     bench.wait_for("pair", JobState.SUSPENDED)
     ranks = bench.core.jobs["pair"].ranks
     assert len({rank.boundary for rank in ranks}) == 1
-    assert bench.finish() == {"pair": JobState.SUCCEEDED, "alone": JobState.SUCCEEDED}
+    bench.wait_for("pair", JobState.SUCCEEDED)
+    bench.scheduler.cancel("alone", "enough")
+    assert bench.finish() == {"pair": JobState.SUCCEEDED, "alone": JobState.CANCELLED}
+
+
+DIES_AFTER_HELLO = """
+import os, sys, zmq
+from gpuslice import wire
+if os.fork() == 0:
+    with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+        dealer.connect(os.environ["GPUSLICE_SOCKET"])
+        dealer.send(wire.encode(wire.Hello(version=1, job="a", rank=0, world_size=1, pid=os.getpid())))
+else:
+    os.wait()
+"""
+
+
+def test_a_rank_that_is_gone_before_its_hello_is_read_is_not_lost(
+    open_bench: Callable[[int], Bench],
+) -> None:
+    bench = open_bench(1)
+    program = Program((sys.executable, "-c", DIES_AFTER_HELLO), "/", dict(os.environ))
+    bench.scheduler.submit(JobSpec(id="a", submit_s=0.0), program)
+    (command,) = bench.scheduler.processes.descriptors
+    assert select.select([command], [], [], DEADLINE_S)[0], "rank and launcher are gone now"
+    assert bench.finish() == {"a": JobState.SUCCEEDED}
+    assert [event.job for event, _ in bench.story if isinstance(event, RankGone)] == ["a"]
 
 
 def test_a_killed_rank_fails_the_gang_and_its_launcher_goes_too(open_bench: Callable[[int], Bench]) -> None:

@@ -64,4 +64,5 @@ def test_waiting_tells_the_exit_code(tmp_path: Path) -> None:
 def test_a_process_that_is_gone_cannot_be_watched(tmp_path: Path) -> None:
     pid = os.posix_spawn(sys.executable, [sys.executable, "-c", ""], {})
     os.waitpid(pid, 0)
-    assert Processes(tmp_path).watch_rank("a", 0, pid) is None
+    with pytest.raises(ProcessLookupError):
+        Processes(tmp_path).watch_rank("a", 0, pid)

@@ -1,0 +1,178 @@
+"""The core's talk with the policy: what it is shown, and the ledger of what it wants.
+
+A plan is entered whole or not at all. A policy that asks for something impossible, or fails, is reported; the
+jobs keep what they have, and the policy starts again from the whole picture when it is asked next.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Sequence
+from math import inf
+from typing import TYPE_CHECKING
+
+from .allotment import Allotment, summary
+from .cluster import Cluster
+from .events import Notice
+from .gang import Gang
+from .policy import Changes, Migrate, Plan, Policy, PolicyError, Start, Stop, Suspend, View
+from .states import Trigger
+
+if TYPE_CHECKING:
+    from .core import Core
+
+#: After a failure the policy is asked again by itself, later each time.
+_ASK_AGAIN_S = 1.0
+_ASK_AGAIN_AT_MOST_S = 60.0
+
+
+class Planning:
+    """Asks the policy and keeps the ledger.
+
+    Parameters
+    ----------
+    core
+        Whose.
+    cluster
+        What there is to give away.
+    policy
+        Who decides.
+
+    Attributes
+    ----------
+    allotment
+        Who shall hold which device.
+    due
+        Whether there is reason to ask the policy.
+    wake_s
+        When it wants to be asked even if nothing happens.
+    """
+
+    def __init__(self, core: Core, cluster: Cluster, policy: Policy) -> None:
+        self.allotment = Allotment(cluster, policy.name)
+        self.due = False
+        self.wake_s: float | None = None
+        self._core = core
+        self._policy = policy
+        #: The jobs the policy may choose from: ready, not held, not ended.
+        self._eligible: dict[str, Gang] = {}
+        self._view = View(cluster, self._eligible)
+        #: Jobs that are held from now on; the policy is still to be told.
+        self._withheld: list[Gang] = []
+        #: What was last reported of the policy; not said twice in a row.
+        self._complaint = ""
+        #: How often it failed in a row.
+        self._failures = 0
+
+    def announce(self, job: Gang) -> None:
+        """Let the policy know of a job that is ready to run."""
+        self._eligible[job.id] = job
+        if not self._view.changes.reset:
+            self._view.changes.arrived.append(job)
+        self.due = True
+
+    def withdraw(self, job: Gang, now: float) -> None:
+        """Take from the policy a job that it can no longer choose."""
+        if self._eligible.pop(job.id, None) is not None and not self._view.changes.reset:
+            self._view.changes.finished.append(job)
+        if job.running:
+            job.settle(now)
+            self.allotment.release(job)
+        self.due = True
+
+    def withhold(self, job: Gang, now: float) -> None:
+        """Withdraw a job that may come back."""
+        self.withdraw(job, now)
+        self._withheld.append(job)
+
+    def ask(self, now: float) -> None:
+        """Ask the policy for as long as there is reason to, and enter what it wants in the ledger."""
+        while self.due:
+            self.due = False
+            self._view.now_s = now
+            plan = self._plan(now)
+            # Only now: the policy had to see who held devices.
+            for job in self._withheld:
+                job.running, job.since_s = False, now
+            self._withheld.clear()
+            if plan is not None:
+                self._adopt(plan, now)
+
+    def _plan(self, now: float) -> Plan | None:
+        """A plan that can be carried out, or ``None``."""
+        plan: Plan | None = None
+        try:
+            plan = self._policy.plan(self._view)
+            self._verify(plan, now)
+        except Exception as error:  # noqa: BLE001 (a policy may be anybody's code; it must not take the jobs along)
+            self._complain(error, plan)
+            self._view.changes = Changes(reset=True)
+            self.wake_s = now + min(_ASK_AGAIN_S * 2**self._failures, _ASK_AGAIN_AT_MOST_S)
+            self._failures += 1
+            return None
+        self._complaint, self._failures = "", 0
+        self._view.changes = Changes()
+        return plan
+
+    def _complain(self, error: Exception, plan: Plan | None) -> None:
+        text = str(error) if isinstance(error, PolicyError) else _account(error)
+        if text != self._complaint:
+            self._complaint = text
+            shown = "none" if plan is None else summary(plan)
+            details = {"policy": self._policy.name, "error": text, "plan": shown}
+            self._core.order(Notice("policy_failed", details=details))
+
+    def _verify(self, plan: Plan, now: float) -> None:
+        """Refuse a plan that is not possible as a whole; nothing is changed."""
+        if plan.wake_at_s is not None and plan.wake_at_s <= now:
+            raise PolicyError(f"policy {self._policy.name} asks at {now} to be woken at {plan.wake_at_s}")
+        if not plan.decisions:
+            return
+        trial = self.allotment.copy()
+        trial.check_names(plan)
+        grants: list[tuple[Start | Migrate, Gang]] = []
+        for decision in plan.decisions:
+            running = None if isinstance(decision, Stop) else not isinstance(decision, Start)
+            job = trial.check(self._eligible, decision.job, plan, running=running)
+            if job.running:
+                trial.release(job)
+            if isinstance(decision, Start | Migrate):
+                grants.append((decision, job))
+        for grant, job in grants:
+            trial.grant(job, grant.devices, shared=grant.shared, plan=plan)
+
+    def _adopt(self, plan: Plan, now: float) -> None:
+        """Enter ``plan``, which is possible, in the ledger: release first, then grant."""
+        self.wake_s = None if plan.wake_at_s == inf else plan.wake_at_s
+        grants: list[tuple[Start | Migrate, Gang]] = []
+        for decision in plan.decisions:
+            job = self._eligible[decision.job]
+            if isinstance(decision, Stop):
+                self._core.end(job, Trigger.CANCEL, decision.reason, now)
+                continue
+            if isinstance(decision, Suspend | Migrate):
+                self._take(job, now)
+                job.preemptions += isinstance(decision, Suspend)
+                job.migrations += isinstance(decision, Migrate)
+            if isinstance(decision, Start | Migrate):
+                grants.append((decision, job))
+        for grant, job in grants:
+            self._give(job, grant.devices, shared=grant.shared)
+
+    def _take(self, job: Gang, now: float) -> None:
+        job.settle(now)
+        self.allotment.release(job)
+        job.running, job.since_s = False, now
+        self._core.unsettle(job)
+
+    def _give(self, job: Gang, devices: Sequence[int], *, shared: bool) -> None:
+        self.allotment.grant(job, devices, shared=shared, plan=Plan())
+        # It makes progress from the moment all its ranks are on the device, see Core.settle().
+        job.running, job.placement, job.since_s = True, tuple(devices), inf
+        self._core.unsettle(job)
+
+
+def _account(error: Exception) -> str:
+    """``error`` in one line, with where it was raised."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({last.filename}, line {last.lineno})"
