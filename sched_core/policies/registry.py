@@ -43,6 +43,7 @@ POLICIES: dict[str, tuple[str, str]] = {
     "published-shortest": (f"{_HERE}.published_orders", "PublishedShortest"),
     "published-expected": (f"{_HERE}.published_orders", "PublishedExpected"),
     "published-lpjf": (f"{_HERE}.published_orders", "PublishedLongestPending"),
+    "published-gandiva": (f"{_HERE}.published_gandiva", "PublishedGandiva"),
 }
 
 

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import ceil
+from typing import cast
 
 from gpuslice.errors import UsageError
 from gpuslice.sched_core.cluster import Cluster
 from gpuslice.sched_core.lookup import nearest
 from gpuslice.sched_core.placement.registry import make_placement
+from gpuslice.sched_core.policies.published_gandiva import TICK_S, PublishedGandiva
 from gpuslice.sched_core.policies.registry import make_policy
 from gpuslice.sched_core.policy import Policy
 from gpuslice.sched_core.traces.trace import Trace
 
-from .engine import SimJob, Simulation
+from .engine import Progress, SimJob, Simulation
+from .outcome import Outcome
 
 
 class StaleCompletions(Simulation):
@@ -40,27 +44,54 @@ class StaleCompletions(Simulation):
         super()._complete(now_s)
 
 
+class Ticks(Simulation):
+    """The engine with the eyes of the published simulator's ``gandiva``.
+
+    It looks at arrivals, and every ten seconds after them, and sees a completion at the next look; until then
+    the job holds its devices. A job counts as started once it has joined a node set, and nobody as preempted.
+    """
+
+    def run(self, progress: Progress | None = None) -> Outcome:
+        outcome = super().run(progress)
+        for number, joined_s in cast(PublishedGandiva, self._policy).joined_s.items():
+            outcome.first_start_s[number] = joined_s
+        outcome.preemptions[:] = outcome.migrations[:] = 0
+        return outcome
+
+    def _next_instant(self, arrival_s: float, wake_s: float | None) -> float:
+        next_s = super()._next_instant(arrival_s, wake_s)
+        if next_s in (arrival_s, wake_s) or not self._completions:
+            return next_s
+        ticks = max(1, ceil((next_s - self._now_s) / TICK_S))
+        seen_s = self._now_s + ticks * TICK_S
+        return min(arrival_s, seen_s if wake_s is None else min(seen_s, wake_s))
+
+
 @dataclass(frozen=True, slots=True)
 class _Schedule:
-    """One of the peer's schedules: our policy with options, and the schemes that work with it."""
+    """One of the peer's schedules: our policy with options, and the schemes that work with it.
+
+    Without ``places`` the schedule looks at the number of free devices only, whatever the scheme.
+    """
 
     policy: str
     options: Mapping[str, object]
     schemes: tuple[str, ...] = ("count",)
     engine: type[Simulation] = Simulation
+    places: bool = True
 
 
 def _dlas(**options: object) -> _Schedule:
-    return _Schedule("published-dlas", options, engine=StaleCompletions)
+    return _Schedule("published-dlas", options, ("count", "yarn"), StaleCompletions, places=False)
 
 
-_GITTINS = _Schedule("published-gittins", {}, engine=StaleCompletions)
+_GITTINS = _Schedule("published-gittins", {}, ("count", "yarn"), StaleCompletions, places=False)
 _FACTORS = {"05": 0.5, **{str(factor): float(factor) for factor in (1, 2, 4, 8, 10, 100, 1000)}}
 _TIRESIAS: dict[str, _Schedule] = {
     "fifo": _Schedule("fifo", {}, ("count", "yarn")),
     "fjf": _Schedule("fjf", {}, ("count", "yarn")),
     "sjf": _Schedule("smallest", {}),
-    "lpjf": _Schedule("published-lpjf", {}),
+    "lpjf": _Schedule("published-lpjf", {}, ("count", "yarn")),
     "shortest": _Schedule("published-shortest", {"by_devices": False}),
     "shortest-gpu": _Schedule("published-shortest", {"by_devices": True}),
     "shortest-expected": _Schedule("published-expected", {}),
@@ -70,6 +101,7 @@ _TIRESIAS: dict[str, _Schedule] = {
     "dlas-gpu-gittins": _GITTINS,
     # With a promotion suffix the peer forgets to sort by index.
     **{f"dlas-gpu-gittins-{name}": _dlas(promote=_FACTORS[name]) for name in ("1", "2", "4", "8")},
+    "gandiva": _Schedule("published-gandiva", {}, ("gandiva",), Ticks),
 }
 
 
@@ -82,8 +114,18 @@ class Peer:
     engine: type[Simulation]
 
     def prepare(self, trace: Trace, cluster: Cluster, *, keep_spans: bool = False) -> Simulation:
-        """The simulation of ``trace`` on ``cluster``."""
-        return self.engine(trace, cluster, self.policy(), keep_spans=keep_spans)
+        """The simulation of ``trace`` on ``cluster``.
+
+        Raises
+        ------
+        UsageError
+            If the peer cannot read the trace or has no such cluster.
+        """
+        if len(set(cluster.node_sizes)) > 1:
+            raise UsageError(
+                f"{self.name} knows nodes of one size only, not {cluster}", "write NODESxDEVICES"
+            )
+        return self.engine(_whole_seconds(trace), cluster, self.policy(), keep_spans=keep_spans)
 
 
 def parse_peer(text: str) -> Peer:
@@ -103,13 +145,27 @@ def parse_peer(text: str) -> Peer:
     schedule = _TIRESIAS.get(name)
     if schedule is None:
         raise UsageError(f"the peer tiresias has no schedule {name!r}", nearest(name, _TIRESIAS))
-    if (scheme or "count") not in schedule.schemes:
+    if (scheme or schedule.schemes[0]) not in schedule.schemes:
         works = " or ".join(schedule.schemes)
         raise UsageError(
             f"tiresias:{name} does not work with scheme {scheme!r}", f"use {works}; see docs/peers.md"
         )
-    placement = make_placement("published-yarn" if scheme == "yarn" else "count")
+    placement = make_placement("published-yarn" if scheme == "yarn" and schedule.places else "count")
     return Peer(text, lambda: make_policy(schedule.policy, schedule.options, placement), schedule.engine)
+
+
+def _whole_seconds(trace: Trace) -> Trace:
+    """Durations as the peer reads them: cut down to whole seconds."""
+    for name, submit_s in zip(trace.ids, trace.submit_s, strict=True):
+        if not submit_s.is_integer():
+            raise UsageError(
+                f"job {name} of {trace.name} is submitted at {submit_s:g}; the peer reads whole seconds only",
+                "round the trace's submit_time",
+            )
+    if all(map(float.is_integer, trace.duration_s)):
+        return trace
+    durations_s = [float(int(duration_s)) for duration_s in trace.duration_s]
+    return Trace(trace.ids, trace.submit_s, trace.demand, durations_s, trace.extras, name=trace.name)
 
 
 def _number(job: SimJob) -> int:

@@ -55,10 +55,24 @@ def test_recorded_results(oracle: Path) -> None:
     [
         ("gandiva:x/y", "gandiva"),
         ("tiresias:dlas-gp/count", "did you mean 'dlas-gpu'"),
-        ("tiresias:dlas-gpu/yarn", "yarn"),
+        ("tiresias:shortest/yarn", "yarn"),
+        ("tiresias:gandiva/count", "gandiva"),
         ("tiresias:fifo/random", "random"),
     ],
 )
 def test_unknown_peers_are_named(text: str, named: str) -> None:
     with pytest.raises(UsageError, match=named):
         parse_peer(text)
+
+
+def test_the_queues_ignore_the_scheme() -> None:
+    trace = read_trace(DATA / "traces" / "60_job.csv")
+    assert results(trace, "2x4", "tiresias:dlas-gpu/yarn") == results(trace, "2x4", "tiresias:dlas-gpu/count")
+
+
+def test_durations_are_cut_down_to_whole_seconds() -> None:
+    """The peer reads them so; it cannot read fractions in submission times."""
+    trace = Trace(["a", "b"], [0, 3], [1, 1], [7.9, 2.2])
+    assert [end for _, end, _, _ in results(trace, "1x1", "tiresias:fifo/count")] == [7, 9]
+    with pytest.raises(UsageError, match=r"job a .* 0\.5"):
+        results(Trace(["a"], [0.5], [1], [7]), "1x1", "tiresias:fifo/count")

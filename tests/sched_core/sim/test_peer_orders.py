@@ -161,7 +161,9 @@ def test_preemptive_orders(schedule: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-@pytest.mark.parametrize("peer", ["fifo/count", "fifo/yarn", "fjf/count", "fjf/yarn", "lpjf/count"])
+@pytest.mark.parametrize(
+    "peer", ["fifo/count", "fifo/yarn", "fjf/count", "fjf/yarn", "lpjf/count", "lpjf/yarn"]
+)
 def test_queued_orders(peer: str, seed: int) -> None:
     rule, scheme = peer.split("/")
     jobs = jobs_of(seed, largest=12)
