@@ -136,6 +136,17 @@ class Client:
         """Let a suspended job take part again."""
         self._ask(verbs.Resume(job=job), verbs.Done)
 
+    def migrate(self, job: str, devices: Sequence[str]) -> None:
+        """Run ``job`` on ``devices``, one for each rank: it is suspended and goes on there.
+
+        A job that waits goes there when its turn comes. Whoever holds the devices goes where it comes from.
+        """
+        self._ask(verbs.Migrate(job=job, devices=tuple(devices)), verbs.Done)
+
+    def weight(self, job: str, weight: float) -> None:
+        """Give ``job`` another weight, for policies that know weights."""
+        self._ask(verbs.Weight(job=job, weight=weight), verbs.Done)
+
     def logs(self, job: str) -> LogFiles:
         """Where the output of ``job`` is."""
         return self._ask(verbs.Logs(job=job), verbs.LogFiles)

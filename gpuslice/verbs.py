@@ -71,6 +71,20 @@ class Resume(Verb, tag="resume", frozen=True):
     job: str
 
 
+class Migrate(Verb, tag="migrate", frozen=True):
+    """Run the job on ``devices`` (names, rank order), now or when its turn comes."""
+
+    job: str
+    devices: tuple[str, ...]
+
+
+class Weight(Verb, tag="weight", frozen=True):
+    """Give the job another weight."""
+
+    job: str
+    weight: float
+
+
 class Logs(Verb, tag="logs", frozen=True):
     """Where the job's output is."""
 
@@ -96,6 +110,7 @@ class JobInfo(Verb, frozen=True):
     state: str
     held: bool
     devices: tuple[str, ...]
+    moving_to: tuple[str, ...]
     demand: int
     tenant: str
     weight: float
@@ -177,7 +192,7 @@ class Failed(Verb, tag="failed", frozen=True):
     exit_code: int
 
 
-Request = Submit | Status | Wait | Cancel | Suspend | Resume | Logs | Events | Down
+Request = Submit | Status | Wait | Cancel | Suspend | Resume | Migrate | Weight | Logs | Events | Down
 Answer = Accepted | Standing | Ended | History | LogFiles | Done | Failed
 
 _encoder = msgspec.msgpack.Encoder()

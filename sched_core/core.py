@@ -8,6 +8,7 @@ The core keeps the jobs in which the two differ in a list and works on it after 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import inf
 from types import MappingProxyType
 
 from gpuslice.errors import IllegalTransitionError, UsageError
@@ -25,6 +26,7 @@ from .events import (
     Held,
     Kill,
     Launch,
+    Moved,
     Noted,
     RankGone,
     Released,
@@ -32,6 +34,7 @@ from .events import (
     Submitted,
     Tell,
     WakeAt,
+    Weighted,
     Woken,
 )
 from .gang import Gang, RankPhase
@@ -101,6 +104,10 @@ class Core:
                 self._hold(self._known(event.job, event), now)
             case Released():
                 self._release(self._known(event.job, event), now)
+            case Moved():
+                self._move(self._known(event.job, event), event, now)
+            case Weighted():
+                self._weigh(self._known(event.job, event), event, now)
             case Woken():
                 self._wake_s = None
                 self.planning.due = True
@@ -161,6 +168,7 @@ class Core:
         job.move(trigger, now)
         job.reason, job.ended_s = reason, now
         self._unsettled.pop(job.id, None)
+        self.planning.wishing.pop(job.id, None)
         self.planning.withdraw(job, now)
         if job.processes_gone:
             self._vacate(job)
@@ -227,6 +235,34 @@ class Core:
         job.history.append((now, "released by its owner"))
         if job.ready:
             self.announce(job)
+
+    def _move(self, job: Gang, event: Moved, now: float) -> None:
+        if job.state.ended:
+            raise job.illegal("migrate by its owner")
+        wish = tuple(self._device(name) for name in event.devices)
+        if len(wish) != job.demand or len(set(wish)) != len(wish):
+            raise UsageError(
+                f"job {job.id} has {job.demand} ranks; {', '.join(event.devices)} are not as many devices",
+                "name one device for each rank, each once",
+            )
+        job.history.append((now, f"to be moved to {', '.join(event.devices)}"))
+        job.wish = wish
+        self.planning.wishing[job.id] = job
+
+    def _weigh(self, job: Gang, event: Weighted, now: float) -> None:
+        if job.state.ended:
+            raise job.illegal("weight by its owner")
+        if not 0 < event.weight < inf:
+            raise UsageError(f"weight {event.weight} is not above 0", "give a positive number")
+        job.history.append((now, f"weight {event.weight}"))
+        self.planning.reweigh(job, event.weight)
+
+    def _device(self, name: str) -> int:
+        for number, device in enumerate(self.devices):
+            if str(device) == name:
+                return number
+        known = ", ".join(map(str, self.devices))
+        raise UsageError(f"there is no device {name!r} here", f"choose of {known}")
 
     def _known(self, name: str, event: Event) -> Gang:
         job = self._jobs.get(name)

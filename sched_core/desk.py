@@ -27,6 +27,7 @@ from gpuslice.verbs import (
     JobInfo,
     LogFiles,
     Logs,
+    Migrate,
     Request,
     Resume,
     Standing,
@@ -34,6 +35,7 @@ from gpuslice.verbs import (
     Submit,
     Suspend,
     Wait,
+    Weight,
     decode_request,
     encode,
 )
@@ -140,6 +142,12 @@ class Desk:
             case Resume():
                 self._known(request.job)
                 return self._changed(lambda: self._scheduler.release(request.job))
+            case Migrate():
+                self._known(request.job)
+                return self._changed(lambda: self._scheduler.move(request.job, request.devices))
+            case Weight():
+                self._known(request.job)
+                return self._changed(lambda: self._scheduler.weigh(request.job, request.weight))
             case Events():
                 return history(self._journal, request.after)
             case Down():
@@ -215,6 +223,7 @@ class Desk:
             state=job.state.value,
             held=job.held,
             devices=tuple(str(self._scheduler.core.devices[device]) for device in job.lease),
+            moving_to=tuple(str(self._scheduler.core.devices[device]) for device in job.wish),
             demand=job.demand,
             tenant=job.spec.tenant,
             weight=job.spec.weight,

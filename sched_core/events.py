@@ -86,6 +86,20 @@ class Released(msgspec.Struct, frozen=True, tag="released"):
     job: str
 
 
+class Moved(msgspec.Struct, frozen=True, tag="moved"):
+    """Its owner wants the job on ``devices`` (names, rank order) for its present or its next lease."""
+
+    job: str
+    devices: tuple[str, ...]
+
+
+class Weighted(msgspec.Struct, frozen=True, tag="weighted"):
+    """Its owner gives the job another weight."""
+
+    job: str
+    weight: float
+
+
 class Noted(msgspec.Struct, frozen=True, tag="noted"):
     """Something the core had to say (``Notice``); changes nothing, is kept for people."""
 
@@ -98,7 +112,9 @@ class Woken(msgspec.Struct, frozen=True, tag="woken"):
     """The moment of the last ``WakeAt`` has come."""
 
 
-Event = Submitted | Reported | RankGone | Exited | Cancelled | Held | Released | Noted | Woken
+#: What a job's owner asks for.
+Owned = Cancelled | Held | Released | Moved | Weighted
+Event = Submitted | Reported | RankGone | Exited | Owned | Noted | Woken
 
 
 class Launch(msgspec.Struct, frozen=True, tag="launch"):

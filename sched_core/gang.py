@@ -62,6 +62,8 @@ class Gang(Job):
         See ``states``.
     lease
         Devices held under ``epoch``, rank order; empty when none.
+    wish
+        Devices its owner wants it moved to, until that has been done; empty when none.
     held
         Whether its owner keeps it from running; the policy does not see it then.
     stop_at
@@ -94,6 +96,7 @@ class Gang(Job):
         "retry_at_s",
         "state",
         "stop_at",
+        "wish",
     )
 
     def __init__(self, spec: JobSpec, number: int, program: Program) -> None:
@@ -102,6 +105,7 @@ class Gang(Job):
         self.ranks = tuple(Rank(number) for number in range(spec.demand))
         self.state = JobState.QUEUED
         self.lease: tuple[int, ...] = ()
+        self.wish: tuple[int, ...] = ()
         self.held = False
         self.stop_at = 0
         self.overshoots = 0

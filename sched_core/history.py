@@ -7,7 +7,7 @@ import msgspec
 from gpuslice.verbs import EventInfo, History
 from gpuslice.wire import Progress
 
-from .events import Event, Noted, Plain, Reported, Submitted, Woken
+from .events import Event, Moved, Noted, Plain, Reported, Submitted, Woken
 from .journal import Journal
 
 #: Entries looked at for one answer; keeps it short.
@@ -38,6 +38,8 @@ def _info(number: int, at_s: float, event: Event) -> EventInfo:
         for name, value in fields.items()
         if name not in ("job", "id", "rank", "version") and isinstance(value, Plain)
     }
+    if isinstance(event, Moved):
+        details["devices"] = ",".join(event.devices)
     what = str((event if isinstance(event, Submitted) else told).__struct_config__.tag)
     if isinstance(event, Noted):
         what = event.what

@@ -30,6 +30,7 @@ from .events import (
     Held,
     Kill,
     Launch,
+    Moved,
     Noted,
     Notice,
     Program,
@@ -39,6 +40,7 @@ from .events import (
     Submitted,
     Tell,
     WakeAt,
+    Weighted,
     Woken,
 )
 from .gang import Gang
@@ -154,6 +156,14 @@ class Scheduler:
     def release(self, job: str) -> None:
         """Let a held job take part again."""
         self._handle(Released(job))
+
+    def move(self, job: str, devices: Sequence[str]) -> None:
+        """Have a job run on ``devices``, now or when its turn comes."""
+        self._handle(Moved(job, tuple(devices)))
+
+    def weigh(self, job: str, weight: float) -> None:
+        """Give a job another weight."""
+        self._handle(Weighted(job, weight))
 
     def take_over(self, past: Iterable[tuple[Event, float]]) -> None:
         """Become the scheduler that lived through ``past``, and see what became of its jobs.

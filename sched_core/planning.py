@@ -11,12 +11,14 @@ from collections.abc import Sequence
 from math import inf
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from .allotment import Allotment, summary
 from .cluster import Cluster
 from .events import Notice
 from .gang import Gang
 from .policy import Changes, Migrate, Plan, Policy, PolicyError, Start, Stop, Suspend, View
-from .states import Trigger
+from .states import JobState, Trigger
 
 if TYPE_CHECKING:
     from .core import Core
@@ -59,6 +61,8 @@ class Planning:
         self._view = View(cluster, self._eligible)
         #: Jobs that are held from now on; the policy is still to be told.
         self._withheld: list[Gang] = []
+        #: Jobs that their owner wants on other devices.
+        self.wishing: dict[str, Gang] = {}
         #: What was last reported of the policy; not said twice in a row.
         self._complaint = ""
         #: How often it failed in a row.
@@ -85,6 +89,12 @@ class Planning:
         self.withdraw(job, now)
         self._withheld.append(job)
 
+    def reweigh(self, job: Gang, weight: float) -> None:
+        """Give ``job`` another weight."""
+        job.spec = msgspec.structs.replace(job.spec, weight=weight)
+        self._start_again()
+        self.due = True
+
     def ask(self, now: float) -> None:
         """Ask the policy for as long as there is reason to, and enter what it wants in the ledger."""
         while self.due:
@@ -97,6 +107,9 @@ class Planning:
             self._withheld.clear()
             if plan is not None:
                 self._adopt(plan, now)
+        for job in [job for job in self.wishing.values() if job.running]:
+            del self.wishing[job.id]
+            self._relocate(job, now)
 
     def _plan(self, now: float) -> Plan | None:
         """A plan that can be carried out, or ``None``."""
@@ -106,7 +119,7 @@ class Planning:
             self._verify(plan, now)
         except Exception as error:  # noqa: BLE001 (a policy may be anybody's code; it must not take the jobs along)
             self._complain(error, plan)
-            self._view.changes = Changes(reset=True)
+            self._start_again()
             self.wake_s = now + min(_ASK_AGAIN_S * 2**self._failures, _ASK_AGAIN_AT_MOST_S)
             self._failures += 1
             return None
@@ -157,7 +170,33 @@ class Planning:
             if isinstance(decision, Start | Migrate):
                 grants.append((decision, job))
         for grant, job in grants:
-            self._give(job, grant.devices, shared=grant.shared)
+            self._give(job, grant.devices, now, shared=grant.shared)
+
+    def _relocate(self, job: Gang, now: float) -> None:
+        """Put ``job`` where its owner wants it; whoever is there goes where it comes from."""
+        wish, job.wish = job.wish, ()
+        if wish == job.placement:
+            return
+        ours, theirs = set(job.placement), set(wish)
+        left, taken = sorted(ours - theirs), sorted(theirs - ours)
+        swap = dict(zip([*left, *taken], [*taken, *left], strict=True))
+        others = {other.id: other for device in swap for other in self.allotment.holders(device)}
+        others.pop(job.id, None)
+        moves = [(job, wish, self.allotment.shares(job))]
+        for name in others:
+            other = self._eligible[name]
+            devices = tuple(swap.get(device, device) for device in other.placement)
+            moves.append((other, devices, self.allotment.shares(other)))
+        for moved, _, _ in moves:
+            self._take(moved, now)
+        for moved, devices, shared in moves:
+            self._give(moved, devices, now, shared=shared)
+            moved.migrations += bool(moved.lease)
+        self._start_again()
+
+    def _start_again(self) -> None:
+        """Let the policy forget what it knows: the world is not as it planned."""
+        self._view.changes = Changes(reset=True)
 
     def _take(self, job: Gang, now: float) -> None:
         job.settle(now)
@@ -165,10 +204,12 @@ class Planning:
         job.running, job.since_s = False, now
         self._core.unsettle(job)
 
-    def _give(self, job: Gang, devices: Sequence[int], *, shared: bool) -> None:
+    def _give(self, job: Gang, devices: Sequence[int], now: float, *, shared: bool) -> None:
         self.allotment.grant(job, devices, shared=shared, plan=Plan())
-        # It makes progress from the moment all its ranks are on the device, see Core.settle().
-        job.running, job.placement, job.since_s = True, tuple(devices), inf
+        job.running, job.placement = True, tuple(devices)
+        # It makes progress once all its ranks are on the device (Core.settle), unless they still are.
+        stays = job.state is JobState.RUNNING and job.lease == job.placement
+        job.since_s = now if stays else inf
         self._core.unsettle(job)
 
 

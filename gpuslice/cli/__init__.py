@@ -26,6 +26,8 @@ COMMANDS: dict[str, str] = {
     "cancel": "gpuslice.cli.cancel",
     "suspend": "gpuslice.cli.suspend",
     "resume": "gpuslice.cli.resume",
+    "migrate": "gpuslice.cli.migrate",
+    "weight": "gpuslice.cli.weight",
     "events": "gpuslice.cli.events",
     "down": "gpuslice.cli.down",
     "demo": "gpuslice.cli.demo",

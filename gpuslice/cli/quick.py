@@ -23,11 +23,14 @@ class Form:
         Options with one.
     arguments
         Parameters of the arguments, all required.
+    required
+        Parameters of options that must be there.
     """
 
     flags: Mapping[str, str] = field(default_factory=dict)
     values: Mapping[str, str] = field(default_factory=dict)
     arguments: tuple[str, ...] = ()
+    required: frozenset[str] = frozenset()
 
 
 _WHERE = {"--state-dir": "state_dir"}
@@ -40,6 +43,8 @@ FORMS: dict[str, Form] = {
     "cancel": Form({}, _WHERE, _JOB),
     "suspend": Form({}, _WHERE, _JOB),
     "resume": Form({}, _WHERE, _JOB),
+    "migrate": Form({}, {"--to": "to", **_WHERE}, _JOB, frozenset({"to"})),
+    "weight": Form({}, _WHERE, ("job", "weight")),
     "events": Form({"--follow": "follow", "-f": "follow", "--json": "as_json"}, _WHERE),
     "down": Form({"--drain": "drain"}, _WHERE),
 }
@@ -75,4 +80,4 @@ def parse(form: Form, words: Sequence[str]) -> dict[str, str | bool] | None:
             given[arguments.pop(0)] = word
         else:
             return None
-    return None if arguments else given
+    return None if arguments or form.required - given.keys() else given

@@ -14,6 +14,7 @@ import msgspec
 
 from gpuslice.client import Client
 from gpuslice.config import parse_duration
+from gpuslice.errors import UsageError
 from gpuslice.verbs import EventInfo, JobInfo
 
 from . import tables
@@ -119,6 +120,24 @@ def resume(job: str, *, state_dir: str | Path | None = None) -> int:
     """Let a suspended job take part again."""
     with connect(state_dir) as client:
         client.resume(job)
+    return 0
+
+
+def migrate(job: str, *, to: str, state_dir: str | Path | None = None) -> int:
+    """Move a job to other devices."""
+    with connect(state_dir) as client:
+        client.migrate(job, [name.strip() for name in to.split(",")])
+    return 0
+
+
+def weight(job: str, weight: str, *, state_dir: str | Path | None = None) -> int:
+    """Give a job another weight."""
+    try:
+        number = float(weight)
+    except ValueError as error:
+        raise UsageError(f"{weight!r} is not a weight", "give a positive number") from error
+    with connect(state_dir) as client:
+        client.weight(job, number)
     return 0
 
 

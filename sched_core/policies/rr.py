@@ -2,23 +2,47 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from math import floor
 
 from gpuslice.errors import ConfigError
+from gpuslice.sched_core.job import Job
 from gpuslice.sched_core.placement.placement import Placement
 from gpuslice.sched_core.policy import View
 
 from .ranked import RankedPolicy
 from .ranking import Entry, Key
 
+#: Shares add up to whole slices but for rounding.
+_TINY = 1e-6
 
-class RoundRobin(RankedPolicy[Entry]):
+
+class Turn(Entry):
+    """A job in the line.
+
+    Attributes
+    ----------
+    weight
+        The job's, as it was counted.
+    slices
+        What is left of its turn.
+    """
+
+    __slots__ = ("slices", "weight")
+
+    def __init__(self, job: Job, kind: str) -> None:
+        super().__init__(job, kind)
+        self.weight = job.spec.weight
+        self.slices = 0.0
+
+
+class RoundRobin(RankedPolicy[Turn]):
     """All slices end together, at multiples of the quantum; then those that ran go to the end of the line.
 
     Because nobody's slice ends alone, a gang that needs many devices finds them free when its turn has come.
     A new job joins the end of the line and thus waits for one round at most; nobody is suspended within
-    a slice.
+    a slice. A job gets as many slices in a row as its weight is that of the lightest; a fraction is saved up.
 
     Parameters
     ----------
@@ -27,6 +51,7 @@ class RoundRobin(RankedPolicy[Entry]):
     """
 
     name = "rr"
+    entry_type = Turn
 
     def __init__(self, placement: Placement | None = None, *, quantum_s: float = 60.0) -> None:
         super().__init__(placement)
@@ -37,25 +62,49 @@ class RoundRobin(RankedPolicy[Entry]):
         self._quantum_s = quantum_s
         self._turn = 0
         self._round_ends_s: float | None = None
+        #: How many jobs have each weight.
+        self._weights: Counter[float] = Counter()
 
-    def waiting_key(self, entry: Entry, view: View) -> Key:
+    def _rebuild(self, view: View) -> None:
+        self._weights.clear()
+        super()._rebuild(view)
+
+    def admitted(self, entry: Turn, view: View) -> None:
+        self._weights[entry.weight] += 1
+
+    def left(self, entry: Turn) -> None:
+        self._weights[entry.weight] -= 1
+        if not self._weights[entry.weight]:
+            del self._weights[entry.weight]
+
+    def waiting_key(self, entry: Turn, view: View) -> Key:
         self._turn += 1
         return (1, self._turn)
 
-    def running_key(self, entry: Entry, view: View) -> Key:
+    def running_key(self, entry: Turn, view: View) -> Key:
         self._turn += 1
+        entry.slices += self._share(entry)
         return (0, self._turn)
+
+    def _share(self, entry: Turn) -> float:
+        """Slices in a turn of ``entry``."""
+        return entry.weight / min(self._weights)
 
     def update(self, view: View) -> None:
         if self._round_ends_s is not None and view.now_s >= self._round_ends_s:
             self._round_ends_s = None
             for _, entry in list(self.ranking.running):
-                self.ranking.rekey(entry, self.waiting_key(entry, view))
+                entry.slices -= 1.0
+                # With slices left it keeps its place in the line: behind those that were passed over.
+                stays = entry.slices > 1.0 - _TINY
+                self.ranking.rekey(entry, (1, entry.key[1]) if stays else self.waiting_key(entry, view))
 
-    def settled(self, started: Sequence[Entry], suspended: Sequence[Entry], view: View) -> None:
+    def settled(self, started: Sequence[Turn], suspended: Sequence[Turn], view: View) -> None:
         for key, entry in list(self.ranking.running):
             if key[0] == 1:
                 self.ranking.rekey(entry, (0, key[1]))
+                if entry.slices < 1.0 - _TINY:
+                    entry.slices += self._share(entry)
 
     def wake_at(self, view: View) -> float | None:
         if self._round_ends_s is None and self.crowded:

@@ -172,3 +172,21 @@ def test_the_commands_do_without_torch() -> None:
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60.0, check=False).returncode == 0
+
+
+def test_migrate_and_weight_reach_the_job(shell: Shell) -> None:
+    shell.up("--devices", "null:2")
+    client = shell.client()
+    job = shell.submit(10**6)
+    until(client, job, lambda info: info.devices == ("null:0",) and info.state == "running")
+    shell("migrate", job, "--to", "null:1")
+    found = until(client, job, lambda info: info.devices == ("null:1",) and info.state == "running")
+    assert (found.migrations, found.moving_to) == (1, ())
+    assert "no device 'null:5'" in shell("migrate", job, "--to", "null:5", code=2)
+    shell("weight", job, "2.5")
+    assert until(client, job, lambda info: info.weight == 2.5)
+    assert "'much' is not a weight" in shell("weight", job, "much", code=2)
+    events = [json.loads(line) for line in shell("events", "--json").splitlines()]
+    told = [event["details"] for event in events if event["what"] in ("moved", "weighted")]
+    assert told == [{"devices": "null:1"}, {"weight": 2.5}]
+    shell("down")

@@ -13,7 +13,15 @@ SUBMIT = verbs.Submit(name="a", numbered=True, argv=("true",), directory="/", en
 
 
 @pytest.mark.parametrize(
-    "request_", [SUBMIT, verbs.Status(), verbs.Wait(job="a"), verbs.Suspend(job="a"), verbs.Down(drain=True)]
+    "request_",
+    [
+        SUBMIT,
+        verbs.Status(),
+        verbs.Wait(job="a"),
+        verbs.Migrate(job="a", devices=("cpu:1",)),
+        verbs.Weight(job="a", weight=2.0),
+        verbs.Down(drain=True),
+    ],
 )
 def test_requests_come_back(request_: verbs.Request) -> None:
     assert verbs.decode_request(verbs.encode(request_)) == request_

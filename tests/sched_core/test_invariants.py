@@ -16,11 +16,13 @@ from gpuslice.sched_core.events import (
     Event,
     Exited,
     Held,
+    Moved,
     RankGone,
     Released,
     Reported,
     Submitted,
     Tell,
+    Weighted,
     Woken,
 )
 from gpuslice.sched_core.gang import RankPhase
@@ -135,6 +137,14 @@ class CoreMachine(RuleBasedStateMachine):
     @rule(job=JOBS)
     def release(self, job: str) -> None:
         self.attempt(Released(job))
+
+    @rule(job=JOBS, devices=st.lists(st.sampled_from(["null:0", "null:1", "null:7"]), max_size=2))
+    def move(self, job: str, devices: list[str]) -> None:
+        self.attempt(Moved(job, tuple(devices)))
+
+    @rule(job=JOBS, weight=st.sampled_from([-1.0, 0.5, 1.0, 3.0]))
+    def weigh(self, job: str, weight: float) -> None:
+        self.attempt(Weighted(job, weight))
 
     @rule(after_s=st.floats(0.0, 3.0))
     def wake(self, after_s: float) -> None:

@@ -1,0 +1,22 @@
+"""``gpuslice migrate``: move a job to other devices."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from . import talk
+from .options import JobArgument, StateDir
+
+
+def command(
+    job: JobArgument,
+    to: Annotated[str, typer.Option(metavar="cuda:1", help="Where to; one device for each rank.")],
+    state_dir: StateDir = None,
+) -> int:
+    """Suspend a job and resume it elsewhere; one that waits goes there when its turn comes.
+
+    Whoever holds the devices goes where the job comes from.
+    """
+    return talk.migrate(job, to=to, state_dir=state_dir)

@@ -1,0 +1,19 @@
+"""``gpuslice weight``: change a job's share."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from . import talk
+from .options import JobArgument, StateDir
+
+
+def command(
+    job: JobArgument,
+    weight: Annotated[str, typer.Argument(metavar="W", help="A positive number; 1 is the usual weight.")],
+    state_dir: StateDir = None,
+) -> int:
+    """Give a job another weight: its share, where the policy knows weights (rr and gandiva do)."""
+    return talk.weight(job, weight, state_dir=state_dir)

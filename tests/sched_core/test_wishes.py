@@ -1,0 +1,145 @@
+"""What owners may ask of the scheduler besides suspend and resume: another place, another weight."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from gpuslice import wire
+from gpuslice.errors import IllegalTransitionError, UsageError
+from gpuslice.sched_core.events import Cancelled, Moved, Submitted, Weighted
+from gpuslice.sched_core.job import JobSpec
+from gpuslice.sched_core.states import JobState
+
+from .driver import PROGRAM, Driver, told
+
+
+def running(driver: Driver, *jobs: str) -> None:
+    for job in jobs:
+        driver.submit(job)
+        driver.hello(job)
+        driver.resumed(job)
+        driver.progress(job, 10)
+
+
+def test_a_job_is_moved_to_a_free_device() -> None:
+    driver = Driver(2)
+    running(driver, "a")
+    commands = driver.do(Moved("a", ("null:1",)))
+    assert told(commands, wire.Suspend) == [("a", 0, wire.Suspend(epoch=1, stop_at=11))]
+    assert told(driver.parked("a", 11), wire.Resume) == [("a", 0, wire.Resume(epoch=2, device="null:1"))]
+    driver.resumed("a")
+    assert (driver.state("a"), driver.core.jobs["a"].migrations) == (JobState.RUNNING, 1)
+    driver.wake()
+    assert driver.core.jobs["a"].lease == (1,), "it stays there"
+    assert driver.core.jobs["a"].executed_at(driver.now_s) > 0
+
+
+def test_whoever_holds_the_device_goes_where_the_job_comes_from() -> None:
+    driver = Driver(2)
+    running(driver, "a", "b")
+    commands = driver.do(Moved("a", ("null:1",)))
+    assert {job for job, _, _ in told(commands, wire.Suspend)} == {"a", "b"}
+    assert told(driver.parked("a", 11), wire.Resume) == [], "b is still there"
+    assert sorted(job for job, _, _ in told(driver.parked("b", 11), wire.Resume)) == ["a", "b"]
+    assert [driver.core.jobs[job].lease for job in "ab"] == [(1,), (0,)]
+
+
+def test_the_ranks_of_a_gang_change_places_with_a_single_job() -> None:
+    driver = Driver(3)
+    driver.submit("g", 2)
+    driver.hello("g")
+    for rank in (0, 1):
+        driver.resumed("g", rank)
+        driver.progress("g", 10, rank)
+    running(driver, "a")
+    driver.do(Moved("g", ("null:2", "null:1")))
+    for job, rank in (("g", 0), ("g", 1), ("a", 0)):
+        driver.parked(job, 11, rank)
+    assert (driver.core.jobs["g"].lease, driver.core.jobs["a"].lease) == ((2, 1), (0,))
+
+
+def test_a_job_that_waits_goes_there_when_its_turn_comes() -> None:
+    driver = Driver(2)
+    running(driver, "a", "b")
+    driver.submit("c")
+    driver.hello("c")
+    jobs = driver.core.jobs
+    assert driver.do(Moved("c", ("null:0",))) == []
+    assert jobs["c"].wish == (0,)
+    driver.wake()
+    for job in "ab":
+        if jobs[job].state is JobState.SUSPENDING:
+            driver.parked(job, 11)
+    assert (jobs["c"].lease, jobs["c"].wish) == ((0,), ())
+    assert jobs["c"].migrations == 0, "it had been nowhere"
+
+
+@pytest.mark.parametrize(
+    ("devices", "why"),
+    [
+        (("null:9",), "no device 'null:9'"),
+        (("null:0", "null:1"), "has 1 ranks"),
+        ((), "has 1 ranks"),
+    ],
+)
+def test_an_impossible_place_is_refused(devices: tuple[str, ...], why: str) -> None:
+    driver = Driver(2)
+    running(driver, "a")
+    with pytest.raises(UsageError, match=why):
+        driver.do(Moved("a", devices))
+
+
+def test_what_has_ended_has_no_wishes() -> None:
+    driver = Driver(2)
+    running(driver, "a")
+    driver.do(Cancelled("a", "enough"))
+    for event in (Moved("a", ("null:1",)), Weighted("a", 2.0)):
+        with pytest.raises(IllegalTransitionError, match="by its owner"):
+            driver.do(event)
+
+
+def slices(driver: Driver, rounds: int) -> Counter[str]:
+    """Who got how many of the next slices; every switch is carried out."""
+    found: Counter[str] = Counter()
+    for _ in range(rounds):
+        (holder,) = driver.core.occupants[0]
+        commands = driver.wake()
+        if told(commands, wire.Suspend):
+            driver.parked(holder, driver.core.jobs[holder].stop_at)
+            (holder,) = driver.core.occupants[0]
+            driver.resumed(holder)
+        found[holder] += 1
+    return found
+
+
+def test_weights_are_shares_under_round_robin_and_can_be_changed() -> None:
+    driver = Driver()
+    for job, weight in (("a", 1.5), ("b", 1.0), ("c", 1.0)):
+        driver.do(Submitted(JobSpec(id=job, submit_s=driver.now_s, weight=weight), PROGRAM))
+        driver.hello(job)
+    driver.resumed("a")
+    assert slices(driver, 70) == {"a": 30, "b": 20, "c": 20}
+    driver.do(Weighted("b", 3.0))
+    driver.do(Weighted("a", 1.0))
+    found = slices(driver, 100)
+    assert found["b"] == pytest.approx(60, abs=3)
+    with pytest.raises(UsageError, match="not above 0"):
+        driver.do(Weighted("b", 0.0))
+
+
+def test_a_gang_is_not_starved_by_jobs_with_turns_of_several_slices() -> None:
+    driver = Driver(2)
+    running(driver, "a", "b")
+    for job in "ab":
+        driver.do(Weighted(job, 3.0))
+    driver.submit("g", 2)
+    driver.hello("g")
+    for _ in range(4):
+        driver.wake()
+        for job in "ab":
+            gang = driver.core.jobs[job]
+            if gang.state is JobState.SUSPENDING:
+                driver.parked(job, gang.stop_at)
+    assert driver.state("g") is JobState.STARTING
