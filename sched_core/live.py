@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import select
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -106,14 +107,18 @@ class Scheduler:
         self.endpoint = f"ipc://{directory / 'scheduler.sock'}"
         self.context = zmq.Context()
         self._poller = zmq.Poller()
+        #: Every process of every job; one descriptor for the poller, however many they are.
+        self._watched = select.epoll()
         try:
             self._socket = bind(self.context, self.endpoint)
         except BaseException:
             self.context.destroy()
+            self._watched.close()
             os.close(self._lock)
             raise
         self._attended: dict[zmq.Socket[bytes] | int, Callable[[], None]] = {}
         self.attend(self._socket, self._receive)
+        self._poller.register(self._watched.fileno(), zmq.POLLIN)
 
     def __enter__(self) -> Scheduler:
         return self
@@ -130,6 +135,7 @@ class Scheduler:
         if not self._keep_jobs:
             self.processes.end_all(self._clock)
         self.context.destroy(linger=0)
+        self._watched.close()
         os.close(self._lock)
 
     def attend(self, source: zmq.Socket[bytes] | int, deal: Callable[[], None]) -> None:
@@ -181,7 +187,7 @@ class Scheduler:
     def _find(self, job: Gang) -> None:
         found = self.processes.find(job.id) if job.exit_code is None else None
         if isinstance(found, int):
-            self._poller.register(found, zmq.POLLIN)
+            self._watched.register(found, select.EPOLLIN)
         elif found is not None:
             self._handle(found)
         elif job.exit_code is None and job.state.ended:
@@ -194,7 +200,7 @@ class Scheduler:
             if descriptor is None:
                 self._handle(RankGone(job.id, rank.number, unseen=True))
             else:
-                self._poller.register(descriptor, zmq.POLLIN)
+                self._watched.register(descriptor, select.EPOLLIN)
         if job.state.ended:
             self.processes.end(job.id, self.now())
 
@@ -217,7 +223,8 @@ class Scheduler:
         ready = dict(self._poller.poll(None if wait_ms is None else int(wait_ms) + 1))
         for source in ready.keys() & self._attended.keys():
             self._attended[source]()
-        self._reap({key for key in ready if isinstance(key, int)})
+        if self._watched.fileno() in ready:  # after the sockets: what a process said last comes before its end
+            self._reap()
         now = self._clock.now()
         self.processes.enforce(now)
         if self._wake_s is not None and now >= self._wake_s:
@@ -259,11 +266,11 @@ class Scheduler:
             self.processes.log(command.job, "err").write_text(f"gpuslice: cannot start: {error}\n")
             self._handle(Exited(command.job, 127))
             return
-        self._poller.register(descriptor, zmq.POLLIN)
+        self._watched.register(descriptor, select.EPOLLIN)
 
-    def _reap(self, descriptors: set[int]) -> None:
-        for descriptor, event in self.processes.reap(descriptors):
-            self._poller.unregister(descriptor)
+    def _reap(self) -> None:
+        ready = {descriptor for descriptor, _ in self._watched.poll(0)}
+        for _, event in self.processes.reap(ready):
             self._handle(event)
 
     # The socket.
@@ -317,7 +324,7 @@ class Scheduler:
             self._handle(RankGone(*peer))
             return
         if descriptor is not None:
-            self._poller.register(descriptor, zmq.POLLIN)
+            self._watched.register(descriptor, select.EPOLLIN)
 
     def _restore_route(self, peer: tuple[str, int], former: bytes | None) -> None:
         del self._routes[peer]
