@@ -88,7 +88,7 @@ class Client:
         devices
             How many devices, and ranks, it has.
         environ
-            Its environment, if not this process's.
+            Its environment, if not this process's; gpuslice's settings are taken from it, too.
         directory
             Its working directory, if not this process's.
         route
@@ -98,13 +98,14 @@ class Client:
         from gpuslice.launch import command_line, environment
 
         argv = command_line(words)
-        settings = config.load(route=route)
+        variables = os.environ if environ is None else environ
+        settings = config.load(variables, route=route)
         request = verbs.Submit(
             name=name or _stem(words),
             numbered=name is None,
             argv=tuple(argv),
             directory=os.path.abspath(directory or os.getcwd()),
-            environ=environment(settings, os.environ if environ is None else environ),
+            environ=environment(settings, variables),
             devices=devices,
             tenant=tenant,
             weight=weight,

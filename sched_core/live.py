@@ -223,7 +223,8 @@ class Scheduler:
         ready = dict(self._poller.poll(None if wait_ms is None else int(wait_ms) + 1))
         for source in ready.keys() & self._attended.keys():
             self._attended[source]()
-        if self._watched.fileno() in ready:  # after the sockets: what a process said last comes before its end
+        # After the sockets: what a process said last comes before its end.
+        if self._watched.fileno() in ready:
             self._reap()
         now = self._clock.now()
         self.processes.enforce(now)

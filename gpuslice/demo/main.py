@@ -33,7 +33,7 @@ def run(
     Parameters
     ----------
     device
-        What they share; ``cpu`` is the host's first slot.
+        What they share: ``cpu``, which is all of the host, or a GPU.
     quantum_s
         Length of a slice.
     report_directory
@@ -50,6 +50,8 @@ def run(
     """
     if steps is not None and steps < 1:
         raise UsageError(f"{steps} steps train nothing", "give one or more")
+    if device.kind == "cpu" and device.index:
+        raise UsageError(f"{device} is not the host's only slot", "give cpu, or a GPU such as cuda:0")
     device = DeviceName(device.kind, device.index or 0)
     launch.check(Settings(device=str(device)))
     trainings = [Training(one.name, one.about, steps or one.steps) for one in TRAININGS]
@@ -100,7 +102,7 @@ def _share(
         directory = Path(name)
         try:
             with screen:
-                run_sharing(trainings, device, quantum_s, directory, clock, observe)
+                run_sharing(trainings, device, quantum_s, directory, clock, observe, recorder.look)
         finally:
             if (directory / "logs").is_dir():
                 shutil.copytree(directory / "logs", logs, dirs_exist_ok=True)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from gpuslice.profiler.timeline import Span, Timeline
 from gpuslice.sched_core.events import Command, Event, Exited, Reported, Submitted, Tell
+from gpuslice.verbs import JobInfo
 from gpuslice.wire import Bye, Progress, Resume, Resumed, Suspend, Suspended
 
+#: Called with an event, when it happened, and the commands that followed from it.
+Observer = Callable[[Event, float, Sequence[Command]], None]
 #: A stage that is not work: the time a job spends parked.
 _IDLE_STAGE = "parked_s"
 
@@ -87,7 +90,7 @@ class JobRecord:
 
 
 class Recorder:
-    """An observer of the scheduler (``Scheduler(observer=recorder.observe)``), for jobs of one rank."""
+    """Makes slices and switches of a scheduler's events, for jobs of one rank."""
 
     def __init__(self, start_s: float) -> None:
         self._start_s = start_s
@@ -97,10 +100,20 @@ class Recorder:
         self.switches: list[Switch] = []
         #: Who has each device.
         self.holders: dict[str, str] = {}
+        #: The steps of each job as last heard, between two events of it.
+        self.heard: dict[str, int] = {}
+
+    def since_start_s(self, now: float) -> float:
+        """``now``, as everything here counts time."""
+        return now - self._start_s
+
+    def look(self, jobs: Sequence[JobInfo]) -> None:
+        """Take note of how far jobs are."""
+        self.heard = {job.id: job.steps for job in jobs}
 
     def observe(self, event: Event, now: float, commands: Sequence[Command]) -> None:
         """Take note of what happened and of what the core made of it."""
-        now_s = now - self._start_s
+        now_s = self.since_start_s(now)
         match event:
             case Submitted():
                 self.jobs[event.spec.id] = JobRecord(event.spec.id, now_s)

@@ -42,19 +42,16 @@ def open_screen(
     steps = {training.name: training.steps for training in trainings}
     if console.is_terminal:
         return Picture(console, recorder, steps, elapsed_s)
-    return Lines(console, recorder, steps, elapsed_s)
+    return Lines(console, recorder, steps)
 
 
 class Lines:
     """One line for each start, switch and end."""
 
-    def __init__(
-        self, console: Console, recorder: Recorder, steps: Mapping[str, int], elapsed_s: Callable[[], float]
-    ) -> None:
+    def __init__(self, console: Console, recorder: Recorder, steps: Mapping[str, int]) -> None:
         self._console = console
         self._recorder = recorder
         self._steps = steps
-        self._elapsed_s = elapsed_s
 
     def __enter__(self) -> Lines:
         return self
@@ -66,23 +63,25 @@ class Lines:
 
     def observe(self, event: Event, now: float, commands: Sequence[Command]) -> None:
         """Print a line if ``event`` deserves one."""
+        now_s = self._recorder.since_start_s(now)
         if isinstance(event, Exited):
-            self._print(self._recorder.jobs[event.job], f"ended with exit code {event.code}")
+            self._print(now_s, self._recorder.jobs[event.job], f"ended with exit code {event.code}")
         elif isinstance(event, Reported):
             job = self._recorder.jobs[event.job]
             match event.message:
                 case Suspended():
                     one = job.slice_of(event.message.epoch)
-                    self._print(job, f"suspended in {_ms(one.suspend_s)}, {one.nbytes / 1e6:.1f} MB moved")
+                    moved = f"{one.nbytes / 1e6:.1f} MB moved"
+                    self._print(now_s, job, f"suspended in {_ms(one.suspend_s)}, {moved}")
                 case Resumed() if len(job.slices) > 1:
-                    self._print(job, f"resumed in {_ms(resume_s(job.slices[-1]))}")
+                    self._print(now_s, job, f"resumed in {_ms(resume_s(job.slices[-1]))}")
                 case Resumed():
-                    self._print(job, "begins")
+                    self._print(now_s, job, "begins")
 
-    def _print(self, job: JobRecord, what: str) -> None:
+    def _print(self, now_s: float, job: JobRecord, what: str) -> None:
         device = job.slices[-1].device if job.slices else "-"
         steps = f"step {job.step}/{self._steps[job.name]}"
-        line = f"{self._elapsed_s():6.2f} s  {device:7} {job.name:8} {steps:15} {what}"
+        line = f"{now_s:6.2f} s  {device:7} {job.name:8} {steps:15} {what}"
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
@@ -124,6 +123,7 @@ class Picture:
 
     def _row(self, job: JobRecord, device: str | None) -> list[RenderableType]:
         total = self._steps[job.name]
+        step = max(job.step, self._recorder.heard.get(job.name, 0))
         if job.exit_code is not None:
             where = Text("done", style="green") if job.exit_code == 0 else Text("failed", style="red")
         elif device is not None:
@@ -135,8 +135,8 @@ class Picture:
         return [
             Text(job.name),
             where,
-            ProgressBar(total=total, completed=job.step, width=_BAR_WIDTH),
-            Text(f"{job.step}/{total}"),
+            ProgressBar(total=total, completed=step, width=_BAR_WIDTH),
+            Text(f"{step}/{total}"),
             Text(str(len(job.slices))),
             Text(_ms(suspends[-1].suspend_s) if suspends else ""),
             Text(_ms(resume_s(resumes[-1])) if resumes else ""),

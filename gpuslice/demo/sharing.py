@@ -1,26 +1,29 @@
-"""The trainings under the scheduler: one device, round robin."""
+"""The trainings under a scheduler of their own: ``up``, ``submit``, ``wait`` and ``down``, as users do it."""
 
 from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from gpuslice import launch
+from gpuslice import daemon
+from gpuslice.client import Client
 from gpuslice.clock import Clock
-from gpuslice.config import Settings
+from gpuslice.config import variable
 from gpuslice.errors import EnvironmentUnusableError
-from gpuslice.sched_core.core import Core
-from gpuslice.sched_core.job import JobSpec
-from gpuslice.sched_core.live import Observer, Scheduler
-from gpuslice.sched_core.policies.rr import RoundRobin
+from gpuslice.sched_core.processes import uninterrupted
 from gpuslice.types import DeviceName
+from gpuslice.verbs import JobInfo
 
-from .training import Training, steady
+from .recorder import Observer
+from .story import Story
+from .training import SCRIPTS, Training, steady
 
 #: Far more than the demonstration takes; a job that hangs is reported instead of waited for.
 _PATIENCE_S = 600.0
+_LOOK_AGAIN_S = 0.125
 _TMPFS = Path("/dev/shm")
 
 
@@ -30,40 +33,64 @@ def run_sharing(
     quantum_s: float,
     directory: Path,
     clock: Clock,
-    observer: Observer,
+    observe: Observer,
+    look: Callable[[Sequence[JobInfo]], None],
 ) -> None:
     """Run the trainings on ``device`` in turn until all have ended; leave no process and no snapshot.
 
     Parameters
     ----------
     directory
-        Private and short-named, for the socket; the scripts' output goes to ``logs`` in it.
+        The scheduler's: private and short-named. The scripts' output is in ``logs`` in it.
+    observe
+        Told of every event, when it happened, and what the scheduler did about it.
+    look
+        Told now and then how the jobs stand.
 
     Raises
     ------
     EnvironmentUnusableError
         If they do not end.
     """
-    core = Core([device], RoundRobin(quantum_s=quantum_s))
     tmpfs = _TMPFS if os.access(_TMPFS, os.W_OK) else None
-    with tempfile.TemporaryDirectory(prefix="gpuslice-demo-", dir=tmpfs) as ramdisk:
-        settings = launch.check(Settings(device=str(device), ramdisk_dir=ramdisk))
-        environ = launch.environment(settings, steady(os.environ))
-        with Scheduler(core, directory, clock=clock, observer=observer) as scheduler:
-            for training in trainings:
-                spec = JobSpec(id=training.name, submit_s=clock.now())
-                scheduler.submit(spec, training.program(torch_name(device), environ))
-            if not scheduler.run(lambda: all_gone(core), timeout_s=_PATIENCE_S):
-                states = ", ".join(f"{job.id} is {job.state.value}" for job in core.jobs.values())
+    with (
+        tempfile.TemporaryDirectory(prefix="gpuslice-demo-", dir=tmpfs) as ramdisk,
+        _scheduler(device, quantum_s, directory) as client,
+        Story(directory) as story,
+    ):
+        environ = {**steady(os.environ), variable("ramdisk_dir"): ramdisk}
+        unfinished = [
+            client.submit(one.words(torch_name(device)), name=one.name, environ=environ, directory=SCRIPTS)
+            for one in trainings
+        ]
+        ends_s = clock.now() + _PATIENCE_S
+        while unfinished:
+            ended = client.wait(unfinished[0], _LOOK_AGAIN_S)
+            for event, at_s, commands in story.advance():
+                observe(event, at_s, commands)
+            jobs = client.jobs()
+            look(jobs)
+            if ended is not None:
+                del unfinished[0]
+            elif clock.now() >= ends_s:
+                states = ", ".join(f"{job.id} is {job.state}" for job in jobs)
                 raise EnvironmentUnusableError(
                     f"the jobs did not end within {_PATIENCE_S:.0f} s: {states}", "see their output"
                 )
-        core.check()
 
 
-def all_gone(core: Core) -> bool:
-    """Whether every job has ended and left nothing behind."""
-    return all(job.state.ended and job.processes_gone for job in core.jobs.values())
+@contextmanager
+def _scheduler(device: DeviceName, quantum_s: float, directory: Path) -> Iterator[Client]:
+    """A scheduler in the background, as ``gpuslice up`` starts it; taken down at the end, with its jobs."""
+    words = ("--devices", str(device), "--policy", "rr", "--quantum", f"{quantum_s:f}s")
+    try:
+        with uninterrupted():
+            daemon.start(directory, [*words, "--state-dir", str(directory)])
+        with Client(directory) as client:
+            yield client
+    finally:
+        with uninterrupted(), Client(directory) as client, suppress(EnvironmentUnusableError):
+            client.down()  # unless it did not come up
 
 
 def torch_name(device: DeviceName) -> str:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-
-from gpuslice.sched_core.events import Program
 
 SCRIPTS = Path(__file__).resolve().parent / "jobs"
 _DIGEST = re.compile(r"^digest ([0-9a-f]{64})$", re.MULTILINE)
@@ -33,17 +30,15 @@ class Training:
     about: str
     steps: int
 
-    def program(self, device: str, environ: Mapping[str, str]) -> Program:
-        """How to start it on ``device``, as torch names it."""
-        script = SCRIPTS / f"{self.name}.py"
-        argv = (sys.executable, str(script), "--steps", str(self.steps), "--device", device)
-        return Program(argv, str(SCRIPTS), dict(environ))
+    def words(self, device: str) -> list[str]:
+        """The script and its arguments, for ``device`` as torch names it."""
+        return [str(SCRIPTS / f"{self.name}.py"), "--steps", str(self.steps), "--device", device]
 
 
 TRAININGS = (
-    Training("chars", "transformer, Alice in Wonderland", 220),
-    Training("digits", "CNN, handwritten digits", 600),
-    Training("wine", "MLP with Adam, wines", 2000),
+    Training("chars", "transformer, Alice in Wonderland", 160),
+    Training("digits", "CNN, handwritten digits", 450),
+    Training("wine", "MLP with Adam, wines", 1500),
 )
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from gpuslice.clock import Clock
-from gpuslice.sched_core.events import Exited
+from gpuslice.sched_core.events import Exited, Program
 from gpuslice.sched_core.processes import Processes
 
-from .training import Training, digest
+from .training import SCRIPTS, Training, digest
 
 
 def run_undisturbed(
@@ -31,7 +32,8 @@ def run_undisturbed(
     processes = Processes(logs)
     try:
         for training in trainings:
-            processes.launch(training.name, training.program(device, environ), {})
+            argv = (sys.executable, *training.words(device))
+            processes.launch(training.name, Program(argv, str(SCRIPTS), dict(environ)), {})
         while processes.descriptors:
             for event in processes.wait():
                 if isinstance(event, Exited):

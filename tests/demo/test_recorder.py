@@ -92,7 +92,7 @@ def test_spans_never_overlap_on_a_track(recorder: Recorder) -> None:
 
 def test_plain_lines_tell_the_story(recorder: Recorder) -> None:
     output = io.StringIO()
-    tell(recorder, Lines(Console(file=output, width=120), recorder, {"a": 20, "b": 9}, lambda: 1.0))
+    tell(recorder, Lines(Console(file=output, width=120), recorder, {"a": 20, "b": 9}))
     lines = [" ".join(line.split()[3:]) for line in output.getvalue().splitlines()]
     assert lines == [
         "a step 0/20 begins",
