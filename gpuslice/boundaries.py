@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
@@ -44,6 +44,9 @@ class BoundaryCounter:
         Whether the script marks its boundaries itself; then the hooks count none.
     hooked
         Whether DataLoaders tell of their fetches by themselves.
+    save_at, saver
+        The first boundary that concerns ``saver``, and whom to call there (after the controller): it takes
+        checkpoints and sets ``save_at`` anew.
     """
 
     __slots__ = (
@@ -53,6 +56,8 @@ class BoundaryCounter:
         "count",
         "explicit",
         "hooked",
+        "save_at",
+        "saver",
         "steps",
         "stop_at",
     )
@@ -64,6 +69,8 @@ class BoundaryCounter:
         self.explicit = False
         self.hooked = False
         self.controller: Controller | None = None
+        self.save_at = NEVER
+        self.saver: Callable[[int], None] | None = None
         self._by_hooks = True
         self._steps_since_fetch = LOADERLESS_STEPS
 
@@ -87,9 +94,9 @@ class BoundaryCounter:
         self._cross()
 
     def forget_controller(self) -> None:
-        """Go on counting, but never park again."""
-        self.controller = None
-        self.stop_at = NEVER
+        """Go on counting, but never park or save again."""
+        self.controller = self.saver = None
+        self.stop_at = self.save_at = NEVER
 
     @contextmanager
     def skipping(self) -> Iterator[None]:
@@ -104,6 +111,8 @@ class BoundaryCounter:
         self.count += 1
         if self.count >= self.stop_at and self.controller is not None:
             self.controller.at_boundary(self.count)
+        if self.count >= self.save_at and self.saver is not None:
+            self.saver(self.count)
 
 
 #: The counter of this process. It costs nothing until a runtime gives it a controller.

@@ -42,6 +42,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         Bytes the RAM disk may hold, ``4G`` style, or empty for half of the file system.
     suspend_every, suspend_at
         The drill: suspend and resume at every Nth boundary, or at the boundaries listed.
+    checkpoint_every
+        Save an attached, named job's state at every Nth boundary, for a restart; 0 for never.
     report
         File for the JSON report, or empty.
     job
@@ -57,12 +59,13 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     ramdisk_limit: str = ""
     suspend_every: int = 0
     suspend_at: str = ""
+    checkpoint_every: int = 0
     report: str = ""
     job: str = ""
     socket: str = ""
 
     def __post_init__(self) -> None:
-        for name in ("cpu_slots", "suspend_every"):
+        for name in ("cpu_slots", "suspend_every", "checkpoint_every"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}", "give zero or a positive number")
         if self.ramdisk_limit:

@@ -20,7 +20,7 @@ from torch.utils.hooks import RemovableHandle
 from gpuslice import agent, drill
 from gpuslice.boundaries import BoundaryCounter, Controller
 from gpuslice.checkpoint.heap import hide_imports
-from gpuslice.ending import end, say
+from gpuslice.ending import end, ended_well, say
 from gpuslice.errors import GpusliceError
 from gpuslice.runtime import Runtime, runtime
 
@@ -51,6 +51,8 @@ def install() -> None:
         controller = _controller(job)
         job.boundaries.controller = controller
         os.register_at_fork(after_in_child=job.boundaries.forget_controller)
+        if job.settings.checkpoint_every:
+            job.checkpoint_every(job.settings.checkpoint_every)
         if controller is not None:
             controller.start()
         if not job.settings.socket:
@@ -72,6 +74,7 @@ def _finish(job: Runtime, controller: JobController | None, pid: int) -> None:
     if os.getpid() != pid:
         return
     job.boundaries.forget_controller()
+    job.checkpoints.settle(keep=not ended_well())
     if controller is not None:
         controller.finish()
     job.write_report()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -110,6 +111,34 @@ class Job:
             boundary=snapshot.boundary,
             restartable=snapshot.restartable,
         )
+
+    def checkpoint(self) -> bool:
+        """Save the job's state for a restart, in the background while the training goes on.
+
+        Parameters and optimizer state are copied during the next forward and backward pass; the optimizer's
+        step waits for that, and everything else is copied at once. The checkpoint counts when all of it is
+        in the RAM disk: a process killed before goes on from the one before. Call this last in a loop's body.
+
+        Returns
+        -------
+        bool
+            Whether one was begun. None is taken for a job without a name, on the way back to where a
+            restarted job was, and in a ``job.batches`` loop within another.
+
+        Raises
+        ------
+        SuspendedStateError
+            If the job is suspended.
+        SuspendRefusedError, RamDiskFullError, UsageError
+            If the state cannot be saved; the previous checkpoint stays.
+        """
+        if not self._runtime.settings.job:
+            warnings.warn(
+                'job.checkpoint() does nothing for a job without a name: gpuslice.attach("NAME", ...)',
+                stacklevel=2,
+            )
+            return False
+        return self._runtime.checkpoint(explicit=True)
 
     def resume(self, device: str | None = None) -> None:
         """Bring the state back, to another device if one is named.

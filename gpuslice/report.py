@@ -42,6 +42,9 @@ class Report:
         self._rows: list[bytes] = []
         self._blackouts_s: list[float] = []
         self._bytes_copied = 0
+        self._checkpoints = 0
+        self._checkpoint_bytes = 0
+        self._checkpoint_blocked_s = 0.0
         self.write(boundaries=0, steps=0)
 
     def add(self, record: SwitchRecord) -> None:
@@ -49,6 +52,12 @@ class Report:
         self._rows.append(msgspec.json.encode(record.as_dict()))
         self._blackouts_s.append(record.suspend_s + record.resume_s)
         self._bytes_copied += record.bytes_copied
+
+    def checkpointed(self, nbytes: int, blocked_s: float) -> None:
+        """Count a published checkpoint for which the training waited so long."""
+        self._checkpoints += 1
+        self._checkpoint_bytes += nbytes
+        self._checkpoint_blocked_s += blocked_s
 
     def totals(self, *, boundaries: int, steps: int) -> dict[str, float]:
         """The report's ``totals``."""
@@ -61,6 +70,9 @@ class Report:
             "blackout_s": sum(blackouts_s),
             "blackout_mean_s": sum(blackouts_s) / len(blackouts_s) if blackouts_s else 0.0,
             "blackout_max_s": max(blackouts_s, default=0.0),
+            "checkpoints": self._checkpoints,
+            "checkpoint_bytes": self._checkpoint_bytes,
+            "checkpoint_blocked_s": self._checkpoint_blocked_s,
         }
 
     def summary(self, *, boundaries: int, steps: int) -> str:

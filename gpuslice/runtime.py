@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import atexit
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,13 +19,15 @@ import torch
 
 from gpuslice import config
 from gpuslice.boundaries import BoundaryCounter, counter
+from gpuslice.checkpoint.background import BackgroundSnapshot
 from gpuslice.checkpoint.ramdisk import RamDisk
 from gpuslice.checkpoint.record import SwitchRecord
 from gpuslice.checkpoint.store import JobStore
 from gpuslice.checkpoint.switch import Switch
+from gpuslice.checkpoints import Checkpoints, Schedule
 from gpuslice.config import Settings
 from gpuslice.ending import ended_well, watch_exit
-from gpuslice.errors import SuspendRefusedError
+from gpuslice.errors import SuspendedStateError, SuspendRefusedError
 from gpuslice.kernels import Device, open_device, vmm
 from gpuslice.kernels.routes import choose
 from gpuslice.report import Report, rank_path
@@ -86,6 +88,8 @@ class Runtime:
         Whether the script got the path of a snapshot that it asked for.
     report
         Collects the switches.
+    checkpoints
+        Those taken while the training goes on.
     gate
         Stops the other threads during a suspend.
     route
@@ -106,6 +110,7 @@ class Runtime:
         self.gate = ThreadGate()
         path = rank_path(Path(settings.report), place.rank) if settings.report else None
         self.report = Report(path, job=settings.job, rank=place.rank)
+        self.checkpoints = Checkpoints(self.report)
         self._device_name = place.device(DeviceName.parse(settings.device))
         self.route = choose(Route(settings.route), self._device_name)
 
@@ -179,6 +184,7 @@ class Runtime:
         SuspendRefusedError, RamDiskFullError
             Nothing has changed.
         """
+        self.checkpoints.settle()
         named, restartable = None, False
         if self.attached is not None:
             named = self.attached.named_state()
@@ -204,6 +210,51 @@ class Runtime:
         self.write_report()
         return record
 
+    def checkpoint(self, *, explicit: bool) -> bool:
+        """Begin to save the attached job's state for a restart; whether it could be done here.
+
+        Raises
+        ------
+        SuspendedStateError
+            If the job is suspended.
+        SuspendRefusedError, UsageError, RamDiskFullError
+            If the state cannot be saved. The previous checkpoint stays.
+        """
+        if self.switch.suspended:
+            raise SuspendedStateError("the job is suspended", "resume it before a checkpoint")
+        return self.checkpoints.begin(lambda hasty: self._save(hasty, explicit=explicit))
+
+    def checkpoint_every(self, boundaries: int) -> None:
+        """Take a checkpoint at every so many boundaries from now on."""
+        Schedule(
+            self.checkpoints,
+            self.boundaries,
+            every=boundaries,
+            obstacle=self._checkpoint_obstacle,
+            start=lambda hasty: self._save(hasty, explicit=self.boundaries.explicit),
+        )
+
+    def _checkpoint_obstacle(self) -> str | None:
+        if self.attached is None:
+            return "no checkpoints: the script names no state to save; see gpuslice.attach"
+        if not self.settings.job:
+            return "no checkpoints: the job has no name to find them by; give one with --job"
+        return None
+
+    def _save(self, hasty: Collection[str], *, explicit: bool) -> BackgroundSnapshot | None:
+        attached = self.attached
+        if attached is None or not self.interruptible() or not attached.restartable(explicit=explicit):
+            return None
+        _ = self.switch  # has the device page-lock the store's arenas
+        self.gate.close()
+        try:
+            self.device.synchronize()
+            return BackgroundSnapshot(
+                self.device, self.store, attached.named_state(), boundary=self.boundary, hasty=hasty
+            )
+        finally:
+            self.gate.open()
+
     def write_report(self) -> None:
         """Bring the report file up to date."""
         self.report.write(boundaries=self.boundary, steps=self.boundaries.steps)
@@ -221,6 +272,7 @@ class Runtime:
         """
         if "store" not in self.__dict__:
             return
+        self.checkpoints.settle(keep=not ended_well())
         if not self.settings.job:
             self.store.close(keep=self.handed_out)
             return

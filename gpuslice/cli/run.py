@@ -41,6 +41,10 @@ def command(
     suspend_at: Annotated[
         str | None, typer.Option(metavar="3,17,40", help="Suspend and resume at these boundaries.")
     ] = None,
+    checkpoint_every: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Save attached state at every Nth boundary while training goes on."),
+    ] = None,
     route: Annotated[str | None, typer.Option(help="auto, tensor, vmm or driver.")] = None,
     ramdisk_dir: Annotated[
         str | None, typer.Option(metavar="DIR", help="Where snapshots go [/dev/shm/gpuslice-UID].")
@@ -63,6 +67,7 @@ def command(
         device=device,
         suspend_every=suspend_every,
         suspend_at=suspend_at,
+        checkpoint_every=checkpoint_every,
         route=route,
         ramdisk_dir=ramdisk_dir,
         ramdisk_limit=ramdisk_limit,

@@ -35,6 +35,8 @@ def test_the_file_is_there_before_the_first_switch(tmp_path: Path) -> None:
 def test_switches_and_totals(tmp_path: Path) -> None:
     report = Report(tmp_path / "r.json", rank=1)
     report.add(record())
+    report.checkpointed(500, 0.25)
+    report.checkpointed(500, 0.5)
     report.write(boundaries=10, steps=8)
     document = json.loads((tmp_path / "r.json").read_text())
     assert document["rank"] == 1
@@ -47,6 +49,9 @@ def test_switches_and_totals(tmp_path: Path) -> None:
         "blackout_s": pytest.approx(0.003),  # parked_s is not the switch's doing
         "blackout_mean_s": pytest.approx(0.003),
         "blackout_max_s": pytest.approx(0.003),
+        "checkpoints": 2,
+        "checkpoint_bytes": 1000,
+        "checkpoint_blocked_s": 0.75,
     }
     assert [path.name for path in tmp_path.iterdir()] == ["r.json"]
 
