@@ -52,6 +52,10 @@ class Gate(Protocol):
         """Let them go on. Does nothing if the gate is open."""
         ...
 
+    def shut(self) -> None:
+        """Never let them go on: the state that they would touch is lost."""
+        ...
+
 
 class NoGate:
     """For processes in which nobody else runs torch code."""
@@ -65,6 +69,9 @@ class NoGate:
 
     def open(self) -> None:
         """Nobody was stopped."""
+
+    def shut(self) -> None:
+        """There is nobody to keep away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +120,7 @@ class Switch:
         self._verify = verify
         self._clock = clock or MonotonicClock()
         self._parked: _Parked | None = None
+        self._lost: RollbackError | None = None
         self._arena_is_new = False
         #: The newest snapshot; it stays readable until the next suspend needs its place.
         self.snapshot: SnapshotFile | None = None
@@ -151,8 +159,10 @@ class Switch:
         RamDiskFullError
             If the RAM disk has no room. Nothing was touched.
         RollbackError
-            If emptying the device failed, and undoing that, too.
+            If emptying the device failed, and undoing that, too: the state is lost. Other threads stay
+            stopped, and every later call raises the same.
         """
+        self._check_not_lost()
         if self._parked is not None:
             raise SuspendedStateError("the job is suspended already", "resume it first")
         route = Route.TENSOR if self._shim is None else Route.VMM
@@ -169,6 +179,9 @@ class Switch:
             shared, own = rng.capture(), self.device.rng_state()
             with stages.stage("free_s"):
                 self._empty(cargo, snapshot)
+        except RollbackError as error:
+            self._lose(error)
+            raise
         except BaseException:
             self._gate.open()
             raise
@@ -237,14 +250,19 @@ class Switch:
         CorruptSnapshotError
             If the snapshot was damaged while the job was parked; names the storage.
         RollbackError
-            If a step failed and undoing it, too.
+            If a step failed and undoing it, too: the state is lost, as above.
         """
+        self._check_not_lost()
         if self._parked is None:
             raise SuspendedStateError("the job is not suspended", "suspend it first")
         parked, target = self._parked, device or self.device
         record = parked.stages.record
         resumed_at_s = self._clock.now()
-        self._restore(parked, target)
+        try:
+            self._restore(parked, target)
+        except RollbackError as error:
+            self._lose(error)
+            raise
         record.parked_s = resumed_at_s - parked.since_s
         if target is not self.device:
             target.pin()
@@ -276,6 +294,15 @@ class Switch:
             with _undoing(error, "taking the state back"):
                 cargo.empty(target)
             raise
+
+    def _lose(self, error: RollbackError) -> None:
+        """Nobody may touch the state again."""
+        self._lost = error
+        self._gate.shut()
+
+    def _check_not_lost(self) -> None:
+        if self._lost is not None:
+            raise RollbackError(self._lost.message, self._lost.remedy) from self._lost
 
     def _bind(self, device: Device) -> None:
         """Have the device page-lock the store's arenas: those that are mapped now, and all later ones."""

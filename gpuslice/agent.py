@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from typing import NoReturn
 
 from gpuslice.checkpoint.record import SwitchRecord
 from gpuslice.ending import die_parked, end_parked, say, undisturbed
-from gpuslice.errors import ConfigError, DeviceMemoryError, GpusliceError, RamDiskFullError
+from gpuslice.errors import ConfigError, DeviceMemoryError, GpusliceError, RamDiskFullError, RollbackError
 from gpuslice.link import Link
 from gpuslice.orders import Orders, Phase
 from gpuslice.runtime import Runtime
@@ -73,33 +74,26 @@ class Agent:
         """Say Hello and hold still until there is a lease."""
         _ = self._runtime.ramdisk
         self._link.start()
-        order = self._await_lease()
+        order = self._orders.await_order()
+        if isinstance(order, Cancel):
+            self._die(order)
+        assert order is not None  # no signal is held back here: there is no state yet
         self._runtime.move_in(DeviceName.parse(order.device))
         self._orders.run_on()
         self._link.send(Resumed(epoch=order.epoch, boundary=self._boundaries.count, stages_s={}))
 
     def at_boundary(self, boundary: int) -> None:
-        """Suspend if that is still wanted, and stay parked until the next lease."""
-        runtime = self._runtime
-        if not runtime.interruptible() or not self._orders.arrive(boundary):
+        """Suspend if that is still wanted, and stay parked until the next lease.
+
+        The script's signal handlers wait until its state is back. A signal that asks it to end brings
+        the state back at once, without a lease; if the script goes on, it parks at the next boundary.
+        """
+        leased = self._orders.phase is Phase.RUNNING
+        if not self._runtime.interruptible() or not self._orders.arrive(boundary):
             return
-        with undisturbed():
-            try:
-                record = runtime.suspend(explicit=self._boundaries.explicit)
-            except GpusliceError as error:
-                self._orders.run_on()
-                say(error.message, error.remedy)
-                self._refuse(error, running=True)
-                return
-            self._standing = Suspended(
-                epoch=self._orders.epoch,
-                boundary=boundary,
-                step=self._boundaries.steps,
-                nbytes=record.bytes_copied,
-                stages_s=_stages(record, SUSPEND_STAGES),
-            )
-            self._link.send(self._standing)
-        self._stay_parked()
+        with undisturbed(self._orders.interrupt) as held:
+            if self._suspend(boundary, leased=leased):
+                self._stay_parked(held)
 
     def finish(self) -> None:
         """Say Bye."""
@@ -107,46 +101,69 @@ class Agent:
         self._link.send(Bye(epoch=self._orders.epoch, boundary=boundaries.count, step=boundaries.steps))
         self._link.close()
 
-    def _stay_parked(self) -> None:
+    def _suspend(self, boundary: int, *, leased: bool) -> bool:
+        """Suspend; of a job on leave the scheduler thinks that it is parked anyway."""
+        try:
+            record = self._runtime.suspend(explicit=self._boundaries.explicit)
+        except RollbackError as error:
+            end_parked(error)
+        except GpusliceError as error:
+            say(error.message, error.remedy)
+            if leased:
+                self._orders.run_on()
+                self._refuse(error, running=True)
+            else:
+                self._orders.take_leave()
+            return False
+        self._standing = Suspended(
+            epoch=self._orders.epoch,
+            boundary=boundary,
+            step=self._boundaries.steps,
+            nbytes=record.bytes_copied,
+            stages_s=_stages(record, SUSPEND_STAGES),
+        )
+        if leased:
+            self._link.send(self._standing)
+        return True
+
+    def _stay_parked(self, held: Collection[int]) -> None:
         while True:
-            try:
-                order = self._await_lease()
-            except BaseException:
-                # Ctrl-C or a handler of the script's: its code goes on, so it needs its state. It is about
-                # to end, with or without a lease.
-                self._come_back(None)
-                raise
-            if self._come_back(order):
+            order = self._orders.await_order()
+            if isinstance(order, Cancel):
+                if signal.SIGTERM not in held:
+                    self._die(order)
+                say(f"cancelled: {order.reason}")
+                signal.raise_signal(signal.SIGTERM)  # is noted, and interrupts the next wait
+            elif self._come_back(order):
                 return
 
     def _come_back(self, order: Resume | None) -> bool:
         """Resume, by ``order`` or where the job was; whether that worked (without an order it has to)."""
-        with undisturbed():
-            try:
-                record = self._runtime.resume(DeviceName.parse(order.device) if order else None)
-            except GpusliceError as error:
-                if order is None or not isinstance(error, DeviceMemoryError):
-                    end_parked(error)
-                self._refuse(error, running=False)
-                return False
-            self._standing = None
-            self._orders.run_on()
-            self._link.send(
-                Resumed(
-                    epoch=self._orders.epoch,
-                    boundary=self._boundaries.count,
-                    stages_s=_stages(record, RESUME_STAGES),
-                )
-            )
+        try:
+            record = self._runtime.resume(DeviceName.parse(order.device) if order else None)
+        except GpusliceError as error:
+            if order is None or not isinstance(error, DeviceMemoryError):
+                end_parked(error)
+            self._refuse(error, running=False)
+            return False
+        if order is None:
+            self._orders.take_leave()
             return True
+        self._standing = None
+        self._orders.run_on()
+        self._link.send(
+            Resumed(
+                epoch=self._orders.epoch,
+                boundary=self._boundaries.count,
+                stages_s=_stages(record, RESUME_STAGES),
+            )
+        )
+        return True
 
-    def _await_lease(self) -> Resume:
-        order = self._orders.await_order()
-        if isinstance(order, Cancel):
-            say(f"cancelled: {order.reason}")
-            self._runtime.write_report()
-            die_parked(signal.SIGTERM)
-        return order
+    def _die(self, order: Cancel) -> NoReturn:
+        say(f"cancelled: {order.reason}")
+        self._runtime.write_report()
+        die_parked(signal.SIGTERM)
 
     def _refuse(self, error: GpusliceError, *, running: bool) -> None:
         self._link.send(

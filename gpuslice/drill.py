@@ -7,7 +7,7 @@ from bisect import bisect_right
 from gpuslice import config
 from gpuslice.boundaries import NEVER
 from gpuslice.ending import end, end_parked, undisturbed
-from gpuslice.errors import ConfigError, GpusliceError
+from gpuslice.errors import ConfigError, GpusliceError, RollbackError
 from gpuslice.runtime import Runtime
 
 
@@ -44,6 +44,8 @@ class Drill:
         with undisturbed():
             try:
                 runtime.suspend(explicit=runtime.boundaries.explicit)
+            except RollbackError as error:
+                end_parked(error)
             except GpusliceError as error:
                 end(error)
             try:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NoReturn
 
 from gpuslice.errors import GpusliceError
+
+#: What asks a script to end, if it lets it: Ctrl-C, `kill`, a terminal that closes.
+ENDING_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})
 
 
 def say(*lines: str) -> None:
@@ -25,27 +30,50 @@ def end(error: GpusliceError) -> NoReturn:
     sys.exit(error.exit_code)
 
 
-_exit_status: object = None
+_NOT_ENDED = object()
+_exit_status: object = _NOT_ENDED
+
+
+class _ExitCode:
+    """Stands in for ``SystemExit.code``, which Python itself reads when one has ended the script."""
+
+    def __init__(self, member: Any) -> None:
+        self._member = member
+
+    def __get__(self, error: SystemExit | None, owner: type | None = None) -> Any:
+        if error is None:
+            return self
+        code = self._member.__get__(error, owner)
+        if sys._getframe().f_back is None:  # no Python code asks
+            global _exit_status
+            _exit_status = code
+        return code
+
+    def __set__(self, error: SystemExit, code: Any) -> None:
+        self._member.__set__(error, code)
 
 
 def watch_exit() -> None:
-    """Note from now on with what the script calls ``sys.exit``; Python itself does not keep it."""
-    plain_exit = sys.exit
-    if plain_exit.__module__ == __name__:
+    """Note from now on with what exit status the script ends; Python itself does not keep it."""
+    member = SystemExit.__dict__["code"]
+    if isinstance(member, _ExitCode):
         return
+    # A built-in class takes no new attributes; what stands behind its read-only dictionary does.
+    gc.get_referents(SystemExit.__dict__)[0]["code"] = _ExitCode(member)
+    ctypes.pythonapi.PyType_Modified(ctypes.py_object(SystemExit))
 
     def exit(status: Any = None, /) -> NoReturn:
-        global _exit_status
-        _exit_status = status
-        plain_exit(status)
+        # Python 3.11's own makes a SystemExit of the status only if somebody catches it.
+        raise SystemExit(*status) if isinstance(status, tuple) else SystemExit(status)
 
+    exit.__doc__ = sys.exit.__doc__
     sys.exit = exit
 
 
 def ended_well() -> bool:
-    """At exit: whether neither an exception nor ``sys.exit`` with an error ended the script."""
+    """At exit: whether neither an exception nor an exit status other than 0 ended the script."""
     # Python keeps the exception that it printed a traceback of.
-    return not hasattr(sys, "last_value") and _exit_status in (None, 0)
+    return not hasattr(sys, "last_value") and _exit_status in (_NOT_ENDED, None, 0)
 
 
 def end_parked(error: GpusliceError) -> NoReturn:
@@ -70,25 +98,46 @@ def _flush() -> None:
 
 
 @contextmanager
-def undisturbed() -> Iterator[None]:
+def undisturbed(notice: Callable[[int], None] | None = None) -> Iterator[Collection[int]]:
     """Hold back the script's signal handlers (Ctrl-C among them) until the block has ended.
 
     A handler may raise or look at tensors; neither may happen while some of them are empty. Signals
     without a Python handler act as ever. For the main thread.
+
+    Parameters
+    ----------
+    notice
+        Told of every signal that is held back, at the moment when its handler would have run.
+
+    Yields
+    ------
+    Collection of int
+        The signals that are held back here.
     """
     waiting: list[int] = []
 
     def note(signum: int, frame: FrameType | None) -> None:
         waiting.append(signum)
+        if notice is not None:
+            notice(signum)
 
     handlers = {signum: signal.getsignal(signum) for signum in signal.valid_signals()}
     held = {signum: handler for signum, handler in handlers.items() if callable(handler)}
     for signum in held:
         signal.signal(signum, note)
     try:
-        yield
+        yield held.keys()
     finally:
         for signum, handler in held.items():
             signal.signal(signum, handler)
-        for number in waiting:
+        _deliver(waiting)
+
+
+def _deliver(signals: list[int]) -> None:
+    """Let the handlers have their signals, in order; one that raises does not keep them from the others."""
+    while signals:
+        number = signals.pop(0)
+        try:
             signal.raise_signal(number)
+        finally:
+            _deliver(signals)

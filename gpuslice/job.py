@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from gpuslice.checkpoint.describe import is_holder
 from gpuslice.checkpoint.generators import Generator, is_generator, own_generators
 from gpuslice.checkpoint.snapshot import open_snapshot
 from gpuslice.checkpoint.state import OWN_PREFIX, check, describe, names_of
-from gpuslice.ending import end
+from gpuslice.ending import end, undisturbed
 from gpuslice.errors import RefusedSnapshotError, SnapshotError, UsageError
 from gpuslice.gang import agree
 from gpuslice.launch import ARMED
@@ -97,9 +98,21 @@ class Job:
         SuspendedStateError
             If the job is suspended.
         SuspendRefusedError, RamDiskFullError, UsageError
-            If the state cannot be saved; nothing has changed.
+            If the state cannot be saved, or in another thread than the main one; nothing has changed.
+        RollbackError
+            If the device could neither be emptied nor be filled again: the state is lost, end the process.
         """
-        record = self._runtime.suspend(explicit=True)
+        _check_main_thread("job.suspend")
+        record = None
+        try:
+            with undisturbed():
+                record = self._runtime.suspend(explicit=True)
+        except BaseException:
+            if (
+                record is not None
+            ):  # Ctrl-C, or what a signal's handler raised: the script unwinds with its state
+                self.resume()
+            raise
         snapshot = self._runtime.switch.snapshot
         assert snapshot is not None
         self._runtime.handed_out = True
@@ -150,7 +163,10 @@ class Job:
         DeviceMemoryError
             If the device lacks memory; the snapshot is kept, and this may be called again.
         """
-        self._runtime.resume(None if device is None else DeviceName.parse(device))
+        _check_main_thread("job.resume")
+        target = None if device is None else DeviceName.parse(device)
+        with undisturbed():
+            self._runtime.resume(target)
 
     @contextmanager
     def suspended(self) -> Iterator[Snapshot]:
@@ -159,7 +175,8 @@ class Job:
         try:
             yield snapshot
         finally:
-            self.resume()
+            if self._runtime.switch.suspended:
+                self.resume()
 
     def epochs(self, count: int) -> Iterator[int]:
         """``range(count)``; a restarted process begins with the epoch that was going on."""
@@ -295,6 +312,13 @@ def _go_on(job: Job, process: Runtime) -> None:
         if ARMED in os.environ:
             end(error)
         raise
+
+
+def _check_main_thread(call: str) -> None:
+    """The main thread is the one that parks: nothing could stop it in the midst of a torch operation."""
+    if threading.current_thread() is not threading.main_thread():
+        name = threading.current_thread().name
+        raise UsageError(f"{call}() was called in thread {name!r}", "call it in the main thread")
 
 
 def _lives_on(item: object) -> bool:

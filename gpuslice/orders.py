@@ -8,7 +8,8 @@ the main thread parks, or the I/O thread takes ``stop_at`` back and answers ``Ov
     phase      Resume            Suspend                       Cancel
     WAITING    grant             stale                         end without the script's own code
     RUNNING    new epoch         stop there, or Overshot       SIGTERM
-    PARKED     grant             remembered for after Resume   end without the script's own code
+    PARKED     grant             remembered for after Resume   SIGTERM, once the state is back
+    ON_LEAVE   grant             remembered for after Resume   SIGTERM
 
 An epoch smaller than the newest one makes any order stale; stale orders change nothing.
 """
@@ -20,6 +21,7 @@ from collections.abc import Callable
 from enum import Enum
 
 from gpuslice.boundaries import NEVER, BoundaryCounter
+from gpuslice.ending import ENDING_SIGNALS
 from gpuslice.wire import Cancel, FromAgent, Overshot, Resume, Suspend
 
 
@@ -31,6 +33,8 @@ class Phase(Enum):
     RUNNING = "running"
     #: Suspended, or about to be.
     PARKED = "parked"
+    #: Back without a lease, until the next boundary, because a signal asks the script to end.
+    ON_LEAVE = "on leave"
 
 
 class Orders:
@@ -52,6 +56,9 @@ class Orders:
         self._changed = threading.Condition()
         self._grant: Resume | None = None
         self._cancel: Cancel | None = None
+        self._asked_to_end = False
+        #: Where to stop after a leave.
+        self._later = NEVER
 
     def resume(self, order: Resume) -> list[FromAgent]:
         """A lease, new or (at a larger ``stop_at`` for the gang) the present one once more."""
@@ -69,6 +76,9 @@ class Orders:
             if order.epoch != self.epoch or self.phase is Phase.WAITING:
                 return []
             boundaries = self._boundaries
+            if self.phase is Phase.ON_LEAVE:
+                self._later = order.stop_at
+                return []
             if self.phase is Phase.PARKED:
                 if order.stop_at > boundaries.count:
                     boundaries.stop_at = order.stop_at
@@ -86,18 +96,31 @@ class Orders:
                 return []
             self._cancel = order
             self._changed.notify_all()
-            running = self.phase is Phase.RUNNING
+            running = self.phase in (Phase.RUNNING, Phase.ON_LEAVE)
         if running:
             self._terminate()
         return []
 
+    def interrupt(self, signum: int) -> None:
+        """A signal has come while the script is parked; in the main thread, in the midst of anything."""
+        if signum in ENDING_SIGNALS:
+            with self._changed:  # reentrant: the main thread may be in here already
+                self._asked_to_end = True
+                self._changed.notify_all()
+
     def arrive(self, boundary: int) -> bool:
-        """The main thread is at ``boundary``: whether it is to park there."""
+        """The main thread is at ``boundary``: whether it is to park there (not if it was told to end)."""
         with self._changed:
             if boundary < self._boundaries.stop_at:
                 return False
             self._boundaries.stop_at = NEVER
-            self._grant = None  # one sent twice must not end this stay
+            if self._cancel is not None:
+                return False
+            if self.phase is Phase.ON_LEAVE:
+                self._boundaries.stop_at, self._later = max(self._later, boundary + 1), NEVER
+            else:
+                self._grant = None  # one sent twice must not end this stay
+            self._asked_to_end = False
             self.phase = Phase.PARKED
             return True
 
@@ -106,13 +129,22 @@ class Orders:
         with self._changed:
             self.phase = Phase.RUNNING
 
-    def await_order(self) -> Resume | Cancel:
-        """Wait for a lease or the end; signals are handled meanwhile."""
+    def take_leave(self) -> None:
+        """The main thread runs without a lease, to the next boundary at most."""
         with self._changed:
-            while self._grant is None and self._cancel is None:
+            self.phase = Phase.ON_LEAVE
+            if self._boundaries.stop_at > self._boundaries.count:
+                self._later = self._boundaries.stop_at
+            self._boundaries.stop_at = 0
+
+    def await_order(self) -> Resume | Cancel | None:
+        """Wait for a lease or the end; ``None`` if a signal asks the script to end (``interrupt``)."""
+        with self._changed:
+            while self._grant is None and self._cancel is None and not self._asked_to_end:
                 self._changed.wait()
+            if self._asked_to_end:
+                return None
             if self._cancel is not None:
                 return self._cancel
             grant, self._grant = self._grant, None
-            assert grant is not None
             return grant

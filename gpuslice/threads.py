@@ -43,6 +43,7 @@ class ThreadGate:
         self._patience_s = patience_s
         self._opened = threading.Event()
         self._opened.set()
+        self._is_shut = False
         self._left = threading.Event()
         self._passages: dict[int, _Passage] = {}
 
@@ -89,6 +90,11 @@ class ThreadGate:
 
     def open(self) -> None:
         """Let the other threads go on."""
+        self._opened.set()
+
+    def shut(self) -> None:
+        """Never let the other threads go on: each ends, by ``SystemExit``, at its next torch operation."""
+        self._is_shut = True
         self._opened.set()
 
     @property
@@ -157,6 +163,9 @@ class _Passage(TorchFunctionMode):
             gate._opened.wait()
             self.inside = func
             self.waiting = False
+        if gate._is_shut:
+            self.inside = None
+            raise SystemExit
         try:
             return func(*args, **(kwargs or {}))
         finally:

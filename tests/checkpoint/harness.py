@@ -239,6 +239,7 @@ class SpyGate(NoGate):
 
     def __init__(self, alone: bool = True) -> None:
         self.closed = 0
+        self.is_shut = False
         self._alone = alone
 
     @property
@@ -250,3 +251,6 @@ class SpyGate(NoGate):
 
     def open(self) -> None:
         self.closed = 0
+
+    def shut(self) -> None:
+        self.is_shut = True

@@ -160,18 +160,31 @@ def test_a_failing_copy_in_gives_the_memory_back(store: JobStore, job: Job) -> N
 
 
 def test_a_failed_undo_of_a_suspend_is_an_error_of_its_own(store: JobStore, job: Job) -> None:
-    switch = Switch(FaultyDevice(free=1, copy_in=1), store)
+    gate = SpyGate()
+    switch = Switch(FaultyDevice(free=1, copy_in=1), store, gate=gate)
     with pytest.raises(RollbackError, match=r"free.*copy_in"):
         switch.suspend(boundary=1)
+    check_lost(switch, gate)
 
 
 def test_a_failed_undo_of_a_resume_is_an_error_of_its_own(store: JobStore, job: Job) -> None:
-    device = FaultyDevice(copy_in=1)
-    switch = Switch(device, store)
+    device, gate = FaultyDevice(copy_in=1), SpyGate()
+    switch = Switch(device, store, gate=gate)
     switch.suspend(boundary=1)
     device.failures["free"] = 1
     with pytest.raises(RollbackError, match=r"copy_in.*free"):
         switch.resume()
+    check_lost(switch, gate)
+
+
+def check_lost(switch: Switch, gate: SpyGate) -> None:
+    """Nobody may touch the state any more: the gate never opens, and no other try is made."""
+    assert (gate.closed, gate.is_shut) == (1, True)
+    with pytest.raises(RollbackError, match="undoing it"):
+        switch.suspend(boundary=2)
+    with pytest.raises(RollbackError, match="undoing it"):
+        switch.resume()
+    assert (gate.closed, gate.is_shut) == (1, True)
 
 
 def test_a_flipped_byte_is_found_before_anything_is_taken_back(store: JobStore, job: Job) -> None:

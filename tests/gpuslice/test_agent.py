@@ -101,10 +101,14 @@ class Desk:
 
     def park(self, epoch: int) -> Suspended:
         """Stop the job a little ahead of where it is, as often as it takes."""
-        stop_at = self.hear(Progress, lambda progress: progress.boundary > 0).boundary + 1
+        return self.stop(epoch, self.hear(Progress, lambda progress: progress.boundary > 0).boundary + 1)
+
+    def stop(self, epoch: int, stop_at: int, *, said: bool = False) -> Suspended:
+        """Stop the job at ``stop_at``, or further on if it is past that."""
         while True:
-            self.say(Suspend(epoch=epoch, stop_at=stop_at))
-            answer = self.hear_either()
+            if not said:
+                self.say(Suspend(epoch=epoch, stop_at=stop_at))
+            said, answer = False, self.hear_either()
             if isinstance(answer, Suspended):
                 assert answer.boundary == stop_at
                 return answer
@@ -129,8 +133,10 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
 
 
 @contextmanager
-def job(workshop: Workshop, desk: Desk, epochs: str, *flags: str) -> Iterator[subprocess.Popen[str]]:
-    workshop.write("train.py", TRAIN)
+def job(
+    workshop: Workshop, desk: Desk, epochs: str, *flags: str, script: str = TRAIN
+) -> Iterator[subprocess.Popen[str]]:
+    workshop.write("train.py", script)
     workshop.environ |= {"GPUSLICE_SOCKET": desk.endpoint}
     process = subprocess.Popen(
         workshop.command("--job", "job", *flags, "train.py", epochs),
@@ -167,12 +173,11 @@ def test_a_job_is_moved_about_and_ends_with_the_same_digest(workshop: Workshop, 
         desk.say(Resume(epoch=0, device="cpu:1"))  # stale: it stays parked
         resumed = desk.grant(2, "cpu:1")
         assert (resumed.epoch, resumed.boundary) == (2, parked.boundary)
-        desk.say(Suspend(epoch=2, stop_at=resumed.boundary + 5))
-        assert desk.hear(Suspended).boundary == resumed.boundary + 5
+        further = desk.stop(2, resumed.boundary + 5).boundary + 9
         desk.say(Resume(epoch=2, device="cpu:1"))  # the gang stops further on: once more, same lease
-        desk.say(Suspend(epoch=2, stop_at=resumed.boundary + 9))
+        desk.say(Suspend(epoch=2, stop_at=further))
         assert desk.hear(Resumed).epoch == 2
-        assert desk.hear(Suspended).boundary == resumed.boundary + 9
+        assert desk.stop(2, further, said=True).boundary >= further
         desk.grant(3)
         desk.say(Suspend(epoch=2, stop_at=10**9))  # of the former lease: nothing happens
         desk.say(Suspend(epoch=3, stop_at=1))
@@ -226,11 +231,80 @@ def test_ctrl_c_while_parked_gives_the_script_its_state_back(workshop: Workshop,
         desk.grant(1)
         desk.park(1)
         process.send_signal(signal.SIGINT)
-        desk.hear(Resumed)
         desk.hear(Bye)
         code, _, err = end(process)
     assert code == -signal.SIGINT
     assert "KeyboardInterrupt" in err
+
+
+#: Put before the loop of ``TRAIN``: handlers that look at the model, which has no memory in a parked job.
+HANDLERS = """
+import os, signal
+def look(signum, frame):
+    whole = all(p.untyped_storage().nbytes() and bool(p.isfinite().all()) for p in model.parameters())
+    print(signal.Signals(signum).name, whole, flush=True)
+def leave(signum, frame):
+    look(signum, frame)
+    sys.exit(7)
+signal.signal(signal.SIGUSR1, look)
+signal.signal(signal.SIGHUP, look)
+signal.signal(signal.SIGTERM, leave)
+"""
+
+
+@contextmanager
+def job_with_handlers(workshop: Workshop, desk: Desk) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A job that is parked, and the boundary it is parked at."""
+    begin = 'print("started", flush=True)'
+    assert begin in TRAIN
+    with job(workshop, desk, ENDLESS, script=TRAIN.replace(begin, HANDLERS + begin)) as process:
+        assert process.stdout is not None
+        desk.welcome()
+        desk.grant(1)
+        assert process.stdout.readline() == "started\n"
+        yield process, desk.park(1).boundary
+
+
+def test_a_handler_waits_for_the_lease_that_brings_the_state_back(workshop: Workshop, desk: Desk) -> None:
+    with job_with_handlers(workshop, desk) as (process, boundary):
+        assert process.stdout is not None
+        process.send_signal(signal.SIGUSR1)
+        for _ in range(2):
+            assert desk.hear(Progress).boundary == boundary
+        desk.grant(2)
+        assert process.stdout.readline() == "SIGUSR1 True\n"
+        desk.hear(Progress, lambda progress: progress.boundary > boundary)
+
+
+def test_a_script_that_is_asked_to_end_while_parked_can_do_so_with_its_state(
+    workshop: Workshop, desk: Desk
+) -> None:
+    with job_with_handlers(workshop, desk) as (process, _):
+        process.send_signal(signal.SIGTERM)
+        desk.hear(Bye)
+        code, out, _ = end(process)
+    assert (code, out) == (7, "SIGTERM True\n")
+
+
+def test_a_script_that_goes_on_parks_at_its_next_boundary(workshop: Workshop, desk: Desk) -> None:
+    with job_with_handlers(workshop, desk) as (process, boundary):
+        assert process.stdout is not None
+        process.send_signal(signal.SIGHUP)
+        assert process.stdout.readline() == "SIGHUP True\n"
+        desk.hear(Progress, lambda progress: progress.boundary == boundary + 1)
+        for _ in range(2):
+            assert desk.hear(Progress).boundary == boundary + 1
+        assert desk.grant(2).boundary == boundary + 1
+        desk.hear(Progress, lambda progress: progress.boundary > boundary + 1)
+
+
+def test_a_cancelled_parked_job_runs_its_handler_for_sigterm(workshop: Workshop, desk: Desk) -> None:
+    with job_with_handlers(workshop, desk) as (process, _):
+        desk.say(Cancel(epoch=1, reason="by the user"))
+        desk.hear(Bye)
+        code, out, err = end(process)
+    assert (code, out) == (7, "SIGTERM True\n")
+    assert "gpuslice: cancelled: by the user" in err
 
 
 def test_a_refused_suspend_is_reported_and_the_job_runs_on(workshop: Workshop, desk: Desk) -> None:

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import FrameType
 
 import pytest
@@ -84,3 +85,32 @@ def test_a_parked_job_ends_without_its_own_code(call: str, status: int) -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
     )
     assert (done.returncode, done.stdout) == (status, "printed before\n")
+
+
+@pytest.mark.parametrize(
+    ("ending", "well", "code"),
+    [
+        ("sys.exit(0)", True, 0),
+        ("raise SystemExit", True, 0),
+        ("sys.exit(3)", False, 3),
+        ("raise SystemExit(1)", False, 1),
+        ("raise SystemExit('no data')", False, 1),
+        ("raise KeyError", False, 1),
+        ("try: sys.exit(1)\nexcept SystemExit as error: assert error.code == 1", True, 0),
+        ("try: sys.exit(0)\nfinally: raise SystemExit(4)", False, 4),
+        ("thread = threading.Thread(target=sys.exit, args=(1,)); thread.start(); thread.join()", True, 0),
+    ],
+)
+def test_a_good_end_is_told_from_a_bad_one(tmp_path: Path, ending: str, well: bool, code: int) -> None:
+    lines = ["import atexit, sys, threading", "from gpuslice import ending", "ending.watch_exit()"]
+    lines += ["atexit.register(lambda: print(ending.ended_well()))", ending]
+    (tmp_path / "script.py").write_text("\n".join(lines), encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "script"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.stdout, done.returncode) == (f"{well}\n", code), done.stderr

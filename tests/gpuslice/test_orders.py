@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 
 import pytest
 
 from gpuslice.boundaries import NEVER, BoundaryCounter
+from gpuslice.ending import ENDING_SIGNALS
 from gpuslice.orders import Orders, Phase
 from gpuslice.wire import Cancel, Overshot, Resume, Suspend
 
@@ -122,6 +124,86 @@ def test_a_cancel_is_handed_to_a_parked_main_thread(rank: Rank) -> None:
     rank.orders.cancel(Cancel(epoch=1, reason="by the user"))
     assert rank.orders.await_order() == Cancel(epoch=1, reason="by the user")
     assert rank.terminated == 0
+
+
+def test_a_cancelled_job_does_not_park_any_more(rank: Rank) -> None:
+    rank.running(boundary=3)
+    rank.orders.suspend(Suspend(epoch=1, stop_at=4))
+    rank.orders.cancel(Cancel(epoch=1, reason="by the user"))
+    rank.boundaries.count = 4
+    assert not rank.orders.arrive(4)
+    assert rank.boundaries.stop_at == NEVER
+
+
+@pytest.mark.parametrize("signum", sorted(ENDING_SIGNALS))
+def test_a_signal_that_asks_to_end_interrupts_the_stay(rank: Rank, signum: int) -> None:
+    rank.parked(boundary=4)
+    rank.orders.interrupt(signum)
+    assert rank.orders.await_order() is None
+
+
+def test_a_signal_interrupts_a_wait_that_has_begun(rank: Rank) -> None:
+    """From the wait itself, as a signal's handler would: it runs in the main thread."""
+    rank.parked(boundary=4)
+    before = signal.signal(signal.SIGTERM, lambda signum, frame: rank.orders.interrupt(signum))
+    try:
+        sender = threading.Timer(0.05, signal.pthread_kill, (threading.get_ident(), signal.SIGTERM))
+        sender.start()
+        assert rank.orders.await_order() is None
+        sender.join()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_other_signals_wait_for_the_lease(rank: Rank) -> None:
+    rank.parked(boundary=4)
+    rank.orders.interrupt(signal.SIGUSR1)
+    rank.orders.resume(Resume(epoch=2, device="cpu:0"))
+    assert rank.orders.await_order() == Resume(epoch=2, device="cpu:0")
+
+
+def on_leave(rank: Rank, boundary: int) -> None:
+    rank.parked(boundary=boundary)
+    rank.orders.interrupt(signal.SIGTERM)
+    assert rank.orders.await_order() is None
+    rank.orders.take_leave()
+
+
+def test_a_job_on_leave_parks_at_the_very_next_boundary(rank: Rank) -> None:
+    on_leave(rank, 4)
+    assert rank.boundaries.stop_at <= 5
+    assert rank.orders.arrive(5)
+    assert rank.orders.phase is Phase.PARKED
+    assert rank.boundaries.stop_at == NEVER
+
+
+def test_orders_to_a_job_on_leave_hold_from_its_next_boundary_on(rank: Rank) -> None:
+    on_leave(rank, 4)
+    rank.orders.resume(Resume(epoch=2, device="cpu:1"))
+    assert rank.orders.suspend(Suspend(epoch=2, stop_at=9)) == []
+    assert rank.boundaries.stop_at <= 5
+    rank.boundaries.count = 5
+    assert rank.orders.arrive(5)
+    assert rank.orders.await_order() == Resume(epoch=2, device="cpu:1")
+    rank.orders.run_on()
+    assert rank.boundaries.stop_at == 9
+
+
+def test_a_stop_that_a_job_on_leave_has_reached_comes_one_later(rank: Rank) -> None:
+    on_leave(rank, 4)
+    rank.orders.resume(Resume(epoch=2, device="cpu:1"))
+    rank.orders.suspend(Suspend(epoch=2, stop_at=5))
+    rank.boundaries.count = 5
+    assert rank.orders.arrive(5)
+    assert isinstance(rank.orders.await_order(), Resume)
+    assert rank.boundaries.stop_at == 6
+
+
+def test_a_cancel_terminates_a_job_on_leave(rank: Rank) -> None:
+    on_leave(rank, 4)
+    rank.orders.cancel(Cancel(epoch=1, reason="by the user"))
+    assert rank.terminated == 1
+    assert not rank.orders.arrive(5)
 
 
 RANKS, ROUNDS, SOON_S = 3, 100, 60

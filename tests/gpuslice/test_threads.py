@@ -76,6 +76,23 @@ def test_a_background_thread_stops_and_goes_on(gate: ThreadGate) -> None:
     assert updater.ema[0] == updater.rounds
 
 
+def test_a_thread_ends_at_the_edge_of_a_lost_state(gate: ThreadGate, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[threading.ExceptHookArgs] = []  # pytest's own hook takes even a SystemExit for a failure
+    monkeypatch.setattr(threading, "excepthook", ended.append)
+    updater = Updater()
+    with running(updater) as thread:
+        assert updater.moves()
+        gate.close()
+        gate.shut()
+        thread.join(SOON_S)
+        assert not thread.is_alive()
+    gate.open()
+    with running(updater) as late:
+        late.join(SOON_S)
+    assert updater.ema[0] == updater.rounds
+    assert [one.exc_type for one in ended] == [SystemExit, SystemExit]
+
+
 def test_a_thread_that_only_holds_tensors_is_no_obstacle(gate: ThreadGate) -> None:
     release, held = threading.Event(), []
     ready = threading.Event()
