@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
+import msgspec
 import zmq
 
 from gpuslice import config, verbs
@@ -114,7 +115,11 @@ class Client:
 
     def status(self) -> Standing:
         """The scheduler, its devices and all jobs."""
-        return self._ask(verbs.Status(), verbs.Standing)
+        standing = self._ask(verbs.Status(), verbs.Standing)
+        jobs = list(standing.jobs)
+        while len(jobs) < standing.job_count:
+            jobs += self._ask(verbs.Status(after=len(jobs)), verbs.Standing).jobs
+        return msgspec.structs.replace(standing, jobs=tuple(jobs))
 
     def jobs(self) -> list[JobInfo]:
         """All jobs, in order of submission."""

@@ -17,6 +17,7 @@ from gpuslice import launch
 from gpuslice.clock import ContinuedClock
 from gpuslice.config import Settings, variable
 from gpuslice.errors import ConfigError, UsageError
+from gpuslice.sched_core.chronicle import Chronicle
 from gpuslice.sched_core.core import Core
 from gpuslice.sched_core.desk import Desk
 from gpuslice.sched_core.endpoint import make_private
@@ -25,6 +26,7 @@ from gpuslice.sched_core.journal import FILE, Journal
 from gpuslice.sched_core.live import Scheduler
 from gpuslice.sched_core.lookup import options_of
 from gpuslice.sched_core.policies.registry import POLICIES, make_policy
+from gpuslice.sched_core.standing import Overview
 from gpuslice.types import DeviceName
 
 LOG = "scheduler.log"
@@ -129,16 +131,19 @@ def serve(directory: Path, setup: Setup, ready: Callable[[], None]) -> None:
             desk.notify()
 
     desk: Desk | None = None
+    core = setup.make_core()
+    chronicle = Chronicle(core)
     clock = ContinuedClock()
     with (
         _interruption() as (stopped, signalled),
         Scheduler(
-            setup.make_core(),
+            core,
             directory,
             clock=clock,
             environ=setup.environ(),
             keep_jobs=True,
             observer=observe,
+            witness=chronicle.note,
         ) as scheduler,
         _open_journal(directory, setup) as journal,
     ):
@@ -146,7 +151,8 @@ def serve(directory: Path, setup: Setup, ready: Callable[[], None]) -> None:
         clock.continue_from(max((when_s for _, when_s in past), default=0.0))
         scheduler.take_over(past)
         scheduler.attend(signalled, lambda: None)
-        desk = Desk(scheduler, directory, journal, policy=setup.policy, pid=os.getpid())
+        overview = Overview(core, chronicle, policy=setup.policy, pid=os.getpid())
+        desk = Desk(scheduler, directory, journal, overview)
         ready()
         scheduler.run(lambda: desk.dismissed or bool(stopped))
         desk.close()

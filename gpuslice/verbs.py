@@ -44,7 +44,9 @@ class Submit(Verb, tag="submit", frozen=True):
 
 
 class Status(Verb, tag="status", frozen=True):
-    """What is there and how it stands."""
+    """What is there and how it stands; of the jobs, some at a time, those that follow the first ``after``."""
+
+    after: int = 0
 
 
 class Wait(Verb, tag="wait", frozen=True):
@@ -103,6 +105,14 @@ class Down(Verb, tag="down", frozen=True):
     drain: bool = False
 
 
+class SliceInfo(Verb, frozen=True):
+    """Devices a job had, from one moment of the scheduler's clock to another (``None``: still)."""
+
+    devices: tuple[str, ...]
+    since_s: float
+    until_s: float | None
+
+
 class JobInfo(Verb, frozen=True):
     """One job, as ``ps --json`` prints it; the keys are documented in docs/scheduler.md and stay."""
 
@@ -114,14 +124,20 @@ class JobInfo(Verb, frozen=True):
     demand: int
     tenant: str
     weight: float
+    level: int | None
     steps: int
     steps_per_s: float | None
     executed_s: float
     service_s: float
     age_s: float
+    eta_s: float | None
     slices: int
     suspends: int
     migrations: int
+    switches: int
+    blackout_s: float
+    blackout_mean_s: float | None
+    recent: tuple[SliceInfo, ...]
     exit_code: int | None
     reason: str
     command: tuple[str, ...]
@@ -141,12 +157,14 @@ class Accepted(Verb, tag="accepted", frozen=True):
 
 
 class Standing(Verb, tag="standing", frozen=True):
-    """The scheduler, its devices and every job, in order of submission."""
+    """The scheduler, its devices and jobs, in order of submission; ``job_count`` is that of all."""
 
     pid: int
     policy: str
+    now_s: float
     devices: tuple[DeviceInfo, ...]
     jobs: tuple[JobInfo, ...]
+    job_count: int
 
 
 class Ended(Verb, tag="ended", frozen=True):

@@ -42,6 +42,15 @@ class Span:
         return self.end_s - self.start_s
 
 
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Something that happened at one moment."""
+
+    name: str
+    at_s: float
+    details: dict[str, Any] = field(default_factory=dict)
+
+
 @dataclass(slots=True)
 class Track:
     """One row: a device or a job."""
@@ -49,6 +58,24 @@ class Track:
     group: str
     name: str
     spans: list[Span] = field(default_factory=list)
+    marks: list[Mark] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """An arrow from a span on one track to a span on another, for instance of a job that moved.
+
+    Attributes
+    ----------
+    from_s, to_s
+        A moment within the span at either end.
+    """
+
+    name: str
+    source: Track
+    from_s: float
+    target: Track
+    to_s: float
 
 
 class Timeline:
@@ -56,6 +83,7 @@ class Timeline:
 
     def __init__(self) -> None:
         self.tracks: list[Track] = []
+        self.flows: list[Flow] = []
 
     def track(self, group: str, name: str) -> Track:
         """The track ``name`` of ``group``, made if it is new."""
@@ -71,9 +99,11 @@ class Timeline:
         return max((span.end_s for track in self.tracks for span in track.spans), default=0.0)
 
     def chrome_events(self) -> list[dict[str, Any]]:
-        """Complete events (``X``) and the metadata that names processes (groups) and threads (tracks)."""
+        """Complete events (``X``), moments (``i``), flows (``s``, ``f``), and the metadata that names
+        processes (groups) and threads (tracks)."""
         groups = list(dict.fromkeys(track.group for track in self.tracks))
         events: list[dict[str, Any]] = []
+        places: dict[int, tuple[int, int]] = {}
         for pid, group in enumerate(groups, start=1):
             events.append(_metadata("process_name", pid, 0, {"name": group}))
             events.append(_metadata("process_sort_index", pid, 0, {"sort_index": pid}))
@@ -82,6 +112,10 @@ class Timeline:
             events.append(_metadata("thread_name", pid, tid, {"name": track.name}))
             events.append(_metadata("thread_sort_index", pid, tid, {"sort_index": tid}))
             events += [_complete(span, pid, tid) for span in track.spans]
+            events += [_instant(mark, pid, tid) for mark in track.marks]
+            places[id(track)] = pid, tid
+        for number, flow in enumerate(self.flows, start=1):
+            events += _arrow(flow, number, places[id(flow.source)], places[id(flow.target)])
         return events
 
     def write_chrome(self, path: Path) -> None:
@@ -93,6 +127,37 @@ class Timeline:
 
 def _metadata(name: str, pid: int, tid: int, args: dict[str, Any]) -> dict[str, Any]:
     return {"ph": "M", "name": name, "pid": pid, "tid": tid, "args": args}
+
+
+def _instant(mark: Mark, pid: int, tid: int) -> dict[str, Any]:
+    return {
+        "ph": "i",
+        "name": mark.name,
+        "cat": "mark",
+        "pid": pid,
+        "tid": tid,
+        "ts": round(mark.at_s * 1e6, 3),
+        "s": "t",
+        "args": mark.details,
+    }
+
+
+def _arrow(flow: Flow, number: int, source: tuple[int, int], target: tuple[int, int]) -> list[dict[str, Any]]:
+    """Both ends of a flow; each binds to the span around it (``bp``: not to the next one)."""
+    ends = ((source, flow.from_s, {"ph": "s"}), (target, flow.to_s, {"ph": "f", "bp": "e"}))
+    return [
+        {
+            **kind,
+            "name": flow.name,
+            "cat": "flow",
+            "id": number,
+            "pid": pid,
+            "tid": tid,
+            "ts": round(at_s * 1e6, 3),
+            "args": {},
+        }
+        for (pid, tid), at_s, kind in ends
+    ]
 
 
 def _complete(span: Span, pid: int, tid: int) -> dict[str, Any]:

@@ -18,19 +18,16 @@ from gpuslice.verbs import (
     Accepted,
     Answer,
     Cancel,
-    DeviceInfo,
     Done,
     Down,
     Ended,
     Events,
     Failed,
-    JobInfo,
     LogFiles,
     Logs,
     Migrate,
     Request,
     Resume,
-    Standing,
     Status,
     Submit,
     Suspend,
@@ -47,6 +44,7 @@ from .history import history
 from .job import JobSpec
 from .journal import Journal, JournalError
 from .live import Scheduler
+from .standing import Overview
 
 _LINGER_MS = 1000
 _REQUESTS_AT_ONCE = 20
@@ -64,16 +62,14 @@ class Desk:
         The scheduler's.
     journal
         What it writes.
-    policy
-        Name of its policy, and ``pid`` its process; for those who ask.
+    overview
+        Knows how things stand.
     """
 
-    def __init__(
-        self, scheduler: Scheduler, directory: Path, journal: Journal, *, policy: str, pid: int
-    ) -> None:
+    def __init__(self, scheduler: Scheduler, directory: Path, journal: Journal, overview: Overview) -> None:
         self._scheduler = scheduler
         self._journal = journal
-        self._about = (policy, pid)
+        self._overview = overview
         self._socket = bind(scheduler.context, f"ipc://{directory / CLIENT_SOCKET}")
         #: Who waits for the end of which job.
         self._waiting: dict[bytes, str] = {}
@@ -92,7 +88,7 @@ class Desk:
             job = self._scheduler.core.jobs[name]
             if _over(job):
                 del self._waiting[identity]
-                self._send(identity, Ended(job=self._info(job)))
+                self._send(identity, Ended(job=self._overview.job(job, self._scheduler.now())))
 
     def close(self) -> None:
         """Tell those who wait for the scheduler's end that it has come."""
@@ -124,7 +120,7 @@ class Desk:
             case Submit():
                 return self._submit(request)
             case Status():
-                return self._standing()
+                return self._overview.standing(request.after, self._scheduler.now())
             case Wait():
                 self._waiting[identity] = self._known(request.job).id
                 self.notify()
@@ -203,42 +199,6 @@ class Desk:
         if job is None:
             raise UsageError(f"there is no job {name!r}", "`gpuslice ps` lists them")
         return job
-
-    def _standing(self) -> Standing:
-        core = self._scheduler.core
-        policy, pid = self._about
-        devices = [
-            DeviceInfo(name=str(name), jobs=tuple(occupants))
-            for name, occupants in zip(core.devices, core.occupants, strict=True)
-        ]
-        jobs = [self._info(job) for job in core.jobs.values()]
-        return Standing(pid=pid, policy=policy, devices=tuple(devices), jobs=tuple(jobs))
-
-    def _info(self, job: Gang) -> JobInfo:
-        now_s = self._scheduler.now()
-        executed_s = job.executed_at(now_s)
-        steps = max(rank.step for rank in job.ranks)
-        return JobInfo(
-            id=job.id,
-            state=job.state.value,
-            held=job.held,
-            devices=tuple(str(self._scheduler.core.devices[device]) for device in job.lease),
-            moving_to=tuple(str(self._scheduler.core.devices[device]) for device in job.wish),
-            demand=job.demand,
-            tenant=job.spec.tenant,
-            weight=job.spec.weight,
-            steps=steps,
-            steps_per_s=steps / executed_s if executed_s > 0 else None,
-            executed_s=executed_s,
-            service_s=job.service_at(now_s),
-            age_s=(now_s if job.ended_s is None else job.ended_s) - job.spec.submit_s,
-            slices=job.epoch,
-            suspends=job.preemptions,
-            migrations=job.migrations,
-            exit_code=job.exit_code,
-            reason=job.reason,
-            command=job.program.argv,
-        )
 
     def _send(self, identity: bytes, answer: Answer) -> None:
         try:

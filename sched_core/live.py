@@ -50,7 +50,7 @@ from .processes import Processes
 
 _FRAMES_AT_ONCE = 100
 
-Observer = Callable[[Event, float, Sequence[Command]], None]
+Observer = Callable[[Event, float, Sequence[Command]], object]
 _log = logging.getLogger(__name__)
 
 
@@ -75,6 +75,8 @@ class Scheduler:
         Whether jobs outlive this scheduler, for another to take them over.
     observer
         Called with every event, when it happened, and the commands that followed from it.
+    witness
+        Called likewise, before it, and with the events of the past too.
 
     Raises
     ------
@@ -91,12 +93,14 @@ class Scheduler:
         environ: Mapping[str, str] | None = None,
         keep_jobs: bool = False,
         observer: Observer = _ignore,
+        witness: Observer = _ignore,
     ) -> None:
         self.core = core
         self._environ = dict(environ or {})
         self._keep_jobs = keep_jobs
         self._clock: Clock = MonotonicClock() if clock is None else clock
         self._observer = observer
+        self._witness = witness
         self._wake_s: float | None = None
         self._routes: dict[tuple[str, int], bytes] = {}
         self._peers: dict[bytes, tuple[str, int]] = {}
@@ -177,7 +181,9 @@ class Scheduler:
         Their ranks greet every new scheduler; what was on its way to or from them is made up for then.
         """
         for event, when_s in past:
-            for command in self.core.handle(event, when_s):
+            commands = self.core.handle(event, when_s)
+            self._witness(event, when_s, commands)
+            for command in commands:
                 if isinstance(command, WakeAt):
                     self._wake_s = command.when_s
         for job in list(self.core.jobs.values()):
@@ -235,6 +241,7 @@ class Scheduler:
     def _handle(self, event: Event) -> None:
         now = self._clock.now()
         commands = self.core.handle(event, now)
+        self._witness(event, now, commands)
         self._observer(event, now, commands)
         for command in commands:
             self._perform(command)

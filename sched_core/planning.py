@@ -17,7 +17,7 @@ from .allotment import Allotment, summary
 from .cluster import Cluster
 from .events import Notice
 from .gang import Gang
-from .policy import Changes, Migrate, Plan, Policy, PolicyError, Start, Stop, Suspend, View
+from .policy import Changes, Migrate, Plan, Policy, PolicyError, Queues, Start, Stop, Suspend, View
 from .states import JobState, Trigger
 
 if TYPE_CHECKING:
@@ -67,6 +67,15 @@ class Planning:
         self._complaint = ""
         #: How often it failed in a row.
         self._failures = 0
+
+    def level(self, job: Gang) -> int | None:
+        """The queue of ``job``, 0 the most urgent; ``None`` if the policy has none for it."""
+        if not isinstance(self._policy, Queues):
+            return None
+        try:
+            return self._policy.level(job.id)
+        except Exception:  # noqa: BLE001 (anybody's code, see _plan; without it, only a column stays empty)
+            return None
 
     def announce(self, job: Gang) -> None:
         """Let the policy know of a job that is ready to run."""

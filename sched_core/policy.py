@@ -8,7 +8,7 @@ clock, and it is never told which world it is in. docs/writing-a-policy.md shows
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -217,6 +217,15 @@ class Policy(Protocol):
 
     def plan(self, view: View) -> Plan:
         """Decide, given what happened (``view.changes``)."""
+        ...
+
+
+@runtime_checkable
+class Queues(Protocol):
+    """What a policy with queues can say besides, for people to see."""
+
+    def level(self, job: str) -> int | None:
+        """The queue that the job is in, 0 the most urgent; ``None`` if it is in none."""
         ...
 
 

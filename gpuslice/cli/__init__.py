@@ -29,6 +29,7 @@ COMMANDS: dict[str, str] = {
     "migrate": "gpuslice.cli.migrate",
     "weight": "gpuslice.cli.weight",
     "events": "gpuslice.cli.events",
+    "timeline": "gpuslice.cli.timeline",
     "down": "gpuslice.cli.down",
     "demo": "gpuslice.cli.demo",
     "doctor": "gpuslice.cli.doctor",

@@ -10,7 +10,19 @@ from gpuslice.verbs import JobInfo
 
 Row = tuple[str, ...]
 
-_COLUMNS = ("JOB", "STATE", "DEVICES", "STEPS", "STEPS/S", "SERVICE", "SLICES", "EXIT")
+_COLUMNS = (
+    "JOB",
+    "STATE",
+    "DEVICES",
+    "STEPS",
+    "STEPS/S",
+    "SERVICE",
+    "QUEUE",
+    "SLICES",
+    "BLACKOUT",
+    "ETA",
+    "EXIT",
+)
 _STATE = _COLUMNS.index("STATE")
 _BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
 #: By the first word of the state; the terminal's own colours.
@@ -51,6 +63,22 @@ def number(value: float | None, digits: int = 1, unit: str = "") -> str:
     return "-" if value is None else f"{value:.{digits}f}{unit and ' ' + unit}"
 
 
+def duration(seconds: float | None) -> str:
+    """A time for people: ``41.5 s``, ``3 min``, ``1.2 h``; ``-`` if there is none."""
+    if seconds is None:
+        return "-"
+    if seconds < 100:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+def blackout(job: JobInfo) -> str:
+    """What switches cost a job: together, and on average."""
+    if job.blackout_mean_s is None:
+        return "-"
+    return f"{job.blackout_s:.2f} s ({job.blackout_mean_s * 1e3:.0f} ms)"
+
+
 def _row(job: JobInfo) -> Row:
     return (
         job.id,
@@ -59,6 +87,9 @@ def _row(job: JobInfo) -> Row:
         str(job.steps),
         number(job.steps_per_s),
         number(job.service_s, 1, "s"),
+        "-" if job.level is None else str(job.level),
         str(job.slices),
+        blackout(job),
+        duration(job.eta_s),
         "-" if job.exit_code is None else str(job.exit_code),
     )

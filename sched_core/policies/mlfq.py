@@ -85,6 +85,11 @@ class Mlfq(RankedPolicy[MlfqEntry]):
         #: How often each job was promoted, by its number.
         self.promotions: dict[int, int] = {}
 
+    def level(self, job: str) -> int | None:
+        """The queue of a job, 0 the first."""
+        entry = self._entries.get(job)
+        return None if entry is None else entry.level
+
     @abstractmethod
     def requeued(self, entry: MlfqEntry, view: View) -> None:
         """Give ``entry``, which just changed its queue, a new key."""

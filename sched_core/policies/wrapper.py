@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuslice.sched_core.policy import Policy
+from gpuslice.sched_core.policy import Policy, Queues
 
 
 class Wrapper:
@@ -12,6 +12,10 @@ class Wrapper:
         self.policy = policy
         self.name = policy.name
         self.needs_durations = policy.needs_durations
+
+    def level(self, job: str) -> int | None:
+        """The queue of a job, if the policy has queues."""
+        return self.policy.level(job) if isinstance(self.policy, Queues) else None
 
     @property
     def promotions(self) -> dict[int, int]:

@@ -6,7 +6,11 @@ import gzip
 import json
 from pathlib import Path
 
-from gpuslice.profiler.timeline import Span, Timeline
+import pytest
+
+from gpuslice.profiler.timeline import Flow, Mark, Span, Timeline
+
+from . import trace_format
 
 
 def example() -> Timeline:
@@ -56,3 +60,32 @@ def test_an_empty_timeline_ends_where_it_begins(tmp_path: Path) -> None:
     Timeline().write_chrome(tmp_path / "t.json")
     assert json.loads((tmp_path / "t.json").read_text())["traceEvents"] == []
     assert Timeline().end_s == 0.0
+
+
+def test_marks_and_flows_are_bound_to_what_they_are_about() -> None:
+    timeline = example()
+    source, target = timeline.track("devices", "cpu:0"), timeline.track("jobs", "b")
+    target.marks.append(Mark("succeeded", 2.0, {"code": 0}))
+    timeline.flows.append(Flow("a moves", source, 1.0, target, 1.7505))
+    events = timeline.chrome_events()
+    trace_format.check(events)
+    (mark,) = [event for event in events if event["ph"] == "i"]
+    assert (mark["ts"], mark["s"], mark["args"]) == (2_000_000.0, "t", {"code": 0})
+    begin, end = [event for event in events if event["ph"] in "sf"]
+    assert trace_format.tracks(events)[begin["pid"], begin["tid"]] == ("devices", "cpu:0")
+    assert trace_format.tracks(events)[end["pid"], end["tid"]] == ("jobs", "b")
+
+
+@pytest.mark.parametrize("fault", ["overlap", "unbound", "nameless"])
+def test_the_format_check_can_fail(fault: str) -> None:
+    timeline = example()
+    track = timeline.track("jobs", "a")
+    if fault == "overlap":
+        track.spans.append(Span("x", "slice", 1.0, 3.0))
+    if fault == "unbound":
+        timeline.flows.append(Flow("x", track, 0.1, track, 1.0))
+    events = timeline.chrome_events()
+    if fault == "nameless":
+        events = [event for event in events if event["name"] != "thread_name"]
+    with pytest.raises(AssertionError):
+        trace_format.check(events)

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from gpuslice import wire
+from gpuslice.sched_core.chronicle import Chronicle
 from gpuslice.sched_core.core import Core
 from gpuslice.sched_core.events import (
     Command,
@@ -37,12 +38,17 @@ class Driver:
 
     def __init__(self, device_count: int = 1, policy: Policy | None = None) -> None:
         self.core = Core(devices(device_count), policy or RoundRobin(quantum_s=QUANTUM_S))
+        self.chronicle = Chronicle(self.core)
         self.now_s = 0.25
         self.journal: list[tuple[Event, float]] = []
 
     def do(self, event: Event) -> list[Command]:
         commands = self.core.handle(event, self.now_s)
         self.core.check()
+        self.chronicle.note(event, self.now_s, commands)
+        for name, job in self.core.jobs.items():
+            phase = self.chronicle.accounts[name].phase
+            assert (phase.state, phase.devices, phase.epoch) == (job.state, job.lease, job.epoch)
         self.journal.append((event, self.now_s))
         return commands
 

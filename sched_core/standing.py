@@ -1,0 +1,109 @@
+"""How things stand, for people: the core and the chronicle as the structs that users are answered with."""
+
+from __future__ import annotations
+
+from gpuslice.verbs import DeviceInfo, JobInfo, SliceInfo, Standing
+
+from .chronicle import Account, Chronicle
+from .core import Core
+from .gang import Gang
+
+#: Jobs in one answer; with those limits it stays well below the longest message.
+JOBS_AT_ONCE = 200
+_COMMAND_CHARACTERS = 1000
+
+
+class Overview:
+    """Answers what is there and how it stands.
+
+    Parameters
+    ----------
+    core, chronicle
+        What is known.
+    policy
+        Name of the policy, and ``pid`` the scheduler's process.
+    """
+
+    def __init__(self, core: Core, chronicle: Chronicle, *, policy: str, pid: int) -> None:
+        self._core = core
+        self._chronicle = chronicle
+        self._about = (policy, pid)
+
+    def standing(self, after: int, now_s: float) -> Standing:
+        """Everything, with those jobs that follow the first ``after``."""
+        policy, pid = self._about
+        devices = [
+            DeviceInfo(name=str(name), jobs=tuple(occupants))
+            for name, occupants in zip(self._core.devices, self._core.occupants, strict=True)
+        ]
+        jobs = list(self._core.jobs.values())
+        return Standing(
+            pid=pid,
+            policy=policy,
+            now_s=now_s,
+            devices=tuple(devices),
+            jobs=tuple(self.job(job, now_s) for job in jobs[after : after + JOBS_AT_ONCE]),
+            job_count=len(jobs),
+        )
+
+    def job(self, job: Gang, now_s: float) -> JobInfo:
+        """One job."""
+        account = self._chronicle.accounts[job.id]
+        then_s = now_s if job.ended_s is None else job.ended_s
+        executed_s = job.executed_at(then_s)
+        steps = max(rank.step for rank in job.ranks)
+        return JobInfo(
+            id=job.id,
+            state=job.state.value,
+            held=job.held,
+            devices=self._names(job.lease),
+            moving_to=self._names(job.wish),
+            demand=job.demand,
+            tenant=job.spec.tenant,
+            weight=job.spec.weight,
+            level=self._core.planning.level(job),
+            steps=steps,
+            steps_per_s=steps / executed_s if executed_s > 0 else None,
+            executed_s=executed_s,
+            service_s=job.service_at(then_s),
+            age_s=then_s - job.spec.submit_s,
+            eta_s=_eta_s(job, steps, now_s),
+            slices=job.epoch,
+            suspends=job.preemptions,
+            migrations=job.migrations,
+            switches=account.switches,
+            blackout_s=account.blackout_s,
+            blackout_mean_s=account.blackout_s / account.switches if account.switches else None,
+            recent=self._recent(account),
+            exit_code=job.exit_code,
+            reason=job.reason,
+            command=_shortened(job.program.argv),
+        )
+
+    def _recent(self, account: Account) -> tuple[SliceInfo, ...]:
+        return tuple(
+            SliceInfo(devices=self._names(one.devices), since_s=one.since_s, until_s=one.until_s)
+            for one in account.slices
+        )
+
+    def _names(self, devices: tuple[int, ...]) -> tuple[str, ...]:
+        return tuple(str(self._core.devices[device]) for device in devices)
+
+
+def _eta_s(job: Gang, steps: int, now_s: float) -> float | None:
+    """When a job that said how many steps it has will be through, if it goes on as since its first slice."""
+    if job.state.ended or not job.spec.iterations or not steps or job.first_start_s is None:
+        return None
+    pace = steps / max(now_s - job.first_start_s, 1e-9)
+    return max(0, job.spec.iterations - steps) / pace
+
+
+def _shortened(argv: tuple[str, ...]) -> tuple[str, ...]:
+    words: list[str] = []
+    left = _COMMAND_CHARACTERS
+    for word in argv:
+        if len(word) > left:
+            return (*words, word[:left] + "...")
+        words.append(word)
+        left -= len(word)
+    return tuple(words)

@@ -1,0 +1,52 @@
+"""``gpuslice timeline`` of a real run: while the scheduler is up, after it was killed, after it left."""
+
+from __future__ import annotations
+
+import json
+
+import psutil
+
+from ..profiler import trace_format
+from .conftest import Shell
+from .waiting import until
+
+
+def test_the_timeline_of_a_run_from_the_first_moment_to_the_last(shell: Shell) -> None:
+    shell.up()
+    client = shell.client()
+    jobs = [shell.submit(150), shell.submit(150)]
+    for job in jobs:
+        until(client, job, lambda info: info.slices > 1)
+    out = shell.directory / "run.json.gz"
+    found = json.loads(shell("timeline", "--out", str(out), "--json"))
+    assert (found["devices"], found["jobs"], found["path"]) == (1, 2, str(out))
+    assert trace_format.spans_of(trace_format.load(out), "devices", "null:0")
+    for job in jobs:
+        assert client.wait(job, 60.0) is not None
+    scheduler = psutil.Process(shell.pid)
+    scheduler.kill()
+    psutil.wait_procs([scheduler], timeout=30.0)
+    assert "2 jobs on 1 devices" in shell("timeline", "--out", str(out))
+    killed = trace_format.load(out)
+    shell.up()
+    info = {job.id: job for job in client.jobs()}
+    shell("down")
+    shell("timeline", "--out", str(out))
+    events = trace_format.load(out)
+    for job in jobs:
+        given = [one for one in trace_format.spans_of(events, "devices", "null:0") if one["name"] == job]
+        assert {one["args"]["epoch"] for one in given} == set(range(1, info[job].slices + 1))
+        assert trace_format.spans_of(events, "jobs", job) == trace_format.spans_of(killed, "jobs", job)
+        assert len(info[job].recent) == min(8, info[job].slices)
+        assert info[job].switches <= info[job].slices - 1
+    ends = [event["name"] for event in events if event["ph"] == "i"]
+    assert ends == ["succeeded", "succeeded"]
+
+
+def test_impossible_timelines_are_refused(shell: Shell) -> None:
+    assert "there is no journal" in shell("timeline", "--out", "run.json", code=3)
+    assert "is no .json" in shell("timeline", "--out", "run.txt", code=2)
+    assert "Missing option" in shell("timeline", code=2)
+    shell.up()
+    assert "cannot write" in shell("timeline", "--out", str(shell.directory / "no" / "run.json"), code=2)
+    shell("down")
