@@ -9,7 +9,8 @@ from itertools import accumulate
 
 from gpuslice.errors import UsageError
 
-_GRID = re.compile(r"(\d+)x(\d+)")
+_GRID = re.compile(r"(\d{1,9})x(\d{1,9})")
+_MOST = 10_000_000
 
 
 class Cluster:
@@ -40,10 +41,13 @@ class Cluster:
         """
         sizes: list[int] = []
         for term in text.split("+"):
-            match = _GRID.fullmatch(term.strip())
+            match = _GRID.fullmatch(term.strip().lower())
             if match is None:
                 raise UsageError(f"{text!r} is not a cluster", "write NODESxDEVICES, such as 4x8 or 2x8+1x4")
-            sizes += [int(match[2])] * int(match[1])
+            nodes, size = int(match[1]), int(match[2])
+            if len(sizes) + nodes * size > _MOST:
+                raise UsageError(f"{text} has more than {_MOST:,} devices", "simulate a smaller cluster")
+            sizes += [size] * nodes
         return cls(sizes)
 
     def nodes(self, devices: Iterable[int]) -> set[int]:

@@ -6,6 +6,7 @@ import difflib
 import importlib
 import inspect
 from collections.abc import Iterable, Mapping
+from math import isfinite, isnan
 from typing import Any, get_args, get_origin
 
 import msgspec
@@ -19,7 +20,7 @@ Table = Mapping[str, tuple[str, str]]
 def nearest(name: str, known: Iterable[str]) -> str:
     """A remedy for an unknown name: the closest known one, or all of them."""
     names = list(known)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
+    close = difflib.get_close_matches(name.strip().lower(), names, n=1, cutoff=0.4)
     if close:
         return f"did you mean {close[0]!r}?"
     return f"known: {', '.join(names)}" if names else "it takes none"
@@ -34,7 +35,9 @@ def find(kind: str, table: Table, name: str) -> Any:
         If ``table`` has no such name; ``kind`` is what the message calls it.
     """
     if name not in table:
-        raise ConfigError(f"there is no {kind} {name!r}", nearest(name, table))
+        # The published ones are for --peer.
+        meant = [known for known in table if not known.startswith("published-")]
+        raise ConfigError(f"there is no {kind} {name!r}", nearest(name, meant))
     module, class_name = table[name]
     return getattr(importlib.import_module(module), class_name)
 
@@ -68,10 +71,18 @@ def build(kind: str, table: Table, name: str, options: Mapping[str, object], **r
         if key not in known:
             raise ConfigError(f"{kind} {name} has no option {key!r}", nearest(key, known))
         try:
-            arguments[key] = _convert(value, parameters[key].annotation)
+            arguments[key] = _finite(_convert(value, parameters[key].annotation), parameters[key].default)
         except msgspec.ValidationError as error:
             raise ConfigError(f"{key}={value} is not possible for {kind} {name}: {error}") from error
     return factory(**arguments)
+
+
+def _finite(value: object, default: object) -> object:
+    """Refuse NaN, and infinity where it is not what the option says by itself."""
+    for number in value if isinstance(value, tuple) else (value,):
+        if isinstance(number, float) and not isfinite(number) and (isnan(number) or number != default):
+            raise msgspec.ValidationError("not a finite number")
+    return value
 
 
 def _convert(value: object, wanted: Any) -> object:

@@ -16,6 +16,7 @@ from gpuslice.errors import UsageError
 if TYPE_CHECKING:
     from gpuslice.sched_core.sim.outcome import Outcome
     from gpuslice.sched_core.sim.run import Request
+    from gpuslice.sched_core.sim.validate import Measured
 
 
 def command(
@@ -24,7 +25,7 @@ def command(
     trace_format: Annotated[
         str, typer.Option("--format", help="auto, csv, philly, gavel, alibaba.")
     ] = "auto",
-    policy: Annotated[str, typer.Option(metavar="NAME", help="Who decides.")] = "2das",
+    policy: Annotated[str | None, typer.Option(metavar="NAME", help="Who decides [2das].")] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="K=V", help="Option of the policy; POLICY.K=V, placement.K=V for one."),
@@ -38,7 +39,9 @@ def command(
     compare: Annotated[
         str | None, typer.Option(metavar="A,B,C", help="Several policies, in parallel.")
     ] = None,
-    jobs: Annotated[int | None, typer.Option(metavar="J", help="Processes for --compare [cores].")] = None,
+    jobs: Annotated[
+        int | None, typer.Option(metavar="J", min=1, help="Processes for --compare [cores].")
+    ] = None,
     clamp: Annotated[bool, typer.Option(help="Clamp jobs that are larger than the cluster.")] = False,
     throughputs: Annotated[
         Path | None, typer.Option(metavar="FILE.json", help="Steps per second, for Gavel's traces.")
@@ -59,33 +62,60 @@ def command(
     """
     from gpuslice.sched_core.cluster import Cluster
     from gpuslice.sched_core.sim.run import Request
+    from gpuslice.sched_core.sim.validate import read_measured
     from gpuslice.sched_core.traces.formats import read_trace
 
+    names = _names(policy, compare)
+    if peer is not None and (
+        policy or compare or settings or placement or (cost, speed) != ("none", "linear")
+    ):
+        raise UsageError(
+            "--peer settles policy, placement, cost and speed",
+            "leave out --policy, --compare, --set, --placement, --cost, --speed",
+        )
+    _check_writable(json_out, per_job, html)
     loaded = read_trace(trace, trace_format, throughputs)
     if clamp:
         loaded = loaded.clamped(Cluster.parse(cluster).size)
-    if peer is not None and (compare or settings or placement or cost != "none"):
-        raise UsageError(
-            "--peer settles policy, placement and cost", "leave out --compare, --set, --placement, --cost"
-        )
+    measured = None if validate is None else read_measured(validate, loaded)
     base = Request(
         loaded,
         cluster,
-        policy,
+        names[0],
         placement=placement,
         cost=cost,
         speed=speed,
         peer=peer,
         keep_spans=json_out is not None or html is not None,
     )
-    requests = _requests(base, compare.split(",") if compare else [policy], settings or [])
+    requests = _requests(base, names, settings or [])
     show = sys.stderr.isatty() if progress is None else progress
     outcomes = _run(requests, jobs or os.cpu_count() or 1, show=show)
     if not _complete(outcomes, requests):
         sys.stderr.write("gpuslice: interrupted; these are the results so far\n")
-    _report(outcomes, json_out, per_job, html, validate)
+    _report(outcomes, json_out, per_job, html, measured)
     if not _complete(outcomes, requests):
         raise typer.Exit(130)
+
+
+def _names(policy: str | None, compare: str | None) -> list[str]:
+    """The policies that run."""
+    if compare is None:
+        return [policy or "2das"]
+    if policy is not None:
+        raise UsageError("--policy and --compare exclude each other", f"write --compare {policy},{compare}")
+    names = [name.strip() for name in compare.split(",")]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise UsageError(f"--compare names {twice} twice", "name every policy once")
+    return names
+
+
+def _check_writable(*paths: Path | None) -> None:
+    """Say so before hours of simulation if results have nowhere to go."""
+    for path in paths:
+        if path is not None and not path.parent.is_dir():
+            raise UsageError(f"cannot write {path}: there is no folder {path.parent}")
 
 
 def _requests(base: Request, policies: list[str], settings: list[str]) -> list[Request]:
@@ -94,7 +124,7 @@ def _requests(base: Request, policies: list[str], settings: list[str]) -> list[R
     from gpuslice.sched_core.policies.registry import policy_options
 
     plain, by_owner = _parsed(settings)
-    owners = {"placement", *policies}
+    owners = {*(["placement"] if base.placement else []), *policies}
     for owner in by_owner:
         if owner not in owners:
             raise UsageError(f"--set names {owner!r}, which does not run", nearest(owner, owners))
@@ -157,23 +187,23 @@ def _report(
     json_out: Path | None,
     per_job: Path | None,
     html: Path | None,
-    measured: Path | None,
+    measured: Measured | None,
 ) -> None:
     from gpuslice import comparison
     from gpuslice.sched_core.sim import report, table
     from gpuslice.sched_core.sim.validate import validate
 
+    found = [] if measured is None else [validate(outcome, measured) for outcome in outcomes]
     try:
         if per_job is not None:
             for outcome in outcomes:
                 report.write_per_job(outcome, report.path_for(per_job, outcome, several=len(outcomes) > 1))
         if json_out is not None:
-            report.write_json(outcomes, json_out)
+            report.write_json(outcomes, json_out, found)
         if html is not None and outcomes:
             html.write_text(comparison.page(outcomes), encoding="utf-8")
     except OSError as error:
         raise UsageError(f"cannot write {error.filename}: {error.strerror}") from error
     typer.echo(table.render(outcomes))
-    if measured is not None:
-        for outcome in outcomes:
-            typer.echo(table.render_validation(outcome, validate(outcome, measured)))
+    for outcome, distance in zip(outcomes, found, strict=False):
+        typer.echo(table.render_validation(outcome, distance))

@@ -7,10 +7,10 @@ import random
 from gpuslice.sched_core.cluster import FreeDevices
 from gpuslice.sched_core.job import Job
 
-from .placement import Count
+from .placement import Count, Forgetful
 
 
-class Consolidated:
+class Consolidated(Forgetful):
     """As few nodes as possible: one node where the job fits into one, else whole nodes and one remainder.
 
     Waits rather than take more. Of the nodes that will do, the fullest is taken: whole ones stay free.
@@ -31,9 +31,6 @@ class Consolidated:
                 return None
             chosen += free.on_node[node][:rest]
         return tuple(chosen)
-
-    def kind(self, job: Job) -> str:
-        return ""
 
     def _for_rest(self, rest: int, whole: int, free: FreeDevices) -> int | None:
         """The node for ``rest`` devices, given that the first ``whole`` empty nodes are taken."""
@@ -96,7 +93,21 @@ class RoundUp(Consolidated):
         return None
 
 
-class Spread:
+def fewest_nodes(demand: int, free: FreeDevices) -> tuple[int, ...] | None:
+    """Nodes with most free devices while one cannot hold the rest, then the tightest that can."""
+    if demand > free.total:
+        return None
+    chosen: list[int] = []
+    counts = {node: len(devices) for node, devices in enumerate(free.on_node) if devices}
+    while demand > len(chosen):
+        rest = demand - len(chosen)
+        node = min(counts, key=lambda node: (counts[node] < rest, abs(counts[node] - rest), node))
+        chosen += free.on_node[node][:rest]
+        del counts[node]
+    return tuple(chosen)
+
+
+class Spread(Forgetful):
     """One device at a time from the emptiest node: as many nodes as possible."""
 
     name = "spread"
@@ -114,11 +125,8 @@ class Spread:
             left = {node: devices for node, devices in left.items() if devices}
         return tuple(chosen)
 
-    def kind(self, job: Job) -> str:
-        return ""
 
-
-class Random:
+class Random(Forgetful):
     """Any free devices, drawn at random.
 
     Parameters
@@ -137,11 +145,8 @@ class Random:
             return None
         return tuple(sorted(self._draw.sample([d for devices in free.on_node for d in devices], job.demand)))
 
-    def kind(self, job: Job) -> str:
-        return ""
 
-
-class SkewAware:
+class SkewAware(Forgetful):
     """Consolidate only jobs whose model suffers from being spread (Tiresias, section 3.3).
 
     Parameters

@@ -27,8 +27,22 @@ class Placement(Protocol):
         """Jobs of equal demand and equal kind fit or do not fit alike; lets policies try only one of them."""
         ...
 
+    def placed(self, job: Job, devices: tuple[int, ...]) -> None:
+        """``job`` gets ``devices``, which were chosen for it; choices may also come to nothing."""
+        ...
 
-class Count:
+
+class Forgetful:
+    """Base of placements that treat jobs of equal demand alike and remember nothing."""
+
+    def kind(self, job: Job) -> str:
+        return ""
+
+    def placed(self, job: Job, devices: tuple[int, ...]) -> None:
+        pass
+
+
+class Count(Forgetful):
     """Any free devices will do: lowest-numbered nodes with the fewest free ones first.
 
     Always succeeds when there are enough.
@@ -47,6 +61,3 @@ class Count:
                 if len(chosen) == wanted:
                     return tuple(chosen)
         raise AssertionError("free.total disagrees with its nodes")
-
-    def kind(self, job: Job) -> str:
-        return ""

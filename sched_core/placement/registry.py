@@ -17,10 +17,13 @@ PLACEMENTS: dict[str, tuple[str, str]] = {
     "consolidated": (f"{_HERE}.nodes", "Consolidated"),
     "yarn": (f"{_HERE}.nodes", "Consolidated"),
     "round-up": (f"{_HERE}.nodes", "RoundUp"),
+    "local-search": (f"{_HERE}.search", "LocalSearch"),
+    "affinity": (f"{_HERE}.affinity", "Affinity"),
     "topology": (f"{_HERE}.topology", "Topology"),
     "spread": (f"{_HERE}.nodes", "Spread"),
     "random": (f"{_HERE}.nodes", "Random"),
     "skew": (f"{_HERE}.nodes", "SkewAware"),
+    "skew-aware": (f"{_HERE}.nodes", "SkewAware"),
     "published-yarn": (f"{_HERE}.nodes", "PublishedYarn"),
 }
 

@@ -10,9 +10,10 @@ from gpuslice.sched_core.cluster import FreeDevices
 from gpuslice.sched_core.job import Job
 
 from .nodes import Consolidated
+from .placement import Forgetful
 
 
-class Topology:
+class Topology(Forgetful):
     """The closest level that can take the whole job: an island inside a node, a larger one, a node, nodes.
 
     Parameters
@@ -43,9 +44,6 @@ class Topology:
         if whole is not None or not self._relax or job.demand > free.total:
             return whole
         return self._fewest_nodes(job.demand, free)
-
-    def kind(self, job: Job) -> str:
-        return ""
 
     def _in_groups(self, wanted: int, size: int, free: FreeDevices) -> tuple[int, ...] | None:
         """``wanted`` devices of the fullest group of ``size`` that has them."""

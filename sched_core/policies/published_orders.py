@@ -122,6 +122,7 @@ class PublishedLongestPending:
             if devices is None:
                 break
             free.take(devices)
+            self._placement.placed(job, devices)
             decisions.append(Start(job.id, devices))
             del self._pending[position]
             position += 1

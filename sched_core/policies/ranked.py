@@ -186,9 +186,11 @@ class RankedPolicy(ABC, Generic[E]):
                     suspended.append(entry)
             elif not ran:
                 decisions.append(Start(job.id, entry.devices))
+                self._placement.placed(job, entry.devices)
                 started.append(entry)
             elif entry.devices != job.placement:
                 decisions.append(Migrate(job.id, entry.devices))
+                self._placement.placed(job, entry.devices)
         started.sort(key=_by_key)
         suspended.sort(key=_by_key)
         self.settled(started, suspended, view)

@@ -47,6 +47,10 @@ POLICIES: dict[str, tuple[str, str]] = {
 }
 
 
+#: Papers whose name is no policy's.
+_PAPERS = {"tiresias": "its policies are 2das and gittins", "philly": "its scheduler is yarn-cs"}
+
+
 def policy_names() -> list[str]:
     """The names meant for users, in the order of their documentation."""
     return [name for name in POLICIES if not name.startswith("published-")]
@@ -68,8 +72,15 @@ class Common(msgspec.Struct, forbid_unknown_fields=True):
     trial_s: float = 300.0
 
 
+def _takes_placement(name: str) -> bool:
+    """Whether a policy asks a placement where its jobs go."""
+    return "placement" in inspect.signature(find("policy", POLICIES, name)).parameters
+
+
 def policy_options(name: str) -> list[str]:
     """The options that policy ``name`` takes; ConfigError if there is none of that name."""
+    if name.lower() in _PAPERS:
+        raise ConfigError(f"there is no policy {name!r}", _PAPERS[name.lower()])
     return [*options_of("policy", POLICIES, name), *Common.__struct_fields__]
 
 
@@ -101,11 +112,16 @@ def make_policy(
         raise ConfigError(f"{stated} is not possible: {error}") from error
     relaxing: RelaxingPlacement | None = None
     if settings.relax_after_s:
-        if "placement" not in inspect.signature(find("policy", POLICIES, name)).parameters:
+        if not _takes_placement(name):
             raise ConfigError(f"policy {name} places jobs itself", "leave out relax_after_s")
         if placement is not None:
             raise ConfigError("relax_after_s is a placement of its own", f"leave out {placement.name}")
         relaxing = placement = RelaxingPlacement(settings.relax_after_s)
+    if placement is not None and not _takes_placement(name):
+        raise ConfigError(
+            f"policy {name} places jobs itself",
+            f"leave out the placement; {', '.join(filter(_takes_placement, policy_names()))} take one",
+        )
     policy = cast(Policy, build("policy", POLICIES, name, own, placement=placement))
     if relaxing is not None:
         policy = Relaxing(policy, relaxing)

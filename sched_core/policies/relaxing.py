@@ -11,9 +11,9 @@ from math import floor
 from gpuslice.errors import ConfigError
 from gpuslice.sched_core.cluster import FreeDevices
 from gpuslice.sched_core.job import Job
+from gpuslice.sched_core.placement.nodes import fewest_nodes
 from gpuslice.sched_core.policy import Plan, Policy, View
 
-from .target import fewest_nodes
 from .wrapper import Wrapper
 
 
@@ -45,6 +45,9 @@ class RelaxingPlacement:
     def kind(self, job: Job) -> str:
         """Every job is its own kind: what it accepts depends on how long it has waited."""
         return job.id
+
+    def placed(self, job: Job, devices: tuple[int, ...]) -> None:
+        """It remembers nothing."""
 
     def steps(self, job: Job) -> int:
         """How many nodes more than at first ``job`` accepts."""

@@ -56,6 +56,7 @@ class StartingPolicy(ABC):
             job, devices = choice
             del self.waiting[job.id]
             self.free.take(devices)
+            self.placement.placed(job, devices)
             self.began(job, devices)
             decisions.append(Start(job.id, devices))
         return Plan(decisions)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gpuslice.sched_core.cluster import FreeDevices
+from gpuslice.sched_core.placement.nodes import fewest_nodes
 from gpuslice.sched_core.policy import Decision, Migrate, Start, Suspend, View
 
 
@@ -42,17 +43,3 @@ def place_counts(view: View, counts: Mapping[str, int]) -> dict[str, tuple[int, 
             free.take(devices)
             target[name] = devices
     return target
-
-
-def fewest_nodes(demand: int, free: FreeDevices) -> tuple[int, ...] | None:
-    """Nodes with most free devices while one cannot hold the rest, then the tightest that can."""
-    if demand > free.total:
-        return None
-    chosen: list[int] = []
-    counts = {node: len(devices) for node, devices in enumerate(free.on_node) if devices}
-    while demand > len(chosen):
-        rest = demand - len(chosen)
-        node = min(counts, key=lambda node: (counts[node] < rest, abs(counts[node] - rest), node))
-        chosen += free.on_node[node][:rest]
-        del counts[node]
-    return tuple(chosen)

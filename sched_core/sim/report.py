@@ -11,6 +11,7 @@ from typing import Any
 
 from .metrics import finish_time_fairness, summary
 from .outcome import Outcome
+from .validate import Validation
 
 PER_JOB_COLUMNS: tuple[str, ...] = (
     "job_id",
@@ -69,9 +70,23 @@ def path_for(path: Path, outcome: Outcome, *, several: bool) -> Path:
     return path.with_name(f"{path.stem}.{outcome.policy}{path.suffix}") if several else path
 
 
-def write_json(outcomes: Sequence[Outcome], path: Path) -> None:
-    """Write ``{"version": 1, "policies": [{"summary": ..., "jobs": [...]}, ...]}``; see docs/simulator.md."""
-    policies = [{"summary": summary(outcome), "jobs": _with_placements(outcome)} for outcome in outcomes]
+def write_json(outcomes: Sequence[Outcome], path: Path, validations: Sequence[Validation] = ()) -> None:
+    """Write ``{"version": 1, "policies": [{"summary": ..., "jobs": [...]}, ...]}``; see docs/simulator.md.
+
+    ``validations``, one per outcome or none at all, become the policies' ``validation``.
+    """
+    policies: list[dict[str, Any]] = [
+        {"summary": summary(outcome), "jobs": _with_placements(outcome)} for outcome in outcomes
+    ]
+    for policy, found in zip(policies, validations, strict=False):
+        policy["validation"] = {
+            "simulated_s": found.simulated_s,
+            "measured_s": found.measured_s,
+            "average_error": found.average_error,
+            "mean_absolute_error": found.mean_absolute_error,
+            "missing": found.missing,
+            "errors": found.errors,
+        }
     text = json.dumps({"version": 1, "policies": policies}, indent=1, allow_nan=False)
     path.write_text(text + "\n", encoding="utf-8")
 

@@ -62,5 +62,11 @@ def render_validation(outcome: Outcome, found: Validation) -> str:
         f"measured {found.measured_s:,.0f} s, error {found.average_error:+.1%}"
     )
     if found.mean_absolute_error is not None:
-        text += f"; {len(found.errors)} jobs, mean absolute error {found.mean_absolute_error:.1%}"
+        worst = max(found.errors, key=lambda job: abs(found.errors[job]))
+        text += (
+            f"; {len(found.errors)} jobs, mean absolute error {found.mean_absolute_error:.1%}, "
+            f"worst job {worst} {found.errors[worst]:+.1%}"
+        )
+    if found.missing:
+        text += f"; {found.missing} measured jobs did not end in the simulation"
     return text

@@ -31,6 +31,11 @@ class Row:
         self._line = line
         self._cells = cells
 
+    @property
+    def line(self) -> int:
+        """Where it stands."""
+        return self._line
+
     def error(self, column: str, what: str, remedy: str = "") -> TraceError:
         """An error about ``column`` of this row."""
         return TraceError(f"{self._path}, line {self._line}, column {column!r}: {what}", remedy)
@@ -55,6 +60,22 @@ class Row:
             raise self.error(column, f"{text!r} is not a number") from None
         if not isfinite(value) or value < 0:
             raise self.error(column, f"{text} is not a time", "seconds are finite and not negative")
+        return value
+
+    def above_zero(self, column: str) -> float:
+        """A finite number above 0."""
+        value = self.seconds(column)
+        if not value > 0:
+            raise self.error(column, f"{self.text(column)} is not above 0")
+        return value
+
+    def share(self, column: str) -> float | None:
+        """A number from 0 to 1, or ``None`` where there is nothing."""
+        if not self.has(column):
+            return None
+        value = self.seconds(column)
+        if value > 1:
+            raise self.error(column, f"{self.text(column)} is not a share", "write a number from 0 to 1")
         return value
 
     def count(self, column: str, least: int = 0) -> int:

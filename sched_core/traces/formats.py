@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import csv
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import datetime
+from itertools import chain, pairwise
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -51,13 +54,15 @@ def read_trace(path: Path, trace_format: str = "auto", throughputs: Path | None 
 
 
 def _detect(path: Path) -> str:
-    with path.open(encoding="utf-8") as file:
+    with path.open(encoding="utf-8-sig") as file:
         head = file.readline(65536)
+    if not head:
+        raise TraceError(f"{path} is empty", "give a trace file")
     if head.lstrip().startswith(("[", "{")):
         return "philly"
     if head.count("\t") >= 7:
         return "gavel"
-    columns = head.strip().split(",")
+    columns = [column.strip() for column in head.split(",")]
     if "gpu_milli" in columns:
         return "alibaba"
     if "num_gpu" in columns or "job_id" in columns:
@@ -67,12 +72,15 @@ def _detect(path: Path) -> str:
 
 def _rows(path: Path, required: tuple[str, ...]) -> Iterator[Row]:
     """Lines of a CSV file with a header that has the ``required`` columns."""
-    with path.open(encoding="utf-8", newline="") as file:
-        reader = csv.DictReader(file)
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.DictReader(file, skipinitialspace=True)
         columns = list(reader.fieldnames or ())
         for column in required:
             if column not in columns:
                 raise TraceError(f"{path}, line 1: there is no column {column!r}", nearest(column, columns))
+        for column, times in Counter(columns).items():
+            if times > 1:
+                raise TraceError(f"{path}, line 1: there are {times} columns {column!r}", "keep one")
         for cells in reader:
             row = Row(path, reader.line_num, cells)
             if None in cells:
@@ -82,39 +90,60 @@ def _rows(path: Path, required: tuple[str, ...]) -> Iterator[Row]:
 
 def read_csv(path: Path) -> Trace:
     """Tiresias' columns, and Chronus' and gpuslice's further ones where they are there."""
-    with path.open(encoding="utf-8", newline="") as file:
-        columns = next(csv.reader(file), [])
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        columns = next(csv.reader(file, skipinitialspace=True), [])
     optional = {column: field for column, field in _OPTIONAL.items() if column in columns}
     ids: list[str] = []
+    lines: dict[str, int] = {}
     submit_s: list[float] = []
     demand: list[int] = []
     duration_s: list[float] = []
     extras: dict[str, list[Any]] = {field: [] for field, _ in optional.values()}
     for row in _rows(path, REQUIRED):
         ids.append(row.text("job_id"))
+        if lines.setdefault(ids[-1], row.line) != row.line:
+            raise row.error("job_id", f"line {lines[ids[-1]]} has a job {ids[-1]!r} already")
         demand.append(row.count("num_gpu", 1))
         submit_s.append(row.seconds("submit_time"))
         duration_s.append(row.seconds("duration"))
         for column, (field, convert) in optional.items():
             extras[field].append(convert(row, column))
+        _check_bounds(row, demand[-1])
     return Trace(ids, submit_s, demand, duration_s, extras, name=path.name)
 
 
 def _deadlines(row: Row, column: str) -> tuple[tuple[float, float], ...]:
     """Chronus' lists, e.g. ``470-490`` with values ``10-8``; best-effort jobs have none."""
-    if row.count("best_effort"):
+    if (row.has("best_effort") and row.count("best_effort")) or not row.has(column):
         return ()
     times, values = row.text(column).split("-"), row.text("expect_value_list").split("-")
     if len(times) != len(values):
         raise row.error(column, f"{len(times)} times but {len(values)} values")
     try:
-        return tuple((float(time_s), float(value)) for time_s, value in zip(times, values, strict=True))
+        found = tuple((float(time_s), float(value)) for time_s, value in zip(times, values, strict=True))
     except ValueError:
         raise row.error(column, f"{row.text(column)!r} is not a list of numbers") from None
+    if not all(map(isfinite, chain.from_iterable(found))):
+        raise row.error(column, "deadlines and their values are finite")
+    if any(later[0] <= sooner[0] for sooner, later in pairwise(found)):
+        raise row.error(column, f"{row.text(column)} does not ascend", "write the earliest deadline first")
+    return found
+
+
+def _check_bounds(row: Row, demand: int) -> None:
+    """Refuse an elastic job that could not have what it asks for."""
+    if row.has("min_gpu") and row.count("min_gpu") > demand:
+        raise row.error("min_gpu", f"{row.text('min_gpu')} is more than the num_gpu of {demand}")
+    if row.has("max_gpu") and 0 < row.count("max_gpu") < demand:
+        raise row.error("max_gpu", f"{row.text('max_gpu')} is less than the num_gpu of {demand}")
 
 
 def _optional_text(row: Row, column: str) -> str:
     return row.text(column) if row.has(column) else ""
+
+
+def _optional_count(row: Row, column: str) -> int:
+    return row.count(column) if row.has(column) else 0
 
 
 #: Optional column -> field of JobSpec and how to read it.
@@ -123,13 +152,13 @@ _OPTIONAL: dict[str, tuple[str, Callable[[Row, str], object]]] = {
     "user": ("tenant", _optional_text),
     "tenant": ("tenant", _optional_text),
     "app": ("app", _optional_text),
-    "iterations": ("iterations", lambda row, column: row.count(column)),
-    "weight": ("weight", Row.seconds),
-    "skew": ("skew", Row.seconds),
-    "min_gpu": ("min_demand", lambda row, column: row.count(column)),
-    "max_gpu": ("max_demand", lambda row, column: row.count(column)),
-    "cpus": ("cpus", lambda row, column: row.count(column)),
-    "memory_bytes": ("memory_bytes", lambda row, column: row.count(column)),
+    "iterations": ("iterations", _optional_count),
+    "weight": ("weight", lambda row, column: row.above_zero(column) if row.has(column) else 1.0),
+    "skew": ("skew", Row.share),
+    "min_gpu": ("min_demand", _optional_count),
+    "max_gpu": ("max_demand", _optional_count),
+    "cpus": ("cpus", _optional_count),
+    "memory_bytes": ("memory_bytes", _optional_count),
     "expect_time_list": ("deadlines", _deadlines),
 }
 
@@ -169,7 +198,9 @@ def read_philly(path: Path) -> Trace:
     demand: list[int] = []
     duration_s: list[float] = []
     tenants: list[str] = []
-    for number, job in enumerate(log if isinstance(log, list) else []):
+    if not isinstance(log, list):
+        raise TraceError(f"{path} holds no list of jobs", "give Philly's cluster_job_log")
+    for number, job in enumerate(log):
         try:
             runs = [run for run in job["attempts"] if run["start_time"] and run["end_time"]]
             gpus = [sum(len(node["gpus"]) for node in run["detail"]) for run in runs]
@@ -177,9 +208,11 @@ def read_philly(path: Path) -> Trace:
                 continue
             lengths = [_clock(run["end_time"]) - _clock(run["start_time"]) for run in runs]
             submits.append(_clock(job["submitted_time"]))
-        except (KeyError, TypeError, ValueError) as error:
-            raise TraceError(f"{path}, job {number}: {type(error).__name__}: {error}") from error
-        ids.append(str(job["jobid"]))
+            ids.append(str(job["jobid"]))
+        except KeyError as error:
+            raise TraceError(f"{path}, job {number} has no {error}") from error
+        except (IndexError, TypeError, ValueError) as error:
+            raise TraceError(f"{path}, job {number}: {error}") from error
         tenants.append(str(job.get("vc", "")))
         demand.append(gpus[-1])
         duration_s.append(max(0.0, sum(length.total_seconds() for length in lengths)))

@@ -26,7 +26,7 @@ _COLUMNS = (
 
 
 def read_gavel(path: Path, throughputs: Path | None = None) -> Trace:
-    """Read a Gavel trace.
+    """Read a Gavel trace; older ones lack priority and SLO. The SLO is not used.
 
     Parameters
     ----------
@@ -46,7 +46,9 @@ def read_gavel(path: Path, throughputs: Path | None = None) -> Trace:
     extras: dict[str, list[Any]] = {"model": [], "weight": [], "iterations": []}
     with path.open(encoding="utf-8") as file:
         for number, line in enumerate(file, 1):
-            cells = line.rstrip("\n").split("\t")
+            cells = line.rstrip("\r\n").split("\t")
+            if len(cells) == len(_COLUMNS) - 2:
+                cells[-1:-1] = ["1", "-1"]
             if len(cells) != len(_COLUMNS):
                 raise TraceError(f"{path}, line {number}: {len(cells)} cells, not {len(_COLUMNS)}")
             row = Row(path, number, dict(zip(_COLUMNS, cells, strict=True)))
@@ -55,7 +57,7 @@ def read_gavel(path: Path, throughputs: Path | None = None) -> Trace:
             steps = row.count("total_steps")
             duration_s.append(steps / _rate(rates, row, demand[-1]))
             extras["model"].append(row.text("job_type"))
-            extras["weight"].append(row.seconds("priority"))
+            extras["weight"].append(row.above_zero("priority"))
             extras["iterations"].append(steps)
     return Trace([str(i) for i in range(len(demand))], submit_s, demand, duration_s, extras, name=path.name)
 

@@ -49,8 +49,15 @@ def synthesize(spec: SynthSpec) -> Trace:
     UsageError
         If a number is impossible.
     """
-    if spec.jobs < 1 or not spec.load > 0 or spec.devices < 1 or not spec.median_s > 0 or spec.sigma < 0:
-        raise UsageError(f"no trace can be made of {spec}", "give positive numbers")
+    for what, number, most in (
+        ("jobs", spec.jobs, 10**8),
+        ("load", spec.load, 1e6),
+        ("devices", spec.devices, 10**8),
+        ("median", spec.median_s, 1e9),
+        ("sigma", spec.sigma, 10.0),
+    ):
+        if not (0 < number <= most or (what == "sigma" and number == 0)):
+            raise UsageError(f"no trace has a {what} of {number}", f"give a number above 0, up to {most:g}")
     draw = random.Random(spec.seed)
     demands = [demand for demand in _DEMANDS if demand <= spec.devices]
     weights = _WEIGHTS[: len(demands)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -45,7 +46,8 @@ class Trace:
         if not self.ids:
             raise UsageError(f"{name} has no jobs", "a trace needs at least one")
         if len(set(self.ids)) != len(self.ids):
-            raise UsageError(f"{name} names a job twice", "give every job an id of its own")
+            twice = next(job for job, times in Counter(self.ids).items() if times > 1)
+            raise UsageError(f"{name} names job {twice} twice", "give every job an id of its own")
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -57,8 +59,11 @@ class Trace:
 
     def clamped(self, devices: int) -> Trace:
         """The same jobs, none of them asking for more than ``devices``."""
+        extras = dict(self.extras)
+        for bound in {"min_demand", "max_demand"} & extras.keys():
+            extras[bound] = [min(most, devices) for most in extras[bound]]
         demand = [min(demand, devices) for demand in self.demand]
-        return Trace(self.ids, self.submit_s, demand, self.duration_s, self.extras, name=self.name)
+        return Trace(self.ids, self.submit_s, demand, self.duration_s, extras, name=self.name)
 
     def in_units_of(self, unit_s: float) -> Trace:
         """The same jobs, for a trace whose times were not seconds but units of ``unit_s`` seconds."""

@@ -13,7 +13,7 @@ import msgspec
 
 from gpuslice.sched_core.cluster import FreeDevices
 from gpuslice.sched_core.job import Job
-from gpuslice.sched_core.policies.target import fewest_nodes
+from gpuslice.sched_core.placement.nodes import fewest_nodes
 
 
 def round_up(devices: int, node_size: int, *, split: bool = False) -> int:

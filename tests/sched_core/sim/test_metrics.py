@@ -18,7 +18,7 @@ from gpuslice.sched_core.sim.engine import Simulation
 from gpuslice.sched_core.sim.metrics import finish_time_fairness, jain, spread, summary
 from gpuslice.sched_core.sim.outcome import Outcome
 from gpuslice.sched_core.sim.table import render, render_validation
-from gpuslice.sched_core.sim.validate import validate
+from gpuslice.sched_core.sim.validate import read_measured, validate
 from gpuslice.sched_core.traces.trace import Trace
 
 Simulate = Callable[..., Outcome]
@@ -102,14 +102,28 @@ def test_validation(simulate: Simulate, tmp_path: Path) -> None:
     outcome = simulate([(0, 1, 10), (5, 1, 10)], "1x1", "fifo")
     measured = tmp_path / "measured.csv"
     measured.write_text("job_id,jct\n0,8\n1,20\n")
-    found = validate(outcome, measured)
+    found = validate(outcome, read_measured(measured, outcome.trace))
     assert found.errors == pytest.approx({"0": 0.25, "1": -0.25})
     assert found.average_error == pytest.approx(25 / 28 - 1)
     assert "mean absolute error 25.0%" in render_validation(outcome, found)
     measured.write_text("job_id,end_time\n1,25\n")
-    assert validate(outcome, measured).errors == pytest.approx({"1": -0.25})
+    found = validate(outcome, read_measured(measured, outcome.trace))
+    assert found.errors == pytest.approx({"1": -0.25})
+    report.write_json([outcome], tmp_path / "out.json", [found])
+    written = json.loads((tmp_path / "out.json").read_text())["policies"][0]["validation"]
+    assert written["errors"] == pytest.approx({"1": -0.25})
     measured.write_text("job_id,jct\naverage,10\n")
-    assert validate(outcome, measured).average_error == pytest.approx(0.25)
+    assert validate(outcome, read_measured(measured, outcome.trace)).average_error == pytest.approx(0.25)
+
+
+def test_measured_jobs_that_did_not_end_are_counted(simulate: Simulate, tmp_path: Path) -> None:
+    outcome = simulate([(0, 1, 10), (5, 1, 10)], "1x1", "fifo")
+    outcome.finish_s[1] = np.nan
+    measured = tmp_path / "measured.csv"
+    measured.write_text("job_id,jct\n0,8\n1,20\n")
+    found = validate(outcome, read_measured(measured, outcome.trace))
+    assert (found.missing, found.measured_s) == (1, 8)
+    assert "1 measured jobs did not end" in render_validation(outcome, found)
 
 
 @pytest.mark.parametrize(
@@ -119,13 +133,17 @@ def test_validation(simulate: Simulate, tmp_path: Path) -> None:
         ("job_id,jct\n0,x\n", "line 2, column 'jct': 'x' is not a number"),
         ("job_id,jct\n0,0\n", "took no time"),
         ("job_id,jct\n", "names no job"),
+        ("job_id,jct\n0,8\n0,9\n", "line 3, column 'job_id': job '0' is there twice"),
+        ("job_id,jct\naverage,nan\n", "line 2, column 'jct'"),
+        ("job,jct\n0,8\n", "no columns job_id"),
+        ("", "no columns job_id"),
     ],
 )
 def test_malformed_measurements(simulate: Simulate, tmp_path: Path, text: str, named: str) -> None:
     measured = tmp_path / "measured.csv"
     measured.write_text(text)
     with pytest.raises(UsageError, match=named):
-        validate(simulate([(0, 1, 10)], "1x1", "fifo"), measured)
+        read_measured(measured, simulate([(0, 1, 10)], "1x1", "fifo").trace)
 
 
 def test_table_lines_up(simulate: Simulate) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpuslice.errors import UsageError
+from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.traces.cells import TraceError
 from gpuslice.sched_core.traces.describe import stats, write_csv
 from gpuslice.sched_core.traces.formats import read_trace
@@ -111,14 +112,18 @@ def test_malformed_rows_are_named(tmp_path: Path, row: str, named: str) -> None:
     ("text", "named"),
     [
         (HEADER, "trace.csv has no jobs"),
-        ("", "known trace format"),
+        ("", "is empty"),
         ("x,y\n1,2\n", "known trace format"),
         ("job_id,num_gpu,submit_time\n1,1,1\n", "no column 'duration'"),
         ("job_id,gpus,submit_time,duration\n1,1,1,1\n", "no column 'num_gpu'"),
-        (HEADER + "a,1,0,1,m,5,0\na,1,0,1,m,5,0\n", "names a job twice"),
-        ('[{"jobid": 1}]', "job 0: KeyError"),
+        (HEADER + "a,1,0,1,m,5,0\na,1,0,1,m,5,0\n", "line 3, column 'job_id': line 2 has a job 'a' already"),
+        ('[{"jobid": 1}]', "job 0 has no 'attempts'"),
         ("[{", "line 1, column"),
-        ("{}", "has no jobs"),
+        ("{}", "holds no list of jobs"),
+        ("[5]", "job 0: "),
+        ("job_id,num_gpu,num_gpu,submit_time,duration\na,1,2,0,5\n", "2 columns 'num_gpu'"),
+        (CHRONUS.replace("470-490", "490-470"), "column 'expect_time_list': 490-470 does not ascend"),
+        (CHRONUS.replace("470-490", "470-nan"), "column 'expect_time_list': .* finite"),
         (GAVEL.replace("1200", "many"), "line 1, column 'total_steps': 'many' is not a number"),
         (CHRONUS.replace("10-8", "10"), "column 'expect_time_list': 2 times but 1 values"),
         (ALIBABA.replace("110,20", "15,20"), "column 'deletion_time'"),
@@ -127,6 +132,46 @@ def test_malformed_rows_are_named(tmp_path: Path, row: str, named: str) -> None:
 def test_malformed_files_are_named(tmp_path: Path, text: str, named: str) -> None:
     with pytest.raises(UsageError, match=named):
         read_trace(write(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    ("column", "cell", "named"),
+    [
+        ("weight", "0", "'weight': 0 is not above 0"),
+        ("skew", "7", "'skew': 7 is not a share"),
+        ("min_gpu", "3", "'min_gpu': 3 is more than the num_gpu of 2"),
+        ("max_gpu", "1", "'max_gpu': 1 is less than the num_gpu of 2"),
+        ("cpus", "-1", "'cpus': -1 is less than 0"),
+    ],
+)
+def test_optional_cells_are_checked_and_may_be_empty(
+    tmp_path: Path, column: str, cell: str, named: str
+) -> None:
+    head = f"job_id,num_gpu,submit_time,duration,{column}\n"
+    with pytest.raises(TraceError, match=named):
+        read_trace(write(tmp_path, head + f"a,2,0,5,{cell}\n"))
+    empty = read_trace(write(tmp_path, head + "a,2,0,5,\n")).spec(0)
+    assert empty == JobSpec(id="a", submit_s=0, demand=2)
+
+
+def test_what_spreadsheets_write_is_read(tmp_path: Path) -> None:
+    """A byte order mark, spaces after commas, empty lines, carriage returns."""
+    path = tmp_path / "trace.csv"
+    path.write_bytes(
+        b"\xef\xbb\xbfjob_id, num_gpu, submit_time, duration\r\na, 1, 0, 5\r\n\r\nb, 2, 3, 4\r\n"
+    )
+    assert read_trace(path).demand == [1, 2]
+
+
+def test_older_gavel_lines_lack_priority_and_slo(tmp_path: Path) -> None:
+    trace = read_trace(write(tmp_path, GAVEL.replace("1\t-1.000000\t", "")))
+    assert (trace.submit_s, trace.spec(0).weight) == ([55], 1)
+
+
+def test_clamped_jobs_keep_bounds_that_fit(tmp_path: Path) -> None:
+    head = "job_id,num_gpu,submit_time,duration,min_gpu,max_gpu\n"
+    clamped = read_trace(write(tmp_path, head + "a,8,0,5,6,16\n")).clamped(4).spec(0)
+    assert (clamped.demand, clamped.min_demand, clamped.max_demand) == (4, 4, 4)
 
 
 def test_files_that_are_no_text(tmp_path: Path) -> None:
