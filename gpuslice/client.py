@@ -74,6 +74,7 @@ class Client:
         devices: int = 1,
         tenant: str = "",
         weight: float = 1.0,
+        max_restarts: int = 0,
         environ: Mapping[str, str] | None = None,
         directory: str | Path | None = None,
         route: str | None = None,
@@ -88,6 +89,8 @@ class Client:
             The id; without one, it is made of the script's name and a number.
         devices
             How many devices, and ranks, it has.
+        max_restarts
+            How often it is started again after a failure that was not its user's (docs/scheduler.md).
         environ
             Its environment, if not this process's; gpuslice's settings are taken from it, too.
         directory
@@ -110,6 +113,7 @@ class Client:
             devices=devices,
             tenant=tenant,
             weight=weight,
+            max_restarts=max_restarts,
         )
         return self._ask(request, verbs.Accepted).job
 

@@ -31,6 +31,8 @@ class Submit(Verb, tag="submit", frozen=True):
         How many it runs on, all or nothing; it must have as many ranks.
     weight
         Its share under policies that know weights.
+    max_restarts
+        How often it is started again after a failure that was not its user's.
     """
 
     name: str
@@ -41,6 +43,7 @@ class Submit(Verb, tag="submit", frozen=True):
     devices: int = 1
     tenant: str = ""
     weight: float = 1.0
+    max_restarts: int = 0
 
 
 class Status(Verb, tag="status", frozen=True):
@@ -138,7 +141,10 @@ class JobInfo(Verb, frozen=True):
     blackout_s: float
     blackout_mean_s: float | None
     recent: tuple[SliceInfo, ...]
+    restarts: int
+    max_restarts: int
     exit_code: int | None
+    failure: str | None
     reason: str
     command: tuple[str, ...]
 

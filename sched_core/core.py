@@ -16,6 +16,7 @@ from gpuslice.types import DeviceName
 from gpuslice.wire import Resume
 from gpuslice.wire import Suspend as SuspendMessage
 
+from . import restarts
 from .allotment import Allotment
 from .cluster import Cluster
 from .events import (
@@ -25,7 +26,6 @@ from .events import (
     Exited,
     Held,
     Kill,
-    Launch,
     Moved,
     Noted,
     RankGone,
@@ -37,6 +37,7 @@ from .events import (
     Weighted,
     Woken,
 )
+from .failures import Kind
 from .gang import Gang, RankPhase
 from .invariants import check
 from .planning import Planning
@@ -98,8 +99,7 @@ class Core:
             case Exited():
                 self._exited(event, now)
             case Cancelled():
-                job = self._known(event.job, event)
-                self.end(job, Trigger.CANCEL, event.reason, now)
+                self._cancel(self._known(event.job, event), event, now)
             case Held():
                 self._hold(self._known(event.job, event), now)
             case Released():
@@ -157,8 +157,13 @@ class Core:
         """Look at ``job`` again after this event and those that follow, until nothing is left to do."""
         self._unsettled[job.id] = job
 
-    def end(self, job: Gang, trigger: Trigger, reason: str, now: float) -> None:
+    def end(self, job: Gang, trigger: Trigger, reason: str, now: float, blame: Kind | None = None) -> None:
         """End ``job``: succeeded, failed or cancelled.
+
+        Parameters
+        ----------
+        blame
+            The class of a failure that is known before the command has ended.
 
         Raises
         ------
@@ -166,12 +171,12 @@ class Core:
             If it has ended before.
         """
         job.move(trigger, now)
-        job.reason, job.ended_s = reason, now
+        job.reason, job.ended_s, job.blame, job.failure = reason, now, blame, ""
         self._unsettled.pop(job.id, None)
         self.planning.wishing.pop(job.id, None)
         self.planning.withdraw(job, now)
         if job.processes_gone:
-            self._vacate(job)
+            self._gone(job, now)
         else:
             self.order(Kill(job.id, reason or job.state.value))
 
@@ -188,7 +193,7 @@ class Core:
             )
         job = self._jobs[spec.id] = Gang(spec, len(self._jobs), event.program)
         job.history.append((now, "submitted"))
-        self.order(Launch(spec.id, event.program))
+        restarts.launch(self, job)
 
     def _rank_gone(self, event: RankGone, now: float) -> None:
         job = self._known(event.job, event)
@@ -202,23 +207,30 @@ class Core:
         left_by_itself = rank.phase is RankPhase.LEAVING
         rank.phase = RankPhase.GONE
         if job.state.ended:
-            self._vacate_if_gone(job)
+            self._gone(job, now)
         elif len(job.ranks) > 1 and not left_by_itself and not event.unseen:
-            self.end(job, Trigger.FAIL, f"rank {event.rank} died", now)
+            self.end(job, Trigger.FAIL, f"rank {event.rank} died", now, Kind.INFRASTRUCTURE)
         else:
             self.settle(job, now)
 
     def _exited(self, event: Exited, now: float) -> None:
         job = self._known(event.job, event)
-        if job.exit_code is not None:
+        if job.exit_code is not None or not job.launched:
             raise job.illegal(f"second exit with code {event.code}")
-        job.exit_code = event.code
+        job.exit_code, job.said = event.code, event.said
         if job.state.ended:
-            self._vacate_if_gone(job)
+            self._gone(job, now)
         elif event.code == 0:
             self.end(job, Trigger.SUCCEED, "", now)
         else:
             self.end(job, Trigger.FAIL, f"it ended with exit code {event.code}", now)
+
+    def _cancel(self, job: Gang, event: Cancelled, now: float) -> None:
+        if job.may_restart and not job.processes_gone:
+            job.given_up = True
+            job.history.append((now, f"no further attempt: {event.reason}"))
+        else:
+            self.end(job, Trigger.CANCEL, event.reason, now)
 
     def _hold(self, job: Gang, now: float) -> None:
         if job.state.ended or job.held:
@@ -288,6 +300,8 @@ class Core:
     def _approach(self, job: Gang, now: float) -> None:
         if now < job.retry_at_s:
             return
+        if not job.launched:
+            restarts.launch(self, job)
         if job.state is JobState.RUNNING and job.lease != job.wanted:
             job.move(Trigger.REVOKE, now)
             job.overshoots = 0
@@ -323,6 +337,9 @@ class Core:
             del self.occupants[device][job.id]
         job.lease = ()
 
-    def _vacate_if_gone(self, job: Gang) -> None:
+    def _gone(self, job: Gang, now: float) -> None:
+        """See whether anything is left of ``job``, which has ended."""
         if job.processes_gone:
             self._vacate(job)
+            if job.state is JobState.FAILED:
+                restarts.close(self, job, now)

@@ -164,6 +164,8 @@ class Desk:
             raise UsageError("nothing to run", "give a script, -m module, or -- and a command")
         if not request.weight > 0:
             raise UsageError(f"weight {request.weight} is not above 0")
+        if request.max_restarts < 0:
+            raise UsageError(f"max_restarts {request.max_restarts} is below 0")
         name = self._free_name(request)
         spec = JobSpec(
             id=name,
@@ -171,6 +173,7 @@ class Desk:
             demand=request.devices,
             tenant=request.tenant,
             weight=request.weight,
+            max_restarts=request.max_restarts,
         )
         self._scheduler.submit(spec, Program(request.argv, request.directory, request.environ))
         return Accepted(job=name)
@@ -189,7 +192,7 @@ class Desk:
     def _down(self, identity: bytes, *, drain: bool) -> None:
         self._leaving.append(identity)
         for job in list(self._scheduler.core.jobs.values()):
-            if not drain and not job.state.ended:
+            if not drain and (not job.state.ended or (job.may_restart and not job.processes_gone)):
                 self._scheduler.cancel(job.id, "the scheduler was taken down")
             elif job.held and not job.state.ended:
                 self._scheduler.release(job.id)  # or it would never finish

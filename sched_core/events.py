@@ -61,10 +61,14 @@ class RankGone(msgspec.Struct, frozen=True, tag="rank_gone"):
 
 
 class Exited(msgspec.Struct, frozen=True, tag="exited"):
-    """The command that the shell started for a job ended; ``code`` is negative for a signal."""
+    """The command that the shell started for a job ended.
+
+    ``code`` is negative for a signal; ``said`` are lines of its stderr that tell why it failed.
+    """
 
     job: str
     code: int
+    said: str = ""
 
 
 class Cancelled(msgspec.Struct, frozen=True, tag="cancelled"):
@@ -118,10 +122,11 @@ Event = Submitted | Reported | RankGone | Exited | Owned | Noted | Woken
 
 
 class Launch(msgspec.Struct, frozen=True, tag="launch"):
-    """Start the processes of ``job``; they will say Hello and hold still."""
+    """Start the processes of ``job``; they will say Hello and hold still. ``attempt`` counts from 0."""
 
     job: str
     program: Program
+    attempt: int = 0
 
 
 class Tell(msgspec.Struct, frozen=True, tag="tell"):

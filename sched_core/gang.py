@@ -8,6 +8,7 @@ from enum import Enum
 from gpuslice.errors import IllegalTransitionError
 
 from .events import Program
+from .failures import Kind
 from .job import Job, JobSpec
 from .states import TRANSITIONS, JobState, Trigger
 
@@ -76,17 +77,34 @@ class Gang(Job):
         After a refusal: when to try again.
     ended_s
         When it succeeded, failed or was cancelled.
+    attempt
+        How often it was started again after a failure.
+    launched
+        Whether this attempt's command was started.
     exit_code
-        Of the command that was started, once it ended.
+        Of the command that was started, once it ended; before a next attempt, the last one's.
+    said
+        What the command wrote last that tells why it failed.
     reason
-        Why it failed or was cancelled.
+        Why it failed, the last time, or was cancelled.
+    failure
+        The class of that failure (``failures.Kind``); empty if it did not fail.
+    blame
+        The class of a failure that the core saw by itself, before the command ended.
+    given_up
+        Whether its owner wants no further attempt.
     """
 
     __slots__ = (
+        "attempt",
+        "blame",
         "ended_s",
         "exit_code",
+        "failure",
+        "given_up",
         "held",
         "history",
+        "launched",
         "lease",
         "overshoots",
         "program",
@@ -94,6 +112,7 @@ class Gang(Job):
         "reason",
         "refusals",
         "retry_at_s",
+        "said",
         "state",
         "stop_at",
         "wish",
@@ -112,8 +131,14 @@ class Gang(Job):
         self.refusals = 0
         self.retry_at_s = 0.0
         self.ended_s: float | None = None
+        self.attempt = 0
+        self.launched = False
         self.exit_code: int | None = None
+        self.said = ""
         self.reason = ""
+        self.failure = ""
+        self.blame: Kind | None = None
+        self.given_up = False
         self.history: deque[tuple[float, str]] = deque(maxlen=_HISTORY)
 
     @property
@@ -129,7 +154,22 @@ class Gang(Job):
     @property
     def processes_gone(self) -> bool:
         """Whether nothing of it can touch a device any more."""
-        return self.exit_code is not None and not self.there()
+        return not self.launched or (self.exit_code is not None and not self.there())
+
+    @property
+    def may_restart(self) -> bool:
+        """Whether it failed and another attempt is allowed."""
+        return self.state is JobState.FAILED and not self.given_up and self.attempt < self.spec.max_restarts
+
+    def begin_again(self, when_s: float) -> None:
+        """Become a job whose next attempt starts at ``when_s``; what it attained stays its own."""
+        self.attempt += 1
+        self.launched = False
+        self.ranks = tuple(Rank(rank.number) for rank in self.ranks)
+        self.ended_s = self.blame = None
+        self.stop_at = self.overshoots = self.refusals = 0
+        self.retry_at_s = when_s
+        self.said = ""
 
     def present(self, *phases: RankPhase) -> list[Rank]:
         """The ranks in one of ``phases``."""

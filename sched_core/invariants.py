@@ -42,7 +42,7 @@ def _check_job(core: Core, job: Gang) -> None:
         raise InvariantError(f"job {job.id} has a lease on {job.lease} but holds {held}")
     if not job.state.ended and bool(job.lease) != (job.state in HOLDING):
         raise InvariantError(f"job {job.id} is {job.state.value} and holds {held}")
-    if job.processes_gone and (held or not job.state.ended):
+    if job.processes_gone and (held or (job.launched and not job.state.ended)):
         raise InvariantError(f"job {job.id} has no process left, is {job.state.value} and holds {held}")
     phases = {rank.phase for rank in job.training()}
     if job.state in _WHOLE and not phases <= _WHOLE[job.state]:

@@ -25,6 +25,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
         Whose it is; jobs of one ``app`` search for one model together (Themis).
     skew
         Largest share of one tensor in the model's parameters (Tiresias, section 3.3); ``None``: not known.
+    max_restarts
+        How often it is started again after a failure that was not its user's.
     cpus, memory_bytes
         What the whole job needs of the hosts, for multi-resource policies; 0: not stated.
     """
@@ -41,6 +43,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     deadlines: tuple[tuple[float, float], ...] = ()
     skew: float | None = None
     iterations: int = 0
+    max_restarts: int = 0
     cpus: int = 0
     memory_bytes: int = 0
 

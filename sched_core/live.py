@@ -191,7 +191,7 @@ class Scheduler:
                 self._find(job)
 
     def _find(self, job: Gang) -> None:
-        found = self.processes.find(job.id) if job.exit_code is None else None
+        found = self.processes.find(job.id, job.attempt) if job.exit_code is None else None
         if isinstance(found, int):
             self._watched.register(found, select.EPOLLIN)
         elif found is not None:
@@ -199,7 +199,7 @@ class Scheduler:
         elif job.exit_code is None and job.state.ended:
             self._handle(Exited(job.id, record.KILLED))  # cancelled before it was started
         elif job.exit_code is None:
-            self._launch(Launch(job.id, job.program))
+            self._launch(Launch(job.id, job.program, job.attempt))
         mark = os.fsencode(f"{config.variable('job')}={job.id}")
         for rank in job.there():
             descriptor = self.processes.find_rank(job.id, rank.number, rank.pid, mark)
@@ -268,7 +268,9 @@ class Scheduler:
     def _launch(self, command: Launch) -> None:
         own = {config.variable("socket"): self.endpoint, config.variable("job"): command.job}
         try:
-            descriptor = self.processes.launch(command.job, command.program, self._environ | own)
+            descriptor = self.processes.launch(
+                command.job, command.program, self._environ | own, attempt=command.attempt
+            )
         except OSError as error:
             # The shell's convention for a command that cannot be executed.
             self.processes.log(command.job, "err").write_text(f"gpuslice: cannot start: {error}\n")

@@ -96,7 +96,12 @@ class Planning:
     def withhold(self, job: Gang, now: float) -> None:
         """Withdraw a job that may come back."""
         self.withdraw(job, now)
+        self.return_later(job)
+
+    def return_later(self, job: Gang) -> None:
+        """Remember that ``job``, which was withdrawn, may come back."""
         self._withheld.append(job)
+        self.due = True
 
     def reweigh(self, job: Gang, weight: float) -> None:
         """Give ``job`` another weight."""

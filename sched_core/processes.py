@@ -24,6 +24,7 @@ from gpuslice.errors import EnvironmentUnusableError
 
 from . import record, supervisor
 from .events import Event, Exited, Program, RankGone
+from .failures import ATTEMPT_MARK, TAIL_BYTES, telling
 
 #: Between the polite signal and the one that cannot be refused.
 GRACE_S = 3.0
@@ -54,6 +55,7 @@ class _Command:
     """A job's supervisor; ``child`` if we started it and so have to wait for it."""
 
     job: str
+    attempt: int
     pid: int
     child: subprocess.Popen[bytes] | None
 
@@ -73,20 +75,27 @@ class Processes:
         self._ranks: dict[int, tuple[str, int]] = {}
         self._deadlines_s: dict[str, float] = {}
 
-    def launch(self, job: str, program: Program, extra: Mapping[str, str]) -> int:
+    def launch(self, job: str, program: Program, extra: Mapping[str, str], *, attempt: int = 0) -> int:
         """Start ``program`` and return the descriptor to watch.
+
+        Further attempts (``attempt`` above 0) add to the output of those before.
 
         Raises
         ------
         OSError
             If it cannot be started.
         """
+        self._deadlines_s.pop(job, None)  # of a former attempt
+        mode = "ab" if attempt else "wb"
         with (
             uninterrupted(),
-            self.log(job, "out").open("wb") as out,
-            self.log(job, "err").open("wb") as err,
+            self.log(job, "out").open(mode) as out,
+            self.log(job, "err").open(mode) as err,
         ):
-            inherited = record.create(self.log(job, "exit"))
+            if attempt:
+                err.write(f"{ATTEMPT_MARK}{attempt + 1}\n".encode())
+                err.flush()
+            inherited = record.create(self._record(job, attempt))
             try:
                 process = subprocess.Popen(
                     [sys.executable, "-I", "-S", supervisor.__file__, str(inherited), *program.argv],
@@ -101,10 +110,10 @@ class Processes:
             finally:
                 os.close(inherited)
             descriptor = os.pidfd_open(process.pid)
-            self._commands[descriptor] = _Command(job, process.pid, process)
+            self._commands[descriptor] = _Command(job, attempt, process.pid, process)
         return descriptor
 
-    def find(self, job: str) -> int | Exited | None:
+    def find(self, job: str, attempt: int = 0) -> int | Exited | None:
         """What became of the command of ``job``, which another scheduler started.
 
         Returns
@@ -117,18 +126,18 @@ class Processes:
         EnvironmentUnusableError
             If it is being started at this moment.
         """
-        found = record.read(self.log(job, "exit"))
+        found = record.read(self._record(job, attempt))
         if found is None or (found.pid is None and not found.alive):
             return None
         if not found.alive:
-            return Exited(job, record.exit_code(self.log(job, "exit")))
+            return self._exited(job, attempt)
         if found.pid is None:
             raise EnvironmentUnusableError(f"job {job} is just being started", "try again in a moment")
         try:
             descriptor = os.pidfd_open(found.pid)
         except ProcessLookupError:
-            return self.find(job)  # it has ended since
-        self._commands[descriptor] = _Command(job, found.pid, None)
+            return self.find(job, attempt)  # it has ended since
+        self._commands[descriptor] = _Command(job, attempt, found.pid, None)
         return descriptor
 
     def find_rank(self, job: str, rank: int, pid: int, mark: bytes) -> int | None:
@@ -167,6 +176,23 @@ class Processes:
         """The file of ``stream`` (``out``, ``err`` or ``exit``) of ``job``."""
         return self._logs / f"{job}.{stream}"
 
+    def _record(self, job: str, attempt: int) -> Path:
+        """The supervisor's record; no job's name has a tilde."""
+        return self.log(f"{job}~{attempt}" if attempt else job, "exit")
+
+    def _exited(self, job: str, attempt: int) -> Exited:
+        code = record.exit_code(self._record(job, attempt))
+        return Exited(job, code, self._said(job) if code else "")
+
+    def _said(self, job: str) -> str:
+        """The last words of ``job`` on stderr that tell why it failed."""
+        try:
+            with self.log(job, "err").open("rb") as log:
+                log.seek(max(0, log.seek(0, os.SEEK_END) - TAIL_BYTES))
+                return telling(log.read().decode(errors="replace"))
+        except FileNotFoundError:
+            return ""
+
     def reap(self, descriptors: set[int]) -> Iterator[tuple[int, Event]]:
         """Turn descriptors that became readable into what happened: ranks first, then commands."""
         for descriptor in descriptors & self._ranks.keys():
@@ -178,7 +204,7 @@ class Processes:
             os.close(descriptor)
             if command.child is not None:
                 command.child.wait()
-            yield descriptor, Exited(command.job, record.exit_code(self.log(command.job, "exit")))
+            yield descriptor, self._exited(command.job, command.attempt)
 
     def wait(self, wait_s: float | None = None) -> list[Event]:
         """What happens next, if that is within ``wait_s``."""

@@ -21,6 +21,7 @@ from gpuslice.wire import (
 )
 from gpuslice.wire import Suspend as SuspendMessage
 
+from .failures import Kind
 from .gang import Gang, Rank, RankPhase
 from .states import JobState, Trigger
 
@@ -184,7 +185,9 @@ class Reports:
         if not message.running:
             rank.phase = RankPhase.PARKED
             if not message.retryable or job.refusals + 1 >= MAX_RESUME_REFUSALS:
-                self._core.end(job, Trigger.FAIL, f"it could not be resumed: {message.error}", now)
+                self._core.end(
+                    job, Trigger.FAIL, f"it could not be resumed: {message.error}", now, Kind.RESOURCE
+                )
                 return
         elif job.state is JobState.SUSPENDING:
             job.move(Trigger.STAY, now)

@@ -75,7 +75,10 @@ class Overview:
             blackout_s=account.blackout_s,
             blackout_mean_s=account.blackout_s / account.switches if account.switches else None,
             recent=self._recent(account),
+            restarts=job.attempt,
+            max_restarts=job.spec.max_restarts,
             exit_code=job.exit_code,
+            failure=job.failure or None,
             reason=job.reason,
             command=_shortened(job.program.argv),
         )

@@ -8,6 +8,8 @@ Rules
   an ended job keeps them until its last process is gone.
 - A resume that is refused is tried again under the same lease, and fails the job in the end: a gang whose
   other ranks have gone on cannot be taken back to the boundary where one of them still waits.
+- A failed job may be queued again, for another attempt, at the moment its last process is gone; nobody who
+  waits for its end is told of it before.
 - Migration is not a state: it is a suspend, then a resume elsewhere.
 """
 
@@ -47,6 +49,7 @@ class Trigger(Enum):
     SUCCEED = "exit 0"
     FAIL = "failure"
     CANCEL = "cancel"
+    RETRY = "started again"
 
 
 _S, _T = JobState, Trigger
@@ -60,6 +63,7 @@ TRANSITIONS: dict[tuple[JobState, Trigger], JobState] = {
     (_S.RUNNING, _T.STRAY): _S.RESUMING,
     (_S.SUSPENDED, _T.GRANT): _S.RESUMING,
     (_S.RESUMING, _T.ALL_ON): _S.RUNNING,
+    (_S.FAILED, _T.RETRY): _S.QUEUED,
 }
 
 LIVE = (_S.QUEUED, _S.STARTING, _S.RUNNING, _S.SUSPENDING, _S.SUSPENDED, _S.RESUMING)

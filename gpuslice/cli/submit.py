@@ -26,6 +26,9 @@ def command(
     weight: Annotated[
         float, typer.Option(metavar="W", help="Its share, where the policy knows weights.")
     ] = 1.0,
+    max_restarts: Annotated[
+        int, typer.Option(metavar="R", help="Attempts after failures that are not the user's.")
+    ] = 0,
     variables: Annotated[
         list[str] | None, typer.Option("--env", metavar="K=V", help="A variable for the job.")
     ] = None,
@@ -49,6 +52,7 @@ def command(
             devices=devices,
             tenant=tenant,
             weight=weight,
+            max_restarts=max_restarts,
             environ=environ,
             route=route,
         )

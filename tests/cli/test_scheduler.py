@@ -54,9 +54,10 @@ def test_events_tell_the_story_of_a_job(shell: Shell) -> None:
         "resumed",
         "bye",
         "exited",
+        "failed",
     ]
     assert {event["job"] for event in events} == {job}
-    assert next(event for event in events if event["what"] == "exited")["details"] == {"code": 3}
+    assert next(event for event in events if event["what"] == "exited")["details"] == {"code": 3, "said": ""}
     assert "PATH" not in shell("events", "--json"), "environments are nobody's business"
     assert len(shell("events").splitlines()) == len(events)
     shell("down")

@@ -84,7 +84,11 @@ class CoreMachine(RuleBasedStateMachine):
 
     @rule(job=JOBS, ranks=st.integers(1, 3))
     def submit(self, job: str, ranks: int) -> None:
-        self.attempt(Submitted(JobSpec(id=job, submit_s=self.driver.now_s, demand=ranks), PROGRAM))
+        self.attempt(
+            Submitted(
+                JobSpec(id=job, submit_s=self.driver.now_s, demand=ranks, max_restarts=ranks - 1), PROGRAM
+            )
+        )
 
     @rule(job=JOBS, rank=RANKS)
     def hello(self, job: str, rank: int) -> None:
@@ -124,7 +128,7 @@ class CoreMachine(RuleBasedStateMachine):
 
     @rule(job=JOBS, code=st.integers(-9, 3))
     def exit(self, job: str, code: int) -> None:
-        self.attempt(Exited(job, code))
+        self.attempt(Exited(job, code, "MemoryError" if code == 3 else ""))
 
     @rule(job=JOBS)
     def cancel(self, job: str) -> None:

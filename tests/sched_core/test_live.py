@@ -18,7 +18,7 @@ from gpuslice import wire
 from gpuslice.errors import EnvironmentUnusableError
 from gpuslice.sched_core import processes
 from gpuslice.sched_core.core import Core
-from gpuslice.sched_core.events import Command, Event, Program, RankGone, Reported, Tell
+from gpuslice.sched_core.events import Command, Event, Noted, Program, RankGone, Reported, Tell
 from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.live import Scheduler
 from gpuslice.sched_core.policies.rr import RoundRobin
@@ -318,3 +318,26 @@ def test_orders_go_to_whoever_holds_the_lease(open_bench: Callable[[int], Bench]
     bench.finish()
     told = [command.job for _, commands in bench.story for command in commands if isinstance(command, Tell)]
     assert set(told) == {"a"}
+
+
+THIRD_TIME_LUCKY = """
+import os, pathlib, sys
+print("begins", flush=True)
+count = pathlib.Path(sys.argv[1])
+count.write_text((count.read_text() if count.exists() else "") + "x")
+if len(count.read_text()) < 3:
+    raise MemoryError
+"""
+
+
+def test_a_job_is_started_again_after_a_failure_that_was_not_its_users(
+    open_bench: Callable[[int], Bench], tmp_path: Path
+) -> None:
+    bench = open_bench(1)
+    program = Program((sys.executable, "-c", THIRD_TIME_LUCKY, str(tmp_path / "x")), "/", dict(os.environ))
+    bench.scheduler.submit(JobSpec(id="a", submit_s=0.0, max_restarts=2), program)
+    assert bench.finish() == {"a": JobState.SUCCEEDED}
+    noted = [event for event, _ in bench.story if isinstance(event, Noted)]
+    assert [(event.what, event.details["class"]) for event in noted] == [("failed", "resource")] * 2
+    assert bench.output("a") == "begins\n" * 3
+    assert "attempt 3" in bench.output("a", "err")

@@ -1,0 +1,137 @@
+"""Why a job failed: by its user's mistake, for want of resources, or through the infrastructure.
+
+The split follows the Philly study (Jeon et al., ATC 2019): mistakes of users come back with every retry and
+waste devices, the others may not. It is read from the exit code and from what the job wrote last.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from enum import Enum
+
+import msgspec
+
+#: How much of the end of stderr is looked at, and how much of it is kept.
+TAIL_BYTES = 64 << 10
+_KEPT_LINES = 16
+_LINE_CHARACTERS = 200
+#: Written to stderr between two attempts; only what follows it counts.
+ATTEMPT_MARK = "gpuslice: started again, attempt "
+
+
+class Kind(Enum):
+    """Whose fault a failure is."""
+
+    USER = "user"
+    RESOURCE = "resource"
+    INFRASTRUCTURE = "infrastructure"
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """A class and what it was read from."""
+
+    kind: Kind
+    reason: str
+
+
+_RESOURCE = re.compile(
+    r"out of memory|OutOfMemoryError|\bMemoryError\b|not enough memory|annot allocate memory|std::bad_alloc"
+    r"|can't allocate memory|STATUS_ALLOC_FAILED|RamDiskFullError|No space left on device|Disk quota exceeded"
+    r"|Too many open files|insufficient shared memory|unable to (?:open shared memory|write to file </torch)",
+    re.IGNORECASE,
+)
+_INFRASTRUCTURE = re.compile(
+    r"uncorrectable ECC|CUDA error: (?:unspecified launch failure|unknown error|initialization error"
+    r"|no CUDA-capable device|all CUDA-capable devices are busy|driver shutting down|the launch timed out"
+    r"|hardware stack error)"
+    r"|nccl(?:System|Remote|Internal|UnhandledCuda)Error|NCCL watchdog|Dist(?:Network|Store|Backend)Error"
+    r"|Connection(?:Reset|Refused|Aborted)Error|BrokenPipeError|Connection (?:reset|refused|closed) by"
+    r"|\bTimeoutError\b|Socket Timeout|Input/output error|Stale file handle"
+    r"|Transport endpoint is not connected"
+    r"|SIG(?:KILL|TERM|HUP)\b",
+    re.IGNORECASE,
+)
+#: The last line of a traceback, also behind torchrun's ``[rank1]:``.
+_EXCEPTION = re.compile(
+    r"^(?:\[\w+\]:\s*)?(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failure|Warning)\b(?=:|$)"
+)
+#: What launchers say of the failure of somebody else.
+_HEARSAY = re.compile(r"ChildFailedError|CalledProcessError|SignalException|ProcessRaisedException")
+_HANDLING = "During handling of the above exception"
+#: The process was in the wrong, not whoever ended it.
+_CRASHES = {signal.SIGSEGV, signal.SIGILL, signal.SIGFPE, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS}
+_COMMAND_CODES = {126: "its command cannot be executed", 127: "its command does not exist"}
+
+
+def telling(text: str) -> str:
+    """The lines of ``text``, the end of a job's stderr, that say why it ended; at most a few."""
+    lines = text.rsplit(ATTEMPT_MARK, 1)[-1].splitlines()
+    kept = [line.strip()[:_LINE_CHARACTERS] for line in lines if _tells(line)]
+    return "\n".join(kept[-_KEPT_LINES:])
+
+
+def _tells(line: str) -> bool:
+    line = line.strip()
+    return bool(
+        line.startswith(_HANDLING)
+        or _EXCEPTION.match(line)
+        or _RESOURCE.search(line)
+        or _INFRASTRUCTURE.search(line)
+    )
+
+
+def classify(code: int, words: str) -> Failure:
+    """Judge a command that ended with ``code`` (negative: a signal) and wrote ``words`` (see ``telling``).
+
+    Of several exceptions, a lack of resources counts before a mistake, and a mistake before broken
+    connections: where one rank of a gang fails, the others lose their connections to it.
+    """
+    verdicts = _verdicts(words)
+    number = -code if code < 0 else code - 128
+    if code < 0 or number in set(signal.Signals):
+        return _by_signal(number, verdicts)
+    unknown = Failure(Kind.USER, _COMMAND_CODES.get(code, f"it ended with exit code {code}"))
+    return _weightiest(verdicts) or unknown
+
+
+def verdict(words: str) -> Failure | None:
+    """Judge by ``words`` alone."""
+    return _weightiest(_verdicts(words))
+
+
+def _weightiest(verdicts: dict[Kind, str]) -> Failure | None:
+    for kind in (Kind.RESOURCE, Kind.USER, Kind.INFRASTRUCTURE):
+        if kind in verdicts:
+            return Failure(kind, verdicts[kind])
+    return None
+
+
+def _verdicts(words: str) -> dict[Kind, str]:
+    """What each line speaks for; the last line of each kind."""
+    found: list[tuple[Kind, str]] = []
+    for line in words.splitlines():
+        if line.startswith(_HANDLING):
+            found = found[:-1]  # it was being dealt with when the next one came
+        elif _HEARSAY.search(line):
+            continue
+        elif _RESOURCE.search(line):
+            found.append((Kind.RESOURCE, line))
+        elif _INFRASTRUCTURE.search(line):
+            found.append((Kind.INFRASTRUCTURE, line))
+        else:
+            found.append((Kind.USER, line))
+    return dict(found)
+
+
+def _by_signal(number: int, verdicts: dict[Kind, str]) -> Failure:
+    name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+    if number == signal.SIGBUS:
+        return Failure(Kind.RESOURCE, "it was ended by SIGBUS, as when shared memory is full")
+    if number in _CRASHES:
+        for kind in (Kind.RESOURCE, Kind.INFRASTRUCTURE):
+            if kind in verdicts:
+                return Failure(kind, verdicts[kind])
+        return Failure(Kind.USER, f"it crashed with {name}")
+    who = ", by the kernel for want of memory or by somebody" if number == signal.SIGKILL else ""
+    return Failure(Kind.INFRASTRUCTURE, f"it was ended by {name}{who}")

@@ -1,0 +1,59 @@
+"""What becomes of a job that failed, once nothing of it is left: its class, and perhaps another attempt.
+
+An attempt starts the job's command anew, under the same name: a script that called ``gpuslice.attach`` goes
+on from its newest snapshot, any other from the beginning.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .events import Launch, Notice
+from .failures import Failure, Kind, classify, verdict
+from .gang import Gang
+from .states import Trigger
+
+if TYPE_CHECKING:
+    from .core import Core
+
+#: Before the second attempt; doubled each time.
+BACK_OFF_S = 1.0
+MAX_BACK_OFF_S = 60.0
+
+
+def close(core: Core, job: Gang, now: float) -> None:
+    """Judge ``job``, which failed and is gone, and queue it again if that may help."""
+    failure = _judge(job)
+    job.failure, job.reason = failure.kind.value, failure.reason
+    wait_s: float | None = None
+    if failure.kind is not Kind.USER and job.may_restart:
+        wait_s = min(BACK_OFF_S * 2**job.attempt, MAX_BACK_OFF_S)
+    details = {
+        "class": job.failure,
+        "reason": job.reason,
+        "exit_code": job.exit_code,
+        "attempt": job.attempt + 1,
+        "restart_in_s": wait_s,
+    }
+    core.order(Notice("failed", job.id, details))
+    if wait_s is not None:
+        job.move(Trigger.RETRY, now)
+        job.begin_again(now + wait_s)
+        core.planning.return_later(job)
+        core.unsettle(job)
+
+
+def launch(core: Core, job: Gang) -> None:
+    """Start the command of ``job``."""
+    job.launched, job.exit_code = True, None
+    core.order(Launch(job.id, job.program, job.attempt))
+
+
+def _judge(job: Gang) -> Failure:
+    """The class of a failure; if the core saw it before the command ended, the exit code is its own doing."""
+    if job.blame is None:
+        return classify(job.exit_code or 0, job.said)
+    found = verdict(job.said)
+    if found is None or found.kind is Kind.INFRASTRUCTURE:
+        return Failure(job.blame, job.reason)
+    return Failure(found.kind, f"{job.reason}: {found.reason}")
