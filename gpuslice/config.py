@@ -31,7 +31,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     Attributes
     ----------
     device
-        The device the job runs on: ``cpu``, ``cpu:1``, ``cuda:0``.
+        The device the job runs on: ``cpu``, ``cpu:1``, ``cuda:0``; empty for where its state is found.
     cpu_slots
         Into how many slots the host's cores are divided for ``cpu:N``; 0 means one per core.
     route
@@ -52,7 +52,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         ZeroMQ endpoint of the scheduler, or empty.
     """
 
-    device: str = "cpu"
+    device: str = ""
     cpu_slots: int = 0
     route: Literal["auto", "tensor", "vmm", "driver"] = "auto"
     ramdisk_dir: str = ""

@@ -91,7 +91,7 @@ def parse_devices(text: str) -> tuple[DeviceName, ...]:
     if len(set(names)) != len(names):
         raise UsageError(f"--devices {text} names a device twice", "name each once")
     for name in names:
-        launch.check(Settings(device=str(name)))
+        launch.check(Settings(device=str(name), cpu_slots=(name.index or 0) + 1))
     return tuple(names)
 
 

@@ -108,9 +108,7 @@ class Job:
             with undisturbed():
                 record = self._runtime.suspend(explicit=True)
         except BaseException:
-            if (
-                record is not None
-            ):  # Ctrl-C, or what a signal's handler raised: the script unwinds with its state
+            if record is not None:  # a signal's handler raised: the script unwinds with its state
                 self.resume()
             raise
         snapshot = self._runtime.switch.snapshot
@@ -261,7 +259,7 @@ def attach(job: str | None = None, /, **named: object) -> Job:
     if job is not None:
         process.name_job(job)
     gpu = next((t.device for _, t in described.tensors if t.device.type == "cuda"), None)
-    if gpu is not None and process.settings.device == "cpu":
+    if gpu is not None and not process.device_known:
         process.move_in(DeviceName("cuda", gpu.index))
     attached = Job(process, named)
     if process.settings.job:

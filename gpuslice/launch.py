@@ -13,7 +13,8 @@ import msgspec
 
 from gpuslice.config import Settings, variable
 from gpuslice.errors import EnvironmentUnusableError, UsageError
-from gpuslice.types import DeviceName, Route, job_id
+from gpuslice.residence import HOST, named_device
+from gpuslice.types import Route, job_id
 
 SITEDIR = Path(__file__).resolve().parent / "sitedir"
 #: Set by the launcher: Pythons below it look whether they train.
@@ -65,15 +66,19 @@ def check(settings: Settings) -> Settings:
         raise UsageError("both --suspend-every and --suspend-at are given", "choose one of the two")
     if settings.job:
         job_id(settings.job)
-    device = DeviceName.parse(settings.device)
+    route = Route(settings.route)
+    device = named_device(settings.device, route) or HOST
     if device.kind == "cuda" and not _has_nvidia_driver():
         raise EnvironmentUnusableError(
             f"{device} needs an NVIDIA driver, and none is loaded",
             "use --device cpu or see `gpuslice doctor`",
         )
-    from gpuslice.kernels.routes import choose  # late: not everybody who imports this module runs a job
+    # Late: not everybody who imports this module runs a job.
+    from gpuslice.kernels.routes import choose
+    from gpuslice.kernels.slots import check_slot
 
-    choose(Route(settings.route), device)
+    check_slot(device, settings.cpu_slots)
+    choose(route, device)
     paths = {
         name: os.path.abspath(getattr(settings, name))
         for name in ("report", "ramdisk_dir")

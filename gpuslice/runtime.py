@@ -31,6 +31,7 @@ from gpuslice.errors import SuspendedStateError, SuspendRefusedError
 from gpuslice.kernels import Device, open_device, vmm
 from gpuslice.kernels.routes import choose
 from gpuslice.report import Report, rank_path
+from gpuslice.residence import HOST, found_device, named_device
 from gpuslice.threads import ThreadGate
 from gpuslice.types import DeviceName, Route, job_id
 
@@ -111,8 +112,12 @@ class Runtime:
         path = rank_path(Path(settings.report), place.rank) if settings.report else None
         self.report = Report(path, job=settings.job, rank=place.rank)
         self.checkpoints = Checkpoints(self.report)
-        self._device_name = place.device(DeviceName.parse(settings.device))
-        self.route = choose(Route(settings.route), self._device_name)
+        wanted = Route(settings.route)
+        named = named_device(settings.device, wanted)
+        #: Whether the device is settled; if not, every suspend looks where the script's state is.
+        self.device_known = named is not None
+        self._device_name = place.device(named or HOST)
+        self.route = choose(wanted, self._device_name)
 
     def name_job(self, name: str) -> None:
         """Give the job a name, unless the launcher gave it one; before its first suspend."""
@@ -152,17 +157,40 @@ class Runtime:
         shim = vmm.loaded() if self.route is Route.VMM else None
         return Switch(self.device, self.store, gate=self.gate, shim=shim)
 
+    @property
+    def suspended(self) -> bool:
+        """Whether the job's state is away."""
+        return "switch" in self.__dict__ and self.switch.suspended
+
     def move_in(self, name: DeviceName | None = None) -> None:
         """Compute on the device from now on (before there is any state to move)."""
         if name is not None:
-            self._device_name = name
-            self.__dict__.pop("device", None)
+            self._settle_on(name)
         # The whole host is where the script already is; its number of threads stays its own.
         if self._device_name.index is not None:
             self.device.pin()
 
+    def _settle_on(self, name: DeviceName) -> None:
+        self.device_known = True
+        self._device_name = name
+        # Both are made anew, for this device, when they are needed.
+        self.__dict__.pop("device", None)
+        self.__dict__.pop("switch", None)
+
+    def _look_for_state(self) -> None:
+        """Settle on a GPU if nobody named a device and the script has begun to use one."""
+        if self.device_known or self.suspended:
+            return
+        if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            return
+        allocated_bytes = [torch.cuda.memory_allocated(gpu) for gpu in range(torch.cuda.device_count())]
+        found = found_device(torch.cuda.current_device(), allocated_bytes)
+        if found != HOST:
+            self._settle_on(found)
+
     def interruptible(self) -> bool:
         """Whether the main thread may park right here: not inside backward, not in a graph capture."""
+        self._look_for_state()
         if torch._C._current_graph_task_id() != -1:
             return False
         try:
@@ -185,6 +213,7 @@ class Runtime:
             Nothing has changed.
         """
         self.checkpoints.settle()
+        self._look_for_state()
         named, restartable = None, False
         if self.attached is not None:
             named = self.attached.named_state()
@@ -220,7 +249,7 @@ class Runtime:
         SuspendRefusedError, UsageError, RamDiskFullError
             If the state cannot be saved. The previous checkpoint stays.
         """
-        if self.switch.suspended:
+        if self.suspended:
             raise SuspendedStateError("the job is suspended", "resume it before a checkpoint")
         return self.checkpoints.begin(lambda hasty: self._save(hasty, explicit=explicit))
 

@@ -24,6 +24,7 @@ from .host import (
     trim_heap,
     whole_pages,
 )
+from .slots import check_slot
 
 _FREED = Hold(Way.FREED)
 _DISCARDED = Hold(Way.DISCARDED, "its address must stay, so its pages are dropped instead")
@@ -149,11 +150,7 @@ def _slot_cores(name: DeviceName, slots: int) -> frozenset[int]:
     cores = _host_cores()
     if name.index is None:
         return frozenset(cores)
-    slots = slots or len(cores)
-    if name.index >= slots:
-        raise EnvironmentUnusableError(
-            f"{name} does not exist: the host is divided into {slots} slots", f"use cpu:0 to cpu:{slots - 1}"
-        )
+    slots = check_slot(name, slots, len(cores))
     # More slots than cores share cores; that is what a user asks for who wants to try things out.
     width = max(1, len(cores) // slots)
     first = name.index * width % len(cores)

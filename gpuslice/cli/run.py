@@ -34,7 +34,7 @@ def command(
         list[str] | None,
         typer.Argument(metavar="(SCRIPT.py | -m MODULE | -- COMMAND) [ARGS]...", show_default=False),
     ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cpu:1 (a slot of the host) or cuda:0.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cpu:1 or cuda:0 [where the script is].")] = None,
     suspend_every: Annotated[
         int | None, typer.Option(metavar="N", help="Suspend and resume at every Nth boundary.")
     ] = None,

@@ -188,6 +188,7 @@ def test_a_full_ram_disk_ends_the_job_with_its_state_whole(workshop: Workshop) -
         (["--device"], 2, "--device"),
         (["nowhere.py"], 2, "nowhere.py"),
         (["--device", "cpu:77", "torch.py"], 3, "cpu:77"),
+        (["--device", "cpu:77", "probe.py"], 3, "cpu:77"),
     ],
 )
 def test_mistakes_are_named_in_two_lines(workshop: Workshop, words: list[str], code: int, named: str) -> None:

@@ -1,0 +1,53 @@
+"""Where a job's state is: as the settings say, or else where it is found. Pure decisions; no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpuslice.types import DeviceName, Route
+
+HOST = DeviceName("cpu", None)
+FIRST_GPU = DeviceName("cuda", 0)
+
+
+def named_device(device: str, route: Route) -> DeviceName | None:
+    """The device that the settings name; ``None`` if it is to be found out.
+
+    Parameters
+    ----------
+    device
+        ``cpu``, ``cpu:1``, ``cuda:0``, or empty.
+    route
+        The routes that exist on GPUs only stand for the first one.
+
+    Raises
+    ------
+    UsageError
+        If ``device`` is no device.
+    """
+    if device:
+        return DeviceName.parse(device)
+    return FIRST_GPU if route in (Route.VMM, Route.DRIVER) else None
+
+
+def found_device(current: int, allocated_bytes: Sequence[int]) -> DeviceName:
+    """The device of a script that nobody named one for: the GPU that holds most of its memory.
+
+    Parameters
+    ----------
+    current
+        Index of torch's current GPU; the choice between equals.
+    allocated_bytes
+        Live bytes of torch's allocator on each GPU, by index.
+
+    Returns
+    -------
+    DeviceName
+        ``cpu`` (the whole host) if no GPU holds anything.
+    """
+    most_bytes = max(allocated_bytes, default=0)
+    if most_bytes == 0:
+        return HOST
+    if current < len(allocated_bytes) and allocated_bytes[current] == most_bytes:
+        return DeviceName("cuda", current)
+    return DeviceName("cuda", list(allocated_bytes).index(most_bytes))
