@@ -171,11 +171,10 @@ class RamDisk:
                     removed.append(info)
         return removed
 
-    def newest(self, job: str, rank: int = 0) -> Path | None:
-        """The newest whole restartable snapshot of a named job, or ``None``."""
+    def boundaries(self, job: str, rank: int = 0) -> set[int]:
+        """Of which boundaries a rank of a named job has a published restartable snapshot, alive or not."""
         directory = self.directory / f"{job_id(job)}.r{rank}"
-        record = newest_restartable(directory)
-        return None if record is None else directory / SLOTS[record.slot]
+        return {record.boundary for record in committed(directory) if record.restartable}
 
     def _stores(self) -> Iterator[Path]:
         with os.scandir(self.directory) as entries:

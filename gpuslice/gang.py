@@ -20,6 +20,22 @@ def newest_common(boundaries: Iterable[Collection[int]]) -> int | None:
     return max(common, default=None)
 
 
+def awaited(mine: Collection[int], others: Iterable[Collection[int]]) -> bool:
+    """Whether the newest snapshot of this rank may still become one that all ranks have: its place is not free.
+
+    Parameters
+    ----------
+    mine
+        Boundaries of this rank's snapshots.
+    others
+        Of each other rank's. They grow: a rank whose newest is older may yet take that one.
+    """
+    newest = max(mine, default=_NONE)
+    lists = [set(of_rank) for of_rank in others]
+    missing = [of_rank for of_rank in lists if newest not in of_rank]
+    return newest != _NONE and bool(missing) and all(max(r, default=_NONE) < newest for r in missing)
+
+
 def agree(boundaries: Collection[int], world_size: int) -> int | None:
     """The newest boundary of which all ranks have a snapshot. A collective: every rank calls it.
 

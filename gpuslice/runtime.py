@@ -28,6 +28,7 @@ from gpuslice.checkpoints import Checkpoints, Schedule
 from gpuslice.config import Settings
 from gpuslice.ending import ended_well, watch_exit
 from gpuslice.errors import SuspendedStateError, SuspendRefusedError
+from gpuslice.gang import awaited, newest_common
 from gpuslice.kernels import Device, open_device, vmm
 from gpuslice.kernels.routes import choose
 from gpuslice.report import Report, rank_path
@@ -43,12 +44,23 @@ class Place:
     rank: int = 0
     local_rank: int = 0
     world_size: int = 1
+    local_world_size: int = 1
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> Place:
-        """Read ``RANK``, ``LOCAL_RANK`` and ``WORLD_SIZE``; without them the process is alone."""
-        rank = int(environ.get("RANK", 0))
-        return cls(rank, int(environ.get("LOCAL_RANK", rank)), int(environ.get("WORLD_SIZE", 1)))
+        """Read ``RANK``, ``LOCAL_RANK``, ``WORLD_SIZE``, ``LOCAL_WORLD_SIZE``; without them it is alone.
+
+        Without ``LOCAL_WORLD_SIZE`` all ranks are on this node.
+        """
+        rank, world_size = int(environ.get("RANK", 0)), int(environ.get("WORLD_SIZE", 1))
+        local_world_size = int(environ.get("LOCAL_WORLD_SIZE", world_size))
+        return cls(rank, int(environ.get("LOCAL_RANK", rank)), world_size, local_world_size)
+
+    @property
+    def local_ranks(self) -> range:
+        """The job's ranks on this node, this one included."""
+        first = self.rank - self.local_rank
+        return range(first, first + self.local_world_size)
 
     def device(self, first: DeviceName) -> DeviceName:
         """This rank's device when rank 0 of the node has ``first``; ``cpu`` is the whole host for all."""
@@ -275,6 +287,8 @@ class Runtime:
         if attached is None or not self.interruptible() or not attached.restartable(explicit=explicit):
             return None
         _ = self.switch  # has the device page-lock the store's arenas
+        if not self._make_room():
+            return None
         self.gate.close()
         try:
             self.device.synchronize()
@@ -283,6 +297,24 @@ class Runtime:
             )
         finally:
             self.gate.open()
+
+    def _make_room(self) -> bool:
+        """Keep the newest snapshot that all ranks of this node have; whether there is a place besides it.
+
+        The ranks take their checkpoints at the same boundaries, but not at the same instant. One that is ahead
+        must not overwrite what another has yet to reach; it asks again at the next boundary.
+        """
+        neighbours = [rank for rank in self.place.local_ranks if rank != self.place.rank]
+        if not neighbours:
+            return True
+        mine = self.ramdisk.boundaries(self.settings.job, self.place.rank)
+        others = [self.ramdisk.boundaries(self.settings.job, rank) for rank in neighbours]
+        if awaited(mine, others):
+            return False
+        common = newest_common([mine, *others])
+        if common is not None:
+            self.store.forget_after(common)
+        return True
 
     def write_report(self) -> None:
         """Bring the report file up to date."""

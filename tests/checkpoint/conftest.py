@@ -18,6 +18,7 @@ from gpuslice.checkpoint import tree
 from gpuslice.checkpoint.layout import Layout, StorageSpec, TensorSpec
 from gpuslice.checkpoint.ramdisk import RamDisk
 from gpuslice.checkpoint.snapshot import SnapshotFile
+from gpuslice.checkpoint.slots import SLOTS, newest_restartable
 from gpuslice.checkpoint.store import JobStore
 
 from .harness import Job
@@ -62,6 +63,13 @@ def store(disk: RamDisk) -> Iterator[JobStore]:
 def job() -> Job:
     """A small training after its first step."""
     return Job()
+
+
+def newest_of(disk: RamDisk, job: str, rank: int = 0) -> Path | None:
+    """The newest whole restartable snapshot of a named job."""
+    directory = disk.directory / f"{job}.r{rank}"
+    record = newest_restartable(directory)
+    return None if record is None else directory / SLOTS[record.slot]
 
 
 Save = Callable[..., SnapshotFile]

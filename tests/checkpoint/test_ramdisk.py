@@ -29,6 +29,8 @@ from gpuslice.errors import (
     UsageError,
 )
 
+from .conftest import newest_of
+
 MIB = 1 << 20
 Save = Callable[..., SnapshotFile]
 Actor = Callable[..., Any]
@@ -132,7 +134,7 @@ def test_generations_grow_and_slots_alternate(disk: RamDisk, save: Save) -> None
         for boundary in range(1, 6):
             snapshot = save(store, boundary=boundary)
             assert snapshot.generation == boundary
-            assert disk.newest("a") == snapshot.path
+            assert newest_of(disk, "a") == snapshot.path
             paths.append(snapshot.path.name)
         assert paths == ["A.gsnp", "B.gsnp", "A.gsnp", "B.gsnp", "A.gsnp"]
 
@@ -142,7 +144,7 @@ def test_the_newest_restartable_snapshot_is_never_overwritten(disk: RamDisk, sav
         precious = save(store, boundary=1, restartable=True)
         for boundary in range(2, 5):
             save(store, boundary=boundary, restartable=False)
-            assert disk.newest("a") == precious.path
+            assert newest_of(disk, "a") == precious.path
         precious.verify()
         assert save(store, boundary=5, restartable=True).path != precious.path
 
@@ -154,7 +156,7 @@ def test_a_slot_that_is_being_written_is_no_snapshot(disk: RamDisk, save: Save, 
         with store.begin(layout(MIB)):
             with pytest.raises(CorruptSnapshotError, match="missing or torn"):
                 open_snapshot(paths[0])
-            assert disk.newest("a") == (paths[1] if slots == 2 else None)
+            assert newest_of(disk, "a") == (paths[1] if slots == 2 else None)
 
 
 def test_what_was_never_published_does_not_count(disk: RamDisk, save: Save) -> None:
@@ -164,11 +166,11 @@ def test_what_was_never_published_does_not_count(disk: RamDisk, save: Save) -> N
         commit = store.directory / COMMIT
         record = commit.read_bytes()
         commit.write_bytes(record[:-1] + b"!")
-        assert disk.newest("a") == newest.path
+        assert newest_of(disk, "a") == newest.path
         commit.write_bytes(record[:100])
-        assert disk.newest("a") == newest.path
+        assert newest_of(disk, "a") == newest.path
         commit.unlink()
-        assert disk.newest("a") is None
+        assert newest_of(disk, "a") is None
 
 
 def test_a_damaged_snapshot_gives_way_to_the_one_before(disk: RamDisk, save: Save) -> None:
@@ -177,13 +179,13 @@ def test_a_damaged_snapshot_gives_way_to_the_one_before(disk: RamDisk, save: Sav
         with newest.path.open("r+b") as file:
             file.seek(newest.record.tail + 5)
             file.write(b"!")
-        assert disk.newest("a") == before.path
+        assert newest_of(disk, "a") == before.path
         with newest.path.open("r+b") as file:
             file.truncate(100)
-        assert disk.newest("a") == before.path
+        assert newest_of(disk, "a") == before.path
         with before.path.open("r+b") as file:
             file.truncate(100)
-        assert disk.newest("a") is None
+        assert newest_of(disk, "a") is None
 
 
 def test_an_arena_is_faulted_once_and_reused(disk: RamDisk, save: Save) -> None:
@@ -480,7 +482,7 @@ def test_enospc_in_publish_keeps_the_previous_snapshot(
                 patch.setattr(os, "replace", full)
                 with pytest.raises(RamDiskFullError):
                     writer.publish(tree.encode(None), [], boundary=2, restartable=True)
-            newest = disk.newest("a")
+            newest = newest_of(disk, "a")
             assert newest is not None
             assert open_snapshot(newest).boundary == 1
             assert writer.publish(tree.encode(None), [], boundary=2, restartable=True).generation == 2
@@ -549,13 +551,13 @@ def test_the_snapshot_of_a_killed_named_job_is_found(disk: RamDisk, actor: Actor
     for boundary in (1, 2, 3):
         other.ask("save", boundary=boundary)
     other.kill()
-    path = disk.newest("night", 3)
+    path = newest_of(disk, "night", 3)
     assert path is not None
     with open_snapshot(path) as snapshot:
         snapshot.verify()
         assert snapshot.boundary == 3
-    assert disk.newest("night", 0) is None
-    assert disk.newest("day") is None
+    assert newest_of(disk, "night", 0) is None
+    assert newest_of(disk, "day") is None
 
 
 def test_a_successor_takes_over_and_keeps_the_old_snapshot_until_it_has_its_own(
@@ -567,15 +569,15 @@ def test_a_successor_takes_over_and_keeps_the_old_snapshot_until_it_has_its_own(
     other.ask("save", boundary=2)
     other.kill()
     with disk.open_store("a") as store:
-        old = disk.newest("a")
+        old = newest_of(disk, "a")
         assert old is not None
         writer = store.begin(layout(2 * MIB))
-        assert disk.newest("a") == old
+        assert newest_of(disk, "a") == old
         with open_snapshot(old) as snapshot:
             snapshot.verify()
             assert snapshot.boundary == 2
         new = writer.publish(tree.encode(None), [], boundary=3, restartable=True)
-        assert (new.generation, disk.newest("a")) == (3, new.path)
+        assert (new.generation, newest_of(disk, "a")) == (3, new.path)
         assert new.path != old
         assert save(store, boundary=4).path == old
 
@@ -623,7 +625,7 @@ def test_collect_takes_the_dead_and_spares_the_living(disk: RamDisk, actor: Acto
     assert sorted(str(info.job) for info in disk.collect()) == ["None", "useless"]
     assert disk.used_bytes < used
     assert [info.job for info in disk.listing() if not info.alive] == ["named"]
-    newest = disk.newest("named")
+    newest = newest_of(disk, "named")
     assert newest is not None
     assert open_snapshot(newest).boundary == 2
     assert disk.collect() == []
@@ -706,7 +708,7 @@ def test_a_crash_at_any_step_leaves_a_whole_snapshot_or_none(
 
 def check_after_crash(disk: RamDisk, saved: int, slots: int, survived: bool) -> int:
     """What the dead process left must be whole, usable by a successor, and collectable; its boundary."""
-    path = disk.newest("a")
+    path = newest_of(disk, "a")
     found = 0
     if path is not None:
         with open_snapshot(path) as snapshot:
@@ -717,7 +719,7 @@ def check_after_crash(disk: RamDisk, saved: int, slots: int, survived: bool) -> 
     allowed = {saved + 1} if survived else {saved, saved + 1} | ({0} if slots == 1 else set())
     assert found in allowed
     with disk.open_store("a") as store, store.begin(layout(4 * MIB)) as writer:
-        assert disk.newest("a") == path
+        assert newest_of(disk, "a") == path
         writer.publish(tree.encode(None), [], boundary=99, restartable=False)
     assert [info.boundary for info in disk.collect(everything=True)] == ([found] if found else [])
     assert leftovers(disk) == []

@@ -26,6 +26,8 @@ from gpuslice.errors import (
     UsageError,
 )
 
+from .conftest import newest_of
+
 Save = Callable[..., SnapshotFile]
 Pattern = Callable[[int, int, int], bytes]
 LAYOUT = Layout((StorageSpec(0, 4096, "cpu", "weights"),))
@@ -88,7 +90,7 @@ def test_a_tail_larger_than_expected_lengthens_the_file(disk: RamDisk) -> None:
             read.verify()
             assert tree.decode(read.tree) == value
         again = store.begin(LAYOUT).publish(tree.encode(value), [], boundary=2, restartable=True)
-        assert disk.newest("tail") == again.path
+        assert newest_of(disk, "tail") == again.path
         load_file(again.path)
 
 
@@ -109,9 +111,9 @@ def test_publish_refuses_what_could_not_be_opened(disk: RamDisk) -> None:
             writer.publish(tree.encode(None), [wrong], boundary=1, restartable=True)
         with pytest.raises(UsageError, match="negative"):
             writer.publish(tree.encode(None), [], boundary=-1, restartable=True)
-        assert disk.newest("a") is None
+        assert newest_of(disk, "a") is None
         writer.publish(tree.encode(None), [], boundary=1, restartable=True)
-        assert disk.newest("a") is not None
+        assert newest_of(disk, "a") is not None
 
 
 def test_what_could_not_be_read_back_is_not_published(disk: RamDisk) -> None:
@@ -122,7 +124,7 @@ def test_what_could_not_be_read_back_is_not_published(disk: RamDisk) -> None:
             large = tree.encode("x" * (64 << 20))
             with pytest.raises(UsageError, match=r"takes 64\.00 MiB"):
                 writer.publish(large, [], boundary=1, restartable=True)
-        assert disk.newest("a") is None
+        assert newest_of(disk, "a") is None
 
 
 def test_closing_the_store_ends_its_writer(disk: RamDisk) -> None:
@@ -148,7 +150,7 @@ def test_a_writer_ends_with_publish_or_abort(disk: RamDisk) -> None:
             writer.publish(tree.encode(None), [], boundary=1, restartable=True)
         with pytest.raises(UsageError, match="published or aborted"):
             _ = writer.arena
-        assert disk.newest("a") is not None
+        assert newest_of(disk, "a") is not None
 
 
 def test_a_changed_description_is_noticed(disk: RamDisk) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpuslice.checkpoint.ramdisk import RamDisk
 
-from .conftest import Save
+from .conftest import Save, newest_of
 
 
 def test_a_later_snapshot_can_be_forgotten(disk: RamDisk, save: Save) -> None:
@@ -19,10 +19,10 @@ def test_a_later_snapshot_can_be_forgotten(disk: RamDisk, save: Save) -> None:
         assert list(found) == [6, 9]
         store.forget_after(6)
         assert store.restartable() == {6: found[6]}
-        assert disk.newest("gang") == found[6]
+        assert newest_of(disk, "gang") == found[6]
         assert save(store, boundary=7, restartable=True).path != found[6]
         assert list(store.restartable()) == [6, 7]
     with disk.open_store("gang") as store:
         store.forget_after(-1)
         assert store.restartable() == {}
-        assert disk.newest("gang") is None
+        assert newest_of(disk, "gang") is None

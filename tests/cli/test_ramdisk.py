@@ -90,9 +90,15 @@ def test_gc_removes_the_dead_and_says_how_much(disk: RamDisk, store: JobStore) -
     assert gpuslice("gc", disk=disk).stdout == f"{disk.directory}: 0 stores removed, 0 B freed\n"
 
 
+def saved(disk: RamDisk) -> Path:
+    """The file of the only snapshot."""
+    (info,) = disk.listing()
+    assert info.snapshot is not None
+    return Path(info.snapshot)
+
+
 def test_verify_tells_whole_from_damaged(disk: RamDisk, store: JobStore) -> None:
-    path = disk.newest("night")
-    assert path is not None
+    path = saved(disk)
     whole = gpuslice("verify", path)
     assert whole.returncode == 0
     assert whole.stdout == f"{path}: whole; generation 1, boundary 12, 1 tensors, 40 B\n"
@@ -121,7 +127,7 @@ def test_verify_tells_whole_from_damaged(disk: RamDisk, store: JobStore) -> None
 
 
 def test_export_writes_safetensors(disk: RamDisk, store: JobStore, tmp_path: Path) -> None:
-    path, out = disk.newest("night"), tmp_path / "out.safetensors"
+    path, out = saved(disk), tmp_path / "out.safetensors"
     done = gpuslice("export", path, out, "--json")
     assert json.loads(done.stdout) == {"path": str(out), "tensors": 1, "bytes": out.stat().st_size}
     assert load_file(out)["model.w"].shape == (5, 2)

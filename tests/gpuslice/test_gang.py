@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpuslice.errors import UsageError
-from gpuslice.gang import agree, newest_common
+from gpuslice.gang import agree, awaited, newest_common
 
 from .conftest import Workshop
 
@@ -61,18 +61,37 @@ def test_newest_common(boundaries: list[list[int]], expected: int | None) -> Non
     assert newest_common(boundaries) == expected
 
 
+@pytest.mark.parametrize(
+    ("mine", "others", "expected"),
+    [
+        ([], [[]], False),
+        ([3], [[3]], False),
+        ([3, 6], [[3]], True),
+        ([3, 6], [[3, 6], []], True),
+        ([3, 6], [[3, 9]], False),  # it went past 6
+        ([3, 6], [[6, 9], [3, 6]], False),
+        ([3], [[]], True),
+    ],
+)
+def test_a_snapshot_that_others_may_yet_take_is_awaited(
+    mine: list[int], others: list[list[int]], expected: bool
+) -> None:
+    assert awaited(mine, others) is expected
+
+
 def test_ranks_that_cannot_talk_are_told_how() -> None:
     with pytest.raises(UsageError, match="init_process_group before"):
         agree([3], world_size=2)
 
 
 @pytest.mark.slow
-def test_a_gang_whose_ranks_died_apart_goes_on_together(workshop: Workshop) -> None:
+@pytest.mark.parametrize("option", ["--suspend-every", "--checkpoint-every"])
+def test_a_gang_whose_ranks_died_apart_goes_on_together(workshop: Workshop, option: str) -> None:
     script: Path = workshop.write("train.py", TRAIN)
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script))
     undisturbed = workshop.gpuslice_run(*torchrun, "0")
     assert undisturbed.returncode == 0, undisturbed.stderr
-    drill = ("--job", "gang", "--suspend-every", "3", *torchrun)
+    drill = ("--job", "gang", option, "3", *torchrun)
     killed = workshop.gpuslice_run(*drill, "5")
     assert "exitcode  : -9" in killed.stderr
     finished = workshop.gpuslice_run(*drill, "0")
