@@ -105,8 +105,15 @@ class Arena:
         return length
 
     def write(self, data: bytes, position: int) -> None:
-        """Write through the file, also beyond the mapping; both show the same pages."""
-        write_at(self._descriptor, data, position)
+        """Write through the file, also beyond the mapping; both show the same pages.
+
+        Raises
+        ------
+        RamDiskFullError
+            If a file system that copies on write has no room even for what is there already.
+        """
+        with self._budget.taking(len(data)):
+            write_at(self._descriptor, data, position)
 
     def _announce(self, memory: memoryview) -> memoryview:
         """Use a mapping only after the device has taken it."""

@@ -7,7 +7,6 @@ last bytes exactly one wins.
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from pathlib import Path
 from gpuslice.config import format_size
 from gpuslice.errors import EnvironmentUnusableError, RamDiskFullError
 
+from .files import is_full
 from .layout import PAGE_BYTES
 from .locks import FileLock
 
@@ -82,7 +82,8 @@ class Budget:
                 if nbytes - before > room:
                     raise self.full(nbytes - before)
                 affordable = (before + room) // PAGE_BYTES * PAGE_BYTES
-                os.ftruncate(descriptor, max(nbytes, min(nbytes + spare_bytes, affordable)))
+                with self.taking(nbytes - before):
+                    os.ftruncate(descriptor, max(nbytes, min(nbytes + spare_bytes, affordable)))
             after = os.fstat(descriptor).st_size
         try:
             with self.taking(after - before):
@@ -108,7 +109,7 @@ class Budget:
         try:
             yield
         except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT):
+            if is_full(error):
                 raise self.full(nbytes) from error
             remedy = "choose another directory with --ramdisk-dir"
             raise EnvironmentUnusableError(

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
 
-from gpuslice.errors import CorruptSnapshotError, EnvironmentUnusableError, RefusedSnapshotError
+from gpuslice.errors import (
+    CorruptSnapshotError,
+    EnvironmentUnusableError,
+    RamDiskFullError,
+    RefusedSnapshotError,
+)
+from gpuslice.private import private_directory
 
 _SAFE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
@@ -20,12 +27,16 @@ def open_checked(path: Path, flags: int = os.O_RDONLY) -> int:
         If there is none.
     RefusedSnapshotError
         For a symbolic link, anything but a regular file, a foreign owner, or a file others may write.
+    RamDiskFullError
+        If it is to be made and there is no room.
     """
     try:
         descriptor = os.open(path, flags | _SAFE, 0o600)
     except FileNotFoundError:
         raise
     except OSError as error:
+        if is_full(error):
+            raise _no_room(path) from error
         raise RefusedSnapshotError(f"cannot open {path}: {error.strerror}", _REMEDY) from error
     problem = _problem(os.fstat(descriptor))
     if problem:
@@ -47,33 +58,33 @@ def _problem(status: os.stat_result) -> str | None:
     return None
 
 
-def private_directory(path: Path) -> None:
-    """Make ``path`` with mode 0700, or check that it is one: ours, no link, closed to others.
+def store_directory(path: Path) -> None:
+    """Make ``path`` private to this user, or check that it is.
 
     Raises
     ------
+    RamDiskFullError
+        If there is no room for it.
     EnvironmentUnusableError
         If it is anything else or cannot be made.
     """
     try:
-        os.mkdir(path, 0o700)
-    except FileExistsError:
-        pass
-    except OSError as error:
-        remedy = "choose another directory with --ramdisk-dir"
-        raise EnvironmentUnusableError(f"cannot make {path}: {error.strerror}", remedy) from error
-    status = os.lstat(path)
-    problem = None
-    if not stat.S_ISDIR(status.st_mode):
-        problem = "is a symbolic link" if stat.S_ISLNK(status.st_mode) else "is not a directory"
-    elif status.st_uid != os.geteuid():
-        problem = f"belongs to user {status.st_uid}"
-    elif status.st_mode & 0o077:
-        problem = f"has mode {stat.S_IMODE(status.st_mode):04o} instead of 0700"
-    if problem:
-        raise EnvironmentUnusableError(
-            f"{path} {problem}", "choose a new or private (0700) directory of your own with --ramdisk-dir"
-        )
+        private_directory(path, option="--ramdisk-dir")
+    except EnvironmentUnusableError as error:
+        if isinstance(error.__cause__, OSError) and is_full(error.__cause__):
+            raise _no_room(path) from error
+        raise
+
+
+def is_full(error: OSError) -> bool:
+    """Whether the operating system says that there is no room."""
+    return error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT)
+
+
+def _no_room(path: Path) -> RamDiskFullError:
+    return RamDiskFullError(
+        f"there is no room to make {path}", "run `gpuslice ramdisk gc`, or free some memory"
+    )
 
 
 def read_at(descriptor: int, length: int, position: int) -> bytes:

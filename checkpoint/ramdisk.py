@@ -15,7 +15,7 @@ from gpuslice.errors import UsageError
 from gpuslice.types import job_id
 
 from .budget import Budget, directory_bytes
-from .files import private_directory
+from .files import store_directory
 from .layout import PAGE_BYTES
 from .locks import FileLock
 from .slots import OWNER, SLOTS, committed, newest_restartable, read_owner, settle, write_owner
@@ -79,7 +79,7 @@ class RamDisk:
 
     def __init__(self, directory: Path | None = None, limit_bytes: int | None = None) -> None:
         self.directory = directory or Path(f"/dev/shm/gpuslice-{os.geteuid()}")
-        private_directory(self.directory)
+        store_directory(self.directory)
         self._budget = Budget(self.directory, limit_bytes)
 
     @classmethod
@@ -125,7 +125,7 @@ class RamDisk:
         name = _UNNAMED + secrets.token_hex(8) if job is None else job_id(job)
         directory = self.directory / f"{name}.r{rank}"
         with self._budget.lock():
-            private_directory(directory)
+            store_directory(directory)
             lock = FileLock.attempt(directory / OWNER)
             if lock is None:
                 owner = read_owner(directory)

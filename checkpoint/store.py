@@ -134,8 +134,8 @@ class JobStore:
 
     def _invalidate(self, slot: int) -> None:
         """Tear the slot's header, so that nothing half written can be taken for a snapshot."""
-        self._arenas[slot].write(bytes(PREAMBLE_BYTES), 0)
         self._published.pop(slot, None)
+        self._arenas[slot].write(bytes(PREAMBLE_BYTES), 0)
         opened = self._open_files[slot]
         snapshot = opened() if opened else None
         if snapshot is not None:

@@ -17,10 +17,10 @@ from gpuslice import launch
 from gpuslice.clock import ContinuedClock
 from gpuslice.config import Settings, variable
 from gpuslice.errors import ConfigError, UsageError
+from gpuslice.private import private_directory
 from gpuslice.sched_core.chronicle import Chronicle
 from gpuslice.sched_core.core import Core
 from gpuslice.sched_core.desk import Desk
-from gpuslice.sched_core.endpoint import make_private
 from gpuslice.sched_core.events import Command, Event
 from gpuslice.sched_core.journal import FILE, Journal
 from gpuslice.sched_core.live import Scheduler
@@ -210,7 +210,7 @@ def start(directory: Path, words: Sequence[str]) -> int:
     SystemExit
         If it ends instead, with its exit code; its words are on stderr.
     """
-    make_private(directory)
+    private_directory(directory, option="--state-dir", parents=True)
     with (directory / LOG).open("ab") as log:
         begins = log.tell()
         receiving, sending = os.pipe()

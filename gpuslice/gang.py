@@ -21,7 +21,7 @@ def newest_common(boundaries: Iterable[Collection[int]]) -> int | None:
 
 
 def awaited(mine: Collection[int], others: Iterable[Collection[int]]) -> bool:
-    """Whether the newest snapshot of this rank may still become one that all ranks have: its place is not free.
+    """Whether this rank must keep its newest snapshot because the others may yet take theirs there.
 
     Parameters
     ----------

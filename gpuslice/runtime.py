@@ -301,8 +301,8 @@ class Runtime:
     def _make_room(self) -> bool:
         """Keep the newest snapshot that all ranks of this node have; whether there is a place besides it.
 
-        The ranks take their checkpoints at the same boundaries, but not at the same instant. One that is ahead
-        must not overwrite what another has yet to reach; it asks again at the next boundary.
+        The ranks take their checkpoints at the same boundaries, but not at the same instant. One that is
+        ahead must not overwrite what another has yet to reach; it asks again at the next boundary.
         """
         neighbours = [rank for rank in self.place.local_ranks if rank != self.place.rank]
         if not neighbours:

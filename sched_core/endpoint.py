@@ -18,22 +18,6 @@ LOCK = "scheduler.pid"
 _MAX_SOCKET_PATH_BYTES = 107
 
 
-def make_private(directory: Path) -> None:
-    """Make ``directory`` with mode 0700 if need be.
-
-    Raises
-    ------
-    EnvironmentUnusableError
-        If it is there and others may enter it.
-    """
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    status = directory.lstat()
-    if directory.is_symlink() or status.st_uid != os.getuid() or status.st_mode & 0o077:
-        raise EnvironmentUnusableError(
-            f"{directory} is not a private directory of yours", "choose another, or chmod 700 it"
-        )
-
-
 def lock(path: Path) -> int:
     """Hold ``path`` for as long as the returned descriptor is open; write our pid into it.
 

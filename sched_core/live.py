@@ -19,10 +19,11 @@ import zmq
 from gpuslice import config, wire
 from gpuslice.clock import Clock, MonotonicClock
 from gpuslice.errors import GpusliceError, IllegalTransitionError, RemoteProtocolError
+from gpuslice.private import private_directory
 
 from . import record
 from .core import Core
-from .endpoint import LOCK, bind, check_sender, lock, make_private
+from .endpoint import LOCK, bind, check_sender, lock
 from .events import (
     Cancelled,
     Command,
@@ -104,7 +105,7 @@ class Scheduler:
         self._wake_s: float | None = None
         self._routes: dict[tuple[str, int], bytes] = {}
         self._peers: dict[bytes, tuple[str, int]] = {}
-        make_private(directory)
+        private_directory(directory, option="--state-dir", parents=True)
         self._lock = lock(directory / LOCK)
         (directory / "logs").mkdir(exist_ok=True)
         self.processes = Processes(directory / "logs")

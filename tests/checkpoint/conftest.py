@@ -17,8 +17,8 @@ import pytest
 from gpuslice.checkpoint import tree
 from gpuslice.checkpoint.layout import Layout, StorageSpec, TensorSpec
 from gpuslice.checkpoint.ramdisk import RamDisk
-from gpuslice.checkpoint.snapshot import SnapshotFile
 from gpuslice.checkpoint.slots import SLOTS, newest_restartable
+from gpuslice.checkpoint.snapshot import SnapshotFile
 from gpuslice.checkpoint.store import JobStore
 
 from .harness import Job

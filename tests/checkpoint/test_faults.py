@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from gpuslice.checkpoint import tree
+from gpuslice.checkpoint.layout import Layout, StorageSpec
 from gpuslice.checkpoint.ramdisk import RamDisk
 from gpuslice.checkpoint.snapshot import SnapshotFile, open_snapshot
 from gpuslice.checkpoint.store import JobStore
@@ -18,7 +20,6 @@ from gpuslice.errors import RamDiskFullError
 
 from .conftest import MIB, newest_of
 
-Save = Callable[..., SnapshotFile]
 #: What takes room in a file system.
 TAKING = ("mkdir", "open", "ftruncate", "posix_fallocate", "pwrite", "replace")
 
@@ -53,25 +54,31 @@ class Fault:
         return faulty
 
 
+def write(store: JobStore, boundary: int, nbytes: int, *, restartable: bool = True) -> SnapshotFile:
+    """As a suspend does it: what was not published is aborted."""
+    with store.begin(Layout((StorageSpec(0, nbytes),))) as writer:
+        writer.view(0)[:] = bytes([boundary]) * nbytes
+        return writer.publish(tree.encode(boundary), [], boundary=boundary, restartable=restartable)
+
+
 def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT], ids=["ENOSPC", "EDQUOT"])
 def test_a_save_meets_a_full_disk_at_any_call(
-    disk: RamDisk, save: Save, monkeypatch: pytest.MonkeyPatch, code: int
+    disk: RamDisk, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     hits = []
     with disk.open_store("a") as store:
-        save(store, boundary=1)
+        write(store, 1, MIB)
         for number in range(1, 60):
             before, used, open_files = newest_of(disk, "a"), disk.used_bytes, descriptors()
             # Larger than the last one: the arena has to grow.
-            sizes = (number * MIB,)
             with monkeypatch.context() as patch:
                 fault = Fault(patch, number, code)
                 try:
-                    save(store, boundary=number + 1, sizes=sizes, restartable=number % 2 == 0)
+                    write(store, number + 1, number * MIB, restartable=number % 2 == 0)
                 except RamDiskFullError:
                     assert fault.hit is not None
                 else:
@@ -85,15 +92,13 @@ def test_a_save_meets_a_full_disk_at_any_call(
             assert disk.used_bytes <= used + (number + 4) * MIB
             assert descriptors() <= open_files + 1
             # With room again it goes on as if nothing had been.
-            assert save(store, boundary=number + 1, sizes=(MIB,)).boundary == number + 1
+            assert write(store, number + 1, MIB).boundary == number + 1
         else:
             pytest.fail("the save never came to its end")
     assert {"open", "ftruncate", "posix_fallocate", "pwrite", "mmap", "replace"} <= set(hits)
 
 
-def test_opening_a_store_meets_a_full_disk_at_any_call(
-    shm: Path, save: Save, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_opening_a_store_meets_a_full_disk_at_any_call(shm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hits = []
     for number in range(1, 30):
         directory = shm / f"disk{number}"
@@ -113,7 +118,7 @@ def test_opening_a_store_meets_a_full_disk_at_any_call(
         disk.collect(everything=True)
         assert disk.listing() == []
         with disk.open_store("a") as again:
-            save(again)
+            write(again, 1, MIB)
     else:
         pytest.fail("it never opened")
     assert {"mkdir", "open", "pwrite"} <= set(hits)

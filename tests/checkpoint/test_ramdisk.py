@@ -112,7 +112,7 @@ def test_settings_choose_directory_and_limit(shm: Path) -> None:
 
 @pytest.mark.parametrize("job", ["", "../up", "a/b", ".hidden", "_x", "a" * 65, "a\n"])
 def test_a_name_cannot_lead_elsewhere(disk: RamDisk, job: str) -> None:
-    for use in (disk.open_store, disk.newest):
+    for use in (disk.open_store, disk.boundaries):
         with pytest.raises(UsageError, match="not a job name"):
             use(job)
     assert leftovers(disk) == []
