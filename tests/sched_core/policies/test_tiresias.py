@@ -81,6 +81,22 @@ def test_gittins_prefers_what_is_likely_to_end(simulate) -> None:
     assert outcome.finish_s.tolist() == [104, 5, 7]
 
 
+@pytest.mark.parametrize(
+    ("past", "newcomer_first"),
+    [
+        ([20 / (1 - i / 200) - 20 for i in range(1, 200)], True),
+        ([95 + i / 20 for i in range(200)], False),
+    ],
+    ids=["decreasing hazard rate: as LAS", "increasing hazard rate: as SRPT"],
+)
+def test_gittins_follows_the_hazard_rate(simulate, past, newcomer_first) -> None:
+    """Job 0 has run for 40 s when job 1 comes. What is known is the distribution over the whole trace."""
+    alone = [(10_000 * (i + 1), 1, duration_s) for i, duration_s in enumerate(past)]
+    rows = [(0, 1, 95), (40, 1, 95), *alone]
+    outcome = simulate(rows, "1x1", "gittins", thresholds=(1e6,))
+    assert outcome.first_start_s[1] == (40 if newcomer_first else 95)
+
+
 @pytest.mark.parametrize("options", [{"thresholds": (5.0, 3.0)}, {"thresholds": (0.0,)}, {"promote": 0.0}])
 def test_impossible_options(options) -> None:
     with pytest.raises(ConfigError):
