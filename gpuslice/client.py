@@ -75,6 +75,7 @@ class Client:
         tenant: str = "",
         weight: float = 1.0,
         max_restarts: int = 0,
+        steps: int = 0,
         environ: Mapping[str, str] | None = None,
         directory: str | Path | None = None,
         route: str | None = None,
@@ -91,6 +92,8 @@ class Client:
             How many devices, and ranks, it has.
         max_restarts
             How often it is started again after a failure that was not its user's (docs/scheduler.md).
+        steps
+            How many optimizer steps it has, if known: for its progress.
         environ
             Its environment, if not this process's; gpuslice's settings are taken from it, too.
         directory
@@ -114,6 +117,7 @@ class Client:
             tenant=tenant,
             weight=weight,
             max_restarts=max_restarts,
+            steps=steps,
         )
         return self._ask(request, verbs.Accepted).job
 

@@ -33,6 +33,8 @@ class Submit(Verb, tag="submit", frozen=True):
         Its share under policies that know weights.
     max_restarts
         How often it is started again after a failure that was not its user's.
+    steps
+        How many optimizer steps it has, for its progress; 0: not stated.
     """
 
     name: str
@@ -44,6 +46,7 @@ class Submit(Verb, tag="submit", frozen=True):
     tenant: str = ""
     weight: float = 1.0
     max_restarts: int = 0
+    steps: int = 0
 
 
 class Status(Verb, tag="status", frozen=True):
@@ -129,6 +132,7 @@ class JobInfo(Verb, frozen=True):
     weight: float
     level: int | None
     steps: int
+    total_steps: int | None
     steps_per_s: float | None
     executed_s: float
     service_s: float

@@ -163,9 +163,11 @@ class Desk:
         if not request.argv:
             raise UsageError("nothing to run", "give a script, -m module, or -- and a command")
         if not request.weight > 0:
-            raise UsageError(f"weight {request.weight} is not above 0")
+            raise UsageError(f"weight {request.weight} is not above 0", "1 is the usual weight")
         if request.max_restarts < 0:
-            raise UsageError(f"max_restarts {request.max_restarts} is below 0")
+            raise UsageError(f"max_restarts {request.max_restarts} is below 0", "0 is the usual number")
+        if request.steps < 0:
+            raise UsageError(f"{request.steps} steps are none", "give a positive number, or leave it out")
         name = self._free_name(request)
         spec = JobSpec(
             id=name,
@@ -174,6 +176,7 @@ class Desk:
             tenant=request.tenant,
             weight=request.weight,
             max_restarts=request.max_restarts,
+            iterations=request.steps,
         )
         self._scheduler.submit(spec, Program(request.argv, request.directory, request.environ))
         return Accepted(job=name)

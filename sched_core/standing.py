@@ -63,6 +63,7 @@ class Overview:
             weight=job.spec.weight,
             level=self._core.planning.level(job),
             steps=steps,
+            total_steps=job.spec.iterations or None,
             steps_per_s=steps / executed_s if executed_s > 0 else None,
             executed_s=executed_s,
             service_s=job.service_at(then_s),

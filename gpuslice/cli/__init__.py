@@ -29,6 +29,7 @@ COMMANDS: dict[str, str] = {
     "migrate": "gpuslice.cli.migrate",
     "weight": "gpuslice.cli.weight",
     "events": "gpuslice.cli.events",
+    "top": "gpuslice.cli.top",
     "timeline": "gpuslice.cli.timeline",
     "down": "gpuslice.cli.down",
     "demo": "gpuslice.cli.demo",

@@ -13,3 +13,10 @@ StateDir = Annotated[
 ]
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="A job's id, as `submit` printed it.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON; the keys are documented and stay.")]
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="(SCRIPT.py | -m MODULE | -- COMMAND) [ARGS]...", show_default=False),
+]
+Route = Annotated[
+    str | None, typer.Option(metavar="ROUTE", help="How the device is emptied: auto, tensor, vmm or driver.")
+]

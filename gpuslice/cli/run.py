@@ -10,6 +10,8 @@ from typer.core import TyperCommand
 from gpuslice import config
 from gpuslice.launch import execute
 
+from .options import Route, Words
+
 #: Everything from the script on is the script's; unknown options before it are named by `launch`.
 CONTEXT_SETTINGS = {"allow_interspersed_args": False, "ignore_unknown_options": True}
 
@@ -30,10 +32,7 @@ class CommandClass(TyperCommand):
 
 
 def command(
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="(SCRIPT.py | -m MODULE | -- COMMAND) [ARGS]...", show_default=False),
-    ] = None,
+    words: Words = None,
     device: Annotated[str | None, typer.Option(help="cpu, cpu:1 or cuda:0 [where the script is].")] = None,
     suspend_every: Annotated[
         int | None, typer.Option(metavar="N", help="Suspend and resume at every Nth boundary.")
@@ -45,7 +44,7 @@ def command(
         int | None,
         typer.Option(metavar="N", help="Save attached state at every Nth boundary while training goes on."),
     ] = None,
-    route: Annotated[str | None, typer.Option(help="auto, tensor, vmm or driver.")] = None,
+    route: Route = None,
     ramdisk_dir: Annotated[
         str | None, typer.Option(metavar="DIR", help="Where snapshots go [/dev/shm/gpuslice-UID].")
     ] = None,

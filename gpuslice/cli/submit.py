@@ -9,17 +9,14 @@ import typer
 
 from gpuslice.errors import UsageError
 
-from .options import StateDir
+from .options import Route, StateDir, Words
 from .run import CONTEXT_SETTINGS as CONTEXT_SETTINGS
 from .run import CommandClass as CommandClass
 from .talk import connect
 
 
 def command(
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="(SCRIPT.py | -m MODULE | -- COMMAND) [ARGS]...", show_default=False),
-    ] = None,
+    words: Words = None,
     name: Annotated[str | None, typer.Option(help="The job's id [the script's name and a number].")] = None,
     devices: Annotated[int, typer.Option(metavar="K", help="Devices, one for each of its ranks.")] = 1,
     tenant: Annotated[str, typer.Option(metavar="T", help="Whose it is.")] = "",
@@ -29,10 +26,13 @@ def command(
     max_restarts: Annotated[
         int, typer.Option(metavar="R", help="Attempts after failures that are not the user's.")
     ] = 0,
+    steps: Annotated[
+        int, typer.Option(metavar="N", help="Optimizer steps it has, if known: for its progress.")
+    ] = 0,
     variables: Annotated[
         list[str] | None, typer.Option("--env", metavar="K=V", help="A variable for the job.")
     ] = None,
-    route: Annotated[str | None, typer.Option(help="auto, tensor, vmm or driver.")] = None,
+    route: Route = None,
     state_dir: StateDir = None,
 ) -> None:
     """Hand a job in, unmodified, and print its id.
@@ -43,7 +43,7 @@ def command(
     for setting in variables or []:
         key, equals, value = setting.partition("=")
         if not equals or not key:
-            raise UsageError(f"--env {setting} is not KEY=VALUE")
+            raise UsageError(f"--env {setting} is not KEY=VALUE", "write for instance --env LR=0.1")
         environ[key] = value
     with connect(state_dir) as client:
         job = client.submit(
@@ -53,6 +53,7 @@ def command(
             tenant=tenant,
             weight=weight,
             max_restarts=max_restarts,
+            steps=steps,
             environ=environ,
             route=route,
         )

@@ -46,11 +46,13 @@ class Shell:
         self.clients.append(Client(self.directory))
         return self.clients[-1]
 
-    def submit(self, boundaries: int = 40, code: int = 0, *, name: str | None = None, ranks: int = 1) -> str:
+    def submit(
+        self, boundaries: int = 40, code: int = 0, *, name: str | None = None, ranks: int = 1, steps: int = 0
+    ) -> str:
         """A job that trains nothing, see rank.py."""
         words = ["--", sys.executable, str(RANK), str(boundaries), str(code)]
         environ = {**os.environ, "WORLD": str(ranks)}
-        return self.client().submit(words, name=name, devices=ranks, environ=environ)
+        return self.client().submit(words, name=name, devices=ranks, environ=environ, steps=steps)
 
     def status(self) -> Standing:
         return msgspec.json.decode(self("ps", "--json"), type=Standing)

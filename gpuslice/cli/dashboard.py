@@ -1,0 +1,170 @@
+"""What ``gpuslice top`` shows: devices, queues and jobs, as one picture of how things stand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich.console import Group, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from gpuslice.verbs import DeviceInfo, JobInfo, SliceInfo, Standing
+
+from . import tables
+
+#: What the strips show, up to now, and in how many characters.
+WINDOW_S = 30.0
+STRIP = 30
+_BAR = 16
+_HEIGHTS = " ▁▂▃▄▅▆▇█"
+_COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "bright_red")
+_STATES = {"running": "green", "failed": "red", "cancelled": "red", "succeeded": "dim"}
+_ENDED = frozenset({"succeeded", "failed", "cancelled"})
+#: Lines of the picture that are not jobs or devices.
+_FRAME = 8
+
+
+def picture(standing: Standing, height: int, notice: str = "") -> RenderableType:
+    """How things stand, in at most ``height`` lines where that is possible.
+
+    Parameters
+    ----------
+    notice
+        Said in the first line.
+    """
+    colours = {job.id: _COLOURS[place % len(_COLOURS)] for place, job in enumerate(standing.jobs)}
+    queues = _queues(standing.jobs, colours)
+    room = max(1, height - _FRAME - len(standing.devices) - queues.row_count)
+    return Group(
+        _headline(standing, notice),
+        "",
+        _devices(standing, colours),
+        "",
+        queues,
+        "",
+        _jobs(standing, colours, room),
+    )
+
+
+def _headline(standing: Standing, notice: str) -> Text:
+    ended = sum(job.state in _ENDED for job in standing.jobs)
+    on = sum(bool(job.devices) and job.state not in _ENDED for job in standing.jobs)
+    line = Text.assemble(
+        ("gpuslice", "bold"),
+        f"  {standing.policy}  {on} on devices, {len(standing.jobs) - on - ended} waiting, {ended} ended",
+        ("  q ends", "dim"),
+    )
+    if notice:
+        line.append(f"  {notice}", "bold red")
+    return line
+
+
+def _devices(standing: Standing, colours: dict[str, str]) -> Table:
+    table = _table("DEVICE", f"LAST {WINDOW_S:.0f} S", "HELD BY")
+    states = {job.id: job.state for job in standing.jobs}
+    for device in standing.devices:
+        holders = Text(", ").join(
+            Text.assemble((job, colours.get(job, "")), f" {states.get(job, '')}") for job in device.jobs
+        )
+        table.add_row(device.name, _device_strip(device, standing, colours), holders or Text("free", "dim"))
+    return table
+
+
+def _device_strip(device: DeviceInfo, standing: Standing, colours: dict[str, str]) -> Text:
+    """One character per moment: how much of it the device was held, in the colour of who held it most."""
+    strip = Text()
+    since_s = standing.now_s - WINDOW_S
+    slices = {
+        job.id: [one for one in job.recent if device.name in one.devices and not _over(one, since_s)]
+        for job in standing.jobs
+    }
+    held = {job: found for job, found in slices.items() if found}
+    for begin_s, end_s in _moments(standing.now_s):
+        shares = {job: _share(found, begin_s, end_s) for job, found in held.items()}
+        most = max(shares, key=lambda job: shares[job], default="")
+        strip.append(_height(min(1.0, sum(shares.values()))), colours.get(most, ""))
+    return strip
+
+
+def _queues(jobs: Sequence[JobInfo], colours: dict[str, str]) -> Table:
+    """Who is in which queue; without queues, who waits."""
+    table = _table("QUEUE", "ON DEVICES", "WAITING")
+    present = [job for job in jobs if job.state not in _ENDED]
+    levels = sorted({job.level for job in present}, key=lambda level: -1 if level is None else level)
+    for level in levels:
+        there = [job for job in present if job.level == level]
+        table.add_row(
+            "-" if level is None else str(level),
+            _names([job for job in there if job.devices], colours),
+            _names([job for job in there if not job.devices], colours),
+        )
+    return table
+
+
+def _names(jobs: Sequence[JobInfo], colours: dict[str, str]) -> Text:
+    return Text(" ").join(Text(f"{job.id} (held)" if job.held else job.id, colours[job.id]) for job in jobs)
+
+
+def _jobs(standing: Standing, colours: dict[str, str], room: int) -> Table:
+    columns = ["JOB", "STATE", "PROGRESS", "STEPS", "STEPS/S", "SERVICE", "SLICES", "BLACKOUT", "ETA"]
+    table = _table(*columns, f"LAST {WINDOW_S:.0f} S")
+    ordered = sorted(standing.jobs, key=lambda job: (job.state in _ENDED, not job.devices))
+    for job in ordered[:room]:
+        table.add_row(
+            Text(job.id, colours[job.id]),
+            Text(f"{job.state}, held" if job.held else job.state, _STATES.get(job.state, "")),
+            _progress(job),
+            str(job.steps) if job.total_steps is None else f"{job.steps}/{job.total_steps}",
+            tables.number(job.steps_per_s),
+            tables.duration(job.service_s),
+            str(job.slices),
+            tables.blackout(job),
+            tables.duration(job.eta_s),
+            _job_strip(job, standing.now_s, colours[job.id]),
+        )
+    if len(ordered) > room:
+        table.add_row(Text(f"and {len(ordered) - room} more", "dim"))
+    return table
+
+
+def _progress(job: JobInfo) -> RenderableType:
+    """A bar, where the number of steps is known."""
+    if job.total_steps is None:
+        return Text("-", "dim")
+    return ProgressBar(job.total_steps, min(job.steps, job.total_steps), width=_BAR)
+
+
+def _job_strip(job: JobInfo, now_s: float, colour: str) -> Text:
+    """One character per moment: how much of it the job had devices."""
+    heights = (_height(_share(job.recent, begin_s, end_s)) for begin_s, end_s in _moments(now_s))
+    return Text("".join(heights), colour)
+
+
+def _moments(now_s: float) -> Iterable[tuple[float, float]]:
+    length_s = WINDOW_S / STRIP
+    return ((now_s - (STRIP - n) * length_s, now_s - (STRIP - n - 1) * length_s) for n in range(STRIP))
+
+
+def _share(slices: Iterable[SliceInfo], begin_s: float, end_s: float) -> float:
+    """Which part of the moment from ``begin_s`` to ``end_s`` the slices fill."""
+    filled_s = 0.0
+    for one in slices:
+        until_s = end_s if one.until_s is None else min(one.until_s, end_s)
+        filled_s += max(0.0, until_s - max(one.since_s, begin_s))
+    return filled_s / (end_s - begin_s)
+
+
+def _over(one: SliceInfo, since_s: float) -> bool:
+    return one.until_s is not None and one.until_s <= since_s
+
+
+def _height(share: float) -> str:
+    return _HEIGHTS[round(min(1.0, share) * (len(_HEIGHTS) - 1))]
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for column in columns:
+        table.add_column(column, no_wrap=True)
+    return table

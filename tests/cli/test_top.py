@@ -1,0 +1,146 @@
+"""``gpuslice top``: a picture of a real scheduler's state, and the screen on a real terminal."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import termios
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from gpuslice.cli import dashboard
+from gpuslice.verbs import SliceInfo, Standing
+
+from .conftest import DEADLINE_S, Shell
+from .waiting import until
+
+
+def drawn(standing: Standing, height: int = 50, notice: str = "") -> list[str]:
+    console = Console(record=True, width=200, file=io.StringIO())
+    console.print(dashboard.picture(standing, height, notice))
+    return console.export_text().splitlines()
+
+
+def line(lines: list[str], begins: str) -> str:
+    return next(one for one in lines if one.startswith(begins))
+
+
+@pytest.fixture
+def standing(shell: Shell) -> Standing:
+    """Of a scheduler with queues, two endless jobs that have taken turns, and one that failed."""
+    shell("up", "--devices", "null:1", "--policy", "2das", "--set", "thresholds=0.2,1000")
+    client = shell.client()
+    failed = shell.submit(1, 3, name="short")
+    assert client.wait(failed, 60.0) is not None
+    for name in ("first", "second"):
+        shell.submit(10**6, name=name, steps=2 * 10**6)
+        until(client, name, lambda info: info.slices > 0)
+    until(client, "first", lambda info: info.state == "suspended" or info.slices > 1)
+    found = client.status()
+    shell("down")
+    return found
+
+
+def test_the_picture_of_a_real_scheduler(standing: Standing) -> None:
+    lines = drawn(standing, notice="careful")
+    assert "2das" in lines[0]
+    assert "1 ended" in lines[0]
+    assert lines[0].endswith("careful")
+    holder = standing.devices[0].jobs
+    for job in holder:
+        assert job in line(lines, "null:0")
+    for job in standing.jobs:
+        (row,) = [one for one in lines if one.startswith(f"{job.id} ")]
+        assert job.state in row
+        if job.total_steps:
+            assert f"{job.steps}/{job.total_steps}" in row
+    start = lines.index(line(lines, "QUEUE"))
+    queues = [one.split()[0] for one in lines[start + 1 : start + 4] if one.strip()]
+    assert {str(job.level) for job in standing.jobs if job.level is not None} <= set(queues)
+
+
+def test_more_jobs_than_lines_are_counted(standing: Standing) -> None:
+    lines = drawn(standing, height=5)
+    assert lines[-1].split() == ["and", "2", "more"]
+
+
+def test_the_strip_shows_when_a_job_had_devices(standing: Standing) -> None:
+    length_s = dashboard.WINDOW_S / dashboard.STRIP
+    slices = (
+        SliceInfo(devices=("null:0",), since_s=100.0 - 4 * length_s, until_s=100.0 - 2 * length_s),
+        SliceInfo(devices=("null:0",), since_s=100.0 - length_s / 2, until_s=None),
+    )
+    job = msgspec.structs.replace(standing.jobs[1], recent=slices)
+    found = msgspec.structs.replace(standing, now_s=100.0, jobs=(job,))
+    lines = drawn(found)
+    assert line(lines, "first").rstrip().endswith(" ██ ▄")
+    assert "██ ▄" in line(lines, "null:0")
+
+
+def test_without_a_terminal_it_says_what_to_use(shell: Shell) -> None:
+    assert "top needs a terminal" in shell("top", code=2)
+    assert "ps --watch" in shell("top", code=2)
+
+
+class Terminal:
+    """``gpuslice top`` on a terminal of its own."""
+
+    def __init__(self, shell: Shell) -> None:
+        self.ours, theirs = pty.openpty()
+        termios.tcsetwinsize(theirs, (40, 160))
+        self.before = termios.tcgetattr(self.ours)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "gpuslice", "top", "--interval", "100ms"],
+            env={**os.environ, "GPUSLICE_STATE_DIR": str(shell.directory), "TERM": "xterm"},
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            start_new_session=True,
+        )
+        os.close(theirs)
+        self.seen = b""
+
+    def read_until(self, text: bytes) -> None:
+        while text not in self.seen:
+            assert select.select([self.ours], [], [], DEADLINE_S)[0], self.seen
+            self.seen += os.read(self.ours, 65536)
+
+    def leaves(self) -> int:
+        """Wait for its end, which gives the terminal back as it was."""
+        self.read_until(b"\x1b[?1049l")
+        code = self.process.wait(DEADLINE_S)
+        assert termios.tcgetattr(self.ours)[3] == self.before[3]
+        os.close(self.ours)
+        return code
+
+
+@pytest.mark.parametrize("how", ["q", "ctrl-c"])
+def test_on_a_terminal_it_shows_jobs_and_leaves_cleanly(shell: Shell, how: str) -> None:
+    shell.up()
+    job = shell.submit(10**6, name="endless")
+    until(shell.client(), job, lambda info: info.state == "running")
+    terminal = Terminal(shell)
+    terminal.read_until(b"endless")
+    if how == "q":
+        os.write(terminal.ours, b"q")
+    else:
+        terminal.process.send_signal(signal.SIGINT)
+    assert terminal.leaves() == (0 if how == "q" else 130)
+    shell("down")
+
+
+def test_it_outlives_the_scheduler(shell: Shell) -> None:
+    shell.up()
+    terminal = Terminal(shell)
+    terminal.read_until(b"null:0")
+    shell("down")
+    terminal.read_until(b"no scheduler runs")
+    os.write(terminal.ours, b"q")
+    assert terminal.leaves() == 0
