@@ -9,7 +9,7 @@ import socket
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 import zmq
@@ -76,6 +76,8 @@ class Client:
         weight: float = 1.0,
         max_restarts: int = 0,
         steps: int = 0,
+        boundary_timeout_s: float = 60.0,
+        on_boundary_timeout: Literal["leave", "kill"] = "leave",
         environ: Mapping[str, str] | None = None,
         directory: str | Path | None = None,
         route: str | None = None,
@@ -94,6 +96,10 @@ class Client:
             How often it is started again after a failure that was not its user's (docs/scheduler.md).
         steps
             How many optimizer steps it has, if known: for its progress.
+        boundary_timeout_s
+            If it reaches no boundary for so long when told to stop, that is reported; 0: never.
+        on_boundary_timeout
+            Whether it is then left running or killed.
         environ
             Its environment, if not this process's; gpuslice's settings are taken from it, too.
         directory
@@ -118,6 +124,8 @@ class Client:
             weight=weight,
             max_restarts=max_restarts,
             steps=steps,
+            boundary_timeout_s=boundary_timeout_s,
+            on_boundary_timeout=on_boundary_timeout,
         )
         return self._ask(request, verbs.Accepted).job
 

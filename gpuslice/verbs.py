@@ -6,6 +6,8 @@ one answer; that to ``Wait`` and ``Down`` comes when what they wait for has happ
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from gpuslice.errors import RemoteProtocolError
@@ -35,6 +37,8 @@ class Submit(Verb, tag="submit", frozen=True):
         How often it is started again after a failure that was not its user's.
     steps
         How many optimizer steps it has, for its progress; 0: not stated.
+    boundary_timeout_s, on_boundary_timeout
+        How long it may take to reach a boundary when told to stop (0: for ever), and what then.
     """
 
     name: str
@@ -47,6 +51,8 @@ class Submit(Verb, tag="submit", frozen=True):
     weight: float = 1.0
     max_restarts: int = 0
     steps: int = 0
+    boundary_timeout_s: float = 60.0
+    on_boundary_timeout: Literal["leave", "kill"] = "leave"
 
 
 class Status(Verb, tag="status", frozen=True):
@@ -145,6 +151,7 @@ class JobInfo(Verb, frozen=True):
     blackout_s: float
     blackout_mean_s: float | None
     recent: tuple[SliceInfo, ...]
+    missed_boundaries: int
     restarts: int
     max_restarts: int
     exit_code: int | None

@@ -16,7 +16,7 @@ from gpuslice.types import DeviceName
 from gpuslice.wire import Resume
 from gpuslice.wire import Suspend as SuspendMessage
 
-from . import restarts
+from . import lateness, restarts
 from .allotment import Allotment
 from .cluster import Cluster
 from .events import (
@@ -291,14 +291,20 @@ class Core:
         self.planning.ask(now)
         for job in list(self._unsettled.values()):
             self._approach(job, now)
+        if self.planning.due:  # somebody was late
+            self._pursue(now)
+            return
         waits = [job.retry_at_s for job in self._unsettled.values() if job.retry_at_s > now]
+        waits += [due_s for job in self._unsettled.values() if (due_s := lateness.due_s(job)) < inf]
         wake_s = min((when for when in (self.planning.wake_s, *waits) if when is not None), default=None)
         if wake_s != self._wake_s:
             self._wake_s = wake_s
             self.order(WakeAt(wake_s))
 
     def _approach(self, job: Gang, now: float) -> None:
-        if now < job.retry_at_s:
+        if now >= lateness.due_s(job):
+            lateness.deal(self, self._reports, job, now)
+        if now < job.retry_at_s or job.state.ended:
             return
         if not job.launched:
             restarts.launch(self, job)

@@ -41,7 +41,7 @@ from .endpoint import CLIENT_SOCKET, bind, check_sender
 from .events import Program
 from .gang import Gang
 from .history import history
-from .job import JobSpec
+from .intake import check, make_spec
 from .journal import Journal, JournalError
 from .live import Scheduler
 from .standing import Overview
@@ -160,24 +160,9 @@ class Desk:
     def _submit(self, request: Submit) -> Accepted:
         if self._leaving:
             raise EnvironmentUnusableError("the scheduler is about to leave", "`gpuslice up` starts another")
-        if not request.argv:
-            raise UsageError("nothing to run", "give a script, -m module, or -- and a command")
-        if not request.weight > 0:
-            raise UsageError(f"weight {request.weight} is not above 0", "1 is the usual weight")
-        if request.max_restarts < 0:
-            raise UsageError(f"max_restarts {request.max_restarts} is below 0", "0 is the usual number")
-        if request.steps < 0:
-            raise UsageError(f"{request.steps} steps are none", "give a positive number, or leave it out")
+        check(request)
         name = self._free_name(request)
-        spec = JobSpec(
-            id=name,
-            submit_s=self._scheduler.now(),
-            demand=request.devices,
-            tenant=request.tenant,
-            weight=request.weight,
-            max_restarts=request.max_restarts,
-            iterations=request.steps,
-        )
+        spec = make_spec(request, name, self._scheduler.now())
         self._scheduler.submit(spec, Program(request.argv, request.directory, request.environ))
         return Accepted(job=name)
 

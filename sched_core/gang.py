@@ -77,6 +77,12 @@ class Gang(Job):
         After a refusal: when to try again.
     ended_s
         When it succeeded, failed or was cancelled.
+    ordered_s
+        When it was told what it is about to do (``states.IN_TRANSIT``).
+    late
+        Whether it was reported for not having done that in time.
+    missed
+        How often that happened since it was last suspended as told.
     attempt
         How often it was started again after a failure.
     launched
@@ -104,8 +110,11 @@ class Gang(Job):
         "given_up",
         "held",
         "history",
+        "late",
         "launched",
         "lease",
+        "missed",
+        "ordered_s",
         "overshoots",
         "program",
         "ranks",
@@ -131,6 +140,9 @@ class Gang(Job):
         self.refusals = 0
         self.retry_at_s = 0.0
         self.ended_s: float | None = None
+        self.ordered_s = 0.0
+        self.late = False
+        self.missed = 0
         self.attempt = 0
         self.launched = False
         self.exit_code: int | None = None
@@ -167,7 +179,7 @@ class Gang(Job):
         self.launched = False
         self.ranks = tuple(Rank(rank.number) for rank in self.ranks)
         self.ended_s = self.blame = None
-        self.stop_at = self.overshoots = self.refusals = 0
+        self.stop_at = self.overshoots = self.refusals = self.missed = 0
         self.retry_at_s = when_s
         self.said = ""
 
@@ -210,6 +222,9 @@ class Gang(Job):
         if not self.allows(trigger):
             raise self.illegal(trigger.value)
         self.state = TRANSITIONS[self.state, trigger]
+        self.ordered_s, self.late = now, False
+        if trigger is Trigger.ALL_PARKED:
+            self.missed = 0
         self.history.append((now, f"{trigger.value} -> {self.state.value}"))
 
     def illegal(self, what: str) -> IllegalTransitionError:

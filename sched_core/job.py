@@ -25,6 +25,11 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
         Whose it is; jobs of one ``app`` search for one model together (Themis).
     skew
         Largest share of one tensor in the model's parameters (Tiresias, section 3.3); ``None``: not known.
+    boundary_timeout_s
+        A job that is told to stop and reaches no boundary for so long is reported, as is one that does not
+        come back when told to resume; 0: never.
+    kill_when_late
+        Whether it is ended then. Otherwise it is left running.
     max_restarts
         How often it is started again after a failure that was not its user's.
     cpus, memory_bytes
@@ -43,6 +48,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     deadlines: tuple[tuple[float, float], ...] = ()
     skew: float | None = None
     iterations: int = 0
+    boundary_timeout_s: float = 60.0
+    kill_when_late: bool = False
     max_restarts: int = 0
     cpus: int = 0
     memory_bytes: int = 0

@@ -98,6 +98,19 @@ class Planning:
         self.withdraw(job, now)
         self.return_later(job)
 
+    def keep(self, job: Gang, now: float) -> None:
+        """Let ``job`` have what it really holds; whoever was to follow it there waits again."""
+        if job.running:
+            self._take(job, now)
+        for device in job.lease:
+            for other in [self._eligible[holder.id] for holder in self.allotment.holders(device)]:
+                if device not in other.lease:
+                    self._take(other, now)
+        shared = any(self.allotment.holders(device) for device in job.lease)
+        self._give(job, job.lease, now, shared=shared)
+        self._start_again()
+        self.due = True
+
     def return_later(self, job: Gang) -> None:
         """Remember that ``job``, which was withdrawn, may come back."""
         self._withheld.append(job)

@@ -95,6 +95,13 @@ class Reports:
                 self._core.resume_rank(job, rank.number)
             self._core.tell(job, rank.number, SuspendMessage(epoch=job.epoch, stop_at=stop_at))
 
+    def call_off(self, job: Gang, now: float) -> None:
+        """Let the gang, which was told to stop, go on; ranks that have parked come back."""
+        job.move(Trigger.STAY, now)
+        self.aim(job, NEVER)
+        self._core.unsettle(job)
+        self._core.settle(job, now)
+
     def try_again(self, job: Gang) -> None:
         """Send parked ranks on whose resume was refused before."""
         if job.state is JobState.SUSPENDING:
@@ -161,6 +168,7 @@ class Reports:
         if called_off:
             if job.allows(Trigger.STRAY):
                 job.move(Trigger.STRAY, now)
+                self._core.unsettle(job)
             self._core.resume_rank(job, rank.number)
         elif len(job.ranks) > 1 and message.boundary != job.stop_at:
             self.aim(job, max(job.stop_at, message.boundary))
@@ -190,9 +198,7 @@ class Reports:
                 )
                 return
         elif job.state is JobState.SUSPENDING:
-            job.move(Trigger.STAY, now)
-            self.aim(job, NEVER)
-            self._core.settle(job, now)
+            self.call_off(job, now)
         job.retry_at_s = now + min(_RETRY_S * 2**job.refusals, _MAX_RETRY_S)
         job.refusals += 1
         self._core.unsettle(job)

@@ -76,6 +76,7 @@ class Overview:
             blackout_s=account.blackout_s,
             blackout_mean_s=account.blackout_s / account.switches if account.switches else None,
             recent=self._recent(account),
+            missed_boundaries=job.missed,
             restarts=job.attempt,
             max_restarts=job.spec.max_restarts,
             exit_code=job.exit_code,

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import os
+from enum import Enum
 from typing import Annotated
 
 import typer
 
+from gpuslice import config
 from gpuslice.errors import UsageError
 
 from .options import Route, StateDir, Words
 from .run import CONTEXT_SETTINGS as CONTEXT_SETTINGS
 from .run import CommandClass as CommandClass
 from .talk import connect
+
+
+class OnTimeout(Enum):
+    """What is done with a job that reaches no boundary in time."""
+
+    LEAVE = "leave"
+    KILL = "kill"
 
 
 def command(
@@ -29,6 +38,12 @@ def command(
     steps: Annotated[
         int, typer.Option(metavar="N", help="Optimizer steps it has, if known: for its progress.")
     ] = 0,
+    boundary_timeout: Annotated[
+        str, typer.Option(metavar="60s", help="Report it if it reaches no boundary for so long (or: never).")
+    ] = "60s",
+    on_boundary_timeout: Annotated[
+        OnTimeout, typer.Option(help="What else to do with it then.")
+    ] = OnTimeout.LEAVE,
     variables: Annotated[
         list[str] | None, typer.Option("--env", metavar="K=V", help="A variable for the job.")
     ] = None,
@@ -45,6 +60,7 @@ def command(
         if not equals or not key:
             raise UsageError(f"--env {setting} is not KEY=VALUE", "write for instance --env LR=0.1")
         environ[key] = value
+    timeout_s = 0.0 if boundary_timeout == "never" else config.parse_duration(boundary_timeout)
     with connect(state_dir) as client:
         job = client.submit(
             words or [],
@@ -54,6 +70,8 @@ def command(
             weight=weight,
             max_restarts=max_restarts,
             steps=steps,
+            boundary_timeout_s=timeout_s,
+            on_boundary_timeout=on_boundary_timeout.value,
             environ=environ,
             route=route,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -12,6 +13,7 @@ from gpuslice.sched_core.core import Core
 from gpuslice.sched_core.events import (
     Command,
     Event,
+    Notice,
     Program,
     Reported,
     Submitted,
@@ -21,7 +23,7 @@ from gpuslice.sched_core.events import (
 from gpuslice.sched_core.gang import Gang
 from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.policies.rr import RoundRobin
-from gpuslice.sched_core.policy import Policy
+from gpuslice.sched_core.policy import Plan, Policy, Start, View
 from gpuslice.sched_core.states import JobState
 from gpuslice.types import DeviceName
 
@@ -106,6 +108,29 @@ class Driver:
         for rank in range(ranks):
             self.resumed("g", rank)
             self.progress("g", 10, rank)
+
+
+class Scripted:
+    """Plans as told; ``None``: starts whoever waits on the lowest free device."""
+
+    name = "scripted"
+    needs_durations = False
+
+    def __init__(self) -> None:
+        self.next: Callable[[View], Plan] | None = None
+        self.resets = 0
+
+    def plan(self, view: View) -> Plan:
+        self.resets += view.changes.reset
+        script, self.next = self.next, None
+        if script is not None:
+            return script(view)
+        free = [device for node in view.free().on_node for device in node]
+        return Plan([Start(job.id, (device,)) for job, device in zip(view.waiting(), free, strict=False)])
+
+
+def notices(commands: list[Command]) -> list[Notice]:
+    return [command for command in commands if isinstance(command, Notice)]
 
 
 def suspended(epoch: int, boundary: int) -> wire.Suspended:

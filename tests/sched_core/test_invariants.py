@@ -86,7 +86,15 @@ class CoreMachine(RuleBasedStateMachine):
     def submit(self, job: str, ranks: int) -> None:
         self.attempt(
             Submitted(
-                JobSpec(id=job, submit_s=self.driver.now_s, demand=ranks, max_restarts=ranks - 1), PROGRAM
+                JobSpec(
+                    id=job,
+                    submit_s=self.driver.now_s,
+                    demand=ranks,
+                    max_restarts=ranks % 2,
+                    boundary_timeout_s=2.0,
+                    kill_when_late=job == "c",
+                ),
+                PROGRAM,
             )
         )
 

@@ -341,3 +341,26 @@ def test_a_job_is_started_again_after_a_failure_that_was_not_its_users(
     assert [(event.what, event.details["class"]) for event in noted] == [("failed", "resource")] * 2
     assert bench.output("a") == "begins\n" * 3
     assert "attempt 3" in bench.output("a", "err")
+
+
+@pytest.mark.parametrize("kill", [False, True])
+def test_a_stopped_job_is_reported_and_disturbs_nobody_for_ever(
+    open_bench: Callable[[int], Bench], *, kill: bool
+) -> None:
+    bench = open_bench(1)
+    program = Program((sys.executable, str(RANK), str(10**6), "0"), "/", {**os.environ, "WORLD": "1"})
+    spec = JobSpec(id="a", submit_s=0.0, boundary_timeout_s=0.3, kill_when_late=kill)
+    bench.scheduler.submit(spec, program)
+    bench.wait_for("a", JobState.RUNNING)
+    (rank,) = bench.core.jobs["a"].ranks
+    os.kill(rank.pid, signal.SIGSTOP)
+    bench.submit("b", 20)
+    bench.run(lambda: any(isinstance(event, Noted) and event.what == "late" for event, _ in bench.story))
+    if kill:
+        assert bench.finish() == {"a": JobState.FAILED, "b": JobState.SUCCEEDED}
+        return
+    assert bench.core.jobs["b"].state is JobState.QUEUED, "nobody is put beside a job that may go on"
+    os.kill(rank.pid, signal.SIGCONT)
+    bench.wait_for("b", JobState.SUCCEEDED)
+    bench.scheduler.cancel("a", "enough")
+    bench.finish()

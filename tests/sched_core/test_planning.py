@@ -7,34 +7,11 @@ from collections.abc import Callable
 import pytest
 
 from gpuslice import wire
-from gpuslice.sched_core.events import Cancelled, Command, Noted, Notice
+from gpuslice.sched_core.events import Cancelled, Noted
 from gpuslice.sched_core.policy import Migrate, Plan, PolicyError, Start, Suspend, View
 from gpuslice.sched_core.states import JobState
 
-from .driver import Driver, picture, told
-
-
-class Scripted:
-    """Plans as told; ``None``: starts whoever waits on the lowest free device."""
-
-    name = "scripted"
-    needs_durations = False
-
-    def __init__(self) -> None:
-        self.next: Callable[[View], Plan] | None = None
-        self.resets = 0
-
-    def plan(self, view: View) -> Plan:
-        self.resets += view.changes.reset
-        script, self.next = self.next, None
-        if script is not None:
-            return script(view)
-        free = [device for node in view.free().on_node for device in node]
-        return Plan([Start(job.id, (device,)) for job, device in zip(view.waiting(), free, strict=False)])
-
-
-def notices(commands: list[Command]) -> list[Notice]:
-    return [command for command in commands if isinstance(command, Notice)]
+from .driver import Driver, Scripted, notices, picture, told
 
 
 def broken(view: View) -> Plan:

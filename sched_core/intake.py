@@ -1,0 +1,45 @@
+"""From what a user hands in to a job: what is impossible is refused here, in the user's words."""
+
+from __future__ import annotations
+
+from gpuslice.errors import UsageError
+from gpuslice.verbs import Submit
+
+from .job import JobSpec
+
+
+def check(request: Submit) -> None:
+    """Refuse what no job can be.
+
+    Raises
+    ------
+    UsageError
+        Naming the value.
+    """
+    if not request.argv:
+        raise UsageError("nothing to run", "give a script, -m module, or -- and a command")
+    if not request.weight > 0:
+        raise UsageError(f"weight {request.weight} is not above 0", "1 is the usual weight")
+    if request.max_restarts < 0:
+        raise UsageError(f"max_restarts {request.max_restarts} is below 0", "0 is the usual number")
+    if request.steps < 0:
+        raise UsageError(f"{request.steps} steps are none", "give a positive number, or leave it out")
+    if not request.boundary_timeout_s >= 0:
+        raise UsageError(
+            f"the boundary timeout {request.boundary_timeout_s} s is below 0", "0 means for ever"
+        )
+
+
+def make_spec(request: Submit, name: str, now_s: float) -> JobSpec:
+    """The job that ``request``, which was checked, asks for."""
+    return JobSpec(
+        id=name,
+        submit_s=now_s,
+        demand=request.devices,
+        tenant=request.tenant,
+        weight=request.weight,
+        iterations=request.steps,
+        max_restarts=request.max_restarts,
+        boundary_timeout_s=request.boundary_timeout_s,
+        kill_when_late=request.on_boundary_timeout == "kill",
+    )

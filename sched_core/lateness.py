@@ -1,0 +1,51 @@
+"""Jobs that do not carry an order out in time: they reach no boundary, or do not come back to a device.
+
+A job that is stuck keeps its devices, because its processes may still use them; nobody can be put there. So
+it is reported, and either ended or left running: then the suspend is called off, the policy learns that the
+job still holds its devices, and whoever was to follow can be sent elsewhere.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import TYPE_CHECKING
+
+from .events import Notice
+from .failures import Kind
+from .gang import Gang
+from .states import IN_TRANSIT, JobState, Trigger
+
+if TYPE_CHECKING:
+    from .core import Core
+    from .reports import Reports
+
+
+def due_s(job: Gang) -> float:
+    """When ``job`` will be late, if its present order is not carried out by then; infinite if never."""
+    if job.state not in IN_TRANSIT or job.late or not job.spec.boundary_timeout_s:
+        return inf
+    return job.ordered_s + job.spec.boundary_timeout_s
+
+
+def deal(core: Core, reports: Reports, job: Gang, now: float) -> None:
+    """Report ``job``, which is late, and do with it what its owner wanted."""
+    job.late = True
+    job.missed += 1
+    stopping = job.state is JobState.SUSPENDING
+    what = "reached no boundary" if stopping else "did not come back to its devices"
+    details = {
+        "order": "suspend" if stopping else "resume",
+        "after_s": now - job.ordered_s,
+        "boundary": max(rank.boundary for rank in job.ranks),
+        "missed": job.missed,
+        "then": "kill" if job.spec.kill_when_late else "leave",
+    }
+    core.order(Notice("late", job.id, details))
+    job.history.append((now, f"late: {what}"))
+    if job.spec.kill_when_late:
+        reason = f"it {what} within {job.spec.boundary_timeout_s:g} s"
+        core.end(job, Trigger.FAIL, reason, now, Kind.INFRASTRUCTURE)
+    elif stopping and not job.held:
+        # What its owner wants off the devices stays told to stop; nobody else decides about it.
+        core.planning.keep(job, now)
+        reports.call_off(job, now)
