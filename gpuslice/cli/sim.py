@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from gpuslice.sched_core.sim.outcome import Outcome
     from gpuslice.sched_core.sim.run import Request
     from gpuslice.sched_core.sim.validate import Measured
+    from gpuslice.sched_core.traces.trace import Trace
 
 
 def command(
@@ -43,6 +44,10 @@ def command(
         int | None, typer.Option(metavar="J", min=1, help="Processes for --compare [cores].")
     ] = None,
     clamp: Annotated[bool, typer.Option(help="Clamp jobs that are larger than the cluster.")] = False,
+    retries: Annotated[
+        str | None,
+        typer.Option(metavar="CLASS:N,...", help="Retries by failure [as traced]."),
+    ] = None,
     throughputs: Annotated[
         Path | None, typer.Option(metavar="FILE.json", help="Steps per second, for Gavel's traces.")
     ] = None,
@@ -60,23 +65,17 @@ def command(
 
     Exit code 2 if the trace, the cluster or an option is wrong. Ctrl-C reports what is known so far.
     """
-    from gpuslice.sched_core.cluster import Cluster
     from gpuslice.sched_core.sim.run import Request
     from gpuslice.sched_core.sim.validate import read_measured
-    from gpuslice.sched_core.traces.formats import read_trace
 
     names = _names(policy, compare)
-    if peer is not None and (
-        policy or compare or settings or placement or (cost, speed) != ("none", "linear")
-    ):
+    if peer and (policy or compare or settings or placement or (cost, speed) != ("none", "linear")):
         raise UsageError(
             "--peer settles policy, placement, cost and speed",
             "leave out --policy, --compare, --set, --placement, --cost, --speed",
         )
     _check_writable(json_out, per_job, html)
-    loaded = read_trace(trace, trace_format, throughputs)
-    if clamp:
-        loaded = loaded.clamped(Cluster.parse(cluster).size)
+    loaded, spared = _load(trace, trace_format, throughputs, cluster if clamp else None, retries)
     measured = None if validate is None else read_measured(validate, loaded)
     base = Request(
         loaded,
@@ -94,8 +93,29 @@ def command(
     if not _complete(outcomes, requests):
         sys.stderr.write("gpuslice: interrupted; these are the results so far\n")
     _report(outcomes, json_out, per_job, html, measured)
+    typer.echo(spared, nl=bool(spared))
     if not _complete(outcomes, requests):
         raise typer.Exit(130)
+
+
+def _load(
+    path: Path, trace_format: str, throughputs: Path | None, clamp_to: str | None, retries: str | None
+) -> tuple[Trace, str]:
+    """The trace as it is to run, and what --retries made of it."""
+    from gpuslice.sched_core.cluster import Cluster
+    from gpuslice.sched_core.traces.attempts import parse_retries, retried
+    from gpuslice.sched_core.traces.formats import read_trace
+
+    trace = read_trace(path, trace_format, throughputs)
+    if clamp_to is not None:
+        trace = trace.clamped(Cluster.parse(clamp_to).size)
+    if retries is None:
+        return trace, ""
+    trace, spared = retried(trace, parse_retries(retries))
+    return (
+        trace,
+        f"--retries {retries}: {spared.jobs} jobs end earlier, {spared.device_s:,.0f} device-seconds spared",
+    )
 
 
 def _names(policy: str | None, compare: str | None) -> list[str]:

@@ -164,8 +164,7 @@ def _whole_seconds(trace: Trace) -> Trace:
             )
     if all(map(float.is_integer, trace.duration_s)):
         return trace
-    durations_s = [float(int(duration_s)) for duration_s in trace.duration_s]
-    return Trace(trace.ids, trace.submit_s, trace.demand, durations_s, trace.extras, name=trace.name)
+    return trace.changed(duration_s=[float(int(duration_s)) for duration_s in trace.duration_s])
 
 
 def _number(job: SimJob) -> int:

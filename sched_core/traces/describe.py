@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from .attempts import write_attempts
 from .trace import Trace
 
 #: Column -> extra of the trace; written where the trace has it.
@@ -40,8 +41,15 @@ def stats(trace: Trace) -> dict[str, Any]:
         "service_quantiles": _quantiles(service),
         "jobs_by_demand": {str(size): count for size, count in sorted(Counter(trace.demand).items())},
         "tenants": len(set(trace.extras.get("tenant", ()))),
+        "failures": _failures(trace),
         "with_deadline": sum(bool(deadlines) for deadlines in trace.extras.get("deadlines", ())),
     }
+
+
+def _failures(trace: Trace) -> dict[str, int]:
+    """Failed attempts by class."""
+    failures = [failure for attempts in trace.attempts or () for _, failure in attempts if failure]
+    return dict(sorted(Counter(failures).items()))
 
 
 def _quantiles(values: np.ndarray[Any, np.dtype[np.float64]]) -> dict[str, float]:
@@ -57,6 +65,8 @@ def write_csv(trace: Trace, path: Path) -> None:
     header = ["job_id", "num_gpu", "submit_time", "duration", *extras]
     if deadlines is not None:
         header += ["expect_time_list", "expect_value_list", "best_effort"]
+    if trace.attempts is not None:
+        header.append("attempts")
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(header)
@@ -66,6 +76,8 @@ def write_csv(trace: Trace, path: Path) -> None:
             if deadlines is not None:
                 row += ["-".join(_short(pair[part]) for pair in deadlines[i]) for part in (0, 1)]
                 row.append(int(not deadlines[i]))
+            if trace.attempts is not None:
+                row.append(write_attempts(trace.attempts[i]))
             writer.writerow(row)
 
 

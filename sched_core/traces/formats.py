@@ -15,9 +15,10 @@ from typing import Any
 from gpuslice.errors import UsageError
 from gpuslice.sched_core.lookup import nearest
 
+from .attempts import parse_attempts
 from .cells import Row, TraceError
 from .gavel import read_gavel
-from .trace import Trace
+from .trace import Attempt, Trace
 
 #: Columns that a CSV trace must have.
 REQUIRED = ("job_id", "num_gpu", "submit_time", "duration")
@@ -99,6 +100,7 @@ def read_csv(path: Path) -> Trace:
     demand: list[int] = []
     duration_s: list[float] = []
     extras: dict[str, list[Any]] = {field: [] for field, _ in optional.values()}
+    attempts: list[tuple[Attempt, ...]] | None = [] if "attempts" in columns else None
     for row in _rows(path, REQUIRED):
         ids.append(row.text("job_id"))
         if lines.setdefault(ids[-1], row.line) != row.line:
@@ -109,7 +111,9 @@ def read_csv(path: Path) -> Trace:
         for column, (field, convert) in optional.items():
             extras[field].append(convert(row, column))
         _check_bounds(row, demand[-1])
-    return Trace(ids, submit_s, demand, duration_s, extras, name=path.name)
+        if attempts is not None:
+            attempts.append(_attempts(row, duration_s[-1]))
+    return Trace(ids, submit_s, demand, duration_s, extras, path.name, attempts)
 
 
 def _deadlines(row: Row, column: str) -> tuple[tuple[float, float], ...]:
@@ -136,6 +140,20 @@ def _check_bounds(row: Row, demand: int) -> None:
         raise row.error("min_gpu", f"{row.text('min_gpu')} is more than the num_gpu of {demand}")
     if row.has("max_gpu") and 0 < row.count("max_gpu") < demand:
         raise row.error("max_gpu", f"{row.text('max_gpu')} is less than the num_gpu of {demand}")
+
+
+def _attempts(row: Row, duration_s: float) -> tuple[Attempt, ...]:
+    """What ``duration_s`` is made of; nothing stated: one attempt that went well."""
+    if not row.has("attempts"):
+        return ((duration_s, ""),)
+    try:
+        found = parse_attempts(row.text("attempts"))
+    except ValueError as error:
+        raise row.error("attempts", str(error), "write e.g. 600:user;300:ok") from None
+    total_s = sum(took_s for took_s, _ in found)
+    if abs(total_s - duration_s) > 1:
+        raise row.error("attempts", f"they take {total_s:g} s together, the duration is {duration_s:g} s")
+    return found
 
 
 def _optional_text(row: Row, column: str) -> str:
@@ -187,7 +205,8 @@ def read_alibaba(path: Path) -> Trace:
 def read_philly(path: Path) -> Trace:
     """``cluster_job_log`` of Microsoft's Philly trace: JSON, one object per job with its attempts.
 
-    The duration is the sum over attempts; jobs that never ran or have not ended are left out.
+    The duration is the sum over attempts; jobs that never ran or have not ended are left out. Failures are
+    ``persistent`` where the job failed in the end, else ``transient``: the log says no more.
     """
     try:
         log = json.loads(path.read_text(encoding="utf-8"))
@@ -198,6 +217,7 @@ def read_philly(path: Path) -> Trace:
     demand: list[int] = []
     duration_s: list[float] = []
     tenants: list[str] = []
+    attempts: list[tuple[Attempt, ...]] = []
     if not isinstance(log, list):
         raise TraceError(f"{path} holds no list of jobs", "give Philly's cluster_job_log")
     for number, job in enumerate(log):
@@ -215,10 +235,14 @@ def read_philly(path: Path) -> Trace:
             raise TraceError(f"{path}, job {number}: {error}") from error
         tenants.append(str(job.get("vc", "")))
         demand.append(gpus[-1])
-        duration_s.append(max(0.0, sum(length.total_seconds() for length in lengths)))
+        took_s = [max(0.0, length.total_seconds()) for length in lengths]
+        duration_s.append(sum(took_s))
+        failed = job.get("status") == "Failed"
+        failures = ["persistent" if failed else "transient"] * len(runs)
+        attempts.append(tuple(zip(took_s, failures if failed else [*failures[1:], ""], strict=True)))
     first = min(submits, default=datetime.min)
     submit_s = [(submit - first).total_seconds() for submit in submits]
-    return Trace(ids, submit_s, demand, duration_s, {"tenant": tenants}, name=path.name)
+    return Trace(ids, submit_s, demand, duration_s, {"tenant": tenants}, path.name, attempts)
 
 
 def _clock(text: str) -> datetime:

@@ -9,6 +9,9 @@ from typing import Any
 from gpuslice.errors import UsageError
 from gpuslice.sched_core.job import JobSpec
 
+#: Seconds that one attempt at a job took, and the class of the failure that ended it; "" if it went well.
+Attempt = tuple[float, str]
+
 
 class Trace:
     """Jobs with their running times, in order of submission (ties keep the order given).
@@ -24,6 +27,9 @@ class Trace:
         Further columns by ``JobSpec`` field name.
     name
         Where it came from, for messages and reports.
+    attempts
+        Per job, the attempts that its duration is made of; ``None`` if the trace says nothing of them. No
+        policy sees them.
     """
 
     def __init__(
@@ -34,6 +40,7 @@ class Trace:
         duration_s: Sequence[float],
         extras: Mapping[str, Sequence[Any]] | None = None,
         name: str = "trace",
+        attempts: Sequence[tuple[Attempt, ...]] | None = None,
     ) -> None:
         self.name = name
         order = sorted(range(len(ids)), key=submit_s.__getitem__)
@@ -43,6 +50,7 @@ class Trace:
         self.demand: list[int] = take(demand)
         self.duration_s: list[float] = list(map(float, take(duration_s)))
         self.extras: dict[str, list[Any]] = {key: take(column) for key, column in (extras or {}).items()}
+        self.attempts = None if attempts is None else take(attempts)
         if not self.ids:
             raise UsageError(f"{name} has no jobs", "a trace needs at least one")
         if len(set(self.ids)) != len(self.ids):
@@ -62,8 +70,12 @@ class Trace:
         extras = dict(self.extras)
         for bound in {"min_demand", "max_demand"} & extras.keys():
             extras[bound] = [min(most, devices) for most in extras[bound]]
-        demand = [min(demand, devices) for demand in self.demand]
-        return Trace(self.ids, self.submit_s, demand, self.duration_s, extras, name=self.name)
+        return self.changed(demand=[min(demand, devices) for demand in self.demand], extras=extras)
+
+    def changed(self, **columns: Any) -> Trace:
+        """The same trace but for the ``columns``, named as the arguments of this class."""
+        own = ("ids", "submit_s", "demand", "duration_s", "extras", "name", "attempts")
+        return Trace(**{**{name: getattr(self, name) for name in own}, **columns})
 
     def in_units_of(self, unit_s: float) -> Trace:
         """The same jobs, for a trace whose times were not seconds but units of ``unit_s`` seconds."""
@@ -75,7 +87,10 @@ class Trace:
                 tuple((time_s * unit_s, value) for time_s, value in deadlines)
                 for deadlines in extras["deadlines"]
             ]
-        return Trace(self.ids, submit_s, self.demand, duration_s, extras, name=self.name)
+        attempts = None
+        if self.attempts is not None:
+            attempts = [tuple((time_s * unit_s, failure) for time_s, failure in own) for own in self.attempts]
+        return self.changed(submit_s=submit_s, duration_s=duration_s, extras=extras, attempts=attempts)
 
     def check_fits(self, devices: int) -> None:
         """Refuse jobs that could never run.

@@ -176,3 +176,11 @@ def test_the_simulator_needs_no_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False, timeout=60)
     assert done.returncode == 0
+
+
+def test_retries_by_class(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "failing.csv"
+    path.write_text("job_id,num_gpu,submit_time,duration,attempts\na,2,0,30,10:user;10:user;10:user\n")
+    with pytest.raises(SystemExit, match="0"):
+        main(["sim", str(path), "--cluster", "1x2", "--retries", "user:0"])
+    assert "1 jobs end earlier, 40 device-seconds spared" in capsys.readouterr().out
