@@ -23,6 +23,7 @@ from gpuslice.checkpoint.heap import hide_imports
 from gpuslice.ending import end, ended_well, say
 from gpuslice.errors import GpusliceError
 from gpuslice.runtime import Runtime, runtime
+from gpuslice.threads import Early
 
 
 class JobController(Controller, Protocol):
@@ -37,8 +38,13 @@ class JobController(Controller, Protocol):
         ...
 
 
-def install() -> None:
+def install(early: Early | None = None) -> None:
     """Make this process a job under gpuslice, as the settings in the environment say.
+
+    Parameters
+    ----------
+    early
+        The script's threads that have started before.
 
     Raises
     ------
@@ -47,6 +53,8 @@ def install() -> None:
     """
     try:
         job = runtime()
+        if early is not None:
+            job.gate.take_in(early)
         count_boundaries(job.boundaries)
         controller = _controller(job)
         job.boundaries.controller = controller

@@ -3,6 +3,8 @@
 A suspended tensor has no memory: reading it is a segmentation fault, saving it writes garbage. The main
 thread is parked, but a script may have others (an EMA updater, a checkpoint writer). Every thread that
 starts after ``install`` runs under a ``TorchFunctionMode``, so each torch operation of it passes the gate.
+Under ``gpuslice run`` those that started before join in (``take_in``); any other thread whose code knows
+torch makes the suspend fail, by name.
 What a mode cannot see (``torch.save`` writing a storage) shows in the thread's stack, and is waited for.
 A thread that stays inside torch for too long makes the suspend fail, by name, before anything is touched.
 """
@@ -12,9 +14,9 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import FrameType
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from types import FrameType, FunctionType, ModuleType
+from typing import Any, Protocol
 
 from torch.overrides import TorchFunctionMode
 
@@ -28,6 +30,19 @@ PATIENCE_S = 10.0
 _LOOK_AGAIN_S = 0.005
 #: Threads of torch's own that wait below these modules hold nothing of the device.
 _IDLE_MODULES = ("torch.utils.data._utils.pin_memory", "torch._inductor.", "torch.multiprocessing")
+
+
+class Early(Protocol):
+    """Threads older than the gate, which enter it by themselves (gpuslice's ``sitecustomize``)."""
+
+    @property
+    def idents(self) -> Set[int]:
+        """Those that have not entered yet; each does before it next calls anything."""
+        ...
+
+    def admit(self, enter: Callable[[], None]) -> None:
+        """Have each of them call ``enter``."""
+        ...
 
 
 class ThreadGate:
@@ -46,6 +61,7 @@ class ThreadGate:
         self._is_shut = False
         self._left = threading.Event()
         self._passages: dict[int, _Passage] = {}
+        self._early: Early | None = None
 
     def install(self) -> None:
         """Send every ``threading.Thread`` that starts from now on through the gate.
@@ -64,6 +80,23 @@ class ThreadGate:
 
         threading.Thread._bootstrap_inner = _bootstrap_inner  # type: ignore[attr-defined]
 
+    def take_in(self, early: Early) -> None:
+        """Let threads that are older than the gate enter it."""
+        self._early = early
+        early.admit(self._enter_here)
+
+    def _enter_here(self) -> None:
+        """Send the calling thread, which runs already, through the gate for the rest of its life."""
+        thread, passage = threading.current_thread(), self.passage()
+        delete = thread._delete  # type: ignore[attr-defined]
+
+        def leave() -> None:  # what a thread does last
+            passage.__exit__(None, None, None)
+            delete()
+
+        passage.__enter__()
+        thread._delete = leave  # type: ignore[attr-defined]
+
     def passage(self) -> _Passage:
         """The mode under which the calling thread's torch operations pass this gate."""
         return _Passage(self)
@@ -74,7 +107,7 @@ class ThreadGate:
         Raises
         ------
         SuspendRefusedError
-            If one does not leave torch in time; the gate is open again then.
+            If one does not leave torch in time, or does not pass this gate; the gate is open again then.
         """
         self._opened.clear()
         deadline_s = time.monotonic() + self._patience_s
@@ -87,6 +120,12 @@ class ThreadGate:
                 )
             self._left.wait(_LOOK_AGAIN_S)
             self._left.clear()
+        if stranger := self._stranger():
+            self.open()
+            raise SuspendRefusedError(
+                f"thread {stranger!r} may use torch at any time, and is older than gpuslice in this process",
+                "start it after `import torch`, as a threading.Thread, and the script by `gpuslice run`",
+            )
 
     def open(self) -> None:
         """Let the other threads go on."""
@@ -123,6 +162,14 @@ class ThreadGate:
                 return name, getattr(passage.inside, "__name__", repr(passage.inside))
             if module := _torch_module(frame):
                 return name, module
+        return None
+
+    def _stranger(self) -> str | None:
+        """A thread that no gate stops and whose code knows torch."""
+        early = self._early.idents if self._early is not None else ()
+        for name, ident, frame in self._others():
+            if ident not in self._passages and ident not in early and _knows_torch(frame):
+                return name
         return None
 
 
@@ -185,6 +232,20 @@ def _compilers() -> set[int | None]:
     if not hasattr(pool, "cache_info") or not pool.cache_info().currsize:
         return set()
     return {thread.ident for thread in getattr(pool(), "_threads", ())}
+
+
+def _knows_torch(frame: FrameType | None) -> bool:
+    """Whether a function on a stack belongs to a module that has imported torch or something of it."""
+    while frame is not None:
+        for value in list(frame.f_globals.values()):
+            if isinstance(value, ModuleType):
+                home = value.__name__
+            else:  # where a class or function comes from, or the class of a tensor
+                home = (value if isinstance(value, type | FunctionType) else type(value)).__module__
+            if isinstance(home, str) and home.split(".")[0] == "torch":
+                return True
+        frame = frame.f_back
+    return False
 
 
 def _torch_module(frame: FrameType | None) -> str | None:

@@ -6,6 +6,7 @@ spawns. Everything here is standard library, and nothing here may keep a script 
 
 from __future__ import annotations
 
+import _thread
 import importlib.machinery
 import importlib.util
 import os
@@ -86,6 +87,42 @@ class _Loader:
         self._then()
 
 
+class EarlyThreads:
+    """Threads that start before torch is imported: once there is a gate, each enters it by itself.
+
+    What makes a thread's torch operations pass the gate has to be set from within that thread. So this is
+    their profile function until then: Python calls it whenever such a thread calls something or returns.
+    """
+
+    def __init__(self) -> None:
+        #: Those that have not entered yet.
+        self.idents: set[int] = set()
+        self._enter: Callable[[], None] | None = None
+
+    def watch(self) -> None:
+        """Notice every ``threading.Thread`` that starts from now on."""
+        import threading
+
+        threading.setprofile(self)
+
+    def admit(self, enter: Callable[[], None]) -> None:
+        """Let each call ``enter`` before it does anything else; later threads are not ours."""
+        import threading
+
+        self._enter = enter
+        if threading.getprofile() is self:
+            threading.setprofile(None)  # type: ignore[arg-type]
+
+    def __call__(self, frame: object, event: str, argument: object) -> None:
+        ident = _thread.get_ident()
+        if self._enter is None:
+            self.idents.add(ident)
+            return
+        sys.setprofile(None)
+        self._enter()
+        self.idents.discard(ident)
+
+
 def load_shim() -> None:
     """Put the vmm route's memory shim under torch, if that is the job's route; it must come before torch."""
     if os.environ.get("GPUSLICE_ROUTE") != "vmm":
@@ -100,13 +137,13 @@ def load_shim() -> None:
         raise SystemExit(error.exit_code) from None
 
 
-def install_hooks() -> None:
+def install_hooks(early: EarlyThreads | None = None) -> None:
     """Install the hooks; if that fails, say so, and go on without unless the user asked for suspends."""
     os.environ[ARMED] = os.environ.get("RANK", "")
     try:
         from gpuslice import hooks
 
-        hooks.install()
+        hooks.install(early)
     except Exception as error:  # noqa: BLE001 - whatever is wrong with us, it must not break `import torch`
         sys.stderr.write(f"gpuslice: no hooks in this process: {type(error).__name__}: {error}\n")
         wanted = ("GPUSLICE_SUSPEND_EVERY", "GPUSLICE_SUSPEND_AT", "GPUSLICE_SOCKET")
@@ -129,5 +166,7 @@ def users_own() -> None:
 
 if __name__ == "sitecustomize":
     if trains(os.environ, sys.orig_argv):
-        sys.meta_path.insert(0, AfterTorch(install_hooks, load_shim))
+        early_threads = EarlyThreads()
+        early_threads.watch()
+        sys.meta_path.insert(0, AfterTorch(lambda: install_hooks(early_threads), load_shim))
     users_own()

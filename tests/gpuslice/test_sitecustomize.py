@@ -91,7 +91,7 @@ def test_an_error_in_the_users_own_is_reported_as_ever(tmp_path: Path) -> None:
 FAKE_GPUSLICE = """
 import sys, types
 hooks = types.ModuleType("gpuslice.hooks")
-def install():
+def install(early):
     {body}
 hooks.install = install
 sys.modules["gpuslice"] = package = types.ModuleType("gpuslice")

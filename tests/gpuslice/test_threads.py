@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,8 @@ from torch._inductor.async_compile import AsyncCompile
 
 from gpuslice.errors import SuspendRefusedError
 from gpuslice.threads import ThreadGate
+
+from .conftest import Workshop
 
 #: For events that come at once unless something is broken.
 SOON_S = 30
@@ -126,15 +129,15 @@ class SlowFile(io.BytesIO):
 
 
 def test_a_suspend_is_refused_by_name_while_a_thread_saves(gate: ThreadGate) -> None:
-    impatient = ThreadGate(patience_s=0.05)
+    gate._patience_s = 0.05
     file = SlowFile()
     with running(lambda: torch.save({"w": torch.ones(4)}, file), name="checkpoint-writer"):
         assert file.writing.wait(SOON_S)
         with pytest.raises(SuspendRefusedError, match=r"'checkpoint-writer'.*torch.serialization"):
-            impatient.close()
+            gate.close()
         file.go_on.set()
-    impatient.close()
-    impatient.open()
+    gate.close()
+    gate.open()
 
 
 def test_closing_waits_for_a_thread_to_leave_torch(gate: ThreadGate) -> None:
@@ -148,6 +151,33 @@ def test_closing_waits_for_a_thread_to_leave_torch(gate: ThreadGate) -> None:
         closer.join()
     file.seek(0)
     assert torch.equal(torch.load(file)["w"], torch.ones(4))
+
+
+def test_a_thread_older_than_the_gate_is_refused_by_name_if_its_code_knows_torch() -> None:
+    gate, release, ready = ThreadGate(), threading.Event(), threading.Event()
+
+    def heartbeat() -> None:  # it touches no tensor now, but this module has imported torch
+        ready.set()
+        release.wait(SOON_S)
+
+    with running(heartbeat, name="heartbeat"):
+        assert ready.wait(SOON_S)
+        with pytest.raises(SuspendRefusedError, match=r"'heartbeat'.*import torch"):
+            gate.close()
+        release.set()
+    gate.close()
+    gate.open()
+
+
+def test_an_older_thread_that_knows_nothing_of_torch_is_no_obstacle() -> None:
+    gate, release, ready = ThreadGate(), threading.Event(), threading.Event()
+    below: dict[str, object] = {"__name__": "logs", "ready": ready, "release": release, "sys": sys}
+    exec(f"def work(): ready.set(); release.wait({SOON_S})", below)  # noqa: S102 - a module without torch
+    with running(below["work"], name="logs"):  # type: ignore[arg-type]
+        assert ready.wait(SOON_S)
+        gate.close()
+        gate.open()
+        release.set()
 
 
 def test_our_own_threads_pass(gate: ThreadGate) -> None:
@@ -202,3 +232,58 @@ def test_the_threads_of_torch_compile_are_known_to_be_harmless(gate: ThreadGate)
         other.submit(int).result(SOON_S)
         assert not gate.alone
     assert gate.alone
+
+
+#: An updater that is older than torch, and one that no gate can stop.
+EARLY = """
+import _thread, queue, sys, threading
+work, done = queue.Queue(), queue.Queue()
+def updater():
+    while update := work.get():
+        update()
+        done.put(True)
+{start}
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(0)
+model = nn.Linear(64, 64)
+ema = torch.zeros(64, 64)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def update():
+    for _ in range(20):
+        ema.mul_(0.9).add_(model.weight.detach(), alpha=0.1)
+loader = DataLoader(TensorDataset(torch.randn(32, 64)), batch_size=4)
+for (x,) in loader:
+    optimizer.zero_grad()
+    model(x).square().mean().backward()
+    optimizer.step()
+    work.put(update)
+    if {lockstep}:
+        done.get()
+work.put(None)
+{join}
+print(ema.double().sum().item())
+"""
+
+
+def test_threads_that_are_older_than_torch_stop_at_the_gate_too(workshop: Workshop) -> None:
+    """Each round of the updater races with the suspend at the next boundary, after the step it waits for."""
+    start = "thread = threading.Thread(target=updater)\nthread.start()"
+    workshop.write("early.py", EARLY.format(start=start, lockstep=True, join="thread.join()"))
+    plain = workshop.python("early.py")
+    ours = workshop.gpuslice_run("--suspend-every", "1", "early.py")
+    assert (ours.returncode, ours.stdout) == (0, plain.stdout), ours.stderr
+    assert "9 switches" in ours.stderr
+    workshop.write("early.py", EARLY.format(start=start, lockstep=False, join="thread.join()"))
+    racing = workshop.gpuslice_run("--suspend-every", "1", "early.py")
+    assert racing.returncode == 0, racing.stderr  # neither a crash nor a deadlock
+
+
+def test_a_thread_that_no_gate_stops_is_refused_by_name(workshop: Workshop) -> None:
+    start = "_thread.start_new_thread(updater, ())"
+    workshop.write("early.py", EARLY.format(start=start, lockstep=True, join=""))
+    done = workshop.gpuslice_run("--suspend-at", "3", "early.py")
+    assert (done.returncode, done.stdout) == (3, "")
+    assert "may use torch at any time" in done.stderr
