@@ -111,7 +111,7 @@ class EarlyThreads:
 
         self._enter = enter
         if threading.getprofile() is self:
-            threading.setprofile(None)  # type: ignore[arg-type]
+            threading.setprofile(None)
 
     def __call__(self, frame: object, event: str, argument: object) -> None:
         ident = _thread.get_ident()

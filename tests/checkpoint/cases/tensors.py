@@ -178,7 +178,7 @@ def memory_given_to_others() -> Loop:
     given, tensor = torch.randn(50_000), torch.randn(50_000)
     array, twin = np.from_dlpack(given), torch.from_dlpack(tensor)
     for _ in range(BOUNDARIES):
-        array += 1
+        given.add_(1)
         twin.mul_(2)
         assert array.ctypes.data == given.data_ptr()
         assert twin.data_ptr() == tensor.data_ptr()
