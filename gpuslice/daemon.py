@@ -24,8 +24,7 @@ from gpuslice.sched_core.desk import Desk
 from gpuslice.sched_core.events import Command, Event
 from gpuslice.sched_core.journal import FILE, Journal
 from gpuslice.sched_core.live import Scheduler
-from gpuslice.sched_core.lookup import options_of
-from gpuslice.sched_core.policies.registry import POLICIES, make_policy
+from gpuslice.sched_core.policies.registry import make_policy, policy_options
 from gpuslice.sched_core.standing import Overview
 from gpuslice.types import DeviceName
 
@@ -109,7 +108,7 @@ def options(policy: str, settings: Sequence[str], quantum_s: float | None) -> di
         if not equals or not key:
             raise UsageError(f"--set {setting} is not KEY=VALUE")
         found[key] = value
-    if "quantum_s" in options_of("policy", POLICIES, policy):
+    if "quantum_s" in policy_options(policy):
         found.setdefault("quantum_s", str(2.0 if quantum_s is None else quantum_s))
     elif quantum_s is not None:
         raise UsageError(f"policy {policy} has no quantum", "leave out --quantum; see --set")

@@ -32,14 +32,21 @@ def find(kind: str, table: Table, name: str) -> Any:
     Raises
     ------
     ConfigError
-        If ``table`` has no such name; ``kind`` is what the message calls it.
+        If ``table`` has no such name, or what it stands for cannot be imported; ``kind`` is what the
+        message calls it.
     """
     if name not in table:
         # The published ones are for --peer.
         meant = [known for known in table if not known.startswith("published-")]
         raise ConfigError(f"there is no {kind} {name!r}", nearest(name, meant))
     module, class_name = table[name]
-    return getattr(importlib.import_module(module), class_name)
+    try:
+        return getattr(importlib.import_module(module), class_name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"{kind} {name} cannot be loaded from {module}:{class_name}: {error}",
+            "mend or remove the distribution that names it",
+        ) from error
 
 
 def options_of(kind: str, table: Table, name: str) -> list[str]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from importlib.metadata import entry_points
 from typing import cast
 
 import msgspec
 
 from gpuslice.errors import ConfigError
-from gpuslice.sched_core.lookup import build, find, options_of
+from gpuslice.sched_core.lookup import Table, build, find, options_of
 from gpuslice.sched_core.placement.placement import Placement
 from gpuslice.sched_core.policy import Policy
 
@@ -51,6 +52,18 @@ POLICIES: dict[str, tuple[str, str]] = {
 _PAPERS = {"tiresias": "its policies are 2das and gittins", "philly": "its scheduler is yarn-cs"}
 
 
+#: Where distributions name policies of their own: ``name = "package.module:Class"``.
+GROUP = "gpuslice.policies"
+
+
+def table(name: str) -> Table:
+    """Where to look for policy ``name``: ours, and only for a name that is not, those that are installed."""
+    if name in POLICIES:
+        return POLICIES
+    found = {point.name: (point.module, point.attr) for point in entry_points(group=GROUP)}
+    return {**found, **POLICIES}
+
+
 def policy_names() -> list[str]:
     """The names meant for users, in the order of their documentation."""
     return [name for name in POLICIES if not name.startswith("published-")]
@@ -74,14 +87,14 @@ class Common(msgspec.Struct, forbid_unknown_fields=True):
 
 def _takes_placement(name: str) -> bool:
     """Whether a policy asks a placement where its jobs go."""
-    return "placement" in inspect.signature(find("policy", POLICIES, name)).parameters
+    return "placement" in inspect.signature(find("policy", table(name), name)).parameters
 
 
 def policy_options(name: str) -> list[str]:
     """The options that policy ``name`` takes; ConfigError if there is none of that name."""
     if name.lower() in _PAPERS:
         raise ConfigError(f"there is no policy {name!r}", _PAPERS[name.lower()])
-    return [*options_of("policy", POLICIES, name), *Common.__struct_fields__]
+    return [*options_of("policy", table(name), name), *Common.__struct_fields__]
 
 
 def make_policy(
@@ -122,7 +135,7 @@ def make_policy(
             f"policy {name} places jobs itself",
             f"leave out the placement; {', '.join(filter(_takes_placement, policy_names()))} take one",
         )
-    policy = cast(Policy, build("policy", POLICIES, name, own, placement=placement))
+    policy = cast(Policy, build("policy", table(name), name, own, placement=placement))
     if relaxing is not None:
         policy = Relaxing(policy, relaxing)
     if settings.trial_nodes:

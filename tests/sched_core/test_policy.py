@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from gpuslice.errors import ConfigError
 from gpuslice.sched_core.cluster import Cluster
 from gpuslice.sched_core.job import Job, JobSpec
-from gpuslice.sched_core.policies.registry import make_policy
+from gpuslice.sched_core.policies.registry import make_policy, policy_options
 from gpuslice.sched_core.policy import Changes, Policy, PolicyError, View
 from gpuslice.sched_core.sim.engine import Simulation
 from gpuslice.sched_core.traces.formats import read_trace
@@ -30,6 +31,34 @@ def test_the_documented_policy_is_fifo(data: Path) -> None:
     theirs = Simulation(trace, Cluster.parse("2x4"), documented()).run()
     ours = Simulation(trace, Cluster.parse("2x4"), make_policy("fifo")).run()
     assert theirs.finish_s.tolist() == ours.finish_s.tolist()
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A distribution on the path that names the documented policy, and one that cannot be imported."""
+    block = re.search(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    assert block is not None
+    (tmp_path / "my_policies.py").write_text(block[1], encoding="utf-8")
+    about = tmp_path / "my_policies-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: my-policies\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text(
+        "[gpuslice.policies]\nfcfs = my_policies:FirstComeFirstServed\nrr = my_policies:Nonsense\n"
+        "torn = my_policies:Missing\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+@pytest.mark.usefixtures("installed")
+def test_policies_of_other_distributions_are_found() -> None:
+    assert make_policy("fcfs").name == "fcfs"
+    assert policy_options("fcfs") == ["relax_after_s", "trial_nodes", "trial_s"]
+    assert type(make_policy("rr")).__name__ == "RoundRobin", "ours cannot be replaced"
+    with pytest.raises(ConfigError, match="torn cannot be loaded from my_policies:Missing"):
+        make_policy("torn")
+    with pytest.raises(ConfigError, match="no policy 'fcsf'") as caught:
+        make_policy("fcsf")
+    assert "'fcfs'" in caught.value.remedy
 
 
 def jobs() -> dict[str, Job]:
