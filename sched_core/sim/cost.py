@@ -15,8 +15,11 @@ from .model import FixedCost, NoCost, SwitchCost
 
 _TIME = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)?")
 _UNIT_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, None: 1.0}
-_OUT = ("quiesce_s", "copy_out_s", "publish_s", "free_s")
-_IN = ("reserve_s", "copy_in_s")
+#: Stages of a switch during which the job makes no progress (docs/report.md); ``parked_s`` is another job's.
+_STAGES = (
+    *("quiesce_s", "find_s", "admit_s", "copy_out_s", "publish_s", "free_s"),
+    *("reserve_s", "verify_s", "copy_in_s"),
+)
 
 
 class MeasuredCost:
@@ -41,8 +44,9 @@ class MeasuredCost:
 def parse_cost(text: str) -> SwitchCost:
     """Read ``none``, ``fixed:TIME`` or the path of a JSON file.
 
-    The file is a report of ``gpuslice run --report`` (the mean over its switches counts), or an object with
-    ``suspend_s`` and ``resume_s`` and perhaps ``models``, which maps names to such objects.
+    The file is a report of ``gpuslice run --report`` (the mean over its switches counts), what
+    pytest-benchmark writes of ``benchmarks/suspend_latency`` (its medians), or an object with ``suspend_s``
+    and ``resume_s`` and perhaps ``models``, which maps names to such objects.
 
     Raises
     ------
@@ -60,6 +64,8 @@ def parse_cost(text: str) -> SwitchCost:
         measured = json.loads(path.read_text(encoding="utf-8"))
         if "switches" in measured:
             return FixedCost(_mean_switch_s(measured["switches"]))
+        if "benchmarks" in measured:
+            return FixedCost(_benchmarked_s(measured["benchmarks"]))
         models = measured.get("models", {})
         return MeasuredCost(_pair_s(measured), {name: _pair_s(pair) for name, pair in models.items()})
     except OSError as error:
@@ -95,4 +101,9 @@ def _pair_s(pair: Mapping[str, Any]) -> float:
 def _mean_switch_s(switches: list[Mapping[str, Any]]) -> float:
     if not switches:
         raise ValueError("the report has no switches")
-    return sum(float(switch[key]) for switch in switches for key in (*_OUT, *_IN)) / len(switches)
+    return sum(float(switch[key]) for switch in switches for key in _STAGES) / len(switches)
+
+
+def _benchmarked_s(benchmarks: list[Mapping[str, Any]]) -> float:
+    medians_s = {entry["name"]: float(entry["stats"]["median"]) for entry in benchmarks}
+    return _pair_s({"suspend_s": medians_s["test_suspend"], "resume_s": medians_s["test_resume"]})

@@ -7,17 +7,21 @@ from pathlib import Path
 
 import pytest
 
+from gpuslice.checkpoint.record import SwitchRecord
 from gpuslice.errors import UsageError
 from gpuslice.sched_core.job import Job, JobSpec
 from gpuslice.sched_core.sim.cost import parse_cost, parse_time
 
 SWITCH = {
     "quiesce_s": 0.1,
+    "find_s": 1.0,
+    "admit_s": 2.0,
     "copy_out_s": 0.2,
     "publish_s": 0.0,
     "free_s": 0.1,
     "parked_s": 50.0,
     "reserve_s": 0.1,
+    "verify_s": 4.0,
     "copy_in_s": 0.5,
 }
 
@@ -35,10 +39,23 @@ def test_words() -> None:
 def test_measured(tmp_path: Path) -> None:
     path = tmp_path / "measured.json"
     path.write_text(json.dumps({"switches": [SWITCH, {**SWITCH, "copy_in_s": 1.5}]}))
-    assert seconds(str(path)) == pytest.approx(1.5)
+    assert seconds(str(path)) == pytest.approx(8.5)
+    medians = {"test_suspend": 0.25, "test_resume": 0.5, "test_limit[out]": 9.0}
+    rows = [{"name": name, "stats": {"median": median}} for name, median in medians.items()]
+    path.write_text(json.dumps({"machine_info": {}, "benchmarks": rows}))
+    assert seconds(str(path)) == 0.75
     vgg = {"suspend_s": 3, "resume_s": 4}
     path.write_text(json.dumps({"suspend_s": 1, "resume_s": 1.5, "models": {"vgg16": vgg}}))
     assert (seconds(str(path)), seconds(str(path), "vgg16")) == (2.5, 7)
+
+
+def test_a_report_counts_as_its_own_record_does(tmp_path: Path) -> None:
+    record = SwitchRecord(
+        find_s=0.5, admit_s=0.25, copy_out_s=2.0, parked_s=9.0, verify_s=0.125, copy_in_s=1.0
+    )
+    path = tmp_path / "report.json"
+    path.write_text(json.dumps({"switches": [record.as_dict()]}))
+    assert seconds(str(path)) == record.suspend_s + record.resume_s == 3.875
 
 
 @pytest.mark.parametrize("text", ["free", "fixed:", "fixed:-1s", "fixed:1y", "absent.json"])
@@ -48,7 +65,8 @@ def test_what_is_no_cost(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", ["[]", "{", "{}", '{"switches": []}', '{"suspend_s": "x", "resume_s": 1}']
+    "content",
+    ['{"benchmarks": []}', "[]", "{", "{}", '{"switches": []}', '{"suspend_s": "x", "resume_s": 1}'],
 )
 def test_files_that_hold_no_cost(tmp_path: Path, content: str) -> None:
     path = tmp_path / "measured.json"
