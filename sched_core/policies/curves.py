@@ -1,22 +1,29 @@
 """Curves fitted to what jobs show: training loss over progress, time over devices.
 
-Source: Optimus (EuroSys 2018), sections 3.1 and 3.2. In plain floats, because the sums of linear
-algebra libraries differ from machine to machine.
+Source: Optimus (EuroSys 2018), sections 3.1 and 3.2. Sums are spelled out, because those of linear algebra
+libraries differ from machine to machine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from itertools import combinations
 from math import fsum
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
 
 #: Loss points kept per job; beyond, every other one is dropped.
 _MOST_POINTS = 24
 _FEWEST_POINTS = 3
 _GRID = 12
 _ROUNDS = 5
+#: Jobs fitted at once: few enough to stay in the cache.
+_TOGETHER = 32
 
 
 class LossCurve(msgspec.Struct, frozen=True):
@@ -58,53 +65,133 @@ class LossHistory:
         losses = [loss for _, loss in self._points]
         return max(losses) - min(losses) if losses else 0.0
 
+    @property
+    def points(self) -> Sequence[tuple[float, float]]:
+        """The (progress, loss) pairs that are kept."""
+        return self._points
+
+    @property
+    def stale(self) -> bool:
+        """Whether points came that the curve does not know of."""
+        return self._stale
+
+    def curve_is(self, curve: LossCurve | None) -> None:
+        """Take ``curve`` for the best one through the present points."""
+        self._curve, self._stale = curve, False
+
     def curve(self) -> LossCurve | None:
         """The best curve, or ``None`` with too few points or a loss that does not fall."""
         if self._stale:
-            self._curve = fit_loss(self._points)
-            self._stale = False
+            self.curve_is(fit_loss(self._points))
         return self._curve
 
 
+def refit(histories: Iterable[LossHistory]) -> None:
+    """Fit all curves that points were added to since; together that takes a fraction of the time."""
+    stale = [history for history in histories if history.stale]
+    for first in range(0, len(stale), _TOGETHER):
+        some = stale[first : first + _TOGETHER]
+        for history, curve in zip(some, fit_losses([history.points for history in some]), strict=True):
+            history.curve_is(curve)
+
+
 def fit_loss(points: Sequence[tuple[float, float]]) -> LossCurve | None:
+    """The curve through the (progress in seconds, loss) pairs of one job, see ``fit_losses``."""
+    return fit_losses([points])[0]
+
+
+def fit_losses(jobs: Sequence[Sequence[tuple[float, float]]]) -> list[LossCurve | None]:
     """Weighted least squares on 1 / (loss − floor), linear in progress, over a refined grid of floors.
+
+    Every number comes from single additions, multiplications and divisions in a fixed order, so it does not
+    depend on the machine nor on which jobs are fitted together.
 
     Parameters
     ----------
-    points
-        (progress in seconds, loss) pairs.
+    jobs
+        (progress in seconds, loss) pairs, job by job.
     """
-    if len(points) < _FEWEST_POINTS:
-        return None
-    top = min(loss for _, loss in points) * (1.0 - 1e-6)
-    low, high = 0.0, top
-    best: tuple[float, LossCurve] | None = None
-    for _ in range(_ROUNDS):
-        step = (high - low) / _GRID
-        for i in range(_GRID + 1):
-            fitted = _with_floor(points, min(low + step * i, top))
-            if fitted is not None and (best is None or fitted[0] < best[0]):
-                best = fitted
-        if best is None:
-            return None
-        low, high = max(0.0, best[1].floor - step), min(top, best[1].floor + step)
-    return best[1] if best is not None else None
+    curves: list[LossCurve | None] = [None] * len(jobs)
+    fitted = [index for index, points in enumerate(jobs) if len(points) >= _FEWEST_POINTS]
+    if not fitted:
+        return curves
+    with np.errstate(all="ignore"):
+        search = _FloorSearch([jobs[index] for index in fitted])
+        for _ in range(_ROUNDS):
+            search.refine()
+    for index, curve in zip(fitted, search.curves(), strict=True):
+        curves[index] = curve
+    return curves
 
 
-def _with_floor(points: Sequence[tuple[float, float]], floor: float) -> tuple[float, LossCurve] | None:
-    """The squared error and the best curve with this floor, if it falls from a finite height."""
-    # Weights turn errors of 1 / height back into errors of the loss, to first order.
-    rows = [(x, 1.0 / (loss - floor), (loss - floor) ** 4) for x, loss in points]
-    total = fsum(w for _, _, w in rows)
-    mean_x = fsum(w * x for x, _, w in rows) / total
-    mean_y = fsum(w * y for _, y, w in rows) / total
-    spread = fsum(w * (x - mean_x) ** 2 for x, _, w in rows)
-    slope = fsum(w * (x - mean_x) * (y - mean_y) for x, y, w in rows) / spread if spread > 0 else 0.0
-    start = mean_y - slope * mean_x
-    if slope <= 0 or start <= 0:
-        return None
-    curve = LossCurve(slope, start, floor)
-    return fsum((curve.at(x) - loss) ** 2 for x, loss in points), curve
+class _FloorSearch:
+    """The best floors of several jobs: grids of floors between ``low`` and ``high``, ever finer.
+
+    Arrays are (points, jobs, floors); jobs with fewer points have ``counted`` 0 where others have one.
+    """
+
+    def __init__(self, jobs: Sequence[Sequence[tuple[float, float]]]) -> None:
+        shape = (max(map(len, jobs)), len(jobs), 1)
+        self._x, self._loss, self._counted = np.zeros(shape), np.zeros(shape), np.zeros(shape)
+        for index, points in enumerate(jobs):
+            count = len(points)
+            self._x[:count, index, 0] = [x for x, _ in points]
+            self._loss[:count, index, 0] = [loss for _, loss in points]
+            self._loss[count:, index] = points[0][1]
+            self._counted[:count, index] = 1.0
+        self._low = np.zeros(len(jobs))
+        self._top = self._loss.min(axis=(0, 2)) * (1.0 - 1e-6)
+        self._high = self._top
+        self._error = np.full(len(jobs), np.inf)
+        #: Slope, start and floor with the smallest error so far; not a number if no floor gives a curve.
+        self._best = np.full((3, len(jobs)), np.nan)
+
+    def refine(self) -> None:
+        """Try a grid of floors, and narrow it to the neighbours of the best."""
+        step = (self._high - self._low) / _GRID
+        floors = np.minimum(
+            self._low[:, None] + step[:, None] * np.arange(_GRID + 1.0), self._top[:, None]
+        )
+        slope, start, error = self._lines(floors)
+        rows, columns = np.arange(len(step)), error.argmin(axis=1)
+        better = error[rows, columns] < self._error
+        self._error = np.where(better, error[rows, columns], self._error)
+        found = np.stack([values[rows, columns] for values in (slope, start, floors)])
+        self._best = np.where(better, found, self._best)
+        floor = self._best[2]
+        self._low, self._high = np.maximum(0.0, floor - step), np.minimum(self._top, floor + step)
+
+    def curves(self) -> list[LossCurve | None]:
+        """What was found, in order of the jobs."""
+        return [
+            LossCurve(slope, start, floor) if math.isfinite(error) else None
+            for error, slope, start, floor in zip(self._error.tolist(), *self._best.tolist(), strict=True)
+        ]
+
+    def _lines(self, floors: Floats) -> tuple[Floats, Floats, Floats]:
+        """Slope, start and squared error with each of ``floors``; infinite if it is no falling curve."""
+        height = self._loss - floors
+        y = 1.0 / height
+        # Weights turn errors of 1 / height back into errors of the loss, to first order.
+        weight = height * height
+        weight *= weight
+        weight *= self._counted
+        total = _sum(weight)
+        mean_x, mean_y = _sum(weight * self._x) / total, _sum(weight * y) / total
+        x = self._x - mean_x
+        weight *= x
+        spread = _sum(weight * x)
+        slope = _sum(weight * (y - mean_y)) / spread
+        start = mean_y - slope * mean_x
+        miss = 1.0 / (slope * self._x + start) + floors - self._loss
+        error = _sum(miss * miss * self._counted)
+        falls = (spread > 0) & (slope > 0) & (start > 0)
+        return slope, start, np.where(falls & np.isfinite(error), error, np.inf)
+
+
+def _sum(terms: Floats) -> Floats:
+    """Over the points of each job, first to last."""
+    return np.add.reduce(terms, axis=0)
 
 
 class SpeedCurve:

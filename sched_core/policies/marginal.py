@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from bisect import bisect_left, insort
 from heapq import heapify, heappop, heappush
 from math import floor
 
 from gpuslice.errors import ConfigError
+from gpuslice.sched_core.cluster import FreeDevices
 from gpuslice.sched_core.job import Job
-from gpuslice.sched_core.policy import Plan, View
+from gpuslice.sched_core.placement.nodes import fewest_nodes
+from gpuslice.sched_core.policy import Decision, Migrate, Plan, Start, Suspend, View
 
-from .curves import LossHistory, SpeedCurve
-from .target import difference, place_counts
+from .curves import LossHistory, SpeedCurve, refit
 
 #: Smaller is more urgent.
 Urgency = tuple[float, ...]
+#: A job that would be raised from ``have`` to ``get`` devices: urgency, number (no two are equal), job, have, get.
+Step = tuple[Urgency, int, Job, int, int]
 
 
 class MarginalPolicy(ABC):
@@ -22,6 +26,9 @@ class MarginalPolicy(ABC):
 
     A job that is not elastic gets all its devices in one step or none. Between intervals nobody loses
     devices; whoever waits may start on free ones.
+
+    Jobs that wait show nothing new, so their first steps stay sorted; an allocation looks at the jobs that run
+    and at the first few that wait of each size.
 
     Parameters
     ----------
@@ -39,57 +46,133 @@ class MarginalPolicy(ABC):
         self.losses: dict[str, LossHistory] = {}
         self.speeds: dict[str, SpeedCurve] = {}
         self._next_s = 0.0
+        self._free: FreeDevices
+        self._running: dict[str, Job] = {}
+        #: First steps of waiting jobs, most urgent first, by the devices they ask for; and each job's own.
+        self._waiting: dict[int, list[Step]] = {}
+        self._first: dict[str, Step] = {}
+        #: Devices that all jobs could use together.
+        self._usable = 0
 
     @abstractmethod
     def urgency(self, job: Job, have: int, get: int, view: View) -> Urgency:
-        """Of raising ``job`` from ``have`` to ``get`` devices."""
+        """Of raising ``job`` from ``have`` to ``get`` devices; that of a job does not change while it waits."""
 
     def plan(self, view: View) -> Plan:
         """Allocate anew if the interval is over, else only what is free."""
-        if view.changes.reset:
-            self.losses, self.speeds = {}, {}
-            self._next_s = view.now_s
-        for job in view.changes.finished:
-            self.losses.pop(job.id, None)
-            self.speeds.pop(job.id, None)
-        for job in view.jobs.values() if view.changes.reset else view.changes.arrived:
-            self.losses[job.id], self.speeds[job.id] = LossHistory(), SpeedCurve()
-        anew = view.now_s >= self._next_s
-        if anew:
+        self._follow(view)
+        if view.now_s >= self._next_s:
             self._observe(view)
             self._next_s = (floor(view.now_s / self.interval_s) + 1) * self.interval_s
-        held = {} if anew else {job.id: len(job.placement) for job in view.running()}
-        counts = self._allocated(view, held)
+            counts = self._anew(view)
+        else:
+            counts = self._allocated(view, [], self._free.total)
         # Woken even if everybody runs: a curve needs points from the beginning.
         wake_at_s = self._next_s if view.jobs else None
-        return Plan(difference(view, place_counts(view, counts)), wake_at_s)
+        return Plan(self._decided(view, counts), wake_at_s)
+
+    def _follow(self, view: View) -> None:
+        """Take in what happened."""
+        if view.changes.reset:
+            self.losses, self.speeds, self._running, self._waiting, self._first = {}, {}, {}, {}, {}
+            self._next_s, self._usable, self._free = view.now_s, 0, view.free()
+        for job in view.changes.finished:
+            del self.losses[job.id], self.speeds[job.id]
+            self._usable -= _most(job)
+            if self._running.pop(job.id, None) is not None:
+                self._free.give(job.placement)
+            else:
+                self._leave_line(job)
+        for job in view.jobs.values() if view.changes.reset else view.changes.arrived:
+            self.losses[job.id], self.speeds[job.id] = LossHistory(), SpeedCurve()
+            self._usable += _most(job)
+            if job.running:
+                self._running[job.id] = job
+            else:
+                self._join_line(job, view)
+
+    def _join_line(self, job: Job, view: View) -> None:
+        least = _least(job)
+        step = self._first[job.id] = (self.urgency(job, 0, least, view), job.number, job, 0, least)
+        insort(self._waiting.setdefault(least, []), step)
+
+    def _leave_line(self, job: Job) -> None:
+        step = self._first.pop(job.id)
+        line = self._waiting[step[4]]
+        del line[bisect_left(line, step)]
 
     def _observe(self, view: View) -> None:
-        for job in view.running():
+        for job in self._running.values():
             loss = view.loss(job)
             if loss is not None:
                 self.losses[job.id].add(job.progress_at(view.now_s), loss)
             self.speeds[job.id].add(len(job.placement), job.rate)
 
-    def _allocated(self, view: View, held: dict[str, int]) -> dict[str, int]:
-        """Devices by job: ``held`` and what is left, step by step to the most urgent."""
-        counts = dict(held)
-        left = view.cluster.size - sum(held.values())
+    def _anew(self, view: View) -> dict[str, int]:
+        """Devices of all who shall run."""
+        if self._usable <= view.cluster.size:
+            return {job.id: _most(job) for job in view.jobs.values()}
+        refit(self.losses[name] for name in self._running)
         steps = [
             (self.urgency(job, 0, _least(job), view), job.number, job, 0, _least(job))
-            for job in view.jobs.values()
-            if job.id not in held
+            for job in self._running.values()
         ]
+        counts = dict.fromkeys(self._running, 0)
+        counts.update(self._allocated(view, steps, view.cluster.size))
+        return counts
+
+    def _allocated(self, view: View, steps: list[Step], left: int) -> dict[str, int]:
+        """Devices by job: ``left`` devices, step by step to the most urgent of ``steps`` and who waits."""
+        counts: dict[str, int] = {}
+        heads = dict.fromkeys(self._waiting, 0)
+        steps += [line[0] for least, line in self._waiting.items() if line and least <= left]
         heapify(steps)
         while steps and left > 0:
             _, number, job, have, get = heappop(steps)
-            if get - have > left:
-                continue
-            left -= get - have
-            counts[job.id] = get
-            if get < _most(job):
-                heappush(steps, (self.urgency(job, get, get + 1, view), number, job, get, get + 1))
+            if get - have <= left:
+                left -= get - have
+                counts[job.id] = get
+                if get < _most(job):
+                    heappush(steps, (self.urgency(job, get, get + 1, view), number, job, get, get + 1))
+            # What is left never grows: once a size does not fit, nobody of that size will.
+            if not have and not job.running and get <= left:
+                heads[get] += 1
+                if heads[get] < len(self._waiting[get]):
+                    heappush(steps, self._waiting[get][heads[get]])
         return counts
+
+    def _decided(self, view: View, counts: dict[str, int]) -> list[Decision]:
+        """What brings ``counts`` about: whoever keeps its number stays, the largest others are placed first."""
+        moving: list[tuple[int, int, Job]] = []
+        decisions: list[tuple[int, Decision]] = []
+        for name, count in counts.items():
+            job = view.jobs[name]
+            if job.running and len(job.placement) == count:
+                continue
+            if job.running:
+                self._free.give(job.placement)
+            moving.append((-count, job.number, job))
+        for negative, number, job in sorted(moving, key=lambda move: move[:2]):
+            devices = fewest_nodes(-negative, self._free) if negative else None
+            if devices is not None:
+                self._free.take(devices)
+            decision = self._change(job, devices, view)
+            if decision is not None:
+                decisions.append((number, decision))
+        return [decision for _, decision in sorted(decisions, key=lambda item: item[0])]
+
+    def _change(self, job: Job, devices: tuple[int, ...] | None, view: View) -> Decision | None:
+        if devices is None:
+            if not job.running:
+                return None
+            del self._running[job.id]
+            self._join_line(job, view)
+            return Suspend(job.id)
+        if job.running:
+            return Migrate(job.id, devices) if devices != job.placement else None
+        self._leave_line(job)
+        self._running[job.id] = job
+        return Start(job.id, devices)
 
 
 def _least(job: Job) -> int:

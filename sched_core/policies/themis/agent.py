@@ -7,7 +7,7 @@ the arbiter may make the same offer to several agents at once (optimistic).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from math import inf
+from math import inf, nan
 from typing import Literal
 
 from gpuslice.sched_core.cluster import Cluster, FreeDevices
@@ -15,7 +15,7 @@ from gpuslice.sched_core.job import Job
 from gpuslice.sched_core.policy import View
 from gpuslice.sched_core.slowdown import Slowdown
 
-from .auction import Bid, Gang, Option
+from .bids import Bid, Gang, Option
 
 #: How the 1/N share of T_id is taken: as so many devices, or as N times the time on the whole cluster.
 Ideal = Literal["share", "times_n"]
@@ -54,15 +54,23 @@ class Agent:
         self._ideal = ideal
         #: Of every job the app ever had: (seconds, device-seconds) on dedicated devices.
         self._works: list[tuple[float, float]] = []
+        #: The moment, as ``view.now_s`` and ``crowd_s``, and T_id then.
+        self._ideal_at = (nan, 0.0, 0.0)
 
     def add(self, job: Job, view: View) -> None:
         """Take in a new job."""
         self.jobs[job.id] = job
         duration_s = view.remaining_s(job) + job.progress_at(view.now_s)
         self._works.append((duration_s, duration_s * job.demand))
+        self._ideal_at = (nan, 0.0, 0.0)
 
     def ideal_s(self, view: View, crowd_s: float) -> float:
         """T_id: the finish time alone on a 1/N share, N the average number of apps during the app's life."""
+        if self._ideal_at[:2] != (view.now_s, crowd_s):
+            self._ideal_at = (view.now_s, crowd_s, self._ideal_now_s(view, crowd_s))
+        return self._ideal_at[2]
+
+    def _ideal_now_s(self, view: View, crowd_s: float) -> float:
         life_s = view.now_s - self.start_s
         contention = (crowd_s - self._crowd_s) / life_s if life_s > 0 else 1.0
         size = view.cluster.size
@@ -73,7 +81,21 @@ class Agent:
     def rho(self, view: View, crowd_s: float) -> float:
         """ρ = T_sh / T_id with what the app holds now; infinite if it holds nothing."""
         held = [self._gang(job, view) for job in self.jobs.values() if job.running]
-        return self._rho(view, crowd_s, held, wait_s=inf)
+        # Without any, all terms but the wait are finite.
+        return self._rho(view, crowd_s, held, wait_s=inf) if held else inf
+
+    def nothing(self, view: View, crowd_s: float, wait_s: float) -> float:
+        """1/ρ if the app gets no more than it holds, and the next offer comes in ``wait_s``."""
+        if len(self.jobs) == 1:
+            # The same as below without the detours: most apps are one job, and all that wait are asked.
+            (job,) = self.jobs.values()
+            if not job.running:
+                left_s = max(view.remaining_s(job), 0.0)
+                alone_s = max(left_s, left_s * job.demand / view.cluster.size)
+                shared_s = view.now_s - self.start_s + wait_s + alone_s
+                return 1.0 / (max(shared_s, 1e-9) / max(self.ideal_s(view, crowd_s), 1e-9))
+        held = [self._gang(job, view) for job in self.jobs.values() if job.running]
+        return 1.0 / self._rho(view, crowd_s, held, wait_s=wait_s)
 
     def bid(
         self, view: View, crowd_s: float, offer: FreeDevices, asking: Sequence[Job], wait_s: float
@@ -85,10 +107,14 @@ class Agent:
         """
         held = [self._gang(job, view) for job in self.jobs.values() if job.running and job not in asking]
         nothing = self._rho(view, crowd_s, held, wait_s=wait_s)
-        options = [
-            Option(tuple(gangs), 1.0 / self._rho(view, crowd_s, held + gangs, wait_s=wait_s))
-            for gangs in _ways(asking, offer)
-        ]
+        #: Which nodes does not matter, only on how many each job lies.
+        values: dict[tuple[tuple[str, int, int], ...], float] = {}
+        options: list[Option] = []
+        for gangs in _ways(asking, offer):
+            shape = tuple((job, sum(count for _, count in counts), len(counts)) for job, counts in gangs)
+            if shape not in values:
+                values[shape] = 1.0 / self._rho(view, crowd_s, held + gangs, wait_s=wait_s)
+            options.append(Option(tuple(gangs), values[shape]))
         return Bid(self.app, 1.0 / nothing, tuple(options))
 
     def _gang(self, job: Job, view: View) -> Gang:
@@ -119,6 +145,9 @@ class Agent:
 
 def _joint(works: Sequence[tuple[float, float]], devices: float, goal: Goal) -> float:
     """Finish time of (seconds, device-seconds) jobs on ``devices`` devices: of all, or of the first."""
+    if len(works) == 1:
+        seconds, work = works[0]
+        return max(seconds, work / devices)
     if goal == "first":
         return min((max(seconds, work / devices) for seconds, work in works), default=0.0)
     longest = max((seconds for seconds, _ in works), default=0.0)

@@ -16,7 +16,8 @@ from gpuslice.sched_core.job import Job
 from gpuslice.sched_core.policy import View
 
 from .agent import Agent
-from .auction import Award, Gang, Option, auction
+from .auction import Award, auction
+from .bids import Gang, Option
 
 
 class Grant(msgspec.Struct, frozen=True):
@@ -73,7 +74,7 @@ class Arbiter:
             contenders,
             key=lambda c: (
                 -c.agent.rho(view, crowd_s),
-                -1.0 / c.agent.bid(view, crowd_s, offer, (), wait_s).nothing,
+                -1.0 / c.agent.nothing(view, crowd_s, wait_s),
                 c.agent.start_s,
                 c.asking[0].number,
             ),
@@ -85,7 +86,10 @@ class Arbiter:
         granted = {grant.job.id for grant in grants}
         for contender in (*others, *bidding):
             asking = [job for job in contender.asking if job.id not in granted]
-            while options := contender.agent.bid(view, crowd_s, offer, asking, wait_s).options:
+            while any(job.demand <= offer.total for job in asking):
+                options = contender.agent.bid(view, crowd_s, offer, asking, wait_s).options
+                if not options:
+                    break
                 best = max(options, key=lambda option: (option.value, option.size))
                 taken = _settle(offer, [(gang, 1.0) for gang in best.gangs], asking)
                 grants += taken

@@ -165,14 +165,15 @@ class Themis:
                 stopped += self._tuner.finished(agent.jobs.values())
         for job in view.changes.arrived:
             self._arrive(job, view)
-        for agent in self.agents.values():
-            stopped += self._tuner.worse_half(agent.app, list(agent.jobs.values()), view)
+        if self._tuner.watches:
+            for agent in self.agents.values():
+                stopped += self._tuner.worse_half(agent.app, list(agent.jobs.values()), view)
         stopped = list({job.id: job for job in stopped}.values())
         for job in stopped:
             self._lease_end_s.pop(job.id, None)
             self.agents[_app(job)].jobs.pop(job.id, None)
-        for agent in list(self.agents.values()):
-            self._retire(agent)
+        for job in (*view.changes.finished, *stopped):
+            self._retire(_app(job))
         return stopped
 
     def _arrive(self, job: Job, view: View) -> None:
@@ -183,10 +184,10 @@ class Themis:
             )
         self.agents[app].add(job, view)
 
-    def _retire(self, agent: Agent) -> None:
-        if not agent.jobs:
-            self._tuner.forget(agent.app)
-            self.agents.pop(agent.app, None)
+    def _retire(self, app: str) -> None:
+        if app in self.agents and not self.agents[app].jobs:
+            self._tuner.forget(app)
+            del self.agents[app]
 
 
 def _app(job: Job) -> str:

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuslice.sched_core.policies.themis.auction import Award, Bid, Option, auction, best_choices
+from gpuslice.sched_core.policies.themis.auction import Award, auction, best_choices
+from gpuslice.sched_core.policies.themis.bids import Bid, Option
 
 
 def option(value: float, **by_node: int) -> Option:

@@ -1,0 +1,55 @@
+"""What apps answer to an offer."""
+
+from __future__ import annotations
+
+import msgspec
+
+#: Gang of one job: its id and (node, devices) pairs.
+Gang = tuple[str, tuple[tuple[int, int], ...]]
+
+
+class Option(msgspec.Struct, frozen=True):
+    """A subset of the offer and what it is worth: devices of a node are interchangeable, nodes are not.
+
+    Attributes
+    ----------
+    gangs
+        Which job would get how many devices of which node.
+    value
+        1/ρ of the app if it gets just this.
+    """
+
+    gangs: tuple[Gang, ...]
+    value: float
+
+    @property
+    def counts(self) -> dict[int, int]:
+        """Devices by node."""
+        total: dict[int, int] = {}
+        for _, counts in self.gangs:
+            for node, count in counts:
+                total[node] = total.get(node, 0) + count
+        return total
+
+    @property
+    def size(self) -> int:
+        """Devices in all."""
+        return sum(count for _, counts in self.gangs for _, count in counts)
+
+
+class Bid(msgspec.Struct, frozen=True):
+    """What one app answers to an offer.
+
+    Attributes
+    ----------
+    app
+        Whose bid.
+    nothing
+        Value of getting nothing; positive, else payments would not be defined.
+    options
+        The table {subset → value}.
+    """
+
+    app: str
+    nothing: float
+    options: tuple[Option, ...]
