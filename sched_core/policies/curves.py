@@ -149,9 +149,7 @@ class _FloorSearch:
     def refine(self) -> None:
         """Try a grid of floors, and narrow it to the neighbours of the best."""
         step = (self._high - self._low) / _GRID
-        floors = np.minimum(
-            self._low[:, None] + step[:, None] * np.arange(_GRID + 1.0), self._top[:, None]
-        )
+        floors = np.minimum(self._low[:, None] + step[:, None] * np.arange(_GRID + 1.0), self._top[:, None])
         slope, start, error = self._lines(floors)
         rows, columns = np.arange(len(step)), error.argmin(axis=1)
         better = error[rows, columns] < self._error
@@ -191,7 +189,8 @@ class _FloorSearch:
 
 def _sum(terms: Floats) -> Floats:
     """Over the points of each job, first to last."""
-    return np.add.reduce(terms, axis=0)
+    total: Floats = np.add.reduce(terms, axis=0)
+    return total
 
 
 class SpeedCurve:

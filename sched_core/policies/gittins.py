@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from importlib.resources import files
 from itertools import accumulate
+from math import nan
 
 
 class GittinsIndex:
@@ -24,16 +25,23 @@ class GittinsIndex:
     def __init__(self, services: Sequence[float]) -> None:
         self._services = sorted(services)
         self._sums = [0.0, *accumulate(self._services)]
+        #: The last end of a look ahead, and how many services do not exceed it.
+        self._until = (nan, 0)
 
     def within(self, attained: float, more: float) -> float:
         """P(S - a <= D | S > a) / E[min(S - a, D) | S > a] for one ``D`` = ``more``; 0 if no S exceeds a."""
-        first = bisect_right(self._services, attained)
-        beyond = bisect_right(self._services, attained + more)
+        services, sums = self._services, self._sums
+        first = bisect_right(services, attained)
+        until = attained + more
+        if until != self._until[0]:
+            # Jobs of one queue look ahead to the same end.
+            self._until = (until, bisect_right(services, until))
+        beyond = self._until[1]
         if more <= 0 or first == beyond:
             return 0.0
         completing = beyond - first
-        used = self._sums[beyond] - self._sums[first] - completing * attained
-        return completing / (used + more * (len(self._services) - beyond))
+        used = sums[beyond] - sums[first] - completing * attained
+        return completing / (used + more * (len(services) - beyond))
 
     def best(self, attained: float) -> float:
         """The index proper: the largest ``within`` over all ``D``. One pass over the sample."""

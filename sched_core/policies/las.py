@@ -46,7 +46,7 @@ class LeastAttained(RankedPolicy[Entry]):
         if self._compare_s is not None and view.now_s >= self._compare_s:
             self._compare_s = None
         if self.contended:
-            self.ranking.rekey_running(lambda _, entry: self.waiting_key(entry, view))
+            self.ranking.expire(lambda entry: self.waiting_key(entry, view))
 
     def settled(self, started: Sequence[Entry], suspended: Sequence[Entry], view: View) -> None:
         for entry in suspended:

@@ -17,7 +17,7 @@ from .curves import LossHistory, SpeedCurve, refit
 
 #: Smaller is more urgent.
 Urgency = tuple[float, ...]
-#: A job that would be raised from ``have`` to ``get`` devices: urgency, number (no two are equal), job, have, get.
+#: Urgency, number, job, ``have`` and ``get`` of raising a job; no two jobs have the same number.
 Step = tuple[Urgency, int, Job, int, int]
 
 
@@ -27,8 +27,8 @@ class MarginalPolicy(ABC):
     A job that is not elastic gets all its devices in one step or none. Between intervals nobody loses
     devices; whoever waits may start on free ones.
 
-    Jobs that wait show nothing new, so their first steps stay sorted; an allocation looks at the jobs that run
-    and at the first few that wait of each size.
+    Jobs that wait show nothing new, so their first steps stay sorted; an allocation looks at the jobs that
+    run and at the first few that wait of each size.
 
     Parameters
     ----------
@@ -56,7 +56,7 @@ class MarginalPolicy(ABC):
 
     @abstractmethod
     def urgency(self, job: Job, have: int, get: int, view: View) -> Urgency:
-        """Of raising ``job`` from ``have`` to ``get`` devices; that of a job does not change while it waits."""
+        """Of raising ``job`` from ``have`` to ``get`` devices; it must not change while ``job`` waits."""
 
     def plan(self, view: View) -> Plan:
         """Allocate anew if the interval is over, else only what is free."""
@@ -142,7 +142,7 @@ class MarginalPolicy(ABC):
         return counts
 
     def _decided(self, view: View, counts: dict[str, int]) -> list[Decision]:
-        """What brings ``counts`` about: whoever keeps its number stays, the largest others are placed first."""
+        """What brings ``counts`` about: whoever keeps its number stays; the largest others come first."""
         moving: list[tuple[int, int, Job]] = []
         decisions: list[tuple[int, Decision]] = []
         for name, count in counts.items():

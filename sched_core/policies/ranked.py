@@ -155,7 +155,7 @@ class RankedPolicy(ABC, Generic[E]):
         """Suspend less urgent jobs where that lets ``entry`` be placed as its placement wants."""
         if not self.preemptive:
             return None
-        behind = [other for key, other in self.ranking.running if key > entry.key and other.devices]
+        behind = [other for other in self.ranking.behind(entry) if other.devices]
         trial = self._free.copy()
         for other in behind:
             trial.give(other.devices)

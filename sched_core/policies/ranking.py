@@ -10,7 +10,7 @@ from the end of the list.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Set
 from heapq import heappop, heappush
 from typing import Any, Generic, TypeVar
@@ -68,6 +68,10 @@ class Ranking(Generic[E]):
         #: One heap per class of (key, count, entry); stale unless the entry waits with exactly that key.
         self._waiting: dict[SizeClass, list[tuple[Key, int, E]]] = {}
         self._pushed = 0
+        #: How running entries get keys of the present, and which ones (``expire``); ``None``: they have them.
+        self._expired: tuple[Callable[[E], Key], Key | None] | None = None
+        #: Those that got their keys since.
+        self._young: set[E] = set()
 
     def add(self, entry: E, key: Key) -> None:
         """Rank a new entry, or rank again one that was removed; running ones keep running."""
@@ -75,6 +79,8 @@ class Ranking(Generic[E]):
         if entry.running:
             insort(self.running, (key, entry))
             self.free -= entry.size
+            if self._expired is not None:
+                self._young.add(entry)
         else:
             self._pushed += 1  # Stale items may have the key of another entry; entries do not compare.
             heappush(self._waiting.setdefault(entry.size_class, []), (key, self._pushed, entry))
@@ -95,6 +101,22 @@ class Ranking(Generic[E]):
         for position, (_, entry) in enumerate(self.running):
             entry.key = key(position, entry)
         self.running = sorted((entry.key, entry) for _, entry in self.running)
+
+    def expire(self, key: Callable[[E], Key], before: Key | None = None) -> None:
+        """Running entries have new keys; ``key`` is asked for them when their order matters, if it ever does.
+
+        Parameters
+        ----------
+        before
+            Only entries with smaller keys than this one, which keep smaller keys; all if not given.
+        """
+        self._expired = (key, before)
+        self._young.clear()
+
+    def behind(self, entry: E) -> list[E]:
+        """Running entries less urgent than ``entry``, most urgent first."""
+        self._refresh()
+        return [other for _, other in self.running[bisect_right(self.running, (entry.key, entry)) :]]
 
     def withdraw(self, entry: E) -> None:
         """Make a running entry wait, with the same key."""
@@ -154,7 +176,10 @@ class Ranking(Generic[E]):
         left, size, key = self.free, entry.size, entry.key
         if left >= size:
             return True
-        for behind_key, behind in reversed(self.running):
+        position = len(self.running)
+        while position:
+            position -= 1
+            behind_key, behind = self._fresh(position)
             if behind_key < key:
                 return False
             left += behind.size
@@ -167,5 +192,28 @@ class Ranking(Generic[E]):
         left, position = self.free, len(self.running)
         while left < 0:
             position -= 1
-            left += self.running[position][1].size
+            left += self._fresh(position)[1].size
         return self.running[position][1]
+
+    def _fresh(self, position: int) -> tuple[Key, E]:
+        """What runs at ``position``, by keys of the present."""
+        item = self.running[position]
+        if self._expired is None or (self._expired[1] is not None and item[0] >= self._expired[1]):
+            return item
+        self._refresh()
+        return self.running[position]
+
+    def _refresh(self) -> None:
+        if self._expired is None:
+            return
+        key, before = self._expired
+        self._expired = None
+        running, young = self.running, self._young
+        end = len(running) if before is None else bisect_left(running, (before,))
+        changed: list[tuple[Key, E]] = []
+        for _, entry in running[:end]:
+            if entry not in young:
+                entry.key = key(entry)
+            changed.append((entry.key, entry))
+        changed.sort()
+        running[:end] = changed

@@ -43,7 +43,7 @@ class ShortestRemaining(RankedPolicy[Entry]):
 
     def update(self, view: View) -> None:
         if self.contended:
-            self.ranking.rekey_running(lambda _, entry: self.waiting_key(entry, view))
+            self.ranking.expire(lambda entry: self.waiting_key(entry, view))
 
     def settled(self, started: Sequence[Entry], suspended: Sequence[Entry], view: View) -> None:
         for entry in suspended:

@@ -57,21 +57,22 @@ class TwoDGittins(TwoDas):
         self._index: GittinsIndex | None = None
 
     def waiting_key(self, entry: MlfqEntry, view: View) -> Key:
-        if entry.level == len(self._limits):
-            return (entry.level, 0.0, *super().waiting_key(entry, view)[1:])
-        attained = self.attained(entry, view.now_s)
-        if self._index is None:
-            self._index = GittinsIndex(view.knowledge.services() or yarn_services())
-        index = self._index.within(attained, self._limits[entry.level] - attained)
-        return (entry.level, -index, *super().waiting_key(entry, view)[1:])
+        level, started_s, number = entry.level, entry.started_s, entry.job.number
+        if level == len(self._limits):
+            index = 0.0
+        else:
+            if self._index is None:
+                self._index = GittinsIndex(view.knowledge.services() or yarn_services())
+            attained = entry.job.service_at(view.now_s) - entry.base_service_s
+            index = self._index.within(attained, self._limits[level] - attained)
+        if started_s == inf:
+            return (level, -index, 1, entry.entered_s, number)
+        return (level, -index, 0, started_s, number)
 
     def update(self, view: View) -> None:
         super().update(view)
         if self.contended:
-            last = len(self._limits)
-            self.ranking.rekey_running(
-                lambda _, entry: entry.key if entry.level == last else self.waiting_key(entry, view)
-            )
+            self.ranking.expire(lambda entry: self.waiting_key(entry, view), before=(len(self._limits),))
 
     def settled(self, started: Sequence[MlfqEntry], suspended: Sequence[MlfqEntry], view: View) -> None:
         Mlfq.settled(self, started, suspended, view)

@@ -15,6 +15,7 @@ import msgspec
 from .bids import Bid, Option
 from .search import Bidder, Search, relaxed
 
+
 class Award(msgspec.Struct, frozen=True):
     """What one bidder won: an option, or ``None``, and the fraction of it that it keeps (hidden payment)."""
 

@@ -1,6 +1,7 @@
 """Exact maximization of a product of values: who gets which option of an offer.
 
-Only products and quotients of floats are used, no logarithms, so that the outcome is the same on every machine.
+Only products and quotients of floats are used, no logarithms, so that the outcome is the same on every
+machine.
 """
 
 from __future__ import annotations
@@ -53,9 +54,7 @@ class Bidder:
         return self._bid.nothing if choice < 0 else self._bid.options[choice].value
 
 
-def relaxed(
-    bidders: Sequence[Bidder], capacity: int, after: Sequence[list[float]] = ()
-) -> list[list[float]]:
+def relaxed(bidders: Sequence[Bidder], capacity: int, after: Sequence[list[float]] = ()) -> list[list[float]]:
     """``bounds[k][c]``: the largest product of bidders k, k+1, … with ``c`` devices of any node.
 
     ``after`` has the bounds of bidders that follow, if there are any.
@@ -67,7 +66,9 @@ def relaxed(
         row = [nothing * product for product in below]
         for size, value in bidder.best_of_size.items():
             if 0 < size <= capacity:
-                row[size:] = map(max, row[size:], [value * product for product in below[: capacity + 1 - size]])
+                row[size:] = map(
+                    max, row[size:], [value * product for product in below[: capacity + 1 - size]]
+                )
         rows.append(row)
     rows.reverse()
     return rows
@@ -105,7 +106,9 @@ class Search:
         #: By depth: the best product with which each state was reached.
         self._reached: list[dict[int, float]] = [{} for _ in bidders]
         if bidders:
-            self._descend(0, sum(offer), 1.0, sum(m[room] for m, room in zip(self._marks, offer, strict=True)))
+            self._descend(
+                0, sum(offer), 1.0, sum(m[room] for m, room in zip(self._marks, offer, strict=True))
+            )
 
     def _descend(self, depth: int, left: int, product: float, state: int) -> None:
         """Try every way of bidder ``depth`` that may still beat the best known.

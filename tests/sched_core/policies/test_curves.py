@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuslice.sched_core.policies.curves import LossCurve, LossHistory, SpeedCurve, fit_loss
+from gpuslice.sched_core.policies.curves import LossCurve, LossHistory, SpeedCurve, fit_loss, fit_losses
 
 
 @given(st.floats(0.001, 0.1), st.floats(0.5, 2.0), st.floats(0.0, 0.5))
@@ -53,3 +53,19 @@ def test_speed_saturates_as_observed() -> None:
     for devices in (1, 2, 4, 8):
         speed.add(devices, 1.0 / (4.0 / devices + 0.5 + 0.05 * devices))
     assert speed.rate(16, 4) == pytest.approx(1.0 / (0.25 + 0.5 + 0.8), rel=1e-6)
+
+
+def test_a_curve_does_not_depend_on_the_company_it_is_fitted_in() -> None:
+    jobs = [
+        [
+            (60.0 * k, 0.1 * n + 1.0 / (1.0 + 0.01 * k * (n + 1)) + 0.01 * (k * 7 % 3))
+            for k in range(2 + 3 * n)
+        ]
+        for n in range(8)
+    ]
+    assert fit_losses(jobs) == [fit_loss(points) for points in jobs]
+    assert [curve is None for curve in fit_losses(jobs)] == [True] + [False] * 7
+
+
+def test_a_loss_that_reached_zero_is_no_reason_to_stop() -> None:
+    assert fit_loss([(0.0, 1.0), (1.0, 0.5), (2.0, 0.0)]) is None

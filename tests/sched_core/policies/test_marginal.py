@@ -9,11 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuslice.errors import ConfigError
-from gpuslice.sched_core.job import Job
-from gpuslice.sched_core.policies.marginal import MarginalPolicy, Urgency
+from gpuslice.sched_core.policies.marginal import MarginalPolicy
 from gpuslice.sched_core.policies.optimus import Optimus
 from gpuslice.sched_core.policies.slaq import Slaq
-from gpuslice.sched_core.policy import View
+from gpuslice.sched_core.policy import Plan, View
 from gpuslice.sched_core.traces.trace import Trace
 
 from .worlds import check, same, simulate, trace, traces
@@ -51,10 +50,12 @@ def test_optimus_learns_the_end_of_a_job_without_being_told() -> None:
     ends_s: list[float] = []
 
     class Watching(Optimus):
-        def urgency(self, job: Job, have: int, get: int, view: View) -> Urgency:
-            if self.losses[job.id].curve() is not None:
-                ends_s.append(job.progress_at(view.now_s) + self.left_s(job, view))
-            return super().urgency(job, have, get, view)
+        def plan(self, view: View) -> Plan:
+            plan = super().plan(view)
+            for job in view.jobs.values():
+                if self.losses[job.id].curve() is not None:
+                    ends_s.append(job.progress_at(view.now_s) + self.left_s(job, view))
+            return plan
 
     assert not Optimus.needs_durations
     simulate(trace((0, 8, 5000)), Watching(interval_s=100))
@@ -74,3 +75,46 @@ def test_impossible_options_are_refused() -> None:
         Slaq(interval_s=0)
     with pytest.raises(ConfigError, match="converged=1"):
         Optimus(converged=1)
+
+
+def greedy(policy: MarginalPolicy, view: View) -> dict[str, int]:
+    """Devices by job, the plain way: of all steps that still fit, the most urgent, again and again."""
+    counts = {job.id: 0 for job in view.jobs.values()}
+    left = view.cluster.size
+    while True:
+        steps = []
+        for job in view.jobs.values():
+            have = counts[job.id]
+            least = job.spec.min_demand or job.demand
+            get = have + 1 if have else least
+            if get <= max(job.spec.max_demand or job.demand, least) and get - have <= left:
+                steps.append((policy.urgency(job, have, get, view), job.number, job.id, get))
+        if not steps:
+            return counts
+        _, _, name, get = min(steps)
+        left -= get - counts[name]
+        counts[name] = get
+
+
+@Policies
+def test_looking_at_a_few_jobs_gives_what_looking_at_all_gives(make: Callable[..., MarginalPolicy]) -> None:
+    base = make(interval_s=600.0)
+    looks = 0
+
+    class Checked(type(base)):  # type: ignore[misc]
+        def _anew(self, view: View) -> dict[str, int]:
+            nonlocal looks
+            looks += 1
+            found: dict[str, int] = super()._anew(view)
+            assert {name: count for name, count in found.items() if count} == {
+                name: count for name, count in greedy(self, view).items() if count
+            }
+            return found
+
+    rows = [(300.0 * i, 1 + i % 4, 900.0 + 700.0 * (i * 7 % 11)) for i in range(24)]
+    elastic = {
+        "min_demand": [1 if i % 3 else 0 for i in range(24)],
+        "max_demand": [i % 5 * 2 for i in range(24)],
+    }
+    simulate(trace(*rows, **elastic), Checked(interval_s=600.0))
+    assert looks > 10

@@ -87,3 +87,39 @@ def test_keys_of_running_jobs_may_all_change() -> None:
     ranking.rekey_running(lambda place, entry: (10 - place,))
     assert [entry.job.number for _, entry in ranking.running] == [1, 0]
     assert ranking.repair() == [entries[2], entries[0]]
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, CAPACITY), st.integers(0, 5)), min_size=1, max_size=12),
+    st.lists(st.integers(0, 5), min_size=12, max_size=12),
+    st.sampled_from([None, (3,)]),
+)
+def test_keys_worked_out_when_needed_decide_like_keys_worked_out_at_once(
+    jobs: list[tuple[int, int]], later: list[int], before: tuple[int] | None
+) -> None:
+    """Running jobs get new keys, then another one arrives."""
+    results = []
+    for at_once in (False, True):
+        ranking: Ranking[Entry] = Ranking(CAPACITY)
+        entries = [
+            Entry(Job(JobSpec(id=str(n), submit_s=0.0, demand=size), n), "")
+            for n, (size, _) in enumerate(jobs)
+        ]
+        for entry, (_, key) in zip(entries[:-1], jobs, strict=False):
+            ranking.add(entry, (key, entry.job.number))
+        ranking.repair()
+        fresh = {entry: (later[entry.job.number], entry.job.number) for entry in entries}
+        if before is not None:  # Those below keep below, those beyond keep their keys.
+            fresh = {
+                e: (min(key[0], 2), key[1]) if e.key and e.key < before else e.key for e, key in fresh.items()
+            }
+        if at_once:
+            ranking.rekey_running(lambda _, entry, fresh=fresh: fresh[entry])
+        else:
+            ranking.expire(lambda entry, fresh=fresh: fresh[entry], before)
+        ranking.add(entries[-1], (jobs[-1][1], len(jobs) - 1))
+        flipped = [entry.job.number for entry in ranking.repair()]
+        behind = [entry.job.number for entry in ranking.behind(entries[-1])] if entries[-1].running else []
+        results.append((flipped, behind, [entry.running for entry in entries]))
+    assert results[0] == results[1]
