@@ -51,7 +51,7 @@ def test_measured(tmp_path: Path) -> None:
 
 def test_a_report_counts_as_its_own_record_does(tmp_path: Path) -> None:
     record = SwitchRecord(
-        find_s=0.5, admit_s=0.25, copy_out_s=2.0, parked_s=9.0, verify_s=0.125, copy_in_s=1.0
+        boundary=3, find_s=0.5, admit_s=0.25, copy_out_s=2.0, parked_s=9.0, verify_s=0.125, copy_in_s=1.0
     )
     path = tmp_path / "report.json"
     path.write_text(json.dumps({"switches": [record.as_dict()]}))
