@@ -11,6 +11,7 @@ from pathlib import Path
 from .budget import Budget
 from .files import open_checked, write_at
 from .layout import align
+from .tally import Residue
 
 #: Arenas have whole huge pages; the spare part is small enough for two slots in 2.05 times the state.
 STEP_BYTES = 2 << 20
@@ -53,6 +54,8 @@ class Arena:
         self._descriptor = -1
         self._hooks = MapHooks()
         self._memory: memoryview | None = None
+        #: What the pages hold since the last publish, as long as nobody else has written to them.
+        self.residue: Residue | None = None
 
     @property
     def memory(self) -> memoryview | None:
@@ -125,6 +128,7 @@ class Arena:
         """Withdraw the mapping. Views that somebody still holds keep its pages until they die."""
         if self._memory is not None:
             memory, self._memory = self._memory, None
+            self.residue = None
             self._hooks.unmapping(memory)
 
     def close(self) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from gpuslice.kernels import Device
+from gpuslice.kernels.copying import Pairs
 
 from . import tree
 from .cargo import load
@@ -93,14 +94,17 @@ class BackgroundSnapshot:
 
     def _copy_at_once(
         self, extras: Sequence[torch.UntypedStorage], waiting: Collection[int]
-    ) -> list[tuple[torch.UntypedStorage, memoryview]]:
+    ) -> Pairs:
         """Copy what cannot wait; returns the rest."""
-        pairs = [(storage, self._writer.view(sid)) for sid, storage in enumerate(extras) if storage.nbytes()]
-        self._device.copy_out([pair for pair in pairs if pair[0]._cdata not in waiting])
+        writer = self._writer
+        pairs = [pair for pair in zip(extras, writer.offsets, strict=True) if pair[0].nbytes()]
+        now = [pair for pair in pairs if pair[0]._cdata not in waiting]
+        self._device.copy_out(now, writer.arena, writer.tally)
         return [pair for pair in pairs if pair[0]._cdata in waiting]
 
-    def _copy(self, pairs: list[tuple[torch.UntypedStorage, memoryview]]) -> None:
-        self._noting_errors(lambda: self._device.copy_out(pairs))
+    def _copy(self, pairs: Pairs) -> None:
+        # What the training might change meanwhile is hashed where it arrives, when `publish` finds it unseen.
+        self._noting_errors(lambda: self._device.copy_out(pairs, self._writer.arena))
 
     @property
     def copied(self) -> bool:

@@ -74,8 +74,8 @@ class BlockCargo:
     def copy_out(self, device: Device, writer: SnapshotWriter) -> None:
         """Copy everything into the arena."""
         self.shim.copy_out([(block, view_address(writer.view(sid))) for sid, block in enumerate(self.blocks)])
-        extras = enumerate(self.extras, start=len(self.blocks))
-        device.copy_out([(storage, writer.view(sid)) for sid, storage in extras if storage.nbytes()])
+        pairs = zip(self.extras, writer.offsets[len(self.blocks) :], strict=True)
+        device.copy_out([pair for pair in pairs if pair[0].nbytes()], writer.arena, writer.tally)
 
     def empty(self, device: Device) -> None:
         """Take the memory away; the addresses stay reserved."""
@@ -87,13 +87,15 @@ class BlockCargo:
         del device
         self.shim.reserve(self.index)
 
-    def views(self, snapshot: SnapshotFile, *, verify: bool) -> list[memoryview]:
-        """The blocks' bytes in the snapshot; ``CorruptSnapshotError`` names a damaged one."""
-        return [snapshot.view(sid, verify=verify) for sid in range(len(self.blocks))]
+    def check(self, snapshot: SnapshotFile) -> None:
+        """Check the blocks' bytes in the snapshot; ``CorruptSnapshotError`` names a damaged one."""
+        for sid in range(len(self.blocks)):
+            snapshot.view(sid)
 
-    def copy_in(self, device: Device, views: Sequence[memoryview]) -> None:
-        """Copy the blocks' bytes back to where they were."""
-        del device
+    def copy_in(self, device: Device, snapshot: SnapshotFile, *, verify: bool) -> None:
+        """Copy the blocks' bytes back to where they were; `check` has verified them."""
+        del device, verify
+        views = [snapshot.view(sid, verify=False) for sid in range(len(self.blocks))]
         pairs = zip(self.blocks, views, strict=True)
         self.shim.copy_in([(block, view_address(view)) for block, view in pairs])
 

@@ -86,9 +86,8 @@ class Cargo:
 
     def copy_out(self, device: Device, writer: SnapshotWriter) -> None:
         """Copy everything into the arena."""
-        storages = [*self.storages, *self.extras]
-        pairs = [(storage, writer.view(sid)) for sid, storage in enumerate(storages) if storage.nbytes()]
-        device.copy_out(pairs)
+        pairs = zip([*self.storages, *self.extras], writer.offsets, strict=True)
+        device.copy_out([pair for pair in pairs if pair[0].nbytes()], writer.arena, writer.tally)
 
     def empty(self, device: Device) -> None:
         """Take the memory away from what was copied."""
@@ -100,13 +99,13 @@ class Cargo:
         """Take the memory back, all of it or none; ``DeviceMemoryError``."""
         device.reserve([(item.storage, item.nbytes) for item in self.items if item.way is Way.FREED])
 
-    def views(self, snapshot: SnapshotFile, *, verify: bool) -> list[memoryview]:
-        """The items' bytes in the snapshot; ``CorruptSnapshotError`` names a damaged one."""
-        return [snapshot.view(sid, verify=verify) for sid in range(len(self.items))]
+    def check(self, snapshot: SnapshotFile) -> None:
+        """Nothing yet: chunks are checked as they are copied."""
 
-    def copy_in(self, device: Device, views: Sequence[memoryview]) -> None:
-        """Copy the items' bytes back to where they were."""
-        device.copy_in([(view, item.storage) for view, item in zip(views, self.items, strict=True)])
+    def copy_in(self, device: Device, snapshot: SnapshotFile, *, verify: bool) -> None:
+        """Copy the items' bytes back to where they were; ``CorruptSnapshotError`` names a damaged storage."""
+        pairs = list(zip(self.storages, snapshot.offsets, strict=False))
+        device.copy_in(pairs, snapshot.arena, snapshot.proof() if verify else None)
 
     def _by_way(self, way: Way) -> list[torch.UntypedStorage]:
         return [item.storage for item in self.items if item.way is way]

@@ -16,6 +16,7 @@ from .files import open_checked, read_at
 from .format import FILE_LIMIT_BYTES, RECORD_BYTES, Metadata, Record
 from .header import PREAMBLE_BYTES, Content, decode_preamble
 from .layout import LARGE_BYTES, PAGE_BYTES, Extent, StorageSpec, TensorSpec, align, chunks
+from .tally import Pieces, Proof
 from .tree import Tree
 
 
@@ -103,6 +104,23 @@ class SnapshotFile:
                 raise self._corrupt(sid)
         return memory[offset : offset + nbytes]
 
+    @property
+    def arena(self) -> memoryview:
+        """All of it, read-only, as a copy needs it."""
+        return self._mapped()
+
+    @property
+    def offsets(self) -> Sequence[int]:
+        """Where each storage begins in `arena`."""
+        return self.content.placement.offsets
+
+    def proof(self) -> Proof:
+        """An inspector for a copy out of `arena`: raises ``CorruptSnapshotError``, naming the storage."""
+        placement = self.content.placement
+        pieces = Pieces.of(tuple(self.content.layout.sizes), placement)
+        digests = (self._chunk_digests, self._storage_digests)
+        return Proof(self._mapped(), pieces, *digests, corrupt=self._corrupt_at)
+
     def verify(self) -> None:
         """Check every byte of the payload.
 
@@ -123,6 +141,14 @@ class SnapshotFile:
         label = self.storages[sid].label
         name = f"storage {sid} ({label})" if label else f"storage {sid}"
         return CorruptSnapshotError(f"{self.path}: {name} is damaged", _DAMAGED)
+
+    def _corrupt_at(self, offset: int) -> CorruptSnapshotError:
+        """The error for whatever storage lies there."""
+        sizes = self.content.layout.sizes
+        for sid, (start, nbytes) in enumerate(zip(self.offsets, sizes, strict=True)):
+            if start <= offset < start + nbytes:
+                return self._corrupt(sid)
+        return CorruptSnapshotError(f"{self.path}: the bytes at {offset} are damaged", _DAMAGED)
 
     def _mapped(self) -> memoryview:
         if self._memory is None:

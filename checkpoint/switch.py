@@ -224,7 +224,9 @@ class Switch:
         except BaseException as error:
             with _undoing(error, "emptying the device"):
                 cargo.reserve(self.device)
-                cargo.copy_in(self.device, cargo.views(snapshot, verify=self._verify))
+                if self._verify:
+                    cargo.check(snapshot)
+                cargo.copy_in(self.device, snapshot, verify=self._verify)
             raise
 
     def _measure(self, record: SwitchRecord, cargo: Cargo | BlockCargo) -> None:
@@ -281,10 +283,11 @@ class Switch:
             else:
                 cargo.reserve(target)
         try:
-            with stages.stage("verify_s"):
-                views = cargo.views(parked.snapshot, verify=self._verify)
+            if self._verify:
+                with stages.stage("verify_s"):
+                    cargo.check(parked.snapshot)
             with stages.stage("copy_in_s"):
-                cargo.copy_in(target, views)
+                cargo.copy_in(target, parked.snapshot, verify=self._verify)
             rng.restore(parked.shared_random)
             if moving:
                 if parked.device_random is not None:

@@ -14,11 +14,12 @@ from gpuslice.config import format_size
 from gpuslice.errors import UsageError
 
 from .arena import Arena
-from .checksum import all_digests, fingerprint, pack_digests
+from .checksum import fingerprint, pack_digests
 from .format import METADATA_LIMIT_BYTES, RECORD_BYTES, Metadata, Record
 from .header import Content
 from .layout import PAGE_BYTES, Layout, TensorSpec, align, place
 from .snapshot import SnapshotFile
+from .tally import Tally
 from .tree import Tree
 
 
@@ -27,6 +28,11 @@ class SnapshotWriter:
 
     Copy every storage into its `view`, then `publish`; or `abort`. As a context manager it aborts
     what was not published.
+
+    Attributes
+    ----------
+    tally
+        An inspector for copies into `arena`: spares `publish` the checksums of what it has seen.
     """
 
     def __init__(
@@ -44,6 +50,8 @@ class SnapshotWriter:
         self._finish = finish
         self._placement = place(layout.sizes, record.payload)
         self._memory: memoryview | None = arena.memory
+        residue, arena.residue = arena.residue, None  # from here on the arena changes
+        self.tally = Tally(self.arena, tuple(layout.sizes), self._placement, residue)
 
     @property
     def arena(self) -> memoryview:
@@ -51,6 +59,11 @@ class SnapshotWriter:
         if self._memory is None:
             raise UsageError("this snapshot was published or aborted", "call begin() again")
         return self._memory
+
+    @property
+    def offsets(self) -> Sequence[int]:
+        """Where each storage begins in `arena`."""
+        return self._placement.offsets
 
     def view(self, sid: int) -> memoryview:
         """Writable bytes for storage ``sid``: from 1 MiB on at a page boundary, smaller at 256 bytes."""
@@ -73,7 +86,7 @@ class SnapshotWriter:
         if boundary < 0:
             raise UsageError(f"boundary {boundary} is negative", "count boundaries from 0")
         content = self._describe(tuple(tensors))
-        by_chunk, by_storage = all_digests(memory, self._layout.sizes, self._placement)
+        by_chunk, by_storage = self.tally.digests()
         metadata = Metadata(content.rows, content.tensors, msgspec.Raw(tree.data)).encode()
         if len(metadata) > METADATA_LIMIT_BYTES:
             raise UsageError(
@@ -84,6 +97,7 @@ class SnapshotWriter:
         record = self._write(record, content, metadata, pack_digests(by_chunk + by_storage))
         snapshot = SnapshotFile(self._arena.path, record, content, tree, by_chunk + by_storage, memory)
         self._finish(record.slot, snapshot)
+        self._arena.residue = self.tally.residue()
         self._memory = None
         return snapshot
 

@@ -13,13 +13,14 @@ import torch
 from gpuslice.errors import DeviceMemoryError, EnvironmentUnusableError
 from gpuslice.types import DeviceName
 
+from . import copying
+from .copying import Inspector, Pairs
 from .device import DeviceMemory, Hold, Way
 from .host import (
     PAGE_BYTES,
     AddressSpace,
-    copy_storage_in,
-    copy_storage_out,
     drop_pages,
+    prefer_huge_pages,
     resident_anonymous_bytes,
     trim_heap,
     whole_pages,
@@ -91,13 +92,12 @@ class CpuDevice:
         space = AddressSpace()
         return [_hold(storage, storage._cdata in fixed, alone, space) for storage in storages]
 
-    def copy_out(self, pairs: Sequence[tuple[torch.UntypedStorage, memoryview]]) -> None:
-        for storage, view in pairs:
-            copy_storage_out(storage, view)
+    def copy_out(self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None) -> None:
+        copying.copy_out(pairs, arena, inspect, len(self.cores))
 
-    def copy_in(self, pairs: Sequence[tuple[memoryview, torch.UntypedStorage]]) -> None:
-        for view, storage in pairs:
-            copy_storage_in(view, storage)
+    def copy_in(self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None) -> None:
+        prefer_huge_pages((storage.data_ptr(), storage.nbytes()) for storage, _ in pairs)
+        copying.copy_in(pairs, arena, inspect, len(self.cores))
 
     def free(self, storages: Sequence[torch.UntypedStorage]) -> None:
         for storage in storages:

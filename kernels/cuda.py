@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Iterable, Mapping, Sequence, Set
 from itertools import cycle
 
@@ -12,8 +13,10 @@ from torch.multiprocessing.reductions import shared_cache
 from gpuslice.errors import DeviceMemoryError, EnvironmentUnusableError, SuspendRefusedError
 from gpuslice.types import DeviceName
 
+from . import copying
+from .copying import Inspector, Pairs
 from .device import DeviceMemory, Hold, Way
-from .host import copy_storage_in, copy_storage_out, view_address
+from .host import view_address
 
 _FREED = Hold(Way.FREED)
 #: Two streams hide the gap between one copy and the next; a GPU has one copy engine per direction.
@@ -81,23 +84,17 @@ class CudaDevice:
         between_processes = {reference.cdata for reference in shared_cache.values()}
         return [_hold(storage, between_processes) for storage in storages]
 
-    def copy_out(self, pairs: Sequence[tuple[torch.UntypedStorage, memoryview]]) -> None:
-        moves = []
-        for storage, view in pairs:
-            if storage.device.type == "cpu":
-                copy_storage_out(storage, view)
-            else:
-                moves.append((_host_tensor(view), _device_tensor(storage)))
-        self._copy(moves)
+    def copy_out(self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None) -> None:
+        on_host, here = _by_place(pairs)
+        copying.copy_out(on_host, arena, inspect, _threads())
+        self._copy([(_host_tensor(arena, pair), _device_tensor(pair[0])) for pair in here])
+        copying.look(here, arena, inspect, _threads())
 
-    def copy_in(self, pairs: Sequence[tuple[memoryview, torch.UntypedStorage]]) -> None:
-        moves = []
-        for view, storage in pairs:
-            if storage.device.type == "cpu":
-                copy_storage_in(view, storage)
-            else:
-                moves.append((_device_tensor(storage), _host_tensor(view)))
-        self._copy(moves)
+    def copy_in(self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None) -> None:
+        on_host, here = _by_place(pairs)
+        copying.copy_in(on_host, arena, inspect, _threads())
+        copying.look(here, arena, inspect, _threads())
+        self._copy([(_device_tensor(pair[0]), _host_tensor(arena, pair)) for pair in here])
 
     def free(self, storages: Sequence[torch.UntypedStorage]) -> None:
         streams = self._streams_by_address()
@@ -230,7 +227,19 @@ def _hold(storage: torch.UntypedStorage, between_processes: Set[int]) -> Hold:
     return _FREED
 
 
-def _host_tensor(view: memoryview) -> torch.Tensor:
+def _by_place(pairs: Pairs) -> tuple[Pairs, Pairs]:
+    """Those of the host, and those of a GPU."""
+    on_host = [pair for pair in pairs if pair[0].device.type == "cpu"]
+    return on_host, [pair for pair in pairs if pair[0].device.type != "cpu"]
+
+
+def _threads() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def _host_tensor(arena: memoryview, pair: tuple[torch.UntypedStorage, int]) -> torch.Tensor:
+    storage, offset = pair
+    view = arena[offset : offset + storage.nbytes()]
     # By address, because torch.frombuffer warns about read-only views, which we only read.
     memory = (ctypes.c_uint8 * view.nbytes).from_address(view_address(view))
     return torch.frombuffer(memory, dtype=torch.uint8)

@@ -12,6 +12,8 @@ import torch
 from gpuslice.errors import EnvironmentUnusableError
 from gpuslice.types import DeviceName
 
+from .copying import Inspector, Pairs
+
 
 class Way(Enum):
     """How one storage leaves the device during a suspend."""
@@ -105,17 +107,29 @@ class Device(Protocol):
         """
         ...
 
-    def copy_out(self, pairs: Sequence[tuple[torch.UntypedStorage, memoryview]]) -> None:
-        """Copy storages into host views of the same size; returns when all bytes have arrived.
+    def copy_out(self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None) -> None:
+        """Copy storages into ``arena``, each to its offset; returns when all bytes have arrived.
 
         Storages of the host are accepted on every device.
+
+        Parameters
+        ----------
+        inspect
+            Sees every chunk: on its way, and then it may say that it need not be copied, or in the arena
+            after that. Raises what it raises.
         """
         ...
 
-    def copy_in(self, pairs: Sequence[tuple[memoryview, torch.UntypedStorage]]) -> None:
-        """Copy host views into storages of the same size; returns when all bytes have arrived.
+    def copy_in(self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None) -> None:
+        """Copy from offsets in ``arena`` into storages; returns when all bytes have arrived.
 
         Neither direction bumps a tensor's version counter, so pending autograd graphs stay valid.
+
+        Parameters
+        ----------
+        inspect
+            Sees every chunk in the arena before it is copied. Raises what it raises; the storages then
+            hold anything.
         """
         ...
 

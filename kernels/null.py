@@ -10,6 +10,7 @@ import torch
 from gpuslice.errors import DeviceMemoryError, EnvironmentUnusableError
 from gpuslice.types import DeviceName
 
+from .copying import Inspector, Pairs
 from .device import DeviceMemory, Hold, Way
 
 
@@ -80,11 +81,13 @@ class NullDevice:
     def holds(self, storages: Sequence[torch.UntypedStorage], *, fixed: Set[int], alone: bool) -> list[Hold]:
         return [Hold(Way.FREED)] * len(storages)
 
-    def copy_out(self, pairs: Sequence[tuple[torch.UntypedStorage, memoryview]]) -> None:
-        self._wait(self._cost.out_s(sum(view.nbytes for _, view in pairs)))
+    def copy_out(self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None) -> None:
+        """Nothing moves, so there is nothing to inspect."""
+        self._wait(self._cost.out_s(sum(storage.nbytes() for storage, _ in pairs)))
 
-    def copy_in(self, pairs: Sequence[tuple[memoryview, torch.UntypedStorage]]) -> None:
-        self._wait(self._cost.in_s(sum(view.nbytes for view, _ in pairs)))
+    def copy_in(self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None) -> None:
+        """Nothing moves, so there is nothing to inspect."""
+        self._wait(self._cost.in_s(sum(storage.nbytes() for storage, _ in pairs)))
 
     def free(self, storages: Sequence[torch.UntypedStorage]) -> None:
         for storage in storages:

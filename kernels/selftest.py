@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from itertools import accumulate
 
 import torch
 
@@ -27,13 +28,15 @@ def problem(name: str) -> str:
         tensors = [torch.arange(n, device=device.torch_device).to(torch.uint8) for n in _SIZES]
         expected = [tensor.cpu().clone() for tensor in tensors]
         storages = [tensor.untyped_storage() for tensor in tensors]
-        arenas = [bytearray(storage.nbytes()) for storage in storages]
-        device.copy_out([(s, memoryview(a)) for s, a in zip(storages, arenas, strict=True)])
+        sizes = [storage.nbytes() for storage in storages]
+        pairs = list(zip(storages, accumulate(sizes, initial=0), strict=False))
+        arena = memoryview(bytearray(sum(sizes)))
+        device.copy_out(pairs, arena)
         device.free(storages)
         if any(storage.nbytes() for storage in storages):
             return "freed tensors kept their memory"
-        device.reserve([(s, len(a)) for s, a in zip(storages, arenas, strict=True)])
-        device.copy_in([(memoryview(a), s) for a, s in zip(arenas, storages, strict=True)])
+        device.reserve(list(zip(storages, sizes, strict=True)))
+        device.copy_in(pairs, arena)
     except (GpusliceError, RuntimeError) as error:
         return f"{type(error).__name__}: {error}"
     same = all(torch.equal(tensor.cpu(), bytes_) for tensor, bytes_ in zip(tensors, expected, strict=True))

@@ -14,6 +14,7 @@ import torch
 from gpuslice.checkpoint.discover import strided_parts
 from gpuslice.checkpoint.snapshot import SnapshotFile
 from gpuslice.checkpoint.switch import NoGate
+from gpuslice.kernels.copying import Inspector, Pairs
 from gpuslice.kernels.cpu import CpuDevice
 from gpuslice.types import DeviceName
 
@@ -168,15 +169,15 @@ class FaultyDevice(CpuDevice):
         if self._step("synchronize"):
             raise Broken("synchronize")
 
-    def copy_out(self, pairs: Sequence[tuple[torch.UntypedStorage, memoryview]]) -> None:
+    def copy_out(self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None) -> None:
         broken = self._step("copy_out")
-        super().copy_out(pairs[: len(pairs) // 2] if broken else pairs)
+        super().copy_out(pairs[: len(pairs) // 2] if broken else pairs, arena, inspect)
         if broken:
             raise Broken("copy_out")
 
-    def copy_in(self, pairs: Sequence[tuple[memoryview, torch.UntypedStorage]]) -> None:
+    def copy_in(self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None) -> None:
         broken = self._step("copy_in")
-        super().copy_in(pairs[: len(pairs) // 2] if broken else pairs)
+        super().copy_in(pairs[: len(pairs) // 2] if broken else pairs, arena, inspect)
         if broken:
             raise Broken("copy_in")
 

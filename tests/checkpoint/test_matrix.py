@@ -6,7 +6,7 @@ tests break the capture on purpose: a matrix that could not fail would show noth
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -19,6 +19,7 @@ from gpuslice.checkpoint.store import JobStore
 from gpuslice.checkpoint.switch import Switch
 from gpuslice.errors import CorruptSnapshotError
 from gpuslice.kernels import Device, open_device
+from gpuslice.kernels.copying import Inspector, Pairs
 from gpuslice.kernels.cpu import CpuDevice
 from gpuslice.types import DeviceName
 
@@ -150,19 +151,19 @@ class BrokenDevice(FaultyDevice):
 
 
 class NotCopiedOut(BrokenDevice):
-    def copy_out(self, pairs: Sequence[tuple[torch.UntypedStorage, memoryview]]) -> None:
-        super().copy_out([pair for pair in pairs if not self.is_victim(pair[0].nbytes())])
+    def copy_out(self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None) -> None:
+        super().copy_out([pair for pair in pairs if not self.is_victim(pair[0].nbytes())], arena, inspect)
 
 
 class NotCopiedIn(BrokenDevice):
-    def copy_in(self, pairs: Sequence[tuple[memoryview, torch.UntypedStorage]]) -> None:
-        super().copy_in([pair for pair in pairs if not self.is_victim(pair[1].nbytes())])
+    def copy_in(self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None) -> None:
+        super().copy_in([pair for pair in pairs if not self.is_victim(pair[0].nbytes())], arena, inspect)
 
 
 class BitFlipped(BrokenDevice):
-    def copy_in(self, pairs: Sequence[tuple[memoryview, torch.UntypedStorage]]) -> None:
-        super().copy_in(pairs)
-        for _, storage in pairs:
+    def copy_in(self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None) -> None:
+        super().copy_in(pairs, arena, inspect)
+        for storage, _ in pairs:
             if self.is_victim(storage.nbytes()):
                 torch.empty(0, dtype=torch.uint8).set_(storage)[1] ^= 4
 

@@ -110,7 +110,7 @@ def test_a_failing_publish_leaves_the_old_state(
 ) -> None:
     before, switch = job.digest(), Switch(FaultyDevice(), store)
     with monkeypatch.context() as patch:
-        patch.setattr("gpuslice.checkpoint.writer.all_digests", _broken)
+        patch.setattr("gpuslice.checkpoint.writer.pack_digests", _broken)
         with pytest.raises(Broken):
             switch.suspend(boundary=1)
     assert job.digest() == before
@@ -187,7 +187,7 @@ def check_lost(switch: Switch, gate: SpyGate) -> None:
     assert (gate.closed, gate.is_shut) == (1, True)
 
 
-def test_a_flipped_byte_is_found_before_anything_is_taken_back(store: JobStore, job: Job) -> None:
+def test_a_flipped_byte_is_found_and_nothing_stays_taken_back(store: JobStore, job: Job) -> None:
     switch = Switch(FaultyDevice(), store, gate=SpyGate())
     switch.suspend(boundary=1)
     assert switch.snapshot is not None

@@ -57,10 +57,10 @@ def test_discarded_memory_comes_back_at_its_address(device: CpuDevice) -> None:
     tensor = torch.from_numpy(array)
     storage = tensor.untyped_storage()
     view = memoryview(bytearray(storage.nbytes()))
-    device.copy_out([(storage, view)])
+    device.copy_out([(storage, 0)], view)
     device.discard([storage])
     assert (array[1000:-1000] == 0).all(), "whole pages inside read as zeros"
-    device.copy_in([(view, storage)])
+    device.copy_in([(storage, 0)], view)
     assert np.array_equal(array, np.arange(MIB))
 
 

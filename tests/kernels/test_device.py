@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable
+from itertools import accumulate
 
 import pytest
 import torch
 
 from gpuslice.errors import EnvironmentUnusableError
 from gpuslice.kernels import Device, Way, open_device
+from gpuslice.kernels.copying import Pairs
 from gpuslice.types import DeviceName
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
@@ -20,7 +22,7 @@ BACKENDS = [
     pytest.param("cuda:0", id="cuda", marks=[pytest.mark.gpu, needs_cuda]),
 ]
 #: Small, page-sized, odd, and large enough for an own mapping.
-SIZES = [1, 64, 4096, 4097, 300_001, 3 << 20]
+SIZES = [1, 64, 4096, 4097, 300_001, 3 << 20, (9 << 20) + 5]
 
 
 @pytest.fixture(params=BACKENDS)
@@ -38,8 +40,10 @@ def content(storage: torch.UntypedStorage) -> bytes:
     return bytes(torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage).cpu().clone().numpy())
 
 
-def views_of(storages: list[torch.UntypedStorage]) -> list[memoryview]:
-    return [memoryview(bytearray(storage.nbytes())) for storage in storages]
+def places_of(storages: list[torch.UntypedStorage]) -> tuple[Pairs, memoryview]:
+    """The storages one after the other, and an arena with room for them."""
+    offsets = list(accumulate((storage.nbytes() for storage in storages), initial=0))
+    return list(zip(storages, offsets, strict=False)), memoryview(bytearray(offsets[-1]))
 
 
 def test_its_name_is_what_was_asked_for(device: Device) -> None:
@@ -49,16 +53,15 @@ def test_its_name_is_what_was_asked_for(device: Device) -> None:
 def test_a_round_trip_gives_back_every_byte(device: Device) -> None:
     storages = storages_on(device, SIZES)
     before = [content(storage) for storage in storages]
-    arena = views_of(storages)
+    pairs, arena = places_of(storages)
     holds = device.holds(storages, fixed=frozenset(), alone=True)
     assert {hold.way for hold in holds} == {Way.FREED}
     device.synchronize()
-    device.copy_out(list(zip(storages, arena, strict=True)))
+    device.copy_out(pairs, arena)
     device.free(storages)
     device.release_caches()
     device.reserve([(storage, len(data)) for storage, data in zip(storages, before, strict=True)])
-    views = [view.toreadonly() for view in arena]
-    device.copy_in(list(zip(views, storages, strict=True)))
+    device.copy_in(pairs, arena.toreadonly())
     assert [content(storage) for storage in storages] == before
 
 
@@ -66,11 +69,11 @@ def test_tensors_stay_valid_views(device: Device) -> None:
     base = torch.arange(100_000, dtype=torch.float32, device=device.torch_device)
     view, expected = base[10::3], base[10::3].cpu().tolist()
     storage = base.untyped_storage()
-    arena = views_of([storage])
-    device.copy_out([(storage, arena[0])])
+    pairs, arena = places_of([storage])
+    device.copy_out(pairs, arena)
     device.free([storage])
-    device.reserve([(storage, arena[0].nbytes)])
-    device.copy_in([(arena[0], storage)])
+    device.reserve([(storage, arena.nbytes)])
+    device.copy_in(pairs, arena)
     assert view.cpu().tolist() == expected
     assert base._version == 0
 
@@ -84,18 +87,52 @@ def test_reserve_leaves_a_whole_storage_alone(device: Device) -> None:
 
 def test_host_storages_are_copied_out_by_every_device(device: Device) -> None:
     storage = torch.arange(1000).untyped_storage()
-    (view,) = views_of([storage])
-    device.copy_out([(storage, view)])
+    pairs, arena = places_of([storage])
+    device.copy_out(pairs, arena)
     if device.name.kind != "null":
-        assert bytes(view) == content(storage)
+        assert bytes(arena) == content(storage)
 
 
-def test_a_view_of_another_size_is_refused(device: Device) -> None:
+@pytest.mark.parametrize("offset", [-1, 1])
+def test_nothing_is_written_outside_of_the_arena(device: Device, offset: int) -> None:
     if device.name.kind == "null":
         pytest.skip("moves nothing, so looks at nothing")
     (storage,) = storages_on(device, [64])
     with pytest.raises((ValueError, RuntimeError)):
-        device.copy_out([(storage, memoryview(bytearray(63)))])
+        device.copy_out([(storage, offset)], memoryview(bytearray(64)))
+
+
+def test_an_inspector_sees_every_byte_in_both_directions(device: Device) -> None:
+    if device.name.kind == "null":
+        pytest.skip("moves nothing, so looks at nothing")
+    storages = storages_on(device, SIZES)
+    pairs, arena = places_of(storages)
+    seen: dict[int, bytes] = {}
+
+    def note(offset: int, data: memoryview) -> bool:
+        seen[offset] = bytes(data)
+        return True
+
+    device.copy_out(pairs, arena, note)
+    expected = b"".join(content(storage) for storage in storages)
+    assert b"".join(seen[offset] for offset in sorted(seen)) == expected == bytes(arena)
+    seen.clear()
+    device.copy_in(pairs, arena, note)
+    assert b"".join(seen[offset] for offset in sorted(seen)) == expected
+
+
+def test_what_an_inspector_raises_stops_the_copy(device: Device) -> None:
+    if device.name.kind == "null":
+        pytest.skip("moves nothing, so looks at nothing")
+    pairs, arena = places_of(storages_on(device, SIZES))
+
+    def refuse(offset: int, data: memoryview) -> bool:
+        raise LookupError(offset)
+
+    with pytest.raises(LookupError):
+        device.copy_out(pairs, arena, refuse)
+    with pytest.raises(LookupError):
+        device.copy_in(pairs, arena, refuse)
 
 
 def test_new_storages_have_their_sizes_and_its_device(device: Device) -> None:

@@ -7,8 +7,15 @@ import mmap
 import numpy as np
 import pytest
 
-from gpuslice.kernels import host
-from gpuslice.kernels.host import PAGE_BYTES, AddressSpace, copy_bytes, drop_pages, view_address, whole_pages
+from gpuslice.kernels.host import (
+    PAGE_BYTES,
+    AddressSpace,
+    address_space,
+    drop_pages,
+    prefer_huge_pages,
+    view_address,
+    whole_pages,
+)
 
 
 @pytest.mark.parametrize(
@@ -39,12 +46,17 @@ def test_pages_that_the_kernel_keeps_are_an_error() -> None:
         drop_pages(0, 16 * PAGE_BYTES)
 
 
-def test_copies_of_several_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "COPY_CHUNK_BYTES", 1000)
-    source = np.random.default_rng(0).integers(0, 256, 2500, np.uint8)
-    target = np.zeros_like(source)
-    copy_bytes(view_address(memoryview(target)), view_address(memoryview(source)), source.nbytes)
-    assert np.array_equal(source, target)
+def test_memory_by_address() -> None:
+    array = np.arange(100, dtype=np.uint8)
+    address = view_address(memoryview(array))
+    assert bytes(address_space()[address + 10 : address + 20]) == bytes(range(10, 20))
+
+
+def test_asking_for_huge_pages_changes_no_byte() -> None:
+    array = np.arange(3 << 20, dtype=np.uint8)
+    address, half = view_address(memoryview(array)), array.nbytes // 2
+    prefer_huge_pages([(address + half + 100, half - 100), (address, half), (8, 16)])
+    assert np.array_equal(array, np.arange(3 << 20, dtype=np.uint8))
 
 
 def test_which_memory_is_plain() -> None:

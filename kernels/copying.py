@@ -1,0 +1,181 @@
+"""Copies between host storages and an arena: a few threads, chunk by chunk, inspected in the cache.
+
+The threads are started for one copy and are gone when it ends, so nothing of them outlives a fork. The
+calling thread works with them. Whatever happens to it (Ctrl-C, say), it comes back only when no thread
+touches any of the memory any more.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from typing import Protocol
+
+import torch
+
+from .host import address_space, view_address
+
+#: What is inspected and copied at once. It stays in a core's share of the last cache, so the second look
+#: is cheap; and it is far below the size from which glibc's memcpy falls into 4K aliasing.
+CHUNK_BYTES = 4 << 20
+#: More threads do not help: two or three of them saturate a socket's memory.
+_MAX_THREADS = 8
+#: Letting go of the GIL for less than this costs more than holding it.
+_SMALL_BYTES = 64 << 10
+
+_small_memmove = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)(
+    ("memmove", ctypes.CDLL(None))
+)
+
+Pairs = Sequence[tuple[torch.UntypedStorage, int]]
+#: Host address, offset in the arena, bytes.
+_Piece = tuple[int, int, int]
+
+
+class Inspector(Protocol):
+    """Sees every chunk of a copy, in any order and from several threads.
+
+    Chunks begin at multiples of ``CHUNK_BYTES`` of their storage.
+    """
+
+    def __call__(self, offset: int, data: memoryview) -> bool:
+        """Look at a chunk before it is copied.
+
+        Parameters
+        ----------
+        offset
+            Where it lies, or will lie, in the arena.
+        data
+            The bytes to be copied.
+
+        Returns
+        -------
+        bool
+            Whether to copy it; no, if the target has these very bytes already.
+        """
+        ...
+
+
+def copy_out(pairs: Pairs, arena: memoryview, inspect: Inspector | None, threads: int) -> None:
+    """Copy host storages into ``arena`` at their offsets."""
+    base, memory = view_address(arena), address_space()
+
+    def copy(piece: _Piece) -> None:
+        address, offset, nbytes = piece
+        if inspect is None or inspect(offset, memory[address : address + nbytes]):
+            _move(base + offset, address, nbytes)
+
+    run(_batches(_ranges(pairs), len(arena)), copy, threads)
+
+
+def copy_in(pairs: Pairs, arena: memoryview, inspect: Inspector | None, threads: int) -> None:
+    """Copy from ``arena`` into host storages; fresh pages of theirs are faulted in on the way."""
+    base = view_address(arena)
+
+    def copy(piece: _Piece) -> None:
+        address, offset, nbytes = piece
+        if inspect is None or inspect(offset, arena[offset : offset + nbytes]):
+            _move(address, base + offset, nbytes)
+
+    run(_batches(_ranges(pairs), len(arena)), copy, threads)
+
+
+def look(pairs: Pairs, arena: memoryview, inspect: Inspector | None, threads: int) -> None:
+    """Only inspect the parts of ``arena`` that belong to storages, which may be anywhere."""
+    if inspect is None:
+        return
+    ranges = [(offset, offset, storage.nbytes()) for storage, offset in pairs]
+
+    def see(piece: _Piece) -> None:
+        _, offset, nbytes = piece
+        inspect(offset, arena[offset : offset + nbytes])
+
+    run(_batches(ranges, len(arena)), see, threads)
+
+
+def _move(target: int, source: int, nbytes: int) -> None:
+    (_small_memmove if nbytes < _SMALL_BYTES else ctypes.memmove)(target, source, nbytes)
+
+
+def _ranges(pairs: Pairs) -> list[_Piece]:
+    return [(storage.data_ptr(), offset, storage.nbytes()) for storage, offset in pairs]
+
+
+def _batches(ranges: Iterable[_Piece], arena_bytes: int) -> Iterator[list[_Piece]]:
+    """Large ranges chunk by chunk, small ones together, in about equal portions of work."""
+    batch: list[_Piece] = []
+    room = CHUNK_BYTES
+    for piece in ranges:
+        address, offset, nbytes = piece
+        if not 0 <= offset <= arena_bytes - nbytes:
+            raise ValueError(f"a storage of {nbytes} bytes does not fit at {offset} of {arena_bytes} bytes")
+        if nbytes > CHUNK_BYTES:
+            for start in range(0, nbytes, CHUNK_BYTES):
+                yield [(address + start, offset + start, min(CHUNK_BYTES, nbytes - start))]
+            continue
+        batch.append(piece)
+        room -= nbytes
+        if room <= 0:
+            yield batch
+            batch, room = [], CHUNK_BYTES
+    if batch:
+        yield batch
+
+
+def run(batches: Iterator[list[_Piece]], work: Callable[[_Piece], None], threads: int) -> None:
+    """Work through all pieces, by the calling thread and ``threads - 1`` others.
+
+    Raises
+    ------
+    BaseException
+        The first failure, of whichever thread. Then, too, none of them is at work any more.
+    """
+    # Listed first: what the iterator refuses is refused before anything is written.
+    todo = deque(batches)
+    failures: list[BaseException] = []
+
+    def labour() -> None:
+        try:
+            while not failures:
+                try:
+                    batch = todo.popleft()
+                except IndexError:
+                    return
+                for piece in batch:
+                    work(piece)
+        except BaseException as error:  # noqa: BLE001 - raised again by the caller's thread
+            failures.append(error)
+
+    crew = [
+        threading.Thread(target=labour, name=f"gpuslice-copy-{number}", daemon=True)
+        for number in range(1, min(threads, _MAX_THREADS, len(todo)))
+    ]
+    try:
+        with suppress(RuntimeError):  # the system gives no more threads; fewer do the same, later
+            for thread in crew:
+                thread.start()
+        labour()
+    except BaseException as error:  # noqa: BLE001 - raised below, when the others have stopped
+        failures.append(error)
+    _wait_for(crew, failures)
+    if failures:
+        raise failures[0]
+
+
+def _wait_for(crew: Sequence[threading.Thread], failures: list[BaseException]) -> None:
+    """Return when all have ended, whatever arrives meanwhile; that is noted as a failure.
+
+    A thread without an ident has not begun. If it still will (its start was interrupted, which is a failure
+    noted by now), it sees the failure before it touches anything.
+    """
+    while True:
+        try:
+            for thread in crew:
+                if thread.ident is not None:
+                    thread.join()
+            return
+        except BaseException as error:  # noqa: BLE001 - raised by the caller afterwards
+            failures.append(error)
