@@ -92,9 +92,7 @@ class BackgroundSnapshot:
             self._writer.abort()
             raise
 
-    def _copy_at_once(
-        self, extras: Sequence[torch.UntypedStorage], waiting: Collection[int]
-    ) -> Pairs:
+    def _copy_at_once(self, extras: Sequence[torch.UntypedStorage], waiting: Collection[int]) -> Pairs:
         """Copy what cannot wait; returns the rest."""
         writer = self._writer
         pairs = [pair for pair in zip(extras, writer.offsets, strict=True) if pair[0].nbytes()]

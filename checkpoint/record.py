@@ -22,7 +22,9 @@ class SwitchRecord:
     bytes_found
         Live storages of the device.
     bytes_copied
-        Into the RAM disk: what was emptied, and what a restart needs besides.
+        The snapshot's: what was emptied, and what a restart needs besides.
+    bytes_unchanged
+        Of these, those that the arena had already, so that they were only compared.
     bytes_freed
         Gone from the device while parked.
     bytes_resident
@@ -46,6 +48,7 @@ class SwitchRecord:
     cold: bool = False
     bytes_found: int = 0
     bytes_copied: int = 0
+    bytes_unchanged: int = 0
     bytes_freed: int = 0
     bytes_resident: int = 0
     bytes_unaccounted: int = 0

@@ -122,6 +122,7 @@ class Switch:
         self._parked: _Parked | None = None
         self._lost: RollbackError | None = None
         self._arena_is_new = False
+        self._order: dict[int, int] = {}
         #: The newest snapshot; it stays readable until the next suspend needs its place.
         self.snapshot: SnapshotFile | None = None
         self._bind(device)
@@ -195,7 +196,7 @@ class Switch:
     ) -> tuple[Cargo | BlockCargo, SnapshotFile]:
         """Find, copy and publish; whatever fails here leaves the job and the older snapshots alone."""
         with stages.stage("find_s"):
-            found = sweep(self.device) if self._shim is None else []
+            found = self._in_order(sweep(self.device)) if self._shim is None else []
             state = describe(named) if named is not None else NamedState(None, ())
             cargo = self._load(found, state)
         with stages.stage("admit_s"):
@@ -205,11 +206,19 @@ class Switch:
         with writer:
             with stages.stage("copy_out_s"):
                 cargo.copy_out(self.device, writer)
+            stages.record.bytes_unchanged = writer.tally.unchanged_bytes
             with stages.stage("publish_s"):
                 snapshot = writer.publish(
                     tree.encode(state.tree), cargo.tensors, boundary=boundary, restartable=restartable
                 )
         return cargo, snapshot
+
+    def _in_order(self, found: list[Found]) -> list[Found]:
+        """In the order of the last suspend, new ones behind: what has not changed lies where it lay."""
+        order, last = self._order, len(self._order)
+        found.sort(key=lambda entry: order.get(entry.storage._cdata, last))
+        self._order = {entry.storage._cdata: position for position, entry in enumerate(found)}
+        return found
 
     def _load(self, found: Sequence[Found], state: NamedState) -> Cargo | BlockCargo:
         """Decide what is taken along."""

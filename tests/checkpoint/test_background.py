@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -14,10 +14,9 @@ from gpuslice.checkpoint.ramdisk import RamDisk
 from gpuslice.checkpoint.snapshot import SnapshotFile, open_snapshot
 from gpuslice.checkpoint.store import JobStore
 from gpuslice.errors import RamDiskFullError, UsageError
+from gpuslice.kernels.copying import Inspector, Pairs
 from gpuslice.kernels.cpu import CpuDevice
 from gpuslice.types import DeviceName
-
-Pairs = Sequence[tuple[torch.UntypedStorage, memoryview]]
 
 
 class HeldDevice(CpuDevice):
@@ -29,13 +28,13 @@ class HeldDevice(CpuDevice):
         self.fault: Exception | None = None
         self.waiting: set[int] = set()
 
-    def copy_out(self, pairs: Pairs) -> None:
+    def copy_out(self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None) -> None:
         if threading.current_thread() is not threading.main_thread():
             self.waiting = {storage._cdata for storage, _ in pairs}
             assert self.gate.wait(60)
             if self.fault is not None:
                 raise self.fault
-        super().copy_out(pairs)
+        super().copy_out(pairs, arena, inspect)
 
 
 class Training:
