@@ -48,6 +48,7 @@ from .events import (
 from .gang import Gang
 from .job import JobSpec
 from .processes import Processes
+from .strays import kill_strays
 
 _FRAMES_AT_ONCE = 100
 
@@ -196,7 +197,7 @@ class Scheduler:
         if isinstance(found, int):
             self._watched.register(found, select.EPOLLIN)
         elif found is not None:
-            self._handle(found)
+            self._exited(found)
         elif job.exit_code is None and job.state.ended:
             self._handle(Exited(job.id, record.KILLED))  # cancelled before it was started
         elif job.exit_code is None:
@@ -282,7 +283,19 @@ class Scheduler:
     def _reap(self) -> None:
         ready = {descriptor for descriptor, _ in self._watched.poll(0)}
         for _, event in self.processes.reap(ready):
-            self._handle(event)
+            if isinstance(event, Exited):
+                self._exited(event)
+            else:
+                self._handle(event)
+
+    def _exited(self, event: Exited) -> None:
+        """A command has ended; if it was killed, what it had started goes, too."""
+        if event.code == record.KILLED:
+            own = {config.variable("socket"): self.endpoint, config.variable("job"): event.job}
+            killed = kill_strays([os.fsencode(f"{name}={value}") for name, value in own.items()])
+            if killed:
+                _log.info("killed %d processes that job %s left behind", killed, event.job)
+        self._handle(event)
 
     # The socket.
 
@@ -336,6 +349,8 @@ class Scheduler:
             return
         if descriptor is not None:
             self._watched.register(descriptor, select.EPOLLIN)
+        if self.core.jobs[hello.job].state.ended:
+            self.processes.end(hello.job, self.now())  # its end was before it could be told
 
     def _restore_route(self, peer: tuple[str, int], former: bytes | None) -> None:
         del self._routes[peer]
