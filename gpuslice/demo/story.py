@@ -38,7 +38,7 @@ class Story:
         if setup is None:
             self._journal.close()
             raise EnvironmentUnusableError(f"no scheduler ever ran in {directory}")
-        self._core = msgspec.json.decode(setup, type=Setup).make_core()
+        self.core = msgspec.json.decode(setup, type=Setup).make_core()
         self._number = 0
 
     def __enter__(self) -> Story:
@@ -54,4 +54,4 @@ class Story:
         while part := self._journal.after(self._number, _AT_ONCE):
             for number, at_s, event in part:
                 self._number = number
-                yield event, at_s, self._core.handle(event, at_s)
+                yield event, at_s, self.core.handle(event, at_s)

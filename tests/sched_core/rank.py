@@ -3,17 +3,20 @@
     rank.py BOUNDARIES EXIT_CODE [--deaf]
 
 counts boundaries, one every few milliseconds while it has a lease, and exits after ``BOUNDARIES``.
-``--deaf`` ignores SIGTERM. With ``WORLD`` above 1 and no ``RANK`` in the environment it is the launcher of
+``--deaf`` ignores SIGTERM. With ``RANK_LOCKS``, a directory, it is the only one on its device, or says
+"clash". With ``WORLD`` above 1 and no ``RANK`` in the environment it is the launcher of
 that many ranks.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import zmq
 
@@ -33,6 +36,7 @@ class Rank:
         self.epoch = 0
         self.training = False
         self.stop_at: int | None = None
+        self.lock: int | None = None
         self.socket = zmq.Context.instance().socket(zmq.DEALER)
         self.standing: wire.Suspended | None = None
         self.socket.setsockopt(zmq.LINGER, 1000)
@@ -75,6 +79,7 @@ class Rank:
                 self.obey(wire.decode_to_agent(self.socket.recv()))
             elif self.training:
                 self.pass_boundary()
+        print("ends at", self.boundary, flush=True)
         self.send(wire.Bye(epoch=self.epoch, boundary=self.boundary, step=self.boundary))
         self.socket.disable_monitor()
         self.monitor.close()
@@ -86,6 +91,7 @@ class Rank:
         self.send(wire.Progress(epoch=self.epoch, boundary=self.boundary, step=self.boundary))
         if self.boundary == self.stop_at:
             self.training, self.stop_at = False, None
+            self.leave()
             self.standing = wire.Suspended(
                 epoch=self.epoch,
                 boundary=self.boundary,
@@ -95,11 +101,30 @@ class Rank:
             )
             self.send(self.standing)
 
+    def enter(self, device: str) -> None:
+        """Be on ``device``, alone."""
+        directory = os.environ.get("RANK_LOCKS")
+        if directory is None:
+            return
+        self.leave()
+        self.lock = os.open(Path(directory) / device, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print("clash on", device, flush=True)
+
+    def leave(self) -> None:
+        """Be on no device."""
+        if self.lock is not None:
+            os.close(self.lock)
+            self.lock = None
+
     def obey(self, message: wire.ToAgent) -> None:
         if isinstance(message, wire.Resume):
             if self.training:
                 return
             self.epoch, self.training, self.standing = message.epoch, True, None
+            self.enter(message.device)
             self.send(wire.Resumed(epoch=self.epoch, boundary=self.boundary, stages_s={}))
         elif isinstance(message, wire.Suspend):
             if self.boundary >= message.stop_at:

@@ -152,7 +152,7 @@ def test_exit_code_and_output_are_kept(open_bench: Callable[[int], Bench]) -> No
     bench.submit("bad", 3, code=7)
     assert bench.finish() == {"bad": JobState.FAILED}
     assert bench.core.jobs["bad"].exit_code == 7
-    assert bench.output("bad") == "begins\n"
+    assert bench.output("bad") == "begins\nends at 3\n"
 
 
 def test_a_job_killed_while_parked_fails_and_the_other_goes_on(open_bench: Callable[[int], Bench]) -> None:

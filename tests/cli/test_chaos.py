@@ -1,0 +1,23 @@
+"""Minutes of random mischief; every job is accounted for, and every model is right.
+
+``GPUSLICE_CHAOS_S`` says how many seconds, ``GPUSLICE_CHAOS_SEED`` what happens.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from .chaos import STEPS, Chaos
+from .conftest import Shell
+from .test_training import undisturbed
+
+
+@pytest.mark.slow
+def test_every_job_is_accounted_for_after_random_mischief(shell: Shell) -> None:
+    duration_s = float(os.environ.get("GPUSLICE_CHAOS_S", "60"))
+    chaos = Chaos(shell, int(os.environ.get("GPUSLICE_CHAOS_SEED", "1")))
+    chaos.run(duration_s)
+    print(f"{len(chaos.fates)} jobs;", dict(chaos.done))
+    assert chaos.digests <= {undisturbed(STEPS)}
