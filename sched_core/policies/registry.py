@@ -138,6 +138,8 @@ def make_policy(
     policy = cast(Policy, build("policy", table(name), name, own, placement=placement))
     if relaxing is not None:
         policy = Relaxing(policy, relaxing)
+    if "trial_s" in stated and not settings.trial_nodes:
+        raise ConfigError("trial_s is the time on a pool of trial_nodes", "state trial_nodes, too")
     if settings.trial_nodes:
         policy = TrialPool(policy, settings.trial_nodes, settings.trial_s)
     return policy

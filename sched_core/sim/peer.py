@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import ceil
-from typing import cast
+from typing import Literal, cast
 
 from gpuslice.errors import UsageError
 from gpuslice.sched_core.cluster import Cluster
@@ -71,21 +71,22 @@ class Ticks(Simulation):
 class _Schedule:
     """One of the peer's schedules: our policy with options, and the schemes that work with it.
 
-    Without ``places`` the schedule looks at the number of free devices only, whatever the scheme.
+    ``places`` is what it hands to its policy as placement: the one that the scheme stands for, any devices
+    whatever the scheme, or none because the policy has its own.
     """
 
     policy: str
     options: Mapping[str, object]
     schemes: tuple[str, ...] = ("count",)
     engine: type[Simulation] = Simulation
-    places: bool = True
+    places: Literal["scheme", "anywhere", "itself"] = "scheme"
 
 
 def _dlas(**options: object) -> _Schedule:
-    return _Schedule("published-dlas", options, ("count", "yarn"), StaleCompletions, places=False)
+    return _Schedule("published-dlas", options, ("count", "yarn"), StaleCompletions, "anywhere")
 
 
-_GITTINS = _Schedule("published-gittins", {}, ("count", "yarn"), StaleCompletions, places=False)
+_GITTINS = _Schedule("published-gittins", {}, ("count", "yarn"), StaleCompletions, "anywhere")
 _FACTORS = {"05": 0.5, **{str(factor): float(factor) for factor in (1, 2, 4, 8, 10, 100, 1000)}}
 _TIRESIAS: dict[str, _Schedule] = {
     "fifo": _Schedule("fifo", {}, ("count", "yarn")),
@@ -101,7 +102,7 @@ _TIRESIAS: dict[str, _Schedule] = {
     "dlas-gpu-gittins": _GITTINS,
     # With a promotion suffix the peer forgets to sort by index.
     **{f"dlas-gpu-gittins-{name}": _dlas(promote=_FACTORS[name]) for name in ("1", "2", "4", "8")},
-    "gandiva": _Schedule("published-gandiva", {}, ("gandiva",), Ticks),
+    "gandiva": _Schedule("published-gandiva", {}, ("gandiva",), Ticks, "itself"),
 }
 
 
@@ -150,7 +151,10 @@ def parse_peer(text: str) -> Peer:
         raise UsageError(
             f"tiresias:{name} does not work with scheme {scheme!r}", f"use {works}; see docs/peers.md"
         )
-    placement = make_placement("published-yarn" if scheme == "yarn" and schedule.places else "count")
+    placement = None
+    if schedule.places != "itself":
+        by_node = scheme == "yarn" and schedule.places == "scheme"
+        placement = make_placement("published-yarn" if by_node else "count")
     return Peer(text, lambda: make_policy(schedule.policy, schedule.options, placement), schedule.engine)
 
 
