@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
-import socket
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -14,7 +12,7 @@ from typing import Literal, TypeVar
 import msgspec
 import zmq
 
-from gpuslice import config, verbs
+from gpuslice import config, reach, verbs
 from gpuslice.clock import MonotonicClock
 from gpuslice.errors import (
     EnvironmentUnusableError,
@@ -23,7 +21,6 @@ from gpuslice.errors import (
     RemoteProtocolError,
     UsageError,
 )
-from gpuslice.sched_core.endpoint import CLIENT_SOCKET, LOCK
 from gpuslice.verbs import Answer, EventInfo, JobInfo, LogFiles, Request, Standing
 from gpuslice.wire import MAX_MESSAGE_BYTES
 
@@ -40,6 +37,10 @@ class Client:
     ----------
     state_dir
         The scheduler's directory, if not ``$GPUSLICE_STATE_DIR`` or else the XDG state directory's.
+    connect
+        Instead, ``tcp://HOST:PORT`` of a scheduler elsewhere; by default ``$GPUSLICE_CONNECT``.
+    curve_keys
+        Directory of keys for that; by default ``$GPUSLICE_CURVE_KEYS``.
 
     Raises
     ------
@@ -49,8 +50,14 @@ class Client:
         From every verb, if what it asks for is impossible.
     """
 
-    def __init__(self, state_dir: str | Path | None = None) -> None:
-        self.directory = config.state_directory(state_dir)
+    def __init__(
+        self,
+        state_dir: str | Path | None = None,
+        *,
+        connect: str | None = None,
+        curve_keys: str | Path | None = None,
+    ) -> None:
+        self._reach = reach.find(state_dir, connect, curve_keys)
         self._context = zmq.Context()
         self._clock = MonotonicClock()
 
@@ -173,6 +180,10 @@ class Client:
         """Where the output of ``job`` is."""
         return self._ask(verbs.Logs(job=job), verbs.LogFiles)
 
+    def read_log(self, job: str, offset: int = 0, *, err: bool = False) -> bytes:
+        """What ``job`` has printed, or written to stderr, from byte ``offset`` on; the next part of it."""
+        return self._ask(verbs.ReadLog(job=job, err=err, offset=offset), verbs.LogPart).data
+
     def events(self, after: int = 0) -> Iterator[EventInfo]:
         """What happened after event number ``after``, up to now, the oldest first."""
         while True:
@@ -185,8 +196,7 @@ class Client:
     def down(self, *, drain: bool = False) -> None:
         """Cancel all jobs, or let them finish (``drain``), and end the scheduler; returns when it is gone."""
         self._ask(verbs.Down(drain=drain), verbs.Done)
-        with (self.directory / LOCK).open() as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH)
+        self._reach.await_end()
 
     def _ask(self, request: Request, kind: type[_A]) -> _A:
         answer = self._await(request, kind, None)
@@ -195,7 +205,7 @@ class Client:
 
     def _await(self, request: Request, kind: type[_A], timeout_s: float | None) -> _A | None:
         """Ask and wait. Whoever waits for a job asks again: a new scheduler may have taken over meanwhile."""
-        self._look()
+        self._reach.look()
         frames = verbs.encode(request)
         if len(frames[1]) > MAX_MESSAGE_BYTES:
             raise LocalProtocolError(
@@ -205,31 +215,24 @@ class Client:
         ends_s = None if timeout_s is None else self._clock.now() + timeout_s
         with self._context.socket(zmq.DEALER) as dealer:
             dealer.setsockopt(zmq.LINGER, 0)
-            dealer.connect(f"ipc://{self.directory / CLIENT_SOCKET}")
-            dealer.send_multipart(frames)
-            while not dealer.poll(self._pause_ms(ends_s)):
-                if ends_s is not None and self._clock.now() >= ends_s:
-                    return None
-                self._look()
-                if isinstance(request, verbs.Wait):
-                    dealer.send_multipart(frames)
-            return _expect(verbs.decode_answer(dealer.recv_multipart()), kind)
+            try:
+                self._reach.dial(dealer)
+                dealer.send_multipart(frames)
+                while not self._reach.listen(dealer, self._pause_ms(ends_s)):
+                    if ends_s is not None and self._clock.now() >= ends_s:
+                        return None
+                    self._reach.look()
+                    if isinstance(request, verbs.Wait):
+                        dealer.send_multipart(frames)
+                return _expect(verbs.decode_answer(dealer.recv_multipart()), kind)
+            finally:
+                self._reach.hang_up(dealer)
 
     def _pause_ms(self, ends_s: float | None) -> int:
         if ends_s is None:
             return _LOOK_AGAIN_MS
         left_ms = max(0.0, ends_s - self._clock.now()) * 1000.0
         return min(_LOOK_AGAIN_MS, int(left_ms) + 1)
-
-    def _look(self) -> None:
-        """See whether anybody listens; ZeroMQ would wait for somebody to come."""
-        with socket.socket(socket.AF_UNIX) as probe:
-            try:
-                probe.connect(str(self.directory / CLIENT_SOCKET))
-            except OSError as error:
-                raise EnvironmentUnusableError(
-                    f"no scheduler runs in {self.directory}", "start one with `gpuslice up`"
-                ) from error
 
 
 def _expect(answer: Answer, kind: type[_A]) -> _A:

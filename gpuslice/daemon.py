@@ -20,7 +20,9 @@ from gpuslice.errors import ConfigError, UsageError
 from gpuslice.private import private_directory
 from gpuslice.sched_core.chronicle import Chronicle
 from gpuslice.sched_core.core import Core
+from gpuslice.sched_core.curve import scheduler_keys
 from gpuslice.sched_core.desk import Desk
+from gpuslice.sched_core.endpoint import host_and_port
 from gpuslice.sched_core.events import Command, Event
 from gpuslice.sched_core.journal import FILE, Journal
 from gpuslice.sched_core.live import Scheduler
@@ -115,13 +117,36 @@ def options(policy: str, settings: Sequence[str], quantum_s: float | None) -> di
     return found
 
 
-def serve(directory: Path, setup: Setup, ready: Callable[[], None]) -> None:
+def tcp_door(bind: str | None, curve_keys: Path | None) -> tuple[str, Path] | None:
+    """Where to listen by TCP and the keys for that, from ``--bind`` and ``--curve-keys``; ``None``: nowhere.
+
+    Raises
+    ------
+    UsageError
+        If one is missing, or the endpoint or the keys cannot be used.
+    """
+    if bind is None and curve_keys is None:
+        return None
+    if bind is None:
+        raise UsageError("--curve-keys without --bind", "say where to listen: --bind tcp://127.0.0.1:7311")
+    host_and_port(bind)
+    if curve_keys is None:
+        raise UsageError(f"--bind {bind} without keys", "name a directory of keys: --curve-keys DIR")
+    scheduler_keys(curve_keys)
+    return bind, curve_keys.absolute()
+
+
+def serve(
+    directory: Path, setup: Setup, ready: Callable[[Desk], None], *, tcp: tuple[str, Path] | None = None
+) -> None:
     """Be the scheduler of ``directory`` until it is taken down, or told by a signal to leave its jobs alone.
 
     Parameters
     ----------
     ready
-        Called when users may come.
+        Called when users may come, with the desk where they do.
+    tcp
+        Where to listen besides, and the directory of keys for that.
     """
 
     def observe(event: Event, now: float, commands: Sequence[Command]) -> None:
@@ -151,8 +176,8 @@ def serve(directory: Path, setup: Setup, ready: Callable[[], None]) -> None:
         scheduler.take_over(past)
         scheduler.attend(signalled, lambda: None)
         overview = Overview(core, chronicle, policy=setup.policy, pid=os.getpid())
-        desk = Desk(scheduler, directory, journal, overview)
-        ready()
+        desk = Desk(scheduler, directory, journal, overview, tcp=tcp)
+        ready(desk)
         scheduler.run(lambda: desk.dismissed or bool(stopped))
         desk.close()
 

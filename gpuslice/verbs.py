@@ -105,6 +105,14 @@ class Logs(Verb, tag="logs", frozen=True):
     job: str
 
 
+class ReadLog(Verb, tag="read_log", frozen=True):
+    """The job's output from byte ``offset`` on, or (``err``) what it wrote to stderr; some at a time."""
+
+    job: str
+    err: bool = False
+    offset: int = 0
+
+
 class Events(Verb, tag="events", frozen=True):
     """What happened after event ``after`` (0: from the beginning), the oldest first, some at a time."""
 
@@ -182,6 +190,7 @@ class Standing(Verb, tag="standing", frozen=True):
     devices: tuple[DeviceInfo, ...]
     jobs: tuple[JobInfo, ...]
     job_count: int
+    endpoints: tuple[str, ...]
 
 
 class Ended(Verb, tag="ended", frozen=True):
@@ -215,6 +224,12 @@ class LogFiles(Verb, tag="log_files", frozen=True):
     err: str
 
 
+class LogPart(Verb, tag="log_part", frozen=True):
+    """Part of the job's output; empty at what is its end for now."""
+
+    data: bytes
+
+
 class Done(Verb, tag="done", frozen=True):
     """It has been done."""
 
@@ -227,8 +242,10 @@ class Failed(Verb, tag="failed", frozen=True):
     exit_code: int
 
 
-Request = Submit | Status | Wait | Cancel | Suspend | Resume | Migrate | Weight | Logs | Events | Down
-Answer = Accepted | Standing | Ended | History | LogFiles | Done | Failed
+Request = (
+    Submit | Status | Wait | Cancel | Suspend | Resume | Migrate | Weight | Logs | ReadLog | Events | Down
+)
+Answer = Accepted | Standing | Ended | History | LogFiles | LogPart | Done | Failed
 
 _encoder = msgspec.msgpack.Encoder()
 _requests = msgspec.msgpack.Decoder(Request)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import zmq
@@ -24,8 +25,10 @@ from gpuslice.verbs import (
     Events,
     Failed,
     LogFiles,
+    LogPart,
     Logs,
     Migrate,
+    ReadLog,
     Request,
     Resume,
     Status,
@@ -37,7 +40,8 @@ from gpuslice.verbs import (
     encode,
 )
 
-from .endpoint import CLIENT_SOCKET, bind, check_sender
+from .curve import Door, scheduler_keys
+from .endpoint import CLIENT_SOCKET, bind, bind_tcp, check_sender
 from .events import Program
 from .gang import Gang
 from .history import history
@@ -48,6 +52,10 @@ from .standing import Overview
 
 _LINGER_MS = 1000
 _REQUESTS_AT_ONCE = 20
+#: Most of a log that one answer holds.
+_LOG_PART_BYTES = 256 << 10
+#: Somebody who asked: by which socket, and their identity there.
+_Visitor = tuple[zmq.Socket[bytes], bytes]
 _log = logging.getLogger(__name__)
 
 
@@ -64,18 +72,40 @@ class Desk:
         What it writes.
     overview
         Knows how things stand.
+    tcp
+        Where to listen besides, and the directory of keys for that.
     """
 
-    def __init__(self, scheduler: Scheduler, directory: Path, journal: Journal, overview: Overview) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        directory: Path,
+        journal: Journal,
+        overview: Overview,
+        *,
+        tcp: tuple[str, Path] | None = None,
+    ) -> None:
         self._scheduler = scheduler
         self._journal = journal
         self._overview = overview
-        self._socket = bind(scheduler.context, f"ipc://{directory / CLIENT_SOCKET}")
+        self._sockets = [bind(scheduler.context, f"ipc://{directory / CLIENT_SOCKET}")]
         #: Who waits for the end of which job.
-        self._waiting: dict[bytes, str] = {}
+        self._waiting: dict[_Visitor, str] = {}
         #: Who waits for the end of the scheduler.
-        self._leaving: list[bytes] = []
-        scheduler.attend(self._socket, self._receive)
+        self._leaving: list[_Visitor] = []
+        if tcp is not None:
+            endpoint, keys = tcp
+            self._door = Door(scheduler.context, keys)
+            self._sockets.append(bind_tcp(scheduler.context, endpoint, scheduler_keys(keys)))
+            scheduler.attend(self._door.socket, self._door.answer)
+        for socket in self._sockets:
+            scheduler.attend(socket, partial(self._receive, socket))
+
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        """Where users can connect."""
+        found = [socket.getsockopt(zmq.LAST_ENDPOINT) for socket in self._sockets]
+        return tuple(one.rstrip(b"\0").decode() for one in found if isinstance(one, bytes))
 
     @property
     def dismissed(self) -> bool:
@@ -84,51 +114,56 @@ class Desk:
 
     def notify(self) -> None:
         """Answer those whose waiting is over."""
-        for identity, name in list(self._waiting.items()):
+        for visitor, name in list(self._waiting.items()):
             job = self._scheduler.core.jobs[name]
             if _over(job):
-                del self._waiting[identity]
-                self._send(identity, Ended(job=self._overview.job(job, self._scheduler.now())))
+                del self._waiting[visitor]
+                self._send(visitor, Ended(job=self._overview.job(job, self._scheduler.now())))
 
     def close(self) -> None:
         """Tell those who wait for the scheduler's end that it has come."""
-        for identity in self._leaving:
-            self._send(identity, Done())
-        self._socket.close(linger=_LINGER_MS)
+        for visitor in self._leaving:
+            self._send(visitor, Done())
+        for socket in self._sockets:
+            socket.close(linger=_LINGER_MS)
 
-    def _receive(self) -> None:
+    def _receive(self, socket: zmq.Socket[bytes]) -> None:
         for _ in range(_REQUESTS_AT_ONCE):
-            if not self._socket.poll(0):
+            if not socket.poll(0):
                 return
-            sender, *frames = self._socket.recv_multipart(copy=False)
-            identity = bytes(sender.buffer)
+            sender, *frames = socket.recv_multipart(copy=False)
+            visitor = (socket, bytes(sender.buffer))
             answer: Answer | None
             try:
-                if frames:
+                if frames and socket is self._sockets[0]:  # the door has looked at all others
                     check_sender(frames[0])
-                answer = self._answer(identity, decode_request([bytes(frame.buffer) for frame in frames]))
+                answer = self._answer(visitor, decode_request([bytes(frame.buffer) for frame in frames]))
             except JournalError:
                 raise  # not the client's fault, and the end of this scheduler
             except GpusliceError as error:
                 answer = Failed(error=error.message, remedy=error.remedy, exit_code=error.exit_code)
             if answer is not None:
-                self._send(identity, answer)
+                self._send(visitor, answer)
 
-    def _answer(self, identity: bytes, request: Request) -> Answer | None:
+    def _answer(self, visitor: _Visitor, request: Request) -> Answer | None:
         """Do what is asked; ``None``: the answer comes later."""
         match request:
             case Submit():
                 return self._submit(request)
             case Status():
-                return self._overview.standing(request.after, self._scheduler.now())
+                return self._overview.standing(request.after, self._scheduler.now(), self.endpoints)
             case Wait():
-                self._waiting[identity] = self._known(request.job).id
+                self._waiting[visitor] = self._known(request.job).id
                 self.notify()
                 return None
             case Logs():
                 logs = self._scheduler.processes
                 job = self._known(request.job).id
                 return LogFiles(out=str(logs.log(job, "out")), err=str(logs.log(job, "err")))
+            case ReadLog():
+                job = self._known(request.job).id
+                path = self._scheduler.processes.log(job, "err" if request.err else "out")
+                return LogPart(data=_part(path, request.offset))
             case Cancel():
                 self._known(request.job)
                 return self._changed(lambda: self._scheduler.cancel(request.job, "cancelled by its owner"))
@@ -147,7 +182,7 @@ class Desk:
             case Events():
                 return history(self._journal, request.after)
             case Down():
-                self._down(identity, drain=request.drain)
+                self._down(visitor, drain=request.drain)
                 return None
 
     def _changed(self, change: Callable[[], None]) -> Done:
@@ -177,8 +212,8 @@ class Desk:
             number += 1
         return job_id(name)
 
-    def _down(self, identity: bytes, *, drain: bool) -> None:
-        self._leaving.append(identity)
+    def _down(self, visitor: _Visitor, *, drain: bool) -> None:
+        self._leaving.append(visitor)
         for job in list(self._scheduler.core.jobs.values()):
             if not drain and (not job.state.ended or (job.may_restart and not job.processes_gone)):
                 self._scheduler.cancel(job.id, "the scheduler was taken down")
@@ -191,9 +226,10 @@ class Desk:
             raise UsageError(f"there is no job {name!r}", "`gpuslice ps` lists them")
         return job
 
-    def _send(self, identity: bytes, answer: Answer) -> None:
+    def _send(self, visitor: _Visitor, answer: Answer) -> None:
+        socket, identity = visitor
         try:
-            self._socket.send_multipart([identity, *encode(answer)], flags=zmq.NOBLOCK)
+            socket.send_multipart([identity, *encode(answer)], flags=zmq.NOBLOCK)
         except zmq.ZMQError as error:
             # Gone, or not reading: then nobody wants the answer.
             if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
@@ -203,3 +239,12 @@ class Desk:
 
 def _over(job: Gang) -> bool:
     return job.state.ended and job.processes_gone
+
+
+def _part(log: Path, offset: int) -> bytes:
+    try:
+        with log.open("rb") as file:
+            file.seek(offset)
+            return file.read(_LOG_PART_BYTES)
+    except (OSError, ValueError, OverflowError) as error:
+        raise EnvironmentUnusableError(f"cannot read {log}: {error}", "see the scheduler's logs") from error

@@ -9,7 +9,9 @@ from pathlib import Path
 import zmq
 
 from gpuslice import wire
-from gpuslice.errors import EnvironmentUnusableError, RemoteProtocolError
+from gpuslice.errors import EnvironmentUnusableError, RemoteProtocolError, UsageError
+
+from .curve import Pair
 
 #: Names in the scheduler's directory: where users connect, and what says who runs it.
 CLIENT_SOCKET = "client.sock"
@@ -53,17 +55,62 @@ def bind(context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> zmq.Socket[b
         raise EnvironmentUnusableError(
             f"{path} is too long for a socket ({_MAX_SOCKET_PATH_BYTES} bytes)", "choose a shorter directory"
         )
-    socket = context.socket(zmq.ROUTER)
-    socket.setsockopt(zmq.LINGER, 0)
-    socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-    socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
-    socket.setsockopt(zmq.MAXMSGSIZE, wire.MAX_MESSAGE_BYTES)
+    socket = _router(context)
     # libzmq creates the socket file with the mode that the umask leaves.
     former = os.umask(0o077)
     try:
         socket.bind(endpoint)
     finally:
         os.umask(former)
+    return socket
+
+
+def bind_tcp(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, keys: Pair) -> zmq.Socket[bytes]:
+    """A ROUTER socket at ``endpoint`` for those whose keys the context's ``Door`` accepts.
+
+    Raises
+    ------
+    UsageError
+        If it is no TCP endpoint.
+    EnvironmentUnusableError
+        If it cannot be bound.
+    """
+    host_and_port(endpoint)
+    socket = _router(context)
+    socket.setsockopt(zmq.CURVE_SERVER, 1)
+    socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
+    socket.setsockopt(zmq.ZAP_DOMAIN, b"gpuslice")
+    try:
+        socket.bind(endpoint)
+    except zmq.ZMQError as error:
+        socket.close()
+        raise EnvironmentUnusableError(
+            f"cannot listen at {endpoint}: {error.strerror}", "choose another address or port"
+        ) from error
+    return socket
+
+
+def host_and_port(endpoint: str) -> tuple[str, str]:
+    """Both parts of ``tcp://HOST:PORT``; a port ``*`` is any.
+
+    Raises
+    ------
+    UsageError
+        If it is no TCP endpoint.
+    """
+    scheme, _, address = endpoint.partition("://")
+    host, _, port = address.rpartition(":")
+    if scheme != "tcp" or not host or not (port == "*" or (port.isdecimal() and int(port) < 1 << 16)):
+        raise UsageError(f"{endpoint!r} is no TCP endpoint", "write for instance tcp://127.0.0.1:7311")
+    return host.strip("[]"), port
+
+
+def _router(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
+    socket = context.socket(zmq.ROUTER)
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+    socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+    socket.setsockopt(zmq.MAXMSGSIZE, wire.MAX_MESSAGE_BYTES)
     return socket
 
 

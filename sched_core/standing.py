@@ -29,7 +29,7 @@ class Overview:
         self._chronicle = chronicle
         self._about = (policy, pid)
 
-    def standing(self, after: int, now_s: float) -> Standing:
+    def standing(self, after: int, now_s: float, endpoints: tuple[str, ...] = ()) -> Standing:
         """Everything, with those jobs that follow the first ``after``."""
         policy, pid = self._about
         devices = [
@@ -44,6 +44,7 @@ class Overview:
             devices=tuple(devices),
             jobs=tuple(self.job(job, now_s) for job in jobs[after : after + JOBS_AT_ONCE]),
             job_count=len(jobs),
+            endpoints=endpoints,
         )
 
     def job(self, job: Gang, now_s: float) -> JobInfo:

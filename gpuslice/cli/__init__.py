@@ -32,12 +32,15 @@ COMMANDS: dict[str, str] = {
     "top": "gpuslice.cli.top",
     "timeline": "gpuslice.cli.timeline",
     "down": "gpuslice.cli.down",
+    "keys": "gpuslice.cli.keys",
     "demo": "gpuslice.cli.demo",
     "doctor": "gpuslice.cli.doctor",
     "ramdisk": "gpuslice.cli.ramdisk",
     "sim": "gpuslice.cli.sim",
     "trace": "gpuslice.cli.trace",
 }
+#: Options before the command: which scheduler, if not the one of a directory here.
+_SCHEDULER = {"--connect": "GPUSLICE_CONNECT", "--curve-keys": "GPUSLICE_CURVE_KEYS"}
 #: What a shell reports of a program that nobody reads any more (SIGPIPE).
 _NOBODY_READS = 141
 
@@ -63,6 +66,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _run(arguments: Sequence[str]) -> int:
+    arguments = _named(list(arguments))
     act = quick.find(arguments)
     if act is not None:
         return act()
@@ -70,3 +74,11 @@ def _run(arguments: Sequence[str]) -> int:
 
     names = [arguments[0]] if arguments and arguments[0] in COMMANDS else list(COMMANDS)
     return application.run({name: COMMANDS[name] for name in names}, arguments)
+
+
+def _named(arguments: list[str]) -> list[str]:
+    """Take the options that name a scheduler off the beginning; whoever asks one finds them again."""
+    while len(arguments) > 1 and arguments[0] in _SCHEDULER:
+        os.environ[_SCHEDULER[arguments[0]]] = arguments[1]
+        arguments = arguments[2:]
+    return arguments

@@ -25,6 +25,11 @@ def _root(
     version: bool = typer.Option(
         False, "--version", callback=_version, is_eager=True, help="Show the version."
     ),
+    # Taken off before (``_named``); declared here for the help and for what is wrong with them.
+    connect: str | None = typer.Option(
+        None, metavar="tcp://HOST:PORT", help="A scheduler elsewhere [$GPUSLICE_CONNECT]."
+    ),
+    curve_keys: str | None = typer.Option(None, metavar="DIR", help="Keys for that [$GPUSLICE_CURVE_KEYS]."),
 ) -> None:
     """Time-slice, suspend, migrate and pack PyTorch training jobs, bit for bit."""
 

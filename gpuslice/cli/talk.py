@@ -5,7 +5,6 @@ Each function takes the parameters of its command and returns the exit code.
 
 from __future__ import annotations
 
-import shutil
 import sys
 import threading
 from pathlib import Path
@@ -71,15 +70,16 @@ def exit_status(job: JobInfo) -> int:
 def logs(job: str, *, follow: bool = False, stderr: bool = False, state_dir: str | Path | None = None) -> int:
     """Print what a job printed, up to now or until it ends."""
     with connect(state_dir) as client:
-        files = client.logs(job)
-        with Path(files.err if stderr else files.out).open("rb") as log:
-            while True:
-                # Asked first: what is there after the end is all there will be.
-                ended = not follow or client.wait(job, _LOG_LOOK_AGAIN_S) is not None
-                shutil.copyfileobj(log, sys.stdout.buffer)
-                sys.stdout.buffer.flush()
-                if ended:
-                    return 0
+        offset = 0
+        while True:
+            # Asked first: what is there after the end is all there will be.
+            ended = not follow or client.wait(job, _LOG_LOOK_AGAIN_S) is not None
+            while part := client.read_log(job, offset, err=stderr):
+                sys.stdout.buffer.write(part)
+                offset += len(part)
+            sys.stdout.buffer.flush()
+            if ended:
+                return 0
 
 
 def events(*, follow: bool = False, as_json: bool = False, state_dir: str | Path | None = None) -> int:

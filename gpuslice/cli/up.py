@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from gpuslice import config, daemon
+from gpuslice.sched_core.desk import Desk
 
 from .options import StateDir
 
@@ -24,6 +26,12 @@ def command(
     ramdisk_limit: Annotated[
         str, typer.Option(metavar="8G", help="Most bytes that snapshots may take.")
     ] = "",
+    bind: Annotated[
+        str | None, typer.Option(metavar="tcp://HOST:PORT", help="Let users come by TCP, too.")
+    ] = None,
+    curve_keys: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Keys for --bind, see `gpuslice keys`.")
+    ] = None,
     foreground: Annotated[bool, typer.Option("--foreground", help="Stay; Ctrl-C ends it.")] = False,
     state_dir: StateDir = None,
     ready_fd: Annotated[int | None, typer.Option(hidden=True)] = None,
@@ -40,14 +48,17 @@ def command(
         return
     if ramdisk_limit:
         config.parse_size(ramdisk_limit)
+    tcp = daemon.tcp_door(bind, curve_keys)
     quantum_s = None if quantum is None else config.parse_duration(quantum)
     options = daemon.options(policy, settings or [], quantum_s)
     setup = daemon.Setup(daemon.parse_devices(devices), policy, options, ramdisk_limit)
 
-    def ready() -> None:
+    def ready(desk: Desk) -> None:
         if ready_fd is not None:
             daemon.tell_ready(ready_fd)
         else:
             print(f"scheduling {', '.join(map(str, setup.devices))} in {directory}", flush=True)
+            if tcp is not None:
+                print(f"listening at {desk.endpoints[-1]}", flush=True)
 
-    daemon.serve(directory, setup, ready)
+    daemon.serve(directory, setup, ready, tcp=tcp)

@@ -1,0 +1,34 @@
+"""``gpuslice keys``: CURVE keys, for schedulers that are reached by TCP."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gpuslice.sched_core import curve
+
+app = typer.Typer(no_args_is_help=True, help="Make CURVE keys, for a scheduler that is reached by TCP.")
+
+
+@app.command()
+def new(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A directory to be made.")],
+) -> None:
+    """Make a directory with keys for a scheduler and for one client: `gpuslice up --curve-keys DIR`."""
+    curve.make(directory)
+    typer.echo(f"{directory}: keys of a scheduler and of one client; keep it to yourself")
+
+
+@app.command()
+def add(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="The scheduler's directory of keys.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Whose; remove accepted/NAME.public to undo it.")
+    ],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="A directory to be made, for that client.")],
+) -> None:
+    """Make keys for another client, who may connect from now on; bring OUT to them by a safe way."""
+    curve.add(directory, name, out)
+    typer.echo(f"{out}: keys of {name}, for --curve-keys there")
