@@ -83,6 +83,7 @@ class Client:
         weight: float = 1.0,
         max_restarts: int = 0,
         steps: int = 0,
+        max_steps: int = 0,
         boundary_timeout_s: float = 60.0,
         on_boundary_timeout: Literal["leave", "kill"] = "leave",
         environ: Mapping[str, str] | None = None,
@@ -103,6 +104,8 @@ class Client:
             How often it is started again after a failure that was not its user's (docs/scheduler.md).
         steps
             How many optimizer steps it has, if known: for its progress.
+        max_steps
+            It is ended, well, at the first boundary after so many; 0: when it ends by itself.
         boundary_timeout_s
             If it reaches no boundary for so long when told to stop, that is reported; 0: never.
         on_boundary_timeout
@@ -131,6 +134,7 @@ class Client:
             weight=weight,
             max_restarts=max_restarts,
             steps=steps,
+            max_steps=max_steps,
             boundary_timeout_s=boundary_timeout_s,
             on_boundary_timeout=on_boundary_timeout,
         )

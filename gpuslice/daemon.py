@@ -19,19 +19,21 @@ from gpuslice.config import Settings, variable
 from gpuslice.errors import ConfigError, UsageError
 from gpuslice.private import private_directory
 from gpuslice.sched_core.chronicle import Chronicle
-from gpuslice.sched_core.core import Core
+from gpuslice.sched_core.core import SWITCH_SHARE, Core
 from gpuslice.sched_core.curve import scheduler_keys
 from gpuslice.sched_core.desk import Desk
 from gpuslice.sched_core.endpoint import host_and_port
 from gpuslice.sched_core.events import Command, Event
 from gpuslice.sched_core.journal import FILE, Journal
 from gpuslice.sched_core.live import Scheduler
-from gpuslice.sched_core.policies.registry import make_policy, policy_options
+from gpuslice.sched_core.policies.registry import POLICIES, make_policy, policy_options
 from gpuslice.sched_core.standing import Overview
 from gpuslice.types import DeviceName
 
 LOG = "scheduler.log"
 _READY = b"r"
+#: Policies that must know how long jobs run, for which what ``submit --steps`` tells is enough.
+_ESTIMATES_DO = ("srtf", "srsf", "sjf")
 
 
 @dataclass(frozen=True)
@@ -46,12 +48,15 @@ class Setup:
         Who decides, and the policy's own settings as text.
     ramdisk_limit
         Most bytes that the jobs' snapshots may take together, ``8G`` style; empty for the usual.
+    switch_share
+        Part of the time that switching may take.
     """
 
     devices: tuple[DeviceName, ...]
     policy: str = "rr"
     options: Mapping[str, str] = field(default_factory=dict)
     ramdisk_limit: str = ""
+    switch_share: float = SWITCH_SHARE
 
     def make_core(self) -> Core:
         """A core that knows no job yet.
@@ -62,12 +67,12 @@ class Setup:
             If the policy or an option does not exist, or it needs to know how long jobs run.
         """
         policy = make_policy(self.policy, self.options)
-        if policy.needs_durations:
+        if policy.needs_durations and self.policy in POLICIES and self.policy not in _ESTIMATES_DO:
             raise ConfigError(
                 f"policy {self.policy} needs to know how long jobs run, which nobody does here",
-                "choose one that does not, such as rr, 2das or las",
+                f"choose one that does not, such as rr, 2das or las, or of {', '.join(_ESTIMATES_DO)}",
             )
-        return Core(self.devices, policy)
+        return Core(self.devices, policy, switch_share=self.switch_share)
 
     def environ(self) -> dict[str, str]:
         """The settings that every job gets."""

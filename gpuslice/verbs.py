@@ -37,6 +37,8 @@ class Submit(Verb, tag="submit", frozen=True):
         How often it is started again after a failure that was not its user's.
     steps
         How many optimizer steps it has, for its progress; 0: not stated.
+    max_steps
+        It is ended, well, after so many optimizer steps; 0: when it ends by itself.
     boundary_timeout_s, on_boundary_timeout
         How long it may take to reach a boundary when told to stop (0: for ever), and what then.
     """
@@ -51,6 +53,7 @@ class Submit(Verb, tag="submit", frozen=True):
     weight: float = 1.0
     max_restarts: int = 0
     steps: int = 0
+    max_steps: int = 0
     boundary_timeout_s: float = 60.0
     on_boundary_timeout: Literal["leave", "kill"] = "leave"
 
@@ -159,6 +162,8 @@ class JobInfo(Verb, frozen=True):
     blackout_s: float
     blackout_mean_s: float | None
     recent: tuple[SliceInfo, ...]
+    switch_predicted_s: float | None
+    switch_s: float | None
     missed_boundaries: int
     restarts: int
     max_restarts: int

@@ -44,6 +44,10 @@ from .planning import Planning
 from .policy import Policy
 from .reports import Reports
 from .states import IN_TRANSIT, JobState, Trigger
+from .switching import Switching
+
+#: Part of the time that switching may take.
+SWITCH_SHARE = 0.03
 
 
 class Core:
@@ -55,13 +59,18 @@ class Core:
         What there is to give away, all on one node.
     policy
         Who decides.
+    switch_share
+        Part of the time that switching may take; the policy is told how long a slice must last for that.
     """
 
-    def __init__(self, devices: Sequence[DeviceName], policy: Policy) -> None:
+    def __init__(
+        self, devices: Sequence[DeviceName], policy: Policy, *, switch_share: float = SWITCH_SHARE
+    ) -> None:
         self.devices = tuple(devices)
         #: Jobs whose processes are using a device, by device.
         self.occupants: list[dict[str, Gang]] = [{} for _ in devices]
         self.planning = Planning(self, Cluster([len(devices)]), policy)
+        self.switching = Switching(switch_share)
         self._jobs: dict[str, Gang] = {}
         #: Jobs whose lease is not what the policy wants, or that wait for another try.
         self._unsettled: dict[str, Gang] = {}
@@ -138,7 +147,7 @@ class Core:
 
     def announce(self, job: Gang) -> None:
         """Let the policy know of a job that is ready to run, unless its owner holds it."""
-        if not job.held:
+        if not job.held and not job.finishing:
             self.planning.announce(job)
 
     def settle(self, job: Gang, now: float) -> None:
@@ -148,10 +157,22 @@ class Core:
             if job.running:
                 job.since_s = now
             job.first_start_s = now if job.first_start_s is None else job.first_start_s
+            if (notice := self.switching.ended(job)) is not None:
+                self.order(notice)
             self.planning.due = True
         elif job.all_parked() and job.allows(Trigger.ALL_PARKED):
             job.move(Trigger.ALL_PARKED, now)
             self._vacate(job)
+            if job.through:
+                self.end(job, Trigger.SUCCEED, f"it has made its {job.spec.max_steps} steps", now)
+
+    def finish(self, job: Gang, now: float) -> None:
+        """Stop ``job``, which has made all its steps, at its next boundary; there it ends well."""
+        if not job.finishing:
+            job.finishing = True
+            job.history.append((now, "all its steps are made"))
+            self.planning.withhold(job, now)
+            self.unsettle(job)
 
     def unsettle(self, job: Gang) -> None:
         """Look at ``job`` again after this event and those that follow, until nothing is left to do."""
@@ -174,6 +195,7 @@ class Core:
         job.reason, job.ended_s, job.blame, job.failure = reason, now, blame, ""
         self._unsettled.pop(job.id, None)
         self.planning.wishing.pop(job.id, None)
+        self.switching.forget(job)
         self.planning.withdraw(job, now)
         if job.processes_gone:
             self._gone(job, now)
@@ -310,6 +332,7 @@ class Core:
             restarts.launch(self, job)
         if job.state is JobState.RUNNING and job.lease != job.wanted:
             job.move(Trigger.REVOKE, now)
+            self.switching.begun(job)
             job.overshoots = 0
             self._reports.aim(job, max(rank.boundary for rank in job.ranks) + 1)
         elif job.state in (JobState.QUEUED, JobState.SUSPENDED) and job.wanted and self._can_enter(job):

@@ -83,6 +83,10 @@ class Gang(Job):
         Whether it was reported for not having done that in time.
     missed
         How often that happened since it was last suspended as told.
+    finishing
+        Whether it has made all the steps that its owner wanted, and is about to end well.
+    switch_predicted_s, switch_s
+        What its last switch was to cost, if anybody knew, and what it did cost.
     attempt
         How often it was started again after a failure.
     launched
@@ -107,6 +111,7 @@ class Gang(Job):
         "ended_s",
         "exit_code",
         "failure",
+        "finishing",
         "given_up",
         "held",
         "history",
@@ -124,6 +129,8 @@ class Gang(Job):
         "said",
         "state",
         "stop_at",
+        "switch_predicted_s",
+        "switch_s",
         "wish",
     )
 
@@ -143,6 +150,9 @@ class Gang(Job):
         self.ordered_s = 0.0
         self.late = False
         self.missed = 0
+        self.finishing = False
+        self.switch_predicted_s: float | None = None
+        self.switch_s: float | None = None
         self.attempt = 0
         self.launched = False
         self.exit_code: int | None = None
@@ -173,10 +183,16 @@ class Gang(Job):
         """Whether it failed and another attempt is allowed."""
         return self.state is JobState.FAILED and not self.given_up and self.attempt < self.spec.max_restarts
 
+    @property
+    def through(self) -> bool:
+        """Whether it has made all the steps that its owner wants."""
+        most = self.spec.max_steps
+        return bool(most) and max(rank.step for rank in self.ranks) >= most
+
     def begin_again(self, when_s: float) -> None:
         """Become a job whose next attempt starts at ``when_s``; what it attained stays its own."""
         self.attempt += 1
-        self.launched = False
+        self.launched = self.finishing = False
         self.ranks = tuple(Rank(rank.number) for rank in self.ranks)
         self.ended_s = self.blame = None
         self.stop_at = self.overshoots = self.refusals = self.missed = 0

@@ -24,6 +24,8 @@ def check(request: Submit) -> None:
         raise UsageError(f"max_restarts {request.max_restarts} is below 0", "0 is the usual number")
     if request.steps < 0:
         raise UsageError(f"{request.steps} steps are none", "give a positive number, or leave it out")
+    if request.max_steps < 0:
+        raise UsageError(f"{request.max_steps} steps are none", "give a positive number, or leave it out")
     if not request.boundary_timeout_s >= 0:
         raise UsageError(
             f"the boundary timeout {request.boundary_timeout_s} s is below 0", "0 means for ever"
@@ -38,7 +40,8 @@ def make_spec(request: Submit, name: str, now_s: float) -> JobSpec:
         demand=request.devices,
         tenant=request.tenant,
         weight=request.weight,
-        iterations=request.steps,
+        iterations=request.steps or request.max_steps,
+        max_steps=request.max_steps,
         max_restarts=request.max_restarts,
         boundary_timeout_s=request.boundary_timeout_s,
         kill_when_late=request.on_boundary_timeout == "kill",

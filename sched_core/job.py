@@ -25,6 +25,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
         Whose it is; jobs of one ``app`` search for one model together (Themis).
     skew
         Largest share of one tensor in the model's parameters (Tiresias, section 3.3); ``None``: not known.
+    max_steps
+        It is ended, well, at the first boundary after so many optimizer steps; 0: it ends by itself.
     boundary_timeout_s
         A job that is told to stop and reaches no boundary for so long is reported, as is one that does not
         come back when told to resume; 0: never.
@@ -48,6 +50,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     deadlines: tuple[tuple[float, float], ...] = ()
     skew: float | None = None
     iterations: int = 0
+    max_steps: int = 0
     boundary_timeout_s: float = 60.0
     kill_when_late: bool = False
     max_restarts: int = 0

@@ -15,6 +15,7 @@ import msgspec
 
 from .allotment import Allotment, summary
 from .cluster import Cluster
+from .estimates import Estimates
 from .events import Notice
 from .gang import Gang
 from .policy import Changes, Migrate, Plan, Policy, PolicyError, Queues, Start, Stop, Suspend, View
@@ -58,7 +59,8 @@ class Planning:
         self._policy = policy
         #: The jobs the policy may choose from: ready, not held, not ended.
         self._eligible: dict[str, Gang] = {}
-        self._view = View(cluster, self._eligible)
+        self._estimates = Estimates()
+        self._view = View(cluster, self._eligible, self._estimates)
         #: Jobs that are held from now on; the policy is still to be told.
         self._withheld: list[Gang] = []
         #: Jobs that their owner wants on other devices.
@@ -126,7 +128,8 @@ class Planning:
         """Ask the policy for as long as there is reason to, and enter what it wants in the ledger."""
         while self.due:
             self.due = False
-            self._view.now_s = now
+            self._view.now_s = self._estimates.now_s = now
+            self._view.least_slice_s = self._core.switching.least_slice_s()
             plan = self._plan(now)
             # Only now: the policy had to see who held devices.
             for job in self._withheld:
@@ -198,6 +201,9 @@ class Planning:
                 grants.append((decision, job))
         for grant, job in grants:
             self._give(job, grant.devices, now, shared=grant.shared)
+        if self._policy.needs_durations and not all(job.running for job in self._eligible.values()):
+            # Estimates change although nothing happens.
+            self.wake_s = min(now + _ASK_AGAIN_S, inf if self.wake_s is None else self.wake_s)
 
     def _relocate(self, job: Gang, now: float) -> None:
         """Put ``job`` where its owner wants it; whoever is there goes where it comes from."""

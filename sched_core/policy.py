@@ -146,9 +146,12 @@ class View:
         What is known of running times.
     losses
         What jobs report of their training loss.
+    least_slice_s
+        How long a slice must last for switching to stay a small part of the time, from measured costs; 0
+        where switching costs nothing or is not measured.
     """
 
-    __slots__ = ("changes", "cluster", "jobs", "knowledge", "losses", "now_s")
+    __slots__ = ("changes", "cluster", "jobs", "knowledge", "least_slice_s", "losses", "now_s")
 
     def __init__(
         self,
@@ -162,6 +165,7 @@ class View:
         self.knowledge: Knowledge = Ignorance() if knowledge is None else knowledge
         self.losses: Losses = NoLosses()
         self.now_s = now_s
+        self.least_slice_s = 0.0
         self.changes = Changes(reset=True)
 
     def waiting(self) -> Iterator[Job]:

@@ -72,6 +72,8 @@ class Reports:
         match message:
             case Progress():
                 _advance(rank, message.boundary, message.step)
+                if job.through:
+                    self._core.finish(job, now)
             case Resumed():
                 self._resumed(job, rank, message, now)
             case Suspended():
@@ -154,6 +156,7 @@ class Reports:
         if rank.phase is not RankPhase.COMING:
             raise job.illegal(f"Resumed of rank {rank.number}, which is {rank.phase.value}")
         rank.phase = RankPhase.ON
+        self._core.switching.resumed(job, rank.number, message)
         _advance(rank, message.boundary)
         self._core.settle(job, now)
 
@@ -164,6 +167,7 @@ class Reports:
         if rank.phase is not RankPhase.ON or not (job.state is JobState.SUSPENDING or called_off):
             raise job.illegal(f"Suspended of rank {rank.number}, which is {rank.phase.value}")
         rank.phase = RankPhase.PARKED
+        self._core.switching.parked(job, rank.number, message)
         _advance(rank, message.boundary, message.step)
         if called_off:
             if job.allows(Trigger.STRAY):

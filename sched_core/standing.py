@@ -77,6 +77,8 @@ class Overview:
             blackout_s=account.blackout_s,
             blackout_mean_s=account.blackout_s / account.switches if account.switches else None,
             recent=self._recent(account),
+            switch_predicted_s=job.switch_predicted_s,
+            switch_s=job.switch_s,
             missed_boundaries=job.missed,
             restarts=job.attempt,
             max_restarts=job.spec.max_restarts,

@@ -38,6 +38,7 @@ def command(
     steps: Annotated[
         int, typer.Option(metavar="N", help="Optimizer steps it has, if known: for its progress.")
     ] = 0,
+    max_steps: Annotated[int, typer.Option(metavar="N", help="End it, well, after N optimizer steps.")] = 0,
     boundary_timeout: Annotated[
         str, typer.Option(metavar="60s", help="Report it if it reaches no boundary for so long (or: never).")
     ] = "60s",
@@ -70,6 +71,7 @@ def command(
             weight=weight,
             max_restarts=max_restarts,
             steps=steps,
+            max_steps=max_steps,
             boundary_timeout_s=timeout_s,
             on_boundary_timeout=on_boundary_timeout.value,
             environ=environ,

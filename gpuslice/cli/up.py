@@ -9,6 +9,8 @@ from typing import Annotated
 import typer
 
 from gpuslice import config, daemon
+from gpuslice.errors import UsageError
+from gpuslice.sched_core.core import SWITCH_SHARE
 from gpuslice.sched_core.desk import Desk
 
 from .options import StateDir
@@ -32,6 +34,9 @@ def command(
     curve_keys: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Keys for --bind, see `gpuslice keys`.")
     ] = None,
+    switch_share: Annotated[
+        float, typer.Option(metavar="0.03", help="Part of the time that switching may take; 0: any.")
+    ] = SWITCH_SHARE,
     foreground: Annotated[bool, typer.Option("--foreground", help="Stay; Ctrl-C ends it.")] = False,
     state_dir: StateDir = None,
     ready_fd: Annotated[int | None, typer.Option(hidden=True)] = None,
@@ -49,9 +54,11 @@ def command(
     if ramdisk_limit:
         config.parse_size(ramdisk_limit)
     tcp = daemon.tcp_door(bind, curve_keys)
+    if not 0 <= switch_share < 1:
+        raise UsageError(f"--switch-share {switch_share} is no part of the time", "give 0.03 or the like")
     quantum_s = None if quantum is None else config.parse_duration(quantum)
     options = daemon.options(policy, settings or [], quantum_s)
-    setup = daemon.Setup(daemon.parse_devices(devices), policy, options, ramdisk_limit)
+    setup = daemon.Setup(daemon.parse_devices(devices), policy, options, ramdisk_limit, switch_share)
 
     def ready(desk: Desk) -> None:
         if ready_fd is not None:

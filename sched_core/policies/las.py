@@ -20,7 +20,7 @@ class LeastAttained(RankedPolicy[Entry]):
     Parameters
     ----------
     quantum_s
-        How long jobs run before they are compared again, in seconds.
+        How long jobs run before they are compared again, in seconds; longer if switching is expensive.
     by_devices
         Service is devices times time; otherwise time alone.
     """
@@ -56,5 +56,5 @@ class LeastAttained(RankedPolicy[Entry]):
         if not self.crowded:
             self._compare_s = None
         elif self._compare_s is None:
-            self._compare_s = view.now_s + self._quantum_s
+            self._compare_s = view.now_s + max(self._quantum_s, view.least_slice_s)
         return self._compare_s

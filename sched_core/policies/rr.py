@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from math import floor
+from math import ceil, floor
 
 from gpuslice.errors import ConfigError
 from gpuslice.sched_core.job import Job
@@ -47,7 +47,8 @@ class RoundRobin(RankedPolicy[Turn]):
     Parameters
     ----------
     quantum_s
-        Length of a slice, in seconds.
+        Length of a slice, in seconds. Where switching is so expensive that it would take more than its share
+        of the time, a slice is the least multiple of this that is long enough.
     """
 
     name = "rr"
@@ -108,8 +109,9 @@ class RoundRobin(RankedPolicy[Turn]):
 
     def wake_at(self, view: View) -> float | None:
         if self._round_ends_s is None and self.crowded:
-            quanta = floor(view.now_s / self._quantum_s) + 1
-            while quanta * self._quantum_s <= view.now_s:
-                quanta += 1
-            self._round_ends_s = quanta * self._quantum_s
+            slice_s = self._quantum_s * max(1, ceil(view.least_slice_s / self._quantum_s))
+            slices = floor(view.now_s / slice_s) + 1
+            while slices * slice_s <= view.now_s:
+                slices += 1
+            self._round_ends_s = slices * slice_s
         return self._round_ends_s

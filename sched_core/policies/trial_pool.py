@@ -61,6 +61,7 @@ class TrialPool(Wrapper):
         decisions = self._follow(view, changes)
         self._inner.now_s = view.now_s
         self._inner.losses = view.losses
+        self._inner.least_slice_s = view.least_slice_s
         for name, due_s in list(self._handed_over_s.items()):
             if due_s <= view.now_s:
                 del self._handed_over_s[name]

@@ -14,7 +14,7 @@ import zmq
 from gpuslice import verbs
 from gpuslice.errors import EnvironmentUnusableError, UsageError
 
-from .conftest import Shell
+from .conftest import RANK, Shell
 from .waiting import until
 
 
@@ -77,7 +77,8 @@ def test_a_second_scheduler_is_refused_and_disturbs_nothing(shell: Shell) -> Non
         (["--devices", "gpu"], "'gpu' is not a device"),
         (["--devices", "cpu:0,cpu:0"], "twice"),
         (["--policy", "best"], "no policy 'best'"),
-        (["--policy", "srtf"], "needs to know how long"),
+        (["--policy", "chronus"], "needs to know how long"),
+        (["--switch-share", "1.5"], "no part of the time"),
         (["--policy", "2das", "--quantum", "1s"], "no quantum"),
         (["--set", "speed=9"], "no option 'speed'"),
         (["--quantum", "soon"], "'soon' is not a time"),
@@ -190,4 +191,16 @@ def test_migrate_and_weight_reach_the_job(shell: Shell) -> None:
     events = [json.loads(line) for line in shell("events", "--json").splitlines()]
     told = [event["details"] for event in events if event["what"] in ("moved", "weighted")]
     assert told == [{"devices": "null:1"}, {"weight": 2.5}]
+    shell("down")
+
+
+def test_max_steps_end_a_job_well(shell: Shell) -> None:
+    shell.up()
+    client = shell.client()
+    words = ["--", sys.executable, str(RANK), str(10**6), "0"]
+    job = client.submit(words, max_steps=30, environ={**os.environ, "WORLD": "1"})
+    shell("wait", job, "--timeout", "60s")
+    found = next(one for one in client.jobs() if one.id == job)
+    assert found.state == "succeeded"
+    assert found.steps >= 30
     shell("down")

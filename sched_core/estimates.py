@@ -1,0 +1,36 @@
+"""How long live jobs still run, as far as their own reports tell."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+
+from .gang import Gang
+from .job import Job
+
+
+class Estimates:
+    """``Knowledge`` of jobs that said how many steps they have: steps left times the time of a step so far.
+
+    A job that has made no step yet counts as almost done, so that it runs first and is measured; one that did
+    not say how many steps it has comes last.
+    """
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def duration_s(self, job: Job) -> float | None:
+        """Running time of ``job`` on dedicated devices, estimated; infinite if nobody knows."""
+        return job.progress_at(self.now_s) + self._left_s(job)
+
+    def services(self) -> Sequence[float]:
+        """No sample."""
+        return ()
+
+    def _left_s(self, job: Job) -> float:
+        if not isinstance(job, Gang) or not job.spec.iterations:
+            return inf
+        steps = max(rank.step for rank in job.ranks)
+        if not steps:
+            return 0.0
+        return max(0, job.spec.iterations - steps) * job.executed_at(self.now_s) / steps

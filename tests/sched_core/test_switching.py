@@ -1,0 +1,137 @@
+"""What switching costs, what follows from it for slices, and how long jobs still run."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpuslice import wire
+from gpuslice.sched_core.events import Exited, Kill, RankGone, Submitted
+from gpuslice.sched_core.job import JobSpec
+from gpuslice.sched_core.policies.registry import make_policy
+from gpuslice.sched_core.states import IN_TRANSIT, JobState
+from gpuslice.sched_core.switching import Line
+
+from .driver import PROGRAM, QUANTUM_S, Driver, notices, told
+
+
+def test_a_line_learns_the_fixed_part_and_the_rate() -> None:
+    line = Line()
+    for nbytes in (10**9, 2 * 10**9):
+        line.learn(nbytes, {"find_s": 0.25, "copy_out_s": nbytes / 1e9, "parked_s": 100.0})
+    assert line.predict_s(4 * 10**9) == pytest.approx(4.25)
+    for _ in range(40):
+        line.learn(10**9, {"find_s": 0.75, "copy_out_s": 0.5})
+    assert line.predict_s(4 * 10**9) == pytest.approx(2.75, rel=0.01), "what is newer counts more"
+
+
+def switch(driver: Driver, *, nbytes: int = 10**9, out_s: float = 0.2, in_s: float = 0.1) -> list[object]:
+    """Carry the switch out that the core has ordered; what it noticed."""
+    found: list[object] = []
+    while moving := [job for job in driver.core.jobs.values() if job.state in IN_TRANSIT]:
+        for job in moving:
+            message: wire.FromAgent
+            if job.state is JobState.SUSPENDING:
+                message = wire.Suspended(
+                    epoch=job.epoch,
+                    boundary=job.stop_at,
+                    step=job.stop_at,
+                    nbytes=nbytes,
+                    stages_s={"copy_out_s": out_s},
+                )
+            else:
+                stages = {"copy_in_s": in_s, "parked_s": 9.0} if job.ranks[0].boundary else {}
+                message = wire.Resumed(epoch=job.epoch, boundary=job.ranks[0].boundary, stages_s=stages)
+            found += notices(driver.say(job.id, message))
+    return found
+
+
+def test_switches_are_predicted_and_the_prediction_is_shown_beside_the_truth() -> None:
+    driver = Driver()
+    driver.running_pair()
+    details = []
+    for _ in range(6):
+        driver.wake(10.0)
+        details += [notice.details for notice in switch(driver) if notice.job == "a"]  # type: ignore[attr-defined]
+    assert details[0] == {"predicted_s": None, "actual_s": pytest.approx(0.3), "bytes": 10**9}
+    assert details[1] == {"predicted_s": pytest.approx(0.3), "actual_s": pytest.approx(0.3), "bytes": 10**9}
+    job = driver.core.jobs["a"]
+    assert (job.switch_predicted_s, job.switch_s) == (pytest.approx(0.3), pytest.approx(0.3))
+
+
+def test_slices_last_until_switching_stays_under_its_share() -> None:
+    driver = Driver()
+    driver.running_pair()
+    for _ in range(4):
+        driver.wake(10.0)
+        switch(driver)
+    assert driver.core.switching.least_slice_s() == pytest.approx(0.3 / 0.03)
+    driver.wake()
+    begin_s = driver.core.planning.wake_s
+    assert begin_s is not None
+    driver.wake(begin_s - driver.now_s)
+    switch(driver)
+    end_s = driver.core.planning.wake_s
+    assert end_s is not None
+    assert 10 * QUANTUM_S <= end_s - begin_s <= 11 * QUANTUM_S
+    for job in "ab":
+        driver.do(Exited(job, 0))
+        driver.do(RankGone(job, 0))
+    assert driver.core.switching.least_slice_s() == 0.0, "what is gone is not switched"
+
+
+def progress(driver: Driver, job: str, step: int) -> None:
+    epoch = driver.core.jobs[job].epoch
+    driver.say(job, wire.Progress(epoch=epoch, boundary=step, step=step))
+
+
+def test_srtf_runs_whoever_is_measured_to_have_least_left() -> None:
+    driver = Driver(1, make_policy("srtf"))
+    for job, steps in (("long", 1000), ("short", 100), ("secret", 0)):
+        driver.do(Submitted(JobSpec(id=job, submit_s=driver.now_s, iterations=steps), PROGRAM))
+        driver.hello(job)
+    jobs = driver.core.jobs
+    driver.resumed("long")
+    driver.now_s += 10.0
+    progress(driver, "long", 10)
+    assert told(driver.wake(), wire.Suspend) != [], "990 s left: the one not measured yet goes first"
+    driver.parked("long", 11)
+    driver.resumed("short")
+    assert jobs["short"].lease == (0,)
+    driver.now_s += 10.0
+    progress(driver, "short", 10)
+    assert told(driver.wake(), wire.Suspend) == [], "90 s left"
+    driver.do(Exited("short", 0))
+    driver.do(RankGone("short", 0))
+    assert jobs["long"].lease == (0,), "nobody knows how long the other takes"
+
+
+def test_a_job_that_has_made_its_steps_ends_well_at_a_boundary() -> None:
+    driver = Driver()
+    driver.do(Submitted(JobSpec(id="a", submit_s=driver.now_s, max_steps=50), PROGRAM))
+    driver.submit("b")
+    for job in "ab":
+        driver.hello(job)
+    driver.resumed("a")
+    driver.progress("a", 49)
+    assert driver.progress("a", 30) == []
+    assert told(driver.progress("a", 51), wire.Suspend) == [("a", 0, wire.Suspend(epoch=1, stop_at=52))]
+    assert driver.progress("a", 51) == [], "said once"
+    assert any(isinstance(command, Kill) for command in driver.parked("a", 52))
+    assert (driver.state("a"), driver.state("b")) == (JobState.SUCCEEDED, JobState.STARTING)
+    driver.do(Exited("a", -15))
+    driver.do(RankGone("a", 0))
+    assert driver.state("a") is JobState.SUCCEEDED
+    assert driver.core.jobs["a"].processes_gone
+
+
+def test_a_job_that_parks_for_others_after_its_last_step_ends_there() -> None:
+    driver = Driver()
+    driver.do(Submitted(JobSpec(id="a", submit_s=driver.now_s, max_steps=50), PROGRAM))
+    driver.submit("b")
+    for job in "ab":
+        driver.hello(job)
+    driver.resumed("a")
+    driver.progress("a", 49)
+    driver.wake()
+    driver.parked("a", 50)
+    assert driver.state("a") is JobState.SUCCEEDED
