@@ -34,7 +34,7 @@ def export_safetensors(snapshot: SnapshotFile, path: Path) -> int:
     EnvironmentUnusableError
         If ``path`` cannot be written.
     """
-    named = list(_named(snapshot))
+    named = list(named_tensors(snapshot))
     partial = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         with partial.open("xb") as file:
@@ -50,7 +50,8 @@ def export_safetensors(snapshot: SnapshotFile, path: Path) -> int:
     return len(named)
 
 
-def _named(snapshot: SnapshotFile) -> Iterator[tuple[str, TensorSpec]]:
+def named_tensors(snapshot: SnapshotFile) -> Iterator[tuple[str, TensorSpec]]:
+    """The tensors under names that differ: the second ``a`` is ``a#2``."""
     counts = {"__metadata__": 1}
     for tensor in snapshot.tensors:
         name = tensor.path

@@ -46,7 +46,10 @@ class Source:
 
     def view(self, node: TensorNode) -> torch.Tensor:
         """The entry as a CPU tensor over the snapshot's own memory; only ever to be copied from."""
-        spec = self.spec(node)
+        return self.tensor(self.spec(node))
+
+    def tensor(self, spec: TensorSpec) -> torch.Tensor:
+        """One of the snapshot's tensors as a CPU tensor over its own memory; only ever to be copied from."""
         return _over(self.storage(spec.sid), spec)
 
     def verify(self, node: TensorNode | SparseNode | QuantizedNode) -> None:

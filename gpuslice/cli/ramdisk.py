@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,6 +22,14 @@ app = typer.Typer(help="Look after the RAM disk and its snapshots.", no_args_is_
 Directory = Annotated[str | None, typer.Option("--dir", help="The RAM disk, if not the usual one.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON; the keys are documented and stay.")]
 File = Annotated[Path, typer.Argument(help="A snapshot file.", metavar="FILE")]
+
+
+class Format(StrEnum):
+    """What a snapshot can be exported to."""
+
+    SAFETENSORS = "safetensors"
+    DCP = "dcp"
+
 
 _COLUMNS = ("job", "rank", "pid", "state", "size", "generation", "boundary", "restartable")
 
@@ -88,17 +97,25 @@ def verify(file: File, directory: Directory = None, as_json: Json = False) -> No
 @app.command()
 def export(
     file: File,
-    out: Annotated[Path, typer.Argument(help="The safetensors file to write.", metavar="OUT")],
+    out: Annotated[Path, typer.Argument(help="The file to write; for dcp, the directory.", metavar="OUT")],
+    kind: Annotated[
+        Format, typer.Option("--format", help="A safetensors file or a torch.distributed.checkpoint.")
+    ] = Format.SAFETENSORS,
     directory: Directory = None,
     as_json: Json = False,
 ) -> None:
-    """Write a snapshot's tensors as a plain safetensors file."""
-    from gpuslice.checkpoint.export import export_safetensors
-
+    """Write a snapshot's tensors in a format that other tools read."""
     del directory
     with open_snapshot(file) as snapshot:
-        count = export_safetensors(snapshot, out)
-    nbytes = out.stat().st_size
+        if kind is Format.DCP:
+            from gpuslice.checkpoint.dcp import export_dcp
+
+            count = export_dcp(snapshot, out)
+        else:
+            from gpuslice.checkpoint.export import export_safetensors
+
+            count = export_safetensors(snapshot, out)
+    nbytes = sum(path.stat().st_size for path in ([out] if out.is_file() else out.iterdir()))
     if as_json:
         _print_json(path=str(out), tensors=count, bytes=nbytes)
     else:

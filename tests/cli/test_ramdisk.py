@@ -131,6 +131,10 @@ def test_export_writes_safetensors(disk: RamDisk, store: JobStore, tmp_path: Pat
     done = gpuslice("export", path, out, "--json")
     assert json.loads(done.stdout) == {"path": str(out), "tensors": 1, "bytes": out.stat().st_size}
     assert load_file(out)["model.w"].shape == (5, 2)
+    done = gpuslice("export", path, tmp_path / "out.dcp", "--format", "dcp")
+    assert done.stdout.startswith(f"{tmp_path / 'out.dcp'}: 1 tensors, ")
+    assert {entry.name for entry in (tmp_path / "out.dcp").iterdir()} == {".metadata", "__0_0.distcp"}
+    assert gpuslice("export", path, tmp_path / "out.dcp", "--format", "dcp").returncode == 2
     assert gpuslice("export", tmp_path / "nothing", out).returncode == 4
     assert gpuslice("export", path, tmp_path / "no" / "where").returncode == 3
 
