@@ -4,7 +4,7 @@ Parameters and optimizer state do not change between a boundary and the next opt
 them can wait; the step waits for the copy. Everything else (buffers, gradients, averages, scales) may change
 in the next forward pass and is copied at once. Nothing is taken on trust: a storage waits only if no tensor
 that we do not know is over it, and torch's version counters are compared when the copy is done. If one has
-moved, the snapshot is given up, and what moved never waits again.
+moved, the snapshot is given up, and what moved never waits again. Writes that torch does not count wait, too.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from . import tree
 from .cargo import load
 from .describe import keeps_own_state_dict
 from .discover import live_instances
+from .rawaccess import RawAccess
 from .snapshot import SnapshotFile
 from .state import describe
 from .store import JobStore
@@ -88,6 +89,9 @@ class BackgroundSnapshot:
             later = self._copy_at_once(cargo.extras, storages)
             self._copier = threading.Thread(target=self._copy, args=(later,), name=_THREAD)
             self._copier.start()
+            self._raw = RawAccess(self._copier.join)
+            if later:
+                self._raw.watch()
         except BaseException:
             self._writer.abort()
             raise
@@ -124,6 +128,7 @@ class BackgroundSnapshot:
         with self._lock:
             if not self._checked:
                 self._copier.join()
+                self._raw.leave()
                 self.changed = tuple(path for path, tensor, was in self._watched if tensor._version != was)
                 self._watched.clear()
                 self._checked = True

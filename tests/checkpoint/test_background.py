@@ -189,6 +189,46 @@ def test_memory_that_somebody_else_could_change_does_not_wait(
     assert (training.weight.untyped_storage()._cdata in device.waiting) is graph
 
 
+def _through_numpy(weight: torch.Tensor) -> None:
+    weight.detach().numpy()[:] = 7
+
+
+def _through_data(weight: torch.Tensor) -> None:
+    weight.data.mul_(2)
+
+
+def _through_a_new_storage(weight: torch.Tensor) -> None:
+    weight.data = torch.zeros_like(weight)
+
+
+def _through_dlpack(weight: torch.Tensor) -> None:
+    torch.from_dlpack(weight.detach()).zero_()
+
+
+@pytest.mark.parametrize(
+    "write",
+    [_through_numpy, _through_data, _through_a_new_storage, _through_dlpack],
+    ids=lambda w: w.__name__,
+)
+def test_writes_that_torch_does_not_count_wait(
+    device: HeldDevice, store: JobStore, write: Callable[[torch.Tensor], None]
+) -> None:
+    training = Training()
+    at_boundary = training.state()
+    plain = dict(vars(torch.Tensor))
+    snapshot = begin(device, store, training)
+    hurry = threading.Timer(0.2, device.gate.set)  # nothing depends on when it does
+    hurry.start()
+    write(training.weight)
+    assert device.gate.is_set()
+    assert not torch.equal(training.weight, at_boundary["model.0.weight"])
+    published = snapshot.settle()
+    hurry.join()
+    assert published is not None
+    assert differing(published, at_boundary) == set()
+    assert dict(vars(torch.Tensor)) == plain
+
+
 def test_tied_parameters_wait_once(device: HeldDevice, store: JobStore) -> None:
     training = Training()
     training.model.append(torch.nn.Linear(160, 160))
