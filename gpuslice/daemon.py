@@ -13,12 +13,11 @@ from pathlib import Path
 
 import msgspec
 
-from gpuslice import launch
+from gpuslice import eventlog, launch
 from gpuslice.clock import ContinuedClock
 from gpuslice.config import Settings, variable
 from gpuslice.errors import ConfigError, UsageError
 from gpuslice.private import private_directory
-from gpuslice.sched_core.chronicle import Chronicle
 from gpuslice.sched_core.core import SWITCH_SHARE, Core
 from gpuslice.sched_core.curve import scheduler_keys
 from gpuslice.sched_core.desk import Desk
@@ -29,6 +28,7 @@ from gpuslice.sched_core.live import Scheduler
 from gpuslice.sched_core.policies.registry import POLICIES, make_policy, policy_options
 from gpuslice.sched_core.standing import Overview
 from gpuslice.types import DeviceName
+from gpuslice.witness import Witness
 
 LOG = "scheduler.log"
 _READY = b"r"
@@ -142,7 +142,12 @@ def tcp_door(bind: str | None, curve_keys: Path | None) -> tuple[str, Path] | No
 
 
 def serve(
-    directory: Path, setup: Setup, ready: Callable[[Desk], None], *, tcp: tuple[str, Path] | None = None
+    directory: Path,
+    setup: Setup,
+    ready: Callable[[Desk], None],
+    *,
+    tcp: tuple[str, Path] | None = None,
+    metrics_port: int | None = None,
 ) -> None:
     """Be the scheduler of ``directory`` until it is taken down, or told by a signal to leave its jobs alone.
 
@@ -152,16 +157,19 @@ def serve(
         Called when users may come, with the desk where they do.
     tcp
         Where to listen besides, and the directory of keys for that.
+    metrics_port
+        Where to serve numbers for Prometheus; 0: at any port.
     """
 
     def observe(event: Event, now: float, commands: Sequence[Command]) -> None:
         journal.append(event, now, quiet=not commands)
+        witness.tell(event)
         if desk is not None:
             desk.notify()
 
     desk: Desk | None = None
     core = setup.make_core()
-    chronicle = Chronicle(core)
+    witness = Witness(core)
     clock = ContinuedClock()
     with (
         _interruption() as (stopped, signalled),
@@ -172,19 +180,39 @@ def serve(
             environ=setup.environ(),
             keep_jobs=True,
             observer=observe,
-            witness=chronicle.note,
+            witness=witness.note,
         ) as scheduler,
+        eventlog.kept_in(directory),
+        _metrics(witness, core, setup, metrics_port),
         _open_journal(directory, setup) as journal,
     ):
         past = list(journal.replay())
         clock.continue_from(max((when_s for _, when_s in past), default=0.0))
         scheduler.take_over(past)
         scheduler.attend(signalled, lambda: None)
-        overview = Overview(core, chronicle, policy=setup.policy, pid=os.getpid())
+        overview = Overview(core, witness.chronicle, policy=setup.policy, pid=os.getpid())
         desk = Desk(scheduler, directory, journal, overview, tcp=tcp)
+        known = {"pid": os.getpid(), "devices": list(map(str, setup.devices)), "policy": setup.policy}
+        eventlog.tell("started", "the scheduler can be used", details={**known, "endpoints": desk.endpoints})
         ready(desk)
         scheduler.run(lambda: desk.dismissed or bool(stopped))
         desk.close()
+        eventlog.tell("ended", "the scheduler leaves", details={"dismissed": desk.dismissed})
+
+
+@contextmanager
+def _metrics(witness: Witness, core: Core, setup: Setup, port: int | None) -> Iterator[None]:
+    """Count for Prometheus, if that is wanted."""
+    if port is None:
+        yield
+        return
+    from gpuslice import metrics  # late: it takes longer to import than all the rest
+
+    witness.metrics = metrics.Metrics(core, witness.chronicle, setup.policy)
+    with metrics.served(witness.metrics, port) as taken:
+        url = f"http://{metrics.ADDRESS}:{taken}/metrics"
+        eventlog.tell("metrics", f"metrics are served at {url}", details={"url": url})
+        yield
 
 
 def _open_journal(directory: Path, setup: Setup) -> Journal:

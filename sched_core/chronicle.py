@@ -84,14 +84,14 @@ class Account:
         self._cost_s: dict[int, float] = {}
         self._parks: dict[int, tuple[int, int]] = {}
 
-    def reported(self, rank: int, message: Suspended | Resumed) -> None:
-        """Take note of one rank's half of a switch."""
+    def reported(self, rank: int, message: Suspended | Resumed) -> bool:
+        """Take note of one rank's half of a switch; whether it counts."""
         if message.epoch != self.phase.epoch:
-            return  # too late to count; the core has dropped it
+            return False  # too late; the core has dropped it
         if isinstance(message, Suspended):
             park = (message.epoch, message.boundary)
             if self._parks.get(rank) == park:
-                return  # said again after a Hello
+                return False  # said again after a Hello
             self._parks[rank] = park
             self.bytes_out += message.nbytes
             self._remember("bytes", message.nbytes)
@@ -99,6 +99,7 @@ class Account:
         for name, value in seconds.items():
             self._remember(name, value)
         self._cost_s[rank] = self._cost_s.get(rank, 0.0) + sum(seconds.values())
+        return True
 
     def moved(self, job: Gang, now: float) -> Phase:
         """Begin the next phase; returns the one that has ended."""
@@ -127,16 +128,21 @@ class Chronicle:
     ----------
     accounts
         By job.
+    counted
+        The half of a switch that was reported with the last event, if it counts.
     """
 
     def __init__(self, core: Core) -> None:
         self._core = core
         self.accounts: dict[str, Account] = {}
+        self.counted: Suspended | Resumed | None = None
 
     def note(self, event: Event, now: float, commands: Sequence[Command]) -> list[Phase]:
         """Take note of an event and what followed from it; returns the phases that have ended with it."""
+        self.counted = None
         if isinstance(event, Reported) and isinstance(event.message, Suspended | Resumed):
-            self.accounts[event.job].reported(event.rank, event.message)
+            counts = self.accounts[event.job].reported(event.rank, event.message)
+            self.counted = event.message if counts else None
         ended: list[Phase] = []
         for name in _touched(event, commands):
             job, account = self._core.jobs[name], self.accounts.get(name)

@@ -37,6 +37,10 @@ def command(
     switch_share: Annotated[
         float, typer.Option(metavar="0.03", help="Part of the time that switching may take; 0: any.")
     ] = SWITCH_SHARE,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(metavar="P", min=0, max=65535, help="Serve numbers for Prometheus at this local port."),
+    ] = None,
     foreground: Annotated[bool, typer.Option("--foreground", help="Stay; Ctrl-C ends it.")] = False,
     state_dir: StateDir = None,
     ready_fd: Annotated[int | None, typer.Option(hidden=True)] = None,
@@ -68,4 +72,4 @@ def command(
             if tcp is not None:
                 print(f"listening at {desk.endpoints[-1]}", flush=True)
 
-    daemon.serve(directory, setup, ready, tcp=tcp)
+    daemon.serve(directory, setup, ready, tcp=tcp, metrics_port=metrics_port)

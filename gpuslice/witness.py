@@ -1,0 +1,65 @@
+"""Sees every event of a scheduler: keeps the chronicle, counts, and logs what changed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from gpuslice import eventlog
+from gpuslice.sched_core.chronicle import Chronicle, Phase
+from gpuslice.sched_core.core import Core
+from gpuslice.sched_core.events import Command, Event, Submitted
+
+if TYPE_CHECKING:
+    from gpuslice.metrics import Metrics
+
+
+class Witness:
+    """Around ``core``.
+
+    Attributes
+    ----------
+    chronicle
+        What it knows of the jobs' lives.
+    metrics
+        Where it counts, if anybody wants numbers.
+    """
+
+    def __init__(self, core: Core) -> None:
+        self.chronicle = Chronicle(core)
+        self.metrics: Metrics | None = None
+        self._core = core
+        self._ended: list[Phase] = []
+
+    def note(self, event: Event, now: float, commands: Sequence[Command]) -> None:
+        """Take note of an event, past or new."""
+        self._ended = self.chronicle.note(event, now, commands)
+        if self.metrics is not None:
+            self.metrics.note(event, now, self._ended)
+
+    def tell(self, event: Event) -> None:
+        """Log what changed with the event noted last, which is new."""
+        if isinstance(event, Submitted):
+            spec = event.spec
+            details = {"devices": spec.demand, "tenant": spec.tenant, "weight": spec.weight}
+            eventlog.tell("submitted", f"job {spec.id} was submitted", job=spec.id, details=details)
+        for phase in self._ended:
+            self._tell(phase)
+
+    def _tell(self, phase: Phase) -> None:
+        present = self.chronicle.accounts[phase.job].phase
+        if present.state is phase.state:
+            return
+        job = self._core.jobs[phase.job]
+        details = {
+            "from": phase.state.value,
+            "to": present.state.value,
+            "after_s": present.since_s - phase.since_s,
+            "devices": [str(self._core.devices[device]) for device in present.devices],
+            "epoch": present.epoch,
+            "steps": max(rank.step for rank in job.ranks),
+            "reason": job.reason if present.state.ended else "",
+            **phase.details,
+        }
+        message = f"job {phase.job}: {phase.state.value} -> {present.state.value}"
+        eventlog.tell("state", message, job=phase.job, details=details)
