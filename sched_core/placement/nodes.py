@@ -20,6 +20,8 @@ class Consolidated(Forgetful):
 
     def choose(self, job: Job, free: FreeDevices) -> tuple[int, ...] | None:
         whole_size = len(free.nodes_with) - 1
+        if min(free.cluster.node_sizes) < whole_size:
+            return _on_least_nodes(job.demand, free)
         whole, rest = divmod(job.demand, whole_size)
         nodes = free.nodes_with[whole_size]
         if len(nodes) < whole:
@@ -40,6 +42,19 @@ class Consolidated(Forgetful):
             if len(nodes) > taken:
                 return nodes[taken]
         return None
+
+
+def _on_least_nodes(demand: int, free: FreeDevices) -> tuple[int, ...] | None:
+    """On nodes of several sizes: no more of them than an empty cluster would need."""
+    devices = fewest_nodes(demand, free)
+    if devices is None:
+        return None
+    least, room = 0, 0
+    for size in sorted(free.cluster.node_sizes, reverse=True):
+        least, room = least + 1, room + size
+        if room >= demand:
+            break
+    return devices if len(free.cluster.nodes(devices)) <= least else None
 
 
 class PublishedYarn(Consolidated):

@@ -82,12 +82,12 @@ def finish_time_fairness(outcome: Outcome) -> Column:
 
     T_id is the job's duration on a 1/N share of the cluster, N being the average number of unfinished jobs
     during its life; a share of at least what the job asks for does not slow it down, a smaller one linearly.
+    NaN for jobs that take no time: whatever they wait is infinitely more.
     """
     shared_s = outcome.finish_s - np.array(outcome.trace.submit_s)
     share = outcome.devices / np.maximum(1.0, outcome.contention)
     alone_s = np.array(outcome.trace.duration_s) * np.maximum(1.0, np.array(outcome.trace.demand) / share)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        rho: Column = np.where(alone_s > 0, shared_s / alone_s, np.where(shared_s > 0, np.inf, 1.0))
+    rho: Column = shared_s / np.where(alone_s > 0, alone_s, np.nan)
     return rho
 
 

@@ -105,3 +105,16 @@ def test_only_free_devices_and_as_many_as_asked(name: str, taken: set[int], dema
         assert not taken & set(devices)
     elif name in ("count", "spread", "random", "topology"):
         assert demand > 20 - len(taken)
+
+
+def test_nodes_of_several_sizes_hold_large_jobs_on_the_fewest() -> None:
+    cluster = Cluster.parse("2x3+1x4")
+    consolidated = make_placement("consolidated")
+    asked = Job(JobSpec(id="j", submit_s=0, demand=8), 0)
+    devices = consolidated.choose(asked, FreeDevices(cluster))
+    assert devices is not None
+    assert len(devices) == 8
+    assert cluster.nodes(devices) == {0, 1, 2}
+    small = Job(JobSpec(id="j", submit_s=0, demand=4), 0)
+    assert consolidated.choose(small, FreeDevices(cluster)) == (6, 7, 8, 9)
+    assert consolidated.choose(small, FreeDevices(cluster, [0, 1, 3, 4])) is None, "one node would do"

@@ -159,3 +159,13 @@ def test_first_starts_and_completion_times_without_deadlines() -> None:
     assert found["first_start_s"]["mean"] == 2.5
     assert found["jct_best_effort_s"]["mean"] == 10
     assert found["jct_s"]["mean"] == 7.5
+
+
+def test_jobs_that_take_no_time_have_no_rho(simulate: Simulate, tmp_path: Path) -> None:
+    """They may wait; infinities would spoil the others' numbers and are not JSON."""
+    outcome = simulate([(0, 1, 10), (0, 1, 0), (0, 1, 10)], "1x1", "fifo")
+    assert np.isnan(finish_time_fairness(outcome)).tolist() == [False, True, False]
+    found = summary(outcome)
+    assert found["rho"]["max"] == pytest.approx(1.0)
+    report.write_json([outcome], tmp_path / "out.json")
+    assert json.loads((tmp_path / "out.json").read_text())["policies"][0]["jobs"][1]["rho"] is None
