@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import psutil
 import zmq
@@ -143,8 +144,18 @@ class Chaos:
         if len(self._unfinished()) >= _MOST_UNFINISHED:
             return False
         words = ["--", sys.executable, str(RANK), str(boundaries), "0"]
-        environ = {**self._environ, "WORLD": str(ranks)}
-        self.fates[self._client.submit(words, devices=ranks, environ=environ)] = Fate(boundaries, ranks)
+        late: Literal["leave", "kill"] = self._random.choice(["leave", "kill"])
+        job = self._client.submit(
+            words,
+            devices=ranks,
+            environ={**self._environ, "WORLD": str(ranks)},
+            max_restarts=self._random.choice([0, 0, 1, 2]),
+            boundary_timeout_s=self._random.choice([1.0, 60.0]),
+            on_boundary_timeout=late,
+        )
+        self.fates[job] = Fate(boundaries, ranks)
+        if late == "kill":
+            self.fates[job].may.add("failed")
         return True
 
     def submit_training(self) -> bool:

@@ -3,9 +3,9 @@
     rank.py BOUNDARIES EXIT_CODE [--deaf]
 
 counts boundaries, one every few milliseconds while it has a lease, and exits after ``BOUNDARIES``.
-``--deaf`` ignores SIGTERM. With ``RANK_LOCKS``, a directory, it is the only one on its device, or says
-"clash". With ``WORLD`` above 1 and no ``RANK`` in the environment it is the launcher of
-that many ranks.
+``--deaf`` ignores SIGTERM. ``--dies parking`` and ``--dies returning`` kill it in the middle of a suspend or
+resume. With ``RANK_LOCKS``, a directory, it is the only one on its device, or says "clash". With ``WORLD``
+above 1 and no ``RANK`` in the environment it is the launcher of that many ranks.
 """
 
 from __future__ import annotations
@@ -86,10 +86,16 @@ class Rank:
         self.socket.close()
         zmq.Context.instance().term()
 
+    def die(self, when: str) -> None:
+        """As if by ``kill -9``, if that is asked for."""
+        if sys.argv[-2:] == ["--dies", when]:
+            os.kill(os.getpid(), signal.SIGKILL)
+
     def pass_boundary(self) -> None:
         self.boundary += 1
         self.send(wire.Progress(epoch=self.epoch, boundary=self.boundary, step=self.boundary))
         if self.boundary == self.stop_at:
+            self.die("parking")
             self.training, self.stop_at = False, None
             self.leave()
             self.standing = wire.Suspended(
@@ -123,6 +129,8 @@ class Rank:
         if isinstance(message, wire.Resume):
             if self.training:
                 return
+            if self.standing is not None:
+                self.die("returning")
             self.epoch, self.training, self.standing = message.epoch, True, None
             self.enter(message.device)
             self.send(wire.Resumed(epoch=self.epoch, boundary=self.boundary, stages_s={}))

@@ -7,6 +7,7 @@ import select
 import signal
 import stat
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -86,13 +87,33 @@ def open_bench(directory: Path) -> Iterator[Callable[[int], Bench]]:
 
 def test_two_jobs_take_turns_on_one_device(open_bench: Callable[[int], Bench]) -> None:
     bench = open_bench(1)
-    bench.submit("a", 120)
-    bench.submit("b", 120)
-    assert bench.finish() == {"a": JobState.SUCCEEDED, "b": JobState.SUCCEEDED}
+    bench.submit("a", 10**6)
+    bench.wait_for("a", JobState.RUNNING)
+    bench.submit("b", 200)
+    bench.wait_for("b", JobState.SUCCEEDED)
+    assert bench.core.jobs["b"].ranks[0].step == 200
+    bench.scheduler.cancel("a", "enough")
+    assert bench.finish() == {"a": JobState.CANCELLED, "b": JobState.SUCCEEDED}
     holders = [event.job for event, _ in bench.story if is_report(event, wire.Resumed)]
-    assert len(holders) > 2
-    assert holders[:4] == ["a", "b", "a", "b"] or holders[:4] == ["b", "a", "b", "a"]
-    assert all(rank.step == 120 for job in bench.core.jobs.values() for rank in job.ranks)
+    turns = [job for job, before in zip(holders, [None, *holders], strict=False) if job != before]
+    assert turns[:4] == ["a", "b", "a", "b"]
+
+
+def test_the_wall_clock_is_nobody_s_business(
+    open_bench: Callable[[int], Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stepped() -> float:
+        raise AssertionError("it may have been set to any other time")
+
+    bench = open_bench(1)
+    bench.submit("a", 10**6)
+    bench.wait_for("a", JobState.RUNNING)
+    monkeypatch.setattr(time, "time", stepped)
+    monkeypatch.setattr(time, "time_ns", stepped)
+    bench.submit("b", 60)
+    bench.wait_for("b", JobState.SUCCEEDED)
+    bench.scheduler.cancel("a", "enough")
+    assert bench.finish() == {"a": JobState.CANCELLED, "b": JobState.SUCCEEDED}
 
 
 def is_report(event: Event, kind: type) -> bool:

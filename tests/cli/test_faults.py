@@ -1,0 +1,161 @@
+"""Faults of the table in docs/scheduler.md, made on purpose: each ends as the table says."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+import zmq
+
+from gpuslice.client import Client
+from gpuslice.sched_core.endpoint import CLIENT_SOCKET
+from gpuslice.wire import MAX_MESSAGE_BYTES
+
+from .conftest import RANK, Shell
+from .test_training import PATIENCE_S, SCRIPT, STEADY, digest, undisturbed
+from .waiting import until
+
+ENDLESS = 10**6
+
+
+def command(job: str) -> psutil.Process:
+    """The process that ``job`` is, below its supervisor."""
+    for process in psutil.process_iter():
+        try:
+            ours = process.environ().get("GPUSLICE_JOB") == job
+            if ours and "supervisor.py" not in " ".join(process.cmdline()):
+                return process
+        except psutil.Error:
+            continue
+    raise AssertionError(f"{job} has no process")
+
+
+def running(shell: Shell, client: Client, *options: str) -> str:
+    """A job that is on the device, and would stay there for long."""
+    words = ["--", sys.executable, str(RANK), str(ENDLESS), "0", *options]
+    job = client.submit(words, name=f"{shell.directory.parent.name}-{len(client.jobs())}")
+    until(client, job, lambda info: info.state == "running")
+    return job
+
+
+def goes_on(shell: Shell, client: Client) -> None:
+    """The device is free for others, and nobody is lost."""
+    after = client.wait(shell.submit(20), 60.0)
+    assert after is not None
+    assert after.state == "succeeded"
+    assert all(device.jobs == () for device in client.status().devices)
+
+
+def test_a_job_that_is_killed_has_failed_and_the_next_runs(shell: Shell) -> None:
+    shell.up()
+    client = shell.client()
+    job = running(shell, client)
+    command(job).kill()
+    ended = client.wait(job, 60.0)
+    assert ended is not None
+    assert (ended.state, ended.exit_code, ended.failure) == ("failed", -signal.SIGKILL, "infrastructure")
+    goes_on(shell, client)
+    shell("down")
+
+
+@pytest.mark.parametrize("when", ["parking", "returning"])
+def test_a_job_that_dies_in_the_middle_of_a_switch_has_failed_and_the_other_runs(
+    shell: Shell, when: str
+) -> None:
+    shell.up()
+    client = shell.client()
+    job = running(shell, client, "--dies", when)
+    other = client.wait(shell.submit(400), 60.0)
+    assert other is not None
+    assert other.state == "succeeded"
+    ended = client.wait(job, 60.0)
+    assert ended is not None
+    assert (ended.state, ended.exit_code) == ("failed", -signal.SIGKILL)
+    goes_on(shell, client)
+    shell("down")
+
+
+def test_with_its_supervisor_everything_of_a_job_goes(shell: Shell) -> None:
+    shell.up()
+    client = shell.client()
+    # One that never greets the scheduler, with a child in a session of its own.
+    script = "import os, signal\nos.fork() or os.setsid()\nsignal.pause()\n"
+    job = client.submit(["--", sys.executable, "-c", script], name=f"{shell.directory.parent.name}-mute")
+    (supervisor,) = psutil.Process(shell.pid).children()
+    while len(family := supervisor.children(recursive=True)) < 2:
+        client.wait(job, 0.05)
+    supervisor.kill()
+    ended = client.wait(job, 60.0)
+    assert ended is not None
+    assert ended.state == "failed"
+    assert psutil.wait_procs(family, timeout=30.0)[1] == []
+    goes_on(shell, client)
+    shell("down")
+
+
+def test_a_stopped_job_keeps_its_device_until_it_goes_on(shell: Shell) -> None:
+    shell.up()
+    client = shell.client()
+    stopped = running(shell, client)
+    process = command(stopped)
+    process.suspend()
+    waiting = shell.submit(20)
+    until(client, stopped, lambda info: info.state == "suspending")
+    (found,) = [job for job in client.jobs() if job.id == waiting]
+    assert (found.state, found.devices) == ("queued", ())
+    process.resume()
+    ended = client.wait(waiting, 60.0)
+    assert ended is not None
+    assert ended.state == "succeeded"
+    until(client, stopped, lambda info: info.state == "running")
+    shell("down")
+
+
+def test_a_stopped_job_can_be_cancelled(shell: Shell) -> None:
+    shell.up()
+    client = shell.client()
+    stopped = running(shell, client)
+    command(stopped).suspend()
+    client.cancel(stopped)
+    ended = client.wait(stopped, 60.0)
+    assert ended is not None
+    assert (ended.state, ended.exit_code) == ("cancelled", -signal.SIGKILL)
+    goes_on(shell, client)
+    shell("down")
+
+
+def test_ten_thousand_garbage_frames_and_an_oversize_one_disturb_no_user(shell: Shell) -> None:
+    shell.up()
+    client = shell.client()
+    with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
+        stranger.setsockopt(zmq.LINGER, 0)
+        stranger.setsockopt(zmq.SNDTIMEO, 60_000)
+        stranger.connect(f"ipc://{shell.directory / CLIENT_SOCKET}")
+        for number in range(10_000):
+            stranger.send_multipart([b"%d" % number, os.urandom(number % 50)])
+            while stranger.poll(0):
+                stranger.recv_multipart()
+        stranger.send(bytes(MAX_MESSAGE_BYTES + 1))
+        goes_on(shell, client)
+    shell("down")
+
+
+@pytest.mark.slow
+def test_with_a_full_ram_disk_a_job_runs_on_and_nothing_is_lost(shell: Shell) -> None:
+    shell("up", "--devices", "cpu:1", "--quantum", "200ms", "--ramdisk-limit", "64K")
+    client = shell.client()
+    environ = {**STEADY, "GPUSLICE_RAMDISK_DIR": str(shell.directory.parent / "ramdisk")}
+    jobs = [client.submit([str(SCRIPT), "--steps", "600"], environ=environ) for _ in range(2)]
+    ended = [client.wait(job, PATIENCE_S) for job in jobs]
+    assert [job and (job.state, job.exit_code) for job in ended] == [("succeeded", 0)] * 2
+    refused = [event for event in client.events() if event.what == "refused"]
+    assert refused
+    assert all(event.details["running"] and event.details["retryable"] for event in refused)
+    assert {digest(client, job) for job in jobs} == {undisturbed(600)}
+    said = "".join(Path(client.logs(job).err).read_text() for job in jobs)
+    assert "RAM disk" in said
+    shell("down")
