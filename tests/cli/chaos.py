@@ -212,7 +212,7 @@ class Chaos:
         if job is None or not ranks:
             return False
         self.fates[job].may.add("failed")
-        self._random.choice(ranks).kill()
+        self._signal(self._random.choice(ranks), signal.SIGKILL)
         return True
 
     def kill_supervisor(self) -> bool:
@@ -221,7 +221,7 @@ class Chaos:
         if job is None or not found:
             return False
         self.fates[job].may.add("failed")
-        found[0].kill()
+        self._signal(found[0], signal.SIGKILL)
         return True
 
     def kill_scheduler(self) -> bool:
