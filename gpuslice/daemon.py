@@ -113,7 +113,7 @@ def options(policy: str, settings: Sequence[str], quantum_s: float | None) -> di
     for setting in settings:
         key, equals, value = setting.partition("=")
         if not equals or not key:
-            raise UsageError(f"--set {setting} is not KEY=VALUE")
+            raise UsageError(f"--set {setting} is not KEY=VALUE", "write for instance --set quantum_s=2")
         found[key] = value
     if "quantum_s" in policy_options(policy):
         found.setdefault("quantum_s", str(2.0 if quantum_s is None else quantum_s))

@@ -72,8 +72,17 @@ def _run(arguments: Sequence[str]) -> int:
         return act()
     from . import application
 
-    names = [arguments[0]] if arguments and arguments[0] in COMMANDS else list(COMMANDS)
+    words = _to_complete() or arguments
+    names = [words[0]] if words and words[0] in COMMANDS else list(COMMANDS)
     return application.run({name: COMMANDS[name] for name in names}, arguments)
+
+
+def _to_complete() -> list[str]:
+    """The words that a shell wants completed, if it is a shell that asks: it does so by the environment."""
+    if "_GPUSLICE_COMPLETE" not in os.environ:
+        return []
+    line = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS") or ""
+    return line.split()[1:]
 
 
 def _named(arguments: list[str]) -> list[str]:

@@ -107,19 +107,21 @@ def _names(jobs: Sequence[JobInfo], colours: dict[str, str]) -> Text:
 
 
 def _jobs(standing: Standing, colours: dict[str, str], room: int) -> Table:
-    columns = ["JOB", "STATE", "PROGRESS", "STEPS", "STEPS/S", "SERVICE", "SLICES", "BLACKOUT", "ETA"]
+    begins = ("JOB", "STATE", "PROGRESS", "STEPS", "STEPS/S", "SERVICE")
+    columns = (*begins, "SLICES", "BLACKOUT", "SWITCH", "ETA")
     table = _table(*columns, f"LAST {WINDOW_S:.0f} S")
     ordered = sorted(standing.jobs, key=lambda job: (job.state in _ENDED, not job.devices))
     for job in ordered[:room]:
         table.add_row(
             Text(job.id, colours[job.id]),
-            Text(f"{job.state}, held" if job.held else job.state, _STATES.get(job.state, "")),
+            Text(tables.state(job), _STATES.get(job.state, "")),
             _progress(job),
-            str(job.steps) if job.total_steps is None else f"{job.steps}/{job.total_steps}",
+            tables.steps(job),
             tables.number(job.steps_per_s),
             tables.duration(job.service_s),
             str(job.slices),
             tables.blackout(job),
+            tables.switch(job),
             tables.duration(job.eta_s),
             _job_strip(job, standing.now_s, colours[job.id]),
         )

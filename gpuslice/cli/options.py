@@ -11,7 +11,25 @@ StateDir = Annotated[
     Path | None,
     typer.Option(metavar="DIR", help="The scheduler's directory [$GPUSLICE_STATE_DIR, or XDG's]."),
 ]
-JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="A job's id, as `submit` printed it.")]
+
+
+def _jobs_like(incomplete: str) -> list[str]:
+    """Ids that begin so, for shell completion; none if nobody can be asked."""
+    from gpuslice.errors import GpusliceError
+
+    from .talk import connect
+
+    try:
+        with connect(None) as client:
+            return [job.id for job in client.jobs() if job.id.startswith(incomplete)]
+    except GpusliceError:
+        return []
+
+
+JobArgument = Annotated[
+    str,
+    typer.Argument(metavar="JOB", help="A job's id, as `submit` printed it.", autocompletion=_jobs_like),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON; the keys are documented and stay.")]
 Words = Annotated[
     list[str] | None,

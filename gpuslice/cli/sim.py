@@ -172,7 +172,7 @@ def _parsed(settings: list[str]) -> tuple[dict[str, str], dict[str, dict[str, st
     for setting in settings:
         key, equals, value = setting.partition("=")
         if not equals or not key:
-            raise UsageError(f"--set {setting} is not KEY=VALUE")
+            raise UsageError(f"--set {setting} is not KEY=VALUE", "write for instance --set quantum_s=60")
         owner, dot, rest = key.partition(".")
         if dot:
             by_owner.setdefault(owner, {})[rest] = value

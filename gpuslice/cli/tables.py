@@ -20,6 +20,7 @@ _COLUMNS = (
     "QUEUE",
     "SLICES",
     "BLACKOUT",
+    "SWITCH",
     "ETA",
     "EXIT",
 )
@@ -79,17 +80,51 @@ def blackout(job: JobInfo) -> str:
     return f"{job.blackout_s:.2f} s ({job.blackout_mean_s * 1e3:.0f} ms)"
 
 
+def switch(job: JobInfo) -> str:
+    """What the last switch cost, and what it was to cost."""
+    if job.switch_s is None:
+        return "-"
+    predicted = "-" if job.switch_predicted_s is None else f"{job.switch_predicted_s * 1e3:.0f} ms"
+    return f"{job.switch_s * 1e3:.0f} ms (of {predicted})"
+
+
+def state(job: JobInfo) -> str:
+    """The state, and what is unusual about it."""
+    words = [job.state]
+    if job.held:
+        words.append("held")
+    if job.moving_to:
+        words.append(f"to {','.join(job.moving_to)}")
+    if job.missed_boundaries:
+        words.append(f"late {job.missed_boundaries}x")
+    if job.restarts:
+        words.append(f"restart {job.restarts}/{job.max_restarts}")
+    return ", ".join(words)
+
+
+def steps(job: JobInfo) -> str:
+    """How many it has made, of how many if that is known."""
+    return str(job.steps) if job.total_steps is None else f"{job.steps}/{job.total_steps}"
+
+
+def ending(job: JobInfo) -> str:
+    """Exit code and the class of a failure; ``-`` before there is any."""
+    words = ["-" if job.exit_code is None else str(job.exit_code), job.failure or ""]
+    return " ".join(word for word in words if word)
+
+
 def _row(job: JobInfo) -> Row:
     return (
         job.id,
-        f"{job.state}, held" if job.held else job.state,
+        state(job),
         ",".join(job.devices) or "-",
-        str(job.steps),
+        steps(job),
         number(job.steps_per_s),
         number(job.service_s, 1, "s"),
         "-" if job.level is None else str(job.level),
         str(job.slices),
         blackout(job),
+        switch(job),
         duration(job.eta_s),
-        "-" if job.exit_code is None else str(job.exit_code),
+        ending(job),
     )

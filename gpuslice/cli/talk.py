@@ -98,7 +98,11 @@ def events(*, follow: bool = False, as_json: bool = False, state_dir: str | Path
 
 def _line(event: EventInfo) -> str:
     who = event.job if event.rank is None else f"{event.job}:{event.rank}"
-    details = " ".join(f"{name}={value}" for name, value in event.details.items() if value not in ("", None))
+    # What was not asked for when a job was submitted says nothing.
+    told = {
+        k: v for k, v in event.details.items() if v not in ("", None) and (v or event.what != "submitted")
+    }
+    details = " ".join(f"{name}={value}" for name, value in told.items())
     return f"{event.at_s:.3f}\t{who}\t{event.what}\t{details}"
 
 

@@ -85,4 +85,4 @@ def _write(trace: Trace, out: Path) -> None:
     try:
         write_csv(trace, out)
     except OSError as error:
-        raise UsageError(f"cannot write {out}: {error.strerror}") from error
+        raise UsageError(f"cannot write {out}: {error.strerror}", "choose another file") from error
