@@ -84,6 +84,7 @@ class Client:
         max_restarts: int = 0,
         steps: int = 0,
         max_steps: int = 0,
+        memory_bytes: int = 0,
         boundary_timeout_s: float = 60.0,
         on_boundary_timeout: Literal["leave", "kill"] = "leave",
         environ: Mapping[str, str] | None = None,
@@ -106,6 +107,8 @@ class Client:
             How many optimizer steps it has, if known: for its progress.
         max_steps
             It is ended, well, at the first boundary after so many; 0: when it ends by itself.
+        memory_bytes
+            What it needs on each of its devices; 0: not stated.
         boundary_timeout_s
             If it reaches no boundary for so long when told to stop, that is reported; 0: never.
         on_boundary_timeout
@@ -135,6 +138,7 @@ class Client:
             max_restarts=max_restarts,
             steps=steps,
             max_steps=max_steps,
+            memory_bytes=memory_bytes,
             boundary_timeout_s=boundary_timeout_s,
             on_boundary_timeout=on_boundary_timeout,
         )

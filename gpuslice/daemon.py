@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
+import psutil
 
 from gpuslice import eventlog, launch
 from gpuslice.clock import ContinuedClock
@@ -50,6 +51,10 @@ class Setup:
         Most bytes that the jobs' snapshots may take together, ``8G`` style; empty for the usual.
     switch_share
         Part of the time that switching may take.
+    quotas
+        How many devices the jobs of a tenant may ask for together.
+    memory_bytes
+        Of each device, of the smallest if they differ; 0: not known.
     """
 
     devices: tuple[DeviceName, ...]
@@ -57,6 +62,8 @@ class Setup:
     options: Mapping[str, str] = field(default_factory=dict)
     ramdisk_limit: str = ""
     switch_share: float = SWITCH_SHARE
+    quotas: Mapping[str, int] = field(default_factory=dict)
+    memory_bytes: int = 0
 
     def make_core(self) -> Core:
         """A core that knows no job yet.
@@ -72,7 +79,13 @@ class Setup:
                 f"policy {self.policy} needs to know how long jobs run, which nobody does here",
                 f"choose one that does not, such as rr, 2das or las, or of {', '.join(_ESTIMATES_DO)}",
             )
-        return Core(self.devices, policy, switch_share=self.switch_share)
+        return Core(
+            self.devices,
+            policy,
+            switch_share=self.switch_share,
+            quotas=self.quotas,
+            memory_bytes=self.memory_bytes,
+        )
 
     def environ(self) -> dict[str, str]:
         """The settings that every job gets."""
@@ -99,6 +112,39 @@ def parse_devices(text: str) -> tuple[DeviceName, ...]:
     for name in names:
         launch.check(Settings(device=str(name), cpu_slots=(name.index or 0) + 1))
     return tuple(names)
+
+
+def device_memory(devices: Sequence[DeviceName]) -> int:
+    """Bytes of memory of the smallest of ``devices``; slots of the host share its memory. 0: not known."""
+    sizes: list[int] = []
+    slots = sum(device.kind == "cpu" for device in devices)
+    if slots:
+        sizes.append(psutil.virtual_memory().total // slots)
+    if any(device.kind == "cuda" for device in devices):
+        from gpuslice.kernels.nvml import read_driver, visible
+
+        gpus = visible(read_driver().gpus, os.environ)
+        numbers = [device.index or 0 for device in devices if device.kind == "cuda"]
+        totals = [gpus[number].total_bytes for number in numbers if number < len(gpus)]
+        sizes += [total for total in totals if total]
+    return min(sizes, default=0)
+
+
+def quotas(settings: Sequence[str]) -> dict[str, int]:
+    """Devices by tenant from ``tenant=devices``.
+
+    Raises
+    ------
+    UsageError
+        If one is not that.
+    """
+    found: dict[str, int] = {}
+    for setting in settings:
+        tenant, equals, devices = setting.partition("=")
+        if not equals or not devices.isdigit():
+            raise UsageError(f"--quota {setting} is not TENANT=DEVICES", "write for instance vision=2")
+        found[tenant] = int(devices)
+    return found
 
 
 def options(policy: str, settings: Sequence[str], quantum_s: float | None) -> dict[str, str]:

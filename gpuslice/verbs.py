@@ -37,6 +37,8 @@ class Submit(Verb, tag="submit", frozen=True):
         How often it is started again after a failure that was not its user's.
     steps
         How many optimizer steps it has, for its progress; 0: not stated.
+    memory_bytes
+        What it needs on each of its devices; 0: not stated.
     max_steps
         It is ended, well, after so many optimizer steps; 0: when it ends by itself.
     boundary_timeout_s, on_boundary_timeout
@@ -54,6 +56,7 @@ class Submit(Verb, tag="submit", frozen=True):
     max_restarts: int = 0
     steps: int = 0
     max_steps: int = 0
+    memory_bytes: int = 0
     boundary_timeout_s: float = 60.0
     on_boundary_timeout: Literal["leave", "kill"] = "leave"
 
@@ -147,6 +150,7 @@ class JobInfo(Verb, frozen=True):
     demand: int
     tenant: str
     weight: float
+    memory_bytes: int | None
     level: int | None
     steps: int
     total_steps: int | None
@@ -155,6 +159,9 @@ class JobInfo(Verb, frozen=True):
     service_s: float
     age_s: float
     eta_s: float | None
+    waited_s: float
+    fair_share_delay_s: float
+    fragmentation_delay_s: float
     slices: int
     suspends: int
     migrations: int

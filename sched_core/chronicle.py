@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from gpuslice.wire import Resumed, Suspended
 
 from .core import Core
-from .events import Command, Event, Kill, Launch, Reported, Submitted, Tell
+from .events import Command, Event, Kill, Launch, Notice, Reported, Submitted, Tell
 from .gang import Gang
 from .states import JobState
 
@@ -162,7 +162,7 @@ class Chronicle:
 def _touched(event: Event, commands: Sequence[Command]) -> dict[str, None]:
     """The jobs that may be in another state now: a change is either reported or followed by an order."""
     names = [event.spec.id] if isinstance(event, Submitted) else [getattr(event, "job", "")]
-    names += [command.job for command in commands if isinstance(command, Tell | Launch | Kill)]
+    names += [command.job for command in commands if isinstance(command, Tell | Launch | Kill | Notice)]
     return dict.fromkeys(name for name in names if name)  # a policy's Noted names nobody
 
 

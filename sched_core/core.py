@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from math import inf
 from types import MappingProxyType
 
-from gpuslice.errors import IllegalTransitionError, UsageError
+from gpuslice.errors import IllegalTransitionError
 from gpuslice.types import DeviceName
 from gpuslice.wire import Resume
 from gpuslice.wire import Suspend as SuspendMessage
 
-from . import lateness, restarts
+from . import lateness, owners, restarts
 from .allotment import Allotment
 from .cluster import Cluster
 from .events import (
@@ -61,15 +61,26 @@ class Core:
         Who decides.
     switch_share
         Part of the time that switching may take; the policy is told how long a slice must last for that.
+    quotas
+        How many devices the jobs of a tenant may ask for together; tenants without one have no limit.
+    memory_bytes
+        Of each device; 0: not known.
     """
 
     def __init__(
-        self, devices: Sequence[DeviceName], policy: Policy, *, switch_share: float = SWITCH_SHARE
+        self,
+        devices: Sequence[DeviceName],
+        policy: Policy,
+        *,
+        switch_share: float = SWITCH_SHARE,
+        quotas: Mapping[str, int] | None = None,
+        memory_bytes: int = 0,
     ) -> None:
         self.devices = tuple(devices)
         #: Jobs whose processes are using a device, by device.
         self.occupants: list[dict[str, Gang]] = [{} for _ in devices]
-        self.planning = Planning(self, Cluster([len(devices)]), policy)
+        self.memory_bytes = memory_bytes
+        self.planning = Planning(self, Cluster([len(devices)]), policy, quotas or {})
         self.switching = Switching(switch_share)
         self._jobs: dict[str, Gang] = {}
         #: Jobs whose lease is not what the policy wants, or that wait for another try.
@@ -107,22 +118,15 @@ class Core:
                 self._rank_gone(event, now)
             case Exited():
                 self._exited(event, now)
-            case Cancelled():
-                self._cancel(self._known(event.job, event), event, now)
-            case Held():
-                self._hold(self._known(event.job, event), now)
-            case Released():
-                self._release(self._known(event.job, event), now)
-            case Moved():
-                self._move(self._known(event.job, event), event, now)
-            case Weighted():
-                self._weigh(self._known(event.job, event), event, now)
+            case Cancelled() | Held() | Released() | Moved() | Weighted():
+                owners.obey(self, self._known(event.job, event), event, now)
             case Woken():
                 self._wake_s = None
                 self.planning.due = True
             case Noted():
                 return []
         self._pursue(now)
+        self.planning.waits.update(now)
         commands, self._commands = self._commands, []
         return commands
 
@@ -145,10 +149,10 @@ class Core:
         job.ranks[rank].phase = RankPhase.COMING
         self.tell(job, rank, Resume(epoch=job.epoch, device=str(self.devices[job.lease[rank]])))
 
-    def announce(self, job: Gang) -> None:
+    def announce(self, job: Gang, now: float) -> None:
         """Let the policy know of a job that is ready to run, unless its owner holds it."""
         if not job.held and not job.finishing:
-            self.planning.announce(job)
+            self.planning.announce(job, now)
 
     def settle(self, job: Gang, now: float) -> None:
         """See whether the ranks of ``job`` have all got where they were told to go."""
@@ -208,11 +212,7 @@ class Core:
         spec = event.spec
         if spec.id in self._jobs:
             raise self._jobs[spec.id].illegal("submitted again")
-        if not 1 <= spec.demand <= len(self.devices):
-            raise UsageError(
-                f"job {spec.id} asks for {spec.demand} devices of {len(self.devices)}",
-                "ask for as many as there are",
-            )
+        owners.check(self, spec)
         job = self._jobs[spec.id] = Gang(spec, len(self._jobs), event.program)
         job.history.append((now, "submitted"))
         restarts.launch(self, job)
@@ -246,57 +246,6 @@ class Core:
             self.end(job, Trigger.SUCCEED, "", now)
         else:
             self.end(job, Trigger.FAIL, f"it ended with exit code {event.code}", now)
-
-    def _cancel(self, job: Gang, event: Cancelled, now: float) -> None:
-        if job.may_restart and not job.processes_gone:
-            job.given_up = True
-            job.history.append((now, f"no further attempt: {event.reason}"))
-        else:
-            self.end(job, Trigger.CANCEL, event.reason, now)
-
-    def _hold(self, job: Gang, now: float) -> None:
-        if job.state.ended or job.held:
-            raise job.illegal("suspend by its owner")
-        job.held = True
-        job.history.append((now, "held by its owner"))
-        self.planning.withhold(job, now)
-        self.unsettle(job)
-
-    def _release(self, job: Gang, now: float) -> None:
-        if job.state.ended or not job.held:
-            raise job.illegal("resume by its owner")
-        job.held = False
-        job.history.append((now, "released by its owner"))
-        if job.ready:
-            self.announce(job)
-
-    def _move(self, job: Gang, event: Moved, now: float) -> None:
-        if job.state.ended:
-            raise job.illegal("migrate by its owner")
-        wish = tuple(self._device(name) for name in event.devices)
-        if len(wish) != job.demand or len(set(wish)) != len(wish):
-            raise UsageError(
-                f"job {job.id} has {job.demand} ranks; {', '.join(event.devices)} are not as many devices",
-                "name one device for each rank, each once",
-            )
-        job.history.append((now, f"to be moved to {', '.join(event.devices)}"))
-        job.wish = wish
-        self.planning.wishing[job.id] = job
-
-    def _weigh(self, job: Gang, event: Weighted, now: float) -> None:
-        if job.state.ended:
-            raise job.illegal("weight by its owner")
-        if not 0 < event.weight < inf:
-            raise UsageError(f"weight {event.weight} is not above 0", "give a positive number")
-        job.history.append((now, f"weight {event.weight}"))
-        self.planning.reweigh(job, event.weight)
-
-    def _device(self, name: str) -> int:
-        for number, device in enumerate(self.devices):
-            if str(device) == name:
-                return number
-        known = ", ".join(map(str, self.devices))
-        raise UsageError(f"there is no device {name!r} here", f"choose of {known}")
 
     def _known(self, name: str, event: Event) -> Gang:
         job = self._jobs.get(name)

@@ -83,6 +83,10 @@ class Gang(Job):
         Whether it was reported for not having done that in time.
     missed
         How often that happened since it was last suspended as told.
+    waited_s, fair_share_s, fragmentation_s
+        How long it waited, and of that for its quota and for devices that were free (``waiting``).
+    waits_since
+        Since when it waits, what the clock of its size showed then, and whether for its quota.
     finishing
         Whether it has made all the steps that its owner wanted, and is about to end well.
     switch_predicted_s, switch_s
@@ -111,7 +115,9 @@ class Gang(Job):
         "ended_s",
         "exit_code",
         "failure",
+        "fair_share_s",
         "finishing",
+        "fragmentation_s",
         "given_up",
         "held",
         "history",
@@ -131,6 +137,8 @@ class Gang(Job):
         "stop_at",
         "switch_predicted_s",
         "switch_s",
+        "waited_s",
+        "waits_since",
         "wish",
     )
 
@@ -150,6 +158,8 @@ class Gang(Job):
         self.ordered_s = 0.0
         self.late = False
         self.missed = 0
+        self.waited_s = self.fair_share_s = self.fragmentation_s = 0.0
+        self.waits_since: tuple[float, float, bool] | None = None
         self.finishing = False
         self.switch_predicted_s: float | None = None
         self.switch_s: float | None = None

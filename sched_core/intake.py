@@ -26,6 +26,8 @@ def check(request: Submit) -> None:
         raise UsageError(f"{request.steps} steps are none", "give a positive number, or leave it out")
     if request.max_steps < 0:
         raise UsageError(f"{request.max_steps} steps are none", "give a positive number, or leave it out")
+    if request.memory_bytes < 0:
+        raise UsageError(f"{request.memory_bytes} bytes are no memory", "leave it out if it is not known")
     if not request.boundary_timeout_s >= 0:
         raise UsageError(
             f"the boundary timeout {request.boundary_timeout_s} s is below 0", "0 means for ever"
@@ -42,6 +44,7 @@ def make_spec(request: Submit, name: str, now_s: float) -> JobSpec:
         weight=request.weight,
         iterations=request.steps or request.max_steps,
         max_steps=request.max_steps,
+        device_memory_bytes=request.memory_bytes,
         max_restarts=request.max_restarts,
         boundary_timeout_s=request.boundary_timeout_s,
         kill_when_late=request.on_boundary_timeout == "kill",

@@ -32,6 +32,9 @@ def check(core: Core) -> None:
     for device, occupants in zip(core.devices, core.occupants, strict=True):
         if len(occupants) > 1 and not all(core.allotment.shares(job) for job in occupants.values()):
             raise InvariantError(f"{device} is held by {', '.join(occupants)} at once")
+        asked = sum(job.spec.device_memory_bytes for job in occupants.values())
+        if core.memory_bytes and asked > core.memory_bytes:
+            raise InvariantError(f"jobs on {device} ask for {asked} bytes of {core.memory_bytes}")
     for job in core.jobs.values():
         _check_job(core, job)
 

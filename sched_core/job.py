@@ -34,6 +34,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
         Whether it is ended then. Otherwise it is left running.
     max_restarts
         How often it is started again after a failure that was not its user's.
+    device_memory_bytes
+        What it needs on each of its devices; 0: not stated.
     cpus, memory_bytes
         What the whole job needs of the hosts, for multi-resource policies; 0: not stated.
     """
@@ -54,6 +56,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     boundary_timeout_s: float = 60.0
     kill_when_late: bool = False
     max_restarts: int = 0
+    device_memory_bytes: int = 0
     cpus: int = 0
     memory_bytes: int = 0
 

@@ -7,7 +7,7 @@ jobs keep what they have, and the policy starts again from the whole picture whe
 from __future__ import annotations
 
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,9 @@ from .estimates import Estimates
 from .events import Notice
 from .gang import Gang
 from .policy import Changes, Migrate, Plan, Policy, PolicyError, Queues, Start, Stop, Suspend, View
+from .quotas import Quotas
 from .states import JobState, Trigger
+from .waiting import Waits
 
 if TYPE_CHECKING:
     from .core import Core
@@ -40,9 +42,15 @@ class Planning:
         What there is to give away.
     policy
         Who decides.
+    quotas
+        Devices by tenant.
 
     Attributes
     ----------
+    quotas
+        Which jobs the policy may see.
+    waits
+        Why jobs wait.
     allotment
         Who shall hold which device.
     due
@@ -51,7 +59,9 @@ class Planning:
         When it wants to be asked even if nothing happens.
     """
 
-    def __init__(self, core: Core, cluster: Cluster, policy: Policy) -> None:
+    def __init__(self, core: Core, cluster: Cluster, policy: Policy, quotas: Mapping[str, int]) -> None:
+        self.quotas = Quotas(quotas)
+        self.waits = Waits(lambda: self.allotment.free)
         self.allotment = Allotment(cluster, policy.name)
         self.due = False
         self.wake_s: float | None = None
@@ -79,8 +89,15 @@ class Planning:
         except Exception:  # noqa: BLE001 (anybody's code, see _plan; without it, only a column stays empty)
             return None
 
-    def announce(self, job: Gang) -> None:
-        """Let the policy know of a job that is ready to run."""
+    def announce(self, job: Gang, now: float) -> None:
+        """Let the policy know of a job that is ready to run, as soon as its tenant's quota allows."""
+        if self.quotas.enter(job):
+            self._show(job, now)
+        else:
+            self.waits.begin(job, now, quota=True)
+
+    def _show(self, job: Gang, now: float) -> None:
+        self.waits.begin(job, now)
         self._eligible[job.id] = job
         if not self._view.changes.reset:
             self._view.changes.arrived.append(job)
@@ -88,11 +105,14 @@ class Planning:
 
     def withdraw(self, job: Gang, now: float) -> None:
         """Take from the policy a job that it can no longer choose."""
+        self.waits.end(job, now)
         if self._eligible.pop(job.id, None) is not None and not self._view.changes.reset:
             self._view.changes.finished.append(job)
         if job.running:
             job.settle(now)
             self.allotment.release(job)
+        for follower in self.quotas.leave(job):
+            self._show(follower, now)
         self.due = True
 
     def withhold(self, job: Gang, now: float) -> None:
@@ -183,6 +203,18 @@ class Planning:
                 grants.append((decision, job))
         for grant, job in grants:
             trial.grant(job, grant.devices, shared=grant.shared, plan=plan)
+            self._verify_memory(trial, grant, plan)
+
+    def _verify_memory(self, trial: Allotment, grant: Start | Migrate, plan: Plan) -> None:
+        """Refuse to put together jobs that ask for more memory than a device has."""
+        limit = self._core.memory_bytes
+        for device in grant.devices if limit and grant.shared else ():
+            asked = sum(holder.spec.device_memory_bytes for holder in trial.holders(device))
+            if asked > limit:
+                raise PolicyError(
+                    f"policy {self._policy.name} puts jobs on device {device} that ask for {asked} bytes of "
+                    f"its {limit}; the plan: {summary(plan)}"
+                )
 
     def _adopt(self, plan: Plan, now: float) -> None:
         """Enter ``plan``, which is possible, in the ledger: release first, then grant."""
@@ -235,10 +267,12 @@ class Planning:
         job.settle(now)
         self.allotment.release(job)
         job.running, job.since_s = False, now
+        self.waits.begin(job, now)
         self._core.unsettle(job)
 
     def _give(self, job: Gang, devices: Sequence[int], now: float, *, shared: bool) -> None:
         self.allotment.grant(job, devices, shared=shared, plan=Plan())
+        self.waits.end(job, now)
         job.running, job.placement = True, tuple(devices)
         # It makes progress once all its ranks are on the device (Core.settle), unless they still are.
         stays = job.state is JobState.RUNNING and job.lease == job.placement

@@ -125,7 +125,7 @@ class Reports:
         rank.pid = message.pid
         rank.boundary = message.boundary
         if job.ready:
-            self._core.announce(job)
+            self._core.announce(job, now)
 
     def _hello_again(self, job: Gang, rank: Rank, message: Hello, now: float) -> None:
         """Make up for what was lost with a connection: the last orders, or the rank's last report.

@@ -52,6 +52,7 @@ class Overview:
         account = self._chronicle.accounts[job.id]
         then_s = now_s if job.ended_s is None else job.ended_s
         executed_s = job.executed_at(then_s)
+        delays = self._core.planning.waits.delays(job, now_s)
         steps = max(rank.step for rank in job.ranks)
         return JobInfo(
             id=job.id,
@@ -62,6 +63,7 @@ class Overview:
             demand=job.demand,
             tenant=job.spec.tenant,
             weight=job.spec.weight,
+            memory_bytes=job.spec.device_memory_bytes or None,
             level=self._core.planning.level(job),
             steps=steps,
             total_steps=job.spec.iterations or None,
@@ -70,6 +72,9 @@ class Overview:
             service_s=job.service_at(then_s),
             age_s=then_s - job.spec.submit_s,
             eta_s=_eta_s(job, steps, now_s),
+            waited_s=delays.waited_s,
+            fair_share_delay_s=delays.fair_share_s,
+            fragmentation_delay_s=delays.fragmentation_s,
             slices=job.epoch,
             suspends=job.preemptions,
             migrations=job.migrations,

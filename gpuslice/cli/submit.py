@@ -39,6 +39,7 @@ def command(
         int, typer.Option(metavar="N", help="Optimizer steps it has, if known: for its progress.")
     ] = 0,
     max_steps: Annotated[int, typer.Option(metavar="N", help="End it, well, after N optimizer steps.")] = 0,
+    memory: Annotated[str, typer.Option(metavar="4G", help="What it needs on each of its devices.")] = "",
     boundary_timeout: Annotated[
         str, typer.Option(metavar="60s", help="Report it if it reaches no boundary for so long (or: never).")
     ] = "60s",
@@ -72,6 +73,7 @@ def command(
             max_restarts=max_restarts,
             steps=steps,
             max_steps=max_steps,
+            memory_bytes=config.parse_size(memory) if memory else 0,
             boundary_timeout_s=timeout_s,
             on_boundary_timeout=on_boundary_timeout.value,
             environ=environ,

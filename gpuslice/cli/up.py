@@ -41,6 +41,10 @@ def command(
         int | None,
         typer.Option(metavar="P", min=0, max=65535, help="Serve numbers for Prometheus at this local port."),
     ] = None,
+    quota: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TENANT=K", help="Devices that jobs of a tenant may ask for together."),
+    ] = None,
     foreground: Annotated[bool, typer.Option("--foreground", help="Stay; Ctrl-C ends it.")] = False,
     state_dir: StateDir = None,
     ready_fd: Annotated[int | None, typer.Option(hidden=True)] = None,
@@ -62,7 +66,16 @@ def command(
         raise UsageError(f"--switch-share {switch_share} is no part of the time", "give 0.03 or the like")
     quantum_s = None if quantum is None else config.parse_duration(quantum)
     options = daemon.options(policy, settings or [], quantum_s)
-    setup = daemon.Setup(daemon.parse_devices(devices), policy, options, ramdisk_limit, switch_share)
+    names = daemon.parse_devices(devices)
+    setup = daemon.Setup(
+        names,
+        policy,
+        options,
+        ramdisk_limit,
+        switch_share,
+        daemon.quotas(quota or []),
+        daemon.device_memory(names),
+    )
 
     def ready(desk: Desk) -> None:
         if ready_fd is not None:

@@ -81,6 +81,7 @@ def test_a_second_scheduler_is_refused_and_disturbs_nothing(shell: Shell) -> Non
         (["--switch-share", "1.5"], "no part of the time"),
         (["--policy", "2das", "--quantum", "1s"], "no quantum"),
         (["--set", "speed=9"], "no option 'speed'"),
+        (["--quota", "t"], "not TENANT=DEVICES"),
         (["--quantum", "soon"], "'soon' is not a time"),
     ],
 )
@@ -203,4 +204,21 @@ def test_max_steps_end_a_job_well(shell: Shell) -> None:
     found = next(one for one in client.jobs() if one.id == job)
     assert found.state == "succeeded"
     assert found.steps >= 30
+    shell("down")
+
+
+def test_quotas_and_memory_are_limits(shell: Shell) -> None:
+    shell.up("--devices", "null:2", "--quota", "t=1")
+    client = shell.client()
+    words = ["--", sys.executable, str(RANK), str(10**6), "0"]
+    environ = {**os.environ, "WORLD": "1"}
+    first, second = (client.submit(words, tenant="t", memory_bytes=5, environ=environ) for _ in range(2))
+    until(client, first, lambda info: info.state == "running")
+    found = until(client, second, lambda info: info.fair_share_delay_s > 0)
+    assert (found.state, found.memory_bytes) == ("queued", 5)
+    assert found.waited_s == found.fair_share_delay_s
+    with pytest.raises(UsageError, match="quota of tenant t is 1"):
+        client.submit(["--", "true"], tenant="t", devices=2)
+    client.cancel(first)
+    until(client, second, lambda info: info.state == "running")
     shell("down")

@@ -38,8 +38,8 @@ def devices(count: int) -> list[DeviceName]:
 class Driver:
     """A core, a clock and short words for what happens; every event is kept and the invariants checked."""
 
-    def __init__(self, device_count: int = 1, policy: Policy | None = None) -> None:
-        self.core = Core(devices(device_count), policy or RoundRobin(quantum_s=QUANTUM_S))
+    def __init__(self, device_count: int = 1, policy: Policy | None = None, **limits: Any) -> None:
+        self.core = Core(devices(device_count), policy or RoundRobin(quantum_s=QUANTUM_S), **limits)
         self.chronicle = Chronicle(self.core)
         self.now_s = 0.25
         self.journal: list[tuple[Event, float]] = []

@@ -117,3 +117,13 @@ def test_the_core_asks_to_be_woken_and_never_means_never(timeout_s: float, wakes
     commands = driver.do(Held("a"))
     assert [command for command in commands if isinstance(command, WakeAt)] == wakes
     assert len(notices(driver.wake(10**6))) == len(wakes)
+
+
+def test_a_job_whose_rank_is_gone_unparked_is_late_like_any_other() -> None:
+    driver = pair()
+    driver.do(Held("a"))
+    driver.do(Released("a"))
+    driver.do(RankGone("a", 0))
+    assert [notice.job for notice in notices(driver.wake(TIMEOUT_S))] == ["a"]
+    driver.do(Exited("a", 0))
+    assert driver.state("a") is JobState.SUCCEEDED

@@ -1,0 +1,53 @@
+"""Quotas: how many devices the jobs of one tenant may ask for at the same time."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+
+from .gang import Gang
+
+
+class Quotas:
+    """Who may be shown to the policy; the others of a tenant wait outside, in order of arrival.
+
+    Parameters
+    ----------
+    limits
+        Devices by tenant; tenants that are not named have no limit.
+    """
+
+    def __init__(self, limits: Mapping[str, int]) -> None:
+        self.limits = dict(limits)
+        self._used: Counter[str] = Counter()
+        self._inside: set[str] = set()
+        self._outside: defaultdict[str, dict[str, Gang]] = defaultdict(dict)
+
+    def enter(self, job: Gang) -> bool:
+        """Whether ``job`` may come in; if not, ``leave`` of another one lets it in later."""
+        tenant = job.spec.tenant
+        if tenant not in self.limits:
+            return True
+        self._outside[tenant][job.id] = job
+        return job in self._admit(tenant)
+
+    def leave(self, job: Gang) -> list[Gang]:
+        """``job`` is gone, inside or outside; those who may come in now."""
+        tenant = job.spec.tenant
+        self._outside[tenant].pop(job.id, None)
+        if job.id in self._inside:
+            self._inside.remove(job.id)
+            self._used[tenant] -= job.demand
+        return self._admit(tenant) if tenant in self.limits else []
+
+    def _admit(self, tenant: str) -> list[Gang]:
+        admitted: list[Gang] = []
+        queue = self._outside[tenant]
+        for job in list(queue.values()):
+            if self._used[tenant] + job.demand > self.limits[tenant]:
+                break
+            del queue[job.id]
+            self._inside.add(job.id)
+            self._used[tenant] += job.demand
+            admitted.append(job)
+        return admitted

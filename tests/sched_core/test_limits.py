@@ -1,0 +1,123 @@
+"""Quotas of tenants, memory of devices, and why jobs wait."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpuslice import wire
+from gpuslice.errors import UsageError
+from gpuslice.sched_core.events import Cancelled, Exited, Held, RankGone, Released, Submitted
+from gpuslice.sched_core.job import JobSpec
+from gpuslice.sched_core.policy import Plan, Start
+from gpuslice.sched_core.states import JobState
+from gpuslice.sched_core.waiting import Delays
+
+from .driver import PROGRAM, Driver, Scripted, notices, told
+
+
+def submit(driver: Driver, job: str, *, tenant: str = "t", ranks: int = 1, memory: int = 0) -> None:
+    spec = JobSpec(id=job, submit_s=driver.now_s, tenant=tenant, demand=ranks, device_memory_bytes=memory)
+    driver.do(Submitted(spec, PROGRAM))
+    for rank in range(ranks):
+        hello = wire.Hello(version=1, job=job, rank=rank, world_size=ranks, pid=1)
+        for _, number, message in told(driver.say(job, hello, rank), wire.Resume):
+            driver.say(job, wire.Resumed(epoch=message.epoch, boundary=0, stages_s={}), number)
+
+
+def gone(driver: Driver, job: str) -> None:
+    driver.do(Exited(job, 0))
+    for rank in driver.core.jobs[job].there():
+        driver.do(RankGone(job, rank.number))
+
+
+def delays(driver: Driver, job: str) -> Delays:
+    return driver.core.planning.waits.delays(driver.core.jobs[job], driver.now_s)
+
+
+def test_a_tenant_has_no_more_devices_than_its_quota_whatever_is_free() -> None:
+    driver = Driver(4, quotas={"t": 2})
+    for job in "abc":
+        submit(driver, job)
+    submit(driver, "other", tenant="u")
+    jobs = driver.core.jobs
+    assert [bool(jobs[job].lease) for job in ("a", "b", "c", "other")] == [True, True, False, True]
+    driver.wake(5.0)
+    assert not jobs["c"].lease
+    gone(driver, "a")
+    assert jobs["c"].lease
+    assert delays(driver, "c") == Delays(5.0, 5.0, 0.0), "there was a device free, but not for this tenant"
+
+
+def test_nobody_of_a_tenant_overtakes_at_the_quota() -> None:
+    driver = Driver(4, quotas={"t": 2})
+    submit(driver, "a")
+    submit(driver, "pair", ranks=2)
+    submit(driver, "small")
+    jobs = driver.core.jobs
+    assert (jobs["pair"].lease, jobs["small"].lease) == ((), ()), "small would fit"
+    driver.do(Cancelled("pair", "enough"))
+    assert jobs["small"].lease
+
+
+def test_a_held_job_gives_its_part_of_the_quota_back_and_queues_for_it_again() -> None:
+    driver = Driver(4, quotas={"t": 1})
+    submit(driver, "a")
+    submit(driver, "b")
+    driver.do(Held("a"))
+    driver.parked("a", driver.core.jobs["a"].stop_at)
+    assert driver.core.jobs["b"].lease
+    driver.do(Released("a"))
+    assert not driver.core.jobs["a"].lease
+    gone(driver, "b")
+    assert driver.core.jobs["a"].lease
+
+
+def test_a_job_larger_than_its_tenants_quota_is_refused() -> None:
+    driver = Driver(4, quotas={"t": 1})
+    with pytest.raises(UsageError, match="quota of tenant t is 1"):
+        submit(driver, "a", ranks=2)
+    submit(driver, "a", ranks=2, tenant="anybody")
+
+
+def test_waiting_for_others_is_neither_delay_and_scattered_devices_are_fragmentation() -> None:
+    policy = Scripted()
+    driver = Driver(2, policy)
+    submit(driver, "a")
+    submit(driver, "b")
+    submit(driver, "c")
+    driver.wake(3.0)
+    assert delays(driver, "c") == Delays(3.0, 0.0, 0.0)
+    policy.next = lambda _: Plan()  # it likes none of the devices that are free
+    driver.do(Exited("a", 0))
+    driver.do(RankGone("a", 0))
+    driver.now_s += 4.0
+    assert delays(driver, "c") == Delays(7.0, 0.0, 4.0)
+    driver.wake(0.0)
+    driver.now_s += 100.0
+    assert driver.core.jobs["c"].lease
+    assert delays(driver, "c") == Delays(7.0, 0.0, 4.0)
+
+
+def test_a_job_that_needs_more_memory_than_a_device_has_is_refused() -> None:
+    driver = Driver(2, memory_bytes=100)
+    with pytest.raises(UsageError, match="asks for 101 bytes on each device of 100"):
+        submit(driver, "a", memory=101)
+    submit(driver, "a", memory=100)
+
+
+def test_jobs_are_not_packed_beyond_the_memory_of_a_device() -> None:
+    policy = Scripted()
+    driver = Driver(1, policy, memory_bytes=100)
+    for job, memory in (("a", 40), ("b", 60), ("c", 1)):
+        policy.next = lambda _: Plan()
+        driver.do(Submitted(JobSpec(id=job, submit_s=0.0, device_memory_bytes=memory), PROGRAM))
+        policy.next = lambda _: Plan()
+        driver.hello(job)
+    policy.next = lambda _: Plan([Start(job, (0,), shared=True) for job in "abc"])
+    (notice,) = notices(driver.wake())
+    assert "101 bytes of its 100" in str(notice.details["error"])
+    policy.next = lambda _: Plan([Start(job, (0,), shared=True) for job in "ab"])
+    driver.wake()
+    for job in "ab":
+        driver.resumed(job)
+        assert driver.state(job) is JobState.RUNNING
