@@ -89,8 +89,8 @@ class Desk:
         self._journal = journal
         self._overview = overview
         self._sockets = [bind(scheduler.context, f"ipc://{directory / CLIENT_SOCKET}")]
-        #: Who waits for the end of which job.
-        self._waiting: dict[_Visitor, str] = {}
+        #: Who waits for the end of a job, by job; whoever gave up is still among them.
+        self._waiting: dict[str, list[_Visitor]] = {}
         #: Who waits for the end of the scheduler.
         self._leaving: list[_Visitor] = []
         if tcp is not None:
@@ -114,11 +114,12 @@ class Desk:
 
     def notify(self) -> None:
         """Answer those whose waiting is over."""
-        for visitor, name in list(self._waiting.items()):
+        for name in list(self._waiting):
             job = self._scheduler.core.jobs[name]
             if _over(job):
-                del self._waiting[visitor]
-                self._send(visitor, Ended(job=self._overview.job(job, self._scheduler.now())))
+                ended = Ended(job=self._overview.job(job, self._scheduler.now()))
+                for visitor in self._waiting.pop(name):
+                    self._send(visitor, ended)
 
     def close(self) -> None:
         """Tell those who wait for the scheduler's end that it has come."""
@@ -153,7 +154,7 @@ class Desk:
             case Status():
                 return self._overview.standing(request.after, self._scheduler.now(), self.endpoints)
             case Wait():
-                self._waiting[visitor] = self._known(request.job).id
+                self._waiting.setdefault(self._known(request.job).id, []).append(visitor)
                 self.notify()
                 return None
             case Logs():

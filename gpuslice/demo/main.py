@@ -67,7 +67,9 @@ def run(
 
     environ = steady(os.environ)
     digests = run_undisturbed(trainings, torch_name(device), environ, logs / "undisturbed", clock, done)
-    console.print(f"The same scripts sharing {device}, {quantum_s:g} s at a time", highlight=False)
+    console.print(
+        f"The same scripts sharing {device}, {quantum_s:g} s or a multiple at a time", highlight=False
+    )
     recorder = _share(trainings, device, quantum_s, logs / "shared", clock, console)
     jobs = []
     for training in trainings:

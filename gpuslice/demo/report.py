@@ -184,7 +184,7 @@ def _lead(found: Result) -> list[str]:
         f"{equal} of {len(found.jobs)} finished models are bit-identical to those of undisturbed runs.",
         f"{totals.switches} switches, blackout {totals.blackout_mean_s * 1e3:.1f} ms on average and "
         f"{totals.blackout_max_s * 1e3:.1f} ms at most; {totals.share_lost:.1%} of {totals.busy_s:.1f} s "
-        f"lost to switching, with slices of {found.quantum_s:g} s.",
+        f"lost to switching, with a quantum of {found.quantum_s:g} s.",
     ]
 
 

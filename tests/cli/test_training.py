@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from statistics import mean
 
 import psutil
 import pytest
@@ -67,25 +68,28 @@ def test_trainings_survive_the_kill_of_their_scheduler(shell: Shell) -> None:
     shell("down")
 
 
-def average_s(shell: Shell, policy: tuple[str, ...], long: int, short: int) -> tuple[float, set[str]]:
-    """Two long and five short trainings: their average completion time, and the digests of both kinds."""
+def complete(shell: Shell, policy: tuple[str, ...], steps: list[int]) -> tuple[list[float], list[str]]:
+    """Trainings of so many steps, submitted in this order: their completion times and digests."""
     shell("up", "--devices", "cpu:1", *policy)
     client = shell.client()
-    first = submit(client, long)
-    until(client, first, lambda info: info.state == "running")  # or another might be ready before it
-    second = submit(client, long)
-    ended = finish(client, [first, second, *(submit(client, short) for _ in range(5))])
-    digests = {digest(client, job) for job in ended}
-    print("\n", policy, {name: round(job.age_s, 1) for name, job in ended.items()})
+    jobs = [submit(client, steps[0])]
+    until(client, jobs[0], lambda info: info.state == "running")  # or another might be ready before it
+    jobs += [submit(client, count) for count in steps[1:]]
+    ended = finish(client, jobs)
+    found = [ended[job].age_s for job in jobs], [digest(client, job) for job in jobs]
     shell("down")
-    return sum(job.age_s for job in ended.values()) / 7, digests
+    return found
 
 
 def test_2das_halves_the_average_completion_time_of_fifo(shell: Shell) -> None:
     long, short = 24_000, 200
-    expected = {undisturbed(long), undisturbed(short)}
-    fifo_s, fifo_digests = average_s(shell, ("--policy", "fifo"), long, short)
-    las_s, las_digests = average_s(shell, ("--policy", "2das", "--set", "thresholds=2"), long, short)
-    print(f"fifo {fifo_s:.1f} s, 2das {las_s:.1f} s on average")
-    assert fifo_digests == las_digests == expected
-    assert fifo_s >= 2 * las_s
+    steps = [long, long, *[short] * 5]
+    expected = {count: undisturbed(count) for count in (long, short)}
+    fifo_s, fifo_digests = complete(shell, ("--policy", "fifo"), steps)
+    las_s, las_digests = complete(shell, ("--policy", "2das", "--set", "thresholds=2"), steps)
+    print("\n  steps   fifo JCT   2das JCT")
+    for row in zip(steps, fifo_s, las_s, strict=True):
+        print("{:7}  {:7.1f} s  {:7.1f} s".format(*row))
+    print(f"average  {mean(fifo_s):7.1f} s  {mean(las_s):7.1f} s")
+    assert fifo_digests == las_digests == [expected[count] for count in steps]
+    assert mean(fifo_s) >= 2 * mean(las_s)
