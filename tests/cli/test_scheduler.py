@@ -27,7 +27,7 @@ def test_a_job_from_submit_to_down(shell: Shell) -> None:
     assert "failed: it ended with exit code 7" in shell("wait", job, "--timeout", "60s", code=7)
     assert shell("logs", job, "-f") == f"hello world {os.getcwd()}\n"
     header, row = (line.split("\t") for line in shell("ps").splitlines())
-    assert (header[0], row[0], row[1], row[-1]) == ("JOB", job, "failed", "7")
+    assert (header[0], row[0], row[1], row[-1]) == ("JOB", job, "failed", "7 user")
     shell("down")
     assert "no scheduler runs" in shell("ps", code=3)
 
