@@ -47,8 +47,12 @@ class PublishedShortest(RankedPolicy[Entry]):
         return (self.remaining(entry, view), self._event, 2, entry.job.number)
 
     def update(self, view: View) -> None:
-        event = self._event
-        self.ranking.rekey_running(lambda place, entry: (self.remaining(entry, view), event, 1, place))
+        self.ranking.rekey_running(lambda place, entry: self._running_key(place, entry, view))
+
+    def _running_key(self, place: int, entry: Entry, view: View) -> Key:
+        remaining = self.remaining(entry, view)
+        # Several events may fall on one second: who did not get ahead keeps its place among equals.
+        return entry.key if remaining == entry.key[0] else (remaining, self._event, 1, place)
 
 
 class PublishedExpected(RankedPolicy[Entry]):

@@ -46,7 +46,7 @@ def preemptive(todo: list[NaiveJob], capacity: int, key: Callable[[NaiveJob], fl
         passed, now = int(then) - now, int(then)
         for job in alive:
             job.executed += passed * job.running
-        for job in [job for job in alive if job.executed == job.duration]:
+        for job in [job for job in alive if job.running and job.executed == job.duration]:
             job.end = now
             alive.remove(job)
         if times and now == times[0]:
@@ -134,7 +134,11 @@ def jobs_of(seed: int, *, largest: int) -> list[NaiveJob]:
     grid = draw.choice([1, 7, 60])
     sizes = [1, 1, 2, 3, 4, 6, 8, 12][: 8 if largest > 8 else 7]
     jobs = [
-        NaiveJob(draw.randrange(0, 1200, grid), draw.choice(sizes), draw.randrange(grid, 600, grid))
+        NaiveJob(
+            draw.randrange(0, 1200, grid),
+            draw.choice(sizes),
+            0 if draw.random() < 0.1 else draw.randrange(grid, 600, grid),
+        )
         for _ in range(40)
     ]
     return sorted(jobs, key=lambda job: job.submit)
