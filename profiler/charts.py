@@ -81,14 +81,29 @@ def log_axis(title: str, values: Column, *, times: bool) -> Axis:
     return Axis(title, low, high, {at: text for at, text in marks.items() if low <= at <= high}, True)
 
 
-def line_chart(title: str, axis: Axis, lines: Sequence[Line], *, width: int = 540, height: int = 280) -> str:
-    """Lines between 0 and 100 %; colours follow the order of ``lines``, as does the attribute ``data-of``."""
+#: Marks of a vertical axis by height.
+PERCENT = {share / 100: f"{share} %" for share in (0, 25, 50, 75, 100)}
+
+
+def line_chart(
+    title: str,
+    axis: Axis,
+    lines: Sequence[Line],
+    *,
+    levels: Mapping[float, str] = PERCENT,
+    width: int = 540,
+    height: int = 280,
+) -> str:
+    """Lines between 0 and 100 %; colours follow the order of ``lines``, as does the attribute ``data-of``.
+
+    ``levels`` are the marks of the vertical axis, if it shows something else than shares.
+    """
     inner, tall = width - _LEFT - _RIGHT, height - _TOP - _BOTTOM
     parts = []
-    for percent in (0, 25, 50, 75, 100):
-        y = _TOP + tall * (1 - percent / 100)
+    for level, text in levels.items():
+        y = _TOP + tall * (1 - level)
         parts.append(f'<line class="grid" x1="{_LEFT}" x2="{width - _RIGHT}" y1="{y:g}" y2="{y:g}"/>')
-        parts.append(f'<text class="tick" x="{_LEFT - 6}" y="{y + 4:g}" text-anchor="end">{percent} %</text>')
+        parts.append(f'<text class="tick" x="{_LEFT - 6}" y="{y + 4:g}" text-anchor="end">{text}</text>')
     parts += _ticks(axis, _LEFT, inner, height - _BOTTOM)
     for index, line in enumerate(lines):
         across, down = _LEFT + axis.place(line.x, inner), _TOP + tall * (1 - np.clip(line.y, 0, 1))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
 
 from gpuslice.errors import UsageError
@@ -102,23 +102,27 @@ class FreeDevices:
 
     def take(self, devices: Sequence[int]) -> None:
         """Remove ``devices``, which must be free."""
-        for device in devices:
-            node = self.cluster.node_of[device]
-            free = self.on_node[node]
-            count = len(free)
-            del free[bisect_left(free, device)]
-            self._move(node, count, count - 1)
+        self._change(devices, _remove)
         self.total -= len(devices)
 
     def give(self, devices: Sequence[int]) -> None:
         """Put back ``devices``, which must not be free."""
-        for device in devices:
-            node = self.cluster.node_of[device]
-            free = self.on_node[node]
-            count = len(free)
-            insort(free, device)
-            self._move(node, count, count + 1)
+        self._change(devices, insort)
         self.total += len(devices)
+
+    def _change(self, devices: Sequence[int], change: Callable[[list[int], int], None]) -> None:
+        """Change what is free, node by node."""
+        node_of, node = self.cluster.node_of, -1
+        free: list[int] = []
+        count = 0
+        for device in devices:
+            if node_of[device] != node:
+                self._move(node, count, len(free))
+                node = node_of[device]
+                free = self.on_node[node]
+                count = len(free)
+            change(free, device)
+        self._move(node, count, len(free))
 
     def copy(self) -> FreeDevices:
         """An independent copy, to try things on."""
@@ -129,6 +133,11 @@ class FreeDevices:
         return twin
 
     def _move(self, node: int, before: int, after: int) -> None:
-        nodes = self.nodes_with[before]
-        del nodes[bisect_left(nodes, node)]
-        insort(self.nodes_with[after], node)
+        if before != after:
+            nodes = self.nodes_with[before]
+            del nodes[bisect_left(nodes, node)]
+            insort(self.nodes_with[after], node)
+
+
+def _remove(devices: list[int], device: int) -> None:
+    del devices[bisect_left(devices, device)]

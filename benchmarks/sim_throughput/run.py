@@ -1,4 +1,4 @@
-"""How fast the simulator is: throughput, memory, growth with waiting jobs, ratio to a peer's wall times.
+"""How fast the simulator is: throughput, memory, ratio to a peer's wall times.
 
     python benchmarks/sim_throughput/run.py OUT.json [--philly-20000 FILE] [--philly-82k FILE]
                                                      [--peer-runs DIR --peer-traces DIR]
@@ -20,13 +20,11 @@ import platform
 import resource
 import time
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from gpuslice.sched_core.cluster import Cluster
 from gpuslice.sched_core.policies.registry import make_policy
-from gpuslice.sched_core.policy import Plan, Policy, View
 from gpuslice.sched_core.sim.engine import Simulation
 from gpuslice.sched_core.sim.peer import parse_peer
 from gpuslice.sched_core.traces.formats import read_trace
@@ -73,40 +71,6 @@ def policy_case(trace: Callable[[], Trace], cluster: str, policy: str) -> Case:
     return lambda: Simulation(trace(), Cluster.parse(cluster), make_policy(policy))
 
 
-def growth_trace(waiting: int) -> Trace:
-    """64 devices full for ever, ``waiting`` jobs in line, and 2,000 short ones that pass them."""
-    filler = 64
-    ids = [str(i) for i in range(filler + waiting + 2000)]
-    submit_s = [0.0] * (filler + waiting) + [10.0 + i for i in range(2000)]
-    demand = [1] * (filler + waiting) + [1] * 2000
-    duration_s = [1e7] * filler + [1e7] * waiting + [30.0] * 2000
-    return Trace(ids, submit_s, demand, duration_s)
-
-
-class Timed:
-    """A policy that notes when it was asked, and ends the run after ``until_s`` of the trace."""
-
-    def __init__(self, policy: Policy, until_s: float) -> None:
-        self.name, self.needs_durations = policy.name, policy.needs_durations
-        self.asked_s: list[float] = []
-        self._policy = policy
-        self._until_s = until_s
-
-    def plan(self, view: View) -> Plan:
-        if view.now_s > self._until_s:
-            raise KeyboardInterrupt
-        self.asked_s.append(time.process_time())
-        return self._policy.plan(view)
-
-
-def growth(waiting: int) -> dict[str, Any]:
-    """Time per event of 2,000 arrivals and their completions before a line of ``waiting`` jobs."""
-    policy = Timed(make_policy("srtf"), until_s=2000)
-    Simulation(growth_trace(waiting), Cluster.parse("8x8"), policy).run()
-    gaps = sorted(after - before for before, after in pairwise(policy.asked_s[1:]))
-    return {"waiting": waiting, "median_us_per_event": round(gaps[len(gaps) // 2] * 1e6, 1)}
-
-
 def peer_ratios(directory: Path, traces: Path) -> list[dict[str, Any]]:
     """Our time beside the peer's recorded wall time, for the same trace, schedule and scheme."""
     ratios = []
@@ -151,7 +115,6 @@ def main() -> None:
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "machine": {"cpu": _cpu(), "cores": os.cpu_count(), "python": platform.python_version()},
         "cases": cases,
-        "growth": [growth(waiting) for waiting in (100, 1_000, 10_000, 100_000, 300_000)],
         "peer": peer_ratios(asked.peer_runs, asked.peer_traces) if asked.peer_runs else [],
     }
     asked.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

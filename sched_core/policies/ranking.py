@@ -11,7 +11,7 @@ from the end of the list.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterator, Set
 from heapq import heappop, heappush
 from typing import Any, Generic, TypeVar
 
@@ -165,7 +165,7 @@ class Ranking(Generic[E]):
             head = heap[0][2]
             if best is not None and best.key < head.key:
                 continue
-            if self._strict or self._fits(head):
+            if self._strict or head.size <= self.free or self._fits(head):
                 best = head
         if best is not None and self._strict and not self._fits(best):
             return None
@@ -176,10 +176,7 @@ class Ranking(Generic[E]):
         left, size, key = self.free, entry.size, entry.key
         if left >= size:
             return True
-        position = len(self.running)
-        while position:
-            position -= 1
-            behind_key, behind = self._fresh(position)
+        for behind_key, behind in reversed(self.running) if self._expired is None else self._backwards():
             if behind_key < key:
                 return False
             left += behind.size
@@ -189,19 +186,21 @@ class Ranking(Generic[E]):
 
     def _first_crowded(self) -> E:
         """With too many running: the most urgent of those that no longer fit."""
-        left, position = self.free, len(self.running)
-        while left < 0:
-            position -= 1
-            left += self._fresh(position)[1].size
-        return self.running[position][1]
+        left = self.free
+        for _, crowded in self._backwards():
+            left += crowded.size
+            if left >= 0:
+                return crowded
+        raise AssertionError("more devices are taken than all that run have")
 
-    def _fresh(self, position: int) -> tuple[Key, E]:
-        """What runs at ``position``, by keys of the present."""
-        item = self.running[position]
-        if self._expired is None or (self._expired[1] is not None and item[0] >= self._expired[1]):
-            return item
-        self._refresh()
-        return self.running[position]
+    def _backwards(self) -> Iterator[tuple[Key, E]]:
+        """What runs, from the least urgent by keys of the present; these are worked out on the way."""
+        for position in range(len(self.running) - 1, -1, -1):
+            item = self.running[position]
+            if self._expired is not None and (self._expired[1] is None or item[0] < self._expired[1]):
+                self._refresh()
+                item = self.running[position]
+            yield item
 
     def _refresh(self) -> None:
         if self._expired is None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
@@ -84,16 +86,46 @@ def run_all(
         return list(_in_turn(requests, done))
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(workers, len(requests)), mp_context=context) as pool:
-        futures = [pool.submit(run_one, request) for request in requests]
+        # Workers inherit this: while they start and wait, Ctrl-C is kept for their first simulation.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        futures = [pool.submit(_run_in_worker, request) for request in requests]
         try:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
             for count, _ in enumerate(as_completed(futures), 1):
                 if done is not None:
                     done(count)
         except KeyboardInterrupt:
-            # The workers got the same signal and hand in what they know.
+            # From a terminal the workers got the same signal; they hand in what they know.
+            for child in multiprocessing.active_children():
+                if child.pid is not None:
+                    os.kill(child.pid, signal.SIGINT)
             pool.shutdown(cancel_futures=True)
             futures = [f for f in futures if f.done() and not f.cancelled() and f.exception() is None]
     return [future.result() for future in futures]
+
+
+class _Interrupt:
+    """Ctrl-C in a worker: it counts once, and for all that the worker was still to do."""
+
+    came = False
+
+    @classmethod
+    def note(cls, signal_number: int, frame: object) -> None:
+        """The signal's handler."""
+        if not cls.came:
+            cls.came = True
+            raise KeyboardInterrupt
+
+
+def _run_in_worker(request: Request) -> Outcome:
+    signal.signal(signal.SIGINT, _Interrupt.note)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    try:
+        if _Interrupt.came:
+            raise KeyboardInterrupt
+        return run_one(request)
+    finally:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 
 
 def _in_turn(requests: Sequence[Request], done: Callable[[int], None] | None) -> Iterator[Outcome]:

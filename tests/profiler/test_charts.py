@@ -85,3 +85,9 @@ def test_a_gantt_has_one_path_per_holder_with_all_its_pieces() -> None:
     ]
     assert b[0].text == "<b>"
     assert a.get("stroke") != b.get("stroke")
+
+
+def test_the_vertical_axis_may_show_something_else_than_shares() -> None:
+    drawn = ElementTree.fromstring(line_chart("t", UNIT, [], levels={0.0: "1 ms", 0.5: "10 ms"}))
+    labels = [text.text for text in drawn.iter("text") if text.get("text-anchor") == "end"]
+    assert labels == ["1 ms", "10 ms"]

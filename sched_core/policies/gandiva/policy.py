@@ -128,9 +128,14 @@ class Gandiva:
 
     def _house(self, view: View) -> None:
         """Find homes for those that queue, in order of arrival."""
+        # Servers only fill up here: where one job of a size found no home, the next will not either.
+        full: set[tuple[int, float]] = set()
         for job in list(self._queue.values()):
-            home = self._servers.find(job)
-            if home is not None:
+            kind = (job.demand, job.spec.weight)
+            home = None if kind in full else self._servers.find(job)
+            if home is None and job.demand <= self._servers.largest:
+                full.add(kind)
+            elif home is not None:
                 del self._queue[job.id]
                 self._enter(job, home, view)
 

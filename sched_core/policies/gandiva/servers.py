@@ -55,21 +55,22 @@ class Servers:
     def __init__(self, cluster: Cluster, overload: float) -> None:
         self.all = [Server(node, size) for node, size in enumerate(cluster.node_sizes)]
         self.homes: dict[str, list[Server]] = {}
-        self._largest = max(cluster.node_sizes)
+        #: Devices of the largest node.
+        self.largest = max(cluster.node_sizes)
         self._overload = overload
 
     def affinity(self, job: Job) -> int:
         """1, 2, 4, … for jobs within a server; above that the next whole number of servers' devices."""
-        if job.demand > self._largest:
-            return -(-job.demand // self._largest) * self._largest
+        if job.demand > self.largest:
+            return -(-job.demand // self.largest) * self.largest
         size = 1
         while size < job.demand:
             size *= 2
-        return min(size, self._largest)
+        return min(size, self.largest)
 
     def find(self, job: Job) -> list[Server] | None:
         """A home for a new job, by the paper's order; ``None``: it has to queue."""
-        if job.demand > self._largest:
+        if job.demand > self.largest:
             return self._several(job)
         kind = self.affinity(job)
         same = [server for server in self.all if server.affinity == kind]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -184,3 +185,72 @@ def test_retries_by_class(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     with pytest.raises(SystemExit, match="0"):
         main(["sim", str(path), "--cluster", "1x2", "--retries", "user:0"])
     assert "1 jobs end earlier, 40 device-seconds spared" in capsys.readouterr().out
+
+
+#: Runs the words after it, and says when the first job has ended.
+TELLING = """
+import sys
+from gpuslice.cli import main
+from gpuslice.sched_core.policies.las import LeastAttained
+
+quiet = LeastAttained.plan
+
+def plan(self, view):
+    if view.changes.finished:
+        print("a job ended", flush=True)
+    return quiet(self, view)
+
+LeastAttained.plan = plan
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_ctrl_c_leaves_what_is_known(tmp_path: Path) -> None:
+    # Two jobs take turns every minute for thirty years; nobody waits for the end of that.
+    trace, out, jobs = tmp_path / "trace.csv", tmp_path / "out.json", tmp_path / "jobs.csv"
+    trace.write_text("job_id,num_gpu,submit_time,duration\na,1,0,10\nb,1,20,1e9\nc,1,20,1e9\n")
+    words = ["sim", trace, "--cluster", "1x1", "--policy", "las", "--json", out, "--per-job", jobs]
+    command = [sys.executable, "-c", TELLING, *map(str, words)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline() == "a job ended\n"
+        running.send_signal(signal.SIGINT)
+        table, errors = running.communicate(timeout=120)
+    assert running.returncode == 130, errors
+    assert errors == "gpuslice: interrupted; these are the results so far\n"
+    assert "las" in table
+    (policy,) = json.loads(out.read_text())["policies"]
+    assert (policy["summary"]["complete"], policy["summary"]["jobs_done"]) == (False, 1)
+    with jobs.open() as file:
+        ends = {row["job_id"]: row["end_time"] for row in csv.DictReader(file)}
+    assert ends == {"a": "10", "b": "", "c": ""}
+
+
+#: Runs policies on the trace that is its argument, and says how many are done.
+COMPARING = """
+import sys
+from pathlib import Path
+from gpuslice.sched_core.sim.run import Request, run_all
+from gpuslice.sched_core.traces.formats import read_trace
+
+trace = read_trace(Path(sys.argv[1]))
+requests = [Request(trace, "1x1", policy) for policy in ("fifo", "las", "rr", "las")]
+for outcome in run_all(requests, 2, lambda count: print(count, flush=True)):
+    print(outcome.policy, outcome.complete)
+"""
+
+
+def test_ctrl_c_reaches_the_workers_of_a_comparison(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("job_id,num_gpu,submit_time,duration\na,1,0,10\nb,1,20,1e9\nc,1,20,1e9\n")
+    command = [sys.executable, "-c", COMPARING, str(trace)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline() == "1\n"
+        running.send_signal(signal.SIGINT)  # to this process alone, not to its group
+        out, errors = running.communicate(timeout=120)
+    assert running.returncode == 0, errors
+    assert "Traceback" not in errors
+    first, *others = out.splitlines()
+    assert first == "fifo True"
+    assert all(line.endswith(" False") for line in others)
