@@ -17,7 +17,6 @@ from gpuslice.clock import MonotonicClock
 from gpuslice.errors import (
     EnvironmentUnusableError,
     GpusliceError,
-    LocalProtocolError,
     RemoteProtocolError,
     UsageError,
 )
@@ -216,7 +215,7 @@ class Client:
         self._reach.look()
         frames = verbs.encode(request)
         if len(frames[1]) > MAX_MESSAGE_BYTES:
-            raise LocalProtocolError(
+            raise UsageError(
                 f"the request has {len(frames[1])} bytes of {MAX_MESSAGE_BYTES}",
                 "pass long arguments or variables in a file",
             )

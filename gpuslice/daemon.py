@@ -236,6 +236,7 @@ def serve(
         clock.continue_from(max((when_s for _, when_s in past), default=0.0))
         scheduler.take_over(past)
         scheduler.attend(signalled, lambda: None)
+        scheduler.afterwards(witness.write)
         overview = Overview(core, witness.chronicle, policy=setup.policy, pid=os.getpid())
         desk = Desk(scheduler, directory, journal, overview, tcp=tcp)
         known = {"pid": os.getpid(), "devices": list(map(str, setup.devices)), "policy": setup.policy}

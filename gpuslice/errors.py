@@ -97,6 +97,8 @@ class RollbackError(GpusliceError):
 class ProtocolError(GpusliceError):
     """Base of what can go wrong between two ends of a socket; never raised itself."""
 
+    exit_code = 3
+
     def __init__(self, message: str, remedy: str = "") -> None:
         if type(self) is ProtocolError:
             raise TypeError("ProtocolError is abstract; raise LocalProtocolError or RemoteProtocolError")

@@ -30,6 +30,8 @@ class Witness:
         self.metrics: Metrics | None = None
         self._core = core
         self._ended: list[Phase] = []
+        #: What is to be logged when there is time for it: event, message, job, details.
+        self._lines: list[tuple[str, str, str, dict[str, object]]] = []
 
     def note(self, event: Event, now: float, commands: Sequence[Command]) -> None:
         """Take note of an event, past or new."""
@@ -38,20 +40,26 @@ class Witness:
             self.metrics.note(event, now, self._ended)
 
     def tell(self, event: Event) -> None:
-        """Log what changed with the event noted last, which is new."""
+        """Keep for the log what changed with the event noted last, which is new."""
         if isinstance(event, Submitted):
             spec = event.spec
             details = {"devices": spec.demand, "tenant": spec.tenant, "weight": spec.weight}
-            eventlog.tell("submitted", f"job {spec.id} was submitted", job=spec.id, details=details)
+            self._lines.append(("submitted", f"job {spec.id} was submitted", spec.id, details))
         for phase in self._ended:
             self._tell(phase)
+
+    def write(self) -> None:
+        """Log what was kept; not before the orders that followed from it have left."""
+        lines, self._lines = self._lines, []
+        for event, message, job, details in lines:
+            eventlog.tell(event, message, job=job, details=details)
 
     def _tell(self, phase: Phase) -> None:
         present = self.chronicle.accounts[phase.job].phase
         if present.state is phase.state:
             return
         job = self._core.jobs[phase.job]
-        details = {
+        details: dict[str, object] = {
             "from": phase.state.value,
             "to": present.state.value,
             "after_s": present.since_s - phase.since_s,
@@ -62,4 +70,4 @@ class Witness:
             **phase.details,
         }
         message = f"job {phase.job}: {phase.state.value} -> {present.state.value}"
-        eventlog.tell("state", message, job=phase.job, details=details)
+        self._lines.append(("state", message, phase.job, details))

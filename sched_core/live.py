@@ -122,6 +122,7 @@ class Scheduler:
             self._watched.close()
             os.close(self._lock)
             raise
+        self._afterwards: list[Callable[[], None]] = []
         self._attended: dict[zmq.Socket[bytes] | int, Callable[[], None]] = {}
         self.attend(self._socket, self._receive)
         self._poller.register(self._watched.fileno(), zmq.POLLIN)
@@ -148,6 +149,10 @@ class Scheduler:
         """Call ``deal`` whenever ``source``, a socket or descriptor, can be read."""
         self._attended[source] = deal
         self._poller.register(source, zmq.POLLIN)
+
+    def afterwards(self, act: Callable[[], None]) -> None:
+        """Call ``act`` whenever all that happened has been dealt with: for what can wait so long."""
+        self._afterwards.append(act)
 
     def now(self) -> float:
         """What time it is for the core."""
@@ -239,6 +244,8 @@ class Scheduler:
         if self._wake_s is not None and now >= self._wake_s:
             self._wake_s = None
             self._handle(Woken())
+        for act in self._afterwards:
+            act()
 
     def _handle(self, event: Event) -> None:
         now = self._clock.now()

@@ -43,6 +43,24 @@ def test_the_timeline_of_a_run_from_the_first_moment_to_the_last(shell: Shell) -
     assert ends == ["succeeded", "succeeded"]
 
 
+def test_a_migration_is_an_arrow(shell: Shell) -> None:
+    shell("up", "--devices", "null:2")
+    client = shell.client()
+    job = shell.submit(10**6, name="nomad")
+    until(client, job, lambda info: info.state == "running")
+    shell("migrate", job, "--to", "null:1")
+    until(client, job, lambda info: info.devices == ("null:1",) and info.state == "running")
+    shell("cancel", job)
+    client.wait(job, 60.0)
+    out = shell.directory / "run.json.gz"
+    assert json.loads(shell("timeline", "--out", str(out), "--json"))["migrations"] == 1
+    events = trace_format.load(out)
+    names = trace_format.tracks(events)
+    ends = [(one["ph"], *names[one["pid"], one["tid"]]) for one in events if one["ph"] in "sf"]
+    assert ends == [("s", "devices", "null:0"), ("f", "devices", "null:1")]
+    shell("down")
+
+
 def test_impossible_timelines_are_refused(shell: Shell) -> None:
     assert "there is no journal" in shell("timeline", "--out", "run.json", code=3)
     assert "is no .json" in shell("timeline", "--out", "run.txt", code=2)

@@ -14,6 +14,8 @@ CONCRETE = {
     errors.SuspendRefusedError: 3,
     errors.DeviceMemoryError: 3,
     errors.RollbackError: 3,
+    errors.LocalProtocolError: 3,
+    errors.RemoteProtocolError: 3,
     errors.CorruptSnapshotError: 4,
     errors.RefusedSnapshotError: 4,
     errors.RamDiskFullError: 5,
