@@ -8,7 +8,7 @@ last bytes exactly one wins.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -38,6 +38,8 @@ class Budget:
 
     def __init__(self, root: Path, limit_bytes: int | None) -> None:
         self.root = root
+        #: Makes room by moving cold snapshots elsewhere; says whether it could.
+        self.relief: Callable[[], bool] | None = None
         status = os.statvfs(root)
         self.limit_bytes = status.f_blocks * status.f_frsize // 2 if limit_bytes is None else limit_bytes
 
@@ -75,6 +77,14 @@ class Budget:
         RamDiskFullError
             If limit, file system or memory forbid it; the file is as it was before.
         """
+        try:
+            return self._extend(descriptor, nbytes, spare_bytes)
+        except RamDiskFullError:
+            if self.relief is None or not self.relief():
+                raise
+        return self._extend(descriptor, nbytes, spare_bytes)
+
+    def _extend(self, descriptor: int, nbytes: int, spare_bytes: int) -> int:
         with self.lock():
             before = os.fstat(descriptor).st_size
             if before < nbytes:

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from gpuslice.config import Settings, parse_size
-from gpuslice.errors import UsageError
+from gpuslice.errors import SnapshotError, UsageError
 from gpuslice.types import job_id
 
 from .budget import Budget, directory_bytes
@@ -19,6 +19,8 @@ from .files import store_directory
 from .layout import PAGE_BYTES
 from .locks import FileLock
 from .slots import OWNER, SLOTS, committed, newest_restartable, read_owner, settle, write_owner
+from .snapshot import open_snapshot
+from .spill import SpillDirectory
 from .store import JobStore
 
 _STORE = re.compile(r"(?P<job>.+)\.r(?P<rank>\d+)")
@@ -47,6 +49,8 @@ class StoreInfo(msgspec.Struct, frozen=True, kw_only=True):
         That snapshot's file, or ``None``.
     directory
         Where the store is.
+    spilled
+        Whether its snapshot lies in the spill directory.
     """
 
     job: str | None
@@ -59,6 +63,7 @@ class StoreInfo(msgspec.Struct, frozen=True, kw_only=True):
     restartable: bool
     snapshot: str | None
     directory: str
+    spilled: bool = False
 
 
 class RamDisk:
@@ -70,23 +75,37 @@ class RamDisk:
         Where; ``/dev/shm/gpuslice-<uid>`` by default. Made when missing.
     limit_bytes
         Most bytes that all stores together may take; half of the file system by default.
+    spill_directory
+        Where the snapshots of dead named jobs go when there is no room, or when `spill` says so.
 
     Raises
     ------
     EnvironmentUnusableError
-        If the directory is a link, somebody else's, open to others, or cannot be made.
+        If a directory is a link, somebody else's, open to others, or cannot be made.
     """
 
-    def __init__(self, directory: Path | None = None, limit_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path | None = None,
+        limit_bytes: int | None = None,
+        *,
+        spill_directory: Path | None = None,
+    ) -> None:
         self.directory = directory or Path(f"/dev/shm/gpuslice-{os.geteuid()}")
         store_directory(self.directory)
         self._budget = Budget(self.directory, limit_bytes)
+        self.spilled = None if spill_directory is None else SpillDirectory(spill_directory)
+        if self.spilled is not None:
+            self._budget.relief = lambda: bool(self.spill())
 
     @classmethod
     def from_settings(cls, settings: Settings) -> RamDisk:
-        """The RAM disk that the settings ``ramdisk_dir`` and ``ramdisk_limit`` name."""
-        directory = Path(settings.ramdisk_dir) if settings.ramdisk_dir else None
-        return cls(directory, parse_size(settings.ramdisk_limit) if settings.ramdisk_limit else None)
+        """The RAM disk that the settings ``ramdisk_dir``, ``ramdisk_limit`` and ``spill_dir`` name."""
+        return cls(
+            Path(settings.ramdisk_dir) if settings.ramdisk_dir else None,
+            parse_size(settings.ramdisk_limit) if settings.ramdisk_limit else None,
+            spill_directory=Path(settings.spill_dir) if settings.spill_dir else None,
+        )
 
     @property
     def limit_bytes(self) -> int:
@@ -119,6 +138,8 @@ class RamDisk:
         ------
         UsageError
             If a living process has this job and rank, or the name is no name.
+        RamDiskFullError
+            If its snapshot was spilled and there is no room to bring it back; it stays where it is.
         """
         if slots not in (1, 2) or rank < 0:
             raise UsageError(f"{slots} slots for rank {rank} cannot be", "use 1 or 2 slots and ranks from 0")
@@ -137,6 +158,8 @@ class RamDisk:
         try:
             with self._budget.taking(PAGE_BYTES):
                 write_owner(lock.descriptor, job, rank)
+            if self.spilled is not None:
+                self._bring_back(self.spilled, directory)
             return JobStore(directory, lock, self._budget, job, rank, slots)
         except BaseException:
             lock.release()
@@ -145,7 +168,55 @@ class RamDisk:
     def listing(self) -> list[StoreInfo]:
         """All stores, of the living and of the dead, by name."""
         with self._budget.lock():
-            return [_info(directory) for directory in self._stores()]
+            found = [_info(directory) for directory in self._stores()]
+        return found if self.spilled is None else found + list(_spilled(self.spilled))
+
+    def spill(self) -> list[StoreInfo]:
+        """Move the restartable snapshots of dead named jobs to the spill directory.
+
+        Returns
+        -------
+        list of StoreInfo
+            The stores that were moved, as they were.
+
+        Raises
+        ------
+        UsageError
+            If there is no spill directory.
+        RamDiskFullError
+            If it has no room; the snapshots that were not moved stay.
+        """
+        if self.spilled is None:
+            raise UsageError("there is no spill directory", "name one with --spill-dir")
+        moved = []
+        for directory in list(self._stores()):
+            info = _info(directory)
+            lock = None if info.alive or info.job is None else FileLock.attempt(directory / OWNER)
+            if lock is None:
+                continue
+            with lock:
+                record = newest_restartable(directory)
+                if record is not None:
+                    self.spilled.take(directory / SLOTS[record.slot], directory.name)
+                    with self._budget.lock():
+                        settle(directory, None)
+                    moved.append(info)
+        return moved
+
+    def _bring_back(self, spilled: SpillDirectory, directory: Path) -> None:
+        """Take a spilled snapshot into the store, which is locked, unless it has one that is as new."""
+        if not spilled.path(directory.name).exists():
+            return
+        record = newest_restartable(directory)
+        try:
+            if record is not None:
+                with open_snapshot(directory / SLOTS[record.slot]) as snapshot:
+                    snapshot.verify()
+                spilled.drop(directory.name)
+                return
+        except SnapshotError:
+            pass  # whole at first sight only: the spilled one takes its place
+        spilled.give_back(directory.name, directory, self._budget)
 
     def collect(self, *, everything: bool = False) -> list[StoreInfo]:
         """Remove what dead processes left; what belongs to living ones is never touched.
@@ -153,7 +224,7 @@ class RamDisk:
         Parameters
         ----------
         everything
-            Also remove the restartable snapshots that named jobs left to go on from.
+            Also remove the restartable snapshots that named jobs left to go on from, the spilled ones too.
 
         Returns
         -------
@@ -169,6 +240,11 @@ class RamDisk:
                 wanted = info.job is not None and not everything
                 if not settle(directory, newest_restartable(directory) if wanted else None):
                     removed.append(info)
+        if self.spilled is not None:
+            self.spilled.clean()
+            for info in list(_spilled(self.spilled)) if everything else ():
+                self.spilled.drop(Path(info.directory).name)
+                removed.append(info)
         return removed
 
     def boundaries(self, job: str, rank: int = 0) -> set[int]:
@@ -203,3 +279,28 @@ def _info(directory: Path) -> StoreInfo:
         snapshot=str(directory / SLOTS[newest.slot]) if newest else None,
         directory=str(directory),
     )
+
+
+def _spilled(spilled: SpillDirectory) -> Iterator[StoreInfo]:
+    """What there is to say about the snapshots in the spill directory."""
+    for store in spilled.stores():
+        match = _STORE.fullmatch(store)
+        if match is None:
+            continue
+        snapshot = spilled.snapshot(store)
+        path = spilled.path(store)
+        yield StoreInfo(
+            job=match["job"],
+            rank=int(match["rank"]),
+            pid=None,
+            alive=False,
+            bytes=path.lstat().st_size,
+            generation=snapshot.generation if snapshot else None,
+            boundary=snapshot.boundary if snapshot else None,
+            restartable=snapshot.restartable if snapshot else False,
+            snapshot=str(path) if snapshot else None,
+            directory=str(spilled.directory / store),
+            spilled=True,
+        )
+        if snapshot is not None:
+            snapshot.close()

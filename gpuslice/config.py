@@ -40,6 +40,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         Directory of the RAM disk, empty for ``/dev/shm/gpuslice-<uid>``.
     ramdisk_limit
         Bytes the RAM disk may hold, ``4G`` style, or empty for half of the file system.
+    spill_dir
+        Directory on a disk to which snapshots of dead jobs move when the RAM disk is full, or empty.
     suspend_every, suspend_at
         The drill: suspend and resume at every Nth boundary, or at the boundaries listed.
     checkpoint_every
@@ -57,6 +59,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     route: Literal["auto", "tensor", "vmm", "driver"] = "auto"
     ramdisk_dir: str = ""
     ramdisk_limit: str = ""
+    spill_dir: str = ""
     suspend_every: int = 0
     suspend_at: str = ""
     checkpoint_every: int = 0

@@ -81,7 +81,7 @@ def check(settings: Settings) -> Settings:
     choose(route, device)
     paths = {
         name: os.path.abspath(getattr(settings, name))
-        for name in ("report", "ramdisk_dir")
+        for name in ("report", "ramdisk_dir", "spill_dir")
         if getattr(settings, name)
     }
     if "report" in paths and not os.path.isdir(os.path.dirname(paths["report"])):

@@ -154,10 +154,7 @@ class Runtime:
     @cached_property
     def ramdisk(self) -> RamDisk:
         """Where snapshots go; making it checks the directory."""
-        settings = self.settings
-        directory = Path(settings.ramdisk_dir) if settings.ramdisk_dir else None
-        limit_bytes = config.parse_size(settings.ramdisk_limit) if settings.ramdisk_limit else None
-        return RamDisk(directory, limit_bytes)
+        return RamDisk.from_settings(self.settings)
 
     @cached_property
     def store(self) -> JobStore:

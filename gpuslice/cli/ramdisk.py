@@ -20,6 +20,9 @@ from gpuslice.errors import SnapshotError
 app = typer.Typer(help="Look after the RAM disk and its snapshots.", no_args_is_help=True)
 
 Directory = Annotated[str | None, typer.Option("--dir", help="The RAM disk, if not the usual one.")]
+Spill = Annotated[
+    str | None, typer.Option("--spill-dir", help="Where snapshots of dead jobs go when there is no room.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON; the keys are documented and stay.")]
 File = Annotated[Path, typer.Argument(help="A snapshot file.", metavar="FILE")]
 
@@ -35,9 +38,9 @@ _COLUMNS = ("job", "rank", "pid", "state", "size", "generation", "boundary", "re
 
 
 @app.command()
-def ls(directory: Directory = None, as_json: Json = False) -> None:
+def ls(directory: Directory = None, spill_dir: Spill = None, as_json: Json = False) -> None:
     """List what every job has in the RAM disk, and the total against the limit."""
-    disk = _open(directory)
+    disk = _open(directory, spill_dir)
     stores, used = disk.listing(), disk.used_bytes
     if as_json:
         _print_json(
@@ -45,24 +48,29 @@ def ls(directory: Directory = None, as_json: Json = False) -> None:
             limit_bytes=disk.limit_bytes,
             used_bytes=used,
             free_bytes=disk.free_bytes,
+            spill_directory=None if disk.spilled is None else str(disk.spilled.directory),
+            spilled_bytes=None if disk.spilled is None else disk.spilled.used_bytes(),
             stores=[msgspec.to_builtins(store) for store in stores],
         )
         return
     if stores:
         _print_table(stores)
     print(f"{disk.directory}: {format_size(used)} of {format_size(disk.limit_bytes)} used")
+    if disk.spilled is not None:
+        print(f"{disk.spilled.directory}: {format_size(disk.spilled.used_bytes())} spilled")
 
 
 @app.command()
 def gc(
     directory: Directory = None,
+    spill_dir: Spill = None,
     as_json: Json = False,
     everything: Annotated[
         bool, typer.Option("--all", help="Also the snapshots that dead named jobs could go on from.")
     ] = False,
 ) -> None:
     """Remove what dead processes left behind; never anything of a living one."""
-    disk = _open(directory)
+    disk = _open(directory, spill_dir)
     before = disk.used_bytes
     removed = disk.collect(everything=everything)
     freed = max(0, before - disk.used_bytes)
@@ -70,6 +78,17 @@ def gc(
         _print_json(removed=[msgspec.to_builtins(store) for store in removed], freed_bytes=freed)
     else:
         print(f"{disk.directory}: {len(removed)} stores removed, {format_size(freed)} freed")
+
+
+@app.command()
+def spill(directory: Directory = None, spill_dir: Spill = None, as_json: Json = False) -> None:
+    """Move the snapshots of dead named jobs to the spill directory; the jobs bring them back."""
+    disk = _open(directory, spill_dir)
+    moved = disk.spill()
+    if as_json:
+        _print_json(spilled=[msgspec.to_builtins(store) for store in moved])
+    else:
+        print(f"{disk.directory}: {len(moved)} snapshots spilled")
 
 
 @app.command()
@@ -122,8 +141,8 @@ def export(
         print(f"{out}: {count} tensors, {format_size(nbytes)}")
 
 
-def _open(directory: str | None) -> RamDisk:
-    return RamDisk.from_settings(load(ramdisk_dir=directory))
+def _open(directory: str | None, spill_dir: str | None) -> RamDisk:
+    return RamDisk.from_settings(load(ramdisk_dir=directory, spill_dir=spill_dir))
 
 
 def _describe(snapshot: SnapshotFile) -> dict[str, Any]:
@@ -168,7 +187,7 @@ def _row(store: StoreInfo) -> tuple[str, ...]:
         text(store.job),
         str(store.rank),
         text(store.pid),
-        "alive" if store.alive else "dead",
+        "spilled" if store.spilled else "alive" if store.alive else "dead",
         format_size(store.bytes),
         text(store.generation),
         text(store.boundary),

@@ -51,6 +51,9 @@ def command(
     ramdisk_limit: Annotated[
         str | None, typer.Option(metavar="4G", help="Most bytes that snapshots may take.")
     ] = None,
+    spill_dir: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Where dead jobs' snapshots go when there is no room.")
+    ] = None,
     report: Annotated[str | None, typer.Option(metavar="FILE.json", help="Write a JSON report.")] = None,
     job: Annotated[
         str | None, typer.Option(metavar="NAME", help="Keep snapshots of attached state under this name.")
@@ -70,6 +73,7 @@ def command(
         route=route,
         ramdisk_dir=ramdisk_dir,
         ramdisk_limit=ramdisk_limit,
+        spill_dir=spill_dir,
         report=report,
         job=job,
     )

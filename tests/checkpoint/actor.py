@@ -20,7 +20,7 @@ from gpuslice.checkpoint.ramdisk import RamDisk
 from gpuslice.checkpoint.store import JobStore
 from gpuslice.errors import GpusliceError
 
-CHANGING = ("open", "ftruncate", "posix_fallocate", "pwrite", "replace", "unlink")
+CHANGING = ("open", "ftruncate", "posix_fallocate", "pwrite", "replace", "unlink", "fsync", "rmdir")
 
 
 def die() -> None:
@@ -42,7 +42,7 @@ class Countdown:
             if self.calls == 0:
                 if function.__name__ == "pwrite":
                     descriptor, data, position = arguments
-                    function(descriptor, bytes(data)[: len(data) // 2], position)
+                    function(descriptor, memoryview(data)[: len(data) // 2], position)
                 die()
             return function(*arguments, **options)
 
@@ -90,6 +90,22 @@ class Actor:
             Countdown(step)
             child.save(saved + 1)
             os._exit(0)
+        return os.waitpid(pid, 0)[1] == 0
+
+    def crash_spilling(self, directory: str, spill: str, step: int, back: bool) -> bool:
+        """In a child: die while snapshots are spilled, or while one is brought back; whether it did not."""
+        pid = os.fork()
+        if pid == 0:
+            try:
+                disk = RamDisk(Path(directory), self.disk.limit_bytes, spill_directory=Path(spill))
+                Countdown(step)
+                if back:
+                    disk.open_store("a")
+                else:
+                    disk.spill()
+                os._exit(0)
+            finally:
+                os._exit(1)
         return os.waitpid(pid, 0)[1] == 0
 
     def begin_in_child(self) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -28,6 +29,7 @@ STORE_KEYS = [
     "restartable",
     "snapshot",
     "directory",
+    "spilled",
 ]
 
 
@@ -59,7 +61,15 @@ def gpuslice(*arguments: object, disk: RamDisk | None = None) -> subprocess.Comp
 def test_ls_lists_stores_and_the_total(disk: RamDisk, store: JobStore) -> None:
     done = gpuslice("ls", "--json", disk=disk)
     listing = json.loads(done.stdout)
-    assert list(listing) == ["directory", "limit_bytes", "used_bytes", "free_bytes", "stores"]
+    assert list(listing) == [
+        "directory",
+        "limit_bytes",
+        "used_bytes",
+        "free_bytes",
+        "spill_directory",
+        "spilled_bytes",
+        "stores",
+    ]
     assert (listing["limit_bytes"], listing["used_bytes"]) == (64 << 20, disk.used_bytes)
     (entry,) = listing["stores"]
     assert list(entry) == STORE_KEYS
@@ -95,6 +105,20 @@ def saved(disk: RamDisk) -> Path:
     (info,) = disk.listing()
     assert info.snapshot is not None
     return Path(info.snapshot)
+
+
+def test_spill_and_ls_say_what_is_where(disk: RamDisk, store: JobStore, tmp_path: Path) -> None:
+    store.close(keep=True)
+    place = tmp_path / "spill"
+    done = gpuslice("spill", "--spill-dir", place, disk=disk)
+    assert done.stdout == f"{disk.directory}: 1 snapshots spilled\n"
+    listed = gpuslice("ls", "--spill-dir", place, disk=disk).stdout
+    assert re.search(r"night +0 +- +spilled ", listed)
+    assert re.search(rf"{place}: [\d.]+ MiB spilled\n", listed)
+    answer = json.loads(gpuslice("ls", "--json", "--spill-dir", place, disk=disk).stdout)
+    assert (answer["spill_directory"], len(answer["stores"])) == (str(place), 1)
+    assert answer["spilled_bytes"] == answer["stores"][0]["bytes"] > 0
+    assert gpuslice("spill", disk=disk).returncode == 2
 
 
 def test_verify_tells_whole_from_damaged(disk: RamDisk, store: JobStore) -> None:

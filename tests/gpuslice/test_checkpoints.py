@@ -32,13 +32,13 @@ from gpuslice.kernels.cpu import CpuDevice
 
 copy_out = CpuDevice.copy_out
 
-def slowly(device, pairs):
+def slowly(device, pairs, *rest):
     if threading.current_thread() is threading.main_thread() or not pairs:
-        return copy_out(device, pairs)
-    copy_out(device, pairs[:1])
+        return copy_out(device, pairs, *rest)
+    copy_out(device, pairs[:1], *rest)
     os.write(1, b"copying\\n")
     time.sleep(0.1)
-    copy_out(device, pairs[1:])
+    copy_out(device, pairs[1:], *rest)
 
 CpuDevice.copy_out = slowly
 if "broken" in sys.argv:
