@@ -33,7 +33,9 @@ class CommandClass(TyperCommand):
 
 def command(
     words: Words = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cpu:1 or cuda:0 [where the script is].")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cpu:1 or cuda:0; else where the script is.")
+    ] = None,
     suspend_every: Annotated[
         int | None, typer.Option(metavar="N", help="Suspend and resume at every Nth boundary.")
     ] = None,
@@ -46,7 +48,7 @@ def command(
     ] = None,
     route: Route = None,
     ramdisk_dir: Annotated[
-        str | None, typer.Option(metavar="DIR", help="Where snapshots go [/dev/shm/gpuslice-UID].")
+        str | None, typer.Option(metavar="DIR", help="Where snapshots go; /dev/shm/gpuslice-UID by default.")
     ] = None,
     ramdisk_limit: Annotated[
         str | None, typer.Option(metavar="4G", help="Most bytes that snapshots may take.")

@@ -26,7 +26,7 @@ def command(
     trace_format: Annotated[
         str, typer.Option("--format", help="auto, csv, philly, gavel, alibaba.")
     ] = "auto",
-    policy: Annotated[str | None, typer.Option(metavar="NAME", help="Who decides [2das].")] = None,
+    policy: Annotated[str | None, typer.Option(metavar="NAME", help="Who decides; else 2das.")] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="K=V", help="Option of the policy; POLICY.K=V, placement.K=V for one."),
@@ -41,12 +41,12 @@ def command(
         str | None, typer.Option(metavar="A,B,C", help="Several policies, in parallel.")
     ] = None,
     jobs: Annotated[
-        int | None, typer.Option(metavar="J", min=1, help="Processes for --compare [cores].")
+        int | None, typer.Option(metavar="J", min=1, help="Processes for --compare; else all cores.")
     ] = None,
     clamp: Annotated[bool, typer.Option(help="Clamp jobs that are larger than the cluster.")] = False,
     retries: Annotated[
         str | None,
-        typer.Option(metavar="CLASS:N,...", help="Retries by failure [as traced]."),
+        typer.Option(metavar="CLASS:N,...", help="Retries by class; else as traced."),
     ] = None,
     throughputs: Annotated[
         Path | None, typer.Option(metavar="FILE.json", help="Steps per second, for Gavel's traces.")
@@ -58,7 +58,7 @@ def command(
         Path | None, typer.Option(metavar="MEASURED.csv", help="Compare with measured times.")
     ] = None,
     progress: Annotated[
-        bool | None, typer.Option("--progress/--no-progress", help="Show progress [on a terminal].")
+        bool | None, typer.Option("--progress/--no-progress", help="Show progress; else on a terminal only.")
     ] = None,
 ) -> None:
     """Simulate a trace under one policy or several (docs/simulator.md).

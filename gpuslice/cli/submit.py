@@ -26,7 +26,9 @@ class OnTimeout(Enum):
 
 def command(
     words: Words = None,
-    name: Annotated[str | None, typer.Option(help="The job's id [the script's name and a number].")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="The job's id; else the script's name and a number.")
+    ] = None,
     devices: Annotated[int, typer.Option(metavar="K", help="Devices, one for each of its ranks.")] = 1,
     tenant: Annotated[str, typer.Option(metavar="T", help="Whose it is.")] = "",
     weight: Annotated[
