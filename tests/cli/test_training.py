@@ -18,6 +18,7 @@ from .conftest import Shell
 from .waiting import until
 
 SCRIPT = Path(__file__).parents[2] / "gpuslice" / "demo" / "jobs" / "wine.py"
+ATTACHED = Path(__file__).with_name("attached.py")
 STEADY = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 PATIENCE_S = 600.0
 
@@ -93,3 +94,40 @@ def test_2das_halves_the_average_completion_time_of_fifo(shell: Shell) -> None:
     print(f"average  {mean(fifo_s):7.1f} s  {mean(las_s):7.1f} s")
     assert fifo_digests == las_digests == [expected[count] for count in steps]
     assert mean(fifo_s) >= 2 * mean(las_s)
+
+
+def rank_of(job: str) -> psutil.Process:
+    """The training process of an attached job."""
+    for process in psutil.process_iter(["cmdline", "environ"]):
+        words, environ = process.info["cmdline"] or [], process.info["environ"] or {}
+        if environ.get("GPUSLICE_JOB") == job and words[1:2] == [str(ATTACHED)]:
+            return process
+    raise AssertionError(job)
+
+
+def test_a_killed_training_goes_on_from_its_snapshot_after_a_move(shell: Shell) -> None:
+    epochs = "60"
+    alone = subprocess.run(
+        [sys.executable, str(ATTACHED), epochs],
+        env=STEADY,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=True,
+    )
+    shell("up", "--devices", "cpu:2")
+    client = shell.client()
+    job = client.submit([str(ATTACHED), epochs], environ=STEADY, max_restarts=1)
+    before = until(client, job, lambda info: info.steps > 100)
+    client.migrate(job, ["cpu:1" if before.devices == ("cpu:0",) else "cpu:0"])
+    moved = until(client, job, lambda info: info.migrations == 1 and info.state == "running")
+    assert moved.devices != before.devices
+    rank_of(job).kill()
+    ended = client.wait(job, PATIENCE_S)
+    assert ended is not None
+    assert (ended.state, ended.restarts, ended.exit_code) == ("succeeded", 1, 0), ended
+    assert digest(client, job) == alone.stdout.strip()
+    (failed,) = [event for event in client.events() if event.what == "failed"]
+    assert (failed.details["class"], failed.details["attempt"]) == ("infrastructure", 1)
+    assert 0 < ended.steps < 60 * 64, "the second attempt did not begin at the beginning"
+    shell("down")

@@ -1,0 +1,27 @@
+"""A training that names its state: attached.py EPOCHS prints the digest of the finished model."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+
+import torch
+
+import gpuslice
+
+torch.manual_seed(1)
+model = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.Dropout(0.1), torch.nn.Linear(64, 1))
+optimizer = torch.optim.Adam(model.parameters())
+inputs = torch.randn(512, 16)
+data = torch.utils.data.TensorDataset(inputs, inputs.sum(1, keepdim=True))
+loader = torch.utils.data.DataLoader(data, batch_size=8, shuffle=True)
+job = gpuslice.attach(model=model, optimizer=optimizer, loader=loader)
+for _ in job.epochs(int(sys.argv[1])):
+    for x, y in job.batches(loader):
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+digest = hashlib.sha256()
+for parameter in model.parameters():
+    digest.update(parameter.detach().numpy().tobytes())
+print("digest", digest.hexdigest())
