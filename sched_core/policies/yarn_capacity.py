@@ -39,7 +39,9 @@ class YarnCapacity(StartingPolicy):
         self._queues = {tenant: {} for tenant in self._stated}
 
     def came(self, job: Job) -> None:
-        self._queues.setdefault(job.spec.tenant, {})[job.id] = job
+        queue = self._queues.setdefault(job.spec.tenant, {})
+        queue.pop(job.id, None)  # Held back by its owner it left, and comes again at the end.
+        queue[job.id] = job
         self._used.setdefault(job.spec.tenant, 0)
 
     def began(self, job: Job, devices: tuple[int, ...]) -> None:
@@ -69,6 +71,9 @@ class YarnCapacity(StartingPolicy):
 
     def _head(self, tenant: str) -> Job | None:
         queue = self._queues[tenant]
-        for name in [name for name in queue if name not in self.waiting]:
+        while queue:
+            name = next(iter(queue))
+            if name in self.waiting:
+                return queue[name]
             del queue[name]
-        return next(iter(queue.values()), None)
+        return None
