@@ -60,6 +60,8 @@ class Switching:
         self._out, self._in = Line(), Line()
         #: Bytes of each rank when it was suspended last, by job; unfinished jobs only.
         self._bytes: dict[str, dict[int, int]] = {}
+        #: The most that any rank moves; ``None``: to be looked up again.
+        self._most: int | None = 0
         #: The present switch of each job: seconds by rank.
         self._present: dict[str, dict[int, float]] = {}
 
@@ -72,7 +74,9 @@ class Switching:
         """How long a slice must last for switching to stay below its share, whoever is switched."""
         if not self._share or not self._bytes:
             return 0.0
-        return self._cost_s(max(max(sizes.values()) for sizes in self._bytes.values())) / self._share
+        if self._most is None:
+            self._most = max(max(sizes.values()) for sizes in self._bytes.values())
+        return self._cost_s(self._most) / self._share
 
     def begun(self, job: Gang) -> None:
         """``job`` is told to stop."""
@@ -82,7 +86,10 @@ class Switching:
     def parked(self, job: Gang, rank: int, message: Suspended) -> None:
         """A rank has been suspended."""
         self._out.learn(message.nbytes, message.stages_s)
-        self._bytes.setdefault(job.id, {})[rank] = message.nbytes
+        sizes = self._bytes.setdefault(job.id, {})
+        if self._most is not None and (message.nbytes >= self._most or sizes.get(rank) == self._most):
+            self._most = message.nbytes if message.nbytes >= self._most else None
+        sizes[rank] = message.nbytes
         self._add(job, rank, message.stages_s)
 
     def resumed(self, job: Gang, rank: int, message: Resumed) -> None:
@@ -106,7 +113,8 @@ class Switching:
 
     def forget(self, job: Gang) -> None:
         """``job`` has no state any more."""
-        self._bytes.pop(job.id, None)
+        if self._most in self._bytes.pop(job.id, {}).values():
+            self._most = None
         self._present.pop(job.id, None)
 
     def _add(self, job: Gang, rank: int, stages_s: Mapping[str, float]) -> None:

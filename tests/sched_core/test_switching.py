@@ -79,6 +79,23 @@ def test_slices_last_until_switching_stays_under_its_share() -> None:
     assert driver.core.switching.least_slice_s() == 0.0, "what is gone is not switched"
 
 
+def test_the_most_expensive_job_counts_for_as_long_as_it_is_there_and_as_large() -> None:
+    driver = Driver()
+    driver.running_pair()
+    sizes = {"a": 10**9, "b": 10**6}
+    switching, jobs = driver.core.switching, driver.core.jobs
+    for job, nbytes in sizes.items():
+        stages = {"copy_out_s": nbytes / 1e9}
+        message = wire.Suspended(epoch=1, boundary=1, step=1, nbytes=nbytes, stages_s=stages)
+        switching.parked(jobs[job], 0, message)
+    assert switching.least_slice_s() == pytest.approx(1.0 / 0.03)
+    small = wire.Suspended(epoch=1, boundary=1, step=1, nbytes=10**3, stages_s={"copy_out_s": 1e-6})
+    switching.parked(jobs["a"], 0, small)
+    assert switching.least_slice_s() == pytest.approx(1e-3 / 0.03, rel=0.01)
+    switching.forget(jobs["b"])
+    assert switching.least_slice_s() == pytest.approx(1e-6 / 0.03, rel=0.01)
+
+
 def progress(driver: Driver, job: str, step: int) -> None:
     epoch = driver.core.jobs[job].epoch
     driver.say(job, wire.Progress(epoch=epoch, boundary=step, step=step))
