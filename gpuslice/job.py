@@ -20,7 +20,7 @@ from gpuslice.checkpoint.generators import Generator, is_generator, own_generato
 from gpuslice.checkpoint.snapshot import open_snapshot
 from gpuslice.checkpoint.state import OWN_PREFIX, check, describe, names_of
 from gpuslice.ending import end, undisturbed
-from gpuslice.errors import RefusedSnapshotError, SnapshotError, UsageError
+from gpuslice.errors import GpusliceError, RefusedSnapshotError, UsageError
 from gpuslice.gang import agree
 from gpuslice.launch import ARMED
 from gpuslice.progress import Progress
@@ -141,8 +141,9 @@ class Job:
         SuspendedStateError
             If the job is suspended.
         SuspendRefusedError, RamDiskFullError, UsageError
-            If the state cannot be saved; the previous checkpoint stays.
+            If the state cannot be saved, or in another thread than the main one; the previous one stays.
         """
+        _check_main_thread("job.checkpoint")
         if not self._runtime.settings.job:
             warnings.warn(
                 'job.checkpoint() does nothing for a job without a name: gpuslice.attach("NAME", ...)',
@@ -298,15 +299,14 @@ def restore(path: str | os.PathLike[str], /, **named: object) -> dict[str, Any]:
 
 
 def _go_on(job: Job, process: Runtime) -> None:
-    """Load the named job's newest snapshot, if there is one; under the launcher a bad one ends the script."""
-    snapshots = process.store.restartable()
-    boundary = agree(snapshots, process.place.world_size)
-    process.store.forget_after(-1 if boundary is None else boundary)
-    if boundary is None:
-        return
+    """Load the named job's newest snapshot, if there is one; under the launcher an error ends the script."""
     try:
-        job.restore(snapshots[boundary])
-    except SnapshotError as error:
+        snapshots = process.store.restartable()
+        boundary = agree(snapshots, process.place.world_size)
+        process.store.forget_after(-1 if boundary is None else boundary)
+        if boundary is not None:
+            job.restore(snapshots[boundary])
+    except GpusliceError as error:
         if ARMED in os.environ:
             end(error)
         raise

@@ -157,6 +157,17 @@ def test_a_script_that_names_its_job_needs_no_launcher(workshop: Workshop) -> No
     assert not list(workshop.ramdisk.glob("by-script.*"))
 
 
+def test_a_ram_disk_that_cannot_be_used_ends_the_script_in_two_lines(workshop: Workshop) -> None:
+    workshop.ramdisk.mkdir(mode=0o755)
+    script = str(workshop.write("named.py", NAMED))
+    done = workshop.gpuslice_run(script, "2", "-1")
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr.splitlines() == [
+        f"gpuslice: {workshop.ramdisk} has mode 0755 instead of 0700",
+        "gpuslice: choose a new or private (0700) directory of your own with --ramdisk-dir",
+    ]
+
+
 SUSPENDER = """
 import sys
 import torch
