@@ -16,7 +16,7 @@ from .test_training import undisturbed
 
 @pytest.mark.slow
 def test_every_job_is_accounted_for_after_random_mischief(shell: Shell) -> None:
-    duration_s = float(os.environ.get("GPUSLICE_CHAOS_S", "60"))
+    duration_s = float(os.environ.get("GPUSLICE_CHAOS_S", "45"))
     chaos = Chaos(shell, int(os.environ.get("GPUSLICE_CHAOS_SEED", "1")))
     chaos.run(duration_s)
     print(f"{len(chaos.fates)} jobs;", dict(chaos.done))
