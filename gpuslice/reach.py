@@ -99,6 +99,7 @@ class Remote:
         self._monitor: zmq.Socket[bytes] | None = None
 
     def dial(self, dealer: zmq.Socket[bytes]) -> None:
+        dealer.setsockopt(zmq.IPV6, ":" in self._address[0])
         dealer.setsockopt(zmq.CURVE_SERVERKEY, self._scheduler)
         dealer.setsockopt(zmq.CURVE_PUBLICKEY, self._own.public)
         dealer.setsockopt(zmq.CURVE_SECRETKEY, self._own.secret)

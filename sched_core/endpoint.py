@@ -75,8 +75,9 @@ def bind_tcp(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, keys: Pair)
     EnvironmentUnusableError
         If it cannot be bound.
     """
-    host_and_port(endpoint)
+    host, _ = host_and_port(endpoint)
     socket = _router(context)
+    socket.setsockopt(zmq.IPV6, ":" in host)
     socket.setsockopt(zmq.CURVE_SERVER, 1)
     socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
     socket.setsockopt(zmq.ZAP_DOMAIN, b"gpuslice")
