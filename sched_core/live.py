@@ -266,7 +266,8 @@ class Scheduler:
             case WakeAt():
                 self._wake_s = command.when_s
             case Notice():
-                _log.warning("%s %s %s", command.job, command.what, command.details)
+                level = logging.DEBUG if command.what == "switched" else logging.WARNING
+                _log.log(level, "%s %s %s", command.job, command.what, command.details)
                 self._handle(Noted(command.what, command.job, command.details))
 
     def _tell(self, command: Tell) -> None:
