@@ -17,6 +17,7 @@ _COLUMNS = (
     "STEPS",
     "STEPS/S",
     "SERVICE",
+    "WAITED",
     "QUEUE",
     "SLICES",
     "BLACKOUT",
@@ -88,6 +89,13 @@ def switch(job: JobInfo) -> str:
     return f"{job.switch_s * 1e3:.0f} ms (of {predicted})"
 
 
+def waited(job: JobInfo) -> str:
+    """How long it waited, and how much of that for its fair share and how much because of fragmentation."""
+    if not job.waited_s:
+        return "-"
+    return f"{job.waited_s:.1f} s ({job.fair_share_delay_s:.1f}/{job.fragmentation_delay_s:.1f})"
+
+
 def state(job: JobInfo) -> str:
     """The state, and what is unusual about it."""
     words = [job.state]
@@ -121,6 +129,7 @@ def _row(job: JobInfo) -> Row:
         steps(job),
         number(job.steps_per_s),
         number(job.service_s, 1, "s"),
+        waited(job),
         "-" if job.level is None else str(job.level),
         str(job.slices),
         blackout(job),

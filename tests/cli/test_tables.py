@@ -35,6 +35,8 @@ def test_what_is_unusual_about_a_job_is_said(job: JobInfo) -> None:
     assert tables.ending(job) == "-"
     assert tables.ending(msgspec.structs.replace(job, exit_code=1, failure="user")) == "1 user"
     assert tables.steps(msgspec.structs.replace(job, steps=3, total_steps=9)) == "3/9"
+    waiting = msgspec.structs.replace(job, waited_s=12.0, fair_share_delay_s=10.0, fragmentation_delay_s=2.0)
+    assert tables.waited(waiting) == "12.0 s (10.0/2.0)"
     assert tables.switch(job) == "-"
     switched = msgspec.structs.replace(job, switch_s=0.13, switch_predicted_s=0.125)
     assert tables.switch(switched) == "130 ms (of 125 ms)"
