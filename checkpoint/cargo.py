@@ -126,10 +126,8 @@ def load(
     _refuse(device, found, holds)
     pairs = list(zip(found, holds, strict=True))
     taken = [(entry, hold) for entry, hold in pairs if hold.way in _EMPTIED]
-    specs = [
-        StorageSpec(sid, entry.nbytes, str(device.torch_device), entry.label)
-        for sid, (entry, _) in enumerate(taken)
-    ]
+    where = str(device.torch_device)
+    specs = [StorageSpec(sid, entry.nbytes, where, entry.label) for sid, (entry, _) in enumerate(taken)]
     sids = {entry.storage._cdata: sid for sid, (entry, _) in enumerate(taken)}
     extras: list[torch.UntypedStorage] = []
     for path, tensor in named:

@@ -7,6 +7,7 @@ DDP's buckets); those are not found, stay where they are, and are exact because 
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -143,8 +144,12 @@ def _enter(
 
 def describe_tensor(tensor: torch.Tensor) -> str:
     """Dtype and shape, like ``float32 [64, 3]``."""
-    shape = "nested" if tensor.is_nested else list(tensor.shape)
-    return f"{str(tensor.dtype).removeprefix('torch.')} {shape}"
+    return _description(tensor.dtype, () if tensor.is_nested else tuple(tensor.shape), tensor.is_nested)
+
+
+@functools.lru_cache(maxsize=4096)
+def _description(dtype: torch.dtype, shape: tuple[int, ...], nested: bool) -> str:
+    return f"{str(dtype).removeprefix('torch.')} {'nested' if nested else list(shape)}"
 
 
 def _fix_overlapping(ordered: Sequence[Found]) -> None:

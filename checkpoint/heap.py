@@ -1,13 +1,26 @@
-"""What the garbage collector knows: the process's objects, less those that were there before any tensor.
+"""What the garbage collector knows: the process's objects, without looking at the old ones again and again.
 
-Importing torch leaves some 300,000 objects behind, and looking at them would be most of a sweep's time.
+Importing torch leaves some 300,000 objects behind, and looking at them would be most of a sweep's time. The
+collector can set objects aside (``gc.freeze``); it and every look at the heap then pass them over. So imports
+are set aside before the script makes anything, and at a look all else that was seen: what was wanted of it is
+remembered by weak references, and the next look only has to see what is new. Why that misses nothing, and why
+garbage is still collected, is said in docs/decisions/sweep.md.
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Set
+import operator
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Set
+from dataclasses import dataclass
 from itertools import compress
+from typing import Any, cast
+
+#: The collector of later versions goes through old objects little by little, without a full collection at
+#: which ours could be given back to it.
+_CAN_SET_ASIDE = sys.implementation.name == "cpython" and sys.version_info < (3, 14)
 
 
 class _Witness:
@@ -17,35 +30,105 @@ class _Witness:
     """
 
 
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What was wanted of the objects that were set aside."""
+
+    types: frozenset[type]
+    references: tuple[weakref.ref[Any], ...]
+
+    def alive(self, types: Set[type]) -> list[object]:
+        objects = [reference() for reference in self.references]
+        return [item for item in objects if type(item) in types]
+
+
 # A script may have frozen its objects before it imported us.
 gc.unfreeze()
 _witness = _Witness()
+_seen: _Seen | None = None
 
 
 def hide_imports() -> None:
-    """Freeze everything that is alive, once torch is imported and before the script makes its first tensor.
-
-    The collector, and every look at the heap, then pass these objects over.
-    """
-    global _witness
+    """Freeze all that is alive, once torch is imported and before the script makes its first tensor."""
+    global _witness, _seen
     gc.freeze()
-    _witness = _Witness()
+    _witness, _seen = _Witness(), None
 
 
 def instances(types: Set[type]) -> list[object]:
     """Every live object of exactly these types, but for hidden imports.
 
-    Objects that the script froze are thawed first, and stay so: freezing again would also freeze whatever
-    garbage there is by now, for good.
+    Objects that the script froze are thawed first. Where the collector is off, or cannot be told in time
+    to take everything back, nothing is set aside and every look sees all.
     """
-    found = _look(types)
-    if not any(item is _witness for item in found):
-        gc.unfreeze()
+    set_aside = _CAN_SET_ASIDE and gc.isenabled()
+    if set_aside:
+        gc.collect(1)  # young garbage need not be looked at, and must not be set aside
+    seen = _seen
+    if seen is not None and types <= seen.types:
         found = _look(types)
-    return [item for item in found if item is not _witness]
+        if any(item is _witness for item in found):
+            return _without_witness({id(item): item for item in [*seen.alive(types), *found]}.values())
+    if seen is not None:
+        _give_back()
+    objects = _take_all() if set_aside else gc.get_objects()
+    found = _of_types(objects, types)
+    if not any(item is _witness for item in found):
+        # The script froze something. That is thawed, and nothing is set aside in its stead.
+        gc.unfreeze()
+        return _without_witness(_look(types))
+    found = _without_witness(found)
+    if set_aside:
+        _remember(types, found)
+    return found
+
+
+#: As a C function, which ``map`` calls without going through the interpreter's loop.
+_call: Callable[[Callable[[], Any]], Any] = operator.call
+
+
+def _take_all() -> list[object]:
+    """All that is not frozen; and freeze exactly that."""
+    # From one C function into the other: no thread of the script's can make an object in between.
+    steps: tuple[Callable[[], Any], ...] = (gc.get_objects, gc.freeze)
+    objects, _ = map(_call, steps)
+    return cast(list[object], objects)
 
 
 def _look(types: Set[type]) -> list[object]:
+    return _of_types(gc.get_objects(), types)
+
+
+def _of_types(objects: list[object], types: Set[type]) -> list[object]:
     wanted = types | {_Witness}
-    objects = gc.get_objects()
     return list(compress(objects, map(wanted.__contains__, map(type, objects))))
+
+
+def _without_witness(found: Iterable[object]) -> list[object]:
+    return [item for item in found if type(item) is not _Witness]
+
+
+def _remember(types: Set[type], found: list[object]) -> None:
+    global _witness, _seen
+    try:
+        references = tuple(map(weakref.ref, found))
+    except TypeError:  # of a type without weak references; the next look has to see it all again
+        _give_back()
+        return
+    _witness, _seen = _Witness(), _Seen(frozenset(types), references)
+
+
+def _give_back() -> None:
+    """Let the collector have everything again."""
+    global _seen
+    gc.unfreeze()
+    _seen = None
+
+
+def _before_collection(phase: str, info: dict[str, int]) -> None:
+    """A full collection sees everything, as if nothing had been set aside."""
+    if phase == "start" and info["generation"] == 2 and _seen is not None:
+        _give_back()
+
+
+gc.callbacks.append(_before_collection)

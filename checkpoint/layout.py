@@ -6,6 +6,7 @@ says otherwise: ranges that overlap, overflow or are misaligned cannot get in.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -122,6 +123,11 @@ def place(sizes: Sequence[int], payload: int) -> Placement:
 
     Large ones come first, in order, each at a page; small ones follow, packed at 256 bytes.
     """
+    return _place(tuple(sizes), payload)
+
+
+@functools.lru_cache(maxsize=8)  # jobs suspend the same layout again and again
+def _place(sizes: tuple[int, ...], payload: int) -> Placement:
     offsets = [0] * len(sizes)
     first_chunk = [0] * len(sizes)
     extents: list[Extent] = []

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
+import os
 import warnings
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from gpuslice.errors import RefusedSnapshotError
+from gpuslice.errors import CorruptSnapshotError, RefusedSnapshotError
+from gpuslice.kernels import copying
 
 from .layout import TensorSpec
 from .nodes import QuantizedNode, SparseNode, TensorNode
@@ -27,7 +29,7 @@ _LAYOUTS = {
 
 
 class Source:
-    """Reads the tensors of one snapshot; every storage is verified when first used.
+    """Reads the tensors of one snapshot; every storage is verified before it is used.
 
     Parameters
     ----------
@@ -38,6 +40,7 @@ class Source:
     def __init__(self, snapshot: SnapshotFile) -> None:
         self._snapshot = snapshot
         self._storages: dict[int, torch.UntypedStorage] = {}
+        self._proven: frozenset[int] | None = None
 
     def key(self, node: TensorNode) -> tuple[Any, ...]:
         """What tells two entries apart that are not the same memory in the snapshot."""
@@ -87,7 +90,9 @@ class Source:
     def storage(self, sid: int) -> torch.UntypedStorage:
         """The snapshot's bytes of one storage, checked."""
         if sid not in self._storages:
-            view = self._snapshot.view(sid, verify=True)
+            if self._proven is None:
+                self._proven = _proven(self._snapshot)
+            view = self._snapshot.view(sid, verify=sid not in self._proven)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # torch dislikes read-only memory; nobody writes here
                 data = (
@@ -97,6 +102,25 @@ class Source:
                 )
             self._storages[sid] = data.untyped_storage()
         return self._storages[sid]
+
+
+def _proven(snapshot: SnapshotFile) -> frozenset[int]:
+    """Check the storages of all tensors at once, by several threads; none, if one of them is damaged.
+
+    They are then checked one by one, and only what is needed has to be whole.
+    """
+    sids = sorted({spec.sid for spec in snapshot.tensors})
+    places = [(snapshot.offsets[sid], snapshot.storages[sid].nbytes) for sid in sids]
+    try:
+        copying.look_at(
+            [place for place in places if place[1]],
+            snapshot.arena,
+            snapshot.proof(),
+            len(os.sched_getaffinity(0)),
+        )
+    except CorruptSnapshotError:
+        return frozenset()
+    return frozenset(sids)
 
 
 class Maker:

@@ -85,9 +85,13 @@ def copy_in(pairs: Pairs, arena: memoryview, inspect: Inspector | None, threads:
 
 def look(pairs: Pairs, arena: memoryview, inspect: Inspector | None, threads: int) -> None:
     """Only inspect the parts of ``arena`` that belong to storages, which may be anywhere."""
-    if inspect is None:
-        return
-    ranges = [(offset, offset, storage.nbytes()) for storage, offset in pairs]
+    if inspect is not None:
+        look_at([(offset, storage.nbytes()) for storage, offset in pairs], arena, inspect, threads)
+
+
+def look_at(places: Sequence[tuple[int, int]], arena: memoryview, inspect: Inspector, threads: int) -> None:
+    """Only inspect: ``places`` are offsets in ``arena`` and bytes."""
+    ranges = [(offset, offset, nbytes) for offset, nbytes in places]
 
     def see(piece: _Piece) -> None:
         _, offset, nbytes = piece

@@ -1,63 +1,35 @@
-"""How long a suspend and a resume take, beside the best copy of the same bytes and beside ``torch.save``.
-
-All of it in one run on one state: an Adam-trained model of ``GPUSLICE_BENCH_MIB`` MiB (default 256).
-The limit is a two-thread memcpy between the same kinds of memory: the process's and a faulted tmpfs mapping.
-"""
+"""How long a suspend takes, beside the best copy of the same bytes and beside the usual ways to save."""
 
 from __future__ import annotations
 
-import mmap
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from ctypes import addressof as c_addressof
-from ctypes import c_char, memmove
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import save_file
 
+from benchmarks.states import STATE_BYTES, STATES, Limit, State, median, page_faults
+from gpuslice.checkpoint.heap import hide_imports
 from gpuslice.checkpoint.ramdisk import RamDisk
 from gpuslice.checkpoint.record import SwitchRecord
 from gpuslice.checkpoint.switch import Switch
 from gpuslice.kernels import open_device
 from gpuslice.types import DeviceName
 
-STATE_BYTES = int(os.environ.get("GPUSLICE_BENCH_MIB", "256")) * 2**20
-ROUNDS = 7
-DEVICE = DeviceName.parse(os.environ.get("GPUSLICE_BENCH_DEVICE", "cpu"))
-CHUNK_BYTES = 16 * 2**20
+hide_imports()  # as under `gpuslice run`
+ROUNDS = int(os.environ.get("GPUSLICE_BENCH_ROUNDS", "7"))
+STAGES = ("quiesce_s", "find_s", "admit_s", "copy_out_s", "publish_s", "free_s")
 
 
-class Trained:
-    """A model with Adam moments: three times the parameters' bytes, in layers of about 4 MiB."""
-
-    def __init__(self, nbytes: int) -> None:
-        width = 1024
-        layers = max(1, nbytes // (3 * 4 * width * width))
-        device = open_device(DEVICE).torch_device
-        self.model = torch.nn.Sequential(*(torch.nn.Linear(width, width) for _ in range(layers))).to(device)
-        self.optimizer = torch.optim.Adam(self.model.parameters())
-        for parameter in self.model.parameters():
-            parameter.grad = torch.full_like(parameter, 1e-3)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-
-    @property
-    def tensors(self) -> list[torch.Tensor]:
-        state = [t for slots in self.optimizer.state.values() for t in slots.values()]
-        return [*self.model.parameters(), *state]
-
-    @property
-    def nbytes(self) -> int:
-        return sum(t.untyped_storage().nbytes() for t in self.tensors)
-
-
-@pytest.fixture(scope="module")
-def trained() -> Trained:
-    return Trained(STATE_BYTES)
+@pytest.fixture(scope="module", params=sorted(STATES))
+def state(request: pytest.FixtureRequest) -> State:
+    return STATES[request.param]()
 
 
 @pytest.fixture
@@ -69,109 +41,71 @@ def tmpfs() -> Iterator[Path]:
 
 @pytest.fixture
 def switch(tmpfs: Path) -> Iterator[Switch]:
-    store = RamDisk(tmpfs / "ramdisk", 8 * STATE_BYTES + 2**28).open_store(None)
-    yield Switch(open_device(DEVICE), store)
-    store.close(keep=False)
+    with RamDisk(tmpfs / "ramdisk", 3 * STATE_BYTES + 2**28).open_store(None) as store:
+        yield Switch(open_device(DeviceName("cpu", None)), store)
 
 
-def warm(switch: Switch) -> None:
-    """Use both slots once, so that every later suspend finds a faulted arena."""
-    for boundary in (1, 2):
-        switch.suspend(boundary=boundary)
-        switch.resume()
+def note(benchmark: Any, state: State, **extra: object) -> None:
+    benchmark.extra_info.update(extra, bytes=state.nbytes, tensors=len(state.tensors))
+    benchmark.extra_info["gb_per_s"] = state.nbytes / benchmark.stats.stats.median / 1e9
 
 
-def note(benchmark: Any, records: list[SwitchRecord], nbytes: int, stages: tuple[str, ...]) -> None:
-    """Median seconds by stage, and the rate over all of it."""
-    for stage in stages:
-        values = sorted(getattr(record, stage) for record in records)
-        benchmark.extra_info[stage] = values[len(values) // 2]
-    benchmark.extra_info["bytes"] = nbytes
-    benchmark.extra_info["gb_per_s"] = nbytes / benchmark.stats.stats.median / 1e9
+def test_limit(benchmark: Any, state: State, tmpfs: Path) -> None:
+    limit = Limit(state.tensors, tmpfs, outward=True)
+    benchmark.pedantic(limit, rounds=ROUNDS, warmup_rounds=2)
+    limit.close()
+    note(benchmark, state)
 
 
-def test_suspend(benchmark: Any, trained: Trained, switch: Switch) -> None:
-    warm(switch)
+def test_suspend(benchmark: Any, state: State, switch: Switch) -> None:
+    """Into a warm arena, after a training step that changed all that training changes."""
     records: list[SwitchRecord] = []
+    faults: list[float] = []
 
-    def once() -> None:
-        records.append(switch.suspend(boundary=len(records) + 3))
-
-    def back() -> None:
+    def train() -> None:
         if switch.suspended:
             switch.resume()
+        state.train()
 
-    benchmark.pedantic(once, setup=back, rounds=ROUNDS)
+    def suspend() -> None:
+        before = page_faults()
+        records.append(switch.suspend(boundary=len(records) + 1))
+        faults.append(page_faults() - before)
+
+    for _ in range(2):
+        suspend()
+        train()
+    del records[:], faults[:]
+    benchmark.pedantic(suspend, setup=train, rounds=ROUNDS)
     switch.resume()
-    note(benchmark, records, trained.nbytes, ("quiesce_s", "find_s", "copy_out_s", "publish_s", "free_s"))
+    stages = {stage: median([getattr(record, stage) for record in records]) for stage in STAGES}
+    note(benchmark, state, **stages, unchanged=records[-1].bytes_unchanged, page_faults=median(faults))
 
 
-def test_resume(benchmark: Any, trained: Trained, switch: Switch) -> None:
-    warm(switch)
-    records: list[SwitchRecord] = []
-
-    def once() -> None:
-        records.append(switch.resume())
-
-    def away() -> None:
-        switch.suspend(boundary=len(records) + 3)
-
-    benchmark.pedantic(once, setup=away, rounds=ROUNDS)
-    note(benchmark, records, trained.nbytes, ("reserve_s", "verify_s", "copy_in_s"))
-
-
-def test_first_suspend_with_a_cold_arena(benchmark: Any, trained: Trained, switch: Switch) -> None:
+def test_first_suspend(benchmark: Any, state: State, switch: Switch) -> None:
+    """The arena is made: its pages are faulted in."""
     benchmark.pedantic(switch.suspend, kwargs={"boundary": 1}, rounds=1)
-    switch.resume()
-    benchmark.extra_info["gb_per_s"] = trained.nbytes / benchmark.stats.stats.median / 1e9
+    record = switch.resume()
+    assert record.cold
+    note(benchmark, state, admit_s=record.admit_s)
 
 
-@pytest.mark.parametrize("direction", ["out", "in"])
-def test_limit(benchmark: Any, trained: Trained, tmpfs: Path, direction: str) -> None:
-    """The same bytes, chunk by chunk on two threads, between live tensors and a faulted mapping."""
-    host = [torch.empty_like(t, device="cpu") for t in trained.tensors]
-    with open(tmpfs / "limit", "w+b") as file:
-        file.truncate(trained.nbytes)
-        mapping = mmap.mmap(file.fileno(), trained.nbytes)
-    anchor = c_char.from_buffer(mapping)
-    copies = list(pieces(host, c_addressof(anchor), outward=direction == "out"))
-    with ThreadPoolExecutor(2) as pool:
-
-        def once() -> None:
-            list(pool.map(lambda copy: memmove(*copy), copies))
-
-        benchmark.pedantic(once, rounds=ROUNDS, warmup_rounds=2)
-    benchmark.extra_info["gb_per_s"] = trained.nbytes / benchmark.stats.stats.median / 1e9
-    del anchor
-    mapping.close()
+def test_torch_save(benchmark: Any, state: State, tmpfs: Path) -> None:
+    benchmark.pedantic(lambda: torch.save(state.state_dict(), tmpfs / "state.pt"), rounds=3)
+    note(benchmark, state)
 
 
-def pieces(tensors: list[torch.Tensor], base: int, *, outward: bool) -> Iterator[tuple[int, int, int]]:
-    """(destination, source, bytes) of every copy."""
-    for tensor in tensors:
-        nbytes = tensor.untyped_storage().nbytes()
-        for start in range(0, nbytes, CHUNK_BYTES):
-            inside, outside = tensor.data_ptr() + start, base + start
-            ends = (outside, inside) if outward else (inside, outside)
-            yield (*ends, min(CHUNK_BYTES, nbytes - start))
-        base += nbytes
+def test_safetensors(benchmark: Any, state: State, tmpfs: Path) -> None:
+    tensors = {str(number): tensor.detach() for number, tensor in enumerate(state.tensors)}
+    benchmark.pedantic(lambda: save_file(tensors, tmpfs / "state.safetensors"), rounds=3)
+    note(benchmark, state)
 
 
-def test_torch_save(benchmark: Any, trained: Trained, tmpfs: Path) -> None:
-    state = {"model": trained.model.state_dict(), "optimizer": trained.optimizer.state_dict()}
-    benchmark.pedantic(lambda: torch.save(state, tmpfs / "state.pt"), rounds=3)
-    benchmark.extra_info["gb_per_s"] = trained.nbytes / benchmark.stats.stats.median / 1e9
+@pytest.mark.filterwarnings("ignore")
+def test_distributed_checkpoint(benchmark: Any, state: State, tmpfs: Path) -> None:
+    def save() -> None:
+        shutil.rmtree(tmpfs / "dcp", ignore_errors=True)
+        dcp.save(state.state_dict(), checkpoint_id=tmpfs / "dcp", no_dist=True)
 
-
-def test_torch_load(benchmark: Any, trained: Trained, tmpfs: Path) -> None:
-    state = {"model": trained.model.state_dict(), "optimizer": trained.optimizer.state_dict()}
-    torch.save(state, tmpfs / "state.pt")
-    target = Trained(STATE_BYTES)
-
-    def once() -> None:
-        loaded = torch.load(tmpfs / "state.pt", weights_only=True)
-        target.model.load_state_dict(loaded["model"])
-        target.optimizer.load_state_dict(loaded["optimizer"])
-
-    benchmark.pedantic(once, rounds=3)
-    benchmark.extra_info["gb_per_s"] = trained.nbytes / benchmark.stats.stats.median / 1e9
+    benchmark.pedantic(save, rounds=3)
+    note(benchmark, state)

@@ -292,7 +292,7 @@ def test_a_parked_job_leaves_the_resident_set(tmp_path: Path) -> None:
         [sys.executable, "-c", REALISTIC, str(tmp_path / "ramdisk")],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     assert child.returncode == 0, child.stderr

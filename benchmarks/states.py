@@ -1,0 +1,143 @@
+"""The states that the benchmarks of the snapshot engine move, and the copy that nothing can beat.
+
+Sizes are for ``GPUSLICE_BENCH_MIB`` (default 1024) of parameters and Adam moments together.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import resource
+import threading
+from collections.abc import Callable, Iterator
+from ctypes import addressof, c_char, memmove
+from pathlib import Path
+from typing import Any
+
+import torch
+
+STATE_BYTES = int(os.environ.get("GPUSLICE_BENCH_MIB", "1024")) * 2**20
+#: Bytes per ``memmove`` of the limit, and threads.
+CHUNK_BYTES = 16 << 20
+THREADS = 2
+
+
+class State:
+    """Parameters, an Adam over them, and how training changes them.
+
+    Parameters
+    ----------
+    sizes
+        Elements of each parameter.
+    frozen
+        Of a base that no optimizer steps.
+    """
+
+    def __init__(self, sizes: list[int], frozen: list[int] | None = None) -> None:
+        torch.manual_seed(1)
+        self.module = torch.nn.ParameterList(torch.randn(size) * 0.02 for size in sizes)
+        self.base = torch.nn.ParameterList(
+            torch.nn.Parameter(torch.randn(size), requires_grad=False) for size in frozen or []
+        )
+        self.optimizer = torch.optim.Adam(self.module.parameters(), foreach=False)
+        self.train()
+
+    def train(self) -> None:
+        """One step; no gradients are left."""
+        for parameter in self.module.parameters():
+            parameter.grad = torch.full_like(parameter, 1e-3)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    @property
+    def named(self) -> dict[str, object]:
+        return {"model": self.module, "base": self.base, "optimizer": self.optimizer}
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        moments = [t for slots in self.optimizer.state.values() for t in slots.values()]
+        return [*self.module.parameters(), *self.base.parameters(), *moments]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "model": self.module.state_dict(),
+            "base": self.base.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+        }
+
+
+def _gpt() -> State:
+    """About 800 tensors: of four parameters one is a matrix of 5.2 MiB, the others vectors."""
+    matrices = 66
+    size = STATE_BYTES // 12 // matrices
+    return State([n for _ in range(matrices) for n in (size, 608, 608, 608)])
+
+
+def _small() -> State:
+    """4,000 small tensors, moments included: 1,000 parameters."""
+    return State([STATE_BYTES // 12 // 1000] * 1000)
+
+
+def _frozen() -> State:
+    """90 % of the bytes are a base that does not change, as under LoRA."""
+    base = STATE_BYTES * 9 // 10 // 4
+    return State([STATE_BYTES // 10 // 12 // 40] * 40, [base // 60] * 60)
+
+
+STATES: dict[str, Callable[[], State]] = {"adam-800": _gpt, "small-4000": _small, "frozen-base": _frozen}
+
+
+class Limit:
+    """The best copy of a state's bytes: two threads, between live tensors and a faulted mapping of tmpfs.
+
+    Nothing is looked for, described, checked, published, allocated or freed.
+    """
+
+    def __init__(self, tensors: list[torch.Tensor], directory: Path, *, outward: bool) -> None:
+        self._host = [tensor.detach().cpu().clone() for tensor in tensors]
+        nbytes = sum(tensor.nbytes for tensor in self._host)
+        with open(directory / "limit", "w+b") as file:
+            os.posix_fallocate(file.fileno(), 0, nbytes)
+            self._mapping = mmap.mmap(file.fileno(), nbytes)
+        self._anchor = c_char.from_buffer(self._mapping)
+        copies = list(_pieces(self._host, addressof(self._anchor), outward=outward))
+        self._shares = [copies[number::THREADS] for number in range(THREADS)]
+
+    def __call__(self) -> None:
+        others = [threading.Thread(target=_copy, args=(share,)) for share in self._shares[1:]]
+        for thread in others:
+            thread.start()
+        _copy(self._shares[0])
+        for thread in others:
+            thread.join()
+
+    def close(self) -> None:
+        del self._anchor
+        self._mapping.close()
+
+
+def _copy(share: list[tuple[int, int, int]]) -> None:
+    for copy in share:
+        memmove(*copy)
+
+
+def _pieces(tensors: list[torch.Tensor], base: int, *, outward: bool) -> Iterator[tuple[int, int, int]]:
+    for tensor in tensors:
+        for start in range(0, tensor.nbytes, CHUNK_BYTES):
+            inside, outside = tensor.data_ptr() + start, base + start
+            ends = (outside, inside) if outward else (inside, outside)
+            yield (*ends, min(CHUNK_BYTES, tensor.nbytes - start))
+        base += tensor.nbytes
+
+
+def page_faults() -> int:
+    """Minor page faults of this process so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
+def median(values: list[float]) -> float:
+    return sorted(values)[len(values) // 2]
