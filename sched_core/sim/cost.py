@@ -45,8 +45,8 @@ def parse_cost(text: str) -> SwitchCost:
     """Read ``none``, ``fixed:TIME`` or the path of a JSON file.
 
     The file is a report of ``gpuslice run --report`` (the mean over its switches counts), what
-    pytest-benchmark writes of ``benchmarks/suspend_latency`` (its medians), or an object with ``suspend_s``
-    and ``resume_s`` and perhaps ``models``, which maps names to such objects.
+    pytest-benchmark writes of ``benchmarks/suspend_latency`` and ``restore_latency`` (its medians), or an
+    object with ``suspend_s`` and ``resume_s`` and perhaps ``models``, which maps names to such objects.
 
     Raises
     ------
@@ -105,5 +105,8 @@ def _mean_switch_s(switches: list[Mapping[str, Any]]) -> float:
 
 
 def _benchmarked_s(benchmarks: list[Mapping[str, Any]]) -> float:
-    medians_s = {entry["name"]: float(entry["stats"]["median"]) for entry in benchmarks}
+    """Of the first state that was measured: names are ``test_suspend`` or ``test_suspend[state]``."""
+    medians_s: dict[str, float] = {}
+    for entry in benchmarks:
+        medians_s.setdefault(entry["name"].partition("[")[0], float(entry["stats"]["median"]))
     return _pair_s({"suspend_s": medians_s["test_suspend"], "resume_s": medians_s["test_resume"]})
