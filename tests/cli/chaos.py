@@ -30,7 +30,7 @@ from .conftest import RANK, Shell
 
 TRAINING = Path(__file__).parents[2] / "gpuslice" / "demo" / "jobs" / "wine.py"
 STEPS = 600
-PATIENCE_S = 300.0
+PATIENCE_S = 600.0
 _MOST_UNFINISHED = 6
 _MOST_TRAININGS = 2
 _OPTIONS = ("--devices", "cpu:2", "--quantum", "150ms")

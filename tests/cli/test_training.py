@@ -20,7 +20,7 @@ from .waiting import until
 SCRIPT = Path(__file__).parents[2] / "gpuslice" / "demo" / "jobs" / "wine.py"
 ATTACHED = Path(__file__).with_name("attached.py")
 STEADY = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-PATIENCE_S = 600.0
+PATIENCE_S = 1800.0
 
 pytestmark = pytest.mark.slow
 
