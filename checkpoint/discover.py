@@ -81,7 +81,22 @@ def sweep(device: Device) -> list[Found]:
 def live_instances(*kinds: type) -> list[object]:
     """Every live object of these types, or types derived from them."""
     types: set[type] = set().union(*map(_family, kinds))
-    return heap.instances(types)
+    found = heap.instances(types)
+    _hold(found)
+    return found
+
+
+def _hold(objects: Iterable[object]) -> None:
+    """Make each reference to a tensor or storage one that counts.
+
+    The collector also shows objects that no Python code refers to any more and C++ keeps for later. A new
+    reference to such a one keeps nothing alive until torch is told of it (``_fix_weakref``).
+    """
+    with torch._C.DisableTorchFunction():
+        for tensor in of_kind(objects, torch.Tensor):
+            torch.Tensor._fix_weakref(tensor)  # type: ignore[attr-defined]
+        for storage in of_kind(objects, torch.UntypedStorage):
+            torch.UntypedStorage._fix_weakref(storage)  # type: ignore[attr-defined]
 
 
 def _family(kind: type) -> set[type]:
