@@ -47,6 +47,8 @@ def command_line(words: Sequence[str]) -> list[str]:
         raise UsageError(f"unknown option {first}", "see `gpuslice run --help`")
     if not os.path.exists(first):
         raise UsageError(f"there is no script {first!r}", "a command of another kind goes after --")
+    if os.path.isdir(first) and not os.path.exists(os.path.join(first, "__main__.py")):
+        raise UsageError(f"{first!r} is a directory without a __main__.py", "name the script in it")
     return [sys.executable, first, *rest]
 
 
@@ -84,8 +86,8 @@ def check(settings: Settings) -> Settings:
         for name in ("report", "ramdisk_dir", "spill_dir")
         if getattr(settings, name)
     }
-    if "report" in paths and not os.path.isdir(os.path.dirname(paths["report"])):
-        raise UsageError(f"the directory of {settings.report} does not exist", "make it")
+    if "report" in paths:
+        _check_report(paths["report"])
     return msgspec.structs.replace(settings, **paths)
 
 
@@ -114,6 +116,16 @@ def execute(words: Sequence[str], settings: Settings) -> NoReturn:
         os.execvpe(command[0], command, variables)
     except OSError as error:
         raise UsageError(f"cannot execute {command[0]}: {error.strerror}", "check the command") from error
+
+
+def _check_report(path: str) -> None:
+    directory = os.path.dirname(path)
+    if not os.path.isdir(directory):
+        raise UsageError(f"the directory of {path} does not exist", "make it")
+    if os.path.isdir(path):
+        raise UsageError(f"--report {path} is a directory", "name a file in it")
+    if not os.access(path if os.path.exists(path) else directory, os.W_OK):
+        raise UsageError(f"--report {path} cannot be written", "choose a file in a directory of yours")
 
 
 def _has_nvidia_driver() -> bool:

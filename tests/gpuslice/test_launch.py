@@ -52,6 +52,13 @@ def test_what_cannot_be_run_is_named(words: list[str], named: str) -> None:
         launch.command_line(words)
 
 
+def test_a_directory_is_run_as_python_runs_it(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="a directory without a __main__.py"):
+        launch.command_line([str(tmp_path)])
+    (tmp_path / "__main__.py").touch()
+    assert launch.command_line([str(tmp_path)]) == [sys.executable, str(tmp_path)]
+
+
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
@@ -59,6 +66,7 @@ def test_what_cannot_be_run_is_named(words: list[str], named: str) -> None:
         (Settings(device="gpu"), "'gpu'"),
         (Settings(job="a/b"), "'a/b'"),
         (Settings(report="/nowhere/at/all/r.json"), "/nowhere/at/all/r.json"),
+        (Settings(report="/"), "/ is a directory"),
     ],
 )
 def test_settings_that_cannot_work_are_named(settings: Settings, named: str) -> None:
