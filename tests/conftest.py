@@ -1,12 +1,18 @@
-"""The fake NVIDIA libraries, built once per test session."""
+"""What all tests need: signals that work, and the fake NVIDIA libraries, built once per test session."""
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
 
 from .fakes.build import FAKES, build
+
+# What a shell starts in the background ignores these, and so would every process that a test starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session")

@@ -205,6 +205,15 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
+def told(running: subprocess.Popen[str]) -> tuple[str, str]:
+    """What the process still says; it is killed if it does not end."""
+    try:
+        return running.communicate(timeout=120)
+    except subprocess.TimeoutExpired:
+        running.kill()
+        raise
+
+
 def test_ctrl_c_leaves_what_is_known(tmp_path: Path) -> None:
     # Two jobs take turns every minute for thirty years; nobody waits for the end of that.
     trace, out, jobs = tmp_path / "trace.csv", tmp_path / "out.json", tmp_path / "jobs.csv"
@@ -215,7 +224,7 @@ def test_ctrl_c_leaves_what_is_known(tmp_path: Path) -> None:
         assert running.stdout is not None
         assert running.stdout.readline() == "a job ended\n"
         running.send_signal(signal.SIGINT)
-        table, errors = running.communicate(timeout=120)
+        table, errors = told(running)
     assert running.returncode == 130, errors
     assert errors == "gpuslice: interrupted; these are the results so far\n"
     assert "las" in table
@@ -248,7 +257,7 @@ def test_ctrl_c_reaches_the_workers_of_a_comparison(tmp_path: Path) -> None:
         assert running.stdout is not None
         assert running.stdout.readline() == "1\n"
         running.send_signal(signal.SIGINT)  # to this process alone, not to its group
-        out, errors = running.communicate(timeout=120)
+        out, errors = told(running)
     assert running.returncode == 0, errors
     assert "Traceback" not in errors
     first, *others = out.splitlines()
