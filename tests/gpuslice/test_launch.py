@@ -53,7 +53,7 @@ def test_what_cannot_be_run_is_named(words: list[str], named: str) -> None:
 
 
 def test_a_directory_is_run_as_python_runs_it(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="a directory without a __main__.py"):
+    with pytest.raises(UsageError, match="a directory without a __main__"):
         launch.command_line([str(tmp_path)])
     (tmp_path / "__main__.py").touch()
     assert launch.command_line([str(tmp_path)]) == [sys.executable, str(tmp_path)]
