@@ -81,9 +81,22 @@ def sweep(device: Device) -> list[Found]:
 def live_instances(*kinds: type) -> list[object]:
     """Every live object of these types, or types derived from them."""
     types: set[type] = set().union(*map(_family, kinds))
-    found = heap.instances(types)
+    found = [item for item in heap.instances(types) if not _expired(item)]
     _hold(found)
     return found
+
+
+def _expired(item: object) -> bool:
+    """Whether it is what a storage left behind that is gone.
+
+    Some versions of torch destroy a storage's Python object only with the last weak reference to the storage,
+    such as those that torch.multiprocessing keeps. Using it would revive the storage and destroy it twice.
+    """
+    if not issubclass(type(item), torch.UntypedStorage):
+        return False
+    with torch._C.DisableTorchFunction():
+        storage = cast(torch.UntypedStorage, item)
+        return bool(torch.UntypedStorage._expired(storage._cdata))
 
 
 def _hold(objects: Iterable[object]) -> None:

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.testing._internal.two_tensor import TwoTensor
 
-from gpuslice.checkpoint.discover import Found, strided_parts, sweep
+from gpuslice.checkpoint.discover import Found, live_instances, of_kind, strided_parts, sweep
 from gpuslice.kernels.cpu import CpuDevice
 from gpuslice.types import DeviceName
 
@@ -238,3 +239,18 @@ class TestFixed:
         one, other = torch.from_numpy(array), torch.from_numpy(array[50:])
         assert entry(storage_of(one)).fixed
         assert entry(storage_of(other)).fixed
+
+
+def test_a_storage_that_only_weak_references_remember_is_not_found() -> None:
+    """Before torch 2.7 or so its Python object outlives it, in the collector's sight."""
+    storage = torch.ones(100).untyped_storage()
+    tensor = torch.empty(0).set_(storage)  # type: ignore[call-overload]
+    remembered = StorageWeakRef(storage)
+    del storage  # the tensor keeps it, and its Python object
+    del tensor
+    assert remembered.expired()
+    for _ in range(2):
+        found = live_instances(torch.UntypedStorage)
+        assert remembered.cdata not in {item._cdata for item in of_kind(found, torch.UntypedStorage)}
+        del found
+    assert remembered.expired()
