@@ -71,9 +71,11 @@ def check(settings: Settings) -> Settings:
     route = Route(settings.route)
     device = named_device(settings.device, route) or HOST
     if device.kind == "cuda" and not _has_nvidia_driver():
+        asked, instead = f"--route {route.value}", "--route tensor"
+        if settings.device:
+            asked, instead = str(device), "--device cpu"
         raise EnvironmentUnusableError(
-            f"{device} needs an NVIDIA driver, and none is loaded",
-            "use --device cpu or see `gpuslice doctor`",
+            f"{asked} needs an NVIDIA driver, and none is loaded", f"use {instead} or see `gpuslice doctor`"
         )
     # Late: not everybody who imports this module runs a job.
     from gpuslice.kernels.routes import choose

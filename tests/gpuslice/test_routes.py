@@ -31,10 +31,19 @@ print(digest.hexdigest())
 @pytest.mark.parametrize("route", ["vmm", "driver"])
 def test_a_route_that_cannot_be_taken_stops_before_the_script(workshop: Workshop, route: str) -> None:
     script = workshop.write("train.py", "print('started')")
-    done = workshop.gpuslice_run("--route", route, str(script))
+    done = workshop.gpuslice_run("--device", "cpu", "--route", route, str(script))
     assert done.returncode == 3
     assert done.stdout == ""
     assert f"the route {route} cannot be taken on cpu" in done.stderr
+    assert "use --route tensor" in done.stderr
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="has a CUDA device")
+@pytest.mark.parametrize("route", ["vmm", "driver"])
+def test_a_route_for_gpus_without_a_driver_stops_before_the_script(workshop: Workshop, route: str) -> None:
+    done = workshop.gpuslice_run("--route", route, str(workshop.write("train.py", "print('started')")))
+    assert (done.returncode, done.stdout) == (3, "")
+    assert f"--route {route} needs an NVIDIA driver" in done.stderr
     assert "use --route tensor" in done.stderr
 
 
