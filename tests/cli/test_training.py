@@ -83,7 +83,7 @@ def complete(shell: Shell, policy: tuple[str, ...], steps: list[int]) -> tuple[l
 
 
 def test_2das_halves_the_average_completion_time_of_fifo(shell: Shell) -> None:
-    long, short = 24_000, 200
+    long, short = 14_000, 200
     steps = [long, long, *[short] * 5]
     expected = {count: undisturbed(count) for count in (long, short)}
     fifo_s, fifo_digests = complete(shell, ("--policy", "fifo"), steps)
