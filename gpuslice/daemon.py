@@ -89,7 +89,7 @@ class Setup:
 
     def environ(self) -> dict[str, str]:
         """The settings that every job gets."""
-        slots = sum(device.kind == "cpu" for device in self.devices)
+        slots = max(((device.index or 0) + 1 for device in self.devices if device.kind == "cpu"), default=0)
         values = {"cpu_slots": str(slots), "ramdisk_limit": self.ramdisk_limit}
         return {variable(name): value for name, value in values.items() if value not in ("", "0")}
 
