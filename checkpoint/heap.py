@@ -70,7 +70,7 @@ def instances(types: Set[type]) -> list[object]:
         if any(item is _witness for item in found):
             return _without_witness({id(item): item for item in [*seen.alive(types), *found]}.values())
     if seen is not None:
-        _give_back()
+        give_back()
     objects = _take_all() if set_aside else gc.get_objects()
     found = _of_types(objects, types)
     if not any(item is _witness for item in found):
@@ -113,12 +113,12 @@ def _remember(types: Set[type], found: list[object]) -> None:
     try:
         references = tuple(map(weakref.ref, found))
     except TypeError:  # of a type without weak references; the next look has to see it all again
-        _give_back()
+        give_back()
         return
     _witness, _seen = _Witness(), _Seen(frozenset(types), references)
 
 
-def _give_back() -> None:
+def give_back() -> None:
     """Let the collector have everything again."""
     global _seen
     gc.unfreeze()
@@ -128,7 +128,7 @@ def _give_back() -> None:
 def _before_collection(phase: str, info: dict[str, int]) -> None:
     """A full collection sees everything, as if nothing had been set aside."""
     if phase == "start" and info["generation"] == 2 and _seen is not None:
-        _give_back()
+        give_back()
 
 
 gc.callbacks.append(_before_collection)

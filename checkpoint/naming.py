@@ -6,6 +6,7 @@ import gc
 
 import torch
 
+from . import heap
 from .discover import Found, live_instances, of_kind
 
 
@@ -30,6 +31,7 @@ def _name_in_modules(modules: list[torch.nn.Module], found: Found) -> str | None
 
 
 def _name_of_variable(tensors: list[torch.Tensor]) -> str | None:
+    heap.give_back()  # the collector shows no referrers among what is set aside
     for tensor in tensors:
         for holder in gc.get_referrers(tensor):
             if isinstance(holder, dict):

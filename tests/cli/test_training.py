@@ -83,11 +83,11 @@ def complete(shell: Shell, policy: tuple[str, ...], steps: list[int]) -> tuple[l
 
 
 def test_2das_halves_the_average_completion_time_of_fifo(shell: Shell) -> None:
-    long, short = 14_000, 200
+    long, short = 16_000, 200
     steps = [long, long, *[short] * 5]
     expected = {count: undisturbed(count) for count in (long, short)}
     fifo_s, fifo_digests = complete(shell, ("--policy", "fifo"), steps)
-    las_s, las_digests = complete(shell, ("--policy", "2das", "--set", "thresholds=2"), steps)
+    las_s, las_digests = complete(shell, ("--policy", "2das", "--set", "thresholds=5"), steps)
     print("\n  steps   fifo JCT   2das JCT")
     for row in zip(steps, fifo_s, las_s, strict=True):
         print("{:7}  {:7.1f} s  {:7.1f} s".format(*row))
