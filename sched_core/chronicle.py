@@ -16,11 +16,10 @@ from .core import Core
 from .events import Command, Event, Kill, Launch, Notice, Reported, Submitted, Tell
 from .gang import Gang
 from .states import JobState
+from .switching import costs_s
 
 #: Slices kept for each job.
 RECENT = 8
-#: Stage of a resume that is no loss: another job's time.
-_PARKED = "parked_s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +94,7 @@ class Account:
             self._parks[rank] = park
             self.bytes_out += message.nbytes
             self._remember("bytes", message.nbytes)
-        seconds = {name: value for name, value in message.stages_s.items() if name != _PARKED}
+        seconds = costs_s(message.stages_s)
         for name, value in seconds.items():
             self._remember(name, value)
         self._cost_s[rank] = self._cost_s.get(rank, 0.0) + sum(seconds.values())

@@ -100,8 +100,10 @@ def verdict(words: str) -> Failure | None:
     return _weightiest(_verdicts(words))
 
 
-def _weightiest(verdicts: dict[Kind, str]) -> Failure | None:
-    for kind in (Kind.RESOURCE, Kind.USER, Kind.INFRASTRUCTURE):
+def _weightiest(
+    verdicts: dict[Kind, str], kinds: tuple[Kind, ...] = (Kind.RESOURCE, Kind.USER, Kind.INFRASTRUCTURE)
+) -> Failure | None:
+    for kind in kinds:
         if kind in verdicts:
             return Failure(kind, verdicts[kind])
     return None
@@ -129,9 +131,7 @@ def _by_signal(number: int, verdicts: dict[Kind, str]) -> Failure:
     if number == signal.SIGBUS:
         return Failure(Kind.RESOURCE, "it was ended by SIGBUS, as when shared memory is full")
     if number in _CRASHES:
-        for kind in (Kind.RESOURCE, Kind.INFRASTRUCTURE):
-            if kind in verdicts:
-                return Failure(kind, verdicts[kind])
-        return Failure(Kind.USER, f"it crashed with {name}")
+        crash = Failure(Kind.USER, f"it crashed with {name}")
+        return _weightiest(verdicts, (Kind.RESOURCE, Kind.INFRASTRUCTURE)) or crash
     who = ", by the kernel for want of memory or by somebody" if number == signal.SIGKILL else ""
     return Failure(Kind.INFRASTRUCTURE, f"it was ended by {name}{who}")

@@ -37,7 +37,7 @@ class Line:
         """Take a measurement in."""
         moving_s = sum(seconds for name, seconds in stages_s.items() if name in _MOVING)
         self._weight = self._weight * _MEMORY + 1.0
-        self._fixed_s += (cost_s(stages_s) - moving_s - self._fixed_s) / self._weight
+        self._fixed_s += (sum(costs_s(stages_s).values()) - moving_s - self._fixed_s) / self._weight
         self._bytes = self._bytes * _MEMORY + nbytes
         self._moving_s = self._moving_s * _MEMORY + moving_s
 
@@ -119,12 +119,12 @@ class Switching:
 
     def _add(self, job: Gang, rank: int, stages_s: Mapping[str, float]) -> None:
         seconds = self._present.setdefault(job.id, {})
-        seconds[rank] = seconds.get(rank, 0.0) + cost_s(stages_s)
+        seconds[rank] = seconds.get(rank, 0.0) + sum(costs_s(stages_s).values())
 
     def _cost_s(self, nbytes: int) -> float:
         return self._out.predict_s(nbytes) + self._in.predict_s(nbytes)
 
 
-def cost_s(stages_s: Mapping[str, float]) -> float:
-    """What the stages of half a switch cost a job together, in seconds."""
-    return sum(seconds for name, seconds in stages_s.items() if name != _PARKED)
+def costs_s(stages_s: Mapping[str, float]) -> dict[str, float]:
+    """Of the stages of half a switch those that cost the job time, in seconds."""
+    return {name: seconds for name, seconds in stages_s.items() if name != _PARKED}

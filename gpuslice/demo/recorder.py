@@ -7,13 +7,12 @@ from dataclasses import dataclass, field
 
 from gpuslice.profiler.timeline import Span, Timeline
 from gpuslice.sched_core.events import Command, Event, Exited, Reported, Submitted, Tell
+from gpuslice.sched_core.switching import costs_s
 from gpuslice.verbs import JobInfo
 from gpuslice.wire import Bye, Progress, Resume, Resumed, Suspend, Suspended
 
 #: Called with an event, when it happened, and the commands that followed from it.
 Observer = Callable[[Event, float, Sequence[Command]], None]
-#: A stage that is not work: the time a job spends parked.
-_IDLE_STAGE = "parked_s"
 
 
 @dataclass(slots=True)
@@ -141,7 +140,7 @@ class Recorder:
 
     def _resumed(self, present: Slice, message: Resumed, now_s: float) -> None:
         present.resumed_s = now_s
-        present.stages_s |= {name: spent for name, spent in message.stages_s.items() if name != _IDLE_STAGE}
+        present.stages_s |= costs_s(message.stages_s)
         before = next(
             (one for one in reversed(self.slices) if one is not present and one.device == present.device),
             None,
