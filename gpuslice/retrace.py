@@ -1,7 +1,4 @@
-"""The timeline of a scheduler's whole run, told by its journal; whether the scheduler still runs or not.
-
-The journal is replayed through the same core and policy: what the scheduler knew, the timeline shows.
-"""
+"""The timeline of a scheduler's whole run, told by its journal: what the scheduler knew, it shows."""
 
 from __future__ import annotations
 
@@ -9,15 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
-from gpuslice.daemon import Setup
-from gpuslice.errors import EnvironmentUnusableError
 from gpuslice.profiler.timeline import Flow, Mark, Span, Timeline, Track
 from gpuslice.sched_core.chronicle import Chronicle, Phase
-from gpuslice.sched_core.core import Core
-from gpuslice.sched_core.journal import Journal
 from gpuslice.sched_core.states import HOLDING
+from gpuslice.story import Story
 
 DEVICES, JOBS = "devices", "jobs"
 
@@ -52,28 +44,16 @@ def read(path: Path) -> Run:
     JournalError
         If it cannot be read.
     """
-    if not path.is_file():
-        raise EnvironmentUnusableError(
-            f"there is no journal {path}", "name the directory of a scheduler that was up: --state-dir"
-        )
-    with Journal(path, read_only=True) as journal:
-        setup = journal.about()
-        if setup is None:
-            raise EnvironmentUnusableError(f"{path} is the journal of nobody", "try again once it is up")
-        core = msgspec.json.decode(setup, type=Setup).make_core()
-        return _replayed(journal, core)
-
-
-def _replayed(journal: Journal, core: Core) -> Run:
-    chronicle = Chronicle(core)
-    phases: list[Phase] = []
-    moments: list[float] = []
-    for event, now in journal.replay():
-        phases += chronicle.note(event, now, core.handle(event, now))
-        moments = [moments[0] if moments else now, now]
-    begin_s, end_s = moments or (0.0, 0.0)
-    phases += chronicle.open_phases(end_s)
-    return Run(tuple(map(str, core.devices)), tuple(phases), begin_s, end_s)
+    with Story(path) as story:
+        chronicle = Chronicle(story.core)
+        phases: list[Phase] = []
+        moments: list[float] = []
+        for event, now, commands in story.advance():
+            phases += chronicle.note(event, now, commands)
+            moments = [moments[0] if moments else now, now]
+        begin_s, end_s = moments or (0.0, 0.0)
+        phases += chronicle.open_phases(end_s)
+        return Run(tuple(map(str, story.core.devices)), tuple(phases), begin_s, end_s)
 
 
 def timeline(run: Run) -> Timeline:

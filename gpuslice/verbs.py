@@ -179,6 +179,11 @@ class JobInfo(Verb, frozen=True):
     reason: str
     command: tuple[str, ...]
 
+    @property
+    def ended(self) -> bool:
+        """Whether it succeeded, failed or was cancelled."""
+        return self.state in ("succeeded", "failed", "cancelled")
+
 
 class DeviceInfo(Verb, frozen=True):
     """One device and the jobs on it."""

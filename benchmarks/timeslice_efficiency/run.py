@@ -24,8 +24,9 @@ from typing import Any
 from gpuslice import config
 from gpuslice.client import Client
 from gpuslice.demo.recorder import Recorder
-from gpuslice.demo.story import Story
 from gpuslice.demo.training import SCRIPTS, TRAININGS, Training, steady
+from gpuslice.sched_core.journal import FILE
+from gpuslice.story import Story
 
 DIGEST = re.compile(r"^digest (\w+)$", re.MULTILINE)
 ONE_AFTER_THE_OTHER = ("--policy", "fifo")
@@ -66,7 +67,7 @@ def scheduled(trainings: Sequence[Training], device: str, policy: Sequence[str])
         assert all(job is not None and job.exit_code == 0 for job in ended), ended
         digests = {one.name: DIGEST.findall(Path(client.logs(one.name).out).read_text()) for one in trainings}
         recorder = Recorder(begin_s)
-        with Story(directory) as story:
+        with Story(directory / FILE) as story:
             for event, at_s, commands in story.advance():
                 recorder.observe(event, at_s, commands)
     return {"total_s": total_s, "digests": digests, "busy_s": recorder.busy_s, **account(recorder)}

@@ -20,7 +20,6 @@ _BAR = 16
 _HEIGHTS = " ▁▂▃▄▅▆▇█"
 _COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "bright_red")
 _STATES = {"running": "green", "failed": "red", "cancelled": "red", "succeeded": "dim"}
-_ENDED = frozenset({"succeeded", "failed", "cancelled"})
 #: Lines of the picture that are not jobs or devices.
 _FRAME = 8
 
@@ -48,8 +47,8 @@ def picture(standing: Standing, height: int, notice: str = "") -> RenderableType
 
 
 def _headline(standing: Standing, notice: str) -> Text:
-    ended = sum(job.state in _ENDED for job in standing.jobs)
-    on = sum(bool(job.devices) and job.state not in _ENDED for job in standing.jobs)
+    ended = sum(job.ended for job in standing.jobs)
+    on = sum(bool(job.devices) and not job.ended for job in standing.jobs)
     line = Text.assemble(
         ("gpuslice", "bold"),
         f"  {standing.policy}  {on} on devices, {len(standing.jobs) - on - ended} waiting, {ended} ended",
@@ -90,7 +89,7 @@ def _device_strip(device: DeviceInfo, standing: Standing, colours: dict[str, str
 def _queues(jobs: Sequence[JobInfo], colours: dict[str, str]) -> Table:
     """Who is in which queue; without queues, who waits."""
     table = _table("QUEUE", "ON DEVICES", "WAITING")
-    present = [job for job in jobs if job.state not in _ENDED]
+    present = [job for job in jobs if not job.ended]
     levels = sorted({job.level for job in present}, key=lambda level: -1 if level is None else level)
     for level in levels:
         there = [job for job in present if job.level == level]
@@ -110,7 +109,7 @@ def _jobs(standing: Standing, colours: dict[str, str], room: int) -> Table:
     begins = ("JOB", "STATE", "PROGRESS", "STEPS", "STEPS/S", "SERVICE")
     columns = (*begins, "SLICES", "BLACKOUT", "SWITCH", "ETA")
     table = _table(*columns, f"LAST {WINDOW_S:.0f} S")
-    ordered = sorted(standing.jobs, key=lambda job: (job.state in _ENDED, not job.devices))
+    ordered = sorted(standing.jobs, key=lambda job: (job.ended, not job.devices))
     for job in ordered[:room]:
         table.add_row(
             Text(job.id, colours[job.id]),

@@ -13,12 +13,13 @@ from gpuslice.client import Client
 from gpuslice.clock import Clock
 from gpuslice.config import variable
 from gpuslice.errors import EnvironmentUnusableError
+from gpuslice.sched_core.journal import FILE
 from gpuslice.sched_core.processes import uninterrupted
+from gpuslice.story import Story
 from gpuslice.types import DeviceName
 from gpuslice.verbs import JobInfo
 
 from .recorder import Observer
-from .story import Story
 from .training import SCRIPTS, Training, steady
 
 #: Far more than the demonstration takes; a job that hangs is reported instead of waited for.
@@ -56,7 +57,7 @@ def run_sharing(
     with (
         tempfile.TemporaryDirectory(prefix="gpuslice-demo-", dir=tmpfs) as ramdisk,
         _scheduler(device, quantum_s, directory) as client,
-        Story(directory) as story,
+        Story(directory / FILE) as story,
     ):
         environ = {**steady(os.environ), variable("ramdisk_dir"): ramdisk}
         unfinished = [

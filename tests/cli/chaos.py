@@ -22,8 +22,9 @@ import psutil
 import zmq
 
 from gpuslice.client import Client
-from gpuslice.demo.story import Story
 from gpuslice.errors import UsageError
+from gpuslice.sched_core.journal import FILE
+from gpuslice.story import Story
 from gpuslice.verbs import JobInfo
 
 from .conftest import RANK, Shell
@@ -225,9 +226,7 @@ class Chaos:
         return True
 
     def kill_scheduler(self) -> bool:
-        scheduler = psutil.Process(self._shell.pid)
-        scheduler.kill()
-        psutil.wait_procs([scheduler], timeout=30.0)
+        self._shell.kill()
         self._pause()  # a time without any
         self._shell("up", *_OPTIONS)
         return True
@@ -300,7 +299,7 @@ class Chaos:
         self.digests = digests
 
     def _check_journal(self, found: dict[str, JobInfo]) -> None:
-        with Story(self._shell.directory) as story:
+        with Story(self._shell.directory / FILE) as story:
             for _ in story.advance():
                 story.core.check()
         states = {job.id: job.state.value for job in story.core.jobs.values()}
@@ -309,8 +308,7 @@ class Chaos:
     # Who is there.
 
     def _unfinished(self) -> list[str]:
-        ended = ("succeeded", "failed", "cancelled")
-        return [job.id for job in self._client.jobs() if job.state not in ended]
+        return [job.id for job in self._client.jobs() if not job.ended]
 
     def _choose(self, suits: Callable[[str], bool]) -> str | None:
         names = [name for name in self._unfinished() if suits(name)]

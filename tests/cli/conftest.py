@@ -57,6 +57,12 @@ class Shell:
     def status(self) -> Standing:
         return msgspec.json.decode(self("ps", "--json"), type=Standing)
 
+    def kill(self) -> None:
+        """End the scheduler as nothing else would, and wait until it is gone."""
+        scheduler = psutil.Process(self.pid)
+        scheduler.kill()
+        psutil.wait_procs([scheduler], timeout=30.0)
+
     @property
     def pid(self) -> int:
         return int((self.directory / "scheduler.pid").read_text())

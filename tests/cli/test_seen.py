@@ -6,8 +6,6 @@ import json
 import urllib.request
 from typing import Any
 
-import psutil
-
 from gpuslice import eventlog
 
 from .conftest import Shell
@@ -47,9 +45,7 @@ def test_metrics_go_on_where_the_last_scheduler_stopped(shell: Shell) -> None:
     before = metrics(shell)
     assert 'gpuslice_jobs_ended_total{state="succeeded"} 1.0' in before
     assert 'gpuslice_build_info{policy="rr",version=' in before
-    scheduler = psutil.Process(shell.pid)
-    scheduler.kill()
-    psutil.wait_procs([scheduler], timeout=30.0)
+    shell.kill()
     shell.up("--metrics-port", "0")
     assert 'gpuslice_jobs_ended_total{state="succeeded"} 1.0' in metrics(shell)
     assert sum(line["event"] == "submitted" for line in log(shell)) == 1, "the past is not told twice"

@@ -16,13 +16,6 @@ from .conftest import Shell
 from .waiting import until
 
 
-def kill(shell: Shell) -> None:
-    """End the scheduler as nothing else would, and wait until it is gone."""
-    scheduler = psutil.Process(shell.pid)
-    scheduler.kill()
-    psutil.wait_procs([scheduler], timeout=30.0)
-
-
 def states(client: Client) -> dict[str, str]:
     return {job.id: job.state for job in client.jobs()}
 
@@ -38,7 +31,7 @@ def test_jobs_run_on_or_stay_parked_and_the_next_scheduler_goes_on_with_them(she
     jobs = [shell.submit(2000), shell.submit(2000)]
     for job in jobs:
         until(client, job, lambda info: info.slices > 0)
-    kill(shell)
+    shell.kill()
     shell.up()
     ended = finish(client)
     assert {name: job.state for name, job in ended.items()} == dict.fromkeys(jobs, "succeeded")
@@ -54,7 +47,7 @@ def test_killed_again_and_again_the_jobs_keep_taking_turns(shell: Shell) -> None
     for _ in range(3):
         for job in jobs:
             least = until(client, job, lambda info, before=least: info.slices > before).slices
-        kill(shell)
+        shell.kill()
         shell.up()
     for job in jobs:
         client.cancel(job)
@@ -71,7 +64,7 @@ def test_a_job_that_ends_while_there_is_no_scheduler_keeps_its_exit_code(shell: 
     (supervisor,) = [
         one for one in psutil.Process(shell.pid).children() if "supervisor" in " ".join(one.cmdline())
     ]
-    kill(shell)
+    shell.kill()
     psutil.wait_procs([supervisor], timeout=60.0)
     shell.up()
     ended = client.wait(job, 60.0)
@@ -86,7 +79,7 @@ def test_a_gang_is_taken_over_whole(shell: Shell) -> None:
     client = shell.client()
     pair, alone = shell.submit(400, ranks=2), shell.submit(400)
     until(client, alone, lambda info: info.slices > 0)
-    kill(shell)
+    shell.kill()
     shell("up", *words)
     assert {name: job.state for name, job in finish(client).items()} == dict.fromkeys(
         [pair, alone], "succeeded"
@@ -101,7 +94,7 @@ def test_what_the_owner_wants_survives_too(shell: Shell) -> None:
     until(client, job, lambda info: info.state == "running")
     client.suspend(job)
     until(client, job, lambda info: info.state == "suspended")
-    kill(shell)
+    shell.kill()
     shell.up()
     (found,) = client.jobs()
     assert (found.state, found.held) == ("suspended", True)
@@ -129,7 +122,7 @@ def test_a_signal_ends_the_scheduler_and_not_its_jobs(shell: Shell, number: int)
 def test_other_options_are_refused_while_jobs_are_unfinished(shell: Shell) -> None:
     shell.up()
     job = shell.submit(10**6)
-    kill(shell)
+    shell.kill()
     assert "it had --devices null:0 --policy rr" in shell("up", "--devices", "null:2", code=2)
     shell.up()
     shell("cancel", job)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 
-import psutil
-
 from ..profiler import trace_format
 from .conftest import Shell
 from .waiting import until
@@ -23,9 +21,7 @@ def test_the_timeline_of_a_run_from_the_first_moment_to_the_last(shell: Shell) -
     assert trace_format.spans_of(trace_format.load(out), "devices", "null:0")
     for job in jobs:
         assert client.wait(job, 60.0) is not None
-    scheduler = psutil.Process(shell.pid)
-    scheduler.kill()
-    psutil.wait_procs([scheduler], timeout=30.0)
+    shell.kill()
     assert "2 jobs on 1 devices" in shell("timeline", "--out", str(out))
     killed = trace_format.load(out)
     shell.up()

@@ -58,9 +58,7 @@ def test_trainings_survive_the_kill_of_their_scheduler(shell: Shell) -> None:
     jobs = [submit(client, 4000), submit(client, 4000)]
     for job in jobs:
         until(client, job, lambda info: info.slices > 1)
-    scheduler = psutil.Process(shell.pid)
-    scheduler.kill()
-    psutil.wait_procs([scheduler], timeout=30.0)
+    shell.kill()
     shell("up", *options)
     ended = finish(client, jobs)
     assert {name: job.state for name, job in ended.items()} == dict.fromkeys(jobs, "succeeded")

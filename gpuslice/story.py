@@ -1,4 +1,4 @@
-"""A scheduler's journal, read beside the scheduler and replayed through a core of the same make."""
+"""A scheduler's journal replayed through a core of the same make, whether the scheduler still runs or not."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 from gpuslice.daemon import Setup
 from gpuslice.errors import EnvironmentUnusableError
 from gpuslice.sched_core.events import Command, Event
-from gpuslice.sched_core.journal import FILE, Journal
+from gpuslice.sched_core.journal import Journal
 
 _AT_ONCE = 500
 
@@ -21,23 +21,32 @@ class Story:
 
     Parameters
     ----------
-    directory
-        The scheduler's.
+    path
+        Of the journal, as a rule ``sched_core.journal.FILE`` in the scheduler's directory.
+
+    Attributes
+    ----------
+    core
+        As it was after the last event that ``advance`` told.
 
     Raises
     ------
     EnvironmentUnusableError
-        If no scheduler ever ran there.
+        If there is none.
     JournalError
-        If its journal cannot be read.
+        If it cannot be read.
     """
 
-    def __init__(self, directory: Path) -> None:
-        self._journal = Journal(directory / FILE, read_only=True)
+    def __init__(self, path: Path) -> None:
+        if not path.is_file():
+            raise EnvironmentUnusableError(
+                f"there is no journal {path}", "name the directory of a scheduler that was up: --state-dir"
+            )
+        self._journal = Journal(path, read_only=True)
         setup = self._journal.about()
         if setup is None:
             self._journal.close()
-            raise EnvironmentUnusableError(f"no scheduler ever ran in {directory}")
+            raise EnvironmentUnusableError(f"{path} is the journal of nobody", "try again once it is up")
         self.core = msgspec.json.decode(setup, type=Setup).make_core()
         self._number = 0
 
