@@ -118,6 +118,12 @@ def _remember(types: Set[type], found: list[object]) -> None:
     _witness, _seen = _Witness(), _Seen(frozenset(types), references)
 
 
+def referrers(item: object) -> list[object]:
+    """Every object that refers to ``item``, those that had been set aside among them."""
+    give_back()  # the collector shows none of what is frozen
+    return gc.get_referrers(item)
+
+
 def give_back() -> None:
     """Let the collector have everything again."""
     global _seen

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-
 import torch
 
 from . import heap
@@ -31,9 +29,8 @@ def _name_in_modules(modules: list[torch.nn.Module], found: Found) -> str | None
 
 
 def _name_of_variable(tensors: list[torch.Tensor]) -> str | None:
-    heap.give_back()  # the collector shows no referrers among what is set aside
     for tensor in tensors:
-        for holder in gc.get_referrers(tensor):
+        for holder in heap.referrers(tensor):
             if isinstance(holder, dict):
                 names = [key for key, value in holder.items() if value is tensor and isinstance(key, str)]
                 if names:

@@ -55,7 +55,7 @@ def test_trainings_survive_the_kill_of_their_scheduler(shell: Shell) -> None:
     options = ("--devices", "cpu:1", "--quantum", "500ms")
     shell("up", *options)
     client = shell.client()
-    jobs = [submit(client, 4000), submit(client, 4000)]
+    jobs = [submit(client, 2000), submit(client, 2000)]
     for job in jobs:
         until(client, job, lambda info: info.slices > 1)
     shell.kill()
@@ -63,7 +63,7 @@ def test_trainings_survive_the_kill_of_their_scheduler(shell: Shell) -> None:
     ended = finish(client, jobs)
     assert {name: job.state for name, job in ended.items()} == dict.fromkeys(jobs, "succeeded")
     assert all(job.suspends > 0 for job in ended.values())
-    assert {digest(client, job) for job in jobs} == {undisturbed(4000)}
+    assert {digest(client, job) for job in jobs} == {undisturbed(2000)}
     shell("down")
 
 
