@@ -54,16 +54,10 @@ class Drf(StartingPolicy):
         self._book(job, job.placement, -1)
 
     def choose(self, view: View) -> Choice | None:
-        offers: dict[tuple[int, str], tuple[int, ...] | None] = {}
         first: dict[str, Choice] = {}
-        for job in self.waiting.values():
-            if job.spec.tenant in first or job.demand > self.free.total:
-                continue
-            kind = (job.demand, self.placement.kind(job))
-            if kind not in offers:
-                offers[kind] = self.placement.choose(job, self.free)
-            devices = offers[kind]
-            if devices is not None and self.hosts.fits(job, devices):
+        undecided = (job for job in self.waiting.values() if job.spec.tenant not in first)
+        for job, devices in self.offers(undecided):
+            if self.hosts.fits(job, devices):
                 first[job.spec.tenant] = (job, devices)
         if not first:
             return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
 
 from gpuslice.errors import ConfigError
 from gpuslice.sched_core.cluster import FreeDevices
@@ -60,6 +61,19 @@ class StartingPolicy(ABC):
             self.began(job, devices)
             decisions.append(Start(job.id, devices))
         return Plan(decisions)
+
+    def offers(self, jobs: Iterable[Job]) -> Iterator[Choice]:
+        """Where each of ``jobs`` would go now, if it can; the placement is asked once for each kind."""
+        found: dict[tuple[int, str], tuple[int, ...] | None] = {}
+        for job in jobs:
+            if job.demand > self.free.total:
+                continue
+            kind = (job.demand, self.placement.kind(job))
+            if kind not in found:
+                found[kind] = self.placement.choose(job, self.free)
+            devices = found[kind]
+            if devices is not None:
+                yield job, devices
 
     def _follow(self, view: View) -> None:
         changes = view.changes

@@ -56,16 +56,9 @@ class Tetris(StartingPolicy):
         self.hosts.take(job, job.placement, -1)
 
     def choose(self, view: View) -> Choice | None:
-        offers: dict[tuple[int, str], tuple[int, ...] | None] = {}
         scored: list[tuple[float, float, Choice]] = []
-        for job in self.waiting.values():
-            if job.demand > self.free.total:
-                continue
-            kind = (job.demand, self.placement.kind(job))
-            if kind not in offers:
-                offers[kind] = self.placement.choose(job, self.free)
-            devices = offers[kind]
-            if devices is not None and self.hosts.fits(job, devices):
+        for job, devices in self.offers(self.waiting.values()):
+            if self.hosts.fits(job, devices):
                 work = view.remaining_s(job) * sum(self.hosts.shares(job))
                 scored.append((self._alignment(job, devices, view), work, (job, devices)))
         if not scored:

@@ -122,7 +122,8 @@ def test_srtf_runs_whoever_is_measured_to_have_least_left() -> None:
     assert jobs["long"].lease == (0,), "nobody knows how long the other takes"
 
 
-def test_a_job_that_has_made_its_steps_ends_well_at_a_boundary() -> None:
+def before_its_last_step() -> Driver:
+    """Job ``a`` has made 49 of at most 50 steps, ``b`` waits."""
     driver = Driver()
     driver.do(Submitted(JobSpec(id="a", submit_s=driver.now_s, max_steps=50), PROGRAM))
     driver.submit("b")
@@ -130,6 +131,11 @@ def test_a_job_that_has_made_its_steps_ends_well_at_a_boundary() -> None:
         driver.hello(job)
     driver.resumed("a")
     driver.progress("a", 49)
+    return driver
+
+
+def test_a_job_that_has_made_its_steps_ends_well_at_a_boundary() -> None:
+    driver = before_its_last_step()
     assert driver.progress("a", 30) == []
     assert told(driver.progress("a", 51), wire.Suspend) == [("a", 0, wire.Suspend(epoch=1, stop_at=52))]
     assert driver.progress("a", 51) == [], "said once"
@@ -142,13 +148,7 @@ def test_a_job_that_has_made_its_steps_ends_well_at_a_boundary() -> None:
 
 
 def test_a_job_that_parks_for_others_after_its_last_step_ends_there() -> None:
-    driver = Driver()
-    driver.do(Submitted(JobSpec(id="a", submit_s=driver.now_s, max_steps=50), PROGRAM))
-    driver.submit("b")
-    for job in "ab":
-        driver.hello(job)
-    driver.resumed("a")
-    driver.progress("a", 49)
+    driver = before_its_last_step()
     driver.wake()
     driver.parked("a", 50)
     assert driver.state("a") is JobState.SUCCEEDED

@@ -8,28 +8,16 @@ from pathlib import Path
 import pytest
 
 from gpuslice.errors import UsageError
-from gpuslice.sched_core.cluster import Cluster
 from gpuslice.sched_core.sim.peer import parse_peer
 from gpuslice.sched_core.traces.formats import read_trace
 from gpuslice.sched_core.traces.trace import Trace
+
+from .peer_results import results
 
 DATA = Path(__file__).resolve().parents[2] / "data"
 ORACLES = sorted((DATA / "oracles" / "tiresias").glob("*.csv"))
 #: Tens of thousands of events each.
 SLOW = ("dlas-gpu-05", "dlas-gpu-1", "dlas-gpu-2")
-
-
-def results(trace: Trace, cluster: str, peer: str) -> list[tuple[float, float, int, int]]:
-    outcome = parse_peer(peer).prepare(trace, Cluster.parse(cluster)).run()
-    return [
-        (
-            outcome.first_start_s[i],
-            outcome.finish_s[i],
-            outcome.preemptions[i],
-            outcome.promotions.get(i, 0),
-        )
-        for i in range(len(trace))
-    ]
 
 
 def _marked(path: Path) -> object:

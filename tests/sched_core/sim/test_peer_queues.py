@@ -18,6 +18,8 @@ from gpuslice.sched_core.policies.gittins import PublishedIndex, yarn_services
 from gpuslice.sched_core.sim.peer import parse_peer
 from gpuslice.sched_core.traces.trace import Trace
 
+from .peer_results import results
+
 LIMITS = (3250, 7200)
 
 
@@ -135,19 +137,6 @@ def _next_jump(alive: list[NaiveJob], now: int, gpu_time: bool, factor: float) -
             if wait > 0:
                 jump = min(jump, now + wait)
     return jump
-
-
-def results(trace: Trace, cluster: str, peer: str) -> list[tuple[float, float, int, int]]:
-    outcome = parse_peer(peer).prepare(trace, Cluster.parse(cluster)).run()
-    return [
-        (
-            outcome.first_start_s[i],
-            outcome.finish_s[i],
-            outcome.preemptions[i],
-            outcome.promotions.get(i, 0),
-        )
-        for i in range(len(trace))
-    ]
 
 
 @pytest.mark.parametrize("seed", range(10))
