@@ -213,6 +213,7 @@ class Job:
             self.values.update((name, loaded[name]) for name in self.values)
             rng.restore(loaded[_RNG], restoration.gpus)
             self._runtime.boundary = snapshot.boundary
+            self._progress.count_from(loaded[_PROGRESS])
             return loaded
 
         def reached() -> None:

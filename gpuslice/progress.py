@@ -94,7 +94,11 @@ class Progress:
             position = Position(position.loop, position.epoch + 1)
         if current is not None and is_stateful(self._loader):
             current = current._replace(loader=self._loader.state_dict())  # type: ignore[attr-defined]
-        return {"position": tuple(position), "pass": None if current is None else tuple(current)}
+        return {
+            "position": tuple(position),
+            "pass": None if current is None else tuple(current),
+            "steps": self._boundaries.steps,
+        }
 
     def head_for(self, state: dict[str, Any], reached: Callable[[], None], gpus: Mapping[int, int]) -> None:
         """Let the loops go to where ``state`` was taken; ``reached`` is called there, before all else.
@@ -108,6 +112,10 @@ class Progress:
             raise RefusedSnapshotError("the snapshot says nothing of epochs and batches") from error
         self._reached, self._gpus = reached, gpus
         self._go_to(self._position)
+
+    def count_from(self, state: dict[str, Any]) -> None:
+        """Let the optimizer steps go on from those that were made before ``state`` was taken."""
+        self._boundaries.steps = state.get("steps", 0)  # what an older version wrote does not say
 
     def restartable(self, *, explicit: bool) -> bool:
         """Whether another process could go on from a snapshot taken here and now.

@@ -215,6 +215,7 @@ class Core:
         owners.check(self, spec)
         job = self._jobs[spec.id] = Gang(spec, len(self._jobs), event.program)
         job.history.append((now, "submitted"))
+        self.planning.quotas.enter(job)
         restarts.launch(self, job)
 
     def _rank_gone(self, event: RankGone, now: float) -> None:

@@ -112,7 +112,8 @@ class Planning:
             job.settle(now)
             self.allotment.release(job)
         for follower in self.quotas.leave(job):
-            self._show(follower, now)
+            if follower.waits_since is not None:  # else it is shown once it is announced
+                self._show(follower, now)
         self.due = True
 
     def withhold(self, job: Gang, now: float) -> None:

@@ -1,4 +1,8 @@
-"""Quotas: how many devices the jobs of one tenant may ask for at the same time."""
+"""Quotas: how many devices the jobs of one tenant may ask for at the same time.
+
+A job queues for its part of the quota from its submission on, not from the moment its processes are there: what
+takes long to import loses no place to what was submitted later.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from .gang import Gang
 
 
 class Quotas:
-    """Who may be shown to the policy; the others of a tenant wait outside, in order of arrival.
+    """Who may be shown to the policy; the others of a tenant wait outside, in the order in which they entered.
 
     Parameters
     ----------
@@ -24,12 +28,13 @@ class Quotas:
         self._outside: defaultdict[str, dict[str, Gang]] = defaultdict(dict)
 
     def enter(self, job: Gang) -> bool:
-        """Whether ``job`` may come in; if not, ``leave`` of another one lets it in later."""
+        """Whether ``job``, which queues from its first call on, is in; if not, ``leave`` of another lets it in."""
         tenant = job.spec.tenant
-        if tenant not in self.limits:
+        if tenant not in self.limits or job.id in self._inside:
             return True
-        self._outside[tenant][job.id] = job
-        return job in self._admit(tenant)
+        self._outside[tenant].setdefault(job.id, job)
+        self._admit(tenant)
+        return job.id in self._inside
 
     def leave(self, job: Gang) -> list[Gang]:
         """``job`` is gone, inside or outside; those who may come in now."""

@@ -39,6 +39,7 @@ def close(core: Core, job: Gang, now: float) -> None:
     if wait_s is not None:
         job.move(Trigger.RETRY, now)
         job.begin_again(now + wait_s)
+        core.planning.quotas.enter(job)
         core.planning.return_later(job)
         core.unsettle(job)
 

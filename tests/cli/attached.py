@@ -1,4 +1,7 @@
-"""A training that names its state: attached.py EPOCHS prints the digest of the finished model."""
+"""A training that names its state: attached.py EPOCHS prints the digest of the finished model.
+
+How many steps this process made of them goes to stderr.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +19,15 @@ inputs = torch.randn(512, 16)
 data = torch.utils.data.TensorDataset(inputs, inputs.sum(1, keepdim=True))
 loader = torch.utils.data.DataLoader(data, batch_size=8, shuffle=True)
 job = gpuslice.attach(model=model, optimizer=optimizer, loader=loader)
+made = 0
 for _ in job.epochs(int(sys.argv[1])):
     for x, y in job.batches(loader):
         optimizer.zero_grad()
         torch.nn.functional.mse_loss(model(x), y).backward()
         optimizer.step()
+        made += 1
 digest = hashlib.sha256()
 for parameter in model.parameters():
     digest.update(parameter.detach().numpy().tobytes())
+print("made", made, file=sys.stderr)
 print("digest", digest.hexdigest())

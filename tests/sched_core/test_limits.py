@@ -72,6 +72,36 @@ def test_a_held_job_gives_its_part_of_the_quota_back_and_queues_for_it_again() -
     assert driver.core.jobs["a"].lease
 
 
+def hello(driver: Driver, job: str) -> None:
+    driver.say(job, wire.Hello(version=1, job=job, rank=0, world_size=1, pid=1))
+
+
+def test_what_was_submitted_first_is_first_at_the_quota_however_long_it_takes_to_import() -> None:
+    driver = Driver(4, quotas={"t": 1})
+    for job in "abc":
+        driver.do(Submitted(JobSpec(id=job, submit_s=driver.now_s, tenant="t"), PROGRAM))
+    jobs = driver.core.jobs
+    hello(driver, "b")
+    assert not jobs["b"].lease, "a has the quota, though nothing of it is there yet"
+    hello(driver, "a")
+    assert (jobs["a"].lease, jobs["b"].lease) == ((0,), ())
+    gone(driver, "a")
+    assert jobs["b"].lease
+    gone(driver, "b")
+    assert not jobs["c"].lease, "it is let in before it is ready"
+    hello(driver, "c")
+    assert jobs["c"].lease
+
+
+def test_a_job_that_ends_before_it_is_ready_gives_its_part_of_the_quota_back() -> None:
+    driver = Driver(4, quotas={"t": 1})
+    for job in "ab":
+        driver.do(Submitted(JobSpec(id=job, submit_s=driver.now_s, tenant="t"), PROGRAM))
+    hello(driver, "b")
+    driver.do(Exited("a", 1))
+    assert driver.core.jobs["b"].lease
+
+
 def test_a_job_larger_than_its_tenants_quota_is_refused() -> None:
     driver = Driver(4, quotas={"t": 1})
     with pytest.raises(UsageError, match="quota of tenant t is 1"):
