@@ -1,7 +1,7 @@
 """Quotas: how many devices the jobs of one tenant may ask for at the same time.
 
-A job queues for its part of the quota from its submission on, not from the moment its processes are there: what
-takes long to import loses no place to what was submitted later.
+A job queues for its part of the quota from its submission on, not from the moment its processes are there:
+what takes long to import loses no place to what was submitted later.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from .gang import Gang
 
 
 class Quotas:
-    """Who may be shown to the policy; the others of a tenant wait outside, in the order in which they entered.
+    """Who may be shown to the policy; the others of a tenant wait outside, in the order of their entry.
 
     Parameters
     ----------
@@ -28,7 +28,7 @@ class Quotas:
         self._outside: defaultdict[str, dict[str, Gang]] = defaultdict(dict)
 
     def enter(self, job: Gang) -> bool:
-        """Whether ``job``, which queues from its first call on, is in; if not, ``leave`` of another lets it in."""
+        """Let ``job`` queue if it does not yet; whether it is in. If not, ``leave`` of another lets it in."""
         tenant = job.spec.tenant
         if tenant not in self.limits or job.id in self._inside:
             return True

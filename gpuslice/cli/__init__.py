@@ -1,8 +1,8 @@
 """The ``gpuslice`` command: a table of sub-commands, each in its own file, imported only when asked for.
 
-A command module defines ``command`` (a function with typer annotations) and may define
-``CONTEXT_SETTINGS`` and ``CommandClass``, or defines ``app`` (a ``typer.Typer`` with sub-commands).
-Commands that only ask the scheduler do their work in ``talk``; ``quick`` finds it without the parser.
+A command module defines ``command``, a function whose annotations declare what it takes (``declare``, or
+typer's own), or ``app``, a ``typer.Typer`` with sub-commands. Commands that only ask the scheduler do their
+work in ``talk``; those named in ``quick`` are called without the parser if their command line is plain.
 """
 
 from __future__ import annotations
@@ -67,9 +67,10 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _run(arguments: Sequence[str]) -> int:
     arguments = _named(list(arguments))
-    act = quick.find(arguments)
-    if act is not None:
-        return act()
+    if arguments and arguments[0] in quick.COMMANDS:
+        act = quick.find(COMMANDS[arguments[0]], arguments[1:])
+        if act is not None:
+            return act()
     from . import application
 
     words = _to_complete() or arguments

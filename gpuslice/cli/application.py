@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Mapping, Sequence
+from types import FunctionType
+from typing import Annotated, Any, cast, get_args
 
 import typer
+from typer.core import TyperCommand
+
+from . import declare
 
 #: What the parser raises for a wrong command line; typer exports only classes derived from it.
 ParserError = cast(type[Exception], typer.BadParameter.__mro__[2])
@@ -42,10 +46,61 @@ def build(modules: Mapping[str, str]) -> typer.Typer:
         if hasattr(module, "app"):
             app.add_typer(module.app, name=name)
         else:
-            settings = getattr(module, "CONTEXT_SETTINGS", None)
-            cls = getattr(module, "CommandClass", None)
-            app.command(name, cls=cls, context_settings=settings)(module.command)
+            app.command(name, **_settings(module.command))(_typed(module.command))
     return app
+
+
+class _Rest(TyperCommand):
+    """A command that takes everything from some word on; keeps a leading ``--``, which is one."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Double the first ``--``: the parser takes one away if it comes before the rest, else we do."""
+        if "--" in args:
+            args.insert(args.index("--"), "--")
+        left = super().parse_args(ctx, args)
+        (name,) = (param.name for param in self.params if param.param_type_name == "argument")
+        words: list[str] = list(ctx.params[name] or ())
+        if words[:1] != ["--"] and "--" in words:
+            words.remove("--")
+        ctx.params[name] = words
+        return left
+
+
+def _settings(command: Callable[..., object]) -> dict[str, Any]:
+    """How typer is to treat ``command``."""
+    declared = [parameter.declared for parameter in declare.parameters(command).values()]
+    if not any(isinstance(one, declare.Argument) and one.rest for one in declared):
+        return {}
+    return {
+        "cls": _Rest,
+        "context_settings": {"allow_interspersed_args": False, "ignore_unknown_options": True},
+    }
+
+
+def _typed(command: Any) -> Callable[..., Any]:
+    """``command`` with annotations that typer understands."""
+    twin = FunctionType(command.__code__, command.__globals__, command.__name__, command.__defaults__)
+    twin.__doc__ = command.__doc__
+    twin.__annotations__ = {name: _hint(hint) for name, hint in declare.hints(command).items()}
+    return twin
+
+
+def _hint(hint: Any) -> Any:
+    match declare.declaration(hint):
+        case declare.Option() as option:
+            words = option.words
+            return Annotated[
+                get_args(hint)[0], typer.Option(*words, metavar=option.metavar, help=option.help)
+            ]
+        case declare.Argument(rest=True) as argument:
+            typed = typer.Argument(metavar=argument.metavar, show_default=False)
+            return Annotated[get_args(hint)[0], typed]
+        case declare.Argument() as argument:
+            typed = typer.Argument(
+                metavar=argument.metavar, help=argument.help, autocompletion=argument.complete
+            )
+            return Annotated[get_args(hint)[0], typed]
+    return hint
 
 
 def run(modules: Mapping[str, str], arguments: Sequence[str]) -> int:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from . import talk
+from .declare import Option
 from .options import JobArgument, StateDir
 
 
 def command(
     job: JobArgument,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
-    stderr: Annotated[bool, typer.Option("--err", help="What went to stderr.")] = False,
+    follow: Annotated[bool, Option("--follow", "-f", help="Go on until the job ends.")] = False,
+    stderr: Annotated[bool, Option("--err", help="What went to stderr.")] = False,
     state_dir: StateDir = None,
 ) -> int:
     """Print a job's output."""

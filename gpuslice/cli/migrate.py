@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from . import talk
+from .declare import Option
 from .options import JobArgument, StateDir
 
 
 def command(
     job: JobArgument,
-    to: Annotated[str, typer.Option(metavar="cuda:1", help="Where to; one device for each rank.")],
+    to: Annotated[str, Option(metavar="cuda:1", help="Where to; one device for each rank.")],
     state_dir: StateDir = None,
 ) -> int:
     """Suspend a job and resume it elsewhere; one that waits goes there when its turn comes.

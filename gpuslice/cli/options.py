@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from .declare import Argument, Option
 
 StateDir = Annotated[
-    Path | None,
-    typer.Option(metavar="DIR", help="The scheduler's directory [$GPUSLICE_STATE_DIR, or XDG's]."),
+    Path | None, Option(metavar="DIR", help="The scheduler's directory [$GPUSLICE_STATE_DIR, or XDG's].")
 ]
 
 
@@ -27,14 +26,13 @@ def _jobs_like(incomplete: str) -> list[str]:
 
 
 JobArgument = Annotated[
-    str,
-    typer.Argument(metavar="JOB", help="A job's id, as `submit` printed it.", autocompletion=_jobs_like),
+    str, Argument(metavar="JOB", help="A job's id, as `submit` printed it.", complete=_jobs_like)
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON; the keys are documented and stay.")]
+Json = Annotated[bool, Option("--json", help="Print JSON; the keys are documented and stay.")]
+#: Everything from the script on is the script's; unknown options before it are named by `launch`.
 Words = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="(SCRIPT.py | -m MODULE | -- COMMAND) [ARGS]...", show_default=False),
+    list[str] | None, Argument(metavar="(SCRIPT.py | -m MODULE | -- COMMAND) [ARGS]...", rest=True)
 ]
 Route = Annotated[
-    str | None, typer.Option(metavar="ROUTE", help="How the device is emptied: auto, tensor, vmm or driver.")
+    str | None, Option(metavar="ROUTE", help="How the device is emptied: auto, tensor, vmm or driver.")
 ]

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from . import talk
+from .declare import Option
 from .options import Json, StateDir
 
 
 def command(
     as_json: Json = False,
-    watch: Annotated[bool, typer.Option("--watch", help="Again every second, until Ctrl-C.")] = False,
+    watch: Annotated[bool, Option("--watch", help="Again every second, until Ctrl-C.")] = False,
     state_dir: StateDir = None,
 ) -> int:
     """List all jobs: state, devices, steps, attained service, slices, exit code."""

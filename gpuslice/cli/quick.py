@@ -1,83 +1,72 @@
-"""Command lines that are understood without the parser, whose import takes longer than all the rest.
+"""Command lines that are read without the parser, whose import takes longer than all the rest.
 
-Only what is exactly right is taken; everything else (an unknown word, ``--help``, shell completion) is left
-to the parser, which has the texts. A test holds that both know the same options.
+It goes by the same declarations as the parser, and takes only what is exactly right and plain; everything
+else (an unknown word, a value that looks like an option, ``--help``, shell completion) is left to the parser,
+which has the texts. What both take, both understand alike; a test makes up command lines to see that.
+See docs/decisions/command-line.md.
 """
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from typing import Any
+
+from .declare import Argument, Parameter, parameters
+
+#: Commands that need no parser, because all they take is declared by ``declare``.
+COMMANDS = frozenset({"run", "submit", "ps", "logs", "wait", "cancel", "suspend", "resume"}) | frozenset(
+    {"migrate", "weight", "events", "down"}
+)
 
 
-@dataclass(frozen=True)
-class Form:
-    """The options of one command, by the parameter of the function in ``talk`` that they set.
-
-    Attributes
-    ----------
-    flags
-        Options without a value.
-    values
-        Options with one.
-    arguments
-        Parameters of the arguments, all required.
-    required
-        Parameters of options that must be there.
-    """
-
-    flags: Mapping[str, str] = field(default_factory=dict)
-    values: Mapping[str, str] = field(default_factory=dict)
-    arguments: tuple[str, ...] = ()
-    required: frozenset[str] = frozenset()
+def find(module: str, words: Sequence[str]) -> Callable[[], int] | None:
+    """What ``words`` ask of the command in ``module``, ready to be called; ``None``: ask the parser."""
+    command = importlib.import_module(module).command
+    given = read(parameters(command), words)
+    return None if given is None else lambda: int(command(**given) or 0)
 
 
-_WHERE = {"--state-dir": "state_dir"}
-_JOB = ("job",)
-
-FORMS: dict[str, Form] = {
-    "ps": Form({"--json": "as_json", "--watch": "watch"}, _WHERE),
-    "logs": Form({"--follow": "follow", "-f": "follow", "--err": "stderr"}, _WHERE, _JOB),
-    "wait": Form({}, {"--timeout": "timeout", **_WHERE}, _JOB),
-    "cancel": Form({}, _WHERE, _JOB),
-    "suspend": Form({}, _WHERE, _JOB),
-    "resume": Form({}, _WHERE, _JOB),
-    "migrate": Form({}, {"--to": "to", **_WHERE}, _JOB, frozenset({"to"})),
-    "weight": Form({}, _WHERE, ("job", "weight")),
-    "events": Form({"--follow": "follow", "-f": "follow", "--json": "as_json"}, _WHERE),
-    "down": Form({"--drain": "drain"}, _WHERE),
-}
-
-
-def find(words: Sequence[str]) -> Callable[[], int] | None:
-    """What ``words`` ask for, ready to be called; ``None``: ask the parser."""
-    if not words or words[0] not in FORMS:
-        return None
-    given = parse(FORMS[words[0]], words[1:])
-    if given is None:
-        return None
-    act = getattr(importlib.import_module("gpuslice.cli.talk"), words[0])
-    return lambda: int(act(**given))
-
-
-def parse(form: Form, words: Sequence[str]) -> dict[str, str | bool] | None:
-    """Parameters from ``words``; ``None`` if they are not exactly of this form."""
-    given: dict[str, str | bool] = {}
-    arguments = list(form.arguments)
+def read(taken: Mapping[str, Parameter], words: Sequence[str]) -> dict[str, Any] | None:
+    """The parameters that ``words`` set; ``None`` if they are not exactly right and plain."""
+    options = {word: parameter for parameter in taken.values() for word in parameter.words}
+    arguments = [parameter for parameter in taken.values() if isinstance(parameter.declared, Argument)]
+    given: dict[str, Any] = {}
     left = list(words)
     while left:
         word = left.pop(0)
         name, equals, value = word.partition("=")
-        if word in form.flags:
-            given[form.flags[word]] = True
-        elif name in form.values and (equals or left):
-            value = value if equals else left.pop(0)
-            if not value or value.startswith("-"):
+        option = options.get(name)
+        if option is not None and option.flag and not equals:
+            given[option.name] = True
+        elif option is not None and not option.flag and (equals or left):
+            if not _set(given, option, value if equals else left.pop(0)):
                 return None
-            given[form.values[name]] = value
-        elif arguments and word and not word.startswith("-"):
-            given[arguments.pop(0)] = word
-        else:
+        elif arguments and _is_rest(arguments[0], word):
+            given[arguments.pop(0).name] = [word, *left]
+            left = []
+        elif not arguments or not word or not _set(given, arguments.pop(0), word):
             return None
-    return None if arguments or form.required - given.keys() else given
+    return None if any(one.required and one.name not in given for one in taken.values()) else given
+
+
+def _is_rest(argument: Parameter, word: str) -> bool:
+    """Whether ``argument`` begins with ``word`` and takes all that follows."""
+    if not isinstance(argument.declared, Argument) or not argument.declared.rest:
+        return False
+    return bool(word) and (word in ("--", "-m") or not word.startswith("-"))
+
+
+def _set(given: dict[str, Any], parameter: Parameter, text: str) -> bool:
+    """Enter the value that ``text`` stands for; whether it is plain and stands for one."""
+    if not text or text.startswith("-"):
+        return False
+    try:
+        value = parameter.read(text)
+    except ValueError:
+        return False
+    if parameter.many:
+        given.setdefault(parameter.name, []).append(value)
+    else:
+        given[parameter.name] = value
+    return True

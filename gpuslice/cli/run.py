@@ -2,63 +2,41 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
-
-import typer
-from typer.core import TyperCommand
+from typing import Annotated
 
 from gpuslice import config
 from gpuslice.launch import execute
 
+from .declare import Option
 from .options import Route, Words
-
-#: Everything from the script on is the script's; unknown options before it are named by `launch`.
-CONTEXT_SETTINGS = {"allow_interspersed_args": False, "ignore_unknown_options": True}
-
-
-class CommandClass(TyperCommand):
-    """Keeps a leading ``--``, which tells a command from a script."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Double the first ``--``: the parser takes one away if it comes before the script, else we do."""
-        if "--" in args:
-            args.insert(args.index("--"), "--")
-        rest = super().parse_args(ctx, args)
-        words: list[str] = list(ctx.params["words"] or ())
-        ctx.params["words"] = words
-        if "--" in words[1:]:
-            words.pop(words.index("--", 1))
-        return rest
 
 
 def command(
     words: Words = None,
-    device: Annotated[
-        str | None, typer.Option(help="cpu, cpu:1 or cuda:0; else where the script is.")
-    ] = None,
+    device: Annotated[str | None, Option(help="cpu, cpu:1 or cuda:0; else where the script is.")] = None,
     suspend_every: Annotated[
-        int | None, typer.Option(metavar="N", help="Suspend and resume at every Nth boundary.")
+        int | None, Option(metavar="N", help="Suspend and resume at every Nth boundary.")
     ] = None,
     suspend_at: Annotated[
-        str | None, typer.Option(metavar="3,17,40", help="Suspend and resume at these boundaries.")
+        str | None, Option(metavar="3,17,40", help="Suspend and resume at these boundaries.")
     ] = None,
     checkpoint_every: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Save attached state at every Nth boundary while training goes on."),
+        Option(metavar="N", help="Save attached state at every Nth boundary while training goes on."),
     ] = None,
     route: Route = None,
     ramdisk_dir: Annotated[
-        str | None, typer.Option(metavar="DIR", help="Where snapshots go; /dev/shm/gpuslice-UID by default.")
+        str | None, Option(metavar="DIR", help="Where snapshots go; /dev/shm/gpuslice-UID by default.")
     ] = None,
     ramdisk_limit: Annotated[
-        str | None, typer.Option(metavar="4G", help="Most bytes that snapshots may take.")
+        str | None, Option(metavar="4G", help="Most bytes that snapshots may take.")
     ] = None,
     spill_dir: Annotated[
-        str | None, typer.Option(metavar="DIR", help="Where dead jobs' snapshots go when there is no room.")
+        str | None, Option(metavar="DIR", help="Where dead jobs' snapshots go when there is no room.")
     ] = None,
-    report: Annotated[str | None, typer.Option(metavar="FILE.json", help="Write a JSON report.")] = None,
+    report: Annotated[str | None, Option(metavar="FILE.json", help="Write a JSON report.")] = None,
     job: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Keep snapshots of attached state under this name.")
+        str | None, Option(metavar="NAME", help="Keep snapshots of attached state under this name.")
     ] = None,
 ) -> None:
     """Run a training script, a module or a command under gpuslice, unmodified.

@@ -6,14 +6,11 @@ import os
 from enum import Enum
 from typing import Annotated
 
-import typer
-
 from gpuslice import config
 from gpuslice.errors import UsageError
 
+from .declare import Option
 from .options import Route, StateDir, Words
-from .run import CONTEXT_SETTINGS as CONTEXT_SETTINGS
-from .run import CommandClass as CommandClass
 from .talk import connect
 
 
@@ -26,30 +23,24 @@ class OnTimeout(Enum):
 
 def command(
     words: Words = None,
-    name: Annotated[
-        str | None, typer.Option(help="The job's id; else the script's name and a number.")
-    ] = None,
-    devices: Annotated[int, typer.Option(metavar="K", help="Devices, one for each of its ranks.")] = 1,
-    tenant: Annotated[str, typer.Option(metavar="T", help="Whose it is.")] = "",
-    weight: Annotated[
-        float, typer.Option(metavar="W", help="Its share, where the policy knows weights.")
-    ] = 1.0,
+    name: Annotated[str | None, Option(help="The job's id; else the script's name and a number.")] = None,
+    devices: Annotated[int, Option(metavar="K", help="Devices, one for each of its ranks.")] = 1,
+    tenant: Annotated[str, Option(metavar="T", help="Whose it is.")] = "",
+    weight: Annotated[float, Option(metavar="W", help="Its share, where the policy knows weights.")] = 1.0,
     max_restarts: Annotated[
-        int, typer.Option(metavar="R", help="Attempts after failures that are not the user's.")
+        int, Option(metavar="R", help="Attempts after failures that are not the user's.")
     ] = 0,
     steps: Annotated[
-        int, typer.Option(metavar="N", help="Optimizer steps it has, if known: for its progress.")
+        int, Option(metavar="N", help="Optimizer steps it has, if known: for its progress.")
     ] = 0,
-    max_steps: Annotated[int, typer.Option(metavar="N", help="End it, well, after N optimizer steps.")] = 0,
-    memory: Annotated[str, typer.Option(metavar="4G", help="What it needs on each of its devices.")] = "",
+    max_steps: Annotated[int, Option(metavar="N", help="End it, well, after N optimizer steps.")] = 0,
+    memory: Annotated[str, Option(metavar="4G", help="What it needs on each of its devices.")] = "",
     boundary_timeout: Annotated[
-        str, typer.Option(metavar="60s", help="Report it if it reaches no boundary for so long (or: never).")
+        str, Option(metavar="60s", help="Report it if it reaches no boundary for so long (or: never).")
     ] = "60s",
-    on_boundary_timeout: Annotated[
-        OnTimeout, typer.Option(help="What else to do with it then.")
-    ] = OnTimeout.LEAVE,
+    on_boundary_timeout: Annotated[OnTimeout, Option(help="What else to do with it then.")] = OnTimeout.LEAVE,
     variables: Annotated[
-        list[str] | None, typer.Option("--env", metavar="K=V", help="A variable for the job.")
+        list[str] | None, Option("--env", metavar="K=V", help="A variable for the job.")
     ] = None,
     route: Route = None,
     state_dir: StateDir = None,

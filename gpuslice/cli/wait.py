@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from . import talk
+from .declare import Option
 from .options import JobArgument, StateDir
 
 
 def command(
     job: JobArgument,
-    timeout: Annotated[str | None, typer.Option(metavar="60s", help="Wait no longer.")] = None,
+    timeout: Annotated[str | None, Option(metavar="60s", help="Wait no longer.")] = None,
     state_dir: StateDir = None,
 ) -> int:
     """Wait until a job has ended.

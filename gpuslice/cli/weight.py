@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from . import talk
+from .declare import Argument
 from .options import JobArgument, StateDir
 
 
 def command(
     job: JobArgument,
-    weight: Annotated[str, typer.Argument(metavar="W", help="A positive number; 1 is the usual weight.")],
+    weight: Annotated[str, Argument(metavar="W", help="A positive number; 1 is the usual weight.")],
     state_dir: StateDir = None,
 ) -> int:
     """Give a job another weight: its share, where the policy knows weights (rr and gandiva do)."""

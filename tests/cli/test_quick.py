@@ -3,74 +3,130 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 import subprocess
 import sys
+from types import FunctionType
 from typing import Any
 
 import pytest
-import typer.main
+import typer
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from gpuslice.cli import COMMANDS, quick, talk
+from gpuslice.cli import COMMANDS, application, quick
+from gpuslice.cli.declare import parameters
 
 HEAVY = ("typer", "rich", "pydantic", "torch", "numpy", "numba", "prometheus_client", "asyncio")
+#: What may stand on a command line besides options: values of every type, and what is no value.
+WORDS = ["train.py", "-m", "--", "5", "0.5", "leave", "kill", "K=V", "a b", "60s", "", "-x", "--no", "--help"]
 
 
-def parsed(name: str) -> dict[str, Any]:
-    """The options that the parser knows of a command, by word."""
-    application = typer.Typer()
-    application.command()(importlib.import_module(COMMANDS[name]).command)
-    command = typer.main.get_command(application)
-    return {word: param for param in command.params for word in param.opts}
+class Both:
+    """One command, as both readers understand it; it only notes what it was called with."""
+
+    def __init__(self, name: str) -> None:
+        command: Any = importlib.import_module(COMMANDS[name]).command
+        code = command.__code__
+        names = code.co_varnames[: code.co_argcount]
+        made: dict[str, Any] = {}
+        noted = ", ".join(f"{name!r}: {name}" for name in names)
+        exec(f"def command({', '.join(names)}): calls.append({{{noted}}})", made)  # noqa: S102
+        self.calls: list[dict[str, Any]] = []
+        known = {**command.__globals__, "calls": self.calls}
+        self.command = FunctionType(made["command"].__code__, known, "command", command.__defaults__)
+        self.command.__annotations__ = command.__annotations__
+        self.options = [word for one in parameters(command).values() for word in one.words]
+        app = typer.Typer(add_completion=False)
+        app.command(**application._settings(self.command))(application._typed(self.command))
+        self.parser = typer.main.get_command(app)
+
+    def quick(self, words: list[str]) -> dict[str, Any] | None:
+        found = quick.read(parameters(self.command), words)
+        if found is None:
+            return None
+        self.command(**found)
+        return self.calls.pop()
+
+    def parsed(self, words: list[str]) -> dict[str, Any]:
+        self.parser.main(args=words, prog_name="command", standalone_mode=False)
+        return self.calls.pop()
 
 
-@pytest.mark.parametrize("name", quick.FORMS)
-def test_both_parsers_know_the_same_options(name: str) -> None:
-    form = quick.FORMS[name]
-    known = parsed(name)
-    words = {word for word in known if word.startswith("-") and not word.endswith("-completion")}
-    assert words == {*form.flags, *form.values}
-    assert {known[word].name for word in words} == {*form.flags.values(), *form.values.values()}
-    assert {word for word in form.flags if known[word].is_flag} == set(form.flags)
-    assert {word for word in known if not word.startswith("-")} == set(form.arguments)
-    taken = inspect.signature(getattr(talk, name)).parameters
-    assert {*form.flags.values(), *form.values.values(), *form.arguments} == set(taken)
+BOTH = {name: Both(name) for name in sorted(quick.COMMANDS)}
+
+
+@pytest.mark.parametrize("name", sorted(quick.COMMANDS))
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_what_is_read_quickly_is_read_as_the_parser_reads_it(name: str, data: st.DataObject) -> None:
+    both = BOTH[name]
+    options = [*both.options, *(f"{word}={value}" for word in both.options for value in ("5", "leave", ""))]
+    words = data.draw(st.lists(st.sampled_from([*options, *WORDS]), max_size=6))
+    found = both.quick(words)
+    if found is not None:
+        assert both.parsed(words) == found
 
 
 @pytest.mark.parametrize(
-    ("words", "given"),
+    "line",
     [
-        ([], {}),
-        (["--json"], {"as_json": True}),
-        (["--state-dir", "d", "--watch"], {"state_dir": "d", "watch": True}),
-        (["--state-dir=d"], {"state_dir": "d"}),
-        (["--help"], None),
-        (["--state-dir"], None),
-        (["--state-dir", "--json"], None),
-        (["--state-dir="], None),
-        (["--jso"], None),
-        (["--json=1"], None),
-        (["more"], None),
+        "ps",
+        "ps --json --state-dir d --watch",
+        "logs -f --err job",
+        "wait job --timeout=1s",
+        "migrate job --to cuda:1",
+        "weight job 2",
+        "down --drain",
+        "run train.py --lr 0.1 -- x",
+        "run --device cpu -- torchrun train.py -- x",
+        "submit --devices 2 --weight 0.5 --env A=1 --env B=2 --on-boundary-timeout kill -m train --name x",
+        "submit --memory 4G -- python -c pass -- --name y",
     ],
 )
-def test_what_is_not_exactly_right_is_left_to_the_parser(words: list[str], given: object) -> None:
-    assert quick.parse(quick.FORMS["ps"], words) == given
+def test_ordinary_lines_are_read_quickly(line: str) -> None:
+    name, *words = line.split()
+    found = BOTH[name].quick(words)
+    assert found is not None
+    assert BOTH[name].parsed(words) == found
 
 
-def test_arguments_may_stand_anywhere_and_are_required() -> None:
-    form = quick.FORMS["wait"]
-    wanted = {"job": "a", "timeout": "1s"}
-    assert quick.parse(form, ["a", "--timeout", "1s"]) == wanted
-    assert quick.parse(form, ["--timeout", "1s", "a"]) == wanted
-    assert quick.parse(form, ["--timeout", "1s"]) is None
-    assert quick.parse(form, ["a", "b"]) is None
+@pytest.mark.parametrize(
+    "line",
+    [
+        "ps --help",
+        "ps --jso",
+        "ps --json=1",
+        "ps more",
+        "ps --state-dir",
+        "ps --state-dir --json",
+        "ps --state-dir=",
+        "wait",
+        "wait a b",
+        "migrate job",
+        "submit --devices two train.py",
+        "submit --on-boundary-timeout sleep train.py",
+        "submit -x train.py",
+    ],
+)
+def test_what_is_not_exactly_right_is_left_to_the_parser(line: str) -> None:
+    name, *words = line.split()
+    assert BOTH[name].quick(words) is None
 
 
-def test_nothing_heavy_is_imported_for_an_answer() -> None:
+@pytest.mark.parametrize("name", sorted(quick.COMMANDS))
+def test_everything_that_a_quick_command_takes_is_declared(name: str) -> None:
+    command: Any = importlib.import_module(COMMANDS[name]).command
+    assert set(parameters(command)) == {*command.__annotations__} - {"return"}
+
+
+@pytest.mark.parametrize("name", sorted(quick.COMMANDS))
+def test_nothing_heavy_is_imported_for_an_answer(name: str) -> None:
+    words = {"run": ["x"], "submit": ["x"], "migrate": ["j", "--to", "d"], "weight": ["j", "2"]}
+    line = words.get(name, [] if name in ("ps", "events", "down") else ["j"])
     code = (
         "import sys\n"
-        "from gpuslice.cli import main, quick\n"
-        "assert quick.find(['ps', '--json']) is not None\n"
+        "from gpuslice.cli import COMMANDS, quick\n"
+        f"assert quick.find(COMMANDS[{name!r}], {line!r}) is not None\n"
         f"sys.exit(', '.join(name for name in {HEAVY} if name in sys.modules) or 0)"
     )
     done = subprocess.run(
