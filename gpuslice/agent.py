@@ -61,6 +61,7 @@ class Agent:
         self._boundaries = runtime.boundaries
         self._orders = Orders(runtime.boundaries, _terminate)
         self._standing: Suspended | None = None
+        self._began = False
         identity = f"{settings.job}:{place.rank}"
         self._link = Link(
             settings.socket,
@@ -81,6 +82,7 @@ class Agent:
         self._runtime.move_in(DeviceName.parse(order.device))
         self._orders.run_on()
         self._link.send(Resumed(epoch=order.epoch, boundary=self._boundaries.count, stages_s={}))
+        self._orders.listen()
 
     def at_boundary(self, boundary: int) -> None:
         """Suspend if that is still wanted, and stay parked until the next lease.
@@ -88,6 +90,9 @@ class Agent:
         The script's signal handlers wait until its state is back. A signal that asks it to end brings
         the state back at once, without a lease; if the script goes on, it parks at the next boundary.
         """
+        if not self._began:
+            self._began = True
+            self._link.send(self._progress())  # when the set-up was over matters for what counts as service
         leased = self._orders.phase is Phase.RUNNING
         if not self._runtime.interruptible() or not self._orders.arrive(boundary):
             return

@@ -59,6 +59,8 @@ class Orders:
         self._asked_to_end = False
         #: Where to stop after a leave.
         self._later = NEVER
+        #: Whether ``stop_at`` is no order, but there to hear of the next boundary.
+        self._listening = False
 
     def resume(self, order: Resume) -> list[FromAgent]:
         """A lease, new or (at a larger ``stop_at`` for the gang) the present one once more."""
@@ -83,7 +85,7 @@ class Orders:
                 if order.stop_at > boundaries.count:
                     boundaries.stop_at = order.stop_at
                 return []
-            boundaries.stop_at = order.stop_at
+            boundaries.stop_at, self._listening = order.stop_at, False
             if boundaries.count < order.stop_at:
                 return []
             boundaries.stop_at = NEVER
@@ -114,7 +116,8 @@ class Orders:
             if boundary < self._boundaries.stop_at:
                 return False
             self._boundaries.stop_at = NEVER
-            if self._cancel is not None:
+            listening, self._listening = self._listening, False
+            if listening or self._cancel is not None:
                 return False
             if self.phase is Phase.ON_LEAVE:
                 self._boundaries.stop_at, self._later = max(self._later, boundary + 1), NEVER
@@ -128,6 +131,12 @@ class Orders:
         """The main thread runs (again)."""
         with self._changed:
             self.phase = Phase.RUNNING
+
+    def listen(self) -> None:
+        """Have the main thread come by at the next boundary, unless it is told to stop at another."""
+        with self._changed:
+            if self._boundaries.stop_at == NEVER:
+                self._boundaries.stop_at, self._listening = self._boundaries.count + 1, True
 
     def take_leave(self) -> None:
         """The main thread runs without a lease, to the next boundary at most."""

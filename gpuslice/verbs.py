@@ -157,6 +157,7 @@ class JobInfo(Verb, frozen=True):
     steps_per_s: float | None
     executed_s: float
     service_s: float
+    setup_s: float
     age_s: float
     eta_s: float | None
     waited_s: float

@@ -28,6 +28,7 @@ from .events import (
     Kill,
     Moved,
     Noted,
+    Notice,
     RankGone,
     Released,
     Reported,
@@ -159,7 +160,8 @@ class Core:
         if job.all_on() and job.allows(Trigger.ALL_ON):
             job.move(Trigger.ALL_ON, now)
             if job.running:
-                job.since_s = now
+                job.since_s = job.counts_from(now)
+                self.planning.begun(job)
             job.first_start_s = now if job.first_start_s is None else job.first_start_s
             if (notice := self.switching.ended(job)) is not None:
                 self.order(notice)
@@ -169,6 +171,14 @@ class Core:
             self._vacate(job)
             if job.through:
                 self.end(job, Trigger.SUCCEED, f"it has made its {job.spec.max_steps} steps", now)
+
+    def begin(self, job: Gang, now: float) -> None:
+        """``job`` trains: its set-up is over, what follows counts as attained service."""
+        job.end_setup(now)
+        self.order(Notice("began", job.id, {"setup_s": job.setup_s}))
+        if job.running and now < job.since_s < inf:
+            job.since_s = now
+            self.planning.begun(job)
 
     def finish(self, job: Gang, now: float) -> None:
         """Stop ``job``, which has made all its steps, at its next boundary; there it ends well."""
@@ -284,7 +294,8 @@ class Core:
             job.move(Trigger.REVOKE, now)
             self.switching.begun(job)
             job.overshoots = 0
-            self._reports.aim(job, max(rank.boundary for rank in job.ranks) + 1)
+            # The first boundary is before the first mini-batch, which a job's first slice is for.
+            self._reports.aim(job, max(1, *(rank.boundary for rank in job.ranks)) + 1)
         elif job.state in (JobState.QUEUED, JobState.SUSPENDED) and job.wanted and self._can_enter(job):
             self._grant(job, now)
         elif job.state in IN_TRANSIT:

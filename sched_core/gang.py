@@ -13,6 +13,8 @@ from .job import Job, JobSpec
 from .states import TRANSITIONS, JobState, Trigger
 
 _HISTORY = 40
+#: Set-up beyond this counts as attained service, or a job that never trains could keep its devices for ever.
+SETUP_AT_MOST_S = 300.0
 
 
 class RankPhase(Enum):
@@ -89,6 +91,10 @@ class Gang(Job):
         Since when it waits, what the clock of its size showed then, and whether for its quota.
     finishing
         Whether it has made all the steps that its owner wanted, and is about to end well.
+    trains
+        Whether this attempt has reached its first boundary.
+    setup_s, setup_since_s
+        How long former attempts were on their devices before that, and since when the present one is.
     switch_predicted_s, switch_s
         What its last switch was to cost, if anybody knew, and what it did cost.
     attempt
@@ -133,10 +139,13 @@ class Gang(Job):
         "refusals",
         "retry_at_s",
         "said",
+        "setup_s",
+        "setup_since_s",
         "state",
         "stop_at",
         "switch_predicted_s",
         "switch_s",
+        "trains",
         "waited_s",
         "waits_since",
         "wish",
@@ -161,6 +170,9 @@ class Gang(Job):
         self.waited_s = self.fair_share_s = self.fragmentation_s = 0.0
         self.waits_since: tuple[float, float, bool] | None = None
         self.finishing = False
+        self.trains = False
+        self.setup_s = 0.0
+        self.setup_since_s: float | None = None
         self.switch_predicted_s: float | None = None
         self.switch_s: float | None = None
         self.attempt = 0
@@ -199,10 +211,34 @@ class Gang(Job):
         most = self.spec.max_steps
         return bool(most) and max(rank.step for rank in self.ranks) >= most
 
+    def setup_at(self, now: float) -> float:
+        """How long it has been on its devices without training, up to ``now``: imports, data, models.
+
+        That is not attained service, which is time in which it trains (Tiresias, section 3.2.1), unless it
+        takes longer than ``SETUP_AT_MOST_S``.
+        """
+        if self.setup_since_s is None:
+            return self.setup_s
+        return self.setup_s + min(now - self.setup_since_s, SETUP_AT_MOST_S)
+
+    def counts_from(self, now: float) -> float:
+        """Since when time on its devices counts as attained service, for a job that is there ``now``."""
+        if self.trains:
+            return now
+        if self.setup_since_s is None:
+            self.setup_since_s = now
+        return max(now, self.setup_since_s + SETUP_AT_MOST_S)
+
+    def end_setup(self, now: float) -> None:
+        """It has reached its first boundary."""
+        self.setup_s, self.setup_since_s, self.trains = self.setup_at(now), None, True
+
     def begin_again(self, when_s: float) -> None:
         """Become a job whose next attempt starts at ``when_s``; what it attained stays its own."""
         self.attempt += 1
         self.launched = self.finishing = False
+        self.setup_s = self.setup_at(when_s if self.ended_s is None else self.ended_s)
+        self.setup_since_s, self.trains = None, False
         self.ranks = tuple(Rank(rank.number) for rank in self.ranks)
         self.ended_s = self.blame = None
         self.stop_at = self.overshoots = self.refusals = self.missed = 0

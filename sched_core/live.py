@@ -51,6 +51,8 @@ from .processes import Processes
 from .strays import kill_strays
 
 _FRAMES_AT_ONCE = 100
+#: Notices that nobody needs to worry about.
+_EXPECTED = frozenset({"began", "switched"})
 
 Observer = Callable[[Event, float, Sequence[Command]], object]
 _log = logging.getLogger(__name__)
@@ -266,7 +268,7 @@ class Scheduler:
             case WakeAt():
                 self._wake_s = command.when_s
             case Notice():
-                level = logging.DEBUG if command.what == "switched" else logging.WARNING
+                level = logging.DEBUG if command.what in _EXPECTED else logging.WARNING
                 _log.log(level, "%s %s %s", command.job, command.what, command.details)
                 self._handle(Noted(command.what, command.job, command.details))
 

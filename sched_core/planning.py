@@ -134,6 +134,12 @@ class Planning:
         self._start_again()
         self.due = True
 
+    def begun(self, job: Gang) -> None:
+        """``job``, which has devices, makes progress from now on, or it is known from when."""
+        if not self._view.changes.reset:
+            self._view.changes.begun.append(job)
+        self.due = True
+
     def return_later(self, job: Gang) -> None:
         """Remember that ``job``, which was withdrawn, may come back."""
         self._withheld.append(job)
@@ -275,9 +281,10 @@ class Planning:
         self.allotment.grant(job, devices, shared=shared, plan=Plan())
         self.waits.end(job, now)
         job.running, job.placement = True, tuple(devices)
-        # It makes progress once all its ranks are on the device (Core.settle), unless they still are.
+        # It makes progress once all its ranks are on the device (Core.settle), unless they still are, and
+        # it trains (Core.begin).
         stays = job.state is JobState.RUNNING and job.lease == job.placement
-        job.since_s = now if stays else inf
+        job.since_s = job.counts_from(now) if stays else inf
         self._core.unsettle(job)
 
 

@@ -78,14 +78,18 @@ class Changes:
         Jobs that ended, by themselves or otherwise, or whose owner holds them back (those may arrive again);
         no longer in ``View.jobs``. ``Job.running`` tells, for the last time, whether they held ``placement``,
         which is free now.
+    begun
+        Jobs whose ``since_s`` was not known, or later, when they were started: they make progress since (or
+        from) then. They may have finished since.
     """
 
-    __slots__ = ("arrived", "finished", "reset")
+    __slots__ = ("arrived", "begun", "finished", "reset")
 
     def __init__(self, *, reset: bool = False) -> None:
         self.reset = reset
         self.arrived: list[Job] = []
         self.finished: list[Job] = []
+        self.begun: list[Job] = []
 
 
 class Knowledge(Protocol):

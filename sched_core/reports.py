@@ -71,7 +71,7 @@ class Reports:
             return
         match message:
             case Progress():
-                _advance(rank, message.boundary, message.step)
+                self._advance(job, rank, now, message.boundary, message.step)
                 if job.through:
                     self._core.finish(job, now)
             case Resumed():
@@ -79,11 +79,11 @@ class Reports:
             case Suspended():
                 self._suspended(job, rank, message, now)
             case Overshot():
-                self._overshot(job, rank, message)
+                self._overshot(job, rank, message, now)
             case Refused():
                 self._refused(job, rank, message, now)
             case Bye():
-                _advance(rank, message.boundary, message.step)
+                self._advance(job, rank, now, message.boundary, message.step)
                 rank.phase = RankPhase.LEAVING
                 self._core.settle(job, now)
 
@@ -147,17 +147,23 @@ class Reports:
                 self._core.resume_rank(job, rank.number)
         elif rank.phase is RankPhase.PARKED and not message.parked:
             raise job.illegal(f"Hello of rank {rank.number}, which runs though it is parked")
-        _advance(rank, message.boundary)
+        self._advance(job, rank, now, message.boundary)
         if stopping and rank.phase is not RankPhase.PARKED:
             self._core.tell(job, rank.number, SuspendMessage(epoch=job.epoch, stop_at=job.stop_at))
         self._core.settle(job, now)
+
+    def _advance(self, job: Gang, rank: Rank, now: float, boundary: int, step: int = 0) -> None:
+        rank.boundary = max(rank.boundary, boundary)
+        rank.step = max(rank.step, step)
+        if not job.trains and (boundary or step):
+            self._core.begin(job, now)
 
     def _resumed(self, job: Gang, rank: Rank, message: Resumed, now: float) -> None:
         if rank.phase is not RankPhase.COMING:
             raise job.illegal(f"Resumed of rank {rank.number}, which is {rank.phase.value}")
         rank.phase = RankPhase.ON
         self._core.switching.resumed(job, rank.number, message)
-        _advance(rank, message.boundary)
+        self._advance(job, rank, now, message.boundary)
         self._core.settle(job, now)
 
     def _suspended(self, job: Gang, rank: Rank, message: Suspended, now: float) -> None:
@@ -168,7 +174,7 @@ class Reports:
             raise job.illegal(f"Suspended of rank {rank.number}, which is {rank.phase.value}")
         rank.phase = RankPhase.PARKED
         self._core.switching.parked(job, rank.number, message)
-        _advance(rank, message.boundary, message.step)
+        self._advance(job, rank, now, message.boundary, message.step)
         if called_off:
             if job.allows(Trigger.STRAY):
                 job.move(Trigger.STRAY, now)
@@ -180,10 +186,10 @@ class Reports:
             job.stop_at = message.boundary
         self._core.settle(job, now)
 
-    def _overshot(self, job: Gang, rank: Rank, message: Overshot) -> None:
+    def _overshot(self, job: Gang, rank: Rank, message: Overshot, now: float) -> None:
         if rank.phase is not RankPhase.ON:
             raise job.illegal(f"Overshot of rank {rank.number}, which is {rank.phase.value}")
-        _advance(rank, message.boundary)
+        self._advance(job, rank, now, message.boundary)
         if job.state is JobState.SUSPENDING and message.boundary >= job.stop_at:
             self.aim(job, message.boundary + 2**job.overshoots)
             job.overshoots += 1
@@ -192,7 +198,7 @@ class Reports:
         expected = RankPhase.ON if message.running else RankPhase.COMING
         if rank.phase is not expected:
             raise job.illegal(f"Refused of rank {rank.number}, which is {rank.phase.value}")
-        _advance(rank, message.boundary)
+        self._advance(job, rank, now, message.boundary)
         job.history.append((now, f"rank {rank.number} refused: {message.error}"))
         if not message.running:
             rank.phase = RankPhase.PARKED
@@ -211,8 +217,3 @@ class Reports:
 def _called_off(job: Gang) -> bool:
     """Whether ranks may yet park for a suspend that was called off."""
     return job.stop_at == NEVER and job.state in (JobState.RUNNING, JobState.RESUMING)
-
-
-def _advance(rank: Rank, boundary: int, step: int = 0) -> None:
-    rank.boundary = max(rank.boundary, boundary)
-    rank.step = max(rank.step, step)

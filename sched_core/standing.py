@@ -70,6 +70,7 @@ class Overview:
             steps_per_s=steps / executed_s if executed_s > 0 else None,
             executed_s=executed_s,
             service_s=job.service_at(then_s),
+            setup_s=job.setup_at(then_s),
             age_s=then_s - job.spec.submit_s,
             eta_s=_eta_s(job, steps, now_s),
             waited_s=delays.waited_s,

@@ -111,6 +111,9 @@ class Mlfq(RankedPolicy[MlfqEntry]):
             entry, self._demotion_s(entry, now_s) if job.running else self._promotion_s(entry, now_s)
         )
 
+    def begun(self, entry: MlfqEntry, view: View) -> None:
+        self._expect(entry, self._demotion_s(entry, view.now_s))
+
     def update(self, view: View) -> None:
         due: list[MlfqEntry] = []
         while self._due and self._due[0][0] <= view.now_s:

@@ -55,6 +55,9 @@ class RankedPolicy(ABC, Generic[E]):
     def admitted(self, entry: E, view: View) -> None:
         """Fill in a new entry before its first key; after a reset the job may have run before."""
 
+    def begun(self, entry: E, view: View) -> None:
+        """A running entry makes progress, perhaps later than was expected when it was started."""
+
     def update(self, view: View) -> None:
         """Change keys because time passed; called before anything is decided."""
 
@@ -84,6 +87,9 @@ class RankedPolicy(ABC, Generic[E]):
                 self._forget(job)
             for job in view.changes.arrived:
                 self._admit(job, view)
+            for job in view.changes.begun:
+                if (entry := self._entries.get(job.id)) is not None and entry.running:
+                    self.begun(entry, view)
         self.update(view)
         self._touched.clear()
         self._select()

@@ -115,6 +115,8 @@ class TrialPool(Wrapper):
             self._handed_over_s[name] = view.now_s + _HAND_OVER_S
         for job in view.jobs.values() if view.changes.reset else view.changes.arrived:
             self._sort_in(job, view, changes)
+        if not changes.reset:
+            changes.begun += [job for job in view.changes.begun if job.id in self._jobs]
         self._now_s = view.now_s
         return decisions
 

@@ -52,6 +52,7 @@ def test_events_tell_the_story_of_a_job(shell: Shell) -> None:
         "submitted",
         "hello",
         "resumed",
+        "began",
         "bye",
         "exited",
         "failed",

@@ -274,3 +274,24 @@ def test_a_gang_in_lockstep_always_agrees_where_to_stop() -> None:
     for thread in threads:
         thread.join(SOON_S)
         assert not thread.is_alive()
+
+
+def test_the_first_boundary_can_be_heard_of_without_parking(rank: Rank) -> None:
+    rank.running(boundary=0).orders.listen()
+    assert rank.boundaries.stop_at == 1
+    rank.boundaries.count = 1
+    assert not rank.orders.arrive(1)
+    assert (rank.orders.phase, rank.boundaries.stop_at) == (Phase.RUNNING, NEVER)
+    assert rank.orders.suspend(Suspend(epoch=1, stop_at=2)) == []
+    assert rank.orders.arrive(2)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_an_order_to_stop_goes_before_listening(rank: Rank, *, first: bool) -> None:
+    rank.running(boundary=0)
+    if not first:
+        rank.orders.listen()
+    rank.orders.suspend(Suspend(epoch=1, stop_at=1))
+    if first:
+        rank.orders.listen()
+    assert rank.orders.arrive(1)

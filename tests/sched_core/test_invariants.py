@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 from hypothesis import settings
@@ -27,7 +29,7 @@ from gpuslice.sched_core.events import (
 )
 from gpuslice.sched_core.gang import RankPhase
 from gpuslice.sched_core.job import JobSpec
-from gpuslice.sched_core.policies.rr import RoundRobin
+from gpuslice.sched_core.policies.registry import make_policy
 from gpuslice.sched_core.states import JobState
 
 from .driver import PROGRAM, QUANTUM_S, Driver, picture, refused, suspended
@@ -51,6 +53,13 @@ MESSAGES = st.one_of(
 )
 JOBS = st.sampled_from("abcd")
 RANKS = st.integers(0, 2)
+POLICIES: dict[str, dict[str, Any]] = {
+    "2das": {"thresholds": (1.0, 5.0), "promote": 2.0},
+    "gittins": {"thresholds": (1.0, 5.0)},
+    "las": {"quantum_s": QUANTUM_S},
+    "rr": {"quantum_s": QUANTUM_S},
+    "srtf": {},
+}
 BEHAVIOURS = st.sampled_from(["obeys", "obeys", "refuses", "overshoots"])
 
 
@@ -60,6 +69,7 @@ class CoreMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.driver = Driver(2)
+        self.policy = "rr"
         self.epochs: dict[str, int] = {}
         #: The orders of each rank that it has not carried out, oldest first.
         self.orders: dict[tuple[str, int], list[wire.Resume | wire.Suspend]] = {}
@@ -75,8 +85,10 @@ class CoreMachine(RuleBasedStateMachine):
             if isinstance(command, Tell) and isinstance(command.message, wire.Resume | wire.Suspend):
                 self.orders.setdefault((command.job, command.rank), []).append(command.message)
 
-    @initialize(ranks=st.lists(st.integers(1, 2), max_size=3))
-    def submit_some(self, ranks: list[int]) -> None:
+    @initialize(ranks=st.lists(st.integers(1, 2), max_size=3), policy=st.sampled_from(sorted(POLICIES)))
+    def submit_some(self, ranks: list[int], policy: str) -> None:
+        self.policy = policy
+        self.driver = Driver(2, make_policy(policy, POLICIES[policy]))
         for job, count in zip("abc", ranks, strict=False):
             self.submit(job, count)
             for rank in range(count):
@@ -175,7 +187,7 @@ class CoreMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         events = msgspec.json.encode([event for event, _ in self.driver.journal])
-        twin = Core(self.driver.core.devices, RoundRobin(quantum_s=QUANTUM_S))
+        twin = Core(self.driver.core.devices, make_policy(self.policy, POLICIES[self.policy]))
         times = [now for _, now in self.driver.journal]
         for event, now in zip(msgspec.json.decode(events, type=list[Event]), times, strict=True):
             twin.handle(event, now)

@@ -72,6 +72,7 @@ def test_whoever_waits_for_a_stuck_job_is_sent_elsewhere() -> None:
         driver.do(Submitted(JobSpec(id=job, submit_s=driver.now_s, boundary_timeout_s=TIMEOUT_S), PROGRAM))
         driver.hello(job)
         driver.resumed(job)
+        driver.progress(job, 1)
     driver.submit("b")
     driver.hello("b")
     policy.next = lambda _: Plan([Suspend("a"), Start("b", (0,))])
