@@ -8,6 +8,7 @@ clock, and it is never told which world it is in. docs/writing-a-policy.md shows
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from math import ceil
 from typing import Protocol, runtime_checkable
 
 import msgspec
@@ -171,6 +172,10 @@ class View:
         self.now_s = now_s
         self.least_slice_s = 0.0
         self.changes = Changes(reset=True)
+
+    def slice_s(self, quantum_s: float) -> float:
+        """How long slices of ``quantum_s`` have to last: the least multiple that is worth its switches."""
+        return quantum_s * max(1, ceil(self.least_slice_s / quantum_s))
 
     def waiting(self) -> Iterator[Job]:
         """Jobs that hold no device, in order of arrival."""

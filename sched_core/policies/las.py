@@ -56,5 +56,5 @@ class LeastAttained(RankedPolicy[Entry]):
         if not self.crowded:
             self._compare_s = None
         elif self._compare_s is None:
-            self._compare_s = view.now_s + max(self._quantum_s, view.least_slice_s)
+            self._compare_s = view.now_s + view.slice_s(self._quantum_s)
         return self._compare_s

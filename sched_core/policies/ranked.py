@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from math import inf
 from typing import Any, Generic
 
 from gpuslice.sched_core.job import Job
@@ -32,6 +33,8 @@ class RankedPolicy(ABC, Generic[E]):
     strict = False
     #: Running jobs may have to give way. Where not, keys of running jobs must come before all waiting ones.
     preemptive = True
+    #: Nobody is suspended within ``View.least_slice_s``; not where slices are that long anyway.
+    sparing = True
     #: What is kept for each job.
     entry_type: type[Any] = Entry
 
@@ -43,6 +46,8 @@ class RankedPolicy(ABC, Generic[E]):
         self._was_crowded = False
         #: Entries started or suspended in this plan, with whether they ran before it.
         self._touched: dict[E, bool] = {}
+        #: When the first slice that is too short to be ended will be long enough; infinite if there is none.
+        self._spared_until_s = inf
 
     @abstractmethod
     def waiting_key(self, entry: E, view: View) -> Key:
@@ -92,10 +97,32 @@ class RankedPolicy(ABC, Generic[E]):
                     self.begun(entry, view)
         self.update(view)
         self._touched.clear()
-        self._select()
+        self._spare(view)
         decisions = self._differences(view)
         self._was_crowded = self.crowded
-        return Plan(decisions, self.wake_at(view))
+        return Plan(decisions, self._wake_s(view))
+
+    def _spare(self, view: View) -> None:
+        """Decide, but suspend nobody whose slice was not worth the switch yet: those go first meanwhile."""
+        self._spared_until_s, least_s, ranking = inf, view.least_slice_s, self.ranking
+        if not (least_s and self.sparing and self.preemptive and self.crowded):
+            self._select()
+            return
+        ranking.refresh()
+        young = [entry for _, entry in ranking.running if entry.job.since_s + least_s > view.now_s]
+        own_keys = [entry.key for entry in young]
+        for entry in young:
+            self._spared_until_s = min(self._spared_until_s, entry.job.since_s + least_s)
+            ranking.rekey(entry, (-inf, entry.job.number))
+        self._select()
+        for entry, key in zip(young, own_keys, strict=True):
+            ranking.rekey(entry, key)
+
+    def _wake_s(self, view: View) -> float | None:
+        wake_s = self.wake_at(view)
+        if self._spared_until_s == inf or not self.crowded:
+            return wake_s
+        return self._spared_until_s if wake_s is None else min(wake_s, self._spared_until_s)
 
     def _rebuild(self, view: View) -> None:
         self.ranking: Ranking[E] = Ranking(view.cluster.size, strict=self.strict)

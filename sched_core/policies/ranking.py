@@ -115,7 +115,7 @@ class Ranking(Generic[E]):
 
     def behind(self, entry: E) -> list[E]:
         """Running entries less urgent than ``entry``, most urgent first."""
-        self._refresh()
+        self.refresh()
         return [other for _, other in self.running[bisect_right(self.running, (entry.key, entry)) :]]
 
     def withdraw(self, entry: E) -> None:
@@ -198,11 +198,12 @@ class Ranking(Generic[E]):
         for position in range(len(self.running) - 1, -1, -1):
             item = self.running[position]
             if self._expired is not None and (self._expired[1] is None or item[0] < self._expired[1]):
-                self._refresh()
+                self.refresh()
                 item = self.running[position]
             yield item
 
-    def _refresh(self) -> None:
+    def refresh(self) -> None:
+        """Give running entries keys of the present (``expire``)."""
         if self._expired is None:
             return
         key, before = self._expired

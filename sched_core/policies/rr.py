@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from math import ceil, floor
+from math import floor
 
 from gpuslice.errors import ConfigError
 from gpuslice.sched_core.job import Job
@@ -53,6 +53,7 @@ class RoundRobin(RankedPolicy[Turn]):
 
     name = "rr"
     entry_type = Turn
+    sparing = False
 
     def __init__(self, placement: Placement | None = None, *, quantum_s: float = 60.0) -> None:
         super().__init__(placement)
@@ -109,7 +110,7 @@ class RoundRobin(RankedPolicy[Turn]):
 
     def wake_at(self, view: View) -> float | None:
         if self._round_ends_s is None and self.crowded:
-            slice_s = self._quantum_s * max(1, ceil(view.least_slice_s / self._quantum_s))
+            slice_s = view.slice_s(self._quantum_s)
             slices = floor(view.now_s / slice_s) + 1
             while slices * slice_s <= view.now_s:
                 slices += 1

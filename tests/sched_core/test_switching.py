@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from gpuslice import wire
@@ -77,6 +79,69 @@ def test_slices_last_until_switching_stays_under_its_share() -> None:
         driver.do(Exited(job, 0))
         driver.do(RankGone(job, 0))
     assert driver.core.switching.least_slice_s() == 0.0, "what is gone is not switched"
+
+
+TICK_S = 0.5
+
+
+def slices(policy: str, options: dict[str, Any], *, share: float) -> list[tuple[float, float]]:
+    """How long slices lasted that a policy ended, and had to; jobs keep coming, ever shorter."""
+    driver = Driver(1, make_policy(policy, options), switch_share=share)
+    jobs = driver.core.jobs
+    found: list[tuple[float, float]] = []
+
+    def carry_out(least_s: float) -> None:
+        for job in jobs.values():
+            if job.state is JobState.SUSPENDING:
+                found.append((driver.now_s - since_s[job.id], least_s))
+        switch(driver, out_s=0.12, in_s=0.06)
+        since_s.update({job.id: job.since_s for job in jobs.values() if job.running})
+
+    since_s: dict[str, float] = {}
+    for tick in range(120):
+        driver.now_s = TICK_S * tick
+        least_s = driver.core.switching.least_slice_s()
+        if tick % 6 == 0 and tick < 60:
+            spec = JobSpec(id=f"j{tick}", submit_s=driver.now_s, iterations=1000 - 10 * tick)
+            driver.do(Submitted(spec, PROGRAM))
+            driver.hello(spec.id)
+            carry_out(least_s)
+        for job in jobs.values():
+            if job.state is JobState.RUNNING:
+                driver.progress(job.id, job.ranks[0].boundary + 1)
+                since_s[job.id] = job.since_s
+        wake_s = driver.core.planning.wake_s
+        if wake_s is not None and wake_s <= driver.now_s:
+            driver.wake(0.0)
+        carry_out(least_s)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("policy", "options"),
+    [
+        ("2das", {"thresholds": (1.0,)}),
+        ("gittins", {"thresholds": (1.0,)}),
+        ("las", {"quantum_s": 1.0}),
+        ("srtf", {}),
+    ],
+)
+def test_nobody_is_suspended_before_the_slice_was_worth_its_switch(
+    policy: str, options: dict[str, Any]
+) -> None:
+    impatient = [lasted_s for lasted_s, _ in slices(policy, options, share=0.0)]
+    assert min(impatient) < 3.5
+    patient = [pair for pair in slices(policy, options, share=0.03) if pair[1] > 3.5]
+    assert len(patient) > 2
+    assert all(lasted_s >= least_s - 1e-6 for lasted_s, least_s in patient)
+
+
+@pytest.mark.parametrize("policy", ["gandiva", "rr"])
+def test_slices_that_end_together_are_as_long_as_is_worth_their_switches(policy: str) -> None:
+    patient = slices(policy, {"quantum_s": 1.0}, share=0.03)[-4:]
+    # Whoever comes back sees the end of the slice from the next tick on.
+    assert all(lasted_s >= least_s - TICK_S - 1e-6 for lasted_s, least_s in patient)
+    assert all(lasted_s < 3.5 for lasted_s, _ in slices(policy, {"quantum_s": 1.0}, share=0.0)[-4:])
 
 
 def test_the_most_expensive_job_counts_for_as_long_as_it_is_there_and_as_large() -> None:

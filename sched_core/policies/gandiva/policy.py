@@ -109,7 +109,8 @@ class Gandiva:
         target = self._turns(view, free, units, rotate=slice_is_over)
         crowded = len(target) < len(self._servers.homes)
         self._grow(view, free, target)
-        self._slice_end_s = (floor(now_s / self._quantum_s) + 1) * self._quantum_s if crowded else None
+        slice_s = view.slice_s(self._quantum_s)
+        self._slice_end_s = (floor(now_s / slice_s) + 1) * slice_s if crowded else None
         return Plan(self._differences(view, target), self._wake_at(view))
 
     def _follow(self, view: View) -> bool:
