@@ -33,6 +33,8 @@ from gpuslice.witness import Witness
 
 LOG = "scheduler.log"
 _READY = b"r"
+#: What ``--quantum`` is called in policies.
+_QUANTA = ("quantum_s", "first_slice_s")
 #: Policies that must know how long jobs run, for which what ``submit --steps`` tells is enough.
 _ESTIMATES_DO = ("srtf", "srsf", "sjf")
 
@@ -161,9 +163,10 @@ def options(policy: str, settings: Sequence[str], quantum_s: float | None) -> di
         if not equals or not key:
             raise UsageError(f"--set {setting} is not KEY=VALUE", "write for instance --set quantum_s=2")
         found[key] = value
-    if "quantum_s" in policy_options(policy):
-        found.setdefault("quantum_s", str(2.0 if quantum_s is None else quantum_s))
-    elif quantum_s is not None:
+    takes = [key for key in _QUANTA if key in policy_options(policy)]
+    for key in takes:
+        found.setdefault(key, str(2.0 if quantum_s is None else quantum_s))
+    if quantum_s is not None and not takes:
         raise UsageError(f"policy {policy} has no quantum", "leave out --quantum; see --set")
     return found
 

@@ -60,6 +60,10 @@ class Mlfq(RankedPolicy[MlfqEntry]):
         starts anew. Infinite: never.
     by_devices
         Service is devices times time (2D); otherwise time alone.
+    first_slice_s
+        Attained service at which a job leaves one more queue, before all the others: whoever is new soon gets
+        that much (Gandiva's early feedback). Where the first queue is no longer than that, and at 0, there is
+        no such queue.
     """
 
     entry_type = MlfqEntry
@@ -71,13 +75,18 @@ class Mlfq(RankedPolicy[MlfqEntry]):
         thresholds: tuple[float, ...] = (3600.0,),
         promote: float = inf,
         by_devices: bool = True,
+        first_slice_s: float = 0.0,
     ) -> None:
         super().__init__(placement)
         if list(thresholds) != sorted(set(thresholds)) or any(not limit > 0 for limit in thresholds):
             raise ConfigError(f"thresholds={thresholds} do not ascend from above 0")
         if not promote > 0:
             raise ConfigError(f"promote={promote} is not above 0", "leave it out to never promote")
+        if not first_slice_s >= 0:
+            raise ConfigError(f"first_slice_s={first_slice_s} is below 0", "leave it out for no such slice")
         self._limits = thresholds
+        if thresholds and 0 < first_slice_s < thresholds[0]:
+            self._limits = (first_slice_s, *thresholds)
         self._promote = promote
         self._by_devices = by_devices
         #: (due, number, entry); stale unless the entry still has that due time.

@@ -52,8 +52,9 @@ class TwoDGittins(TwoDas):
         *,
         thresholds: tuple[float, ...] = (3600.0,),
         promote: float = inf,
+        first_slice_s: float = 0.0,
     ) -> None:
-        super().__init__(placement, thresholds=thresholds, promote=promote)
+        super().__init__(placement, thresholds=thresholds, promote=promote, first_slice_s=first_slice_s)
         self._index: GittinsIndex | None = None
 
     def waiting_key(self, entry: MlfqEntry, view: View) -> Key:

@@ -80,7 +80,7 @@ def test_a_second_scheduler_is_refused_and_disturbs_nothing(shell: Shell) -> Non
         (["--policy", "best"], "no policy 'best'"),
         (["--policy", "chronus"], "needs to know how long"),
         (["--switch-share", "1.5"], "no part of the time"),
-        (["--policy", "2das", "--quantum", "1s"], "no quantum"),
+        (["--policy", "fifo", "--quantum", "1s"], "no quantum"),
         (["--set", "speed=9"], "no option 'speed'"),
         (["--quota", "t"], "not TENANT=DEVICES"),
         (["--quantum", "soon"], "'soon' is not a time"),

@@ -11,9 +11,20 @@ from hypothesis import strategies as st
 from gpuslice import wire
 from gpuslice.sched_core.events import Submitted
 from gpuslice.sched_core.job import JobSpec
+from gpuslice.sched_core.policies.registry import make_policy
 from gpuslice.sched_core.states import IN_TRANSIT, JobState
 
 from .driver import PROGRAM, QUANTUM_S, Driver
+
+#: Policies that promise it, and their settings.
+PROMISING: dict[str, dict[str, object]] = {
+    "2das": {"first_slice_s": QUANTUM_S},
+    "gittins": {"first_slice_s": QUANTUM_S},
+    "las": {"quantum_s": QUANTUM_S},
+    "rr": {"quantum_s": QUANTUM_S},
+    "srtf": {},
+    "srsf": {},
+}
 
 
 def obey(driver: Driver) -> None:
@@ -25,30 +36,49 @@ def obey(driver: Driver) -> None:
                 driver.parked(job.id, job.stop_at)
             else:
                 driver.resumed(job.id)
+                driver.progress(job.id, job.ranks[0].boundary + 1)
 
 
-@settings(max_examples=30, deadline=None)
-@given(
-    devices=st.integers(1, 3),
-    arrivals=st.lists(st.integers(0, 12), min_size=1, max_size=9),
-)
-def test_nobody_waits_longer_than_a_round_for_the_first_mini_batch(devices: int, arrivals: list[int]) -> None:
-    driver = Driver(devices)
-    pending = sorted(arrivals)
-    for tick in range(40):
-        while pending and pending[0] <= tick:
-            pending.pop(0)
-            name = f"j{len(driver.core.jobs)}"
-            driver.do(Submitted(JobSpec(id=name, submit_s=driver.now_s), PROGRAM))
-            driver.hello(name)
-            obey(driver)
-        driver.wake(QUANTUM_S)
+def live(driver: Driver, until_s: float) -> None:
+    """Wake the core whenever it wants that."""
+    while (wake_s := driver.core.planning.wake_s) is not None and wake_s <= until_s:
+        driver.wake(max(0.0, wake_s - driver.now_s))
         obey(driver)
-    jobs = driver.core.jobs.values()
-    for job in jobs:
+        assert driver.core.planning.wake_s != wake_s
+    driver.now_s = until_s
+
+
+@pytest.mark.parametrize("policy", sorted(PROMISING))
+@settings(max_examples=30, deadline=None)
+@given(devices=st.integers(1, 3), arrivals_s=st.lists(st.integers(0, 48), min_size=1, max_size=9))
+def test_nobody_waits_longer_than_a_round_for_the_first_mini_batch(
+    policy: str, devices: int, arrivals_s: list[int]
+) -> None:
+    driver = Driver(devices, make_policy(policy, PROMISING[policy]))
+    jobs = driver.core.jobs
+    for arrival in sorted(arrivals_s):
+        live(driver, 0.25 + 0.25 * arrival)
+        spec = JobSpec(id=f"j{len(jobs)}", submit_s=driver.now_s, iterations=100_000)
+        driver.do(Submitted(spec, PROGRAM))
+        driver.hello(spec.id)
+        obey(driver)
+    live(driver, 40.0)
+    for job in jobs.values():
         assert job.first_start_s is not None
-        present = sum(other.spec.submit_s <= job.spec.submit_s for other in jobs)
+        present = sum(other.spec.submit_s <= job.spec.submit_s for other in jobs.values())
         assert job.first_start_s - job.spec.submit_s <= ceil(present / devices) * QUANTUM_S
+
+
+def test_without_a_first_slice_a_queue_is_served_in_order() -> None:
+    driver = Driver(1, make_policy("2das", {"thresholds": (10.0,)}))
+    for name in ("a", "b"):
+        driver.submit(name)
+        driver.hello(name)
+    obey(driver)
+    live(driver, 9.0)
+    assert driver.core.jobs["b"].first_start_s is None
+    live(driver, 11.0)
+    assert driver.core.jobs["b"].first_start_s == 10.25
 
 
 @pytest.mark.parametrize("count", [5])
