@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import TypeVar, cast
+from typing import NoReturn, TypeVar, cast
 
 import torch
 
@@ -29,6 +29,8 @@ _SPARSE_PARTS = {
     torch.sparse_bsc: ("ccol_indices", "row_indices", "values"),
 }
 _T = TypeVar("_T")
+#: Where memory may be besides the job's device.
+_HOST = ("cpu", "meta")
 _PER_CHANNEL = (torch.per_channel_affine, torch.per_channel_affine_float_qparams)
 
 
@@ -58,10 +60,23 @@ def sweep(device: Device) -> list[Found]:
     Raises
     ------
     SuspendRefusedError
-        If a live object forbids emptying the device storage by storage (a captured CUDA graph).
+        If a live object forbids emptying the device storage by storage (a captured CUDA graph), or if there
+        is memory on a further device (another GPU), which would not be emptied.
     """
     live = live_instances(torch.Tensor, torch.UntypedStorage, *device.obstacles)
     _refuse_obstacles(live, device)
+    found = _storages(live, device)
+    ordered = sorted(found.values(), key=attrgetter("address"))
+    _fix_overlapping(ordered)
+    return ordered
+
+
+def check_alone(device: Device) -> None:
+    """For a route that does not sweep: refuse memory on further devices, as `sweep` does."""
+    _storages(live_instances(torch.Tensor, torch.UntypedStorage), device)
+
+
+def _storages(live: Sequence[object], device: Device) -> dict[int, Found]:
     found: dict[int, Found] = {}
     with torch.no_grad(), torch._C.DisableTorchFunction():
         tensors = with_gradients(of_kind(live, torch.Tensor))
@@ -73,9 +88,7 @@ def sweep(device: Device) -> list[Found]:
                     entry.fixed = True
         for storage in of_kind(live, torch.UntypedStorage):
             _enter(found, device, storage, None)
-    ordered = sorted(found.values(), key=attrgetter("address"))
-    _fix_overlapping(ordered)
-    return ordered
+    return found
 
 
 def live_instances(*kinds: type) -> list[object]:
@@ -157,7 +170,8 @@ def _enter(
 ) -> Found | None:
     """Note a storage of the device, unless it has no memory (fake, functional and wrapper tensors)."""
     entry = found.get(storage._cdata)
-    if entry is not None or not device.owns(storage) or storage.nbytes() == 0:
+    ours = device.owns(storage)
+    if entry is not None or storage.nbytes() == 0 or (not ours and storage.device.type in _HOST):
         return entry
     try:
         address = storage.data_ptr()
@@ -166,7 +180,10 @@ def _enter(
     if address == 0:
         return None
     label = "a bare storage" if tensor is None else describe_tensor(tensor)
-    found[storage._cdata] = entry = Found(storage, storage.nbytes(), address, label)
+    entry = Found(storage, storage.nbytes(), address, label)
+    if not ours:
+        _refuse_elsewhere(entry, device)
+    found[storage._cdata] = entry
     return entry
 
 
@@ -188,6 +205,15 @@ def _fix_overlapping(ordered: Sequence[Found]) -> None:
             entry.fixed = reach.fixed = True
         if reach is None or entry.address + entry.nbytes > reach.address + reach.nbytes:
             reach = entry
+
+
+def _refuse_elsewhere(entry: Found, device: Device) -> NoReturn:
+    from .naming import name_of  # late: it looks for names with what is defined here
+
+    raise SuspendRefusedError(
+        f"{name_of(entry)} is on {entry.storage.device}, and the job's device is {device.name}",
+        "keep the state of a process on one device, and name it with --device",
+    )
 
 
 def _refuse_obstacles(live: Sequence[object], device: Device) -> None:

@@ -25,7 +25,7 @@ from gpuslice.types import Route
 from . import rng, tree
 from .blocks import BlockCargo, Shim, load_blocks
 from .cargo import Cargo, load
-from .discover import Found, sweep
+from .discover import Found, check_alone, sweep
 from .record import Stages, SwitchRecord
 from .rehome import rehome
 from .snapshot import SnapshotFile
@@ -196,7 +196,7 @@ class Switch:
     ) -> tuple[Cargo | BlockCargo, SnapshotFile]:
         """Find, copy and publish; whatever fails here leaves the job and the older snapshots alone."""
         with stages.stage("find_s"):
-            found = self._in_order(sweep(self.device)) if self._shim is None else []
+            found = self._find()
             state = describe(named) if named is not None else NamedState(None, ())
             cargo = self._load(found, state)
         with stages.stage("admit_s"):
@@ -212,6 +212,12 @@ class Switch:
                     tree.encode(state.tree), cargo.tensors, boundary=boundary, restartable=restartable
                 )
         return cargo, snapshot
+
+    def _find(self) -> list[Found]:
+        if self._shim is None:
+            return self._in_order(sweep(self.device))
+        check_alone(self.device)
+        return []
 
     def _in_order(self, found: list[Found]) -> list[Found]:
         """In the order of the last suspend, new ones behind: what has not changed lies where it lay."""

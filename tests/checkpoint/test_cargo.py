@@ -14,6 +14,7 @@ from gpuslice.checkpoint.store import JobStore
 from gpuslice.checkpoint.switch import Switch
 from gpuslice.errors import SuspendRefusedError
 from gpuslice.kernels import Hold, Way
+from gpuslice.types import Route
 
 from .harness import FaultyDevice, Job, SpyGate
 
@@ -44,6 +45,27 @@ def test_a_refusal_names_a_variable(store: JobStore) -> None:
     holder = {"hidden_state": torch.ones(10)}
     with pytest.raises(SuspendRefusedError, match="hidden_state"):
         Switch(PickyDevice(holder["hidden_state"]), store).suspend(boundary=1)
+
+
+class OnAnotherGpu(torch.UntypedStorage):
+    """The host's memory, but it says that it is elsewhere."""
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return torch.device("cuda", 1)
+
+
+@pytest.mark.parametrize("route", [Route.TENSOR, Route.VMM])
+def test_memory_on_a_further_device_is_refused_by_name(store: JobStore, route: Route) -> None:
+    storage = OnAnotherGpu(4000)
+    holder = {"second_half": torch.empty(0).set_(storage)}  # type: ignore[call-overload]
+    device = FaultyDevice()
+    shim: Any = object() if route is Route.VMM else None  # not even looked at
+    switch = Switch(device, store, shim=shim)
+    with pytest.raises(SuspendRefusedError, match=r"second_half .* is on cuda:1, .* device is cpu"):
+        switch.suspend(boundary=1)
+    assert "copy_out" not in device.calls
+    assert holder
 
 
 class Obstacle:
