@@ -84,7 +84,7 @@ class Agent:
         self._link.send(Resumed(epoch=order.epoch, boundary=self._boundaries.count, stages_s={}))
         self._orders.listen()
 
-    def at_boundary(self, boundary: int) -> None:
+    def at_boundary(self, boundary: int) -> Sequence[int]:
         """Suspend if that is still wanted, and stay parked until the next lease.
 
         The script's signal handlers wait until its state is back. A signal that asks it to end brings
@@ -93,12 +93,13 @@ class Agent:
         if not self._began:
             self._began = True
             self._link.send(self._progress())  # when the set-up was over matters for what counts as service
-        leased = self._orders.phase is Phase.RUNNING
+        leased, late = self._orders.phase is Phase.RUNNING, list[int]()
         if not self._runtime.interruptible() or not self._orders.arrive(boundary):
-            return
-        with undisturbed(self._orders.interrupt) as held:
+            return late
+        with undisturbed(self._orders.interrupt, late=late) as held:
             if self._suspend(boundary, leased=leased):
                 self._stay_parked(held)
+        return late
 
     def finish(self) -> None:
         """Say Bye."""

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
+from gpuslice.ending import deliver
 from gpuslice.errors import UsageError
 
 #: A ``stop_at`` that no boundary reaches.
@@ -24,8 +25,11 @@ LOADERLESS_STEPS = 16
 class Controller(Protocol):
     """Decides what happens at the boundaries it asked for by setting ``BoundaryCounter.stop_at``."""
 
-    def at_boundary(self, boundary: int) -> None:
-        """Called in the main thread; sets ``stop_at`` anew, else it is called again at the next one."""
+    def at_boundary(self, boundary: int) -> Sequence[int]:
+        """Called in the main thread; sets ``stop_at`` anew, else it is called again at the next one.
+
+        Returns the signals whose handlers could not run meanwhile (``ending.deliver``).
+        """
         ...
 
 
@@ -74,24 +78,24 @@ class BoundaryCounter:
         self._by_hooks = True
         self._steps_since_fetch = LOADERLESS_STEPS
 
-    def fetching(self) -> None:
-        """A DataLoader is about to fetch a batch for the main thread."""
+    def fetching(self) -> Sequence[int]:
+        """A DataLoader is about to fetch a batch for the main thread; returns the signals to deliver."""
         self._steps_since_fetch = 0
-        if self._by_hooks:
-            self._cross()
+        return self._cross() if self._by_hooks else ()
 
-    def stepped(self) -> None:
-        """An optimizer step has ended in the main thread, outside backward."""
+    def stepped(self) -> Sequence[int]:
+        """An optimizer step has ended in the main thread, outside backward; the signals to deliver."""
         self.steps += 1
         self._steps_since_fetch += 1
         if self._steps_since_fetch > LOADERLESS_STEPS and self._by_hooks:
-            self._cross()
+            return self._cross()
+        return ()
 
-    def mark(self) -> None:
-        """The script says that this is a boundary; from now on only it does."""
+    def mark(self) -> Sequence[int]:
+        """The script says that this is a boundary, and from now on only it does; the signals to deliver."""
         self.explicit = True
         self._by_hooks = False
-        self._cross()
+        return self._cross()
 
     def forget_controller(self) -> None:
         """Go on counting, but never park or save again."""
@@ -107,12 +111,14 @@ class BoundaryCounter:
         finally:
             self._by_hooks = before and not self.explicit
 
-    def _cross(self) -> None:
+    def _cross(self) -> Sequence[int]:
         self.count += 1
+        late: Sequence[int] = ()
         if self.count >= self.stop_at and self.controller is not None:
-            self.controller.at_boundary(self.count)
+            late = self.controller.at_boundary(self.count)
         if self.count >= self.save_at and self.saver is not None:
             self.saver(self.count)
+        return late
 
 
 #: The counter of this process. It costs nothing until a runtime gives it a controller.
@@ -133,7 +139,7 @@ def boundary() -> None:
     if threading.get_ident() != threading.main_thread().ident:
         name = threading.current_thread().name
         raise UsageError(f"gpuslice.boundary() was called in thread {name!r}", "call it in the main thread")
-    counter.mark()
+    deliver(counter.mark())
 
 
 def skipping() -> AbstractContextManager[None]:

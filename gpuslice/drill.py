@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 
 from gpuslice import config
 from gpuslice.boundaries import NEVER
@@ -36,12 +37,12 @@ class Drill:
         _ = self._runtime.ramdisk
         self._ask(self._runtime.boundary)
 
-    def at_boundary(self, boundary: int) -> None:
+    def at_boundary(self, boundary: int) -> Sequence[int]:
         """Suspend and resume; ends the job, by an error's exit code, if that is not possible."""
-        runtime = self._runtime
+        runtime, late = self._runtime, list[int]()
         if not runtime.interruptible():
-            return
-        with undisturbed():
+            return late
+        with undisturbed(late=late):
             try:
                 runtime.suspend(explicit=runtime.boundaries.explicit)
             except RollbackError as error:
@@ -53,6 +54,7 @@ class Drill:
             except GpusliceError as error:
                 end_parked(error)
         self._ask(boundary)
+        return late
 
     def finish(self) -> None:
         """Nothing outlives a drill."""

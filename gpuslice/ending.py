@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import _thread
 import ctypes
 import gc
 import os
 import signal
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from gpuslice.errors import GpusliceError
 
@@ -98,7 +99,9 @@ def _flush() -> None:
 
 
 @contextmanager
-def undisturbed(notice: Callable[[int], None] | None = None) -> Iterator[Collection[int]]:
+def undisturbed(
+    notice: Callable[[int], None] | None = None, *, late: list[int] | None = None
+) -> Iterator[Collection[int]]:
     """Hold back the script's signal handlers (Ctrl-C among them) until the block has ended.
 
     A handler may raise or look at tensors; neither may happen while some of them are empty. Signals
@@ -108,6 +111,9 @@ def undisturbed(notice: Callable[[int], None] | None = None) -> Iterator[Collect
     ----------
     notice
         Told of every signal that is held back, at the moment when its handler would have run.
+    late
+        Gets the signals that arrived, for the caller to `deliver`, if the block ends without an exception;
+        otherwise their handlers run as the block ends.
 
     Yields
     ------
@@ -127,17 +133,35 @@ def undisturbed(notice: Callable[[int], None] | None = None) -> Iterator[Collect
         signal.signal(signum, note)
     try:
         yield held.keys()
+        if late is not None:
+            late += waiting
+            waiting.clear()
     finally:
         for signum, handler in held.items():
             signal.signal(signum, handler)
-        _deliver(waiting)
+        _deliver_here(waiting)
 
 
-def _deliver(signals: list[int]) -> None:
+def _deliver_here(signals: list[int]) -> None:
     """Let the handlers have their signals, in order; one that raises does not keep them from the others."""
     while signals:
         number = signals.pop(0)
         try:
             signal.raise_signal(number)
         finally:
-            _deliver(signals)
+            _deliver_here(signals)
+
+
+#: Marks a signal as arrived, like the system's own handler.
+_falls_due = cast(Callable[[int], None], _thread.interrupt_main)
+
+
+def deliver(signals: Sequence[int]) -> None:
+    """Let the script's handlers have the signals that were held back; the last thing that a function does.
+
+    They only become due here. Python runs a handler when it next looks for one, which is after a call of a
+    C function, in a loop and when a function begins, but not while calls return: so it is run in
+    the script's own code, and a traceback through it shows no frame of ours. For the main thread.
+    """
+    # One instruction goes through the map, and Python does not look in the midst of it.
+    _ = [*map(_falls_due, signals)]

@@ -9,7 +9,7 @@ import atexit
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -17,10 +17,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import dataloader
 from torch.utils.hooks import RemovableHandle
 
-from gpuslice import agent, drill
+from gpuslice import agent, drill, uncaught
 from gpuslice.boundaries import BoundaryCounter, Controller
 from gpuslice.checkpoint.heap import hide_imports
-from gpuslice.ending import end, ended_well, say
+from gpuslice.ending import deliver, end, ended_well, say
 from gpuslice.errors import GpusliceError
 from gpuslice.runtime import Runtime, runtime
 from gpuslice.threads import Early
@@ -51,6 +51,7 @@ def install(early: Early | None = None) -> None:
     SystemExit
         After a message, with the error's exit code, if what the user asked for is impossible here.
     """
+    uncaught.install()
     try:
         job = runtime()
         if early is not None:
@@ -97,15 +98,16 @@ class BeforeFetch:
     what a user's dataset raises carries the user's own traceback.
     """
 
-    def __init__(self, original: Callable[[Any], Any], fetching: Callable[[], None]) -> None:
+    def __init__(self, original: Callable[[Any], Any], fetching: Callable[[], Sequence[int]]) -> None:
         self._original = original
         self._fetching = fetching
         self._main = threading.main_thread().ident
 
     def __get__(self, iterator: object | None, owner: type | None = None) -> Callable[..., Any]:
+        fetch: Callable[..., Any] = self._original.__get__(iterator, owner)
         if iterator is not None and threading.get_ident() == self._main:
-            self._fetching()
-        return self._original.__get__(iterator, owner)  # type: ignore[no-any-return]
+            deliver(self._fetching())
+        return fetch
 
 
 def count_boundaries(boundaries: BoundaryCounter) -> RemovableHandle:
@@ -123,7 +125,7 @@ def count_boundaries(boundaries: BoundaryCounter) -> RemovableHandle:
         if torch.compiler.is_compiling() or threading.get_ident() != main:
             return
         if torch._C._current_graph_task_id() == -1 and not _inside_another_step():
-            boundaries.stepped()
+            deliver(boundaries.stepped())
 
     return register_optimizer_step_post_hook(stepped)
 

@@ -19,10 +19,9 @@ from gpuslice.checkpoint.describe import is_holder
 from gpuslice.checkpoint.generators import Generator, is_generator, own_generators
 from gpuslice.checkpoint.snapshot import open_snapshot
 from gpuslice.checkpoint.state import OWN_PREFIX, check, describe, names_of
-from gpuslice.ending import end, undisturbed
-from gpuslice.errors import GpusliceError, RefusedSnapshotError, UsageError
+from gpuslice.ending import undisturbed
+from gpuslice.errors import RefusedSnapshotError, UsageError
 from gpuslice.gang import agree
-from gpuslice.launch import ARMED
 from gpuslice.progress import Progress
 from gpuslice.runtime import Runtime, runtime
 from gpuslice.types import DeviceName
@@ -300,17 +299,12 @@ def restore(path: str | os.PathLike[str], /, **named: object) -> dict[str, Any]:
 
 
 def _go_on(job: Job, process: Runtime) -> None:
-    """Load the named job's newest snapshot, if there is one; under the launcher an error ends the script."""
-    try:
-        snapshots = process.store.restartable()
-        boundary = agree(snapshots, process.place.world_size)
-        process.store.forget_after(-1 if boundary is None else boundary)
-        if boundary is not None:
-            job.restore(snapshots[boundary])
-    except GpusliceError as error:
-        if ARMED in os.environ:
-            end(error)
-        raise
+    """Load the named job's newest snapshot, if there is one."""
+    snapshots = process.store.restartable()
+    boundary = agree(snapshots, process.place.world_size)
+    process.store.forget_after(-1 if boundary is None else boundary)
+    if boundary is not None:
+        job.restore(snapshots[boundary])
 
 
 def _check_main_thread(call: str) -> None:

@@ -19,7 +19,7 @@ from gpuslice.types import Route, job_id
 SITEDIR = Path(__file__).resolve().parent / "sitedir"
 #: Set by the launcher: Pythons below it look whether they train.
 LAUNCH = "GPUSLICE_LAUNCH"
-#: Set in the process that got the hooks; see sitedir/sitecustomize.py.
+#: Set by the process that got the hooks; see sitedir/sitecustomize.py.
 ARMED = "GPUSLICE_ARMED"
 
 
@@ -89,6 +89,7 @@ def check(settings: Settings) -> Settings:
         if getattr(settings, name)
     }
     if "report" in paths:
+        paths["report"] = os.path.realpath(paths["report"])
         _check_report(paths["report"])
     return msgspec.structs.replace(settings, **paths)
 
@@ -126,8 +127,24 @@ def _check_report(path: str) -> None:
         raise UsageError(f"the directory of {path} does not exist", "make it")
     if os.path.isdir(path):
         raise UsageError(f"--report {path} is a directory", "name a file in it")
-    if not os.access(path if os.path.exists(path) else directory, os.W_OK):
-        raise UsageError(f"--report {path} cannot be written", "choose a file in a directory of yours")
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise UsageError(f"--report {path} is not a regular file", "name a file")
+    try:
+        if os.path.exists(path) and not os.access(path, os.W_OK):
+            raise PermissionError
+        # Not every file system that seems to be writable is.
+        draft = draft_path(Path(path))
+        os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW))
+        draft.unlink()
+    except OSError as error:
+        raise UsageError(
+            f"--report {path} cannot be written", "choose a file in a directory of yours"
+        ) from error
+
+
+def draft_path(path: Path) -> Path:
+    """Where this process writes what is then renamed to ``path``."""
+    return path.with_name(f".{path.name}.{os.getpid()}")
 
 
 def _has_nvidia_driver() -> bool:

@@ -19,6 +19,7 @@ from gpuslice.boundaries import BoundaryCounter
 from gpuslice.checkpoint import rng
 from gpuslice.checkpoint.describe import is_stateful
 from gpuslice.checkpoint.generators import Generator, generator_state, own_generators, set_generator_state
+from gpuslice.ending import deliver
 from gpuslice.errors import RefusedSnapshotError, UsageError
 
 Batch = TypeVar("Batch")
@@ -189,7 +190,7 @@ class Progress:
             try:
                 with quiet:
                     if crossing:
-                        self._boundaries.fetching()
+                        deliver(self._boundaries.fetching())
                     batch = next(iterator)
             except StopIteration:
                 return

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import platform
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -11,7 +11,9 @@ import torch
 
 from gpuslice import __version__
 from gpuslice.checkpoint.record import SwitchRecord
+from gpuslice.ending import say
 from gpuslice.errors import EnvironmentUnusableError
+from gpuslice.launch import draft_path
 
 
 def rank_path(path: Path, rank: int) -> Path:
@@ -45,6 +47,7 @@ class Report:
         self._checkpoints = 0
         self._checkpoint_bytes = 0
         self._checkpoint_blocked_s = 0.0
+        self._stale = False
         self.write(boundaries=0, steps=0)
 
     def add(self, record: SwitchRecord) -> None:
@@ -88,6 +91,16 @@ class Report:
             f"copied and {mean_ms:.1f} ms of blackout each on average"
         )
 
+    def update(self, *, boundaries: int, steps: int) -> None:
+        """`write`, and if that is not possible any more, say so once: no training ends for it."""
+        try:
+            self.write(boundaries=boundaries, steps=steps)
+            self._stale = False
+        except EnvironmentUnusableError as error:
+            if not self._stale:
+                say(error.message, "the training goes on")
+            self._stale = True
+
     def write(self, *, boundaries: int, steps: int) -> None:
         """Replace the file by the present state, atomically."""
         if self._path is None:
@@ -102,11 +115,13 @@ class Report:
         lines = [b'"%s": %s' % (key.encode(), msgspec.json.encode(value)) for key, value in parts.items()]
         # One line per switch; rows are encoded once, so that a drill of many switches stays cheap.
         lines.insert(2, b'"switches": [\n%s\n]' % rows)
-        draft = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+        draft = draft_path(self._path)
         try:
             draft.write_bytes(b"{\n%s\n}\n" % b",\n".join(lines))
             draft.replace(self._path)
         except OSError as error:
+            with suppress(OSError):
+                draft.unlink(missing_ok=True)
             raise EnvironmentUnusableError(
                 f"cannot write the report {self._path}: {error.strerror}", "choose another --report file"
             ) from error

@@ -315,7 +315,7 @@ class Runtime:
 
     def write_report(self) -> None:
         """Bring the report file up to date."""
-        self.report.write(boundaries=self.boundary, steps=self.boundaries.steps)
+        self.report.update(boundaries=self.boundary, steps=self.boundaries.steps)
 
     def summary(self) -> str:
         """What happened, in one line."""

@@ -18,24 +18,26 @@ if TYPE_CHECKING:  # the real `typing` would cost every Python below us some mil
     from importlib.abc import Loader
     from importlib.machinery import ModuleSpec
     from types import ModuleType
+    from typing import Any
 
 #: Launchers: they import torch, but their children train.
 LAUNCHERS = {"torchrun", "accelerate", "deepspeed", "torch.distributed.run", "torch.distributed.launch"}
 LAUNCHERS |= {"accelerate.commands.launch", "deepspeed.launcher.runner", "deepspeed.launcher.launch"}
 #: Arguments of helper processes: multiprocessing's children and servers, inductor's compile workers.
 HELPERS = ("--multiprocessing-fork", "multiprocessing.", "compile_worker")
-#: Which rank has the hooks, for the processes below it; a process of another rank trains, too.
+#: Rank and process that have the hooks. A process of another rank trains, too, and this one after `exec`.
 ARMED = "GPUSLICE_ARMED"
 
 
 def trains(environ: Mapping[str, str], argv: Sequence[str]) -> bool:
-    """Whether a process with this environment and command line is one that trains."""
+    """Whether this process, with this environment and command line, is one that trains."""
     if "GPUSLICE_LAUNCH" not in environ:
         return False
     if any(helper in argument for argument in argv[1:] for helper in HELPERS):
         return False
     if ARMED in environ:
-        return environ[ARMED] != environ.get("RANK", "")
+        rank, _, pid = environ[ARMED].partition(" ")
+        return rank != environ.get("RANK", "") or pid == str(os.getpid())
     program = argv[argv.index("-m") + 1 :] if "-m" in argv[:-1] else argv[1:]
     return os.path.basename(next((word for word in program if word[:1] != "-"), "")) not in LAUNCHERS
 
@@ -60,7 +62,7 @@ class AfterTorch:
         finally:
             self._looking = False
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, self._imported, self._first)  # type: ignore[assignment]
+            _watch(spec, self._first, self._imported)
         return spec
 
     def _imported(self) -> None:
@@ -69,22 +71,71 @@ class AfterTorch:
             self._then()
 
 
+def _watch(spec: ModuleSpec, first: Callable[[], None], then: Callable[[], None]) -> None:
+    """Have ``first`` called before the module of ``spec`` is imported, and ``then`` after."""
+    assert spec.loader is not None
+    spec.loader = _Loader(spec.loader, first, then)  # type: ignore[assignment]
+    if type(spec) is importlib.machinery.ModuleSpec:
+        spec.__class__ = _Spec
+
+
+class _Spec(importlib.machinery.ModuleSpec):
+    """A spec until its module is imported: ``import`` notes in it that it has begun, and that it has ended.
+
+    To be told so leaves no frame of ours below the import, so what torch raises in it has the user's own
+    traceback.
+    """
+
+    @property
+    def _initializing(self) -> bool:
+        return bool(vars(self).get("_initializing"))
+
+    @_initializing.setter
+    def _initializing(self, begins: bool) -> None:
+        notes: dict[str, Any] = vars(self)
+        notes["_initializing"] = begins
+        if begins:
+            watch = notes["_watch"] = notes["loader"]
+            if isinstance(watch, _Loader):  # nobody has put another one there
+                watch.first()
+            return
+        self.__class__ = importlib.machinery.ModuleSpec  # type: ignore[assignment]
+        watch = notes.pop("_watch")
+        if isinstance(watch, _Loader) and self.name in sys.modules:  # it has not failed
+            watch.then()
+
+
 class _Loader:
-    def __init__(self, loader: Loader, then: Callable[[], None], first: Callable[[], None]) -> None:
+    """Gives way to the original loader as soon as that is used."""
+
+    def __init__(self, loader: Loader, first: Callable[[], None], then: Callable[[], None]) -> None:
         self._loader = loader
-        self._then = then
-        self._first = first
+        self.first = first
+        self.then = then
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return self._loader.create_module(spec)
 
-    def exec_module(self, module: ModuleType) -> None:
+    @property
+    def exec_module(self) -> Callable[[ModuleType], None]:
+        """Who looks this up is about to call it."""
+        module = sys.modules.get("torch")
+        if module is None or not isinstance(module.__spec__, _Spec) or not module.__spec__._initializing:
+            return self._execute
+        self._give_way(module)
+        return self._loader.exec_module
+
+    def _execute(self, module: ModuleType) -> None:
+        """For those who import without ``import``: `importlib.util.LazyLoader`, for instance."""
+        self._give_way(module)
+        self.first()
+        self._loader.exec_module(module)
+        self.then()
+
+    def _give_way(self, module: ModuleType) -> None:
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
-        self._first()
-        self._loader.exec_module(module)
-        self._then()
 
 
 class EarlyThreads:
@@ -139,7 +190,7 @@ def load_shim() -> None:
 
 def install_hooks(early: EarlyThreads | None = None) -> None:
     """Install the hooks; if that fails, say so, and go on without unless the user asked for suspends."""
-    os.environ[ARMED] = os.environ.get("RANK", "")
+    os.environ[ARMED] = f"{os.environ.get('RANK', '')} {os.getpid()}"
     try:
         from gpuslice import hooks
 

@@ -22,8 +22,9 @@ class Recorder:
         counter.controller = self
         counter.stop_at = stop_at
 
-    def at_boundary(self, boundary: int) -> None:
+    def at_boundary(self, boundary: int) -> tuple[int, ...]:
         self.called_at.append(boundary)
+        return ()
 
 
 @pytest.fixture

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import signal
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from types import FrameType
 
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset, dataloader
 
-from gpuslice.boundaries import BoundaryCounter
+from gpuslice.boundaries import BoundaryCounter, boundary
+from gpuslice.ending import undisturbed
 from gpuslice.hooks import count_boundaries
 
 from .conftest import Workshop
@@ -66,6 +69,59 @@ def test_other_threads_have_no_boundaries(counter: BoundaryCounter) -> None:
     thread.start()
     thread.join()
     assert counter.count == 0
+
+
+class Suspended:
+    """A controller that holds back a signal at every boundary."""
+
+    def __init__(self, counter: BoundaryCounter) -> None:
+        counter.controller = self
+        counter.stop_at = 1
+
+    def at_boundary(self, boundary: int) -> list[int]:
+        late: list[int] = []
+        with undisturbed(late=late):
+            signal.raise_signal(signal.SIGUSR1)
+        return late
+
+
+class Stop(Exception):
+    """Raised by the script's signal handler."""
+
+
+@pytest.fixture
+def raising() -> Iterator[None]:
+    def handler(signum: int, frame: FrameType | None) -> None:
+        raise Stop
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    yield
+    signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.parametrize("where", ["fetch", "step", "mark"])
+def test_a_handler_that_waited_shows_no_frame_of_ours(
+    counter: BoundaryCounter, raising: None, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpuslice.boundaries.counter", counter)
+    batches = iter(loader())
+    steps: dict[str, Callable[[], object]] = {
+        "fetch": lambda: next(batches),
+        "step": torch.optim.SGD([nn.Parameter(torch.ones(2))]).step,
+        "mark": boundary,
+    }
+    Suspended(counter)
+
+    def cross() -> None:
+        steps[where]()
+        while True:  # at the latest now Python looks for signals
+            pass
+
+    with pytest.raises(Stop) as info:
+        cross()
+    modules = [frame.f_globals["__name__"] for frame, _ in traceback.walk_tb(info.value.__traceback__)]
+    assert [name for name in modules if name.startswith("gpuslice.")] == []
+    assert counter.count == 1
 
 
 def test_a_dataset_s_exception_shows_no_frame_of_ours(counter: BoundaryCounter) -> None:

@@ -67,6 +67,8 @@ def test_a_directory_is_run_as_python_runs_it(tmp_path: Path) -> None:
         (Settings(job="a/b"), "'a/b'"),
         (Settings(report="/nowhere/at/all/r.json"), "/nowhere/at/all/r.json"),
         (Settings(report="/"), "/ is a directory"),
+        (Settings(report="/dev/null"), "/dev/null is not a regular file"),
+        (Settings(report="/proc/r.json"), "/proc/r.json cannot be written"),
     ],
 )
 def test_settings_that_cannot_work_are_named(settings: Settings, named: str) -> None:

@@ -233,12 +233,13 @@ class Gang:
         gang, rank = self, self.ranks[number]
 
         class Controller:
-            def at_boundary(self, boundary: int) -> None:
+            def at_boundary(self, boundary: int) -> tuple[int, ...]:
                 if rank.orders.arrive(boundary):
                     gang.stops[number].append(boundary)
                     gang.stopped.release()
                     rank.orders.await_order()
                     rank.orders.run_on()
+                return ()
 
         return Controller()
 

@@ -127,13 +127,14 @@ class Process:
         self.restartable: list[bool] = []
         self.die_at: set[int] = set()
 
-    def at_boundary(self, boundary: int) -> None:
+    def at_boundary(self, boundary: int) -> tuple[int, ...]:
         """As a controller: suspend, resume, and perhaps die."""
         self.boundaries.stop_at = boundary + 1
         self.restartable.append(self.job.restartable(explicit=False))
         if boundary in self.die_at:
             self.suspend(explicit=False)
             raise KilledError
+        return ()
 
     def suspend(self, *, explicit: bool) -> None:
         self.runtime.suspend(explicit=explicit)

@@ -134,8 +134,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 model = torch.nn.Linear(8, 8)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-print("started", flush=True)
 try:
+    print("started", flush=True)
     while True:
         for (x,) in DataLoader(TensorDataset(torch.randn(32, 8)), batch_size=4):
             model(x).sum().backward()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -39,6 +40,8 @@ def ours() -> ModuleType:
         (RUN, [PYTHON, "-m", "accelerate.commands.launch", "train.py"], False),
         (RUN | {"RANK": "0"}, [PYTHON, "-u", "train.py"], True),
         (RUN | {"RANK": "1", ARMED: "0"}, [PYTHON, "train.py"], True),
+        # The same process, which has executed itself.
+        (RUN | {ARMED: f" {os.getpid()}"}, [PYTHON, "train.py"], True),
         # Below a process that has the hooks.
         (RUN | {ARMED: ""}, [PYTHON, "evaluate.py"], False),
         (RUN | {"RANK": "0", ARMED: "0"}, [PYTHON, "evaluate.py"], False),
@@ -136,3 +139,47 @@ def test_with_a_suspend_asked_for_it_ends_the_job(tmp_path: Path) -> None:
     done = python(code, fakes, GPUSLICE_LAUNCH="17", GPUSLICE_SUSPEND_EVERY="2")
     assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr == "gpuslice: no hooks in this process: AttributeError: a bug\n"
+
+
+FAILING_TORCH = "def load():\n    raise OSError('libtorch.so: cannot open shared object file')\nload()\n"
+
+
+@pytest.mark.parametrize("environ", [{}, {"GPUSLICE_LAUNCH": "17"}], ids=["plain", "ours"])
+def test_what_a_torch_that_fails_says_is_all_its_own(tmp_path: Path, environ: dict[str, str]) -> None:
+    (tmp_path / "torch.py").write_text(FAILING_TORCH)
+    done = python("import torch", tmp_path, **environ)
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [
+        "Traceback (most recent call last):",
+        '  File "<string>", line 1, in <module>',
+        f'  File "{tmp_path}/torch.py", line 3, in <module>',
+        "    load()",
+        f'  File "{tmp_path}/torch.py", line 2, in load',
+        "    raise OSError('libtorch.so: cannot open shared object file')",
+        "OSError: libtorch.so: cannot open shared object file",
+    ]
+
+
+def test_a_torch_that_fails_at_first_gets_the_hooks_later(tmp_path: Path) -> None:
+    fakes = fake(tmp_path, "print('hooks')")
+    (fakes / "torch.py").write_text("import os\nready = os.environ.pop('FIRST', None)\nassert not ready\n")
+    code = "try: import torch\nexcept AssertionError: print('failed')\nimport torch, torch\n"
+    code += "print(type(torch.__spec__).__name__, torch.__spec__._initializing)"
+    done = python(code, fakes, GPUSLICE_LAUNCH="17", FIRST="1")
+    assert (done.stdout.split(), done.stderr) == (["failed", "hooks", "ModuleSpec", "False"], "")
+
+
+LAZILY = """
+import importlib.util, sys
+spec = importlib.util.find_spec("torch")
+spec.loader = importlib.util.LazyLoader(spec.loader)
+torch = sys.modules["torch"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(torch)
+print(type(torch).__name__)
+print(torch.ready, type(torch.__loader__).__name__)
+"""
+
+
+def test_a_torch_that_is_loaded_lazily_gets_the_hooks(tmp_path: Path) -> None:
+    done = python(LAZILY, fake(tmp_path, "print('hooks')"), GPUSLICE_LAUNCH="17")
+    assert (done.stdout.splitlines(), done.stderr) == (["_LazyModule", "hooks", "True SourceFileLoader"], "")
