@@ -84,6 +84,8 @@ class Client:
         steps: int = 0,
         max_steps: int = 0,
         memory_bytes: int = 0,
+        deadline_s: float = 0.0,
+        guaranteed: bool = False,
         boundary_timeout_s: float = 60.0,
         on_boundary_timeout: Literal["leave", "kill"] = "leave",
         environ: Mapping[str, str] | None = None,
@@ -108,6 +110,11 @@ class Client:
             It is ended, well, at the first boundary after so many; 0: when it ends by itself.
         memory_bytes
             What it needs on each of its devices; 0: not stated.
+        deadline_s
+            By when it is to be through, in seconds from now; 0: whenever.
+        guaranteed
+            Refuse it if the policy cannot guarantee that: returns once that is decided, which takes the job's
+            first mini-batches (docs/scheduler.md, Deadlines).
         boundary_timeout_s
             If it reaches no boundary for so long when told to stop, that is reported; 0: never.
         on_boundary_timeout
@@ -138,10 +145,15 @@ class Client:
             steps=steps,
             max_steps=max_steps,
             memory_bytes=memory_bytes,
+            deadline_s=deadline_s,
+            guaranteed=guaranteed,
             boundary_timeout_s=boundary_timeout_s,
             on_boundary_timeout=on_boundary_timeout,
         )
-        return self._ask(request, verbs.Accepted).job
+        job = self._ask(request, verbs.Accepted).job
+        if guaranteed:
+            self._ask(verbs.Admission(job=job), verbs.Done)
+        return job
 
     def status(self) -> Standing:
         """The scheduler, its devices and all jobs."""
@@ -229,7 +241,7 @@ class Client:
                     if ends_s is not None and self._clock.now() >= ends_s:
                         return None
                     self._reach.look()
-                    if isinstance(request, verbs.Wait):
+                    if isinstance(request, verbs.Wait | verbs.Admission):
                         dealer.send_multipart(frames)
                 return _expect(verbs.decode_answer(dealer.recv_multipart()), kind)
             finally:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import math
 import os
 import signal
 import subprocess
@@ -36,7 +38,7 @@ _READY = b"r"
 #: What ``--quantum`` is called in policies.
 _QUANTA = ("quantum_s", "first_slice_s")
 #: Policies that must know how long jobs run, for which what ``submit --steps`` tells is enough.
-_ESTIMATES_DO = ("srtf", "srsf", "sjf")
+_ESTIMATES_DO = ("srtf", "srsf", "sjf", "chronus")
 
 
 @dataclass(frozen=True)
@@ -163,12 +165,46 @@ def options(policy: str, settings: Sequence[str], quantum_s: float | None) -> di
         if not equals or not key:
             raise UsageError(f"--set {setting} is not KEY=VALUE", "write for instance --set quantum_s=2")
         found[key] = value
+    if policy == "chronus":
+        return _leases(found, 60.0 if quantum_s is None else quantum_s)
     takes = [key for key in _QUANTA if key in policy_options(policy)]
     for key in takes:
         found.setdefault(key, str(2.0 if quantum_s is None else quantum_s))
     if quantum_s is not None and not takes:
         raise UsageError(f"policy {policy} has no quantum", "leave out --quantum; see --set")
     return found
+
+
+def _leases(given: dict[str, str], quantum_s: float) -> dict[str, str]:
+    """Chronus' settings: leases of whole quanta, and everything said that may differ between two starts.
+
+    A journal is replayed through the same policy, so it matters which solver made the plans, too.
+    """
+    solver = "highs" if importlib.util.find_spec("highspy") else "greedy"
+    usual = {
+        "best_effort_lease_s": str(quantum_s),
+        "lease_s": str(2 * quantum_s),
+        "margin": "1.1",  # as the published artifact has it
+        "solver": solver,
+    }
+    found = usual | given
+    lease_s, short_s = (_seconds(name, found[name]) for name in ("lease_s", "best_effort_lease_s"))
+    if abs(lease_s / short_s - round(lease_s / short_s)) > 1e-9:
+        raise UsageError(
+            f"leases of {lease_s:g} s are no multiple of those without a guarantee, {short_s:g} s",
+            "leave one of them out: lease_s is two quanta, best_effort_lease_s one",
+        )
+    return found
+
+
+def _seconds(name: str, text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < math.inf:
+        raise UsageError(f"--set {name}={text} is no length of a lease", "give a number of seconds")
+    return seconds
 
 
 def tcp_door(bind: str | None, curve_keys: Path | None) -> tuple[str, Path] | None:

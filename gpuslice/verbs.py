@@ -41,6 +41,9 @@ class Submit(Verb, tag="submit", frozen=True):
         What it needs on each of its devices; 0: not stated.
     max_steps
         It is ended, well, after so many optimizer steps; 0: when it ends by itself.
+    deadline_s, guaranteed
+        By when it is to be through, in seconds from now (0: whenever), and whether it is refused if the
+        policy cannot guarantee that; ``Admission`` tells.
     boundary_timeout_s, on_boundary_timeout
         How long it may take to reach a boundary when told to stop (0: for ever), and what then.
     """
@@ -57,6 +60,8 @@ class Submit(Verb, tag="submit", frozen=True):
     steps: int = 0
     max_steps: int = 0
     memory_bytes: int = 0
+    deadline_s: float = 0.0
+    guaranteed: bool = False
     boundary_timeout_s: float = 60.0
     on_boundary_timeout: Literal["leave", "kill"] = "leave"
 
@@ -69,6 +74,12 @@ class Status(Verb, tag="status", frozen=True):
 
 class Wait(Verb, tag="wait", frozen=True):
     """Answer when the job has ended."""
+
+    job: str
+
+
+class Admission(Verb, tag="admission", frozen=True):
+    """Answer when it is decided whether the job's deadline is guaranteed: ``Done``, if refused ``Failed``."""
 
     job: str
 
@@ -160,6 +171,9 @@ class JobInfo(Verb, frozen=True):
     setup_s: float
     age_s: float
     eta_s: float | None
+    deadline_s: float | None
+    deadline_missed: bool | None
+    guaranteed: bool | None
     waited_s: float
     fair_share_delay_s: float
     fragmentation_delay_s: float
@@ -261,7 +275,19 @@ class Failed(Verb, tag="failed", frozen=True):
 
 
 Request = (
-    Submit | Status | Wait | Cancel | Suspend | Resume | Migrate | Weight | Logs | ReadLog | Events | Down
+    Submit
+    | Admission
+    | Status
+    | Wait
+    | Cancel
+    | Suspend
+    | Resume
+    | Migrate
+    | Weight
+    | Logs
+    | ReadLog
+    | Events
+    | Down
 )
 Answer = Accepted | Standing | Ended | History | LogFiles | LogPart | Done | Failed
 

@@ -19,6 +19,7 @@ from gpuslice.wire import Suspend as SuspendMessage
 from . import lateness, owners, restarts
 from .allotment import Allotment
 from .cluster import Cluster
+from .deadlines import Deadlines
 from .events import (
     Cancelled,
     Command,
@@ -83,6 +84,7 @@ class Core:
         self.memory_bytes = memory_bytes
         self.planning = Planning(self, Cluster([len(devices)]), policy, quotas or {})
         self.switching = Switching(switch_share)
+        self.deadlines = Deadlines(self)
         self._jobs: dict[str, Gang] = {}
         #: Jobs whose lease is not what the policy wants, or that wait for another try.
         self._unsettled: dict[str, Gang] = {}
@@ -207,6 +209,7 @@ class Core:
         """
         job.move(trigger, now)
         job.reason, job.ended_s, job.blame, job.failure = reason, now, blame, ""
+        self.deadlines.judge(job, now)
         self._unsettled.pop(job.id, None)
         self.planning.wishing.pop(job.id, None)
         self.switching.forget(job)
@@ -226,6 +229,7 @@ class Core:
         job = self._jobs[spec.id] = Gang(spec, len(self._jobs), event.program)
         job.history.append((now, "submitted"))
         self.planning.quotas.enter(job)
+        self.deadlines.expect(job)
         restarts.launch(self, job)
 
     def _rank_gone(self, event: RankGone, now: float) -> None:
@@ -278,6 +282,8 @@ class Core:
             return
         waits = [job.retry_at_s for job in self._unsettled.values() if job.retry_at_s > now]
         waits += [due_s for job in self._unsettled.values() if (due_s := lateness.due_s(job)) < inf]
+        self.deadlines.deal(now)
+        waits += [due_s] if (due_s := self.deadlines.due_s()) < inf else []
         wake_s = min((when for when in (self.planning.wake_s, *waits) if when is not None), default=None)
         if wake_s != self._wake_s:
             self._wake_s = wake_s

@@ -17,6 +17,7 @@ from gpuslice.errors import EnvironmentUnusableError, GpusliceError, IllegalTran
 from gpuslice.types import job_id
 from gpuslice.verbs import (
     Accepted,
+    Admission,
     Answer,
     Cancel,
     Done,
@@ -54,6 +55,7 @@ _LINGER_MS = 1000
 _REQUESTS_AT_ONCE = 20
 #: Most of a log that one answer holds.
 _LOG_PART_BYTES = 256 << 10
+_UNLESS = "give it more time, or leave out --guaranteed"
 #: Somebody who asked: by which socket, and their identity there.
 _Visitor = tuple[zmq.Socket[bytes], bytes]
 _log = logging.getLogger(__name__)
@@ -91,6 +93,8 @@ class Desk:
         self._sockets = [bind(scheduler.context, f"ipc://{directory / CLIENT_SOCKET}")]
         #: Who waits for the end of a job, by job; whoever gave up is still among them.
         self._waiting: dict[str, list[_Visitor]] = {}
+        #: Who waits to hear whether a job's deadline is guaranteed, by job.
+        self._hoping: dict[str, list[_Visitor]] = {}
         #: Who waits for the end of the scheduler.
         self._leaving: list[_Visitor] = []
         if tcp is not None:
@@ -120,6 +124,11 @@ class Desk:
                 ended = Ended(job=self._overview.job(job, self._scheduler.now()))
                 for visitor in self._waiting.pop(name):
                     self._send(visitor, ended)
+        for name in list(self._hoping):
+            job = self._scheduler.core.jobs[name]
+            if job.guaranteed is not None or job.state.ended:
+                for visitor in self._hoping.pop(name):
+                    self._send(visitor, _admission(job))
 
     def close(self) -> None:
         """Tell those who wait for the scheduler's end that it has come."""
@@ -155,6 +164,10 @@ class Desk:
                 return self._overview.standing(request.after, self._scheduler.now(), self.endpoints)
             case Wait():
                 self._waiting.setdefault(self._known(request.job).id, []).append(visitor)
+                self.notify()
+                return None
+            case Admission():
+                self._hoping.setdefault(self._known(request.job).id, []).append(visitor)
                 self.notify()
                 return None
             case Logs():
@@ -240,6 +253,12 @@ class Desk:
 
 def _over(job: Gang) -> bool:
     return job.state.ended and job.processes_gone
+
+
+def _admission(job: Gang) -> Answer:
+    if job.guaranteed is False and job.state.ended:
+        return Failed(error=f"{job.id} was refused: {job.reason}", remedy=_UNLESS, exit_code=2)
+    return Done()
 
 
 def _part(log: Path, offset: int) -> bytes:

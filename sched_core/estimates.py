@@ -13,7 +13,7 @@ class Estimates:
     """``Knowledge`` of jobs that said how many steps they have: steps left times the time of a step so far.
 
     A job that has made no step yet counts as almost done, so that it runs first and is measured; one that did
-    not say how many steps it has comes last.
+    not say how many steps it has, or has made more than it said, comes last.
     """
 
     def __init__(self) -> None:
@@ -23,6 +23,10 @@ class Estimates:
         """Running time of ``job`` on dedicated devices, estimated; infinite if nobody knows."""
         return job.progress_at(self.now_s) + self._left_s(job)
 
+    def measured(self, job: Job) -> bool:
+        """Whether its steps have been timed, if it said how many it has."""
+        return not isinstance(job, Gang) or not job.spec.iterations or job.pace.step_s is not None
+
     def services(self) -> Sequence[float]:
         """No sample."""
         return ()
@@ -31,6 +35,10 @@ class Estimates:
         if not isinstance(job, Gang) or not job.spec.iterations:
             return inf
         steps = max(rank.step for rank in job.ranks)
-        if not steps:
-            return 0.0
-        return max(0, job.spec.iterations - steps) * job.executed_at(self.now_s) / steps
+        if steps > job.spec.iterations:
+            return inf
+        executed_s, step_s = job.executed_at(self.now_s), job.pace.step_s
+        if step_s is not None:
+            left_s = (job.spec.iterations - job.pace.step) * step_s
+            return max(0.0, left_s - (executed_s - job.pace.at_s))
+        return (job.spec.iterations - steps) * executed_s / steps if steps else 0.0

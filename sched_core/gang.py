@@ -10,6 +10,7 @@ from gpuslice.errors import IllegalTransitionError
 from .events import Program
 from .failures import Kind
 from .job import Job, JobSpec
+from .pace import Pace
 from .states import TRANSITIONS, JobState, Trigger
 
 _HISTORY = 40
@@ -101,6 +102,10 @@ class Gang(Job):
         How often it was started again after a failure.
     launched
         Whether this attempt's command was started.
+    pace
+        How long its steps take, in this attempt, if it said how many it has.
+    deadline_missed
+        Whether it had not succeeded by its deadline.
     exit_code
         Of the command that was started, once it ended; before a next attempt, the last one's.
     said
@@ -118,6 +123,7 @@ class Gang(Job):
     __slots__ = (
         "attempt",
         "blame",
+        "deadline_missed",
         "ended_s",
         "exit_code",
         "failure",
@@ -133,6 +139,7 @@ class Gang(Job):
         "missed",
         "ordered_s",
         "overshoots",
+        "pace",
         "program",
         "ranks",
         "reason",
@@ -175,6 +182,8 @@ class Gang(Job):
         self.setup_since_s: float | None = None
         self.switch_predicted_s: float | None = None
         self.switch_s: float | None = None
+        self.pace = Pace()
+        self.deadline_missed = False
         self.attempt = 0
         self.launched = False
         self.exit_code: int | None = None
@@ -189,6 +198,11 @@ class Gang(Job):
     def wanted(self) -> tuple[int, ...]:
         """The devices the policy wants it on; empty when none."""
         return self.placement if self.running else ()
+
+    @property
+    def deadline_s(self) -> float | None:
+        """By when it is to end, in seconds after its submission; ``None``: whenever it likes."""
+        return self.spec.deadlines[-1][0] if self.spec.deadlines else None
 
     @property
     def ready(self) -> bool:
@@ -244,6 +258,7 @@ class Gang(Job):
         self.stop_at = self.overshoots = self.refusals = self.missed = 0
         self.retry_at_s = when_s
         self.said = ""
+        self.pace = Pace()
 
     def present(self, *phases: RankPhase) -> list[Rank]:
         """The ranks in one of ``phases``."""

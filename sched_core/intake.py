@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from gpuslice.errors import UsageError
 from gpuslice.verbs import Submit
 
@@ -26,6 +28,15 @@ def check(request: Submit) -> None:
         raise UsageError(f"{request.steps} steps are none", "give a positive number, or leave it out")
     if request.max_steps < 0:
         raise UsageError(f"{request.max_steps} steps are none", "give a positive number, or leave it out")
+    if not 0 <= request.deadline_s < inf:
+        raise UsageError(f"a deadline after {request.deadline_s} s is none", "give a positive time")
+    if request.guaranteed and not request.deadline_s:
+        raise UsageError("there is no deadline to be guaranteed", "state it: --deadline 2h")
+    if request.guaranteed and not (request.steps or request.max_steps):
+        raise UsageError(
+            "without the number of its steps nobody can tell how long it takes, nor guarantee a deadline",
+            "state it: --steps N",
+        )
     if request.memory_bytes < 0:
         raise UsageError(f"{request.memory_bytes} bytes are no memory", "leave it out if it is not known")
     if not request.boundary_timeout_s >= 0:
@@ -44,6 +55,8 @@ def make_spec(request: Submit, name: str, now_s: float) -> JobSpec:
         weight=request.weight,
         iterations=request.steps or request.max_steps,
         max_steps=request.max_steps,
+        deadlines=((request.deadline_s, 1.0),) if request.deadline_s else (),
+        only_guaranteed=request.guaranteed,
         device_memory_bytes=request.memory_bytes,
         max_restarts=request.max_restarts,
         boundary_timeout_s=request.boundary_timeout_s,

@@ -21,6 +21,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     deadlines
         ``(seconds after submission, value)`` pairs, earliest first: one pair is a hard deadline, several a
         soft one, none means best effort.
+    only_guaranteed
+        It is refused if its deadline cannot be guaranteed, rather than run without.
     tenant, app
         Whose it is; jobs of one ``app`` search for one model together (Themis).
     skew
@@ -50,6 +52,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     app: str = ""
     weight: float = 1.0
     deadlines: tuple[tuple[float, float], ...] = ()
+    only_guaranteed: bool = False
     skew: float | None = None
     iterations: int = 0
     max_steps: int = 0
@@ -90,6 +93,8 @@ class Job:
         When it ran first, if it did.
     preemptions, migrations
         How often it was suspended for others, and moved.
+    guaranteed
+        Whether the policy has guaranteed its deadline; ``None``: not decided, or no policy of that kind.
     """
 
     __slots__ = (
@@ -97,6 +102,7 @@ class Job:
         "epoch",
         "executed_s",
         "first_start_s",
+        "guaranteed",
         "id",
         "migrations",
         "number",
@@ -126,6 +132,7 @@ class Job:
         self.first_start_s: float | None = None
         self.preemptions = 0
         self.migrations = 0
+        self.guaranteed: bool | None = None
 
     def executed_at(self, now_s: float) -> float:
         """Time it has made progress for, up to ``now_s``."""

@@ -29,6 +29,11 @@ def check(core: Core, spec: JobSpec) -> None:
             f"job {spec.id} asks for {spec.demand} devices of {len(core.devices)}",
             "ask for as many as there are",
         )
+    if spec.only_guaranteed and not core.planning.guarantees:
+        raise UsageError(
+            f"job {spec.id} wants its deadline guaranteed, which this policy never does",
+            "leave out --guaranteed, or start the scheduler with --policy chronus",
+        )
     quota = core.planning.quotas.limits.get(spec.tenant)
     if quota is not None and spec.demand > quota:
         raise UsageError(

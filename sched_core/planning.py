@@ -18,7 +18,19 @@ from .cluster import Cluster
 from .estimates import Estimates
 from .events import Notice
 from .gang import Gang
-from .policy import Changes, Migrate, Plan, Policy, PolicyError, Queues, Start, Stop, Suspend, View
+from .policy import (
+    Changes,
+    Guarantees,
+    Migrate,
+    Plan,
+    Policy,
+    PolicyError,
+    Queues,
+    Start,
+    Stop,
+    Suspend,
+    View,
+)
 from .quotas import Quotas
 from .states import JobState, Trigger
 from .waiting import Waits
@@ -55,6 +67,8 @@ class Planning:
         Who shall hold which device.
     due
         Whether there is reason to ask the policy.
+    needs_durations, guarantees
+        Whether the policy wants to know how long jobs run, and whether it can guarantee deadlines.
     wake_s
         When it wants to be asked even if nothing happens.
     """
@@ -64,11 +78,15 @@ class Planning:
         self.waits = Waits(lambda: self.allotment.free)
         self.allotment = Allotment(cluster, policy.name)
         self.due = False
+        self.needs_durations = policy.needs_durations
+        self.guarantees = isinstance(policy, Guarantees)
         self.wake_s: float | None = None
         self._core = core
         self._policy = policy
         #: The jobs the policy may choose from: ready, not held, not ended.
         self._eligible: dict[str, Gang] = {}
+        #: Those of them that have deadlines.
+        self._dated: dict[str, Gang] = {}
         self._estimates = Estimates()
         self._view = View(cluster, self._eligible, self._estimates)
         #: Jobs that are held from now on; the policy is still to be told.
@@ -99,6 +117,8 @@ class Planning:
     def _show(self, job: Gang, now: float) -> None:
         self.waits.begin(job, now)
         self._eligible[job.id] = job
+        if job.deadline_s is not None:
+            self._dated[job.id] = job
         if not self._view.changes.reset:
             self._view.changes.arrived.append(job)
         self.due = True
@@ -106,6 +126,7 @@ class Planning:
     def withdraw(self, job: Gang, now: float) -> None:
         """Take from the policy a job that it can no longer choose."""
         self.waits.end(job, now)
+        self._dated.pop(job.id, None)
         if self._eligible.pop(job.id, None) is not None and not self._view.changes.reset:
             self._view.changes.finished.append(job)
         if job.running:
@@ -164,6 +185,7 @@ class Planning:
             self._withheld.clear()
             if plan is not None:
                 self._adopt(plan, now)
+                self._note_guarantees(now)
         for job in [job for job in self.wishing.values() if job.running]:
             del self.wishing[job.id]
             self._relocate(job, now)
@@ -230,7 +252,7 @@ class Planning:
         for decision in plan.decisions:
             job = self._eligible[decision.job]
             if isinstance(decision, Stop):
-                self._core.end(job, Trigger.CANCEL, decision.reason, now)
+                self._stop(job, decision.reason, now)
                 continue
             if isinstance(decision, Suspend | Migrate):
                 self._take(job, now)
@@ -243,6 +265,27 @@ class Planning:
         if self._policy.needs_durations and not all(job.running for job in self._eligible.values()):
             # Estimates change although nothing happens.
             self.wake_s = min(now + _ASK_AGAIN_S, inf if self.wake_s is None else self.wake_s)
+
+    def _stop(self, job: Gang, reason: str, now: float) -> None:
+        if job.deadline_s is not None and job.guaranteed is None:
+            job.guaranteed = False
+        self._core.order(Notice("stopped", job.id, {"policy": self._policy.name, "reason": reason}))
+        self._core.end(job, Trigger.CANCEL, reason, now)
+
+    def _note_guarantees(self, now: float) -> None:
+        """Take over what the policy has decided of deadlines, and tell of what is new."""
+        if not isinstance(self._policy, Guarantees):
+            return
+        for job in self._dated.values():
+            granted = self._policy.guaranteed(job.id)
+            if granted is None or granted is job.guaranteed:
+                continue
+            what = (
+                "guaranteed" if granted else "not_guaranteed" if job.guaranteed is None else "guarantee_lost"
+            )
+            job.guaranteed = granted
+            job.history.append((now, what.replace("_", " ")))
+            self._core.order(Notice(what, job.id, {"deadline_s": job.deadline_s}))
 
     def _relocate(self, job: Gang, now: float) -> None:
         """Put ``job`` where its owner wants it; whoever is there goes where it comes from."""

@@ -104,6 +104,10 @@ class Knowledge(Protocol):
         """Running time of ``job`` on dedicated devices, or ``None`` if nobody knows."""
         ...
 
+    def measured(self, job: Job) -> bool:
+        """Whether that is more than a first guess; ``False`` while steps of ``job`` are yet to be timed."""
+        ...
+
     def services(self) -> Sequence[float]:
         """A sample of total services, in device-seconds; empty if nobody knows."""
         ...
@@ -114,6 +118,9 @@ class Ignorance:
 
     def duration_s(self, job: Job) -> float | None:
         return None
+
+    def measured(self, job: Job) -> bool:
+        return True
 
     def services(self) -> Sequence[float]:
         return ()
@@ -197,6 +204,10 @@ class View:
         """The newest loss that ``job`` reported, if any."""
         return self.losses.loss(job, self.now_s)
 
+    def measured(self, job: Job) -> bool:
+        """Whether ``remaining_s`` is more than a first guess."""
+        return self.knowledge.measured(job)
+
     def remaining_s(self, job: Job) -> float:
         """Work left of ``job``, in seconds of a dedicated run.
 
@@ -239,6 +250,15 @@ class Queues(Protocol):
 
     def level(self, job: str) -> int | None:
         """The queue that the job is in, 0 the most urgent; ``None`` if it is in none."""
+        ...
+
+
+@runtime_checkable
+class Guarantees(Protocol):
+    """What a policy that knows deadlines can say besides: whose it guarantees."""
+
+    def guaranteed(self, job: str) -> bool | None:
+        """Whether the deadline of a job is guaranteed; ``None``: not decided yet, or it has none."""
         ...
 
 

@@ -21,6 +21,7 @@ from gpuslice.wire import (
 )
 from gpuslice.wire import Suspend as SuspendMessage
 
+from .events import Notice
 from .failures import Kind
 from .gang import Gang, Rank, RankPhase
 from .states import JobState, Trigger
@@ -72,6 +73,7 @@ class Reports:
         match message:
             case Progress():
                 self._advance(job, rank, now, message.boundary, message.step)
+                self._time(job, message.step, now)
                 if job.through:
                     self._core.finish(job, now)
             case Resumed():
@@ -112,6 +114,23 @@ class Reports:
             return
         for rank in job.present(RankPhase.PARKED):
             self._core.resume_rank(job, rank.number)
+
+    def _time(self, job: Gang, step: int, now: float) -> None:
+        """Measure how long the steps of ``job`` take, if it said how many it has.
+
+        Whoever plans with that is asked once it is known. Both moments are told of, so that the journal has
+        these two of all heartbeats.
+        """
+        if not job.spec.iterations:
+            return
+        known = job.pace.step_s is not None
+        if job.pace.note(step, job.executed_at(now)):
+            details = {"step": step, "after_s": now - job.spec.submit_s}
+            self._core.order(Notice("first_step", job.id, details))
+        planning, step_s = self._core.planning, job.pace.step_s
+        if planning.needs_durations and step_s is not None and not known:
+            self._core.order(Notice("timed", job.id, {"step_s": step_s}))
+            planning.due = True
 
     def _hello(self, job: Gang, rank: Rank, message: Hello, now: float) -> None:
         again = rank.phase in (RankPhase.PARKED, RankPhase.COMING, RankPhase.ON)
@@ -173,6 +192,7 @@ class Reports:
         if rank.phase is not RankPhase.ON or not (job.state is JobState.SUSPENDING or called_off):
             raise job.illegal(f"Suspended of rank {rank.number}, which is {rank.phase.value}")
         rank.phase = RankPhase.PARKED
+        job.pace.suspended()
         self._core.switching.parked(job, rank.number, message)
         self._advance(job, rank, now, message.boundary, message.step)
         if called_off:

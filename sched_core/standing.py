@@ -67,11 +67,14 @@ class Overview:
             level=self._core.planning.level(job),
             steps=steps,
             total_steps=job.spec.iterations or None,
-            steps_per_s=steps / executed_s if executed_s > 0 else None,
+            steps_per_s=_steps_per_s(job, steps, executed_s),
             executed_s=executed_s,
             service_s=job.service_at(then_s),
             setup_s=job.setup_at(then_s),
             age_s=then_s - job.spec.submit_s,
+            deadline_s=job.deadline_s,
+            deadline_missed=None if job.deadline_s is None else job.deadline_missed,
+            guaranteed=job.guaranteed,
             eta_s=_eta_s(job, steps, now_s),
             waited_s=delays.waited_s,
             fair_share_delay_s=delays.fair_share_s,
@@ -102,6 +105,13 @@ class Overview:
 
     def _names(self, devices: tuple[int, ...]) -> tuple[str, ...]:
         return tuple(str(self._core.devices[device]) for device in devices)
+
+
+def _steps_per_s(job: Gang, steps: int, executed_s: float) -> float | None:
+    """Steps per second on the device: of late, if that was measured, else from the beginning."""
+    if job.pace.step_s is not None:
+        return 1.0 / job.pace.step_s
+    return steps / executed_s if executed_s > 0 else None
 
 
 def _eta_s(job: Gang, steps: int, now_s: float) -> float | None:

@@ -35,6 +35,13 @@ def command(
     ] = 0,
     max_steps: Annotated[int, Option(metavar="N", help="End it, well, after N optimizer steps.")] = 0,
     memory: Annotated[str, Option(metavar="4G", help="What it needs on each of its devices.")] = "",
+    deadline: Annotated[
+        str | None, Option(metavar="2h", help="By when it is to be through, from now.")
+    ] = None,
+    guaranteed: Annotated[
+        bool,
+        Option("--guaranteed", help="Refuse it if that cannot be guaranteed (needs --steps, and chronus)."),
+    ] = False,
     boundary_timeout: Annotated[
         str, Option(metavar="60s", help="Report it if it reaches no boundary for so long (or: never).")
     ] = "60s",
@@ -67,6 +74,8 @@ def command(
             steps=steps,
             max_steps=max_steps,
             memory_bytes=config.parse_size(memory) if memory else 0,
+            deadline_s=0.0 if deadline is None else config.parse_duration(deadline),
+            guaranteed=guaranteed,
             boundary_timeout_s=timeout_s,
             on_boundary_timeout=on_boundary_timeout.value,
             environ=environ,

@@ -23,6 +23,7 @@ _COLUMNS = (
     "BLACKOUT",
     "SWITCH",
     "ETA",
+    "DEADLINE",
     "EXIT",
 )
 _STATE = _COLUMNS.index("STATE")
@@ -115,6 +116,17 @@ def steps(job: JobInfo) -> str:
     return str(job.steps) if job.total_steps is None else f"{job.steps}/{job.total_steps}"
 
 
+def deadline(job: JobInfo) -> str:
+    """How long it still has until its deadline, or what became of that, and whether it is guaranteed."""
+    if job.deadline_s is None:
+        return "-"
+    left_s = job.deadline_s - job.age_s
+    words = ["missed"] if job.deadline_missed else ["met" if job.state == "succeeded" else duration(left_s)]
+    if job.guaranteed is not None:
+        words.append("guaranteed" if job.guaranteed else "best effort")
+    return ", ".join(words)
+
+
 def ending(job: JobInfo) -> str:
     """Exit code and the class of a failure; ``-`` before there is any."""
     words = ["-" if job.exit_code is None else str(job.exit_code), job.failure or ""]
@@ -135,5 +147,6 @@ def _row(job: JobInfo) -> Row:
         blackout(job),
         switch(job),
         duration(job.eta_s),
+        deadline(job),
         ending(job),
     )

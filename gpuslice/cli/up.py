@@ -24,7 +24,9 @@ def command(
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="K=V", help="Option of the policy.")
     ] = None,
-    quantum: Annotated[str | None, typer.Option(metavar="2s", help="Length of a slice [2s].")] = None,
+    quantum: Annotated[
+        str | None, typer.Option(metavar="2s", help="Length of a slice [2s; of a chronus lease 60s].")
+    ] = None,
     ramdisk_limit: Annotated[
         str, typer.Option(metavar="8G", help="Most bytes that snapshots may take.")
     ] = "",

@@ -17,6 +17,9 @@ class TraceDistribution:
     def duration_s(self, job: Job) -> float | None:
         return None
 
+    def measured(self, job: Job) -> bool:
+        return True
+
     def services(self) -> Sequence[float]:
         return [
             demand * duration_s

@@ -7,7 +7,7 @@ leases of one job need not follow each other.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from math import ceil, floor
+from math import ceil, floor, inf
 
 import msgspec
 
@@ -63,6 +63,8 @@ def need_of(
     horizon
         Leases that a plan looks ahead. What can be done after it and before a deadline is left out.
     """
+    if work_s == inf:
+        return Need(job, devices, ())
     leases = ceil(work_s / lease_s - 1e-9)
     levels = []
     for until_s, value in deadlines:
@@ -71,6 +73,27 @@ def need_of(
             levels.append(Level(min(before, horizon), max(0, leases - max(0, before - horizon)), value))
     levels.sort(key=lambda level: (-level.value, level.before))
     return Need(job, devices, tuple(levels))
+
+
+class Claim(msgspec.Struct, frozen=True):
+    """Work that a job needs done within some time: seconds on so many devices."""
+
+    devices: int
+    work_s: float
+    within_s: float
+
+
+def overbooked(claims: Iterable[Claim], capacity: int) -> bool:
+    """Whether some deadline comes before all the work that is due until then can be done, however planned.
+
+    A plan looks ahead to its horizon only; this sees beyond it.
+    """
+    due = 0.0
+    for claim in sorted(claims, key=lambda claim: claim.within_s):
+        due += claim.devices * claim.work_s
+        if due > capacity * claim.within_s:
+            return True
+    return False
 
 
 def greedy_plan(needs: Sequence[Need], capacity: int, *, late: bool = False) -> LeasePlan:

@@ -8,11 +8,14 @@ from gpuslice.errors import ConfigError
 from gpuslice.sched_core.cluster import FreeDevices
 from gpuslice.sched_core.job import Job
 from gpuslice.sched_core.policies.target import difference
-from gpuslice.sched_core.policy import Plan, View
+from gpuslice.sched_core.policy import Plan, Stop, View
 
 from .allocate import Request, local_search, place_blocks, round_up
-from .leases import Need, need_of
+from .leases import Claim, Need, need_of, overbooked
 from .planner import Planner, Solver
+
+#: After jobs were refused, what is left is planned so soon.
+_SOON_S = 1e-3
 
 
 class Chronus:
@@ -21,6 +24,11 @@ class Chronus:
     Lease boundaries are multiples of ``lease_s``. At each, guaranteed jobs that hold the new lease get their
     devices; what is left goes to everybody else by remaining work × devices, shortest first, which is
     reconsidered with preemption every ``best_effort_lease_s`` and without it whenever devices become free.
+
+    Where running times have to be measured first (a live scheduler), a job is admitted once its own is known;
+    for that it runs at once, before all others without a guarantee. One that needs longer than it said loses
+    its guarantee at the next lease, and goes on without. A job that wants a guarantee or nothing is stopped
+    if it cannot have one; it is never stopped later.
 
     Parameters
     ----------
@@ -68,6 +76,9 @@ class Chronus:
         self._split = split_round_up
         self._planner = Planner(solver, milp_nodes, milp_seconds)
         self._guaranteed: dict[str, Job] = {}
+        #: Jobs with deadlines that are not guaranteed, and those of which that is yet to be decided.
+        self._best_effort: set[str] = set()
+        self._undecided: dict[str, Job] = {}
         #: Devices of guaranteed jobs in the present lease.
         self._leased: dict[str, tuple[int, ...]] = {}
         self._boundary_s: float | None = None
@@ -78,9 +89,15 @@ class Chronus:
         """How plans were found, and how many jobs were guaranteed a deadline or refused the guarantee."""
         return self._planner.counters
 
+    def guaranteed(self, job: str) -> bool | None:
+        """Whether the deadline of a job is guaranteed; ``None``: not decided yet, or it has none."""
+        return True if job in self._guaranteed else False if job in self._best_effort else None
+
     def plan(self, view: View) -> Plan:
         """Admit what arrived; at boundaries lease anew; fill what is left."""
         self._follow(view)
+        if refused := self._decide(view):
+            return Plan(refused, view.now_s + _SOON_S)
         now_s = view.now_s
         if all(job.running for job in view.jobs.values()):
             self._boundary_s = self._best_effort_boundary_s = None
@@ -93,36 +110,83 @@ class Chronus:
         else:
             for devices in self._leased.values():
                 free.take(devices)
-        target = {**self._leased, **self._fill(view, free, preempt=lease_is_over or turn_is_over)}
+        to_measure = any(not job.running and not view.measured(job) for job in self._undecided.values())
+        preempt = lease_is_over or turn_is_over or to_measure
+        target = {**self._leased, **self._fill(view, free, preempt=preempt)}
         self._boundary_s = _next(now_s, self._lease_s)
         self._best_effort_boundary_s = _next(now_s, self._best_effort_lease_s)
         return Plan(difference(view, target), min(self._boundary_s, self._best_effort_boundary_s))
 
     def _follow(self, view: View) -> None:
         if view.changes.reset:
-            self._guaranteed = {}
+            # Promises are kept whatever else is forgotten.
+            self._guaranteed = {name: view.jobs[name] for name in self._guaranteed if name in view.jobs}
+            self._best_effort &= view.jobs.keys()
             self._leased = {}
             self._boundary_s = self._best_effort_boundary_s = None
         for job in view.changes.finished:
             self._guaranteed.pop(job.id, None)
+            self._undecided.pop(job.id, None)
+            self._best_effort.discard(job.id)
             self._leased.pop(job.id, None)
+        if view.changes.reset:
+            self._undecided = {}
         for job in view.jobs.values() if view.changes.reset else view.changes.arrived:
-            if job.spec.deadlines:
-                self._admit(job, view)
+            if job.spec.deadlines and self.guaranteed(job.id) is None:
+                self._undecided[job.id] = job
 
-    def _admit(self, job: Job, view: View) -> None:
-        """Guarantee ``job`` a deadline if one can be met together with those guaranteed already."""
+    def _decide(self, view: View) -> list[Stop]:
+        """Guarantee deadlines or not, where that can be told; jobs that are refused are stopped."""
+        refused: list[Stop] = []
+        for job in list(self._undecided.values()):
+            overdue = view.now_s >= job.spec.submit_s + job.spec.deadlines[-1][0]
+            if not view.measured(job) and not overdue:
+                continue
+            del self._undecided[job.id]
+            admitted = self._admits(job, view)
+            if admitted:
+                self._guaranteed[job.id] = job
+            else:
+                self._best_effort.add(job.id)
+            key = "guaranteed" if admitted else "not_guaranteed"
+            self.counters[key] = self.counters.get(key, 0) + 1
+            if not admitted and job.spec.only_guaranteed and job.guaranteed is None:
+                refused.append(Stop(job.id, self._why_not(job, view)))
+        return refused
+
+    def _admits(self, job: Job, view: View) -> bool:
+        """Whether ``job`` can meet a deadline together with all jobs guaranteed already."""
         start_s = _next(view.now_s, self._lease_s)
         others = [self._need(other, view, start_s) for other in self._guaranteed.values()]
-        admitted = self._planner.admits(others, self._need(job, view, start_s), view.cluster.size)
-        if admitted:
-            self._guaranteed[job.id] = job
-        key = "guaranteed" if admitted else "not_guaranteed"
-        self.counters[key] = self.counters.get(key, 0) + 1
+        newcomer, capacity = self._need(job, view, start_s), view.cluster.size
+        if any(level.before >= self._horizon for level in newcomer.levels):
+            together = [*self._guaranteed.values(), job]
+            if overbooked([self._claim(one, view) for one in together], capacity):
+                return False
+        return self._planner.admits(others, newcomer, capacity)
+
+    def _claim(self, job: Job, view: View) -> Claim:
+        """What ``job`` is to be given until its last deadline."""
+        within_s = job.spec.submit_s + job.spec.deadlines[-1][0] - view.now_s
+        return Claim(self._block(job, view), self._work_s(job, view), within_s)
+
+    def _why_not(self, job: Job, view: View) -> str:
+        """What to tell the owner of ``job``, which cannot be guaranteed any deadline."""
+        left_s = job.spec.submit_s + job.spec.deadlines[-1][0] - view.now_s
+        if not view.measured(job):
+            return "its deadline cannot be guaranteed: it has passed before its steps could be timed"
+        return (
+            f"its deadline cannot be guaranteed: it needs about {self._work_s(job, view):.0f} s within "
+            f"{left_s:.0f} s on {job.demand} of {view.cluster.size} devices, in leases of "
+            f"{self._lease_s:g} s and beside {len(self._guaranteed)} guaranteed jobs"
+        )
+
+    def _work_s(self, job: Job, view: View) -> float:
+        return max(0.0, view.remaining_s(job)) * self._margin
 
     def _need(self, job: Job, view: View, start_s: float) -> Need:
         """What ``job`` needs of a plan that begins at ``start_s``."""
-        work_s = max(0.0, view.remaining_s(job)) * self._margin
+        work_s = self._work_s(job, view)
         if job.running:
             work_s = max(0.0, work_s - max(0.0, start_s - view.now_s))
         deadlines = [(job.spec.submit_s + after_s - start_s, value) for after_s, value in job.spec.deadlines]
@@ -139,6 +203,7 @@ class Chronus:
         for need in needs:
             if not need.levels:
                 del self._guaranteed[need.job]
+                self._best_effort.add(need.job)
                 self.counters["guarantee_lost"] = self.counters.get("guarantee_lost", 0) + 1
         late = any(not job.spec.deadlines for job in view.waiting())
         plan = self._planner.plan(needs, view.cluster.size, late=late)

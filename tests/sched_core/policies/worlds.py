@@ -95,6 +95,9 @@ class Known:
     def duration_s(self, job: Job) -> float | None:
         return self._duration_s.get(job.id)
 
+    def measured(self, job: Job) -> bool:
+        return True
+
     def services(self) -> Sequence[float]:
         return ()
 

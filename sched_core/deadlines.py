@@ -1,0 +1,57 @@
+"""Deadlines, whoever the policy is: which jobs miss theirs."""
+
+from __future__ import annotations
+
+import heapq
+from math import inf
+from typing import TYPE_CHECKING
+
+from .events import Notice
+from .gang import Gang
+from .states import JobState
+
+if TYPE_CHECKING:
+    from .core import Core
+
+
+class Deadlines:
+    """The deadlines that are yet to come.
+
+    Parameters
+    ----------
+    core
+        Whose; it is asked to tell of those that were missed.
+    """
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._coming: list[tuple[float, int, Gang]] = []
+
+    def expect(self, job: Gang) -> None:
+        """``job`` has been submitted."""
+        if (deadline_s := job.deadline_s) is not None:
+            heapq.heappush(self._coming, (job.spec.submit_s + deadline_s, job.number, job))
+
+    def due_s(self) -> float:
+        """When the next deadline of a job that has not ended is; infinite if there is none."""
+        while self._coming and _over(self._coming[0][2]):
+            heapq.heappop(self._coming)
+        return self._coming[0][0] if self._coming else inf
+
+    def deal(self, now: float) -> None:
+        """Report the jobs that have not ended well by now, and should have."""
+        while self.due_s() <= now:
+            self.judge(heapq.heappop(self._coming)[2], now)
+
+    def judge(self, job: Gang, now: float) -> None:
+        """See whether ``job``, which ends or runs on, has missed its deadline; that is reported once."""
+        deadline_s = job.deadline_s
+        if deadline_s is None or job.deadline_missed or now < job.spec.submit_s + deadline_s:
+            return
+        job.deadline_missed = True
+        details = {"deadline_s": deadline_s, "guaranteed": job.guaranteed}
+        self._core.order(Notice("deadline_missed", job.id, details))
+
+
+def _over(job: Gang) -> bool:
+    return job.state.ended and not (job.state is JobState.FAILED and job.may_restart)
