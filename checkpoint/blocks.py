@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -92,9 +92,11 @@ class BlockCargo:
         for sid in range(len(self.blocks)):
             snapshot.view(sid)
 
-    def copy_in(self, device: Device, snapshot: SnapshotFile, *, verify: bool) -> None:
-        """Copy the blocks' bytes back to where they were; `check` has verified them."""
-        del device, verify
+    def copy_in(
+        self, device: Device, snapshot: SnapshotFile, *, verify: bool, later: Container[int] = ()
+    ) -> None:
+        """Copy the blocks' bytes back to where they were; `check` has verified them, and none comes later."""
+        del device, verify, later
         views = [snapshot.view(sid, verify=False) for sid in range(len(self.blocks))]
         pairs = zip(self.blocks, views, strict=True)
         self.shim.copy_in([(block, view_address(view)) for block, view in pairs])

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from gpuslice.errors import SuspendRefusedError
 from gpuslice.kernels import Device, Hold, Way
+from gpuslice.kernels.copying import Pairs
 
 from .discover import Found
 from .layout import Layout, StorageSpec, TensorSpec
@@ -102,10 +103,27 @@ class Cargo:
     def check(self, snapshot: SnapshotFile) -> None:
         """Nothing yet: chunks are checked as they are copied."""
 
-    def copy_in(self, device: Device, snapshot: SnapshotFile, *, verify: bool) -> None:
-        """Copy the items' bytes back to where they were; ``CorruptSnapshotError`` names a damaged storage."""
-        pairs = list(zip(self.storages, snapshot.offsets, strict=False))
+    def copy_in(
+        self, device: Device, snapshot: SnapshotFile, *, verify: bool, later: Container[int] = ()
+    ) -> None:
+        """Copy the items' bytes back to where they were; ``CorruptSnapshotError`` names a damaged storage.
+
+        Storages whose ``_cdata`` is in ``later`` are left for `copy_in_later`.
+        """
+        pairs = [pair for pair in self._pairs(snapshot) if pair[0]._cdata not in later]
         device.copy_in(pairs, snapshot.arena, snapshot.proof() if verify else None)
+
+    def copy_in_later(
+        self, device: Device, snapshot: SnapshotFile, *, verify: bool, later: Mapping[int, int]
+    ) -> Callable[[], None]:
+        """A function that copies what `copy_in` left, in the order of ``later``."""
+        pairs = [pair for pair in self._pairs(snapshot) if pair[0]._cdata in later]
+        pairs.sort(key=lambda pair: later[pair[0]._cdata])
+        arena, proof = snapshot.arena, snapshot.proof() if verify else None
+        return lambda: device.copy_in(pairs, arena, proof)
+
+    def _pairs(self, snapshot: SnapshotFile) -> Pairs:
+        return list(zip(self.storages, snapshot.offsets, strict=False))
 
     def _by_way(self, way: Way) -> list[torch.UntypedStorage]:
         return [item.storage for item in self.items if item.way is way]

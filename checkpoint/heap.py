@@ -124,6 +124,11 @@ def referrers(item: object) -> list[object]:
     return gc.get_referrers(item)
 
 
+def own_references() -> frozenset[int]:
+    """Ids of the weak references that are kept here."""
+    return frozenset(map(id, _seen.references)) if _seen is not None else frozenset()
+
+
 def give_back() -> None:
     """Let the collector have everything again."""
     global _seen

@@ -38,6 +38,10 @@ class SwitchRecord:
         From the end of the suspend to the beginning of the resume.
     reserve_s, verify_s, copy_in_s
         The stages of a resume.
+    bytes_later
+        Of ``bytes_freed``, what came after the resume, while the training went on already (``lazy``).
+    stream_s, awaited_s
+        How long that took, and how long the main thread had to wait for it. Both are 0 until it is over.
     rss_before_bytes, rss_parked_bytes, rss_after_bytes
         The process's anonymous resident set (RssAnon).
     """
@@ -62,6 +66,9 @@ class SwitchRecord:
     reserve_s: float = 0.0
     verify_s: float = 0.0
     copy_in_s: float = 0.0
+    bytes_later: int = 0
+    stream_s: float = 0.0
+    awaited_s: float = 0.0
     rss_before_bytes: int = 0
     rss_parked_bytes: int = 0
     rss_after_bytes: int = 0
@@ -75,7 +82,7 @@ class SwitchRecord:
     @property
     def gb_per_s_in(self) -> float:
         """Rate of the copy into the device, in 1e9 bytes per second."""
-        return _rate(self.bytes_freed, self.copy_in_s)
+        return _rate(self.bytes_freed - self.bytes_later, self.copy_in_s)
 
     @property
     def suspend_s(self) -> float:
@@ -85,8 +92,13 @@ class SwitchRecord:
 
     @property
     def resume_s(self) -> float:
-        """The whole resume."""
+        """The whole resume, up to where the training goes on."""
         return self.reserve_s + self.verify_s + self.copy_in_s
+
+    @property
+    def blackout_s(self) -> float:
+        """What the job lost: the suspend, the resume, and what the training waited for afterwards."""
+        return self.suspend_s + self.resume_s + self.awaited_s
 
     def as_dict(self) -> dict[str, object]:
         """The keys of the report."""

@@ -9,7 +9,7 @@ fails, what was reserved is given back, the snapshot is kept and the resume may 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
@@ -17,7 +17,7 @@ from typing import Protocol
 import torch
 
 from gpuslice.clock import Clock, MonotonicClock
-from gpuslice.errors import RollbackError, SuspendedStateError
+from gpuslice.errors import GpusliceError, RollbackError, SuspendedStateError
 from gpuslice.kernels import Device
 from gpuslice.kernels.host import resident_anonymous_bytes
 from gpuslice.types import Route
@@ -26,6 +26,7 @@ from . import rng, tree
 from .blocks import BlockCargo, Shim, load_blocks
 from .cargo import Cargo, load
 from .discover import Found, check_alone, sweep
+from .lazy import LazyResume, Stream
 from .record import Stages, SwitchRecord
 from .rehome import rehome
 from .snapshot import SnapshotFile
@@ -101,6 +102,10 @@ class Switch:
         Whether a resume compares every byte of the snapshot with its checksum.
     shim
         The memory shim of the vmm route; without it, the route is tensor.
+    lazy
+        With it, a resume on the same device, by the tensor route, lets optimizer state come later.
+    lost
+        Told, in whatever thread, of the failure that keeps such state from coming; the state is lost then.
     """
 
     def __init__(
@@ -112,8 +117,13 @@ class Switch:
         verify: bool = True,
         clock: Clock | None = None,
         shim: Shim | None = None,
+        lazy: LazyResume | None = None,
+        lost: Callable[[GpusliceError], object] | None = None,
     ) -> None:
         self.device = device
+        self._lazy = lazy
+        self._stream: Stream | None = None
+        self._tell_lost = lost
         self._shim = shim
         self._store = store
         self._gate = gate or NoGate()
@@ -163,6 +173,7 @@ class Switch:
             If emptying the device failed, and undoing that, too: the state is lost. Other threads stay
             stopped, and every later call raises the same.
         """
+        self.settle()
         self._check_not_lost()
         if self._parked is not None:
             raise SuspendedStateError("the job is suspended already", "resume it first")
@@ -289,29 +300,70 @@ class Switch:
         self._gate.open()
         return record
 
+    def settle(self) -> None:
+        """Wait until all of a lazily resumed state is there; before the store is used for anything.
+
+        Raises
+        ------
+        RollbackError
+            If it could not be brought: the state is lost.
+        """
+        if self._stream is not None:
+            self._stream.wait()
+            self._stream = None
+
     def _restore(self, parked: _Parked, target: Device) -> None:
         stages, cargo = parked.stages, parked.cargo
         moving = target.torch_device != self.device.torch_device
+        stream: Stream | None = None
         with stages.stage("reserve_s"):
             if moving:
                 cargo = cargo.moved_to(target)
             else:
                 cargo.reserve(target)
         try:
+            if self._lazy is not None and isinstance(cargo, Cargo) and not moving:
+                with stages.stage("reserve_s"):
+                    stream = self._lazy.hold_back(cargo.items)
             if self._verify:
                 with stages.stage("verify_s"):
                     cargo.check(parked.snapshot)
             with stages.stage("copy_in_s"):
-                cargo.copy_in(target, parked.snapshot, verify=self._verify)
+                later = stream.storages if stream is not None else {}
+                cargo.copy_in(target, parked.snapshot, verify=self._verify, later=later)
             rng.restore(parked.shared_random)
             if moving:
                 if parked.device_random is not None:
                     target.set_rng_state(parked.device_random)
                 rehome(parked.cargo.storages, cargo.storages)
         except BaseException as error:
+            if stream is not None:
+                stream.cancel()
             with _undoing(error, "taking the state back"):
                 cargo.empty(target)
             raise
+        if stream is not None and isinstance(cargo, Cargo):
+            self._follow(stream, parked, cargo)
+
+    def _follow(self, stream: Stream, parked: _Parked, cargo: Cargo) -> None:
+        """Let the rest come, behind the training."""
+        record = parked.stages.record
+        later = [item.nbytes for item in cargo.items if item.storage._cdata in stream.storages]
+        record.bytes_later = sum(later)
+        copy = cargo.copy_in_later(self.device, parked.snapshot, verify=self._verify, later=stream.storages)
+        self._stream = stream
+        stream.start(copy, record, self._lost_later)
+
+    def _lost_later(self, failure: BaseException) -> RollbackError:
+        """What came later did not come, and the training has gone on: there is no way back."""
+        error = RollbackError(
+            f"the optimizers' state could not be brought back ({failure})",
+            "end the process and restart the job from its snapshot",
+        )
+        self._lose(error)
+        if self._tell_lost is not None:
+            self._tell_lost(failure if isinstance(failure, GpusliceError) else error)
+        return error
 
     def _lose(self, error: RollbackError) -> None:
         """Nobody may touch the state again."""

@@ -46,6 +46,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         The drill: suspend and resume at every Nth boundary, or at the boundaries listed.
     checkpoint_every
         Save an attached, named job's state at every Nth boundary, for a restart; 0 for never.
+    lazy_resume
+        Let the training go on after a resume while optimizer state is still on its way.
     report
         File for the JSON report, or empty.
     job
@@ -63,6 +65,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     suspend_every: int = 0
     suspend_at: str = ""
     checkpoint_every: int = 0
+    lazy_resume: bool = False
     report: str = ""
     job: str = ""
     socket: str = ""

@@ -43,6 +43,7 @@ class Report:
         self._rank = rank
         self._rows: list[bytes] = []
         self._blackouts_s: list[float] = []
+        self._newest: SwitchRecord | None = None
         self._bytes_copied = 0
         self._checkpoints = 0
         self._checkpoint_bytes = 0
@@ -51,10 +52,20 @@ class Report:
         self.write(boundaries=0, steps=0)
 
     def add(self, record: SwitchRecord) -> None:
-        """Append a finished switch; `write` makes it visible."""
-        self._rows.append(msgspec.json.encode(record.as_dict()))
-        self._blackouts_s.append(record.suspend_s + record.resume_s)
+        """Append a switch; `write` makes it visible. Until the next one it may still change (`lazy`)."""
+        self._seal()
+        self._newest = record
         self._bytes_copied += record.bytes_copied
+
+    def _seal(self) -> None:
+        """Encode the newest switch for good."""
+        if self._newest is not None:
+            self._rows.append(_row(self._newest))
+            self._blackouts_s.append(self._newest.blackout_s)
+
+    @property
+    def _open(self) -> list[SwitchRecord]:
+        return [] if self._newest is None else [self._newest]
 
     def checkpointed(self, nbytes: int, blocked_s: float) -> None:
         """Count a published checkpoint for which the training waited so long."""
@@ -64,7 +75,7 @@ class Report:
 
     def totals(self, *, boundaries: int, steps: int) -> dict[str, float]:
         """The report's ``totals``."""
-        blackouts_s = self._blackouts_s
+        blackouts_s = [*self._blackouts_s, *(record.blackout_s for record in self._open)]
         return {
             "boundaries": boundaries,
             "steps": steps,
@@ -110,7 +121,8 @@ class Report:
             "python": platform.python_version(),
             "torch": str(torch.__version__),
         }
-        rows, totals = b",\n".join(self._rows), self.totals(boundaries=boundaries, steps=steps)
+        rows = b",\n".join([*self._rows, *map(_row, self._open)])
+        totals = self.totals(boundaries=boundaries, steps=steps)
         parts = {"job": self.job, "rank": self._rank, "totals": totals, "versions": versions}
         lines = [b'"%s": %s' % (key.encode(), msgspec.json.encode(value)) for key, value in parts.items()]
         # One line per switch; rows are encoded once, so that a drill of many switches stays cheap.
@@ -125,3 +137,7 @@ class Report:
             raise EnvironmentUnusableError(
                 f"cannot write the report {self._path}: {error.strerror}", "choose another --report file"
             ) from error
+
+
+def _row(record: SwitchRecord) -> bytes:
+    return msgspec.json.encode(record.as_dict())

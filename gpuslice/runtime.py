@@ -20,17 +20,19 @@ import torch
 from gpuslice import config
 from gpuslice.boundaries import BoundaryCounter, counter
 from gpuslice.checkpoint.background import BackgroundSnapshot
+from gpuslice.checkpoint.lazy import LazyResume
 from gpuslice.checkpoint.ramdisk import RamDisk
 from gpuslice.checkpoint.record import SwitchRecord
 from gpuslice.checkpoint.store import JobStore
 from gpuslice.checkpoint.switch import Switch
 from gpuslice.checkpoints import Checkpoints, Schedule
 from gpuslice.config import Settings
-from gpuslice.ending import ended_well, watch_exit
-from gpuslice.errors import SuspendedStateError, SuspendRefusedError
+from gpuslice.ending import end_parked, ended_well, say, watch_exit
+from gpuslice.errors import GpusliceError, SuspendedStateError, SuspendRefusedError
 from gpuslice.gang import awaited, newest_common
 from gpuslice.kernels import Device, open_device, vmm
 from gpuslice.kernels.routes import choose
+from gpuslice.launch import ARMED
 from gpuslice.report import Report, rank_path
 from gpuslice.residence import HOST, found_device, named_device
 from gpuslice.threads import ThreadGate
@@ -130,6 +132,8 @@ class Runtime:
         self.device_known = named is not None
         self._device_name = place.device(named or HOST)
         self.route = choose(wanted, self._device_name)
+        # From the beginning, because it has to see the optimizers' steps.
+        self._lazy = LazyResume() if settings.lazy_resume else None
 
     def name_job(self, name: str) -> None:
         """Give the job a name, unless the launcher gave it one; before its first suspend."""
@@ -164,7 +168,8 @@ class Runtime:
     @cached_property
     def switch(self) -> Switch:
         shim = vmm.loaded() if self.route is Route.VMM else None
-        return Switch(self.device, self.store, gate=self.gate, shim=shim)
+        lost = end_parked if ARMED in os.environ else None
+        return Switch(self.device, self.store, gate=self.gate, shim=shim, lazy=self._lazy, lost=lost)
 
     @property
     def suspended(self) -> bool:
@@ -180,6 +185,8 @@ class Runtime:
             self.device.pin()
 
     def _settle_on(self, name: DeviceName) -> None:
+        if "switch" in self.__dict__:
+            self.switch.settle()
         self.device_known = True
         self._device_name = name
         # Both are made anew, for this device, when they are needed.
@@ -283,7 +290,7 @@ class Runtime:
         attached = self.attached
         if attached is None or not self.interruptible() or not attached.restartable(explicit=explicit):
             return None
-        _ = self.switch  # has the device page-lock the store's arenas
+        self.switch.settle()  # making it, too, has the device page-lock the store's arenas
         if not self._make_room():
             return None
         self.gate.close()
@@ -330,6 +337,10 @@ class Runtime:
         """
         if "store" not in self.__dict__:
             return
+        try:
+            self.switch.settle()
+        except GpusliceError as error:
+            say(error.message, error.remedy)
         self.checkpoints.settle(keep=not ended_well())
         if not self.settings.job:
             self.store.close(keep=self.handed_out)

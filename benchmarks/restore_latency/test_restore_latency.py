@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from benchmarks.states import STATE_BYTES, STATES, Limit, State, median, page_faults
 from gpuslice.checkpoint.heap import hide_imports
+from gpuslice.checkpoint.lazy import LazyResume
 from gpuslice.checkpoint.ramdisk import RamDisk
 from gpuslice.checkpoint.record import SwitchRecord
 from gpuslice.checkpoint.snapshot import open_snapshot
@@ -76,6 +77,33 @@ def test_resume(benchmark: Any, state: State, tmpfs: Path, verify: bool) -> None
     stages = {stage: median([getattr(record, stage) for record in records]) for stage in STAGES}
     parked = max(record.rss_parked_bytes - record.rss_before_bytes + state.nbytes for record in records)
     note(benchmark, state, **stages, page_faults=median(faults), left_share=parked / state.nbytes)
+
+
+def test_lazy_resume(benchmark: Any, state: State, tmpfs: Path) -> None:
+    """In the same process, up to where the training goes on: every weight is back, moments come later."""
+    records: list[SwitchRecord] = []
+    lazy = LazyResume()
+    with RamDisk(tmpfs / "ramdisk", 3 * STATE_BYTES + 2**28).open_store(None) as store:
+        switch = Switch(open_device(DeviceName("cpu", None)), store, lazy=lazy)
+        state.train()  # the optimizer must have been seen stepping
+
+        def suspend() -> None:
+            switch.suspend(boundary=len(records) + 1)
+
+        def resume() -> None:
+            records.append(switch.resume())
+
+        for _ in range(2):
+            suspend()
+            resume()
+        del records[:]
+        benchmark.pedantic(resume, setup=suspend, rounds=ROUNDS)
+        switch.settle()
+        lazy.close()
+    names = (*STAGES, "stream_s")
+    stages = {stage: median([getattr(record, stage) for record in records]) for stage in names}
+    later = median([record.bytes_later / record.bytes_freed for record in records])
+    note(benchmark, state, **stages, later_share=later)
 
 
 def test_restore_from_a_new_mapping(benchmark: Any, state: State, tmpfs: Path) -> None:

@@ -24,6 +24,9 @@ def command(
         int | None,
         Option(metavar="N", help="Save attached state at every Nth boundary while training goes on."),
     ] = None,
+    lazy_resume: Annotated[
+        bool, Option("--lazy-resume", help="Go on training while optimizer state is still coming back.")
+    ] = False,
     route: Route = None,
     ramdisk_dir: Annotated[
         str | None, Option(metavar="DIR", help="Where snapshots go; /dev/shm/gpuslice-UID by default.")
@@ -50,6 +53,7 @@ def command(
         suspend_every=suspend_every,
         suspend_at=suspend_at,
         checkpoint_every=checkpoint_every,
+        lazy_resume=lazy_resume or None,
         route=route,
         ramdisk_dir=ramdisk_dir,
         ramdisk_limit=ramdisk_limit,
