@@ -84,6 +84,7 @@ class Client:
         steps: int = 0,
         max_steps: int = 0,
         memory_bytes: int = 0,
+        trial_batches: int = 0,
         deadline_s: float = 0.0,
         guaranteed: bool = False,
         boundary_timeout_s: float = 60.0,
@@ -110,6 +111,8 @@ class Client:
             It is ended, well, at the first boundary after so many; 0: when it ends by itself.
         memory_bytes
             What it needs on each of its devices; 0: not stated.
+        trial_batches
+            So many mini-batches are tried ahead of every queue, so that it fails early if it is broken.
         deadline_s
             By when it is to be through, in seconds from now; 0: whenever.
         guaranteed
@@ -145,6 +148,7 @@ class Client:
             steps=steps,
             max_steps=max_steps,
             memory_bytes=memory_bytes,
+            trial_batches=trial_batches,
             deadline_s=deadline_s,
             guaranteed=guaranteed,
             boundary_timeout_s=boundary_timeout_s,

@@ -41,6 +41,8 @@ class Submit(Verb, tag="submit", frozen=True):
         What it needs on each of its devices; 0: not stated.
     max_steps
         It is ended, well, after so many optimizer steps; 0: when it ends by itself.
+    trial_batches
+        So many mini-batches are tried ahead of every queue; 0: none.
     deadline_s, guaranteed
         By when it is to be through, in seconds from now (0: whenever), and whether it is refused if the
         policy cannot guarantee that; ``Admission`` tells.
@@ -60,6 +62,7 @@ class Submit(Verb, tag="submit", frozen=True):
     steps: int = 0
     max_steps: int = 0
     memory_bytes: int = 0
+    trial_batches: int = 0
     deadline_s: float = 0.0
     guaranteed: bool = False
     boundary_timeout_s: float = 60.0
@@ -187,6 +190,7 @@ class JobInfo(Verb, frozen=True):
     switch_predicted_s: float | None
     switch_s: float | None
     missed_boundaries: int
+    trial: str | None
     restarts: int
     max_restarts: int
     exit_code: int | None

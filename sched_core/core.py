@@ -47,6 +47,7 @@ from .policy import Policy
 from .reports import Reports
 from .states import IN_TRANSIT, JobState, Trigger
 from .switching import Switching
+from .trials import Trials
 
 #: Part of the time that switching may take.
 SWITCH_SHARE = 0.03
@@ -85,6 +86,7 @@ class Core:
         self.planning = Planning(self, Cluster([len(devices)]), policy, quotas or {})
         self.switching = Switching(switch_share)
         self.deadlines = Deadlines(self)
+        self.trials = Trials(self)
         self._jobs: dict[str, Gang] = {}
         #: Jobs whose lease is not what the policy wants, or that wait for another try.
         self._unsettled: dict[str, Gang] = {}
@@ -153,15 +155,23 @@ class Core:
         self.tell(job, rank, Resume(epoch=job.epoch, device=str(self.devices[job.lease[rank]])))
 
     def announce(self, job: Gang, now: float) -> None:
-        """Let the policy know of a job that is ready to run, unless its owner holds it."""
-        if not job.held and not job.finishing:
+        """Let the policy know of a job that is ready to run, unless its owner holds it; after its trial."""
+        if job.held or job.finishing:
+            return
+        if job.tried:
             self.planning.announce(job, now)
+        else:
+            self.trials.enter(job)
+
+    def holders(self, device: int) -> list[Gang]:
+        """The jobs that the policy wants on ``device``."""
+        return [self._jobs[holder.id] for holder in self.allotment.holders(device)]
 
     def settle(self, job: Gang, now: float) -> None:
         """See whether the ranks of ``job`` have all got where they were told to go."""
         if job.all_on() and job.allows(Trigger.ALL_ON):
             job.move(Trigger.ALL_ON, now)
-            if job.running:
+            if job.running or job.borrowed:
                 job.since_s = job.counts_from(now)
                 self.planning.begun(job)
             job.first_start_s = now if job.first_start_s is None else job.first_start_s
@@ -178,7 +188,7 @@ class Core:
         """``job`` trains: its set-up is over, what follows counts as attained service."""
         job.end_setup(now)
         self.order(Notice("began", job.id, {"setup_s": job.setup_s}))
-        if job.running and now < job.since_s < inf:
+        if (job.running or job.borrowed) and now < job.since_s < inf:
             job.since_s = now
             self.planning.begun(job)
 
@@ -275,6 +285,7 @@ class Core:
     def _pursue(self, now: float) -> None:
         """Ask the policy if there is reason to, then do what can be done towards what it wants."""
         self.planning.ask(now)
+        self.trials.update(now)
         for job in list(self._unsettled.values()):
             self._approach(job, now)
         if self.planning.due:  # somebody was late
@@ -283,7 +294,7 @@ class Core:
         waits = [job.retry_at_s for job in self._unsettled.values() if job.retry_at_s > now]
         waits += [due_s for job in self._unsettled.values() if (due_s := lateness.due_s(job)) < inf]
         self.deadlines.deal(now)
-        waits += [due_s] if (due_s := self.deadlines.due_s()) < inf else []
+        waits += [due_s for due_s in (self.deadlines.due_s(), self.trials.due_s()) if due_s < inf]
         wake_s = min((when for when in (self.planning.wake_s, *waits) if when is not None), default=None)
         if wake_s != self._wake_s:
             self._wake_s = wake_s
@@ -310,7 +321,9 @@ class Core:
             self._unsettled.pop(job.id, None)
 
     def _can_enter(self, job: Gang) -> bool:
-        """Whether nobody is on the devices but those who share them with ``job``."""
+        """Whether nobody is on the devices but those who share them with ``job``; a trial shares nothing."""
+        if job.borrowed:
+            return not any(self.occupants[device] for device in job.borrowed)
         return all(
             other in self.allotment.holders(device)
             for device in job.wanted

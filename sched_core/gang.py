@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from enum import Enum
+from math import inf
 
 from gpuslice.errors import IllegalTransitionError
 
@@ -116,6 +117,12 @@ class Gang(Job):
         The class of that failure (``failures.Kind``); empty if it did not fail.
     blame
         The class of a failure that the core saw by itself, before the command ended.
+    borrowed
+        The devices of its trial, rank order; empty before and after.
+    lent
+        Whether somebody's trial has borrowed a device of those that the policy wants it on.
+    tried
+        Whether its trial is over, or it was to have none.
     given_up
         Whether its owner wants no further attempt.
     """
@@ -123,6 +130,7 @@ class Gang(Job):
     __slots__ = (
         "attempt",
         "blame",
+        "borrowed",
         "deadline_missed",
         "ended_s",
         "exit_code",
@@ -136,6 +144,7 @@ class Gang(Job):
         "late",
         "launched",
         "lease",
+        "lent",
         "missed",
         "ordered_s",
         "overshoots",
@@ -153,6 +162,7 @@ class Gang(Job):
         "switch_predicted_s",
         "switch_s",
         "trains",
+        "tried",
         "waited_s",
         "waits_since",
         "wish",
@@ -191,13 +201,18 @@ class Gang(Job):
         self.reason = ""
         self.failure = ""
         self.blame: Kind | None = None
+        self.borrowed: tuple[int, ...] = ()
+        self.lent = False
+        self.tried = not spec.trial_batches
         self.given_up = False
         self.history: deque[tuple[float, str]] = deque(maxlen=_HISTORY)
 
     @property
     def wanted(self) -> tuple[int, ...]:
-        """The devices the policy wants it on; empty when none."""
-        return self.placement if self.running else ()
+        """The devices it is to be on now: the policy's, unless there is a trial, its own or another's."""
+        if self.borrowed:
+            return self.borrowed
+        return self.placement if self.running and not self.lent else ()
 
     @property
     def deadline_s(self) -> float | None:
@@ -217,13 +232,52 @@ class Gang(Job):
     @property
     def may_restart(self) -> bool:
         """Whether it failed and another attempt is allowed."""
-        return self.state is JobState.FAILED and not self.given_up and self.attempt < self.spec.max_restarts
+        failed = self.state is JobState.FAILED and self.tried
+        return failed and not self.given_up and self.attempt < self.spec.max_restarts
 
     @property
     def through(self) -> bool:
         """Whether it has made all the steps that its owner wants."""
         most = self.spec.max_steps
         return bool(most) and max(rank.step for rank in self.ranks) >= most
+
+    def borrow(self, devices: tuple[int, ...]) -> None:
+        """Be tried on ``devices``, which the policy knows nothing of."""
+        self.borrowed, self.since_s = devices, inf
+
+    def give_back(self, now: float) -> None:
+        """End the trial; its time is attained service as well."""
+        elapsed_s = self._tried_s(now)
+        self.executed_s += elapsed_s
+        self.progress_s += elapsed_s
+        self.service_s += elapsed_s * self.demand
+        self.borrowed, self.since_s = (), now
+
+    def lend(self, now: float) -> None:
+        """Make no progress for a while, although it has devices by the policy's plan."""
+        self.settle(now)
+        self.lent, self.since_s = True, inf
+        self.preemptions += 1
+
+    def take_back(self, now: float) -> None:
+        """Have all devices again that the policy wants it on."""
+        self.lent = False
+        if self.running:
+            stays = self.state is JobState.RUNNING and self.lease == self.placement
+            self.since_s = self.counts_from(now) if stays else inf
+
+    def executed_at(self, now_s: float) -> float:
+        return super().executed_at(now_s) + self._tried_s(now_s)
+
+    def progress_at(self, now_s: float) -> float:
+        return super().progress_at(now_s) + self._tried_s(now_s)
+
+    def service_at(self, now_s: float) -> float:
+        return super().service_at(now_s) + self._tried_s(now_s) * self.demand
+
+    def _tried_s(self, now_s: float) -> float:
+        """How long the present trial has made progress."""
+        return max(0.0, now_s - self.since_s) if self.borrowed else 0.0
 
     def setup_at(self, now: float) -> float:
         """How long it has been on its devices without training, up to ``now``: imports, data, models.

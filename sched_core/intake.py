@@ -37,6 +37,8 @@ def check(request: Submit) -> None:
             "without the number of its steps nobody can tell how long it takes, nor guarantee a deadline",
             "state it: --steps N",
         )
+    if request.trial_batches < 0:
+        raise UsageError(f"a trial of {request.trial_batches} mini-batches is none", "give a positive number")
     if request.memory_bytes < 0:
         raise UsageError(f"{request.memory_bytes} bytes are no memory", "leave it out if it is not known")
     if not request.boundary_timeout_s >= 0:
@@ -59,6 +61,7 @@ def make_spec(request: Submit, name: str, now_s: float) -> JobSpec:
         only_guaranteed=request.guaranteed,
         device_memory_bytes=request.memory_bytes,
         max_restarts=request.max_restarts,
+        trial_batches=request.trial_batches,
         boundary_timeout_s=request.boundary_timeout_s,
         kill_when_late=request.on_boundary_timeout == "kill",
     )

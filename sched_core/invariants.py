@@ -30,7 +30,9 @@ def check(core: Core) -> None:
         For the first that is broken, naming the job or the device.
     """
     for device, occupants in zip(core.devices, core.occupants, strict=True):
-        if len(occupants) > 1 and not all(core.allotment.shares(job) for job in occupants.values()):
+        # One that is told to leave is entered nowhere any more; those it shared the device with still are.
+        staying = [job for job in occupants.values() if job.lease == job.wanted and not job.state.ended]
+        if len(occupants) > 1 and not all(core.allotment.shares(job) for job in staying):
             raise InvariantError(f"{device} is held by {', '.join(occupants)} at once")
         asked = sum(job.spec.device_memory_bytes for job in occupants.values())
         if core.memory_bytes and asked > core.memory_bytes:
@@ -53,6 +55,6 @@ def _check_job(core: Core, job: Gang) -> None:
         raise InvariantError(f"job {job.id} is {job.state.value} but its ranks are {names}")
     if job.state is JobState.SUSPENDED and len({rank.boundary for rank in job.training()}) > 1:
         raise InvariantError(f"the ranks of job {job.id} are parked at different boundaries")
-    for device in job.wanted if not job.state.ended else ():
+    for device in job.wanted if not job.state.ended and not job.borrowed else ():
         if job not in core.allotment.holders(device):
             raise InvariantError(f"job {job.id} is wanted on device {device} but not entered for it")

@@ -34,6 +34,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
         come back when told to resume; 0: never.
     kill_when_late
         Whether it is ended then. Otherwise it is left running.
+    trial_batches
+        It first runs for so many mini-batches, ahead of every queue (``trials``); 0: no trial.
     max_restarts
         How often it is started again after a failure that was not its user's.
     device_memory_bytes
@@ -59,6 +61,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     boundary_timeout_s: float = 60.0
     kill_when_late: bool = False
     max_restarts: int = 0
+    trial_batches: int = 0
     device_memory_bytes: int = 0
     cpus: int = 0
     memory_bytes: int = 0

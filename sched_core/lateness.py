@@ -45,7 +45,10 @@ def deal(core: Core, reports: Reports, job: Gang, now: float) -> None:
     if job.spec.kill_when_late:
         reason = f"it {what} within {job.spec.boundary_timeout_s:g} s"
         core.end(job, Trigger.FAIL, reason, now, Kind.INFRASTRUCTURE)
-    elif stopping and not job.held and not job.finishing:
-        # What its owner wants off the devices stays told to stop; nobody else decides about it.
+    elif stopping and job.lent:
+        core.trials.avoid(job, now)
+        reports.call_off(job, now)
+    elif stopping and core.planning.knows(job):
+        # What its owner wants off the devices, or has no part of the quota, stays told to stop.
         core.planning.keep(job, now)
         reports.call_off(job, now)

@@ -52,7 +52,7 @@ from .strays import kill_strays
 
 _FRAMES_AT_ONCE = 100
 #: Notices that nobody needs to worry about.
-_EXPECTED = frozenset({"began", "first_step", "guaranteed", "switched", "timed"})
+_EXPECTED = frozenset({"began", "first_step", "guaranteed", "switched", "timed", "trial_passed"})
 
 Observer = Callable[[Event, float, Sequence[Command]], object]
 _log = logging.getLogger(__name__)

@@ -126,6 +126,7 @@ class Planning:
     def withdraw(self, job: Gang, now: float) -> None:
         """Take from the policy a job that it can no longer choose."""
         self.waits.end(job, now)
+        self._core.trials.leave(job, now)
         self._dated.pop(job.id, None)
         if self._eligible.pop(job.id, None) is not None and not self._view.changes.reset:
             self._view.changes.finished.append(job)
@@ -136,6 +137,10 @@ class Planning:
             if follower.waits_since is not None:  # else it is shown once it is announced
                 self._show(follower, now)
         self.due = True
+
+    def knows(self, job: Gang) -> bool:
+        """Whether the policy may choose ``job``."""
+        return job.id in self._eligible
 
     def withhold(self, job: Gang, now: float) -> None:
         """Withdraw a job that may come back."""
@@ -157,7 +162,7 @@ class Planning:
 
     def begun(self, job: Gang) -> None:
         """``job``, which has devices, makes progress from now on, or it is known from when."""
-        if not self._view.changes.reset:
+        if job.running and job.id in self._eligible and not self._view.changes.reset:
             self._view.changes.begun.append(job)
         self.due = True
 

@@ -74,6 +74,7 @@ class Reports:
             case Progress():
                 self._advance(job, rank, now, message.boundary, message.step)
                 self._time(job, message.step, now)
+                self._core.trials.look(job, now)
                 if job.through:
                     self._core.finish(job, now)
             case Resumed():

@@ -35,7 +35,7 @@ def close(core: Core, job: Gang, now: float) -> None:
         "attempt": job.attempt + 1,
         "restart_in_s": wait_s,
     }
-    core.order(Notice("failed", job.id, details))
+    core.order(Notice("failed" if job.tried else "trial_failed", job.id, details))
     if wait_s is not None:
         job.move(Trigger.RETRY, now)
         job.begin_again(now + wait_s)

@@ -7,6 +7,7 @@ from gpuslice.verbs import DeviceInfo, JobInfo, SliceInfo, Standing
 from .chronicle import Account, Chronicle
 from .core import Core
 from .gang import Gang
+from .states import JobState
 
 #: Jobs in one answer; with those limits it stays well below the longest message.
 JOBS_AT_ONCE = 200
@@ -89,6 +90,7 @@ class Overview:
             switch_predicted_s=job.switch_predicted_s,
             switch_s=job.switch_s,
             missed_boundaries=job.missed,
+            trial=_trial(job),
             restarts=job.attempt,
             max_restarts=job.spec.max_restarts,
             exit_code=job.exit_code,
@@ -105,6 +107,17 @@ class Overview:
 
     def _names(self, devices: tuple[int, ...]) -> tuple[str, ...]:
         return tuple(str(self._core.devices[device]) for device in devices)
+
+
+def _trial(job: Gang) -> str | None:
+    """How it stands with the trial of a job; ``None`` if it was to have none."""
+    if not job.spec.trial_batches:
+        return None
+    if job.tried or job.state is JobState.SUCCEEDED:
+        return "passed"
+    if job.state.ended:
+        return str(job.state.value)
+    return "running" if job.borrowed else "waiting"
 
 
 def _steps_per_s(job: Gang, steps: int, executed_s: float) -> float | None:

@@ -35,6 +35,10 @@ def command(
     ] = 0,
     max_steps: Annotated[int, Option(metavar="N", help="End it, well, after N optimizer steps.")] = 0,
     memory: Annotated[str, Option(metavar="4G", help="What it needs on each of its devices.")] = "",
+    trial: Annotated[
+        bool, Option("--trial", help="Try it first, ahead of all others, so that it fails early if at all.")
+    ] = False,
+    trial_batches: Annotated[int, Option(metavar="N", help="Mini-batches of a trial.")] = 5,
     deadline: Annotated[
         str | None, Option(metavar="2h", help="By when it is to be through, from now.")
     ] = None,
@@ -74,6 +78,7 @@ def command(
             steps=steps,
             max_steps=max_steps,
             memory_bytes=config.parse_size(memory) if memory else 0,
+            trial_batches=trial_batches if trial else 0,
             deadline_s=0.0 if deadline is None else config.parse_duration(deadline),
             guaranteed=guaranteed,
             boundary_timeout_s=timeout_s,

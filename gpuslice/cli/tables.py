@@ -106,6 +106,8 @@ def state(job: JobInfo) -> str:
         words.append(f"to {','.join(job.moving_to)}")
     if job.missed_boundaries:
         words.append(f"late {job.missed_boundaries}x")
+    if job.trial in ("waiting", "running"):
+        words.append("trial")
     if job.restarts:
         words.append(f"restart {job.restarts}/{job.max_restarts}")
     return ", ".join(words)

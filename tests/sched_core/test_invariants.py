@@ -105,6 +105,7 @@ class CoreMachine(RuleBasedStateMachine):
                     max_restarts=ranks % 2,
                     boundary_timeout_s=2.0,
                     kill_when_late=job == "c",
+                    trial_batches=5 if job in "bd" else 0,
                 ),
                 PROGRAM,
             )
