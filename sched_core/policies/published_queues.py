@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from heapq import heappop, heappush
 from itertools import count
-from math import floor, inf
+from math import inf
 
 from gpuslice.sched_core.placement.placement import Placement
 from gpuslice.sched_core.policy import View
@@ -41,6 +41,19 @@ class PublishedDlas(Mlfq):
         self._sunk: list[MlfqEntry] = []
         #: Promotions to come, as in the heap of the base: (due, number, entry).
         self._rises: list[tuple[float, int, MlfqEntry]] = []
+        #: When each running job will have run for as long as its queue has device-seconds.
+        self._spent_s: dict[MlfqEntry, float] = {}
+        #: The same by what wake-ups are divided by: (spent, number, entry); stale unless still in ``_spent_s``.
+        self._spent: dict[int, list[tuple[float, int, MlfqEntry]]] = {}
+
+    def admitted(self, entry: MlfqEntry, view: View) -> None:
+        super().admitted(entry, view)
+        if entry.running:
+            self._watch(entry, view.now_s)
+
+    def left(self, entry: MlfqEntry) -> None:
+        super().left(entry)
+        self._spent_s.pop(entry, None)
 
     def rank(self, entry: MlfqEntry, view: View) -> Key:
         """What goes before the order of joining; nothing for LAS."""
@@ -56,6 +69,10 @@ class PublishedDlas(Mlfq):
 
     def settled(self, started: Sequence[MlfqEntry], suspended: Sequence[MlfqEntry], view: View) -> None:
         super().settled(started, suspended, view)
+        for entry in started:
+            self._watch(entry, view.now_s)
+        for entry in suspended:
+            self._spent_s.pop(entry, None)
         joining = {*started, *(entry for entry in self._sunk if entry.running)}
         self._sunk.clear()
         for entry in sorted(joining, key=_by_key):
@@ -71,11 +88,24 @@ class PublishedDlas(Mlfq):
         only when something happens.
         """
         now_s, wake_s = view.now_s, inf
-        for _, entry in self.ranking.running:
-            if entry.level < len(self._limits):
-                left_s = self._limits[entry.level] - (entry.job.executed_at(now_s) - entry.base_executed_s)
-                wake_s = min(wake_s, now_s + floor(left_s / entry.size if self._by_devices else left_s))
+        # Of jobs that are divided alike, the first to be spent is the first to wake.
+        for divisor, heap in self._spent.items():
+            while heap and self._spent_s.get(heap[0][2]) != heap[0][0]:
+                heappop(heap)
+            if heap:
+                wake_s = min(wake_s, now_s + (heap[0][0] - now_s) // divisor)
         return self._next_promotion(now_s, wake_s)
+
+    def _watch(self, entry: MlfqEntry, now_s: float) -> None:
+        """Note when ``entry``, which runs from now on or in another queue, will wake the policy."""
+        if entry.level == len(self._limits):
+            self._spent_s.pop(entry, None)
+            return
+        executed_s = entry.job.executed_at(now_s) - entry.base_executed_s
+        spent_s = now_s + self._limits[entry.level] - executed_s
+        self._spent_s[entry] = spent_s
+        divisor = entry.size if self._by_devices else 1
+        heappush(self._spent.setdefault(divisor, []), (spent_s, entry.job.number, entry))
 
     def _next_promotion(self, now_s: float, wake_s: float) -> float | None:
         # What is due already waits for the next event; the queue base has it in its own heap.
@@ -93,6 +123,7 @@ class PublishedDlas(Mlfq):
     def _sink(self, entry: MlfqEntry, view: View) -> None:
         entry.level += 1
         self._expect(entry, self._demotion_s(entry, view.now_s))
+        self._watch(entry, view.now_s)
         self.requeued(entry, view)
 
     def _promotion_s(self, entry: MlfqEntry, now_s: float) -> float:
