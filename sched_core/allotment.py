@@ -54,6 +54,11 @@ class Allotment:
 
     def release(self, job: Job) -> None:
         """Take back what ``job`` holds."""
+        if job.id not in self._shares:
+            for device in job.placement:
+                self._holder[device] = None
+            self.free += len(job.placement)
+            return
         self._shares.discard(job.id)
         for device in job.placement:
             others = self._sharers.get(device)
@@ -106,6 +111,8 @@ class Allotment:
         PolicyError
             Naming the job.
         """
+        if len({decision.job for decision in plan.decisions}) == len(plan.decisions):
+            return
         seen: set[str] = set()
         for decision in plan.decisions:
             if decision.job in seen:

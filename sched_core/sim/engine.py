@@ -42,7 +42,7 @@ Progress = Callable[[int, int], None]
 class SimJob(Job):
     """A job and what the simulator alone knows of it."""
 
-    __slots__ = ("born_job_s", "end_s", "granted_s", "room_s")
+    __slots__ = ("born_job_s", "end_s", "fragmented_s", "granted_s", "lost_s", "room_s")
 
     def __init__(self, spec: JobSpec, number: int, born_job_s: float, room_s: float) -> None:
         super().__init__(spec, number)
@@ -54,6 +54,9 @@ class SimJob(Job):
         self.born_job_s = born_job_s
         #: The engine's room clock of this demand when the job began to wait.
         self.room_s = room_s
+        #: Seconds waited so far while enough devices were free, and device-seconds lost to switching.
+        self.fragmented_s = 0.0
+        self.lost_s = 0.0
 
 
 class Simulation:
@@ -124,6 +127,8 @@ class Simulation:
             self._loop(progress)
         except KeyboardInterrupt:
             self._outcome.complete = False
+            for job in self._jobs.values():
+                self._note(job)
         self._outcome.promotions = getattr(self._policy, "promotions", {})
         self._outcome.counters = getattr(self._policy, "counters", {})
         self._outcome.wall_s = time.perf_counter() - started
@@ -216,14 +221,13 @@ class Simulation:
 
     def _grant(self, job: SimJob, grant: Start | Migrate, plan: Plan, now_s: float) -> None:
         self._allotment.grant(job, grant.devices, shared=grant.shared, plan=plan)
-        outcome, number = self._outcome, job.number
-        outcome.fragmented_s[number] += self._room_s[job.demand] - job.room_s
+        job.fragmented_s += self._room_s[job.demand] - job.room_s
         if job.first_start_s is None:
-            job.first_start_s = outcome.first_start_s[number] = now_s
+            job.first_start_s = self._outcome.first_start_s[job.number] = now_s
             resume_s = 0.0
         else:
             resume_s = self._cost.resume_s(job)
-            outcome.lost_s[number] += resume_s * len(grant.devices)
+            job.lost_s += resume_s * len(grant.devices)
         self._waiting -= 1
         job.running = True
         job.placement = grant.devices
@@ -236,12 +240,11 @@ class Simulation:
 
     def _release(self, job: SimJob, now_s: float) -> None:
         """Take its devices from ``job``, which waits from now on."""
-        outcome, number = self._outcome, job.number
         if now_s < job.since_s:
-            outcome.lost_s[number] -= (job.since_s - now_s) * len(job.placement)
+            job.lost_s -= (job.since_s - now_s) * len(job.placement)
         job.settle(now_s)
         if self._keep_spans:
-            outcome.spans.append(Span(number, job.granted_s, now_s, job.placement))
+            self._outcome.spans.append(Span(job.number, job.granted_s, now_s, job.placement))
         neighbours = self._neighbours(job)
         self._allotment.release(job)
         job.running = False
@@ -259,19 +262,25 @@ class Simulation:
             self._release(job, now_s)
         self._waiting -= 1
         job.running = held
-        outcome, number = self._outcome, job.number
-        outcome.finish_s[number] = now_s
-        outcome.preemptions[number] = job.preemptions
-        outcome.migrations[number] = job.migrations
-        outcome.executed_s[number] = job.executed_s
-        outcome.service_s[number] = job.service_s
+        self._note(job)
+        self._outcome.finish_s[job.number] = now_s
         life_s = now_s - job.spec.submit_s
-        outcome.contention[number] = (
+        self._outcome.contention[job.number] = (
             (self._job_s - job.born_job_s) / life_s if life_s > 0 else len(self._jobs)
         )
         del self._jobs[job.id]
         if not self._view.changes.reset:
             self._view.changes.finished.append(job)
+
+    def _note(self, job: SimJob) -> None:
+        """Write down what the runs of ``job`` that are over amount to."""
+        outcome, number = self._outcome, job.number
+        outcome.preemptions[number] = job.preemptions
+        outcome.migrations[number] = job.migrations
+        outcome.executed_s[number] = job.executed_s
+        outcome.service_s[number] = job.service_s
+        outcome.fragmented_s[number] = job.fragmented_s
+        outcome.lost_s[number] = job.lost_s
 
     def _neighbours(self, job: SimJob) -> list[SimJob]:
         """Jobs that share a device with ``job``."""

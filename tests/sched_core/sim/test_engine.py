@@ -228,10 +228,17 @@ def test_interrupted_runs_keep_what_they_know() -> None:
                 raise KeyboardInterrupt
             return super().plan(view)
 
-    plans = Plan([Start("j0", (0, 1)), Start("j1", (2,))])
-    outcome = Simulation(trace_of([(0, 2, 10), (0, 1, 20)]), Cluster([4]), Interrupting(plans)).run()
+    plans = [
+        Plan([Start("j0", (0, 1)), Start("j1", (2,))], wake_at_s=4),
+        Plan([Suspend("j1")], wake_at_s=6),
+        Plan([Start("j1", (3,))]),
+    ]
+    outcome = Simulation(trace_of([(0, 2, 10), (0, 1, 20)]), Cluster([4]), Interrupting(*plans)).run()
     assert not outcome.complete
     assert outcome.finish_s[0] == 10
+    assert outcome.preemptions.tolist() == [0, 1]
+    assert outcome.executed_s.tolist() == [10, 4]
+    assert outcome.fragmented_s.tolist() == [0, 2]
 
 
 def test_jobs_larger_than_the_cluster_are_named() -> None:
