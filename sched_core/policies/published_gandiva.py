@@ -62,7 +62,7 @@ class PublishedGandiva:
         """One tick."""
         if view.changes.reset:
             self._reset(view.cluster)
-        before = self._picture()
+        before = self._picture() if self._seen is None else self._seen
         gone = {job.id for job in view.changes.finished}
         came = list(view.jobs.values()) if view.changes.reset else view.changes.arrived
         turned, released = self._end(gone, turn=view.now_s % _TURN_S == 0)
@@ -72,7 +72,9 @@ class PublishedGandiva:
         if released:
             self._retry(view.now_s)
         self._adjust(view.cluster.size)
-        quiet = not (gone or came or turned) and self._picture() == before
+        # Nothing changes between two ticks, so what one leaves is what the next one finds.
+        self._seen = None if gone or came or turned else self._picture()
+        quiet = self._seen is not None and self._seen == before
         return Plan(difference(view, self._target(view.cluster)), self._wake_at(view, quiet=quiet))
 
     def _reset(self, cluster: Cluster) -> None:
@@ -82,6 +84,7 @@ class PublishedGandiva:
         self._free = list(range(len(cluster.node_sizes)))
         self._sets: dict[int, list[NodeSet]] = {size: [] for size in SIZES}
         self._pending: list[Job] = []
+        self._seen: object = None
         self.joined_s: dict[int, float] = {}
 
     def _picture(self) -> object:
@@ -152,14 +155,16 @@ class PublishedGandiva:
 
     def _adjust(self, devices: int) -> None:
         """Give every size node sets in proportion to what its jobs ask for."""
-        asked = {size: size * sum(len(one.jobs) for one in group) for size, group in self._sets.items()}
-        total = sum(asked.values())
-        has = {
-            size: self._node_size * sum(len(one.nodes) for one in group) for size, group in self._sets.items()
+        asked = {
+            size: size * sum([len(one.jobs) for one in group]) for size, group in self._sets.items() if group
         }
-        for size, group in self._sets.items():
-            if asked[size]:
-                more = min(floor(asked[size] / total * devices), asked[size]) - has[size]
+        total = sum(asked.values())
+        for size, wanted in asked.items():
+            if wanted:
+                group = self._sets[size]
+                # A size gets and gives node sets only here, so what it has is not changed by others.
+                has = self._node_size * sum([len(one.nodes) for one in group])
+                more = min(floor(wanted / total * devices), wanted) - has
                 if more > 0:
                     self._expand(size, group, ceil(more / size))
                 elif more < 0:
@@ -219,9 +224,13 @@ class PublishedGandiva:
 
 def _hand_out(jobs: Iterable[Job], group: list[NodeSet]) -> None:
     """One by one to the least loaded node set."""
+    group_is_sorted = False
     for job in jobs:
         group[0].add(job)
+        if group_is_sorted and (len(group) == 1 or group[0].load <= group[1].load):
+            continue
         group.sort(key=_load)
+        group_is_sorted = True
 
 
 def _load(one: NodeSet) -> int:
