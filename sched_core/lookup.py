@@ -7,7 +7,7 @@ import importlib
 import inspect
 from collections.abc import Iterable, Mapping
 from math import isfinite, isnan
-from typing import Any, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 
@@ -100,4 +100,6 @@ def _convert(value: object, wanted: Any) -> object:
             return float(value)
         except ValueError as error:
             raise msgspec.ValidationError("not a number") from error
+    if get_origin(wanted) is Literal and value not in get_args(wanted):
+        raise msgspec.ValidationError(nearest(str(value), get_args(wanted)))
     return msgspec.convert(value, wanted, strict=False)

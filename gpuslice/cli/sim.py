@@ -136,6 +136,8 @@ def _check_writable(*paths: Path | None) -> None:
     for path in paths:
         if path is not None and not path.parent.is_dir():
             raise UsageError(f"cannot write {path}: there is no folder {path.parent}")
+        if path is not None and path.is_dir():
+            raise UsageError(f"cannot write {path}: it is a folder", "name a file in it")
 
 
 def _requests(base: Request, policies: list[str], settings: list[str]) -> list[Request]:

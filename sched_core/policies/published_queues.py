@@ -43,7 +43,7 @@ class PublishedDlas(Mlfq):
         self._rises: list[tuple[float, int, MlfqEntry]] = []
         #: When each running job will have run for as long as its queue has device-seconds.
         self._spent_s: dict[MlfqEntry, float] = {}
-        #: The same by what wake-ups are divided by: (spent, number, entry); stale unless still in ``_spent_s``.
+        #: The same by divisor of the wake-up: (spent, number, entry); stale unless still in ``_spent_s``.
         self._spent: dict[int, list[tuple[float, int, MlfqEntry]]] = {}
 
     def admitted(self, entry: MlfqEntry, view: View) -> None:

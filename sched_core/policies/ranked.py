@@ -48,6 +48,8 @@ class RankedPolicy(ABC, Generic[E]):
         self._touched: dict[E, bool] = {}
         #: When the first slice that is too short to be ended will be long enough; infinite if there is none.
         self._spared_until_s = inf
+        #: Somebody had to go for the sake of a placement since the ranking was last repaired.
+        self._made_room = False
 
     @abstractmethod
     def waiting_key(self, entry: E, view: View) -> Key:
@@ -157,7 +159,9 @@ class RankedPolicy(ABC, Generic[E]):
     def _select(self) -> None:
         """Flip entries until the greedy walk and the placement agree."""
         blocked: set[SizeClass] = set()
-        while flipped := self.ranking.repair(blocked):
+        again = True
+        while again and (flipped := self.ranking.repair(blocked)):
+            self._made_room = False
             for entry in flipped:
                 self._touched.setdefault(entry, not entry.running)
                 if not entry.running:
@@ -171,6 +175,7 @@ class RankedPolicy(ABC, Generic[E]):
                     blocked.add(entry.size_class)
                 if failed:  # Whoever comes later is decided on anew: there is more room for others now.
                     self.ranking.withdraw(entry)
+            again = failed or self._made_room
 
     def _place(self, entry: E) -> bool:
         free = self._free
@@ -196,6 +201,7 @@ class RankedPolicy(ABC, Generic[E]):
         if devices is None:
             return None
         wanted = set(devices)
+        self._made_room = True
         for other in behind:
             if not wanted.isdisjoint(other.devices):
                 self._touched.setdefault(other, True)

@@ -158,7 +158,7 @@ class Ranking(Generic[E]):
             return None
         best: E | None = None
         for size_class, heap in self._waiting.items():
-            while heap and (heap[0][2].running or heap[0][2].key != heap[0][0]):
+            while heap and (heap[0][2].running or heap[0][2].key is not heap[0][0]):
                 heappop(heap)
             if not heap or size_class in blocked:
                 continue

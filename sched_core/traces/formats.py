@@ -44,6 +44,10 @@ def read_trace(path: Path, trace_format: str = "auto", throughputs: Path | None 
             trace_format = _detect(path)
         if trace_format == "gavel":
             return read_gavel(path, throughputs)
+        if throughputs is not None:
+            raise UsageError(
+                f"{path} is {trace_format}; only Gavel's traces count steps", "leave out --throughputs"
+            )
         reader = READERS.get(trace_format)
         if reader is None:
             raise UsageError(f"there is no trace format {trace_format!r}", nearest(trace_format, READERS))
