@@ -57,6 +57,8 @@ class PublishedGandiva:
 
     name = "published-gandiva"
     needs_durations = False
+    #: What ``_picture`` showed at the end of the last tick, if it was asked.
+    _seen: object = None
 
     def plan(self, view: View) -> Plan:
         """One tick."""
@@ -84,7 +86,7 @@ class PublishedGandiva:
         self._free = list(range(len(cluster.node_sizes)))
         self._sets: dict[int, list[NodeSet]] = {size: [] for size in SIZES}
         self._pending: list[Job] = []
-        self._seen: object = None
+        self._seen = None
         self.joined_s: dict[int, float] = {}
 
     def _picture(self) -> object:
