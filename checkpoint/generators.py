@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable, Iterator
+from functools import partial
+from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -10,6 +13,10 @@ import torch
 
 Generator = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
 GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+#: What holds no generator of a loader's.
+_OPAQUE = (torch.Tensor, torch.nn.Module, np.ndarray, ModuleType, type, str, bytes, int, float, complex)
+#: How deep, how wide and how far a loader's own things are searched; beyond is data.
+_MAX_DEPTH, _MAX_ITEMS, _MAX_OBJECTS = 8, 64, 10_000
 
 
 def is_generator(value: object) -> TypeGuard[Generator]:
@@ -43,16 +50,56 @@ def set_generator_state(generator: Generator, state: Any) -> None:
 
 
 def own_generators(loader: object) -> list[Generator]:
-    """The generators that a loader, its samplers and its dataset hold in attributes, each once."""
-    found: dict[int, Generator] = {}
-    batch_sampler = getattr(loader, "batch_sampler", None)
-    sampler = getattr(loader, "sampler", None)
-    for owner in (loader, sampler, batch_sampler, getattr(batch_sampler, "sampler", None)):
-        found |= {id(item): item for item in _attributes(owner) if isinstance(item, GENERATORS)}
-    dataset = getattr(loader, "dataset", None)
-    found |= {id(item): item for item in _attributes(dataset) if isinstance(item, GENERATORS)}
-    return list(found.values())
+    """The generators that a loader draws from, each once, in an order that equal scripts share.
+
+    They are looked for in the attributes of the loader, its samplers, its dataset (and what that wraps), its
+    transforms and ``collate_fn``, and in what functions hold: closures, default and partial arguments.
+    """
+    return list(_Search().everything_of(loader))
 
 
-def _attributes(owner: object) -> list[Any]:
-    return list(getattr(owner, "__dict__", {}).values())
+class _Search:
+    """Goes through what a loader refers to, as far as that can be its own: not into large or deep data."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, object] = {}
+
+    def everything_of(self, loader: object) -> Iterator[Generator]:
+        parts = dict(vars(loader)) if hasattr(loader, "__dict__") else {}
+        parts.pop("_iterator", None)  # of workers that stay; it belongs to the pass, not to the loader
+        yield from self._each(parts.values(), _MAX_DEPTH)
+
+    def _each(self, items: Iterable[object], depth: int) -> Iterator[Generator]:
+        for item in items:
+            yield from self._look(item, depth)
+
+    def _look(self, item: object, depth: int) -> Iterator[Generator]:
+        if id(item) in self._seen or len(self._seen) > _MAX_OBJECTS:
+            return
+        self._seen[id(item)] = item  # kept, or another object could get its id
+        if is_generator(item):
+            yield item
+        elif depth > 0 and not isinstance(item, _OPAQUE):
+            yield from self._each(_parts(item), depth - 1)
+
+
+def _parts(item: Any) -> Iterable[object]:
+    """What an object holds, as a script would see it."""
+    if isinstance(item, (list, tuple, dict)):
+        items = list(item.values()) if isinstance(item, dict) else item
+        return items if len(items) <= _MAX_ITEMS else ()
+    if isinstance(item, MethodType):
+        return item.__self__, item.__func__
+    if isinstance(item, partial):
+        return item.func, item.args, item.keywords
+    if isinstance(item, FunctionType):
+        cells = [_content(cell) for cell in item.__closure__ or ()]
+        return *cells, *(item.__defaults__ or ()), *(item.__kwdefaults__ or {}).values()
+    return list(getattr(item, "__dict__", {}).values())
+
+
+def _content(cell: CellType) -> object:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not assigned yet
+        return None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import traceback
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, WeightedRandomSampler, dataloader
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, WeightedRandomSampler, dataloader
 
 from gpuslice.boundaries import BoundaryCounter
 from gpuslice.checkpoint import rng
@@ -81,9 +82,21 @@ def _seed() -> int:
     return random.randrange(99)
 
 
+class Noisy(Rows):
+    """Draws in a transform whose generator only a closure holds."""
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(_seed())
+        self.transforms = [lambda row: row + torch.rand(3, generator=generator)]
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.transforms[0](super().__getitem__(index))
+
+
 LOADERS: dict[str, Callable[[], Any]] = {
     "shuffle": lambda: _loader(shuffle=True),
     "generator": lambda: _loader(shuffle=True, generator=torch.Generator().manual_seed(_seed())),
+    "closure": lambda: DataLoader(Subset(Noisy(), range(ROWS)), batch_size=3),
     "weighted": lambda: _loader(sampler=WeightedRandomSampler(range(1, ROWS + 1), ROWS)),
     "stream": lambda: DataLoader(Stream(), batch_size=3),
     "workers": lambda: _loader(shuffle=True, num_workers=2),
@@ -398,8 +411,17 @@ def test_a_script_without_the_pass_is_refused(start: Callable[..., Process]) -> 
         list(second.job.epochs(2))
 
 
-def test_a_loader_with_an_unknown_generator_is_refused(start: Callable[..., Process]) -> None:
+UNKNOWN: dict[str, Callable[[], DataLoader[torch.Tensor]]] = {
+    "its own": lambda: DataLoader(Rows(), shuffle=True, generator=torch.Generator()),
+    "in a closure": lambda: DataLoader(Noisy()),
+    "in a partial": lambda: DataLoader(Rows(), collate_fn=partial(max, random.Random(3))),
+}
+
+
+@pytest.mark.parametrize("loader", UNKNOWN.values(), ids=UNKNOWN)
+def test_a_loader_with_an_unknown_generator_is_refused(
+    start: Callable[..., Process], loader: Callable[[], DataLoader[torch.Tensor]]
+) -> None:
     process = start()
-    loader = DataLoader(Rows(), shuffle=True, generator=torch.Generator())
     with pytest.raises(UsageError, match="not attached"):
-        next(process.job.batches(loader))
+        next(process.job.batches(loader()))
