@@ -224,6 +224,8 @@ class Core:
         self.planning.wishing.pop(job.id, None)
         self.switching.forget(job)
         self.planning.withdraw(job, now)
+        if trigger is Trigger.SUCCEED:
+            self.planning.learn(job)
         if job.processes_gone:
             self._gone(job, now)
         else:

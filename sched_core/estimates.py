@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from math import inf
 
 from .gang import Gang
 from .job import Job
+
+#: Jobs whose attained service makes a distribution, and of how many, the newest, it is made at most.
+ENOUGH = 50
+_MOST = 1000
 
 
 class Estimates:
@@ -18,6 +23,12 @@ class Estimates:
 
     def __init__(self) -> None:
         self.now_s = 0.0
+        self._ended: deque[float] = deque(maxlen=_MOST)
+        self._count = 0
+        self._sample: tuple[float, ...] = ()
+        self._edition = 0
+        #: How many jobs must have ended for the next edition.
+        self._next = ENOUGH
 
     def duration_s(self, job: Job) -> float | None:
         """Running time of ``job`` on dedicated devices, estimated; infinite if nobody knows."""
@@ -28,8 +39,23 @@ class Estimates:
         return not isinstance(job, Gang) or not job.spec.iterations or job.pace.step_s is not None
 
     def services(self) -> Sequence[float]:
-        """No sample."""
-        return ()
+        """What the newest jobs that ended well attained; empty before ``ENOUGH`` of them have."""
+        return self._sample
+
+    def edition(self) -> int:
+        """Renewed whenever half as many more have ended."""
+        return self._edition
+
+    def learn(self, job: Job) -> None:
+        """``job`` ended well, having attained what it needed."""
+        if not job.service_s:
+            return  # it did not train
+        self._ended.append(job.service_s)
+        self._count += 1
+        if self._count >= self._next:
+            self._next = self._count + (self._count + 1) // 2
+            self._sample = tuple(self._ended)
+            self._edition += 1
 
     def _left_s(self, job: Job) -> float:
         if not isinstance(job, Gang) or not job.spec.iterations:

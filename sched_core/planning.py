@@ -160,6 +160,10 @@ class Planning:
         self._start_again()
         self.due = True
 
+    def learn(self, job: Gang) -> None:
+        """``job`` has ended well: let policies know how much service that took."""
+        self._estimates.learn(job)
+
     def begun(self, job: Gang) -> None:
         """``job``, which has devices, makes progress from now on, or it is known from when."""
         if job.running and job.id in self._eligible and not self._view.changes.reset:

@@ -112,6 +112,10 @@ class Knowledge(Protocol):
         """A sample of total services, in device-seconds; empty if nobody knows."""
         ...
 
+    def edition(self) -> int:
+        """Which one ``services`` is: another number when it has changed."""
+        ...
+
 
 class Ignorance:
     """Nothing is known."""
@@ -124,6 +128,9 @@ class Ignorance:
 
     def services(self) -> Sequence[float]:
         return ()
+
+    def edition(self) -> int:
+        return 0
 
 
 class Losses(Protocol):

@@ -56,6 +56,7 @@ class TwoDGittins(TwoDas):
     ) -> None:
         super().__init__(placement, thresholds=thresholds, promote=promote, first_slice_s=first_slice_s)
         self._index: GittinsIndex | None = None
+        self._edition = 0
 
     def waiting_key(self, entry: MlfqEntry, view: View) -> Key:
         level, started_s, number = entry.level, entry.started_s, entry.job.number
@@ -63,14 +64,23 @@ class TwoDGittins(TwoDas):
             index = 0.0
         else:
             if self._index is None:
-                self._index = GittinsIndex(view.knowledge.services() or yarn_services())
+                self._index = self._learned(view)
             attained = entry.job.service_at(view.now_s) - entry.base_service_s
             index = self._index.within(attained, self._limits[level] - attained)
         if started_s == inf:
             return (level, -index, 1, entry.entered_s, number)
         return (level, -index, 0, started_s, number)
 
+    def _learned(self, view: View) -> GittinsIndex:
+        self._edition = view.knowledge.edition()
+        return GittinsIndex(view.knowledge.services() or yarn_services())
+
     def update(self, view: View) -> None:
+        if self._index is not None and view.knowledge.edition() != self._edition:
+            self._index = self._learned(view)
+            for entry in self._entries.values():
+                if not entry.running:
+                    self.ranking.rekey(entry, self.waiting_key(entry, view))
         super().update(view)
         if self.contended:
             self.ranking.expire(lambda entry: self.waiting_key(entry, view), before=(len(self._limits),))

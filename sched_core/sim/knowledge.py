@@ -26,6 +26,9 @@ class TraceDistribution:
             for demand, duration_s in zip(self._trace.demand, self._trace.duration_s, strict=True)
         ]
 
+    def edition(self) -> int:
+        return 0
+
 
 class TraceKnowledge(TraceDistribution):
     """Everything that the trace states."""

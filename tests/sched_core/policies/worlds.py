@@ -101,6 +101,9 @@ class Known:
     def services(self) -> Sequence[float]:
         return ()
 
+    def edition(self) -> int:
+        return 0
+
 
 def view(cluster: str, *jobs: tuple[str, int, float], now_s: float = 0.0, **fields: Any) -> View:
     """A moment in which jobs of (id, devices, duration) wait; ``fields`` go into every specification."""
