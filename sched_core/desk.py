@@ -203,7 +203,8 @@ class Desk:
         try:
             change()
         except IllegalTransitionError as error:
-            raise UsageError(error.message, error.remedy) from error
+            # Its remedy is the job's story, which is for those who look for a mistake of ours.
+            raise UsageError(error.message, "`gpuslice ps` shows how it stands") from error
         return Done()
 
     def _submit(self, request: Submit) -> Accepted:

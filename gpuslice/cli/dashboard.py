@@ -22,13 +22,31 @@ _COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "bright_red")
 _STATES = {"running": "green", "failed": "red", "cancelled": "red", "succeeded": "dim"}
 #: Lines of the picture that are not jobs or devices.
 _FRAME = 8
+_STRIP = f"LAST {WINDOW_S:.0f} S"
+#: What is told of jobs, and from which width of the screen on.
+_COLUMNS = {
+    "JOB": 0,
+    "STATE": 0,
+    "PROGRESS": 100,
+    "STEPS": 0,
+    "STEPS/S": 0,
+    "SERVICE": 100,
+    "SLICES": 0,
+    "BLACKOUT": 150,
+    "SWITCH": 190,
+    "ETA": 0,
+    "DEADLINE": 170,
+    _STRIP: 130,
+}
 
 
-def picture(standing: Standing, height: int, notice: str = "") -> RenderableType:
+def picture(standing: Standing, width: int, height: int, notice: str = "") -> RenderableType:
     """How things stand, in at most ``height`` lines where that is possible.
 
     Parameters
     ----------
+    width
+        Of the screen, in characters.
     notice
         Said in the first line.
     """
@@ -42,7 +60,7 @@ def picture(standing: Standing, height: int, notice: str = "") -> RenderableType
         "",
         queues,
         "",
-        _jobs(standing, colours, room),
+        _jobs(standing, colours, room, width),
     )
 
 
@@ -60,7 +78,7 @@ def _headline(standing: Standing, notice: str) -> Text:
 
 
 def _devices(standing: Standing, colours: dict[str, str]) -> Table:
-    table = _table("DEVICE", f"LAST {WINDOW_S:.0f} S", "HELD BY")
+    table = _table("DEVICE", _STRIP, "HELD BY")
     states = {job.id: job.state for job in standing.jobs}
     for device in standing.devices:
         holders = Text(", ").join(
@@ -105,25 +123,27 @@ def _names(jobs: Sequence[JobInfo], colours: dict[str, str]) -> Text:
     return Text(" ").join(Text(f"{job.id} (held)" if job.held else job.id, colours[job.id]) for job in jobs)
 
 
-def _jobs(standing: Standing, colours: dict[str, str], room: int) -> Table:
-    begins = ("JOB", "STATE", "PROGRESS", "STEPS", "STEPS/S", "SERVICE")
-    columns = (*begins, "SLICES", "BLACKOUT", "SWITCH", "ETA")
-    table = _table(*columns, f"LAST {WINDOW_S:.0f} S")
+def _jobs(standing: Standing, colours: dict[str, str], room: int, width: int) -> Table:
+    """The jobs, those on devices first, the ended last; as much of each as ``width`` has room for."""
+    shown = [column for column, least in _COLUMNS.items() if width >= least]
+    table = _table(*shown)
     ordered = sorted(standing.jobs, key=lambda job: (job.ended, not job.devices))
     for job in ordered[:room]:
-        table.add_row(
-            Text(job.id, colours[job.id]),
-            Text(tables.state(job), _STATES.get(job.state, "")),
-            _progress(job),
-            tables.steps(job),
-            tables.number(job.steps_per_s),
-            tables.duration(job.service_s),
-            str(job.slices),
-            tables.blackout(job),
-            tables.switch(job),
-            tables.duration(job.eta_s),
-            _job_strip(job, standing.now_s, colours[job.id]),
-        )
+        cells: dict[str, RenderableType] = {
+            "JOB": Text(job.id, colours[job.id]),
+            "STATE": Text(tables.state(job), _STATES.get(job.state, "")),
+            "PROGRESS": _progress(job),
+            "STEPS": tables.steps(job),
+            "STEPS/S": tables.number(job.steps_per_s),
+            "SERVICE": tables.duration(job.service_s),
+            "SLICES": str(job.slices),
+            "BLACKOUT": tables.blackout(job),
+            "SWITCH": tables.switch(job),
+            "ETA": tables.duration(job.eta_s),
+            "DEADLINE": tables.deadline(job),
+            _STRIP: _job_strip(job, standing.now_s, colours[job.id]),
+        }
+        table.add_row(*(cells[column] for column in shown))
     if len(ordered) > room:
         table.add_row(Text(f"and {len(ordered) - room} more", "dim"))
     return table

@@ -42,7 +42,7 @@ def read(taken: Mapping[str, Parameter], words: Sequence[str]) -> dict[str, Any]
         elif option is not None and not option.flag and (equals or left):
             if not _set(given, option, value if equals else left.pop(0)):
                 return None
-        elif arguments and _is_rest(arguments[0], word):
+        elif arguments and _is_rest(arguments[0], word, left):
             given[arguments.pop(0).name] = [word, *left]
             left = []
         elif not arguments or not word or not _set(given, arguments.pop(0), word):
@@ -50,11 +50,13 @@ def read(taken: Mapping[str, Parameter], words: Sequence[str]) -> dict[str, Any]
     return None if any(one.required and one.name not in given for one in taken.values()) else given
 
 
-def _is_rest(argument: Parameter, word: str) -> bool:
-    """Whether ``argument`` begins with ``word`` and takes all that follows."""
+def _is_rest(argument: Parameter, word: str, left: Sequence[str]) -> bool:
+    """Whether ``argument`` begins with ``word``, which ``left`` follows, and takes all that."""
     if not isinstance(argument.declared, Argument) or not argument.declared.rest:
         return False
-    return bool(word) and (word in ("--", "-m") or not word.startswith("-"))
+    if word == "-m":  # to the parser an option like others; only what is none ends them
+        return bool(left) and not left[0].startswith("-")
+    return word == "--" or (bool(word) and not word.startswith("-"))
 
 
 def _set(given: dict[str, Any], parameter: Parameter, text: str) -> bool:

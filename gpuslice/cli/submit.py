@@ -6,11 +6,13 @@ import os
 from enum import Enum
 from typing import Annotated
 
+import msgspec
+
 from gpuslice import config
 from gpuslice.errors import UsageError
 
 from .declare import Option
-from .options import Route, StateDir, Words
+from .options import Json, Route, StateDir, Words
 from .talk import connect
 
 
@@ -54,6 +56,7 @@ def command(
         list[str] | None, Option("--env", metavar="K=V", help="A variable for the job.")
     ] = None,
     route: Route = None,
+    as_json: Json = False,
     state_dir: StateDir = None,
 ) -> None:
     """Hand a job in, unmodified, and print its id.
@@ -86,4 +89,4 @@ def command(
             environ=environ,
             route=route,
         )
-    print(job)
+    print(msgspec.json.encode({"id": job}).decode() if as_json else job)

@@ -47,14 +47,22 @@ def ps(*, as_json: bool = False, watch: bool = False, state_dir: str | Path | No
             pause.wait(_REFRESH_S)
 
 
-def wait(job: str, *, timeout: str | None = None, state_dir: str | Path | None = None) -> int:
+def wait(
+    job: str,
+    *,
+    as_json: bool = False,
+    timeout: str | None = None,
+    state_dir: str | Path | None = None,
+) -> int:
     """Wait for the end of a job; its exit code is ours."""
     timeout_s = None if timeout is None else parse_duration(timeout)
     with connect(state_dir) as client:
         ended = client.wait(job, timeout_s)
     if ended is None:
         return TIMED_OUT
-    if ended.reason:
+    if as_json:
+        print(msgspec.json.encode(ended).decode())
+    elif ended.reason:
         sys.stderr.write(f"gpuslice: {job} {ended.state}: {ended.reason}\n")
     return exit_status(ended)
 

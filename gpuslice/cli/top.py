@@ -48,7 +48,7 @@ def watch(client: Client, interval_s: float, quit_within: Callable[[float], bool
     with Live(console=console, screen=True, auto_refresh=False, vertical_overflow="crop") as live:
         notice = ""
         while True:
-            live.update(picture(standing, console.height, notice), refresh=True)
+            live.update(picture(standing, console.width, console.height, notice), refresh=True)
             if quit_within(interval_s):
                 return
             try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -13,7 +14,7 @@ from gpuslice.errors import UsageError
 from gpuslice.sched_core.core import SWITCH_SHARE
 from gpuslice.sched_core.desk import Desk
 
-from .options import StateDir
+from .options import Json, StateDir
 
 
 def command(
@@ -48,6 +49,7 @@ def command(
         typer.Option(metavar="TENANT=K", help="Devices that jobs of a tenant may ask for together."),
     ] = None,
     foreground: Annotated[bool, typer.Option("--foreground", help="Stay; Ctrl-C ends it.")] = False,
+    as_json: Json = False,
     state_dir: StateDir = None,
     ready_fd: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
@@ -59,7 +61,8 @@ def command(
     if not foreground and ready_fd is None:
         words = [*sys.argv[sys.argv.index("up") + 1 :], "--state-dir", str(directory)]
         pid = daemon.start(directory, words)
-        print(f"scheduler {pid} runs in {directory}")
+        said = json.dumps({"pid": pid, "directory": str(directory)})
+        print(said if as_json else f"scheduler {pid} runs in {directory}")
         return
     if ramdisk_limit:
         config.parse_size(ramdisk_limit)

@@ -106,6 +106,7 @@ def test_ordinary_lines_are_read_quickly(line: str) -> None:
         "submit --devices two train.py",
         "submit --on-boundary-timeout sleep train.py",
         "submit -x train.py",
+        "submit -m --name x",
     ],
 )
 def test_what_is_not_exactly_right_is_left_to_the_parser(line: str) -> None:

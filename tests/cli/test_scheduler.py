@@ -32,6 +32,18 @@ def test_a_job_from_submit_to_down(shell: Shell) -> None:
     assert "no scheduler runs" in shell("ps", code=3)
 
 
+def test_programs_are_told_in_json(shell: Shell) -> None:
+    told = json.loads(shell("up", "--devices", "null:1", "--json"))
+    assert told == {"pid": shell.pid, "directory": str(shell.directory)}
+    job = json.loads(shell("submit", "--json", "--", sys.executable, "-c", "pass"))["id"]
+    ended = json.loads(shell("wait", job, "--json"))
+    assert (ended["id"], ended["state"], ended["exit_code"]) == (job, "succeeded", 0)
+    assert ended == json.loads(shell("ps", "--json"))["jobs"][0]
+    said = shell("suspend", job, code=2)
+    assert said.splitlines()[1] == "gpuslice: `gpuslice ps` shows how it stands"
+    shell("down")
+
+
 def test_the_keys_of_ps_are_the_documented_ones(shell: Shell) -> None:
     shell.up()
     job = shell.submit(10)

@@ -15,16 +15,16 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from gpuslice.cli import dashboard
+from gpuslice.cli import dashboard, tables
 from gpuslice.verbs import SliceInfo, Standing
 
 from .conftest import DEADLINE_S, Shell
 from .waiting import until
 
 
-def drawn(standing: Standing, height: int = 50, notice: str = "") -> list[str]:
-    console = Console(record=True, width=200, file=io.StringIO())
-    console.print(dashboard.picture(standing, height, notice))
+def drawn(standing: Standing, height: int = 50, notice: str = "", width: int = 200) -> list[str]:
+    console = Console(record=True, width=width, file=io.StringIO())
+    console.print(dashboard.picture(standing, width, height, notice))
     return console.export_text().splitlines()
 
 
@@ -64,6 +64,21 @@ def test_the_picture_of_a_real_scheduler(standing: Standing) -> None:
     start = lines.index(line(lines, "QUEUE"))
     queues = [one.split()[0] for one in lines[start + 1 : start + 4] if one.strip()]
     assert {str(job.level) for job in standing.jobs if job.level is not None} <= set(queues)
+
+
+@pytest.mark.parametrize("width", [80, 100, 130, 150, 170, 190])
+def test_three_devices_and_ten_jobs_fit_on_every_screen(standing: Standing, width: int) -> None:
+    jobs = [
+        msgspec.structs.replace(standing.jobs[number % 3], id=f"train-{number}", state="running")
+        for number in range(10)
+    ]
+    devices = [msgspec.structs.replace(standing.devices[0], name=f"cuda:{number}") for number in range(3)]
+    crowd = msgspec.structs.replace(standing, jobs=tuple(jobs), devices=tuple(devices), job_count=10)
+    lines = drawn(crowd, width=width)
+    assert not any("…" in one for one in lines)
+    for job in jobs:
+        assert tables.steps(job) in line(lines, f"{job.id} ")
+    assert [one.split()[0] for one in lines if one.startswith("cuda:")] == ["cuda:0", "cuda:1", "cuda:2"]
 
 
 def test_more_jobs_than_lines_are_counted(standing: Standing) -> None:
