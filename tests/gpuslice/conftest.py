@@ -40,9 +40,10 @@ class Workshop:
     def python(self, *words: str) -> Finished:
         return self.execute([sys.executable, *words])
 
-    def execute(self, command: list[str]) -> Finished:
+    def execute(self, command: list[str], stdin: str | None = None) -> Finished:
         return subprocess.run(
             command,
+            input=stdin,
             cwd=self.directory,
             env=self.environ,
             capture_output=True,
