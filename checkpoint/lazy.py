@@ -260,7 +260,7 @@ class _Sample:
         self.itself = 0
 
 
-def _count(holder: Mapping[Any, Any], key: Any) -> int:
+def _count(holder: Any, key: Any) -> int:
     return sys.getrefcount(holder[key])
 
 
@@ -296,15 +296,19 @@ def _lonely(
     if own is None:
         return []
     found = []
-    for key in list(own):
-        if type(own[key]) is not dict or _count(own, key) != _ONCE:
+    everyone = list(own.values())
+    for index in range(len(everyone)):
+        # Besides the state, our list refers to it.
+        if type(everyone[index]) is not dict or _count(everyone, index) != _ONCE + 1:
             continue
-        slots = own[key]
+        slots = everyone[index]
         for name in list(slots):
-            if type(slots[name]) is not torch.Tensor or not _alone(slots, name, known):
+            if type(slots[name]) is not torch.Tensor or not torch._C._has_storage(slots[name]):
+                continue
+            if slots[name].untyped_storage()._cdata not in candidates or not _alone(slots, name, known):
                 continue
             address = _its_only_storage(slots[name])
-            if address is not None and address in candidates and _only_ours(candidates[address], known):
+            if address is not None and _only_ours(candidates[address], known):
                 found.append(address)
     return found
 
@@ -340,7 +344,7 @@ def _its_only_storage(tensor: torch.Tensor) -> int | None:
     """``_cdata`` of the memory of a tensor that nothing of torch's refers to either, or to that memory."""
     if tensor.layout is not torch.strided or tensor.requires_grad or tensor.grad_fn is not None:
         return None
-    if tensor._is_view() or tensor.grad is not None or not torch._C._has_storage(tensor):
+    if tensor._is_view() or tensor.grad is not None:
         return None
     address: int = tensor.untyped_storage()._cdata
     # The tensor and the Python object of the storage count once each.
