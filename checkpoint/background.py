@@ -85,6 +85,8 @@ class BackgroundSnapshot:
         storages = {tensor.untyped_storage()._cdata for _, tensor in watched}
         self._watched = [(path, tensor, tensor._version) for path, tensor in watched]
         self._writer = store.begin(cargo.layout)
+        # The copying thread cannot know on which streams the last step may still be running.
+        device.synchronize()
         try:
             later = self._copy_at_once(cargo.extras, storages)
             self._copier = threading.Thread(target=self._copy, args=(later,), name=_THREAD)
@@ -101,7 +103,7 @@ class BackgroundSnapshot:
         writer = self._writer
         pairs = [pair for pair in zip(extras, writer.offsets, strict=True) if pair[0].nbytes()]
         now = [pair for pair in pairs if pair[0]._cdata not in waiting]
-        self._device.copy_out(now, writer.arena, writer.tally)
+        self._device.copy_out(now, writer.arena, writer.tally, writer.tally.marked)
         return [pair for pair in pairs if pair[0]._cdata in waiting]
 
     def _copy(self, pairs: Pairs) -> None:
@@ -166,7 +168,7 @@ class BackgroundSnapshot:
             self._writer.abort()
         return self.snapshot
 
-    def _noting_errors(self, work: Callable[[], None]) -> None:
+    def _noting_errors(self, work: Callable[[], object]) -> None:
         try:
             work()
         except Exception as error:  # noqa: BLE001 - `settle` shows it to the training thread

@@ -12,6 +12,7 @@ import torch
 from gpuslice.errors import SuspendRefusedError
 from gpuslice.kernels import Device
 from gpuslice.kernels.host import view_address
+from gpuslice.kernels.transfer import Transfer
 from gpuslice.kernels.vmm import Block
 
 from .layout import Layout, StorageSpec, TensorSpec
@@ -71,11 +72,12 @@ class BlockCargo:
             "resume it where it was, or run it with --route tensor",
         )
 
-    def copy_out(self, device: Device, writer: SnapshotWriter) -> None:
+    def copy_out(self, device: Device, writer: SnapshotWriter) -> Transfer:
         """Copy everything into the arena."""
         self.shim.copy_out([(block, view_address(writer.view(sid))) for sid, block in enumerate(self.blocks)])
         pairs = zip(self.extras, writer.offsets[len(self.blocks) :], strict=True)
-        device.copy_out([pair for pair in pairs if pair[0].nbytes()], writer.arena, writer.tally)
+        going = [pair for pair in pairs if pair[0].nbytes()]
+        return self._transfer() + device.copy_out(going, writer.arena, writer.tally, writer.tally.marked)
 
     def empty(self, device: Device) -> None:
         """Take the memory away; the addresses stay reserved."""
@@ -94,12 +96,16 @@ class BlockCargo:
 
     def copy_in(
         self, device: Device, snapshot: SnapshotFile, *, verify: bool, later: Container[int] = ()
-    ) -> None:
+    ) -> Transfer:
         """Copy the blocks' bytes back to where they were; `check` has verified them, and none comes later."""
         del device, verify, later
         views = [snapshot.view(sid, verify=False) for sid in range(len(self.blocks))]
         pairs = zip(self.blocks, views, strict=True)
         self.shim.copy_in([(block, view_address(view)) for block, view in pairs])
+        return self._transfer()
+
+    def _transfer(self) -> Transfer:
+        return Transfer({"direct": self.emptied_bytes} if self.blocks else {}, copies=len(self.blocks))
 
 
 def load_blocks(shim: Shim, device: Device, named: Sequence[tuple[str, torch.Tensor]]) -> BlockCargo:

@@ -11,6 +11,7 @@ import torch
 from gpuslice.errors import SuspendRefusedError
 from gpuslice.kernels import Device, Hold, Way
 from gpuslice.kernels.copying import Pairs
+from gpuslice.kernels.transfer import Transfer
 
 from .discover import Found
 from .layout import Layout, StorageSpec, TensorSpec
@@ -85,10 +86,11 @@ class Cargo:
         items = [Item(s, item.nbytes, Way.FREED) for s, item in zip(storages, self.items, strict=True)]
         return replace(self, items=tuple(items))
 
-    def copy_out(self, device: Device, writer: SnapshotWriter) -> None:
+    def copy_out(self, device: Device, writer: SnapshotWriter) -> Transfer:
         """Copy everything into the arena."""
         pairs = zip([*self.storages, *self.extras], writer.offsets, strict=True)
-        device.copy_out([pair for pair in pairs if pair[0].nbytes()], writer.arena, writer.tally)
+        going = [pair for pair in pairs if pair[0].nbytes()]
+        return device.copy_out(going, writer.arena, writer.tally, writer.tally.marked)
 
     def empty(self, device: Device) -> None:
         """Take the memory away from what was copied."""
@@ -105,17 +107,17 @@ class Cargo:
 
     def copy_in(
         self, device: Device, snapshot: SnapshotFile, *, verify: bool, later: Container[int] = ()
-    ) -> None:
+    ) -> Transfer:
         """Copy the items' bytes back to where they were; ``CorruptSnapshotError`` names a damaged storage.
 
         Storages whose ``_cdata`` is in ``later`` are left for `copy_in_later`.
         """
         pairs = [pair for pair in self._pairs(snapshot) if pair[0]._cdata not in later]
-        device.copy_in(pairs, snapshot.arena, snapshot.proof() if verify else None)
+        return device.copy_in(pairs, snapshot.arena, snapshot.proof() if verify else None)
 
     def copy_in_later(
         self, device: Device, snapshot: SnapshotFile, *, verify: bool, later: Mapping[int, int]
-    ) -> Callable[[], None]:
+    ) -> Callable[[], Transfer]:
         """A function that copies what `copy_in` left, in the order of ``later``."""
         pairs = [pair for pair in self._pairs(snapshot) if pair[0]._cdata in later]
         pairs.sort(key=lambda pair: later[pair[0]._cdata])

@@ -134,7 +134,7 @@ class Stream:
 
     def start(
         self,
-        copy: Callable[[], None],
+        copy: Callable[[], object],
         record: SwitchRecord,
         lost: Callable[[BaseException], Exception],
     ) -> None:
@@ -157,7 +157,7 @@ class Stream:
             self._run(copy, record, lost)
 
     def _run(
-        self, copy: Callable[[], None], record: SwitchRecord, lost: Callable[[BaseException], Exception]
+        self, copy: Callable[[], object], record: SwitchRecord, lost: Callable[[BaseException], Exception]
     ) -> None:
         began_s = self._clock.now()
         try:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 
 from gpuslice.clock import Clock, MonotonicClock
+from gpuslice.kernels.transfer import Transfer
 
 
 @dataclass(slots=True)
@@ -44,6 +46,12 @@ class SwitchRecord:
         How long that took, and how long the main thread had to wait for it. Both are 0 until it is over.
     rss_before_bytes, rss_parked_bytes, rss_after_bytes
         The process's anonymous resident set (RssAnon).
+    copy_out, copy_in
+        By which paths the bytes went, and why by a slower one.
+    registrations
+        Mappings that were page-locked during the suspend: 0 in a warm arena.
+    page_faults
+        Minor faults of the process, by stage.
     """
 
     boundary: int
@@ -73,6 +81,10 @@ class SwitchRecord:
     rss_parked_bytes: int = 0
     rss_after_bytes: int = 0
     resident: dict[str, int] = field(default_factory=dict)
+    copy_out: Transfer = field(default_factory=Transfer)
+    copy_in: Transfer = field(default_factory=Transfer)
+    registrations: int = 0
+    page_faults: dict[str, int] = field(default_factory=dict)
 
     @property
     def gb_per_s_out(self) -> float:
@@ -121,13 +133,19 @@ class Stages:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Add the time inside the block to attribute ``name``."""
-        start_s = self._clock.now()
+        """Add the time inside the block to attribute ``name``, and its page faults to ``page_faults``."""
+        start_s, faults_before = self._clock.now(), _page_faults()
         try:
             yield
         finally:
             spent_s = self._clock.now() - start_s
             setattr(self.record, name, getattr(self.record, name) + spent_s)
+            faults, stage = self.record.page_faults, name.removesuffix("_s")
+            faults[stage] = faults.get(stage, 0) + _page_faults() - faults_before
+
+
+def _page_faults() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
 def _rate(nbytes: int, seconds: float) -> float:

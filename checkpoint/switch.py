@@ -212,12 +212,14 @@ class Switch:
             cargo = self._load(found, state)
         with stages.stage("admit_s"):
             self._arena_is_new = False
+            registrations = self.device.registrations
             writer = self._store.begin(cargo.layout)
             stages.record.cold = self._arena_is_new
+            stages.record.registrations = self.device.registrations - registrations
         with writer:
             with stages.stage("copy_out_s"):
-                cargo.copy_out(self.device, writer)
-            stages.record.bytes_unchanged = writer.tally.unchanged_bytes
+                stages.record.copy_out = cargo.copy_out(self.device, writer)
+            stages.record.bytes_unchanged = stages.record.copy_out.unchanged_bytes
             with stages.stage("publish_s"):
                 snapshot = writer.publish(
                     tree.encode(state.tree), cargo.tensors, boundary=boundary, restartable=restartable
@@ -330,7 +332,8 @@ class Switch:
                     cargo.check(parked.snapshot)
             with stages.stage("copy_in_s"):
                 later = stream.storages if stream is not None else {}
-                cargo.copy_in(target, parked.snapshot, verify=self._verify, later=later)
+                copied = cargo.copy_in(target, parked.snapshot, verify=self._verify, later=later)
+                stages.record.copy_in = copied
             rng.restore(parked.shared_random)
             if moving:
                 if parked.device_random is not None:

@@ -55,23 +55,27 @@ class Pieces:
 
 @dataclass(frozen=True, slots=True)
 class Residue:
-    """What an arena still holds of its last snapshot: XXH3-128 by chunk, ``None`` where not known."""
+    """What an arena still holds of its last snapshot, by chunk; ``None`` where not known.
+
+    Attributes
+    ----------
+    chunks
+        XXH3-128.
+    marks
+        Those that a GPU made (``kernels.copying.Marks``); never compared with anything else.
+    """
 
     placement: Placement
     chunks: tuple[int | None, ...]
+    marks: tuple[int | None, ...]
 
 
 class Tally:
     """Inspector of a copy into ``memory``.
 
-    Every byte is hashed where it comes from, so a copy that went wrong shows when it is taken back. A chunk
-    is let be only if 128 bits of hash say that the arena has it already: version counters of tensors
-    do not see what NumPy, ``.data`` or a C extension write.
-
-    Attributes
-    ----------
-    unchanged_bytes
-        Bytes that did not need to be copied.
+    On the host every byte is hashed where it comes from, so a copy that went wrong shows when it is taken
+    back. A chunk is let be only if 128 bits of hash say that the arena has it already: version counters of
+    tensors do not see what NumPy, ``.data`` or a C extension write.
     """
 
     def __init__(
@@ -81,15 +85,13 @@ class Tally:
         self._sizes = sizes
         self._placement = placement
         self._pieces = Pieces.of(sizes, placement)
-        same_places = residue is not None and residue.placement == placement
-        self._before = residue.chunks if residue is not None and same_places else None
-        self._chunks: list[int | None] = [None] * len(list(chunks(placement.extents)))
+        total = len(list(chunks(placement.extents)))
+        if residue is None or residue.placement != placement:
+            residue = Residue(placement, (None,) * total, (None,) * total)
+        self._before = residue
+        self._chunks: list[int | None] = [None] * total
+        self._marks: list[int | None] = [None] * total
         self._small: dict[int, int] = {}
-        self._unchanged: list[int] = []
-
-    @property
-    def unchanged_bytes(self) -> int:
-        return sum(self._unchanged)
 
     def __call__(self, offset: int, data: memoryview) -> bool:
         index = self._pieces.chunk_at.get(offset)
@@ -106,14 +108,22 @@ class Tally:
         else:
             value = xxh3_128_intdigest(data)
         self._chunks[index] = value
-        if self._before is None or self._before[index] != value:
-            return True
-        self._unchanged.append(len(data))
-        return False
+        return self._before.chunks[index] != value
+
+    def marked(self, offset: int, mark: int) -> bool:
+        """A GPU's mark of a chunk: if the last snapshot's had the same, so has it the same checksum."""
+        index = self._pieces.chunk_at.get(offset)
+        if index is None:
+            return False
+        self._marks[index] = mark
+        if self._before.marks[index] != mark or self._before.chunks[index] is None:
+            return False
+        self._chunks[index] = self._before.chunks[index]
+        return True
 
     def residue(self) -> Residue:
         """What the arena holds now, for its next snapshot."""
-        return Residue(self._placement, tuple(self._chunks))
+        return Residue(self._placement, tuple(self._chunks), tuple(self._marks))
 
     def digests(self) -> tuple[list[int], list[int]]:
         """Chunk digests and storage digests; what was not seen on its way is read from the arena."""

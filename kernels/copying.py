@@ -12,11 +12,12 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 
 from .host import address_space, view_address
+from .transfer import Transfer
 
 #: What is inspected and copied at once. It stays in a core's share of the last cache, so the second look
 #: is cheap; and it is far below the size from which glibc's memcpy falls into 4K aliasing.
@@ -33,6 +34,7 @@ _small_memmove = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_vo
 Pairs = Sequence[tuple[torch.UntypedStorage, int]]
 #: Host address, offset in the arena, bytes.
 _Piece = tuple[int, int, int]
+_Work = TypeVar("_Work")
 
 
 class Inspector(Protocol):
@@ -59,19 +61,41 @@ class Inspector(Protocol):
         ...
 
 
-def copy_out(pairs: Pairs, arena: memoryview, inspect: Inspector | None, threads: int) -> None:
+class Marks(Protocol):
+    """Keeps the marks that a GPU makes of chunks where they are: 128 bits, the same for the same bytes only.
+
+    What a mark is a function of is the device's own business (digest.cu): marks are compared with marks,
+    never with checksums, and never leave the process.
+    """
+
+    def __call__(self, offset: int, mark: int) -> bool:
+        """Note the mark of the chunk for this offset of the arena.
+
+        Returns
+        -------
+        bool
+            Whether the arena holds that very chunk there already. Then it is neither copied nor inspected.
+        """
+        ...
+
+
+def copy_out(pairs: Pairs, arena: memoryview, inspect: Inspector | None, threads: int) -> Transfer:
     """Copy host storages into ``arena`` at their offsets."""
     base, memory = view_address(arena), address_space()
+    declined: list[int] = []
 
     def copy(piece: _Piece) -> None:
         address, offset, nbytes = piece
         if inspect is None or inspect(offset, memory[address : address + nbytes]):
             _move(base + offset, address, nbytes)
+        else:
+            declined.append(nbytes)
 
     run(_batches(_ranges(pairs), len(arena)), copy, threads)
+    return _by_host(pairs, sum(declined))
 
 
-def copy_in(pairs: Pairs, arena: memoryview, inspect: Inspector | None, threads: int) -> None:
+def copy_in(pairs: Pairs, arena: memoryview, inspect: Inspector | None, threads: int) -> Transfer:
     """Copy from ``arena`` into host storages; fresh pages of theirs are faulted in on the way."""
     base = view_address(arena)
 
@@ -81,12 +105,13 @@ def copy_in(pairs: Pairs, arena: memoryview, inspect: Inspector | None, threads:
             _move(address, base + offset, nbytes)
 
     run(_batches(_ranges(pairs), len(arena)), copy, threads)
+    return _by_host(pairs, 0)
 
 
-def look(pairs: Pairs, arena: memoryview, inspect: Inspector | None, threads: int) -> None:
-    """Only inspect the parts of ``arena`` that belong to storages, which may be anywhere."""
-    if inspect is not None:
-        look_at([(offset, storage.nbytes()) for storage, offset in pairs], arena, inspect, threads)
+def _by_host(pairs: Pairs, unchanged_bytes: int) -> Transfer:
+    nbytes = sum(storage.nbytes() for storage, _ in pairs)
+    paths = {"host": nbytes - unchanged_bytes, "unchanged": unchanged_bytes}
+    return Transfer({path: nbytes for path, nbytes in paths.items() if nbytes})
 
 
 def look_at(places: Sequence[tuple[int, int]], arena: memoryview, inspect: Inspector, threads: int) -> None:
@@ -129,7 +154,7 @@ def _batches(ranges: Iterable[_Piece], arena_bytes: int) -> Iterator[list[_Piece
         yield batch
 
 
-def run(batches: Iterator[list[_Piece]], work: Callable[[_Piece], None], threads: int) -> None:
+def run(batches: Iterable[Sequence[_Work]], work: Callable[[_Work], None], threads: int) -> None:
     """Work through all pieces, by the calling thread and ``threads - 1`` others.
 
     Raises

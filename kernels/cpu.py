@@ -14,7 +14,7 @@ from gpuslice.errors import DeviceMemoryError, EnvironmentUnusableError
 from gpuslice.types import DeviceName
 
 from . import copying
-from .copying import Inspector, Pairs
+from .copying import Inspector, Marks, Pairs
 from .device import DeviceMemory, Hold, Way
 from .host import (
     PAGE_BYTES,
@@ -26,6 +26,7 @@ from .host import (
     whole_pages,
 )
 from .slots import check_slot
+from .transfer import Transfer
 
 _FREED = Hold(Way.FREED)
 _DISCARDED = Hold(Way.DISCARDED, "its address must stay, so its pages are dropped instead")
@@ -92,12 +93,15 @@ class CpuDevice:
         space = AddressSpace()
         return [_hold(storage, storage._cdata in fixed, alone, space) for storage in storages]
 
-    def copy_out(self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None) -> None:
-        copying.copy_out(pairs, arena, inspect, len(self.cores))
+    def copy_out(
+        self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None, marks: Marks | None = None
+    ) -> Transfer:
+        """Makes no marks: the inspector looks at every chunk before it is copied, anyway."""
+        return copying.copy_out(pairs, arena, inspect, len(self.cores))
 
-    def copy_in(self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None) -> None:
+    def copy_in(self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None) -> Transfer:
         prefer_huge_pages((storage.data_ptr(), storage.nbytes()) for storage, _ in pairs)
-        copying.copy_in(pairs, arena, inspect, len(self.cores))
+        return copying.copy_in(pairs, arena, inspect, len(self.cores))
 
     def free(self, storages: Sequence[torch.UntypedStorage]) -> None:
         for storage in storages:
@@ -131,6 +135,10 @@ class CpuDevice:
 
     def release_caches(self) -> None:
         trim_heap()
+
+    @property
+    def registrations(self) -> int:
+        return 0
 
     def register(self, arena: memoryview) -> bool:
         """Host copies need no page-locked memory."""

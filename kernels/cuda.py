@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 from collections.abc import Iterable, Mapping, Sequence, Set
-from itertools import cycle
+from contextlib import suppress
+from dataclasses import replace
 
 import torch
 from torch.multiprocessing.reductions import shared_cache
@@ -14,17 +14,19 @@ from gpuslice.errors import DeviceMemoryError, EnvironmentUnusableError, Suspend
 from gpuslice.types import DeviceName
 
 from . import copying
-from .copying import Inspector, Pairs
+from .copying import Inspector, Marks, Pairs
+from .cuda_engine import CudaEngine
 from .device import DeviceMemory, Hold, Way
+from .gpu_copies import GpuCopies
 from .host import view_address
+from .pagelock import PageLocks
+from .transfer import Transfer
 
 _FREED = Hold(Way.FREED)
-#: Two streams hide the gap between one copy and the next; a GPU has one copy engine per direction.
-_STREAMS = 2
 #: ``cudaHostRegisterPortable``: page-locked for all devices of the process, also for a later move.
 _PORTABLE = 1
-#: ``cudaErrorHostMemoryAlreadyRegistered``
-_ALREADY_REGISTERED = 712
+#: Locks are the process's, whichever of its GPUs asked.
+_page_locks = PageLocks()
 
 
 class CudaDevice:
@@ -52,7 +54,8 @@ class CudaDevice:
         self.obstacles: Mapping[type, str] = {
             torch.cuda.CUDAGraph: "a captured CUDA graph holds addresses; use the route vmm"
         }
-        self._registered: dict[int, int] = {}
+        self._engine = CudaEngine(self._index)
+        self._copies = GpuCopies(self._engine, _threads())
         self._made_on: dict[int, int] = {}
 
     def pin(self) -> None:
@@ -84,17 +87,23 @@ class CudaDevice:
         between_processes = {reference.cdata for reference in shared_cache.values()}
         return [_hold(storage, between_processes) for storage in storages]
 
-    def copy_out(self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None) -> None:
+    def copy_out(
+        self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None, marks: Marks | None = None
+    ) -> Transfer:
         on_host, here = _by_place(pairs)
-        copying.copy_out(on_host, arena, inspect, _threads())
-        self._copy([(_host_tensor(arena, pair), _device_tensor(pair[0])) for pair in here])
-        copying.look(here, arena, inspect, _threads())
+        by_host = copying.copy_out(on_host, arena, inspect, _threads())
+        return by_host + self._noting_locks(self._copies.copy_out(here, arena, inspect, marks), arena)
 
-    def copy_in(self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None) -> None:
+    def copy_in(self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None) -> Transfer:
         on_host, here = _by_place(pairs)
-        copying.copy_in(on_host, arena, inspect, _threads())
-        copying.look(here, arena, inspect, _threads())
-        self._copy([(_device_tensor(pair[0]), _host_tensor(arena, pair)) for pair in here])
+        by_host = copying.copy_in(on_host, arena, inspect, _threads())
+        return by_host + self._noting_locks(self._copies.copy_in(here, arena, inspect), arena)
+
+    def _noting_locks(self, transfer: Transfer, arena: memoryview) -> Transfer:
+        problem = _page_locks.problem(view_address(arena), arena.nbytes) if transfer.copies else ""
+        if not problem:
+            return transfer
+        return replace(transfer, fallbacks=(*transfer.fallbacks, f"the arena is not page-locked: {problem}"))
 
     def free(self, storages: Sequence[torch.UntypedStorage]) -> None:
         streams = self._streams_by_address()
@@ -136,48 +145,23 @@ class CudaDevice:
         with torch.cuda.device(self._index):
             torch.cuda.empty_cache()
 
+    @property
+    def registrations(self) -> int:
+        return _page_locks.count
+
     def register(self, arena: memoryview) -> bool:
-        address = view_address(arena)
-        if self._registered.get(address) == arena.nbytes:
-            return True
-        with torch.cuda.device(self._index):
-            code = int(torch.cuda.cudart().cudaHostRegister(address, arena.nbytes, _PORTABLE))  # type: ignore[no-untyped-call]
-            if code != 0:
-                self._clear_error()
-        if code not in (0, _ALREADY_REGISTERED):
-            return False  # RLIMIT_MEMLOCK, usually: copies then go through the driver's staging buffers
-        self._registered[address] = arena.nbytes
-        return True
+        """Also loads the kernels: whoever warms an arena up warms up the first copy with it."""
+        self._engine.kernels_missing()
+        return _page_locks.take(_Runtime(self._index), view_address(arena), arena.nbytes)
 
     def unregister(self, arena: memoryview) -> None:
-        address = view_address(arena)
-        if self._registered.pop(address, None) is None:
-            return
-        code = int(torch.cuda.cudart().cudaHostUnregister(address))  # type: ignore[no-untyped-call]
-        if code != 0:
-            self._clear_error()
-            raise EnvironmentUnusableError(
-                f"cudaHostUnregister of the arena at {address:#x} failed with CUDA error {code}"
-            )
+        _page_locks.release(_Runtime(self._index), view_address(arena))
 
     def rng_state(self) -> torch.Tensor | None:
         return torch.cuda.get_rng_state(self._index)
 
     def set_rng_state(self, state: torch.Tensor) -> None:
         torch.cuda.set_rng_state(state, self._index)
-
-    def _copy(self, moves: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        with torch.cuda.device(self._index):
-            streams = [torch.cuda.Stream(self._index) for _ in range(_STREAMS)]  # type: ignore[no-untyped-call]
-            current = torch.cuda.current_stream(self._index)
-            for stream in streams:
-                stream.wait_stream(current)
-            for (target, source), stream in zip(moves, cycle(streams), strict=False):
-                with torch.cuda.stream(stream):
-                    target.copy_(source, non_blocking=True)
-            # Nobody may reuse or free either end before the last byte has arrived.
-            for stream in streams:
-                stream.synchronize()
 
     def _streams_by_address(self) -> dict[int, int]:
         """Address of each block that was not allocated on the default stream -> its stream.
@@ -210,13 +194,29 @@ class CudaDevice:
             "let another job be suspended first, then resume again; the snapshot is kept",
         )
 
-    def _clear_error(self) -> None:
-        """Spend the code that a failed runtime call leaves behind for the next launch to report."""
-        try:
-            torch.zeros(1, device=self.torch_device)
-            self.synchronize()
-        except RuntimeError:
-            return
+
+class _Runtime:
+    """The CUDA runtime that torch uses, with one GPU current."""
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+
+    def host_register(self, address: int, nbytes: int) -> int:
+        with torch.cuda.device(self._index):
+            return self._cleared(torch.cuda.cudart().cudaHostRegister(address, nbytes, _PORTABLE))  # type: ignore[no-untyped-call]
+
+    def host_unregister(self, address: int) -> int:
+        with torch.cuda.device(self._index):
+            return self._cleared(torch.cuda.cudart().cudaHostUnregister(address))  # type: ignore[no-untyped-call]
+
+    def _cleared(self, code: object) -> int:
+        """Spend the error that a failed call leaves in this thread for the next launch to report."""
+        number = int(code)  # type: ignore[call-overload]
+        if number != 0:
+            with suppress(RuntimeError):
+                torch.zeros(1, device=torch.device("cuda", self._index))
+                torch.cuda.synchronize(self._index)
+        return int(number)
 
 
 def _hold(storage: torch.UntypedStorage, between_processes: Set[int]) -> Hold:
@@ -235,15 +235,3 @@ def _by_place(pairs: Pairs) -> tuple[Pairs, Pairs]:
 
 def _threads() -> int:
     return len(os.sched_getaffinity(0))
-
-
-def _host_tensor(arena: memoryview, pair: tuple[torch.UntypedStorage, int]) -> torch.Tensor:
-    storage, offset = pair
-    view = arena[offset : offset + storage.nbytes()]
-    # By address, because torch.frombuffer warns about read-only views, which we only read.
-    memory = (ctypes.c_uint8 * view.nbytes).from_address(view_address(view))
-    return torch.frombuffer(memory, dtype=torch.uint8)
-
-
-def _device_tensor(storage: torch.UntypedStorage) -> torch.Tensor:
-    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)

@@ -12,7 +12,8 @@ import torch
 from gpuslice.errors import EnvironmentUnusableError
 from gpuslice.types import DeviceName
 
-from .copying import Inspector, Pairs
+from .copying import Inspector, Marks, Pairs
+from .transfer import Transfer
 
 
 class Way(Enum):
@@ -107,20 +108,26 @@ class Device(Protocol):
         """
         ...
 
-    def copy_out(self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None) -> None:
+    def copy_out(
+        self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None, marks: Marks | None = None
+    ) -> Transfer:
         """Copy storages into ``arena``, each to its offset; returns when all bytes have arrived.
 
-        Storages of the host are accepted on every device.
+        Storages of the host are accepted on every device. Bytes of the arena between the end of a small
+        storage and the next multiple of 256 may be overwritten, no others.
 
         Parameters
         ----------
         inspect
             Sees every chunk: on its way, and then it may say that it need not be copied, or in the arena
             after that. Raises what it raises.
+        marks
+            Told of the marks of chunks, by a device that can make them without moving the bytes. What it
+            knows is neither copied nor inspected.
         """
         ...
 
-    def copy_in(self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None) -> None:
+    def copy_in(self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None) -> Transfer:
         """Copy from offsets in ``arena`` into storages; returns when all bytes have arrived.
 
         Neither direction bumps a tensor's version counter, so pending autograd graphs stay valid.
@@ -156,8 +163,16 @@ class Device(Protocol):
         """Hand what the allocator keeps for later back to the system."""
         ...
 
+    @property
+    def registrations(self) -> int:
+        """How many mappings this process has page-locked so far."""
+        ...
+
     def register(self, arena: memoryview) -> bool:
-        """Page-lock a mapping, once; ``False`` if the system refuses and copies will be slower."""
+        """Page-lock a mapping, once, and make ready what its first copy needs; from any thread.
+
+        ``False`` if the system refuses: copies are slower then, and say why (``Transfer.fallbacks``).
+        """
         ...
 
     def unregister(self, arena: memoryview) -> None:

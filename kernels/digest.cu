@@ -1,33 +1,58 @@
-// A 64-bit digest of every chunk of a buffer, to find out which chunks have changed. Not cryptographic.
+// A 128-bit mark of every piece of a buffer, to find out which pieces have changed. Not cryptographic.
 //
-// digest = mix(n) + sum over i of mix(word[i] ^ (i + 1) * GOLDEN), modulo 2^64, where word[i] are the chunk's
-// 8-byte little-endian words, the last one filled up with zeros, and n the chunk's bytes. A sum does not depend
-// on the order of its terms, so any grid gives the same bits; `gpu_kernels.digest_reference` is the same in NumPy.
+// Two sums modulo 2^64, over the piece's 8-byte little-endian words (the last one filled up with zeros) and its
+// length n, the words salted with their places:
 //
-// One block per chunk at a time; the buffer is aligned to 8 bytes, chunks are multiples of 8, digests begin at 0.
+//     low  = mix(n).low  + sum of mix(word[i] ^ (i + 1) * GOLDEN).low
+//     high = mix(n).high + sum of mix(word[i] ^ (i + 1) * GOLDEN).high
+//
+// Both halves of `mix` are bijections of the word, so a single changed word always shows. A sum does not depend on the
+// order of its terms, so any grid gives the same bits; `gpu_kernels.marks_reference` is the same in NumPy.
+//
+// Grid: x covers the words of a piece, y the pieces; both may be smaller than the work (strided loops). Pieces are
+// aligned to 8 bytes, their `offset` is not used, and marks begin at 0: low and high of each piece.
 
-__device__ static unsigned long long mix(unsigned long long x) {
+struct Mix {
+    unsigned long long low, high;
+};
+
+__device__ static Mix mix(unsigned long long x) {
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;  // the finalizer of splitmix64 (Steele, Lea, Flood 2014)
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebULL;
-    return x ^ (x >> 31);
+    Mix mixed;
+    mixed.low = (x ^ (x >> 27)) * 0x94d049bb133111ebULL;
+    mixed.low ^= mixed.low >> 31;
+    mixed.high = (x ^ (x >> 33)) * 0xc4ceb9fe1a85ec53ULL;  // the last round of MurmurHash3's finalizer (Appleby)
+    mixed.high ^= mixed.high >> 33;
+    return mixed;
 }
 
-extern "C" __global__ void digest(const unsigned char *bytes, unsigned long long nbytes,
-                                  unsigned long long chunk_bytes, unsigned long long *digests) {
+extern "C" __global__ void mark(const Piece *pieces, unsigned count, unsigned long long *marks) {
     const unsigned long long golden = 0x9e3779b97f4a7c15ULL;
-    const unsigned long long chunks = (nbytes + chunk_bytes - 1) / chunk_bytes;
-    for (unsigned long long c = blockIdx.x; c < chunks; c += gridDim.x) {
-        const unsigned char *chunk = bytes + c * chunk_bytes;
-        const unsigned long long rest = nbytes - c * chunk_bytes;
-        const unsigned long long n = rest < chunk_bytes ? rest : chunk_bytes;
-        unsigned long long sum = threadIdx.x == 0 ? mix(n) : 0;
-        for (unsigned long long i = threadIdx.x; i < n / 8; i += blockDim.x)
-            sum += mix(((const unsigned long long *)chunk)[i] ^ (i + 1) * golden);
-        if (threadIdx.x == 0 && n % 8 != 0) {
-            unsigned long long last = 0;
-            for (unsigned long long k = 0; k < n % 8; k++) last |= (unsigned long long)chunk[n - n % 8 + k] << 8 * k;
-            sum += mix(last ^ (n / 8 + 1) * golden);
+    const unsigned long long first = blockIdx.x * (unsigned long long)blockDim.x + threadIdx.x;
+    const unsigned long long stride = gridDim.x * (unsigned long long)blockDim.x;
+    for (unsigned p = blockIdx.y; p < count; p += gridDim.y) {
+        const unsigned char *bytes = (const unsigned char *)pieces[p].address;
+        const unsigned long long n = pieces[p].nbytes;
+        unsigned long long low = 0, high = 0;
+        for (unsigned long long i = first; i < n / 8; i += stride) {
+            const Mix term = mix(((const unsigned long long *)bytes)[i] ^ (i + 1) * golden);
+            low += term.low;
+            high += term.high;
         }
-        atomicAdd(&digests[c], sum);
+        if (first == 0) {
+            const Mix length = mix(n);
+            low += length.low;
+            high += length.high;
+            if (n % 8 != 0) {
+                unsigned long long last = 0;
+                for (unsigned long long k = 0; k < n % 8; k++)
+                    last |= (unsigned long long)bytes[n - n % 8 + k] << 8 * k;
+                const Mix term = mix(last ^ (n / 8 + 1) * golden);
+                low += term.low;
+                high += term.high;
+            }
+        }
+        atomicAdd(&marks[2 * p], low);
+        atomicAdd(&marks[2 * p + 1], high);
     }
 }

@@ -1,6 +1,7 @@
 """The GPU kernels of pack.cu and digest.cu, loaded by CuPy, and the same arithmetic in NumPy.
 
-CuPy comes with the extras ``cu12`` and ``cu13``; nothing here is needed without a GPU.
+CuPy comes with the extras ``cu12`` and ``cu13``; nothing here is needed without a GPU. It compiles and
+launches, and no more: all memory is the caller's, so CuPy's own pool stays empty.
 """
 
 from __future__ import annotations
@@ -15,22 +16,28 @@ import numpy.typing as npt
 from gpuslice.errors import EnvironmentUnusableError
 
 SOURCES = tuple(Path(__file__).with_name(name) for name in ("pack.cu", "digest.cu"))
+KERNELS = ("gather", "scatter", "mark")
 #: ``struct Piece`` of pack.cu.
 PIECE = np.dtype([("address", np.uint64), ("offset", np.uint64), ("nbytes", np.uint64)])
 
+#: (device address, offset in the staging buffer, bytes)
+Pieces = Sequence[tuple[int, int, int]]
+
 _THREADS = 256
-#: Blocks per piece, and pieces at a time (the limit of a grid's y).
-_BLOCKS, _MOST_PIECES = 64, 65_535
+#: What a thread should find to do before there is another block for it: four vectors.
+_BYTES_PER_THREAD = 64
+#: Blocks per piece at most, and pieces at a time (the limit of a grid's y).
+_MOST_BLOCKS, _MOST_PIECES = 64, 65_535
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 class GpuKernels:
-    """The compiled kernels on the current CUDA device.
+    """The kernels, compiled for the current CUDA device; to be used with that device current.
 
     Raises
     ------
     EnvironmentUnusableError
-        If CuPy is not installed.
+        If CuPy is not installed, or cannot compile for this device.
     """
 
     def __init__(self) -> None:
@@ -42,86 +49,117 @@ class GpuKernels:
             ) from error
         self._cupy = cupy
         code = "\n".join(path.read_text(encoding="utf-8") for path in SOURCES)
-        self._module = cupy.RawModule(code=code, options=("-std=c++17",))
+        module = cupy.RawModule(code=code, options=("-std=c++17",))
+        try:
+            self._functions = {name: module.get_function(name) for name in KERNELS}
+        except (cupy.cuda.compiler.CompileException, RuntimeError, OSError) as error:
+            first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise EnvironmentUnusableError(
+                f"CuPy {cupy.__version__} cannot compile the GPU kernels: {first_line}",
+                "install the CuPy extra for torch's CUDA, see `gpuslice doctor`",
+            ) from error
 
-    def gather(self, pieces: Sequence[tuple[int, int, int]], staging: int, stream: Any = None) -> None:
-        """Copy pieces of device memory into a staging buffer on the device, in stream order.
+    def gather(self, table: int, pieces: Pieces, staging: int, stream: int) -> None:
+        """Copy pieces of device memory into a staging buffer on the device, in one launch.
+
+        Parameters
+        ----------
+        table
+            Device address of ``table(pieces)``.
+        staging
+            Device address of the buffer.
+        stream
+            Handle of the CUDA stream in whose order it happens.
+        """
+        self._launch("gather", table, pieces, staging, stream)
+
+    def scatter(self, table: int, pieces: Pieces, staging: int, stream: int) -> None:
+        """The way back of `gather`."""
+        self._launch("scatter", table, pieces, staging, stream)
+
+    def mark(self, table: int, pieces: Pieces, marks: int, stream: int) -> None:
+        """Add the marks of pieces, see digest.cu, to two zeroed 64-bit words for each, in one launch.
 
         Parameters
         ----------
         pieces
-            (device address, offset in the buffer, bytes) of each.
-        staging
-            Device address of the buffer.
-        stream
-            A CuPy stream; the current one by default.
+            At multiples of 8; their offsets do not matter.
+        marks
+            Device address of the words.
         """
-        self._pack("gather", pieces, staging, stream)
+        self._launch("mark", table, pieces, marks, stream)
 
-    def scatter(self, pieces: Sequence[tuple[int, int, int]], staging: int, stream: Any = None) -> None:
-        """The way back of `gather`."""
-        self._pack("scatter", pieces, staging, stream)
+    def _launch(self, name: str, table: int, pieces: Pieces, target: int, stream: int) -> None:
+        arguments = (np.uint64(table), np.uint32(len(pieces)), np.uint64(target))
+        with self._stream(stream):
+            self._functions[name](grid_for(pieces), (_THREADS,), arguments)
 
-    def digest(
-        self, address: int, nbytes: int, chunk_bytes: int, stream: Any = None
-    ) -> npt.NDArray[np.uint64]:
-        """Digests of the chunks of a device buffer, see digest.cu; waits for them.
-
-        Parameters
-        ----------
-        address
-            A multiple of 8.
-        chunk_bytes
-            A multiple of 8; the last chunk may be shorter.
-
-        Returns
-        -------
-        ndarray of uint64, shape (chunks,)
-        """
-        chunks = -(-nbytes // chunk_bytes)
-        with stream or self._cupy.cuda.get_current_stream():
-            digests = self._cupy.zeros(chunks, dtype=np.uint64)
-            arguments = (np.uint64(address), np.uint64(nbytes), np.uint64(chunk_bytes), digests)
-            if chunks:
-                self._module.get_function("digest")((min(chunks, _MOST_PIECES),), (_THREADS,), arguments)
-            return np.asarray(digests.get(), dtype=np.uint64)
-
-    def _pack(self, name: str, pieces: Sequence[tuple[int, int, int]], staging: int, stream: Any) -> None:
-        if not pieces:
-            return
-        with stream or self._cupy.cuda.get_current_stream():
-            table = self._cupy.asarray(np.array(list(pieces), dtype=PIECE).view(np.uint64))
-            grid = (_BLOCKS, min(len(pieces), _MOST_PIECES))
-            arguments = (table, np.uint32(len(pieces)), np.uint64(staging))
-            self._module.get_function(name)(grid, (_THREADS,), arguments)
+    def _stream(self, handle: int) -> Any:
+        cuda = self._cupy.cuda
+        if hasattr(cuda.Stream, "from_external"):  # CuPy 14
+            return cuda.Stream.from_external(_ForeignStream(handle))
+        return cuda.ExternalStream(handle)
 
 
-def digest_reference(data: npt.NDArray[np.uint8], chunk_bytes: int) -> npt.NDArray[np.uint64]:
-    """What the kernel ``digest`` computes, in NumPy.
+class _ForeignStream:
+    """A stream as the CUDA stream protocol hands it from library to library."""
 
-    Parameters
-    ----------
-    data
-        Shape (bytes,).
-    chunk_bytes
-        A multiple of 8.
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self._handle
+
+
+def grid_for(pieces: Pieces) -> tuple[int, int]:
+    """Blocks for one launch over pieces: enough for the largest one, and no more than a grid may have."""
+    widest_bytes = max((nbytes for _, _, nbytes in pieces), default=0)
+    blocks = -(-widest_bytes // (_THREADS * _BYTES_PER_THREAD))
+    return min(max(blocks, 1), _MOST_BLOCKS), min(max(len(pieces), 1), _MOST_PIECES)
+
+
+def table(pieces: Pieces) -> npt.NDArray[np.int64]:
+    """Pieces as the kernels read them; int64, because torch can hold that.
 
     Returns
     -------
-    ndarray of uint64, shape (chunks,)
+    ndarray of int64, shape (3 * pieces,)
     """
-    starts = range(0, data.size, chunk_bytes)
-    return np.array([_digest(data[start : start + chunk_bytes]) for start in starts], dtype=np.uint64)
+    return np.array(list(pieces), dtype=PIECE).view(np.int64)
 
 
-def _digest(chunk: npt.NDArray[np.uint8]) -> np.uint64:
-    words = np.pad(chunk, (0, -chunk.size % 8)).view("<u8").astype(np.uint64)
+def marks_reference(pieces: Sequence[npt.NDArray[np.uint8]]) -> list[int]:
+    """What the kernel ``mark`` computes, in NumPy: 128 bits for each piece.
+
+    Parameters
+    ----------
+    pieces
+        Each of shape (bytes,).
+    """
+    return combine(np.concatenate([_mark(piece) for piece in pieces]) if pieces else np.empty(0, np.uint64))
+
+
+def combine(words: npt.NDArray[np.uint64]) -> list[int]:
+    """128-bit marks of words that alternate between low and high.
+
+    Parameters
+    ----------
+    words
+        Shape (2 * pieces,).
+    """
+    low, high = words[0::2].tolist(), words[1::2].tolist()
+    return [below | above << 64 for below, above in zip(low, high, strict=True)]
+
+
+def _mark(piece: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64]:
+    words = np.pad(piece, (0, -piece.size % 8)).view("<u8").astype(np.uint64)
     places = np.arange(1, words.size + 1, dtype=np.uint64) * _GOLDEN
-    terms = _mix(np.append(words ^ places, np.uint64(chunk.size)))
-    return np.uint64(np.add.reduce(terms))
+    low, high = _mix(np.append(words ^ places, np.uint64(piece.size)))
+    return np.array([np.add.reduce(low), np.add.reduce(high)], dtype=np.uint64)
 
 
-def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+def _mix(x: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+    low = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    high = (x ^ (x >> np.uint64(33))) * np.uint64(0xC4CEB9FE1A85EC53)
+    return low ^ (low >> np.uint64(31)), high ^ (high >> np.uint64(33))

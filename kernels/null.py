@@ -10,8 +10,9 @@ import torch
 from gpuslice.errors import DeviceMemoryError, EnvironmentUnusableError
 from gpuslice.types import DeviceName
 
-from .copying import Inspector, Pairs
+from .copying import Inspector, Marks, Pairs
 from .device import DeviceMemory, Hold, Way
+from .transfer import Transfer
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +82,17 @@ class NullDevice:
     def holds(self, storages: Sequence[torch.UntypedStorage], *, fixed: Set[int], alone: bool) -> list[Hold]:
         return [Hold(Way.FREED)] * len(storages)
 
-    def copy_out(self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None) -> None:
+    def copy_out(
+        self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None, marks: Marks | None = None
+    ) -> Transfer:
         """Nothing moves, so there is nothing to inspect."""
         self._wait(self._cost.out_s(sum(storage.nbytes() for storage, _ in pairs)))
+        return Transfer()
 
-    def copy_in(self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None) -> None:
+    def copy_in(self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None) -> Transfer:
         """Nothing moves, so there is nothing to inspect."""
         self._wait(self._cost.in_s(sum(storage.nbytes() for storage, _ in pairs)))
+        return Transfer()
 
     def free(self, storages: Sequence[torch.UntypedStorage]) -> None:
         for storage in storages:
@@ -108,6 +113,10 @@ class NullDevice:
 
     def release_caches(self) -> None:
         """Nothing is cached."""
+
+    @property
+    def registrations(self) -> int:
+        return 0
 
     def register(self, arena: memoryview) -> bool:
         return True

@@ -14,8 +14,9 @@ import torch
 from gpuslice.checkpoint.discover import strided_parts
 from gpuslice.checkpoint.snapshot import SnapshotFile
 from gpuslice.checkpoint.switch import NoGate
-from gpuslice.kernels.copying import Inspector, Pairs
+from gpuslice.kernels.copying import Inspector, Marks, Pairs
 from gpuslice.kernels.cpu import CpuDevice
+from gpuslice.kernels.transfer import Transfer
 from gpuslice.types import DeviceName
 
 _MODULE_PARTS = ("_parameters", "_buffers", "_modules", "training")
@@ -169,17 +170,21 @@ class FaultyDevice(CpuDevice):
         if self._step("synchronize"):
             raise Broken("synchronize")
 
-    def copy_out(self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None) -> None:
+    def copy_out(
+        self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None, marks: Marks | None = None
+    ) -> Transfer:
         broken = self._step("copy_out")
-        super().copy_out(pairs[: len(pairs) // 2] if broken else pairs, arena, inspect)
+        transfer = super().copy_out(pairs[: len(pairs) // 2] if broken else pairs, arena, inspect, marks)
         if broken:
             raise Broken("copy_out")
+        return transfer
 
-    def copy_in(self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None) -> None:
+    def copy_in(self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None) -> Transfer:
         broken = self._step("copy_in")
-        super().copy_in(pairs[: len(pairs) // 2] if broken else pairs, arena, inspect)
+        transfer = super().copy_in(pairs[: len(pairs) // 2] if broken else pairs, arena, inspect)
         if broken:
             raise Broken("copy_in")
+        return transfer
 
     def free(self, storages: Sequence[torch.UntypedStorage]) -> None:
         broken = self._step("free")

@@ -14,8 +14,9 @@ from gpuslice.checkpoint.ramdisk import RamDisk
 from gpuslice.checkpoint.snapshot import SnapshotFile, open_snapshot
 from gpuslice.checkpoint.store import JobStore
 from gpuslice.errors import RamDiskFullError, UsageError
-from gpuslice.kernels.copying import Inspector, Pairs
+from gpuslice.kernels.copying import Inspector, Marks, Pairs
 from gpuslice.kernels.cpu import CpuDevice
+from gpuslice.kernels.transfer import Transfer
 from gpuslice.types import DeviceName
 
 
@@ -28,13 +29,15 @@ class HeldDevice(CpuDevice):
         self.fault: Exception | None = None
         self.waiting: set[int] = set()
 
-    def copy_out(self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None) -> None:
+    def copy_out(
+        self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None, marks: Marks | None = None
+    ) -> Transfer:
         if threading.current_thread() is not threading.main_thread():
             self.waiting = {storage._cdata for storage, _ in pairs}
             assert self.gate.wait(60)
             if self.fault is not None:
                 raise self.fault
-        super().copy_out(pairs, arena, inspect)
+        return super().copy_out(pairs, arena, inspect, marks)
 
 
 class Training:

@@ -24,6 +24,7 @@ from gpuslice.checkpoint.store import JobStore
 from gpuslice.checkpoint.switch import Switch
 from gpuslice.errors import CorruptSnapshotError, GpusliceError, RollbackError
 from gpuslice.kernels.copying import Inspector, Pairs
+from gpuslice.kernels.transfer import Transfer
 
 from .cases.registry import CASES, Loop
 from .harness import Broken, FaultyDevice, SpyGate, digest, disturb, seed
@@ -47,12 +48,12 @@ class Laggard(FaultyDevice):
         for storage, _ in pairs:
             torch.empty(0, dtype=torch.uint8).set_(storage).fill_(JUNK)
 
-    def copy_in(self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None) -> None:
+    def copy_in(self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None) -> Transfer:
         if threading.current_thread().name == "gpuslice-lazy":
             assert self.awaited.wait(PATIENCE_S)
             self.awaited.clear()
             self.late += len(pairs)
-        super().copy_in(pairs, arena, inspect)
+        return super().copy_in(pairs, arena, inspect)
 
 
 @pytest.fixture

@@ -19,8 +19,9 @@ from gpuslice.checkpoint.store import JobStore
 from gpuslice.checkpoint.switch import Switch
 from gpuslice.errors import CorruptSnapshotError
 from gpuslice.kernels import Device, open_device
-from gpuslice.kernels.copying import Inspector, Pairs
+from gpuslice.kernels.copying import Inspector, Marks, Pairs
 from gpuslice.kernels.cpu import CpuDevice
+from gpuslice.kernels.transfer import Transfer
 from gpuslice.types import DeviceName
 
 from .cases import frameworks, loops, optimizers, places, tensors
@@ -151,21 +152,26 @@ class BrokenDevice(FaultyDevice):
 
 
 class NotCopiedOut(BrokenDevice):
-    def copy_out(self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None) -> None:
-        super().copy_out([pair for pair in pairs if not self.is_victim(pair[0].nbytes())], arena, inspect)
+    def copy_out(
+        self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None, marks: Marks | None = None
+    ) -> Transfer:
+        others = [pair for pair in pairs if not self.is_victim(pair[0].nbytes())]
+        return super().copy_out(others, arena, inspect, marks)
 
 
 class NotCopiedIn(BrokenDevice):
-    def copy_in(self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None) -> None:
-        super().copy_in([pair for pair in pairs if not self.is_victim(pair[0].nbytes())], arena, inspect)
+    def copy_in(self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None) -> Transfer:
+        others = [pair for pair in pairs if not self.is_victim(pair[0].nbytes())]
+        return super().copy_in(others, arena, inspect)
 
 
 class BitFlipped(BrokenDevice):
-    def copy_in(self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None) -> None:
-        super().copy_in(pairs, arena, inspect)
+    def copy_in(self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None) -> Transfer:
+        transfer = super().copy_in(pairs, arena, inspect)
         for storage, _ in pairs:
             if self.is_victim(storage.nbytes()):
                 torch.empty(0, dtype=torch.uint8).set_(storage)[1] ^= 4
+        return transfer
 
 
 @pytest.mark.parametrize("kind", [NotCopiedOut, NotCopiedIn, BitFlipped])

@@ -14,9 +14,10 @@ import pytest
 import torch
 
 from gpuslice.kernels import gpu_kernels
-from gpuslice.kernels.gpu_kernels import PIECE, GpuKernels, digest_reference
+from gpuslice.kernels.gpu_kernels import PIECE, GpuKernels, combine, grid_for, marks_reference, table
 
-from ..fakes.build import DEADLINE_S, FAKES
+from ..fakes.build import DEADLINE_S
+from ..fakes.host_engine import build_kernels
 
 ARCHITECTURES = ["sm_75", "sm_80", "sm_90", "sm_100"]
 #: (blocks per piece, pieces at a time, threads per block): fewer than the work, and more.
@@ -32,20 +33,10 @@ def nvcc() -> str | None:
 
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    compiler = shutil.which("g++") or shutil.which("c++")
-    if compiler is None:
-        pytest.skip("no C++ compiler here to build the kernels for the host")
-    library = tmp_path_factory.mktemp("kernels") / "kernels.so"
-    command = [compiler, "-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared"]
-    command += [f"-I{gpu_kernels.SOURCES[0].parent}", f"-I{FAKES}", str(FAKES / "kernels_on_host.cpp")]
-    done = subprocess.run(
-        [*command, "-o", str(library)], capture_output=True, text=True, timeout=DEADLINE_S, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return ctypes.CDLL(str(library))
+    return build_kernels(tmp_path_factory.mktemp("kernels"))
 
 
-def table(
+def scattered(
     memory: npt.NDArray[np.uint8], shift: int
 ) -> tuple[npt.NDArray[np.void], list[tuple[int, int, int]]]:
     """Pieces of ``memory`` at places ``shift`` bytes off alignment; the table, and (start, offset, size)."""
@@ -63,7 +54,7 @@ def table(
 def test_gather_and_scatter_against_numpy(host: ctypes.CDLL, grid: tuple[int, int, int], shift: int) -> None:
     memory = np.random.default_rng(1).integers(0, 256, 100_000, dtype=np.uint8)
     before = memory.copy()
-    pieces, places = table(memory, shift)
+    pieces, places = scattered(memory, shift)
     staging = np.full(100_000, 0xEE, dtype=np.uint8)
     expected = staging.copy()
     for start, offset, size in places:
@@ -77,35 +68,43 @@ def test_gather_and_scatter_against_numpy(host: ctypes.CDLL, grid: tuple[int, in
     np.testing.assert_array_equal(memory, before)
 
 
-@pytest.mark.parametrize("grid", [(1, 1), (2, 32), (9, 64)])
-@pytest.mark.parametrize("nbytes", [0, 1, 8, 63, 64, 65, 4096, 10_003])
-def test_digests_against_numpy(host: ctypes.CDLL, grid: tuple[int, int], nbytes: int) -> None:
-    data = np.random.default_rng(nbytes).integers(0, 256, nbytes, dtype=np.uint8)
-    expected = digest_reference(data, 64)
-    digests = np.zeros(-(-nbytes // 64), dtype=np.uint64)
-    sizes = (ctypes.c_uint64(nbytes), ctypes.c_uint64(64))
-    host.host_digest(*grid, ctypes.c_void_p(data.ctypes.data), *sizes, ctypes.c_void_p(digests.ctypes.data))
-    np.testing.assert_array_equal(digests, expected)
+@pytest.mark.parametrize("grid", GRIDS)
+def test_marks_against_numpy(host: ctypes.CDLL, grid: tuple[int, int, int]) -> None:
+    memory = np.random.default_rng(2).integers(0, 256, 100_000, dtype=np.uint8)
+    pieces, places = scattered(memory, 8)
+    words = np.zeros(2 * len(pieces), dtype=np.uint64)
+    host.host_mark(
+        *grid, ctypes.c_void_p(pieces.ctypes.data), len(pieces), ctypes.c_void_p(words.ctypes.data)
+    )
+    expected = marks_reference([memory[start : start + size] for start, _, size in places])
+    assert combine(words) == expected
 
 
-def test_a_digest_sees_every_bit_order_and_length() -> None:
+def halves(mark: int) -> tuple[int, int]:
+    return mark & (1 << 64) - 1, mark >> 64
+
+
+def test_either_half_of_a_mark_sees_every_bit_order_and_length() -> None:
     data = np.zeros(64, dtype=np.uint8)
-    seen = {int(digest_reference(data[:n], 64)[0]) for n in range(1, 65)}
+    lengths = [data[:n] for n in range(1, 65)]
+    flipped = []
     for bit in range(64 * 8):
-        flipped = data.copy()
-        flipped[bit // 8] ^= 1 << bit % 8
-        seen.add(int(digest_reference(flipped, 64)[0]))
-    assert len(seen) == 64 + 64 * 8
+        flipped.append(data.copy())
+        flipped[-1][bit // 8] ^= 1 << bit % 8
+    for seen in zip(*map(halves, marks_reference([*lengths, *flipped])), strict=True):
+        assert len(set(seen)) == 64 + 64 * 8
     words = np.arange(8, dtype="<u8")
     swapped = words[[1, 0, *range(2, 8)]]
-    assert digest_reference(words.view(np.uint8), 64) != digest_reference(swapped.view(np.uint8), 64)
+    one, other = map(halves, marks_reference([words.view(np.uint8), swapped.view(np.uint8)]))
+    assert one[0] != other[0]
+    assert one[1] != other[1]
 
 
-def test_a_changed_byte_changes_its_chunk_only() -> None:
-    data = np.random.default_rng(3).integers(0, 256, 1000, dtype=np.uint8)
-    before = digest_reference(data, 128)
-    data[300] ^= 1
-    assert list(np.flatnonzero(before != digest_reference(data, 128))) == [2]
+def test_there_are_enough_blocks_for_the_largest_piece_and_no_more_than_a_grid_has() -> None:
+    assert grid_for([(0, 0, 4)]) == (1, 1)
+    assert grid_for([(0, 0, 1), (0, 0, 1 << 20), (0, 0, 5)]) == (64, 3)
+    assert grid_for([(0, 0, 40_000)]) == (3, 1)
+    assert grid_for([(0, 0, 1)] * 70_000) == (1, 65_535)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -126,19 +125,24 @@ def test_they_compile_for(architecture: str, tmp_path: Path) -> None:
 def test_on_a_gpu() -> None:
     pytest.importorskip("cupy")
     kernels = GpuKernels()
+    stream = torch.cuda.Stream()
+    handle = stream.cuda_stream
     tensors = [torch.randint(0, 256, (n,), dtype=torch.uint8, device="cuda") for n in SIZES if n]
     offsets = [256 * 300 * i for i in range(len(tensors))]
     staging = torch.zeros(offsets[-1] + max(SIZES), dtype=torch.uint8, device="cuda")
     pieces = [(t.data_ptr(), offset, t.numel()) for t, offset in zip(tensors, offsets, strict=True)]
+    rows = torch.from_numpy(table(pieces)).cuda()
+    words = torch.zeros(2 * len(pieces), dtype=torch.int64, device="cuda")
     torch.cuda.synchronize()
-    kernels.gather(pieces, staging.data_ptr())
-    digests = kernels.digest(staging.data_ptr(), staging.numel(), 4096)
-    np.testing.assert_array_equal(digests, digest_reference(staging.cpu().numpy(), 4096))
+    kernels.gather(rows.data_ptr(), pieces, staging.data_ptr(), handle)
+    kernels.mark(rows.data_ptr(), pieces, words.data_ptr(), handle)
+    stream.synchronize()
+    assert combine(words.cpu().numpy().view(np.uint64)) == marks_reference([t.cpu().numpy() for t in tensors])
     expected = [tensor.clone() for tensor in tensors]
     for tensor, offset in zip(tensors, offsets, strict=True):
         assert torch.equal(staging[offset : offset + tensor.numel()], tensor)
         tensor.zero_()
     torch.cuda.synchronize()
-    kernels.scatter(pieces, staging.data_ptr())
-    torch.cuda.synchronize()
+    kernels.scatter(rows.data_ptr(), pieces, staging.data_ptr(), handle)
+    stream.synchronize()
     assert all(torch.equal(tensor, was) for tensor, was in zip(tensors, expected, strict=True))
