@@ -28,6 +28,8 @@ from .failures import ATTEMPT_MARK, TAIL_BYTES, telling
 
 #: Between the polite signal and the one that cannot be refused.
 GRACE_S = 3.0
+#: How long a supervisor that another scheduler started in its last moment may take to be there.
+_STARTING_S = 30.0
 
 
 @contextmanager
@@ -124,9 +126,9 @@ class Processes:
         Raises
         ------
         EnvironmentUnusableError
-            If it is being started at this moment.
+            If it is still being started, after a while.
         """
-        found = record.read(self._record(job, attempt))
+        found = record.settled(self._record(job, attempt), _STARTING_S)
         if found is None or (found.pid is None and not found.alive):
             return None
         if not found.alive:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from .supervisor import LINE_BYTES
 
 #: What the record of a supervisor that was killed stands for: only SIGKILL can end one.
 KILLED = -signal.SIGKILL
+_LOOK_AGAIN_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,17 @@ def read(path: Path) -> Record | None:
         return Record(alive, pid, code)
     finally:
         os.close(descriptor)
+
+
+def settled(path: Path, patience_s: float) -> Record | None:
+    """As ``read``; a supervisor that is just being started gets so long to write its number down."""
+    pause = threading.Event()
+    for _ in range(round(patience_s / _LOOK_AGAIN_S)):
+        found = read(path)
+        if found is None or not found.alive or found.pid is not None:
+            return found
+        pause.wait(_LOOK_AGAIN_S)
+    return read(path)
 
 
 def exit_code(path: Path) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from gpuslice.clock import MonotonicClock
 from gpuslice.sched_core.events import Exited, Program
 from gpuslice.sched_core.processes import Processes
 from gpuslice.sched_core.record import KILLED, create, exit_code, read
+from gpuslice.sched_core.supervisor import line
 
 Run = Callable[[str], Processes]
 
@@ -67,6 +69,26 @@ def test_what_was_never_started_can_be_started(tmp_path: Path) -> None:
     os.close(create(tmp_path / "a.exit"))
     assert Processes(tmp_path).find("a") is None, "whoever made the record went before it started anybody"
     assert exit_code(tmp_path / "a.exit") == KILLED
+
+
+@pytest.mark.parametrize("comes", [True, False])
+def test_one_that_is_just_being_started_is_waited_for(tmp_path: Path, comes: bool) -> None:
+    descriptor = create(tmp_path / "a.exit")
+
+    def go_on() -> None:
+        if comes:
+            os.pwrite(descriptor, line(os.getpid()) + line(None), 0)
+        else:
+            os.close(descriptor)
+
+    later = threading.Timer(0.3, go_on)
+    later.start()
+    found = Processes(tmp_path).find("a")
+    later.join()
+    assert isinstance(found, int) if comes else found is None
+    if isinstance(found, int):
+        os.close(found)
+        os.close(descriptor)
 
 
 def test_the_command_gets_its_signals_back(run: Run, tmp_path: Path) -> None:
