@@ -297,6 +297,10 @@ class Gang(Job):
             self.setup_since_s = now
         return max(now, self.setup_since_s + SETUP_AT_MOST_S)
 
+    def counts(self, now: float) -> bool:
+        """Whether its time on devices counts at this moment."""
+        return (self.running or bool(self.borrowed)) and self.since_s <= now
+
     def end_setup(self, now: float) -> None:
         """It has reached its first boundary."""
         self.setup_s, self.setup_since_s, self.trains = self.setup_at(now), None, True

@@ -46,9 +46,9 @@ class Pace(msgspec.Struct):
 
     @property
     def step_s(self) -> float | None:
-        """Seconds that a step takes; ``None`` before enough were made."""
+        """Seconds that a step takes, above 0; ``None`` before enough were made."""
         steps, seconds = self._measured()
-        return seconds / steps if self.step and steps >= ENOUGH else None
+        return seconds / steps if steps >= ENOUGH and seconds > 0 else None
 
     def _measured(self) -> tuple[float, float]:
         (before, before_s), (begun, begun_s) = self._before, self._from

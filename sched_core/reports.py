@@ -122,7 +122,7 @@ class Reports:
         Whoever plans with that is asked once it is known. Both moments are told of, so that the journal has
         these two of all heartbeats.
         """
-        if not job.spec.iterations:
+        if not job.spec.iterations or not job.counts(now):
             return
         known = job.pace.step_s is not None
         if job.pace.note(step, job.executed_at(now)):

@@ -223,6 +223,21 @@ def test_a_pace_is_measured_from_the_first_step_and_follows_what_changes() -> No
     assert pace.step_s == pytest.approx(2.0, rel=0.02)
 
 
+def test_steps_made_while_no_time_counts_tell_nothing_of_the_pace() -> None:
+    driver = Driver()
+    job = submit(driver, "a", steps=1000)
+    driver.do(Held("a"))
+    for step in range(1, 9):
+        driver.progress("a", step)
+        driver.now_s += 1.0
+    assert job.state is JobState.SUSPENDING
+    assert job.pace == Pace()
+    pace = Pace()
+    for step in range(1, 9):
+        pace.note(step, 1.0)
+    assert pace.step_s is None, "no step takes no time"
+
+
 def test_a_pace_depends_on_no_report_that_a_journal_leaves_out() -> None:
     whole, short = Pace(), Pace()
     for pace, left_out in ((whole, ()), (short, (2, 3, 5))):
