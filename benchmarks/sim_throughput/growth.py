@@ -36,7 +36,9 @@ SHORT = 200
 #: Policies whose rule makes them look at every job that waits are measured with fewer of them.
 LONG_LINES, SHORT_LINES = (100, 1_000, 10_000, 100_000), (100, 300, 1_000, 3_000)
 POLICIES = {
-    **dict.fromkeys(("fifo", "sjf", "srtf", "las", "2das", "gittins", "yarn-cs", "optimus"), LONG_LINES),
+    **dict.fromkeys(
+        ("fifo", "sjf", "srtf", "las", "2das", "gittins", "yarn-cs", "optimus", "slaq"), LONG_LINES
+    ),
     **dict.fromkeys(("drf", "tetris", "gandiva", "themis", "chronus"), SHORT_LINES),
 }
 _HIGHEST_US, _LOWEST_US = 1e5, 10.0
@@ -95,14 +97,16 @@ def picture(found: list[dict[str, Any]]) -> str:
     axis = log_axis("jobs waiting", np.array([float(item["waiting"]) for item in found]), times=False)
     levels = {power / span: f"{_LOWEST_US * 10**power / 1e3:g} ms" for power in range(int(span) + 1)}
     figure = line_chart("Time per event", axis, lines, levels=levels, width=700, height=420)
-    match = re.search(r"<svg (.*)</svg>", figure, re.DOTALL)
+    match = re.search(r'<svg viewBox="0 0 700 420"(.*)</svg>', figure, re.DOTALL)
     assert match is not None
+    # Room for the longest label on the left, and for the names beside the lines.
     keys = "".join(
-        f'<text x="60" y="{24 + 15 * row}" style="fill: {COLOURS[row % len(COLOURS)]}">{name}'
+        f'<text x="715" y="{24 + 15 * row}" style="fill: {COLOURS[row % len(COLOURS)]}">{name}'
         f"{'' if row < len(COLOURS) else ' (dashed)'}</text>"
         for row, name in enumerate(names)
     )
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {match[1]}{keys}<style>{STYLE}</style></svg>\n'
+    head = 'xmlns="http://www.w3.org/2000/svg" viewBox="-15 0 850 420"'
+    return f"<svg {head}{match[1]}{keys}<style>{STYLE}</style></svg>\n"
 
 
 def main() -> None:
