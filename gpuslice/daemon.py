@@ -248,6 +248,9 @@ def serve(
 
     def observe(event: Event, now: float, commands: Sequence[Command]) -> None:
         journal.append(event, now, quiet=not commands)
+
+    def see(event: Event, now: float, commands: Sequence[Command]) -> None:
+        witness.note(event, now, commands)
         witness.tell(event)
         if desk is not None:
             desk.notify()
@@ -265,7 +268,7 @@ def serve(
             environ=setup.environ(),
             keep_jobs=True,
             observer=observe,
-            witness=witness.note,
+            witness=see,
         ) as scheduler,
         eventlog.kept_in(directory),
         _metrics(witness, core, setup, metrics_port),
@@ -273,7 +276,7 @@ def serve(
     ):
         past = list(journal.replay())
         clock.continue_from(max((when_s for _, when_s in past), default=0.0))
-        scheduler.take_over(past)
+        scheduler.take_over(past, witness.note)
         scheduler.attend(signalled, lambda: None)
         scheduler.afterwards(witness.write)
         overview = Overview(core, witness.chronicle, policy=setup.policy, pid=os.getpid())

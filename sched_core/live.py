@@ -78,9 +78,9 @@ class Scheduler:
     keep_jobs
         Whether jobs outlive this scheduler, for another to take them over.
     observer
-        Called with every event, when it happened, and the commands that followed from it.
+        Called with every event, when it happened, and the commands that followed from it, before they leave.
     witness
-        Called likewise, before it, and with the events of the past too.
+        Called likewise when what ranks are told has left, so that nobody waits for it.
 
     Raises
     ------
@@ -184,14 +184,16 @@ class Scheduler:
         """Give a job another weight."""
         self._handle(Weighted(job, weight))
 
-    def take_over(self, past: Iterable[tuple[Event, float]]) -> None:
+    def take_over(self, past: Iterable[tuple[Event, float]], note: Observer = _ignore) -> None:
         """Become the scheduler that lived through ``past``, and see what became of its jobs.
+
+        ``note`` is called with each event of the past.
 
         Their ranks greet every new scheduler; what was on its way to or from them is made up for then.
         """
         for event, when_s in past:
             commands = self.core.handle(event, when_s)
-            self._witness(event, when_s, commands)
+            note(event, when_s, commands)
             for command in commands:
                 if isinstance(command, WakeAt):
                     self._wake_s = command.when_s
@@ -252,15 +254,18 @@ class Scheduler:
     def _handle(self, event: Event) -> None:
         now = self._clock.now()
         commands = self.core.handle(event, now)
-        self._witness(event, now, commands)
         self._observer(event, now, commands)
+        for command in commands:
+            if isinstance(command, Tell):
+                self._tell(command)
+        self._witness(event, now, commands)
         for command in commands:
             self._perform(command)
 
     def _perform(self, command: Command) -> None:
         match command:
             case Tell():
-                self._tell(command)
+                pass  # has been sent
             case Launch():
                 self._launch(command)
             case Kill():

@@ -79,7 +79,8 @@ class Planning:
         self.allotment = Allotment(cluster, policy.name)
         self.due = False
         self.needs_durations = policy.needs_durations
-        self.guarantees = isinstance(policy, Guarantees)
+        self._guarantor = policy if isinstance(policy, Guarantees) else None
+        self.guarantees = self._guarantor is not None
         self.wake_s: float | None = None
         self._core = core
         self._policy = policy
@@ -283,10 +284,11 @@ class Planning:
 
     def _note_guarantees(self, now: float) -> None:
         """Take over what the policy has decided of deadlines, and tell of what is new."""
-        if not isinstance(self._policy, Guarantees):
+        guarantor = self._guarantor
+        if guarantor is None:
             return
         for job in self._dated.values():
-            granted = self._policy.guaranteed(job.id)
+            granted = guarantor.guaranteed(job.id)
             if granted is None or granted is job.guaranteed:
                 continue
             what = (
