@@ -106,7 +106,9 @@ class BeforeFetch:
     def __get__(self, iterator: object | None, owner: type | None = None) -> Callable[..., Any]:
         fetch: Callable[..., Any] = self._original.__get__(iterator, owner)
         if iterator is not None and threading.get_ident() == self._main:
-            deliver(self._fetching())
+            late = self._fetching()
+            if late:
+                deliver(late)
         return fetch
 
 
@@ -125,7 +127,9 @@ def count_boundaries(boundaries: BoundaryCounter) -> RemovableHandle:
         if torch.compiler.is_compiling() or threading.get_ident() != main:
             return
         if torch._C._current_graph_task_id() == -1 and not _inside_another_step():
-            deliver(boundaries.stepped())
+            late = boundaries.stepped()
+            if late:
+                deliver(late)
 
     return register_optimizer_step_post_hook(stepped)
 

@@ -128,6 +128,8 @@ class _Loader:
     def _execute(self, module: ModuleType) -> None:
         """For those who import without ``import``: `importlib.util.LazyLoader`, for instance."""
         self._give_way(module)
+        if isinstance(module.__spec__, _Spec):
+            module.__spec__.__class__ = importlib.machinery.ModuleSpec  # type: ignore[assignment]
         self.first()
         self._loader.exec_module(module)
         self.then()
