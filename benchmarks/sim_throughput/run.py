@@ -94,7 +94,8 @@ def peer_ratios(directory: Path, traces: Path) -> list[dict[str, Any]]:
                 f"{row['trace']} {peer}", lambda p=peer, t=trace, c=cluster: parse_peer(p).prepare(t, c)
             )
             peer_s = float(row["wall_s"])
-            ratios.append({**found, "peer_wall_s": peer_s, "ratio_cpu": round(peer_s / found["cpu_s"], 1)})
+            ratio = {"peer_wall_s": peer_s, "ratio_cpu": round(peer_s / found["cpu_s"], 1)}
+            ratios.append({**found, **ratio, "cluster": row["cluster"]})
     return ratios
 
 
