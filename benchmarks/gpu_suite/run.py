@@ -132,6 +132,9 @@ def main() -> int:
     if "pytest_benchmark" not in lost:
         words = pytest_words("--benchmark-only", f"--benchmark-json={out / 'benchmarks.json'}", "benchmarks")
         suite.run("benchmarks", *words, output="benchmarks.log")
+    sizes = "1,4,16,40" if arguments.device.startswith("cuda") else "0.1"
+    words = ["benchmarks/gpu_suite/copy_phase.py", "--device", arguments.device, "--sizes", sizes]
+    suite.run("copy_phase", *words, "--out", str(out / "copy_phase.json"), output="copy_phase.log")
     summary = {
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "python": platform.python_version(),

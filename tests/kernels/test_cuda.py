@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import mmap
+from collections.abc import Iterator
+from itertools import accumulate
 
 import pytest
 import torch
 
 from gpuslice.errors import DeviceMemoryError, SuspendRefusedError
 from gpuslice.kernels import Way
+from gpuslice.kernels.copying import Pairs
 from gpuslice.kernels.cuda import CudaDevice
+from gpuslice.kernels.gpu_kernels import marks_reference
 from gpuslice.types import DeviceName
 
 pytestmark = [
@@ -89,3 +93,126 @@ def test_memory_of_another_library_stays(device: CudaDevice) -> None:
     taken = torch.from_dlpack(torch.ones(10, device="cuda:0"))
     (hold,) = device.holds([taken.untyped_storage()], fixed=frozenset(), alone=True)
     assert hold.way is Way.RESIDENT
+
+
+class Remembered:
+    """Marks of an arena's last copy."""
+
+    def __init__(self) -> None:
+        self.marks: dict[int, int] = {}
+
+    def __call__(self, offset: int, mark: int) -> bool:
+        known = self.marks.get(offset) == mark
+        self.marks[offset] = mark
+        return known
+
+
+#: Scalars, odd sizes, and large ones of several chunks and blocks.
+SIZES = [4, 1000, 70_001, 4, 3 * MIB, 900 << 10, 20 * MIB + 3]
+SMALL_BYTES = sum(size for size in SIZES if size < MIB)
+
+
+Locked = tuple[list[torch.Tensor], Pairs, memoryview]
+
+
+@pytest.fixture
+def locked(device: CudaDevice) -> Iterator[Locked]:
+    """Tensors of those sizes, their places in an arena, and the arena, page-locked."""
+    tensors = [torch.randint(0, 256, (n,), dtype=torch.uint8, device="cuda:0") for n in SIZES]
+    offsets = list(accumulate((-(-n // 4096) * 4096 for n in SIZES), initial=0))
+    with mmap.mmap(-1, offsets[-1]) as mapping:
+        arena = memoryview(mapping)
+        assert device.register(arena)
+        device.synchronize()
+        yield tensors, [(t.untyped_storage(), at) for t, at in zip(tensors, offsets, strict=False)], arena
+        device.unregister(arena)
+        arena.release()
+
+
+def arrived(tensors: list[torch.Tensor], pairs: Pairs, arena: memoryview) -> bool:
+    places = [at for _, at in pairs]
+    return all(
+        bytes(arena[at : at + tensor.numel()]) == bytes(tensor.cpu().numpy())
+        for tensor, at in zip(tensors, places, strict=True)
+    )
+
+
+def test_small_storages_are_packed_and_come_back(device: CudaDevice, locked: Locked) -> None:
+    pytest.importorskip("cupy")
+    tensors, pairs, arena = locked
+    before = [tensor.clone() for tensor in tensors]
+    out = device.copy_out(pairs, arena)
+    assert out.paths == {"packed": SMALL_BYTES, "direct": sum(SIZES) - SMALL_BYTES}
+    assert (out.launches, out.fallbacks) == (1, ())
+    assert arrived(tensors, pairs, arena)
+    for tensor in tensors:
+        tensor.zero_()
+    device.synchronize()
+    assert device.copy_in(pairs, arena.toreadonly()).paths == out.paths
+    assert all(torch.equal(tensor, was) for tensor, was in zip(tensors, before, strict=True))
+
+
+def test_only_changed_chunks_are_copied_again(device: CudaDevice, locked: Locked) -> None:
+    pytest.importorskip("cupy")
+    tensors, pairs, arena = locked
+    marks = Remembered()
+    assert "unchanged" not in device.copy_out(pairs, arena, None, marks).paths
+    tensors[-1][5 * MIB] ^= 1
+    device.synchronize()
+    again = device.copy_out(pairs, arena, None, marks)
+    assert again.paths["direct"] == 4 * MIB
+    assert again.paths["unchanged"] == sum(SIZES) - SMALL_BYTES - 4 * MIB
+    assert arrived(tensors, pairs, arena)
+
+
+def test_marks_are_those_of_the_reference(device: CudaDevice, locked: Locked) -> None:
+    pytest.importorskip("cupy")
+    tensors, pairs, arena = locked
+    marks = Remembered()
+    device.copy_out(pairs, arena, None, marks)
+    data, start = tensors[-1].cpu().numpy(), pairs[-1][1]
+    for at in range(0, data.size, 4 * MIB):
+        assert [marks.marks[start + at]] == marks_reference([data[at : at + 4 * MIB]])
+
+
+def test_without_kernels_everything_is_copied_and_it_is_said(
+    device: CudaDevice, locked: Locked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device._engine, "_missing", "the GPU kernels need CuPy")
+    tensors, pairs, arena = locked
+    out = device.copy_out(pairs, arena, None, Remembered())
+    assert out.paths == {"direct": sum(SIZES)}
+    assert len(out.fallbacks) == 2
+    assert arrived(tensors, pairs, arena)
+
+
+def test_an_arena_that_is_not_locked_works_and_is_reported(device: CudaDevice) -> None:
+    storage = torch.arange(MIB, device="cuda:0").untyped_storage()
+    arena = memoryview(bytearray(storage.nbytes()))
+    device.synchronize()
+    out = device.copy_out([(storage, 0)], arena)
+    assert out.fallbacks == ("the arena is not page-locked: nobody asked for it",)
+    assert torch.equal(torch.frombuffer(arena, dtype=torch.int64), torch.arange(MIB))
+
+
+def test_a_mapping_is_locked_once_whichever_device_object_asks(device: CudaDevice) -> None:
+    with mmap.mmap(-1, MIB) as mapping:
+        arena = memoryview(mapping)
+        before = device.registrations
+        assert device.register(arena)
+        assert CudaDevice(DeviceName("cuda", 0)).register(arena)
+        assert device.registrations == before + 1
+        device.unregister(arena)
+        arena.release()
+
+
+def test_copies_come_after_what_the_caller_has_queued(device: CudaDevice, locked: Locked) -> None:
+    """Without a synchronization in between: the lanes wait for the caller's stream."""
+    tensors, pairs, arena = locked
+    busy = torch.randn(4096, 4096, device="cuda:0")
+    with torch.cuda.stream(torch.cuda.Stream(0)):
+        for _ in range(20):
+            busy = busy @ busy
+        tensors[-1].fill_(77)
+        device.copy_out(pairs, arena)
+    assert bytes(arena[pairs[-1][1] :][: SIZES[-1]]) == bytes([77]) * SIZES[-1]
