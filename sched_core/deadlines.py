@@ -48,6 +48,8 @@ class Deadlines:
         deadline_s = job.deadline_s
         if deadline_s is None or job.deadline_missed or now < job.spec.submit_s + deadline_s:
             return
+        if job.spec.only_guaranteed and job.guaranteed is False and job.state is JobState.CANCELLED:
+            return  # it was refused
         job.deadline_missed = True
         details = {"deadline_s": deadline_s, "guaranteed": job.guaranteed}
         self._core.order(Notice("deadline_missed", job.id, details))

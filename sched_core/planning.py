@@ -68,7 +68,8 @@ class Planning:
     due
         Whether there is reason to ask the policy.
     needs_durations, guarantees
-        Whether the policy wants to know how long jobs run, and whether it can guarantee deadlines.
+        Whether the policy wants to know how long jobs run, and whether it can guarantee deadlines (one that
+        fails when it is asked of that cannot).
     wake_s
         When it wants to be asked even if nothing happens.
     """
@@ -288,7 +289,12 @@ class Planning:
         if guarantor is None:
             return
         for job in self._dated.values():
-            granted = guarantor.guaranteed(job.id)
+            try:
+                granted = guarantor.guaranteed(job.id)
+            except Exception as error:  # noqa: BLE001 (anybody's code, see _plan)
+                self._complain(error, None)
+                self.guarantees, self._guarantor = False, None
+                return
             if granted is None or granted is job.guaranteed:
                 continue
             what = (

@@ -12,6 +12,7 @@ from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.pace import Pace
 from gpuslice.sched_core.policies.chronus.leases import Claim, overbooked
 from gpuslice.sched_core.policies.chronus.policy import Chronus
+from gpuslice.sched_core.policies.fifo import Fifo
 from gpuslice.sched_core.states import IN_TRANSIT, JobState
 
 from .driver import PROGRAM, Driver, notices
@@ -198,6 +199,18 @@ def test_policies_that_know_no_deadlines_count_the_misses_all_the_same() -> None
     assert [job.guaranteed for job in (late, early, given_up)] == [None, None, None]
     with pytest.raises(UsageError, match="wants its deadline guaranteed, which this policy never does"):
         submit(driver, "insists", deadline_s=10.0, only=True)
+
+
+def test_a_policy_that_fails_when_asked_what_it_guarantees_takes_no_job_along() -> None:
+    class Broken(Fifo):
+        def guaranteed(self, job: str) -> bool | None:
+            raise RuntimeError("who knows")
+
+    driver = Driver(1, Broken())
+    job = submit(driver, "a", steps=100, deadline_s=60.0)
+    assert told_of(driver, "policy_failed") == [""]
+    train(driver, 2.0)
+    assert (job.state, job.guaranteed) == (JobState.RUNNING, None)
 
 
 def test_nobody_is_told_twice_of_a_missed_deadline() -> None:
