@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -145,16 +145,63 @@ class RamDisk:
             raise UsageError(f"{slots} slots for rank {rank} cannot be", "use 1 or 2 slots and ranks from 0")
         name = _UNNAMED + secrets.token_hex(8) if job is None else job_id(job)
         directory = self.directory / f"{name}.r{rank}"
+        lock = self._claim(directory)
+        if lock is None:
+            owner = read_owner(directory)
+            process = f"process {owner.pid}" if owner else "another process"
+            raise UsageError(
+                f"job {job} rank {rank} is running already, in {process}",
+                "wait for it or stop it, or give this one another name",
+            )
+        return self._take_over(directory, lock, job, rank, slots)
+
+    def stand_by(
+        self, job: str, rank: int = 0, *, waiting: Callable[[], object] | None = None
+    ) -> JobStore | None:
+        """The store of a named job's rank, as soon as no living process has it.
+
+        Parameters
+        ----------
+        waiting
+            Called when it is certain that no end of that process will be missed.
+
+        Returns
+        -------
+        JobStore or None
+            As `open_store` gives it. ``None`` if the process that had it has ended well: it left nothing.
+
+        Raises
+        ------
+        RamDiskFullError
+            As for `open_store`.
+        """
+        directory = self.directory / f"{job_id(job)}.r{rank}"
+        while not self._has_ended_well(directory, waiting):
+            lock = self._claim(directory)  # another one that stands by may have been quicker
+            if lock is not None:
+                return self._take_over(directory, lock, job, rank, len(SLOTS))
+        return None
+
+    def _has_ended_well(self, directory: Path, waiting: Callable[[], object] | None) -> bool:
+        """Wait for the end of the process that has this store, if there is one; whether it took it away."""
+        with self._budget.lock():
+            if not (directory / OWNER).exists():
+                return False
+            lock = FileLock(directory / OWNER)
+        with lock:
+            if waiting is not None:
+                waiting()
+            lock.take()
+            return lock.removed
+
+    def _claim(self, directory: Path) -> FileLock | None:
+        """The lock of a store, made when missing; ``None`` if a living process has it."""
         with self._budget.lock():
             store_directory(directory)
-            lock = FileLock.attempt(directory / OWNER)
-            if lock is None:
-                owner = read_owner(directory)
-                process = f"process {owner.pid}" if owner else "another process"
-                raise UsageError(
-                    f"job {job} rank {rank} is running already, in {process}",
-                    "wait for it or stop it, or give this one another name",
-                )
+            return FileLock.attempt(directory / OWNER)
+
+    def _take_over(self, directory: Path, lock: FileLock, job: str | None, rank: int, slots: int) -> JobStore:
+        """Open a store that was claimed."""
         try:
             with self._budget.taking(PAGE_BYTES):
                 write_owner(lock.descriptor, job, rank)

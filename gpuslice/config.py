@@ -52,6 +52,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         File for the JSON report, or empty.
     job
         The job's name; a named job's snapshots outlive it and a restarted process continues from them.
+    standby
+        Be ready to go on with the named job when the process that has it ends: wait in ``gpuslice.attach``.
     socket
         ZeroMQ endpoint of the scheduler, or empty.
     """
@@ -68,6 +70,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     lazy_resume: bool = False
     report: str = ""
     job: str = ""
+    standby: bool = False
     socket: str = ""
 
     def __post_init__(self) -> None:

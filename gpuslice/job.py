@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,7 +20,7 @@ from gpuslice.checkpoint.describe import is_holder
 from gpuslice.checkpoint.generators import Generator, is_generator, own_generators
 from gpuslice.checkpoint.snapshot import open_snapshot
 from gpuslice.checkpoint.state import OWN_PREFIX, check, describe, names_of
-from gpuslice.ending import undisturbed
+from gpuslice.ending import say, undisturbed
 from gpuslice.errors import RefusedSnapshotError, UsageError
 from gpuslice.gang import agree
 from gpuslice.progress import Progress
@@ -265,6 +266,8 @@ def attach(job: str | None = None, /, **named: object) -> Job:
     attached = Job(process, named)
     if process.settings.job:
         _go_on(attached, process)
+    elif process.settings.standby:
+        raise UsageError("a process that stands by needs the name of its job", "give one with --job")
     process.attached = attached
     return attached
 
@@ -300,6 +303,9 @@ def restore(path: str | os.PathLike[str], /, **named: object) -> dict[str, Any]:
 
 def _go_on(job: Job, process: Runtime) -> None:
     """Load the named job's newest snapshot, if there is one."""
+    if process.settings.standby and not process.stand_by():
+        say(f"job {process.settings.job} has ended; nothing is left to do")
+        sys.exit()
     snapshots = process.store.restartable()
     boundary = agree(snapshots, process.place.world_size)
     process.store.forget_after(-1 if boundary is None else boundary)

@@ -165,6 +165,18 @@ class Runtime:
         """This rank's own place in the RAM disk."""
         return self.ramdisk.open_store(self.settings.job or None, self.place.rank)
 
+    def stand_by(self) -> bool:
+        """Wait for the end of the process that has the named job; false if it left nothing to go on with."""
+        if "store" not in self.__dict__:
+            job = self.settings.job
+            store = self.ramdisk.stand_by(
+                job, self.place.rank, waiting=lambda: say(f"standing by for job {job}")
+            )
+            if store is None:
+                return False
+            self.__dict__["store"] = store
+        return True
+
     @cached_property
     def switch(self) -> Switch:
         shim = vmm.loaded() if self.route is Route.VMM else None

@@ -41,6 +41,9 @@ def command(
     job: Annotated[
         str | None, Option(metavar="NAME", help="Keep snapshots of attached state under this name.")
     ] = None,
+    standby: Annotated[
+        bool, Option("--standby", help="Wait in gpuslice.attach until the job's present process has ended.")
+    ] = False,
 ) -> None:
     """Run a training script, a module or a command under gpuslice, unmodified.
 
@@ -60,5 +63,6 @@ def command(
         spill_dir=spill_dir,
         report=report,
         job=job,
+        standby=standby or None,
     )
     execute(words or [], settings)

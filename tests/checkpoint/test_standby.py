@@ -1,0 +1,77 @@
+"""Waiting for a store until the process that has it has ended."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from gpuslice.checkpoint.ramdisk import RamDisk
+from gpuslice.checkpoint.store import JobStore
+from gpuslice.errors import UsageError
+
+from .conftest import Save
+
+#: Far more than anything here takes.
+PATIENCE_S = 60.0
+
+
+class Waiting:
+    """Stands by in a thread; `result` is what came of it."""
+
+    def __init__(self, disk: RamDisk) -> None:
+        self._found: list[JobStore | None] = []
+        waiting = threading.Event()
+        self._thread = threading.Thread(
+            target=lambda: self._found.append(disk.stand_by("j", waiting=waiting.set))
+        )
+        self._thread.start()
+        assert waiting.wait(PATIENCE_S)
+
+    @property
+    def waits(self) -> bool:
+        return self._thread.is_alive()
+
+    def result(self) -> JobStore | None:
+        self._thread.join(PATIENCE_S)
+        return self._found[0]
+
+
+def test_a_store_that_nobody_has_is_there_at_once(disk: RamDisk) -> None:
+    store = disk.stand_by("j")
+    assert store is not None
+    with pytest.raises(UsageError, match="running already"):
+        disk.open_store("j")
+    store.close(keep=False)
+
+
+def test_what_was_left_is_taken_over_when_the_store_is_let_go(disk: RamDisk, save: Save) -> None:
+    first = disk.open_store("j")
+    waiting = Waiting(disk)
+    save(first, boundary=7)
+    assert waiting.waits
+    first.close(keep=True)
+    store = waiting.result()
+    assert store is not None
+    assert set(store.restartable()) == {7}
+    store.close(keep=False)
+
+
+def test_a_death_without_a_snapshot_leaves_the_beginning(disk: RamDisk) -> None:
+    first = disk.open_store("j")
+    waiting = Waiting(disk)
+    first._lock.release()  # what the kernel does for a dead process
+    store = waiting.result()
+    assert store is not None
+    assert not store.restartable()
+    store.close(keep=False)
+
+
+def test_a_good_end_leaves_nothing(disk: RamDisk, save: Save) -> None:
+    first = disk.open_store("j")
+    waiting = Waiting(disk)
+    save(first, boundary=7)
+    assert waiting.waits
+    first.close(keep=False)
+    assert waiting.result() is None
+    assert not list(disk.directory.glob("j.*"))
