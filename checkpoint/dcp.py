@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import warnings
+from inspect import signature
 from pathlib import Path
+from typing import Any
 
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
@@ -16,6 +18,9 @@ from gpuslice.errors import EnvironmentUnusableError, UsageError
 from .export import named_tensors
 from .snapshot import SnapshotFile
 from .source import Source
+
+#: Torch before 2.7 has no such option, and asks whether there is a process group.
+_ALONE: dict[str, Any] = {"no_dist": True} if "no_dist" in signature(save).parameters else {}
 
 
 def export_dcp(snapshot: SnapshotFile, path: Path) -> int:
@@ -42,7 +47,7 @@ def export_dcp(snapshot: SnapshotFile, path: Path) -> int:
         partial.mkdir()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that there is only one process
-            save(tensors, storage_writer=FileSystemWriter(partial), no_dist=True)
+            save(tensors, storage_writer=FileSystemWriter(partial), **_ALONE)
         partial.rename(path)
     except (OSError, CheckpointException) as error:
         remedy = "choose another place with enough room"

@@ -116,6 +116,8 @@ def _remember(types: Set[type], found: list[object]) -> None:
         give_back()
         return
     _witness, _seen = _Witness(), _Seen(frozenset(types), references)
+    if _before_collection not in gc.callbacks:
+        gc.callbacks.append(_before_collection)
 
 
 def referrers(item: object) -> list[object]:
@@ -138,8 +140,10 @@ def give_back() -> None:
 
 def _before_collection(phase: str, info: dict[str, int]) -> None:
     """A full collection sees everything, as if nothing had been set aside."""
-    if phase == "start" and info["generation"] == 2 and _seen is not None:
-        give_back()
-
-
-gc.callbacks.append(_before_collection)
+    if phase == "start" and info["generation"] == 2:
+        if _seen is not None:
+            give_back()
+        # What a signal's handler raises in here is lost, so this is there only while it is needed. Of a list
+        # that Python is going through, only the last one can be removed.
+        if gc.callbacks[-1] is _before_collection:
+            gc.callbacks.pop()

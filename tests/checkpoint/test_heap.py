@@ -133,3 +133,40 @@ def test_what_is_made_later_is_found_whoever_freezes(script: str) -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=600, check=False
     )
     assert child.returncode == 0, child.stderr
+
+
+LISTENING = """
+import gc, torch
+from gpuslice.checkpoint import heap
+from gpuslice.checkpoint.discover import sweep
+from gpuslice.kernels.cpu import CpuDevice
+from gpuslice.types import DeviceName
+
+def listens():
+    return heap._before_collection in gc.callbacks
+
+device = CpuDevice(DeviceName("cpu", None))
+assert not listens()
+for _ in range(2):
+    sweep(device)
+    assert listens()
+    gc.collect(1)
+    assert listens()
+    gc.collect()
+    assert not listens()
+    sweep(device)
+calls = []
+later = lambda phase, info: calls.append(phase)
+gc.callbacks.append(later)
+gc.collect()
+assert calls == ["start", "stop"], "a callback behind ours misses nothing"
+gc.callbacks.remove(later)
+gc.collect()
+assert not listens()
+"""
+
+
+def test_collections_are_watched_only_while_something_is_set_aside() -> None:
+    command = [sys.executable, "-c", LISTENING]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr

@@ -357,6 +357,9 @@ SCHEDULERS: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
 }
 
 
+@pytest.mark.filterwarnings(
+    "ignore:The epoch parameter in .scheduler.step.*:UserWarning"
+)  # torch 2.6, of its own
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_schedulers_go_on(store: JobStore, name: str) -> None:
     def make() -> tuple[torch.optim.Optimizer, Any, nn.Module]:
