@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-import errno
 import mmap
 import os
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
+
+from gpuslice.kernels.host import populate, view_address
 
 from .budget import Budget
 from .files import open_checked, write_at
+from .header import Content
 from .layout import align
 from .tally import Residue
 
 #: Arenas have whole huge pages; the spare part is small enough for two slots in 2.05 times the state.
 STEP_BYTES = 2 << 20
 _SPARE_SHARE = 64
-#: ``MADV_POPULATE_WRITE`` of Linux 5.14: fault all pages in now. Python's mmap has no name for it yet.
-_POPULATE_WRITE = 23
+#: What is allocated, and what is faulted in, at once where somebody may want the arena sooner.
+_ALLOCATE_BYTES = 64 << 20
+_POPULATE_BYTES = 8 << 20
 
 MapHook = Callable[[memoryview], None]
 
@@ -35,6 +39,16 @@ class MapHooks:
 
 def _ignore(memory: memoryview) -> None:
     """Nobody wants to know."""
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """A header that was written: what it follows from, and its checksum."""
+
+    content: Content
+    position: int
+    file_len: int
+    xxh3: bytes = field(default=b"", compare=False)
 
 
 class Arena:
@@ -56,6 +70,8 @@ class Arena:
         self._memory: memoryview | None = None
         #: What the pages hold since the last publish, as long as nobody else has written to them.
         self.residue: Residue | None = None
+        #: What the file has as header, but for the beginning of it, which `JobStore` tears.
+        self.header: Header | None = None
 
     @property
     def memory(self) -> memoryview | None:
@@ -80,12 +96,39 @@ class Arena:
         """
         if self._memory is not None and len(self._memory) >= nbytes:
             return self._memory
-        length = self.extend_file(align(nbytes, STEP_BYTES), align(nbytes // _SPARE_SHARE, STEP_BYTES))
+        length = self.extend_file(*_lengths(nbytes))
         self._unmap()
         with self._budget.taking(length):
-            mapping = mmap.mmap(self._descriptor, length)
-            _populate(mapping)
-        return self._announce(memoryview(mapping))
+            memory = memoryview(mmap.mmap(self._descriptor, length))
+            populate(view_address(memory), length)
+        return self._announce(memory)
+
+    def warm(self, nbytes: int, going_on: Callable[[], bool]) -> None:
+        """Do what `ensure` would, in small steps, as long as ``going_on()``; `ensure` does the rest.
+
+        A mapping that is there is let be, however small.
+
+        Raises
+        ------
+        RamDiskFullError
+            If there is no room.
+        """
+        if self._memory is not None:
+            return
+        length, spare = _lengths(nbytes)
+        reached = 0
+        while reached < length:
+            if not going_on():
+                return
+            reached = self.extend_file(min(length, reached + _ALLOCATE_BYTES))
+        reached = self.extend_file(length, spare)
+        with self._budget.taking(reached):
+            memory = memoryview(mmap.mmap(self._descriptor, reached))
+            for start in range(0, reached, _POPULATE_BYTES):
+                if not going_on():
+                    return
+                populate(view_address(memory) + start, min(_POPULATE_BYTES, reached - start))
+        self._announce(memory)
 
     def extend_file(self, nbytes: int, spare_bytes: int = 0) -> int:
         """Make the file at least ``nbytes`` long without touching the mapping; returns its length.
@@ -94,7 +137,9 @@ class Arena:
         """
         if self._descriptor >= 0:
             length = os.fstat(self._descriptor).st_size
-            return length if length >= nbytes else self._budget.extend(self._descriptor, nbytes, spare_bytes)
+            if length >= nbytes:
+                return length
+            return self._budget.extend(self._descriptor, nbytes, spare_bytes, allocated_bytes=length)
         made = not self.path.exists()
         descriptor = open_checked(self.path, os.O_RDWR | os.O_CREAT)
         try:
@@ -136,12 +181,9 @@ class Arena:
         self._unmap()
         if self._descriptor >= 0:
             os.close(self._descriptor)
-            self._descriptor = -1
+            self._descriptor, self.header = -1, None
 
 
-def _populate(mapping: mmap.mmap) -> None:
-    try:
-        mapping.madvise(_POPULATE_WRITE)
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # an older kernel: the copy will fault the pages in
-            raise
+def _lengths(nbytes: int) -> tuple[int, int]:
+    """Of a file for a state of ``nbytes``: what it needs, and what it may have besides."""
+    return align(nbytes, STEP_BYTES), align(nbytes // _SPARE_SHARE, STEP_BYTES)

@@ -108,6 +108,13 @@ class BlockCargo:
         return Transfer({"direct": self.emptied_bytes} if self.blocks else {}, copies=len(self.blocks))
 
 
+def block_layout(blocks: Sequence[Block], device: Device) -> Layout:
+    """Blocks as the storages of a snapshot."""
+    where = str(device.torch_device)
+    specs = (StorageSpec(sid, b.nbytes, where, f"block at {b.address:#x}") for sid, b in enumerate(blocks))
+    return Layout(tuple(specs))
+
+
 def load_blocks(shim: Shim, device: Device, named: Sequence[tuple[str, torch.Tensor]]) -> BlockCargo:
     """Take stock of a device's blocks, and say in which of them the named tensors are.
 
@@ -117,8 +124,7 @@ def load_blocks(shim: Shim, device: Device, named: Sequence[tuple[str, torch.Ten
     index = device.torch_device.index or 0
     blocks = shim.blocks(index)
     starts = [block.address for block in blocks]
-    where = str(device.torch_device)
-    specs = [StorageSpec(sid, b.nbytes, where, f"block at {b.address:#x}") for sid, b in enumerate(blocks)]
+    specs = list(block_layout(blocks, device).storages)
     extras: dict[int, tuple[int, torch.UntypedStorage]] = {}
     tensors = []
     for path, tensor in named:

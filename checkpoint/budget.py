@@ -64,8 +64,10 @@ class Budget:
         free = min(status.f_bavail * status.f_frsize, _memory_available(), _cgroup_available())
         return max(0, free - promised)
 
-    def extend(self, descriptor: int, nbytes: int, spare_bytes: int = 0) -> int:
+    def extend(self, descriptor: int, nbytes: int, spare_bytes: int = 0, *, allocated_bytes: int = 0) -> int:
         """Make the open file ``nbytes`` long, plus up to ``spare_bytes``, with every page allocated.
+
+        The pages of the first ``allocated_bytes`` exist already.
 
         Returns
         -------
@@ -78,13 +80,13 @@ class Budget:
             If limit, file system or memory forbid it; the file is as it was before.
         """
         try:
-            return self._extend(descriptor, nbytes, spare_bytes)
+            return self._extend(descriptor, nbytes, spare_bytes, allocated_bytes)
         except RamDiskFullError:
             if self.relief is None or not self.relief():
                 raise
-        return self._extend(descriptor, nbytes, spare_bytes)
+        return self._extend(descriptor, nbytes, spare_bytes, allocated_bytes)
 
-    def _extend(self, descriptor: int, nbytes: int, spare_bytes: int) -> int:
+    def _extend(self, descriptor: int, nbytes: int, spare_bytes: int, allocated_bytes: int) -> int:
         with self.lock():
             before = os.fstat(descriptor).st_size
             if before < nbytes:
@@ -97,8 +99,8 @@ class Budget:
             after = os.fstat(descriptor).st_size
         try:
             with self.taking(after - before):
-                if after:
-                    os.posix_fallocate(descriptor, 0, after)
+                if after > allocated_bytes:
+                    os.posix_fallocate(descriptor, allocated_bytes, after - allocated_bytes)
         except BaseException:
             # Without its pages the length would be a trap: touching a missing one ends in SIGBUS.
             os.ftruncate(descriptor, before)

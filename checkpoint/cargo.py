@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import compress, count, repeat
+from operator import attrgetter, not_
 
+import msgspec
 import torch
 
 from gpuslice.errors import SuspendRefusedError
@@ -19,11 +22,10 @@ from .naming import name_of
 from .snapshot import SnapshotFile
 from .writer import SnapshotWriter
 
-_EMPTIED = (Way.FREED, Way.DISCARDED)
+_COLUMNS = tuple(map(attrgetter, ("storage", "key", "nbytes", "label")))
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
+class Item(msgspec.Struct, frozen=True, gc=False):
     """A storage that is copied and then emptied; its number in the snapshot is its position."""
 
     storage: torch.UntypedStorage
@@ -141,14 +143,15 @@ def load(
     SuspendRefusedError
         Naming a tensor that cannot be taken along.
     """
-    fixed = {entry.storage._cdata for entry in found if entry.fixed}
+    fixed = {entry.key for entry in found if entry.fixed}
     holds = device.holds([entry.storage for entry in found], fixed=fixed, alone=alone)
     _refuse(device, found, holds)
-    pairs = list(zip(found, holds, strict=True))
-    taken = [(entry, hold) for entry, hold in pairs if hold.way in _EMPTIED]
+    going = [hold.way is Way.FREED or hold.way is Way.DISCARDED for hold in holds]
+    taken = list(compress(found, going))
     where = str(device.torch_device)
-    specs = [StorageSpec(sid, entry.nbytes, where, entry.label) for sid, (entry, _) in enumerate(taken)]
-    sids = {entry.storage._cdata: sid for sid, (entry, _) in enumerate(taken)}
+    storages, keys, sizes, labels = (list(map(column, taken)) for column in _COLUMNS)
+    specs = list(map(StorageSpec, count(), sizes, repeat(where), labels))
+    sids = dict(zip(keys, count()))
     extras: list[torch.UntypedStorage] = []
     for path, tensor in named:
         storage = tensor.untyped_storage()
@@ -158,12 +161,11 @@ def load(
             specs.append(StorageSpec(len(specs), storage.nbytes(), str(storage.device), path))
             extras.append(storage)
     resident: Counter[str] = Counter()
-    for entry, hold in pairs:
-        if hold.way is Way.RESIDENT:
-            resident[hold.reason] += entry.nbytes
+    for entry, hold in compress(zip(found, holds, strict=True), map(not_, going)):
+        resident[hold.reason] += entry.nbytes
     return Cargo(
         Layout(tuple(specs)),
-        tuple(Item(entry.storage, entry.nbytes, hold.way) for entry, hold in taken),
+        tuple(map(Item, storages, sizes, [hold.way for hold in compress(holds, going)])),
         tuple(extras),
         tuple(_spec(path, tensor, sids[tensor.untyped_storage()._cdata]) for path, tensor in named),
         dict(resident),

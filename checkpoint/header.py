@@ -80,7 +80,7 @@ class Content:
         return struct.pack("<Q", self.payload - 8) + text.ljust(self.payload - 8)
 
     def _render(self, record: Record, entries: str) -> bytes:
-        prefix = (_PREFIX % VERSION).decode() + f'{record.position:0{_POSITION_DIGITS}d}"}}'
+        prefix = _prefix(record).decode() + '"}'
         end = record.position + RECORD_BYTES
         parts = [prefix, entries, _bytes_entry("__gsnp.tail", self.payload, record.tail, end)]
         if record.file_len > end:
@@ -164,6 +164,15 @@ def _entry(name: str, kind: str, shape: Sequence[int], payload: int, start: int,
     sizes = ",".join(map(str, shape))
     offsets = f"{start - payload},{stop - payload}"
     return f'{json.dumps(name)}:{{"dtype":"{kind}","shape":[{sizes}],"data_offsets":[{offsets}]}}'
+
+
+def preamble(record: Record) -> bytes:
+    """The first ``PREAMBLE_BYTES`` of the header: without them, nothing can be read."""
+    return struct.pack("<Q", record.payload - 8) + _prefix(record)
+
+
+def _prefix(record: Record) -> bytes:
+    return _PREFIX % VERSION + b"%0*d" % (_POSITION_DIGITS, record.position)
 
 
 def decode_preamble(data: bytes) -> tuple[int, int]:

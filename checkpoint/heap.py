@@ -38,8 +38,8 @@ class _Seen:
     references: tuple[weakref.ref[Any], ...]
 
     def alive(self, types: Set[type]) -> list[object]:
-        objects = [reference() for reference in self.references]
-        return [item for item in objects if type(item) in types]
+        objects = list(map(_call, self.references))
+        return list(compress(objects, map(types.__contains__, map(type, objects))))
 
 
 # A script may have frozen its objects before it imported us.
@@ -68,7 +68,8 @@ def instances(types: Set[type]) -> list[object]:
     if seen is not None and types <= seen.types:
         found = _look(types)
         if any(item is _witness for item in found):
-            return _without_witness({id(item): item for item in [*seen.alive(types), *found]}.values())
+            found = seen.alive(types) + found
+            return _without_witness(dict(zip(map(id, found), found, strict=True)).values())
     if seen is not None:
         give_back()
     objects = _take_all() if set_aside else gc.get_objects()

@@ -17,6 +17,7 @@ from .layout import PAGE_BYTES, Layout, align, place
 from .locks import FileLock
 from .slots import SLOTS, committed, prepare_commit, restartable, settle, whole, write_commit
 from .snapshot import SnapshotFile
+from .warmup import WarmUp
 from .writer import SnapshotWriter
 
 
@@ -53,6 +54,7 @@ class JobStore:
         self._generation = max((record.generation for record in self._published.values()), default=0)
         self._writer: SnapshotWriter | None = None
         self._content: Content | None = None
+        self._warming: WarmUp | None = None
 
     @property
     def closed(self) -> bool:
@@ -65,6 +67,7 @@ class JobStore:
         ``on_map`` gets every mapping once, ``on_unmap`` the same one before it goes away, and also
         when other hooks are bound: ``store.bind(device.register, device.unregister)``.
         """
+        self.cool()
         hooks = MapHooks(on_map, on_unmap)
         for arena in self._arenas:
             arena.bind(hooks)
@@ -82,13 +85,13 @@ class JobStore:
         self._check_open()
         if self._writer is not None:
             raise UsageError("a snapshot is being written already", "publish or abort it first")
+        self.cool()
         slot = self._free_slot()
         payload = header_room(layout)
-        end = place(layout.sizes, payload).end
         arena = self._arenas[slot]
         with self._budget.taking(RECORD_BYTES):
             prepare_commit(self.directory)
-        arena.ensure(end + _tail_room(layout))
+        arena.ensure(_room(layout))
         self._invalidate(slot)
         record = Record(
             generation=self._generation + 1, slot=slot, rank=self.rank, payload=payload, job=self.job or ""
@@ -96,16 +99,32 @@ class JobStore:
         self._writer = SnapshotWriter(arena, layout, record, self._content, self._finish)
         return self._writer
 
-    def reserve(self, nbytes: int) -> None:
-        """Make the arena for the next snapshot ready for a state of ``nbytes``, so that it finds it warm.
+    def warm_up(self, layout: Layout) -> WarmUp | None:
+        """Begin to make the arena for the next snapshot ready, if it is cold, for a state like ``layout``.
 
-        Raises
-        ------
-        RamDiskFullError
-            If there is not enough room.
+        In the background: everything else here stops it first and does the rest itself. It takes no more
+        than it leaves to others, and that there is no room is no error.
+
+        Returns
+        -------
+        WarmUp or None
+            What is under way; nothing if there is nothing to do, or no room.
         """
-        self._check_open()
-        self._arenas[self._free_slot()].ensure(nbytes)
+        self.cool()
+        arena = self._arenas[self._free_slot()]
+        nbytes = _room(layout)
+        if self.closed or self._writer is not None or arena.memory is not None:
+            return None
+        if 2 * nbytes > min(self._budget.limit_bytes - self._budget.used_bytes(), self._budget.free_bytes()):
+            return None
+        self._warming = WarmUp(arena, nbytes)
+        return self._warming
+
+    def cool(self) -> None:
+        """End a warm-up that is under way; afterwards no thread of the store's is at work."""
+        warming, self._warming = self._warming, None
+        if warming is not None:
+            warming.stop()
 
     def restartable(self) -> dict[int, Path]:
         """The whole snapshots here that this process can go on from, by boundary."""
@@ -115,6 +134,7 @@ class JobStore:
     def forget_after(self, boundary: int) -> None:
         """Forget the snapshots of later boundaries: the job goes on from this one."""
         self._check_open()
+        self.cool()
         for slot, record in list(self._published.items()):
             if record.boundary > boundary:
                 self._arenas[slot].extend_file(PREAMBLE_BYTES)
@@ -174,6 +194,7 @@ class JobStore:
         """
         if self.closed:
             return
+        self.cool()
         if self._writer is not None:
             self._writer.abort()
         for arena in self._arenas:
@@ -192,7 +213,8 @@ class JobStore:
         self.close(keep=self.job is not None)
 
 
-def _tail_room(layout: Layout) -> int:
-    """Bytes to leave for the tail; a guess that makes growing at publish rare, not a bound."""
+def _room(layout: Layout) -> int:
+    """Bytes of an arena for it; of the tail a guess that makes growing at publish rare, not a bound."""
     checksums = layout.nbytes // 2**18
-    return align(4096 + 512 * len(layout.storages) + checksums, PAGE_BYTES) + RECORD_BYTES
+    tail = align(4096 + 512 * len(layout.storages) + checksums, PAGE_BYTES) + RECORD_BYTES
+    return place(layout.sizes, header_room(layout)).end + tail

@@ -12,26 +12,29 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count, repeat
 from typing import Protocol
 
 import torch
 
 from gpuslice.clock import Clock, MonotonicClock
-from gpuslice.errors import GpusliceError, RollbackError, SuspendedStateError
+from gpuslice.errors import GpusliceError, RollbackError, SuspendedStateError, SuspendRefusedError
 from gpuslice.kernels import Device
 from gpuslice.kernels.host import resident_anonymous_bytes
 from gpuslice.types import Route
 
 from . import rng, tree
-from .blocks import BlockCargo, Shim, load_blocks
+from .blocks import BlockCargo, Shim, block_layout, load_blocks
 from .cargo import Cargo, load
 from .discover import Found, check_alone, sweep
+from .layout import Layout
 from .lazy import LazyResume, Stream
 from .record import Stages, SwitchRecord
 from .rehome import rehome
 from .snapshot import SnapshotFile
 from .state import NamedState, describe
 from .store import JobStore
+from .warmup import WarmUp
 
 
 class Gate(Protocol):
@@ -133,6 +136,8 @@ class Switch:
         self._lost: RollbackError | None = None
         self._arena_is_new = False
         self._order: dict[int, int] = {}
+        #: What a suspend would take along, by the last one or else by an estimate.
+        self._layout: Layout | None = None
         #: The newest snapshot; it stays readable until the next suspend needs its place.
         self.snapshot: SnapshotFile | None = None
         self._bind(device)
@@ -181,6 +186,9 @@ class Switch:
         record = SwitchRecord(boundary, route.value, str(self.device.name))
         stages = Stages(record, self._clock)
         try:
+            with stages.stage("admit_s"):
+                self._arena_is_new = False
+                self._store.cool()
             with stages.stage("quiesce_s"):
                 self._gate.close()
                 self.device.check_idle()
@@ -210,8 +218,8 @@ class Switch:
             found = self._find()
             state = describe(named) if named is not None else NamedState(None, ())
             cargo = self._load(found, state)
+            self._layout = cargo.layout
         with stages.stage("admit_s"):
-            self._arena_is_new = False
             registrations = self.device.registrations
             writer = self._store.begin(cargo.layout)
             stages.record.cold = self._arena_is_new
@@ -232,12 +240,37 @@ class Switch:
         check_alone(self.device)
         return []
 
+    def warm_up(self) -> WarmUp | None:
+        """Have the next suspend's arena made for a state like the present one, in the background.
+
+        At a boundary, when the state is complete (an optimizer's after its first steps). It never fails: what
+        it could not do the suspend does.
+
+        Returns
+        -------
+        WarmUp or None
+            What is under way; nothing if the arena is warm already, or there is no room.
+        """
+        if self._layout is None:
+            try:
+                self._layout = self._estimate()
+            except SuspendRefusedError:
+                return None
+        return self._store.warm_up(self._layout)
+
+    def _estimate(self) -> Layout:
+        """The layout of a suspend here and now, but for named state that is elsewhere."""
+        if self._shim is not None:
+            return block_layout(self._shim.blocks(self.device.torch_device.index or 0), self.device)
+        return load(self.device, sweep(self.device), (), alone=self._gate.alone).layout
+
     def _in_order(self, found: list[Found]) -> list[Found]:
         """In the order of the last suspend, new ones behind: what has not changed lies where it lay."""
-        order, last = self._order, len(self._order)
-        found.sort(key=lambda entry: order.get(entry.storage._cdata, last))
-        self._order = {entry.storage._cdata: position for position, entry in enumerate(found)}
-        return found
+        keys = [entry.key for entry in found]
+        place = list(map(self._order.get, keys, repeat(len(self._order))))
+        turns = sorted(range(len(found)), key=place.__getitem__)
+        self._order = dict(zip(map(keys.__getitem__, turns), count()))
+        return [found[turn] for turn in turns]
 
     def _load(self, found: Sequence[Found], state: NamedState) -> Cargo | BlockCargo:
         """Decide what is taken along."""

@@ -6,6 +6,8 @@ be that have not changed since the arena's last snapshot. A `Proof` watches the 
 
 from __future__ import annotations
 
+import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -32,10 +34,16 @@ class Pieces:
         Start of a large storage's chunk -> its position in the chunk table.
     small_at
         Start of a small storage -> its number.
+    touched
+        By the number of a small storage, the chunks that it lies in: one or two, as positions in the table.
+    shared
+        How many small storages lie in each of those chunks.
     """
 
     chunk_at: dict[int, int]
     small_at: dict[int, int]
+    touched: dict[int, tuple[int, ...]]
+    shared: dict[int, int]
 
     @classmethod
     @lru_cache(maxsize=4)
@@ -43,6 +51,9 @@ class Pieces:
         """The pieces of a layout; jobs suspend the same one again and again."""
         chunk_at: dict[int, int] = {}
         small_at: dict[int, int] = {}
+        touched: dict[int, tuple[int, ...]] = {}
+        slab = placement.extents[-1].offset if placement.extents else 0
+        before = sum(map(chunk_count, (nbytes for nbytes in sizes if nbytes >= LARGE_BYTES)))
         for sid, (nbytes, offset) in enumerate(zip(sizes, placement.offsets, strict=True)):
             if nbytes >= LARGE_BYTES:
                 first = placement.first_chunk[sid]
@@ -50,7 +61,10 @@ class Pieces:
                     chunk_at[offset + number * CHUNK_BYTES] = first + number
             elif nbytes:
                 small_at[offset] = sid
-        return cls(chunk_at, small_at)
+                ends = (offset - slab) // CHUNK_BYTES, (offset + nbytes - 1 - slab) // CHUNK_BYTES
+                touched[sid] = tuple(before + number for number in sorted(set(ends)))
+        shared = Counter(number for numbers in touched.values() for number in numbers)
+        return cls(chunk_at, small_at, touched, dict(shared))
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +90,9 @@ class Tally:
     On the host every byte is hashed where it comes from, so a copy that went wrong shows when it is taken
     back. A chunk is let be only if 128 bits of hash say that the arena has it already: version counters of
     tensors do not see what NumPy, ``.data`` or a C extension write.
+
+    Small storages share chunks. Such a chunk is hashed in the arena by whoever copied the last of them, while
+    it is still in the cache.
     """
 
     def __init__(
@@ -85,18 +102,26 @@ class Tally:
         self._sizes = sizes
         self._placement = placement
         self._pieces = Pieces.of(sizes, placement)
-        total = len(list(chunks(placement.extents)))
+        self._ranges = list(chunks(placement.extents))
+        total = len(self._ranges)
         if residue is None or residue.placement != placement:
             residue = Residue(placement, (None,) * total, (None,) * total)
         self._before = residue
         self._chunks: list[int | None] = [None] * total
         self._marks: list[int | None] = [None] * total
         self._small: dict[int, int] = {}
+        self._slab: dict[int, int] = {}
+        self._missing = dict(self._pieces.shared)
+        self._lock = threading.Lock()
+        #: The small storage that each thread is copying.
+        self._under_way: dict[int, int] = {}
 
     def __call__(self, offset: int, data: memoryview) -> bool:
         index = self._pieces.chunk_at.get(offset)
         if index is None:
-            self._small[self._pieces.small_at[offset]] = digest(data)
+            sid = self._pieces.small_at[offset]
+            self._arrived(sid)
+            self._small[sid] = digest(data)
             return True
         padding = -len(data) % PAGE_BYTES
         if padding:
@@ -121,28 +146,43 @@ class Tally:
         self._chunks[index] = self._before.chunks[index]
         return True
 
+    def _arrived(self, next_sid: int) -> None:
+        """Whoever looks at a small storage has copied the one that it looked at before."""
+        thread = threading.get_ident()
+        with self._lock:
+            arrived = self._under_way.get(thread)
+            self._under_way[thread] = next_sid
+            numbers = () if arrived is None else self._pieces.touched[arrived]
+            for number in numbers:
+                self._missing[number] -= 1
+            whole = [number for number in numbers if not self._missing[number]]
+        for number in whole:
+            start, stop = self._ranges[number]
+            self._slab[number] = digest(self._memory[start:stop])
+
     def residue(self) -> Residue:
         """What the arena holds now, for its next snapshot."""
         return Residue(self._placement, tuple(self._chunks), tuple(self._marks))
 
     def digests(self) -> tuple[list[int], list[int]]:
         """Chunk digests and storage digests; what was not seen on its way is read from the arena."""
-        ranges = list(chunks(self._placement.extents))
-        unseen = [index for index, value in enumerate(self._chunks) if value is None]
-        read = dict(zip(unseen, chunk_digests(self._memory, [ranges[i] for i in unseen]), strict=True))
+        unseen = [i for i, value in enumerate(self._chunks) if value is None and i not in self._slab]
+        read = self._slab | dict(
+            zip(unseen, chunk_digests(self._memory, [self._ranges[i] for i in unseen]), strict=True)
+        )
         by_chunk = [
             read[index] if value is None else value & _LOWER_HALF for index, value in enumerate(self._chunks)
         ]
-        by_storage = []
-        for sid, (nbytes, offset) in enumerate(zip(self._sizes, self._placement.offsets, strict=True)):
-            seen = self._small.get(sid)
-            if seen is None:
-                first = self._placement.first_chunk[sid]
-                seen = storage_digest(
-                    self._memory, nbytes, offset, by_chunk[first : first + chunk_count(nbytes)]
-                )
-            by_storage.append(seen)
+        seen = map(self._small.get, range(len(self._sizes)))
+        by_storage = [
+            self._storage(sid, by_chunk) if value is None else value for sid, value in enumerate(seen)
+        ]
         return by_chunk, by_storage
+
+    def _storage(self, sid: int, by_chunk: Sequence[int]) -> int:
+        nbytes, first = self._sizes[sid], self._placement.first_chunk[sid]
+        mine = by_chunk[first : first + chunk_count(nbytes)]
+        return storage_digest(self._memory, nbytes, self._placement.offsets[sid], mine)
 
 
 class Proof:

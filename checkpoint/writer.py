@@ -13,10 +13,10 @@ import msgspec
 from gpuslice.config import format_size
 from gpuslice.errors import UsageError
 
-from .arena import Arena
+from .arena import Arena, Header
 from .checksum import fingerprint, pack_digests
 from .format import METADATA_LIMIT_BYTES, RECORD_BYTES, Metadata, Record
-from .header import Content
+from .header import Content, preamble
 from .layout import PAGE_BYTES, Layout, TensorSpec, align, place
 from .snapshot import SnapshotFile
 from .tally import Tally
@@ -135,17 +135,24 @@ class SnapshotWriter:
 
     def _write(self, record: Record, content: Content, metadata: bytes, digests: bytes) -> Record:
         """Write tail, record and, last of all, the header that makes the file readable."""
-        header = content.header(record)
         text = metadata.ljust(record.table - record.tail, b"\0")
         table = digests.ljust(record.position - record.table, b"\0")
+        known, self._arena.header = self._arena.header, None
+        source = Header(content, record.position, record.file_len)
+        if known is not None and known == source:
+            header = preamble(record)  # the slot has the rest of it
+        else:
+            header = content.header(record)
+            known = replace(source, xxh3=fingerprint(header))
         record = replace(
             record,
-            header_xxh3=fingerprint(header),
+            header_xxh3=known.xxh3,
             metadata_xxh3=fingerprint(text),
             table_xxh3=fingerprint(table),
         )
         self._arena.write(text + table + record.encode(), record.tail)
         self._arena.write(header, 0)
+        self._arena.header = known
         return record
 
     def __enter__(self) -> Self:

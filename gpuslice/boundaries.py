@@ -51,6 +51,9 @@ class BoundaryCounter:
     save_at, saver
         The first boundary that concerns ``saver``, and whom to call there (after the controller): it takes
         checkpoints and sets ``save_at`` anew.
+    errand_at, errand
+        The first boundary at which ``errand`` is called, which sets ``errand_at`` anew: something that is to
+        be done once the training is under way.
     """
 
     __slots__ = (
@@ -58,6 +61,8 @@ class BoundaryCounter:
         "_steps_since_fetch",
         "controller",
         "count",
+        "errand",
+        "errand_at",
         "explicit",
         "hooked",
         "save_at",
@@ -75,6 +80,8 @@ class BoundaryCounter:
         self.controller: Controller | None = None
         self.save_at = NEVER
         self.saver: Callable[[int], None] | None = None
+        self.errand_at = NEVER
+        self.errand: Callable[[int], None] | None = None
         self._by_hooks = True
         self._steps_since_fetch = LOADERLESS_STEPS
 
@@ -99,8 +106,8 @@ class BoundaryCounter:
 
     def forget_controller(self) -> None:
         """Go on counting, but never park or save again."""
-        self.controller = self.saver = None
-        self.stop_at = self.save_at = NEVER
+        self.controller = self.saver = self.errand = None
+        self.stop_at = self.save_at = self.errand_at = NEVER
 
     @contextmanager
     def skipping(self) -> Iterator[None]:
@@ -118,6 +125,8 @@ class BoundaryCounter:
             late = self.controller.at_boundary(self.count)
         if self.count >= self.save_at and self.saver is not None:
             self.saver(self.count)
+        if self.count >= self.errand_at and self.errand is not None:
+            self.errand(self.count)
         return late
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import os
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,13 +19,14 @@ import msgspec
 import torch
 
 from gpuslice import config
-from gpuslice.boundaries import BoundaryCounter, counter
+from gpuslice.boundaries import NEVER, BoundaryCounter, counter
 from gpuslice.checkpoint.background import BackgroundSnapshot
 from gpuslice.checkpoint.lazy import LazyResume
 from gpuslice.checkpoint.ramdisk import RamDisk
 from gpuslice.checkpoint.record import SwitchRecord
 from gpuslice.checkpoint.store import JobStore
 from gpuslice.checkpoint.switch import Switch
+from gpuslice.checkpoint.warmup import WarmUp
 from gpuslice.checkpoints import Checkpoints, Schedule
 from gpuslice.config import Settings
 from gpuslice.ending import end_parked, ended_well, say, watch_exit
@@ -37,6 +39,9 @@ from gpuslice.report import Report, rank_path
 from gpuslice.residence import HOST, found_device, named_device
 from gpuslice.threads import ThreadGate
 from gpuslice.types import DeviceName, Route, job_id
+
+#: After so many optimizer steps Adam's moments, and whatever else comes with the first, are there.
+_COMPLETE_STEPS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +112,8 @@ class Runtime:
         Those taken while the training goes on.
     gate
         Stops the other threads during a suspend.
+    warming
+        The last arena that was being made ready ahead of its suspend.
     route
         How its device is emptied.
 
@@ -123,6 +130,8 @@ class Runtime:
         self.attached: Attached | None = None
         self.handed_out = False
         self.gate = ThreadGate()
+        self.warming: WarmUp | None = None
+        self._keeps_warm = False
         path = rank_path(Path(settings.report), place.rank) if settings.report else None
         self.report = Report(path, job=settings.job, rank=place.rank)
         self.checkpoints = Checkpoints(self.report)
@@ -265,7 +274,24 @@ class Runtime:
             self.__dict__["device"] = target
         self.report.add(record)
         self.write_report()
+        if self._keeps_warm:  # a restartable snapshot stays; the next one goes into the other slot
+            self.warming = self.switch.warm_up()
         return record
+
+    def keep_warm(self) -> None:
+        """Have the arena of every suspend made ready in the background, from the second optimizer step on."""
+        self._keeps_warm = True
+        self.boundaries.errand, self.boundaries.errand_at = self._warm_up, 1
+
+    def _warm_up(self, boundary: int) -> None:
+        """Once the optimizers have their state; whatever is in the way, the suspend will say so."""
+        if self.boundaries.steps < _COMPLETE_STEPS:
+            self.boundaries.errand_at = boundary + 1
+            return
+        self.boundaries.errand_at = NEVER
+        if self.interruptible() and not self.suspended:
+            with suppress(GpusliceError):
+                self.warming = self.switch.warm_up()
 
     def checkpoint(self, *, explicit: bool) -> bool:
         """Begin to save the attached job's state for a restart; whether it could be done here.

@@ -40,7 +40,8 @@ _Work = TypeVar("_Work")
 class Inspector(Protocol):
     """Sees every chunk of a copy, in any order and from several threads.
 
-    Chunks begin at multiples of ``CHUNK_BYTES`` of their storage.
+    Chunks begin at multiples of ``CHUNK_BYTES`` of their storage. A thread that looks at a chunk has copied
+    those that it looked at before.
     """
 
     def __call__(self, offset: int, data: memoryview) -> bool:

@@ -91,7 +91,16 @@ class CpuDevice:
 
     def holds(self, storages: Sequence[torch.UntypedStorage], *, fixed: Set[int], alone: bool) -> list[Hold]:
         space = AddressSpace()
-        return [_hold(storage, storage._cdata in fixed, alone, space) for storage in storages]
+        pinned = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        resizable = map(torch.UntypedStorage.resizable, storages)
+        shared = map(torch.UntypedStorage.is_shared, storages)
+        # In this form because it is asked of thousands at every suspend, and nearly all are simply freed.
+        return [
+            _FREED
+            if free and not common and not pinned and storage._cdata not in fixed
+            else _hold(storage, storage._cdata in fixed, alone, space)
+            for storage, free, common in zip(storages, resizable, shared, strict=True)
+        ]
 
     def copy_out(
         self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None, marks: Marks | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import ctypes
+import errno
 import functools
 import mmap
 from collections.abc import Iterable, Iterator
@@ -18,6 +19,8 @@ HUGE_PAGE_BYTES = 2 << 20
 _NEIGHBOURS_BYTES = 64 << 10
 _MADV_DONTNEED = 4
 _MADV_HUGEPAGE = 14
+#: Of Linux 5.14: fault all pages in now.
+_MADV_POPULATE_WRITE = 23
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
@@ -61,6 +64,22 @@ def _advise_huge(start: int, end: int) -> None:
     first, nbytes = whole_pages(start, end - start)
     if nbytes >= HUGE_PAGE_BYTES:
         _libc.madvise(first, nbytes, _MADV_HUGEPAGE)
+
+
+def populate(address: int, nbytes: int) -> None:
+    """Fault in the pages of a writable mapping, so that whoever writes there first need not.
+
+    Other threads run meanwhile. A kernel that cannot do it leaves it to the first write.
+
+    Raises
+    ------
+    OSError
+        If there are not enough pages.
+    """
+    if _libc.madvise(address, nbytes, _MADV_POPULATE_WRITE) != 0:
+        number = ctypes.get_errno()
+        if number != errno.EINVAL:
+            raise OSError(number, f"madvise({address:#x}, {nbytes}, MADV_POPULATE_WRITE) failed")
 
 
 def whole_pages(address: int, nbytes: int) -> tuple[int, int]:

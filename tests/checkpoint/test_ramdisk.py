@@ -247,17 +247,6 @@ def test_a_device_that_refuses_a_mapping_gets_it_again(disk: RamDisk, save: Save
     assert registered == []
 
 
-def test_reserve_makes_the_next_arena_ready(disk: RamDisk) -> None:
-    with disk.open_store(None) as store:
-        mapped: list[int] = []
-        store.bind(lambda memory: mapped.append(len(memory)), lambda memory: None)
-        store.reserve(20 * MIB)
-        assert len(mapped) == 1
-        assert mapped[0] >= 20 * MIB
-        store.begin(layout(18 * MIB)).abort()
-        assert len(mapped) == 1
-
-
 def test_every_mapping_is_announced_once_and_withdrawn_before_it_goes(disk: RamDisk, save: Save) -> None:
     registered: dict[int, int] = {}
 

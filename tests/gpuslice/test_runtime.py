@@ -96,6 +96,30 @@ def test_a_switch_is_in_the_report_and_changes_nothing(job: Runtime, tmp_path: P
     assert "route tensor" in job.summary()
 
 
+def test_the_arena_is_made_ready_after_the_second_step(job: Runtime) -> None:
+    tensor = torch.arange(50_000.0)
+    before = tensor.clone()
+    job.keep_warm()
+    for steps in range(4):
+        assert (job.warming is not None) == (steps > 2)
+        job.boundaries.steps = steps
+        job.boundaries.mark()
+    assert job.warming is not None
+    job.warming.wait()
+    job.suspend(explicit=False)
+    assert not job.resume().cold
+    assert torch.equal(tensor, before)
+
+
+def test_a_ram_disk_that_cannot_be_used_stops_no_training(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    job = Runtime(Settings(ramdisk_dir=str(tmp_path / "file")), Place(), BoundaryCounter())
+    job.keep_warm()
+    job.boundaries.steps = 2
+    job.boundaries.mark()
+    assert job.warming is None
+
+
 def test_a_job_may_move_to_another_device_of_its_kind(job: Runtime) -> None:
     job.suspend(explicit=False)
     job.resume(DeviceName("cpu", None))
