@@ -8,7 +8,7 @@ object itself where it is loaded in place, else a new value).
 from __future__ import annotations
 
 import copy
-from collections import deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping, MutableMapping, MutableSequence
 from functools import partial
 from typing import Any
@@ -44,11 +44,13 @@ from .nodes import (
     TensorNode,
     TupleNode,
 )
-from .source import Maker, Source, copy_bits, same_bits
+from .source import Maker, Source, same_bits
 
 Load = Callable[[Maker], Any]
 AnyTensorNode = TensorNode | SparseNode | QuantizedNode
 
+#: Containers that do not look at what is put into them.
+_INDIFFERENT = (type(None), dict, list, tuple, OrderedDict, defaultdict, deque)
 _REMEDY = "restore into the objects of the script that wrote the snapshot"
 
 
@@ -86,7 +88,7 @@ class Checker:
             known = live if isinstance(live, Mapping) else {}
             items = zip(node.keys, node.items, strict=True)
             loads = {key: self.check(item, known.get(key), f"{path}[{key!r}]") for key, item in items}
-            return lambda maker: refill(live, {key: load(maker) for key, load in loads.items()})
+            return lambda maker: _refill(maker, live, {key: load(maker) for key, load in loads.items()})
         if isinstance(node, (ListNode, TupleNode)):
             return self._sequence(node, live, path)
         return lambda _maker: refill(live, copy.deepcopy(node.value))
@@ -97,7 +99,7 @@ class Checker:
         items = enumerate(zip(node.items, known, strict=False))
         loads = [self.check(item, part, f"{path}[{index}]") for index, (item, part) in items]
         kind = list if isinstance(node, ListNode) else tuple
-        return lambda maker: refill(live, kind(load(maker) for load in loads))
+        return lambda maker: _refill(maker, live, kind(load(maker) for load in loads))
 
     def _holder(self, node: Node, live: Any, path: str) -> Load:
         if isinstance(node, ModuleNode) and isinstance(live, torch.nn.Module):
@@ -110,7 +112,7 @@ class Checker:
             return self._generator(node, live, path)
         if isinstance(node, StatefulNode) and is_stateful(live):
             load = self.check(node.state, live.state_dict(), f"{path}.state_dict()")
-            return lambda maker: _call(live, live.load_state_dict, load(maker))
+            return lambda maker: _call(maker, live, live.load_state_dict, load(maker))
         kind = type(node).__struct_config__.tag
         raise RefusedSnapshotError(f"{path} is a {type(live).__name__} here, but a {kind} was saved", _REMEDY)
 
@@ -136,13 +138,13 @@ class Checker:
         return lambda maker: _set_data(live, maker.make(node, live.device))
 
     def _load_plain(self, node: TensorNode, live: torch.Tensor, maker: Maker) -> torch.Tensor:
-        copy_bits(live, self._source.view(node))
+        self._source.copy_into(live, node)
         if not live.is_leaf:
             return live
         if live.requires_grad != node.requires_grad:
             live.requires_grad_(node.requires_grad)
         if isinstance(node.grad, TensorNode) and live.grad is not None and self._fits(node.grad, live.grad):
-            copy_bits(live.grad, self._source.view(node.grad))
+            self._source.copy_into(live.grad, node.grad)
         else:
             live.grad = None if node.grad is None else maker.make(node.grad, live.device)
         return live
@@ -206,7 +208,7 @@ class Checker:
             for name, training in node.training.items():
                 parts[name].training = training
             for name, load_extra in extras.items():
-                extra[name].set_extra_state(load_extra(maker))
+                _call(maker, extra[name], extra[name].set_extra_state, load_extra(maker))
             return module
 
         return load
@@ -224,18 +226,20 @@ class Checker:
         owners = [(parameter, group) for group in groups for parameter in group["params"]]
         for number, device in node.devices.items():
             self.devices.setdefault(device, owners[number][0].device)
+        kept = _own_state(optimizer)
         states: dict[Any, Load] = {key: self.check(saved, None, path) for key, saved in node.shared.items()}
         for number, saved in node.state.items():
             parameter, group = owners[number]
-            load_state = self._parameter_state(saved, group, f"{path}.state[{number}]")
+            live = kept.get(parameter)
+            load_state = self._parameter_state(saved, group, live, f"{path}.state[{number}]")
             states[parameter] = partial(_beside, load_state, node.devices[number], parameter.device)
 
         def load(maker: Maker) -> torch.optim.Optimizer:
             for load_options in options:
                 load_options(maker)
+            loaded = {key: load_state(maker) for key, load_state in states.items()}
             optimizer.state.clear()
-            for key, load_state in states.items():
-                optimizer.state[key] = load_state(maker)
+            optimizer.state.update(loaded)
             return optimizer
 
         return load
@@ -252,10 +256,10 @@ class Checker:
 
         return load
 
-    def _parameter_state(self, node: Node, group: Mapping[str, Any], path: str) -> Load:
+    def _parameter_state(self, node: Node, group: Mapping[str, Any], live: Any, path: str) -> Load:
         """As torch places it: ``step`` stays on the host unless the update is fused or capturable."""
         on_device = group.get("capturable") or group.get("fused")
-        load_all = self.check(node, None, path)
+        load_all = self.check(node, live, path)
         if on_device or not isinstance(node, DictNode) or "step" not in node.keys:
             return load_all
         step = node.items[node.keys.index("step")]
@@ -287,7 +291,28 @@ class Checker:
                 f"{path} is a {library} generator here, a {node.library} one was saved", _REMEDY
             )
         load = self.check(node.state, state, path)
-        return lambda maker: _call(generator, partial(set_generator_state, generator), load(maker))
+        return lambda maker: _call(maker, generator, partial(set_generator_state, generator), load(maker))
+
+
+def _own_state(optimizer: torch.optim.Optimizer) -> dict[Any, dict[Any, Any]]:
+    """By parameter, the state that may be loaded in place: beside its parameter, and nobody else's memory."""
+    tensors = [
+        (parameter, name, value)
+        for parameter, state in optimizer.state.items()
+        if isinstance(parameter, torch.Tensor) and type(state) is dict
+        for name, value in state.items()
+        if isinstance(value, torch.Tensor)
+    ]
+    if any(value.layout is not torch.strided for _, _, value in tensors):
+        return {}
+    if len({value.untyped_storage()._cdata for _, _, value in tensors}) < len(tensors):
+        return {}
+    elsewhere = {id(p) for p, name, value in tensors if name != "step" and value.device != p.device}
+    return {
+        parameter: state
+        for parameter, state in optimizer.state.items()
+        if type(state) is dict and id(parameter) not in elsewhere
+    }
 
 
 def refill(live: Any, value: Any) -> Any:
@@ -310,9 +335,17 @@ def _beside(load: Load, recorded: str, device: torch.device, maker: Maker) -> An
     return load(maker.onto(recorded, device))
 
 
-def _call(live: Any, load_state: Callable[[Any], object], state: Any) -> Any:
+def _call(maker: Maker, live: Any, load_state: Callable[[Any], object], state: Any) -> Any:
+    maker.settle()
     load_state(state)
     return live
+
+
+def _refill(maker: Maker, live: Any, value: Any) -> Any:
+    """`refill`; a container of the user's own may look at what it is given."""
+    if type(live) not in _INDIFFERENT:
+        maker.settle()
+    return refill(live, value)
 
 
 def _set_data(live: torch.Tensor, made: torch.Tensor) -> torch.Tensor:

@@ -13,6 +13,7 @@ import torch
 from gpuslice.errors import CorruptSnapshotError, RefusedSnapshotError
 from gpuslice.kernels import copying
 
+from .freight import Freight
 from .layout import TensorSpec
 from .nodes import QuantizedNode, SparseNode, TensorNode
 from .snapshot import SnapshotFile
@@ -41,6 +42,29 @@ class Source:
         self._snapshot = snapshot
         self._storages: dict[int, torch.UntypedStorage] = {}
         self._proven: frozenset[int] | None = None
+        self._freight = Freight(snapshot)
+
+    def copy_into(self, live: torch.Tensor, node: TensorNode) -> None:
+        """Copy an entry into ``live`` of the same shape and dtype; done when it is `settled`."""
+        if not self._freight.take(live, self.spec(node)):
+            self.settle()
+            copy_bits(live, self.view(node))
+
+    def new(self, sid: int, device: torch.device) -> torch.UntypedStorage:
+        """One of the snapshot's storages in memory of its own on ``device``; there when it is `settled`."""
+        if device.type == "cpu":
+            self.storage(sid)  # checked
+            return self._freight.new(sid)
+        whole = torch.empty(0, dtype=torch.uint8).set_(self.storage(sid))
+        return whole.to(device, copy=True).untyped_storage()
+
+    def settle(self) -> None:
+        """Do the copies that were left for later: before anybody looks at their targets."""
+        self._freight.deliver()
+
+    def restart(self) -> None:
+        """Forget the copies that were left for later."""
+        self._freight.drop()
 
     def key(self, node: TensorNode) -> tuple[Any, ...]:
         """What tells two entries apart that are not the same memory in the snapshot."""
@@ -158,19 +182,23 @@ class Maker:
     def make(
         self, node: TensorNode | SparseNode | QuantizedNode, device: torch.device | None = None
     ) -> torch.Tensor:
-        """A new tensor as the node describes it, without gradient."""
+        """A new tensor as the node describes it, without gradient; its values are there after `settle`."""
         if isinstance(node, TensorNode):
             return self._strided(node, device).requires_grad_(node.requires_grad)
-        made = _assemble(node, [self._strided(part, device) for part in node.parts])
+        parts = [self._strided(part, device) for part in node.parts]
+        self.settle()
+        made = _assemble(node, parts)
         return made.requires_grad_(isinstance(node, SparseNode) and node.requires_grad)
+
+    def settle(self) -> None:
+        """Do the copies that were left for later: before anybody looks at what was made or loaded."""
+        self._source.settle()
 
     def _strided(self, node: TensorNode, device: torch.device | None) -> torch.Tensor:
         spec = self._source.spec(node)
         target = self.device(node.device) if device is None else device
         if (spec.sid, target) not in self._made:
-            storage = self._source.storage(spec.sid)
-            whole = torch.empty(0, dtype=torch.uint8).set_(storage)
-            self._made[spec.sid, target] = whole.to(target, copy=True).untyped_storage()
+            self._made[spec.sid, target] = self._source.new(spec.sid, target)
         return _over(self._made[spec.sid, target], spec)
 
 

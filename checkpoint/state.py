@@ -79,10 +79,13 @@ class Restoration:
     def apply(self) -> dict[str, Any]:
         """Load everything; returns the objects by name, new ones where the live one was a plain value."""
         moving, staying = Maker(self._source, self._devices), Maker(self._source, {})
-        return {
+        self._source.restart()
+        loaded = {
             name: load(staying if name.startswith(OWN_PREFIX) else moving)
             for name, load in self._loads.items()
         }
+        self._source.settle()
+        return loaded
 
 
 def names_of(snapshot: SnapshotFile) -> set[str]:

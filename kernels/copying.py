@@ -98,6 +98,17 @@ def copy_out(pairs: Pairs, arena: memoryview, inspect: Inspector | None, threads
 
 def copy_in(pairs: Pairs, arena: memoryview, inspect: Inspector | None, threads: int) -> Transfer:
     """Copy from ``arena`` into host storages; fresh pages of theirs are faulted in on the way."""
+    copy_in_at(_ranges(pairs), arena, threads, inspect)
+    return _by_host(pairs, 0)
+
+
+def copy_in_at(
+    places: Iterable[tuple[int, int, int]],
+    arena: memoryview,
+    threads: int,
+    inspect: Inspector | None = None,
+) -> None:
+    """Copy from ``arena`` to host addresses: ``places`` are address, offset in ``arena``, bytes."""
     base = view_address(arena)
 
     def copy(piece: _Piece) -> None:
@@ -105,8 +116,7 @@ def copy_in(pairs: Pairs, arena: memoryview, inspect: Inspector | None, threads:
         if inspect is None or inspect(offset, arena[offset : offset + nbytes]):
             _move(address, base + offset, nbytes)
 
-    run(_batches(_ranges(pairs), len(arena)), copy, threads)
-    return _by_host(pairs, 0)
+    run(_batches(places, len(arena)), copy, threads)
 
 
 def _by_host(pairs: Pairs, unchanged_bytes: int) -> Transfer:
