@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import os
 import warnings
 from collections.abc import Mapping
@@ -40,8 +41,9 @@ class Source:
 
     def __init__(self, snapshot: SnapshotFile) -> None:
         self._snapshot = snapshot
-        self._storages: dict[int, torch.UntypedStorage] = {}
-        self._proven: frozenset[int] | None = None
+        self._tensors = snapshot.tensors
+        self._proven: set[int] | None = None
+        self._devices: set[str] = set()
         self._freight = Freight(snapshot)
 
     def copy_into(self, live: torch.Tensor, node: TensorNode) -> None:
@@ -52,10 +54,11 @@ class Source:
 
     def new(self, sid: int, device: torch.device) -> torch.UntypedStorage:
         """One of the snapshot's storages in memory of its own on ``device``; there when it is `settled`."""
+        self._check(sid)
         if device.type == "cpu":
-            self.storage(sid)  # checked
             return self._freight.new(sid)
-        whole = torch.empty(0, dtype=torch.uint8).set_(self.storage(sid))
+        start, nbytes = self._snapshot.offsets[sid], self._snapshot.storages[sid].nbytes
+        whole = torch.empty(0, dtype=torch.uint8).set_(self._memory, start, (nbytes,), (1,))
         return whole.to(device, copy=True).untyped_storage()
 
     def settle(self) -> None:
@@ -77,7 +80,11 @@ class Source:
 
     def tensor(self, spec: TensorSpec) -> torch.Tensor:
         """One of the snapshot's tensors as a CPU tensor over its own memory; only ever to be copied from."""
-        return _over(self.storage(spec.sid), spec)
+        self._check(spec.sid)
+        empty = torch.empty(0, dtype=getattr(torch, spec.dtype))
+        # Storages begin at multiples of 256 bytes, and therefore of every element's size.
+        start = self._snapshot.offsets[spec.sid] // empty.element_size() + spec.offset
+        return empty.set_(self._memory, start, tuple(spec.shape), tuple(spec.stride))
 
     def verify(self, node: TensorNode | SparseNode | QuantizedNode) -> None:
         """Check the entry's bytes, and those of its gradient.
@@ -90,11 +97,14 @@ class Source:
         if not isinstance(node, TensorNode):
             self._verify_parts(node)
             return
-        self.view(node)
-        try:
-            torch.device(node.device)
-        except RuntimeError as error:
-            raise RefusedSnapshotError(f"{self.spec(node).path} was on {node.device!r}, no device") from error
+        self._check(self.spec(node).sid)
+        if node.device not in self._devices:
+            try:
+                torch.device(node.device)
+            except RuntimeError as error:
+                path = self.spec(node).path
+                raise RefusedSnapshotError(f"{path} was on {node.device!r}, no device") from error
+            self._devices.add(node.device)
         if node.grad is not None:
             self.verify(node.grad)
 
@@ -107,28 +117,27 @@ class Source:
 
     def spec(self, node: TensorNode) -> TensorSpec:
         """What the snapshot says about the entry."""
-        if not 0 <= node.index < len(self._snapshot.tensors):
+        if not 0 <= node.index < len(self._tensors):
             raise RefusedSnapshotError(f"{self._snapshot.path} refers to a tensor that it does not hold")
-        return self._snapshot.tensors[node.index]
+        return self._tensors[node.index]
 
-    def storage(self, sid: int) -> torch.UntypedStorage:
-        """The snapshot's bytes of one storage, checked."""
-        if sid not in self._storages:
-            if self._proven is None:
-                self._proven = _proven(self._snapshot)
-            view = self._snapshot.view(sid, verify=sid not in self._proven)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # torch dislikes read-only memory; nobody writes here
-                data = (
-                    torch.frombuffer(view, dtype=torch.uint8)
-                    if len(view)
-                    else torch.empty(0, dtype=torch.uint8)
-                )
-            self._storages[sid] = data.untyped_storage()
-        return self._storages[sid]
+    def _check(self, sid: int) -> None:
+        """Have one storage's bytes checked, all of them at the first time; ``CorruptSnapshotError``."""
+        if self._proven is None:
+            self._proven = _proven(self._snapshot)
+        if sid not in self._proven:
+            self._snapshot.view(sid)
+            self._proven.add(sid)
+
+    @functools.cached_property
+    def _memory(self) -> torch.UntypedStorage:
+        """The whole snapshot, as the host has it mapped."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch dislikes read-only memory; nobody writes here
+            return torch.frombuffer(self._snapshot.arena, dtype=torch.uint8).untyped_storage()
 
 
-def _proven(snapshot: SnapshotFile) -> frozenset[int]:
+def _proven(snapshot: SnapshotFile) -> set[int]:
     """Check the storages of all tensors at once, by several threads; none, if one of them is damaged.
 
     They are then checked one by one, and only what is needed has to be whole.
@@ -143,8 +152,8 @@ def _proven(snapshot: SnapshotFile) -> frozenset[int]:
             len(os.sched_getaffinity(0)),
         )
     except CorruptSnapshotError:
-        return frozenset()
-    return frozenset(sids)
+        return set()
+    return set(sids)
 
 
 class Maker:

@@ -92,6 +92,7 @@ class Client:
         environ: Mapping[str, str] | None = None,
         directory: str | Path | None = None,
         route: str | None = None,
+        checkpoint_every: int | None = None,
     ) -> str:
         """Hand in a job and return its id.
 
@@ -128,13 +129,15 @@ class Client:
             Its working directory, if not this process's.
         route
             How the device is emptied.
+        checkpoint_every
+            Save its attached state at every so many boundaries, while the training goes on.
         """
         # Late: only this verb needs to know how jobs are started.
         from gpuslice.launch import command_line, environment
 
         argv = command_line(words)
         variables = os.environ if environ is None else environ
-        settings = config.load(variables, route=route)
+        settings = config.load(variables, route=route, checkpoint_every=checkpoint_every)
         request = verbs.Submit(
             name=name or _stem(words),
             numbered=name is None,

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,50 +12,32 @@ import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
 
-from benchmarks.states import STATE_BYTES, STATES, Limit, State, median, page_faults
+from benchmarks.states import Limit, State, median, page_faults
 from gpuslice.checkpoint.heap import hide_imports
-from gpuslice.checkpoint.ramdisk import RamDisk
 from gpuslice.checkpoint.record import SwitchRecord
+from gpuslice.checkpoint.store import JobStore
 from gpuslice.checkpoint.switch import Switch
 from gpuslice.kernels import open_device
 from gpuslice.types import DeviceName
 
 hide_imports()  # as under `gpuslice run`
-ROUNDS = int(os.environ.get("GPUSLICE_BENCH_ROUNDS", "7"))
 STAGES = ("quiesce_s", "find_s", "admit_s", "copy_out_s", "publish_s", "free_s")
 
-
-@pytest.fixture(scope="module", params=sorted(STATES))
-def state(request: pytest.FixtureRequest) -> State:
-    return STATES[request.param]()
+Note = Callable[..., None]
 
 
 @pytest.fixture
-def tmpfs() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="gpuslice-bench-") as directory:
-        os.chmod(directory, 0o700)
-        yield Path(directory)
+def switch(store: JobStore) -> Switch:
+    return Switch(open_device(DeviceName("cpu", None)), store)
 
 
-@pytest.fixture
-def switch(tmpfs: Path) -> Iterator[Switch]:
-    with RamDisk(tmpfs / "ramdisk", 3 * STATE_BYTES + 2**28).open_store(None) as store:
-        yield Switch(open_device(DeviceName("cpu", None)), store)
-
-
-def note(benchmark: Any, state: State, **extra: object) -> None:
-    benchmark.extra_info.update(extra, bytes=state.nbytes, tensors=len(state.tensors))
-    benchmark.extra_info["gb_per_s"] = state.nbytes / benchmark.stats.stats.median / 1e9
-
-
-def test_limit(benchmark: Any, state: State, tmpfs: Path) -> None:
+def test_limit(benchmark: Any, state: State, tmpfs: Path, note: Note, rounds: int) -> None:
     limit = Limit(state.tensors, tmpfs, outward=True)
-    benchmark.pedantic(limit, rounds=ROUNDS, warmup_rounds=2)
+    benchmark.pedantic(limit, rounds=rounds, warmup_rounds=2)
     limit.close()
-    note(benchmark, state)
 
 
-def test_suspend(benchmark: Any, state: State, switch: Switch) -> None:
+def test_suspend(benchmark: Any, state: State, switch: Switch, note: Note, rounds: int) -> None:
     """Into a warm arena, after a training step that changed all that training changes."""
     records: list[SwitchRecord] = []
     faults: list[float] = []
@@ -76,36 +56,40 @@ def test_suspend(benchmark: Any, state: State, switch: Switch) -> None:
         suspend()
         train()
     del records[:], faults[:]
-    benchmark.pedantic(suspend, setup=train, rounds=ROUNDS)
+    benchmark.pedantic(suspend, setup=train, rounds=rounds)
     switch.resume()
     stages = {stage: median([getattr(record, stage) for record in records]) for stage in STAGES}
-    note(benchmark, state, **stages, unchanged=records[-1].bytes_unchanged, page_faults=median(faults))
+    note(**stages, unchanged=records[-1].bytes_unchanged, page_faults=median(faults))
 
 
-def test_first_suspend(benchmark: Any, state: State, switch: Switch) -> None:
-    """The arena is made: its pages are faulted in."""
+@pytest.mark.parametrize("warm", [False, True], ids=["cold", "warmed-up"])
+def test_first_suspend(benchmark: Any, state: State, switch: Switch, note: Note, warm: bool) -> None:
+    """The arena is made by the suspend; or ahead of it, in the background, as under the scheduler."""
+    if warm:
+        warming = switch.warm_up()
+        assert warming is not None
+        warming.wait()
+    before = page_faults()
     benchmark.pedantic(switch.suspend, kwargs={"boundary": 1}, rounds=1)
+    faults = page_faults() - before
     record = switch.resume()
-    assert record.cold
-    note(benchmark, state, admit_s=record.admit_s)
+    assert record.cold is not warm
+    note(**{stage: getattr(record, stage) for stage in STAGES}, page_faults=faults)
 
 
-def test_torch_save(benchmark: Any, state: State, tmpfs: Path) -> None:
+def test_torch_save(benchmark: Any, state: State, tmpfs: Path, note: Note) -> None:
     benchmark.pedantic(lambda: torch.save(state.state_dict(), tmpfs / "state.pt"), rounds=3)
-    note(benchmark, state)
 
 
-def test_safetensors(benchmark: Any, state: State, tmpfs: Path) -> None:
+def test_safetensors(benchmark: Any, state: State, tmpfs: Path, note: Note) -> None:
     tensors = {str(number): tensor.detach() for number, tensor in enumerate(state.tensors)}
     benchmark.pedantic(lambda: save_file(tensors, tmpfs / "state.safetensors"), rounds=3)
-    note(benchmark, state)
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_distributed_checkpoint(benchmark: Any, state: State, tmpfs: Path) -> None:
+def test_distributed_checkpoint(benchmark: Any, state: State, tmpfs: Path, note: Note) -> None:
     def save() -> None:
         shutil.rmtree(tmpfs / "dcp", ignore_errors=True)
         dcp.save(state.state_dict(), checkpoint_id=tmpfs / "dcp", no_dist=True)
 
     benchmark.pedantic(save, rounds=3)
-    note(benchmark, state)

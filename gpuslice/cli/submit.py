@@ -52,6 +52,10 @@ def command(
         str, Option(metavar="60s", help="Report it if it reaches no boundary for so long (or: never).")
     ] = "60s",
     on_boundary_timeout: Annotated[OnTimeout, Option(help="What else to do with it then.")] = OnTimeout.LEAVE,
+    checkpoint_every: Annotated[
+        int | None,
+        Option(metavar="N", help="Save attached state at every Nth boundary while training goes on."),
+    ] = None,
     variables: Annotated[
         list[str] | None, Option("--env", metavar="K=V", help="A variable for the job.")
     ] = None,
@@ -88,5 +92,6 @@ def command(
             on_boundary_timeout=on_boundary_timeout.value,
             environ=environ,
             route=route,
+            checkpoint_every=checkpoint_every,
         )
     print(msgspec.json.encode({"id": job}).decode() if as_json else job)

@@ -21,11 +21,12 @@ from .waiting import until
 def test_a_job_from_submit_to_down(shell: Shell) -> None:
     shell.up()
     script = shell.directory / "hello.py"
-    script.write_text("import os; print('hello', os.environ['WHO'], os.getcwd())\nraise SystemExit(7)\n")
-    job = shell("submit", "--env", "WHO=world", str(script)).strip()
+    seen = "os.environ['WHO'], os.getcwd(), os.environ['GPUSLICE_CHECKPOINT_EVERY']"
+    script.write_text(f"import os; print('hello', {seen})\nraise SystemExit(7)\n")
+    job = shell("submit", "--env", "WHO=world", "--checkpoint-every", "5", str(script)).strip()
     assert job == "hello-1"
     assert "failed: it ended with exit code 7" in shell("wait", job, "--timeout", "60s", code=7)
-    assert shell("logs", job, "-f") == f"hello world {os.getcwd()}\n"
+    assert shell("logs", job, "-f") == f"hello world {os.getcwd()} 5\n"
     header, row = (line.split("\t") for line in shell("ps").splitlines())
     assert (header[0], row[0], row[1], row[-1]) == ("JOB", job, "failed", "7 user")
     shell("down")

@@ -1,0 +1,36 @@
+"""How much memory a parked job keeps, and how much of the host its snapshots take."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+
+from gpuslice.checkpoint.ramdisk import RamDisk
+from gpuslice.checkpoint.switch import Switch
+
+from .harness import SpyGate
+from .test_tally import Watched
+
+MIB = 1 << 20
+#: Large enough that the rounding to huge pages does not show.
+STATE_BYTES = 256 * MIB
+
+
+@pytest.mark.parametrize(("slots", "share"), [(1, 1.05), (2, 2.05)])
+def test_snapshots_take_hardly_more_than_the_state(disk: RamDisk, slots: int, share: float) -> None:
+    """Two restartable ones after each other; and the process itself keeps next to nothing."""
+    roomy = RamDisk(disk.directory, 3 * STATE_BYTES)
+    tensors = [torch.ones(STATE_BYTES // 64, dtype=torch.uint8) for _ in range(64)]
+    gc.collect()
+    with roomy.open_store("job", slots=slots) as store:
+        switch = Switch(Watched(tensors), store, gate=SpyGate())
+        for boundary in (1, 2):
+            named = {str(number): tensor for number, tensor in enumerate(tensors)}
+            record = switch.suspend(boundary=boundary, named=named, restartable=True)
+            left_bytes = STATE_BYTES - (record.rss_before_bytes - record.rss_parked_bytes)
+            assert left_bytes < 0.05 * STATE_BYTES
+            switch.resume()
+        assert roomy.used_bytes <= share * STATE_BYTES
+    assert all(bool(tensor.eq(1).all()) for tensor in tensors)
