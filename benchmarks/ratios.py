@@ -27,15 +27,18 @@ def main(path: Path) -> None:
         rest = parameters.replace(state, "").strip("-")
         results[part][f"{name.removeprefix('test_')} {rest}".strip(), state] = result["stats"]
     for part, rows in results.items():
-        table = Table(part, *(f"{state}: {what}" for state in STATES for what in ("ms", "of limit")))
+        states = [state for state in STATES if ("limit", state) in rows]
+        table = Table(title=f"{part}: ms, and the limit's time over it")
+        for title in ("", *states):
+            table.add_column(title, justify="right" if title else "left", no_wrap=True)
         for name in dict.fromkeys(name for name, _ in rows):
-            cells = []
-            for state in STATES:
-                mine, limit = rows.get((name, state)), rows.get(("limit", state))
-                cells.append(f"{mine['min'] * 1e3:.0f}" if mine else "")
-                cells.append(f"{limit['min'] / mine['min']:.2f}" if mine and limit else "")
-            table.add_row(name, *cells)
-        Console(width=120).print(table)
+            table.add_row(name, *(_cell(rows.get((name, state)), rows["limit", state]) for state in states))
+        Console().print(table)
+
+
+def _cell(mine: dict[str, Any] | None, limit: dict[str, Any]) -> str:
+    """The shortest of its rounds, and how near that is to the limit's shortest."""
+    return "" if mine is None else f"{mine['min'] * 1e3:.0f}  {limit['min'] / mine['min']:.2f}"
 
 
 if __name__ == "__main__":
