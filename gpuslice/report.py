@@ -44,6 +44,7 @@ class Report:
         self._rows: list[bytes] = []
         self._blackouts_s: list[float] = []
         self._newest: SwitchRecord | None = None
+        self._cold_blackouts_s: list[float] = []
         self._bytes_copied = 0
         self._checkpoints = 0
         self._checkpoint_bytes = 0
@@ -62,6 +63,8 @@ class Report:
         if self._newest is not None:
             self._rows.append(_row(self._newest))
             self._blackouts_s.append(self._newest.blackout_s)
+            if self._newest.cold:
+                self._cold_blackouts_s.append(self._newest.blackout_s)
 
     @property
     def _open(self) -> list[SwitchRecord]:
@@ -76,6 +79,7 @@ class Report:
     def totals(self, *, boundaries: int, steps: int) -> dict[str, float]:
         """The report's ``totals``."""
         blackouts_s = [*self._blackouts_s, *(record.blackout_s for record in self._open)]
+        cold_s = [*self._cold_blackouts_s, *(record.blackout_s for record in self._open if record.cold)]
         return {
             "boundaries": boundaries,
             "steps": steps,
@@ -84,6 +88,8 @@ class Report:
             "blackout_s": sum(blackouts_s),
             "blackout_mean_s": sum(blackouts_s) / len(blackouts_s) if blackouts_s else 0.0,
             "blackout_max_s": max(blackouts_s, default=0.0),
+            "cold": len(cold_s),
+            "blackout_cold_s": sum(cold_s),
             "checkpoints": self._checkpoints,
             "checkpoint_bytes": self._checkpoint_bytes,
             "checkpoint_blocked_s": self._checkpoint_blocked_s,

@@ -49,11 +49,24 @@ def test_switches_and_totals(tmp_path: Path) -> None:
         "blackout_s": pytest.approx(0.003),  # parked_s is not the switch's doing
         "blackout_mean_s": pytest.approx(0.003),
         "blackout_max_s": pytest.approx(0.003),
+        "cold": 0,
+        "blackout_cold_s": 0.0,
         "checkpoints": 2,
         "checkpoint_bytes": 1000,
         "checkpoint_blocked_s": 0.75,
     }
     assert [path.name for path in tmp_path.iterdir()] == ["r.json"]
+
+
+def test_cold_switches_are_counted_apart() -> None:
+    report = Report(None)
+    report.add(record())
+    cold = record()
+    cold.cold, cold.admit_s = True, 0.5
+    report.add(cold)
+    totals = report.totals(boundaries=1, steps=1)
+    assert (totals["switches"], totals["cold"]) == (2, 1)
+    assert totals["blackout_cold_s"] == pytest.approx(0.503)
 
 
 def test_every_key_is_documented_and_the_promised_ones_are_there(tmp_path: Path) -> None:
