@@ -8,12 +8,10 @@ fails, what was reserved is given back, the snapshot is kept and the resume may 
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count, repeat
-from typing import Protocol
 
 import torch
 
@@ -27,6 +25,7 @@ from . import rng, tree
 from .blocks import BlockCargo, Shim, block_layout, load_blocks
 from .cargo import Cargo, load
 from .discover import Found, check_alone, sweep
+from .gate import Gate, NoGate
 from .layout import Layout
 from .lazy import LazyResume, Stream
 from .record import Stages, SwitchRecord
@@ -35,47 +34,6 @@ from .snapshot import SnapshotFile
 from .state import NamedState, describe
 from .store import JobStore
 from .warmup import WarmUp
-
-
-class Gate(Protocol):
-    """Stops the process's other threads while the job is parked."""
-
-    @property
-    def alone(self) -> bool:
-        """Whether no other thread exists that could read the job's memory without calling torch.
-
-        NumPy arrays share memory with tensors, and no gate stops a thread that reads one.
-        """
-        ...
-
-    def close(self) -> None:
-        """Stop them; ``SuspendRefusedError`` names one that cannot be stopped, and then none is."""
-        ...
-
-    def open(self) -> None:
-        """Let them go on. Does nothing if the gate is open."""
-        ...
-
-    def shut(self) -> None:
-        """Never let them go on: the state that they would touch is lost."""
-        ...
-
-
-class NoGate:
-    """For processes in which nobody else runs torch code."""
-
-    @property
-    def alone(self) -> bool:
-        return threading.active_count() == 1
-
-    def close(self) -> None:
-        """There is nobody to stop."""
-
-    def open(self) -> None:
-        """Nobody was stopped."""
-
-    def shut(self) -> None:
-        """There is nobody to keep away."""
 
 
 @dataclass(frozen=True, slots=True)

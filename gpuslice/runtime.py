@@ -40,9 +40,6 @@ from gpuslice.residence import HOST, found_device, named_device
 from gpuslice.threads import ThreadGate
 from gpuslice.types import DeviceName, Route, job_id
 
-#: After so many optimizer steps Adam's moments, and whatever else comes with the first, are there.
-_COMPLETE_STEPS = 2
-
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -113,7 +110,7 @@ class Runtime:
     gate
         Stops the other threads during a suspend.
     warming
-        The last arena that was being made ready ahead of its suspend.
+        The last arena made ready ahead.
     route
         How its device is emptied.
 
@@ -131,7 +128,6 @@ class Runtime:
         self.handed_out = False
         self.gate = ThreadGate()
         self.warming: WarmUp | None = None
-        self._keeps_warm = False
         path = rank_path(Path(settings.report), place.rank) if settings.report else None
         self.report = Report(path, job=settings.job, rank=place.rank)
         self.checkpoints = Checkpoints(self.report)
@@ -274,18 +270,17 @@ class Runtime:
             self.__dict__["device"] = target
         self.report.add(record)
         self.write_report()
-        if self._keeps_warm:  # a restartable snapshot stays; the next one goes into the other slot
+        if self.boundaries.errand is not None:  # kept warm: a restartable snapshot's slot stays as it is
             self.warming = self.switch.warm_up()
         return record
 
     def keep_warm(self) -> None:
         """Have the arena of every suspend made ready in the background, from the second optimizer step on."""
-        self._keeps_warm = True
         self.boundaries.errand, self.boundaries.errand_at = self._warm_up, 1
 
     def _warm_up(self, boundary: int) -> None:
         """Once the optimizers have their state; whatever is in the way, the suspend will say so."""
-        if self.boundaries.steps < _COMPLETE_STEPS:
+        if self.boundaries.steps < 2:  # Adam's moments come with the first
             self.boundaries.errand_at = boundary + 1
             return
         self.boundaries.errand_at = NEVER

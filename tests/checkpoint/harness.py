@@ -13,7 +13,7 @@ import torch
 
 from gpuslice.checkpoint.discover import strided_parts
 from gpuslice.checkpoint.snapshot import SnapshotFile
-from gpuslice.checkpoint.switch import NoGate
+from gpuslice.checkpoint.gate import NoGate
 from gpuslice.kernels.copying import Inspector, Marks, Pairs
 from gpuslice.kernels.cpu import CpuDevice
 from gpuslice.kernels.transfer import Transfer

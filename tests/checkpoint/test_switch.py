@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from gpuslice.checkpoint import rng
+from gpuslice.checkpoint.gate import NoGate
 from gpuslice.checkpoint.ramdisk import RamDisk
 from gpuslice.checkpoint.store import JobStore
-from gpuslice.checkpoint.switch import NoGate, Switch
+from gpuslice.checkpoint.switch import Switch
 from gpuslice.clock import VirtualClock
 from gpuslice.errors import (
     CorruptSnapshotError,
