@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from gpuslice.checkpoint.discover import strided_parts
-from gpuslice.checkpoint.snapshot import SnapshotFile
 from gpuslice.checkpoint.gate import NoGate
+from gpuslice.checkpoint.snapshot import SnapshotFile
 from gpuslice.kernels.copying import Inspector, Marks, Pairs
 from gpuslice.kernels.cpu import CpuDevice
 from gpuslice.kernels.transfer import Transfer
