@@ -18,7 +18,7 @@ _LANES = 2
 
 
 class CudaLane:
-    """A stream during one copy. What it allocates belongs to the stream, so dropping it needs no care."""
+    """A stream during one copy."""
 
     def __init__(self, stream: torch.cuda.Stream, engine: CudaEngine) -> None:
         self._stream = stream
@@ -31,12 +31,19 @@ class CudaLane:
             target.copy_(source, non_blocking=True)
 
     def staging(self, nbytes: int) -> torch.Tensor | None:
-        """Zeroed, so that what is copied along between two storages says nothing about anybody's memory."""
+        """Zeroed, so that what is copied along between two storages says nothing about anybody's memory.
+
+        It is the calling thread's stream that allocates: what this lane's stream had allocated, the job could
+        not use afterwards. It is dropped when the lane has come to rest.
+        """
         try:
-            with torch.cuda.stream(self._stream):
-                return torch.zeros(nbytes, dtype=torch.uint8, device=self._stream.device)
+            buffer = torch.empty(nbytes, dtype=torch.uint8, device=self._stream.device)
         except torch.OutOfMemoryError:
             return None
+        # Whoever had this memory before may still be at work on it.
+        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+        with torch.cuda.stream(self._stream):
+            return buffer.zero_()
 
     def gather(self, pieces: Pieces, staging: torch.Tensor) -> None:
         with torch.cuda.stream(self._stream):
@@ -61,7 +68,8 @@ class CudaLane:
             return None
 
     def flag(self) -> Callable[[], None]:
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        # Blocking, not spinning: the host's cores are other jobs', too.
+        event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         event.record(self._stream)
         return event.synchronize
 

@@ -51,6 +51,7 @@ class HostLane:
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         self._engine.copied.append(target.numel())
         self._queue.append(lambda: target.copy_(source))
+        self._engine.on_copy()
 
     def staging(self, nbytes: int) -> torch.Tensor | None:
         if nbytes > self._engine.free_bytes:
@@ -114,6 +115,8 @@ class HostEngine:
         Raised by the next waits for a lane, one each.
     copied, launched, waits
         What was done.
+    on_copy
+        Called by whoever has just queued a copy.
     """
 
     def __init__(self, kernels: ctypes.CDLL, lanes: int = 2) -> None:
@@ -124,6 +127,7 @@ class HostEngine:
         self.copied: list[int] = []
         self.launched: list[str] = []
         self.waits = 0
+        self.on_copy: Callable[[], object] = lambda: None
         self._count = lanes
 
     def lanes(self) -> Sequence[Lane]:

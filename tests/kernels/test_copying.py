@@ -37,7 +37,8 @@ def content(storage: torch.UntypedStorage) -> bytes:
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_every_byte_arrives_and_the_gaps_stay(threads: int) -> None:
     pairs, arena = scattered(SIZES)
-    copying.copy_out(pairs, arena, None, threads)
+    moved = copying.copy_out(pairs, arena, None, threads)
+    assert moved.paths == {"host": sum(SIZES)}
     expected = [content(storage) for storage, _ in pairs]
     for (_, offset), data in zip(pairs, expected, strict=True):
         assert arena[offset : offset + len(data)] == data
@@ -52,7 +53,8 @@ def test_every_byte_arrives_and_the_gaps_stay(threads: int) -> None:
 def test_what_the_inspector_declines_is_not_copied() -> None:
     pairs, arena = scattered([4 * CHUNK_BYTES])
     (_, offset) = pairs[0]
-    copying.copy_out(pairs, arena, lambda at, data: at != offset + CHUNK_BYTES, 2)
+    moved = copying.copy_out(pairs, arena, lambda at, data: at != offset + CHUNK_BYTES, 2)
+    assert moved.paths == {"host": 3 * CHUNK_BYTES, "unchanged": CHUNK_BYTES}
     data = content(pairs[0][0])
     assert arena[offset : offset + CHUNK_BYTES] == data[:CHUNK_BYTES]
     assert not any(arena[offset + CHUNK_BYTES : offset + 2 * CHUNK_BYTES])

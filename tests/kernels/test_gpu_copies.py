@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 import torch
@@ -137,6 +138,27 @@ def test_an_inspector_sees_chunks_that_have_arrived_and_chunks_before_they_leave
     seen.clear()
     copies.copy_in(pairs, arena, note)
     assert b"".join(seen[offset] for offset in sorted(seen)) == expected
+
+
+def test_two_steps_do_not_mix_in_one_staging_buffer(kernels: ctypes.CDLL) -> None:
+    """Whoever has queued a copy gives the other thread time to come in between, which it must not."""
+    engine = HostEngine(kernels, lanes=1)
+    copies = GpuCopies(engine, 2, staging_bytes=64 * KIB)
+    pairs, arena = laid_out([50 * KIB, 60 * KIB, 40 * KIB, 64 * KIB])
+    expected = [content(storage) for storage, _ in pairs]
+    copies.copy_out(pairs, arena, None, None)
+    for storage, _ in pairs:
+        storage.fill_(0)
+    meeting = threading.Barrier(2)
+
+    def wait_for_another() -> None:
+        with suppress(threading.BrokenBarrierError):
+            meeting.wait(0.3)
+
+    engine.on_copy = wait_for_another
+    back = copies.copy_in(pairs, arena, lambda offset, data: True)
+    assert back.launches == 4
+    assert [content(storage) for storage, _ in pairs] == expected
 
 
 def test_what_is_refused_on_the_way_in_never_leaves_the_arena(engine: HostEngine) -> None:
