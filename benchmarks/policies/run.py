@@ -94,7 +94,10 @@ EXPERIMENTS = {
     "philly20000": Experiment("philly_all_20000.csv", "64x8", "fifo,yarn-cs,fjf,srtf,srsf,2das,gittins"),
     # Switching is free here: with a cost these take minutes each.
     "philly20000_more": Experiment(
-        "philly_all_20000.csv", "64x8", "sjf,smallest,las,drf,themis,chronus", costs=("none",)
+        "philly_all_20000.csv",
+        "64x8",
+        "sjf,smallest,las,drf,tetris,themis,chronus,optimus,slaq",
+        costs=("none",),
     ),
     "chronus_mix1": Experiment(
         "chronus/philly_MIX1_s1000.csv", "5x8", costs=("none", "fixed:30s"), **MINUTES
