@@ -70,7 +70,7 @@ def test_trainings_survive_the_kill_of_their_scheduler(shell: Shell) -> None:
 
 
 #: Service after which 2das prefers others; many times what a short training takes, a fraction of a long one.
-THRESHOLD_S = 0.4
+THRESHOLD_S = 1.0
 
 
 @dataclass(frozen=True)
