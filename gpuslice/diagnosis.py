@@ -44,6 +44,8 @@ class DeviceState(msgspec.Struct, frozen=True, kw_only=True):
         Of the host: into how many ``cpu:N`` it is divided; 0 for a GPU.
     check
         With ``--check``: what the self-test found wrong, empty if nothing; ``None`` if it was not run.
+    slower
+        With ``--check``: why copies take slower paths than they could.
     """
 
     name: str
@@ -55,11 +57,19 @@ class DeviceState(msgspec.Struct, frozen=True, kw_only=True):
     used_bytes: int | None = None
     routes: dict[str, RouteState]
     check: str | None = None
+    slower: tuple[str, ...] = ()
 
     @property
     def works(self) -> bool:
         """Whether a job can be suspended here by the tensor route."""
         return self.routes[Route.TENSOR.value].available and not self.check
+
+
+class SelfTest(msgspec.Struct, frozen=True):
+    """What ``kernels.selftest`` says of a device."""
+
+    problem: str
+    slower: tuple[str, ...] = ()
 
 
 class DriverState(msgspec.Struct, frozen=True):
@@ -158,8 +168,8 @@ def diagnose(settings: Settings, environ: Mapping[str, str], *, check: bool = Fa
     devices = [_host(settings, ground, memory)]
     devices += [_gpu(number, gpu, ground) for number, gpu in enumerate(visible(ground.driver.gpus, environ))]
     if check:
-        problems = _self_test([device.name for device in devices if device.works])
-        devices = [msgspec.structs.replace(device, check=problems.get(device.name)) for device in devices]
+        tested = _self_test([device.name for device in devices if device.works])
+        devices = [_tested(device, tested.get(device.name)) for device in devices]
     torch, driver, compiler = ground.torch, ground.driver, find_compiler(environ)
     return Diagnosis(
         ok=any(device.works for device in devices),
@@ -210,17 +220,23 @@ def _routes(kind: str, ground: Ground) -> dict[str, RouteState]:
     }
 
 
-def _self_test(names: list[str]) -> dict[str, str]:
+def _tested(device: DeviceState, outcome: SelfTest | None) -> DeviceState:
+    if outcome is None:
+        return device
+    return msgspec.structs.replace(device, check=outcome.problem, slower=outcome.slower)
+
+
+def _self_test(names: list[str]) -> dict[str, SelfTest]:
     command = [sys.executable, "-m", "gpuslice.kernels.selftest", *names]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_CHECK_DEADLINE_S, check=False)
         if done.returncode == 0:
-            return msgspec.json.decode(done.stdout, type=dict[str, str])
+            return msgspec.json.decode(done.stdout, type=dict[str, SelfTest])
         last = done.stderr.strip().splitlines()[-1:]
         problem = f"the self-test ended with {done.returncode}: {''.join(last)}"
     except subprocess.TimeoutExpired:
         problem = f"the self-test did not end within {_CHECK_DEADLINE_S} s"
-    return dict.fromkeys(names, problem)
+    return dict.fromkeys(names, SelfTest(problem))
 
 
 def _version(distribution: str) -> str | None:

@@ -1,13 +1,15 @@
 """``python -m gpuslice.kernels.selftest DEVICE ...``: empty each device of a few tensors and bring them back.
 
-Prints one JSON object, device -> what is wrong (empty if nothing is). Run in a process of its own, because
-it imports torch and makes CUDA contexts.
+Prints one JSON object, device -> an `Outcome`. Run in a process of its own, because it imports torch and
+makes CUDA contexts.
 """
 
 from __future__ import annotations
 
 import json
+import mmap
 import sys
+from dataclasses import asdict, dataclass
 from itertools import accumulate
 
 import torch
@@ -21,8 +23,16 @@ from .device import open_device
 _SIZES = (1, 4097, 3 << 20)
 
 
-def problem(name: str) -> str:
-    """What keeps the tensor route from working on a device, or an empty string."""
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What keeps the tensor route from working on a device, and why copies take slower paths there."""
+
+    problem: str
+    slower: tuple[str, ...] = ()
+
+
+def examine(name: str) -> Outcome:
+    """Take a few tensors away from a device, through an arena as a job's, and bring them back."""
     try:
         device = open_device(DeviceName.parse(name))
         tensors = [torch.arange(n, device=device.torch_device).to(torch.uint8) for n in _SIZES]
@@ -30,18 +40,20 @@ def problem(name: str) -> str:
         storages = [tensor.untyped_storage() for tensor in tensors]
         sizes = [storage.nbytes() for storage in storages]
         pairs = list(zip(storages, accumulate(sizes, initial=0), strict=False))
-        arena = memoryview(bytearray(sum(sizes)))
-        device.copy_out(pairs, arena)
+        arena = memoryview(mmap.mmap(-1, sum(sizes)))
+        device.register(arena)
+        transfer = device.copy_out(pairs, arena)
         device.free(storages)
         if any(storage.nbytes() for storage in storages):
-            return "freed tensors kept their memory"
+            return Outcome("freed tensors kept their memory")
         device.reserve(list(zip(storages, sizes, strict=True)))
-        device.copy_in(pairs, arena)
+        transfer += device.copy_in(pairs, arena)
+        device.unregister(arena)
     except (GpusliceError, RuntimeError) as error:
-        return f"{type(error).__name__}: {error}"
+        return Outcome(f"{type(error).__name__}: {error}")
     same = all(torch.equal(tensor.cpu(), bytes_) for tensor, bytes_ in zip(tensors, expected, strict=True))
-    return "" if same else "tensors came back with other bytes"
+    return Outcome("" if same else "tensors came back with other bytes", transfer.fallbacks)
 
 
 if __name__ == "__main__":
-    print(json.dumps({name: problem(name) for name in sys.argv[1:]}))
+    print(json.dumps({name: asdict(examine(name)) for name in sys.argv[1:]}))

@@ -113,3 +113,5 @@ def _device(device: DeviceState) -> Iterator[str]:
         yield _row(name, verdict)
     if device.check is not None:
         yield _row("self-test", device.check or "emptied and refilled, same bytes")
+    for reason in device.slower:
+        yield _row("slower", reason)

@@ -44,6 +44,7 @@ DEVICE_KEYS = {
     "used_bytes",
     "routes",
     "check",
+    "slower",
 }
 
 
@@ -143,7 +144,15 @@ def test_for_people() -> None:
 
 def test_check_tries_it_for_real() -> None:
     found = document(run("--json", "--check"))
-    assert found["devices"][0]["check"] == ""
+    assert (found["devices"][0]["check"], found["devices"][0]["slower"]) == ("", [])
+
+
+def test_why_copies_are_slower_than_they_could_be_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    outcome = diagnosis.SelfTest("", ("the arena is not page-locked: ulimit",))
+    monkeypatch.setattr(diagnosis, "_self_test", lambda names: dict.fromkeys(names, outcome))
+    found = diagnosis.diagnose(Settings(), {}, check=True)
+    assert found.devices[0].works
+    assert any("the arena is not page-locked: ulimit" in line for line in doctor._lines(found))
 
 
 def test_a_torch_that_does_not_import_fails_the_check(fake_torch: Path) -> None:
