@@ -19,8 +19,9 @@ from .export import named_tensors
 from .snapshot import SnapshotFile
 from .source import Source
 
-#: Torch before 2.7 has no such option, and asks whether there is a process group.
-_ALONE: dict[str, Any] = {"no_dist": True} if "no_dist" in signature(save).parameters else {}
+#: How torch is told that no other process takes part. Before 2.7 it has no such option, and looks whether
+#: there is a process group.
+ALONE: dict[str, Any] = {"no_dist": True} if "no_dist" in signature(save).parameters else {}
 
 
 def export_dcp(snapshot: SnapshotFile, path: Path) -> int:
@@ -47,7 +48,7 @@ def export_dcp(snapshot: SnapshotFile, path: Path) -> int:
         partial.mkdir()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that there is only one process
-            save(tensors, storage_writer=FileSystemWriter(partial), **_ALONE)
+            save(tensors, storage_writer=FileSystemWriter(partial), **ALONE)
         partial.rename(path)
     except (OSError, CheckpointException) as error:
         remedy = "choose another place with enough room"

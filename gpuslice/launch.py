@@ -90,7 +90,7 @@ def check(settings: Settings) -> Settings:
     }
     if "report" in paths:
         paths["report"] = os.path.realpath(paths["report"])
-        _check_report(paths["report"])
+        check_writable("--report", paths["report"])
     return msgspec.structs.replace(settings, **paths)
 
 
@@ -121,14 +121,21 @@ def execute(words: Sequence[str], settings: Settings) -> NoReturn:
         raise UsageError(f"cannot execute {command[0]}: {error.strerror}", "check the command") from error
 
 
-def _check_report(path: str) -> None:
+def check_writable(option: str, path: str) -> None:
+    """Refuse a file that could not be written at the end, by trying it.
+
+    Raises
+    ------
+    UsageError
+        Naming the option.
+    """
     directory = os.path.dirname(path)
     if not os.path.isdir(directory):
         raise UsageError(f"the directory of {path} does not exist", "make it")
     if os.path.isdir(path):
-        raise UsageError(f"--report {path} is a directory", "name a file in it")
+        raise UsageError(f"{option} {path} is a directory", "name a file in it")
     if os.path.exists(path) and not os.path.isfile(path):
-        raise UsageError(f"--report {path} is not a regular file", "name a file")
+        raise UsageError(f"{option} {path} is not a regular file", "name a file")
     try:
         if os.path.exists(path) and not os.access(path, os.W_OK):
             raise PermissionError
@@ -137,9 +144,8 @@ def _check_report(path: str) -> None:
         os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW))
         draft.unlink()
     except OSError as error:
-        raise UsageError(
-            f"--report {path} cannot be written", "choose a file in a directory of yours"
-        ) from error
+        message = f"{option} {path} cannot be written"
+        raise UsageError(message, "choose a file in a directory of yours") from error
 
 
 def draft_path(path: Path) -> Path:

@@ -12,6 +12,7 @@ import msgspec
 import typer
 
 from gpuslice.errors import UsageError
+from gpuslice.launch import check_writable
 from gpuslice.types import DeviceName
 
 
@@ -39,8 +40,8 @@ def command(
 
     if not quantum > 0:
         raise UsageError(f"--quantum {quantum} is not a time", "give a positive number of seconds")
-    if json is not None and not json.parent.is_dir():
-        raise UsageError(f"the directory of {json} does not exist", "make it")
+    if json is not None and (json.is_file() or not json.exists()):  # /dev/stdout is welcome
+        check_writable("--json", str(json.absolute()))
     signal.signal(signal.SIGTERM, _end)
     console = Console()
     found = main.run(DeviceName.parse(device), quantum, report_dir, steps, console)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.distributed import checkpoint
 
-from gpuslice.checkpoint.dcp import export_dcp
+from gpuslice.checkpoint.dcp import ALONE, export_dcp
 from gpuslice.checkpoint.layout import TensorSpec
 from gpuslice.checkpoint.ramdisk import RamDisk
 from gpuslice.checkpoint.snapshot import SnapshotFile, open_snapshot
@@ -25,7 +25,7 @@ def loaded(path: Path, like: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]
     tensors = {name: torch.empty_like(tensor) for name, tensor in like.items()}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        checkpoint.load(tensors, storage_reader=checkpoint.FileSystemReader(path), no_dist=True)
+        checkpoint.load(tensors, storage_reader=checkpoint.FileSystemReader(path), **ALONE)
     return tensors
 
 

@@ -184,6 +184,7 @@ def test_a_model_that_differs_is_exit_code_1(
         (["--quantum", "0"], "quantum"),
         (["--steps", "0"], "0 steps"),
         (["--json", "no/such/directory/r.json"], "no/such"),
+        (["--json", "/proc/r.json"], "/proc/r.json cannot be written"),
         (["--report-dir", "/proc/nowhere"], "/proc/nowhere"),
     ],
 )
