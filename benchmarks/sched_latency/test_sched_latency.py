@@ -83,7 +83,8 @@ def test_raw_round_trip(benchmark: Any, sockets: Sockets, tmp_path: Path) -> Non
 
 def test_handoff(benchmark: Any, sockets: Sockets, directory: Path) -> None:
     """From one rank's ``Suspended``, as it leaves, to the other's ``Resume``, as it arrives."""
-    with scheduler(directory, "--devices", "null:1", "--quantum", f"{QUANTUM_S}s") as client:
+    often = ("--quantum", f"{QUANTUM_S}s", "--switch-share", "0")
+    with scheduler(directory, "--devices", "null:1", *often) as client:
         jobs = [client.submit(["--", "sleep", "infinity"]) for _ in range(2)]
         ranks = [Rank(sockets.dealer(directory / SOCKET), jobs[0])]
         on = ranks[0]
