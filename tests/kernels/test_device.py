@@ -121,6 +121,23 @@ def test_an_inspector_sees_every_byte_in_both_directions(device: Device) -> None
     assert b"".join(seen[offset] for offset in sorted(seen)) == expected
 
 
+def test_what_has_no_known_mark_is_copied_and_every_byte_is_counted(device: Device) -> None:
+    if device.name.kind == "null":
+        pytest.skip("moves nothing, so counts nothing")
+    pairs, arena = places_of(storages_on(device, SIZES))
+    told: list[int] = []
+
+    def forget(offset: int, mark: int) -> bool:
+        told.append(mark)
+        return False
+
+    transfer = device.copy_out(pairs, arena, None, forget)
+    assert bytes(arena) == b"".join(content(storage) for storage, _ in pairs)
+    assert sum(transfer.paths.values()) == sum(SIZES)
+    assert len(set(told)) == len(told)
+    assert sum(device.copy_in(pairs, arena).paths.values()) == sum(SIZES)
+
+
 def test_what_an_inspector_raises_stops_the_copy(device: Device) -> None:
     if device.name.kind == "null":
         pytest.skip("moves nothing, so looks at nothing")
