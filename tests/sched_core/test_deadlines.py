@@ -52,7 +52,7 @@ def end(driver: Driver, job: str, code: int = 0) -> None:
         driver.do(RankGone(job, rank.number))
 
 
-def train(driver: Driver, seconds: float, step_s: float = STEP_S) -> None:
+def train(driver: Driver, seconds: float, step_s: float = STEP_S, **slow: float) -> None:
     """Time goes by; whoever runs makes a step every so often and reports twice a second."""
     for _ in range(round(seconds / 0.5)):
         driver.wake(0.5)
@@ -60,7 +60,7 @@ def train(driver: Driver, seconds: float, step_s: float = STEP_S) -> None:
         for job in driver.core.jobs.values():
             if job.state is JobState.RUNNING:
                 rank = job.ranks[0]
-                step = rank.step + round(0.5 / step_s)
+                step = rank.step + round(0.5 / slow.get(job.id, step_s))
                 driver.say(
                     job.id, wire.Progress(epoch=job.epoch, boundary=max(step, rank.boundary), step=step)
                 )
@@ -170,6 +170,22 @@ def test_a_wrong_estimate_is_mended_by_what_is_measured_later() -> None:
     train(driver, 32.0, step_s=0.5)
     assert job.guaranteed is False, "its later steps take five times as long"
     assert not job.state.ended
+
+
+def test_whoever_turns_out_longer_loses_its_guarantee_and_nobody_else() -> None:
+    driver = chronus()
+    slow = submit(driver, "a", steps=60, deadline_s=36.0)
+    train(driver, 2.0)
+    other = submit(driver, "b", steps=200, deadline_s=36.0)
+    train(driver, 2.0)
+    assert (slow.guaranteed, other.guaranteed) == (True, True)
+    for _ in range(70):
+        train(driver, 0.5, a=0.5)
+        if other.ranks[0].step >= 200 and not other.state.ended:
+            end(driver, "b")
+            obey(driver)
+    assert slow.guaranteed is False
+    assert (other.state, other.guaranteed, other.deadline_missed) == (JobState.SUCCEEDED, True, False)
 
 
 def test_what_was_guaranteed_is_not_stopped_when_its_owner_brings_it_back_too_late() -> None:

@@ -76,6 +76,8 @@ class Chronus:
         self._split = split_round_up
         self._planner = Planner(solver, milp_nodes, milp_seconds)
         self._guaranteed: dict[str, Job] = {}
+        #: How long they were to run when they were guaranteed their deadlines, in seconds.
+        self._promised_s: dict[str, float] = {}
         #: Jobs with deadlines that are not guaranteed, and those of which that is yet to be decided.
         self._best_effort: set[str] = set()
         self._undecided: dict[str, Job] = {}
@@ -121,11 +123,13 @@ class Chronus:
         if view.changes.reset:
             # Promises are kept whatever else is forgotten.
             self._guaranteed = {name: view.jobs[name] for name in self._guaranteed if name in view.jobs}
+            self._promised_s = {name: self._promised_s[name] for name in self._guaranteed}
             self._best_effort &= view.jobs.keys()
             self._leased = {}
             self._boundary_s = self._best_effort_boundary_s = None
         for job in view.changes.finished:
             self._guaranteed.pop(job.id, None)
+            self._promised_s.pop(job.id, None)
             self._undecided.pop(job.id, None)
             self._best_effort.discard(job.id)
             self._leased.pop(job.id, None)
@@ -146,6 +150,7 @@ class Chronus:
             admitted = self._admits(job, view)
             if admitted:
                 self._guaranteed[job.id] = job
+                self._promised_s[job.id] = self._total_s(job, view)
             else:
                 self._best_effort.add(job.id)
             key = "guaranteed" if admitted else "not_guaranteed"
@@ -198,17 +203,43 @@ class Chronus:
         return min(block, view.cluster.size)
 
     def _lease(self, view: View, free: FreeDevices) -> None:
-        """Plan, and place the holders of the first lease; who can meet no deadline loses the guarantee."""
-        needs = [self._need(job, view, view.now_s) for job in self._guaranteed.values()]
-        for need in needs:
-            if not need.levels:
-                del self._guaranteed[need.job]
-                self._best_effort.add(need.job)
-                self.counters["guarantee_lost"] = self.counters.get("guarantee_lost", 0) + 1
+        """Plan, and place the holders of the first lease.
+
+        Who can meet no deadline loses the guarantee; so does who runs longer than was promised of it, if not
+        all that are guaranteed can meet theirs.
+        """
+        needs = {job.id: self._need(job, view, view.now_s) for job in self._guaranteed.values()}
+        for hopeless in [name for name, need in needs.items() if not need.levels]:
+            del needs[hopeless]
+            self._lose(hopeless)
         late = any(not job.spec.deadlines for job in view.waiting())
-        plan = self._planner.plan(needs, view.cluster.size, late=late)
+        plan = self._planner.plan(list(needs.values()), view.cluster.size, late=late)
+        while len(plan.slots) < len(needs) and (name := self._longest_overrun(view)) is not None:
+            del needs[name]
+            self._lose(name)
+            plan = self._planner.plan(list(needs.values()), view.cluster.size, late=late)
         holders = [view.jobs[name] for name, slots in plan.slots.items() if 0 in slots]
         self._leased = place_blocks([Request(job, self._block(job, view)) for job in holders], free)
+
+    def _lose(self, name: str) -> None:
+        """No longer guarantee the job its deadline."""
+        del self._guaranteed[name]
+        del self._promised_s[name]
+        self._best_effort.add(name)
+        self.counters["guarantee_lost"] = self.counters.get("guarantee_lost", 0) + 1
+
+    def _longest_overrun(self, view: View) -> str | None:
+        """The guaranteed job that runs longest beyond what was promised of it and the margin, if any does."""
+        overruns_s = {
+            name: self._total_s(job, view) - self._promised_s[name] * max(1.0, self._margin)
+            for name, job in self._guaranteed.items()
+        }
+        name = max(overruns_s, key=lambda name: overruns_s[name], default=None)
+        return name if name is not None and overruns_s[name] > _SOON_S else None
+
+    def _total_s(self, job: Job, view: View) -> float:
+        """How long the whole of ``job`` runs on dedicated devices, in seconds."""
+        return job.progress_at(view.now_s) + view.remaining_s(job)
 
     def _fill(self, view: View, free: FreeDevices, *, preempt: bool) -> dict[str, tuple[int, ...]]:
         """Who else runs, on what: everybody anew if ``preempt``, else newcomers beside those that run."""
