@@ -150,7 +150,7 @@ def test_short_trainings_do_not_wait_for_long_ones_under_2das(shell: Shell) -> N
     with ThreadPoolExecutor() as pool:  # side by side, so that both suffer alike
         alone = pool.map(undisturbed, (long, short))
         runs = pool.map(lambda policy: complete(beside(shell, policy[0]), policy, steps), policies)
-        expected = dict(zip((long, short), alone, strict=True))
+        expected: dict[int, str] = dict(zip((long, short), alone, strict=True))
         fifo, las = runs
     print("\n" + table(steps, fifo, las))
     for endings in (fifo, las):

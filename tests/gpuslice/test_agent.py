@@ -158,6 +158,13 @@ def end(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     return process.returncode, out, err
 
 
+def test_the_first_boundary_is_told_without_waiting_for_a_heartbeat(workshop: Workshop, desk: Desk) -> None:
+    with job(workshop, desk, ENDLESS):
+        desk.welcome()
+        desk.grant(1)
+        desk.hear(Progress, lambda progress: progress.boundary == 1)
+
+
 def test_a_job_is_moved_about_and_ends_with_the_same_digest(workshop: Workshop, desk: Desk) -> None:
     epochs = "400"
     with job(workshop, desk, epochs) as process:
