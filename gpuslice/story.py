@@ -8,10 +8,10 @@ from types import TracebackType
 
 import msgspec
 
-from gpuslice.daemon import Setup
 from gpuslice.errors import EnvironmentUnusableError
 from gpuslice.sched_core.events import Command, Event
 from gpuslice.sched_core.journal import Journal
+from gpuslice.scheduler_setup import Setup
 
 _AT_ONCE = 500
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from gpuslice import config, daemon
+from gpuslice import config, daemon, scheduler_setup
 from gpuslice.errors import UsageError
 from gpuslice.sched_core.core import SWITCH_SHARE
 from gpuslice.sched_core.desk import Desk
@@ -66,20 +66,20 @@ def command(
         return
     if ramdisk_limit:
         config.parse_size(ramdisk_limit)
-    tcp = daemon.tcp_door(bind, curve_keys)
+    tcp = scheduler_setup.tcp_door(bind, curve_keys)
     if not 0 <= switch_share < 1:
         raise UsageError(f"--switch-share {switch_share} is no part of the time", "give 0.03 or the like")
     quantum_s = None if quantum is None else config.parse_duration(quantum)
-    options = daemon.options(policy, settings or [], quantum_s)
-    names = daemon.parse_devices(devices)
-    setup = daemon.Setup(
+    options = scheduler_setup.options(policy, settings or [], quantum_s)
+    names = scheduler_setup.parse_devices(devices)
+    setup = scheduler_setup.Setup(
         names,
         policy,
         options,
         ramdisk_limit,
         switch_share,
-        daemon.quotas(quota or []),
-        daemon.device_memory(names),
+        scheduler_setup.quotas(quota or []),
+        scheduler_setup.device_memory(names),
     )
 
     def ready(desk: Desk) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuslice.daemon import Setup
+from gpuslice.scheduler_setup import Setup
 from gpuslice.types import DeviceName
 
 

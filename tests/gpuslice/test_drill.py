@@ -12,7 +12,8 @@ from gpuslice.boundaries import NEVER, BoundaryCounter
 from gpuslice.config import Settings
 from gpuslice.drill import Drill, from_settings
 from gpuslice.errors import ConfigError, EnvironmentUnusableError
-from gpuslice.runtime import Place, Runtime
+from gpuslice.place import Place
+from gpuslice.runtime import Runtime
 
 
 @pytest.fixture

@@ -14,7 +14,8 @@ import gpuslice
 from gpuslice.boundaries import BoundaryCounter
 from gpuslice.config import Settings
 from gpuslice.errors import RefusedSnapshotError, SuspendedStateError, UsageError
-from gpuslice.runtime import Place, Runtime
+from gpuslice.place import Place
+from gpuslice.runtime import Runtime
 
 Start = Callable[..., None]
 

@@ -25,7 +25,8 @@ from gpuslice.config import Settings
 from gpuslice.errors import RefusedSnapshotError, UsageError
 from gpuslice.hooks import BeforeFetch
 from gpuslice.job import Job
-from gpuslice.runtime import Place, Runtime
+from gpuslice.place import Place
+from gpuslice.runtime import Runtime
 
 PLAIN_NEXT = dataloader._BaseDataLoaderIter.__next__
 EPOCHS = 2

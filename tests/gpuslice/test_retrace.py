@@ -8,11 +8,11 @@ import msgspec
 import pytest
 
 from gpuslice import retrace
-from gpuslice.daemon import Setup
 from gpuslice.errors import EnvironmentUnusableError
 from gpuslice.sched_core.chronicle import Phase
 from gpuslice.sched_core.journal import Journal, JournalError
 from gpuslice.sched_core.states import JobState
+from gpuslice.scheduler_setup import Setup
 
 from ..profiler import trace_format
 from ..sched_core.driver import QUANTUM_S, Driver, devices

@@ -14,7 +14,8 @@ from gpuslice.boundaries import BoundaryCounter
 from gpuslice.checkpoint.ramdisk import RamDisk
 from gpuslice.config import Settings
 from gpuslice.errors import EnvironmentUnusableError, UsageError
-from gpuslice.runtime import Place, Runtime
+from gpuslice.place import Place
+from gpuslice.runtime import Runtime
 from gpuslice.types import DeviceName
 
 
