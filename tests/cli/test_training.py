@@ -40,8 +40,8 @@ def undisturbed(steps: int) -> str:
     return done.stdout.splitlines()[-1]
 
 
-def submit(client: Client, steps: int) -> str:
-    return client.submit([str(SCRIPT), "--steps", str(steps)], environ=STEADY)
+def submit(client: Client, steps: int, name: str | None = None) -> str:
+    return client.submit([str(SCRIPT), "--steps", str(steps)], name=name, environ=STEADY)
 
 
 def finish(client: Client, jobs: list[str]) -> dict[str, JobInfo]:
@@ -100,8 +100,9 @@ def complete(shell: Shell, policy: tuple[str, ...], steps: list[int]) -> list[En
     shell("up", "--devices", "cpu:1", "--switch-share", "0", "--policy", *policy)
     client = shell.client()
     jobs = []
-    for count in steps:
-        jobs.append(submit(client, count))
+    for number, count in enumerate(steps):
+        # The other scheduler has the same RAM disk, where no two running jobs have one name.
+        jobs.append(submit(client, count, f"{policy[0]}-{number}"))
         client.suspend(jobs[-1])
     while sum(event.what == "hello" for event in client.events()) < len(jobs):
         assert client.wait(jobs[0], 0.2) is None
@@ -136,7 +137,7 @@ def table(steps: list[int], fifo: list[Ending], las: list[Ending]) -> str:
     lines += [f"{'training':9}{'steps':>8}" + f"  {'fifo':>8}  {'2das':>8}" * 2]
     for count, one, other in zip(steps, fifo, las, strict=True):
         seconds = f"  {one.after_s:8.1f}  {other.after_s:8.1f}"
-        lines.append(f"{one.job.id:9}{count:8}{seconds}  {one.after_steps:8}  {other.after_steps:8}")
+        lines.append(f"{'wine':9}{count:8}{seconds}  {one.after_steps:8}  {other.after_steps:8}")
     means = [mean(ending.after_s for ending in run) for run in (fifo, las)]
     means += [mean(map(_when, run)) for run in (fifo, las)]
     return "\n".join([*lines, f"{'average':17}" + "".join(f"  {value:8.1f}" for value in means)])

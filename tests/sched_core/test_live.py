@@ -244,7 +244,7 @@ class Stranger:
 
     def ask(self, *frames: bytes) -> wire.ToAgent:
         self.socket.send_multipart(frames)
-        self.bench.run(lambda: bool(self.socket.poll(1)))
+        self.bench.run(lambda: bool(self.socket.poll(100)))  # nothing wakes it when the answer is here
         return wire.decode_to_agent(self.socket.recv())
 
     def close(self) -> None:
