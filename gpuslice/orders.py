@@ -24,6 +24,9 @@ from gpuslice.boundaries import NEVER, BoundaryCounter
 from gpuslice.ending import ENDING_SIGNALS
 from gpuslice.wire import Cancel, FromAgent, Overshot, Resume, Suspend
 
+#: How often the parked main thread looks for itself: a signal may come just before it waits.
+_LOOK_AGAIN_S = 0.5
+
 
 class Phase(Enum):
     """Where a rank stands."""
@@ -150,7 +153,8 @@ class Orders:
         """Wait for a lease or the end; ``None`` if a signal asks the script to end (``interrupt``)."""
         with self._changed:
             while self._grant is None and self._cancel is None and not self._asked_to_end:
-                self._changed.wait()
+                # A signal that comes between this look and the wait wakes nobody.
+                self._changed.wait(_LOOK_AGAIN_S)
             if self._asked_to_end:
                 return None
             if self._cancel is not None:

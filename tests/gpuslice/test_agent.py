@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -80,7 +81,9 @@ class Desk:
 
     def hear(self, kind: type[_M], where: Callable[[_M], bool] = lambda message: True) -> _M:
         """The next message of this kind, which comes before any other but ``Progress``."""
+        ends_s = time.monotonic() + DEADLINE_S
         while True:
+            assert time.monotonic() < ends_s, f"nothing but Progress, and no {kind.__name__}"
             identity, frame = self._router.recv_multipart()
             self.identity = identity.decode()
             message = decode_from_agent(frame)

@@ -142,6 +142,21 @@ def test_a_signal_that_asks_to_end_interrupts_the_stay(rank: Rank, signum: int) 
     assert rank.orders.await_order() is None
 
 
+def test_a_signal_between_the_look_and_the_wait_is_not_lost(
+    rank: Rank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank.parked(boundary=3)
+    wait = rank.orders._changed.wait
+
+    def late(timeout: float | None = None) -> bool:
+        rank.orders.interrupt(signal.SIGTERM)  # its handler finds nobody who waits yet
+        assert timeout is not None, "nobody would ever wake it"
+        return wait(timeout)
+
+    monkeypatch.setattr(rank.orders._changed, "wait", late)
+    assert rank.orders.await_order() is None
+
+
 def test_a_signal_interrupts_a_wait_that_has_begun(rank: Rank) -> None:
     """From the wait itself, as a signal's handler would: it runs in the main thread."""
     rank.parked(boundary=4)
