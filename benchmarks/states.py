@@ -9,7 +9,7 @@ import mmap
 import os
 import resource
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from ctypes import addressof, c_char, memmove
 from pathlib import Path
 from typing import Any
@@ -59,8 +59,13 @@ class State:
         return [*self.module.parameters(), *self.base.parameters(), *moments]
 
     @property
+    def sizes(self) -> list[int]:
+        """Bytes of each tensor."""
+        return [tensor.nbytes for tensor in self.tensors]
+
+    @property
     def nbytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self.tensors)
+        return sum(self.sizes)
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -92,20 +97,33 @@ STATES: dict[str, Callable[[], State]] = {"adam-800": _gpt, "small-4000": _small
 
 
 class Limit:
-    """The best copy of a state's bytes: two threads, between live tensors and a faulted mapping of tmpfs.
+    """The best copy of buffers of ``sizes``: by threads, between memory of the process and faulted tmpfs.
 
-    Nothing is looked for, described, checked, published, allocated or freed.
+    Nothing is looked for, described, checked, published, allocated or freed. The memory belongs to no tensor,
+    so a suspend that happens meanwhile neither finds it nor takes it away.
     """
 
-    def __init__(self, tensors: list[torch.Tensor], directory: Path, *, outward: bool) -> None:
-        self._host = [tensor.detach().cpu().clone() for tensor in tensors]
-        nbytes = sum(tensor.nbytes for tensor in self._host)
+    def __init__(
+        self, sizes: Sequence[int], directory: Path, *, outward: bool, threads: int = THREADS
+    ) -> None:
         with open(directory / "limit", "w+b") as file:
-            os.posix_fallocate(file.fileno(), 0, nbytes)
-            self._mapping = mmap.mmap(file.fileno(), nbytes)
-        self._anchor = c_char.from_buffer(self._mapping)
-        copies = list(_pieces(self._host, addressof(self._anchor), outward=outward))
-        self._shares = [copies[number::THREADS] for number in range(THREADS)]
+            os.posix_fallocate(file.fileno(), 0, sum(sizes))
+            self._mapping = mmap.mmap(file.fileno(), sum(sizes))
+        # While these live, nothing they are made from can move.
+        self._inside = [c_char.from_buffer(bytearray(b"\1") * size) for size in sizes]
+        self._outside = c_char.from_buffer(self._mapping)
+        copies = list(self._pieces(sizes, outward=outward))
+        self._shares = [copies[number::threads] for number in range(threads)]
+
+    def _pieces(self, sizes: Sequence[int], *, outward: bool) -> Iterator[tuple[int, int, int]]:
+        """Target, source and length of every ``memmove``."""
+        base = addressof(self._outside)
+        for buffer, size in zip(self._inside, sizes, strict=True):
+            for start in range(0, size, CHUNK_BYTES):
+                inside, outside = addressof(buffer) + start, base + start
+                ends = (outside, inside) if outward else (inside, outside)
+                yield (*ends, min(CHUNK_BYTES, size - start))
+            base += size
 
     def __call__(self) -> None:
         others = [threading.Thread(target=_copy, args=(share,)) for share in self._shares[1:]]
@@ -115,23 +133,10 @@ class Limit:
         for thread in others:
             thread.join()
 
-    def close(self) -> None:
-        del self._anchor
-        self._mapping.close()
-
 
 def _copy(share: list[tuple[int, int, int]]) -> None:
     for copy in share:
         memmove(*copy)
-
-
-def _pieces(tensors: list[torch.Tensor], base: int, *, outward: bool) -> Iterator[tuple[int, int, int]]:
-    for tensor in tensors:
-        for start in range(0, tensor.nbytes, CHUNK_BYTES):
-            inside, outside = tensor.data_ptr() + start, base + start
-            ends = (outside, inside) if outward else (inside, outside)
-            yield (*ends, min(CHUNK_BYTES, tensor.nbytes - start))
-        base += tensor.nbytes
 
 
 def page_faults() -> int:

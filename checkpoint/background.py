@@ -100,10 +100,8 @@ class BackgroundSnapshot:
 
     def _copy_at_once(self, extras: Sequence[torch.UntypedStorage], waiting: Collection[int]) -> Pairs:
         """Copy what cannot wait; returns the rest."""
-        writer = self._writer
-        pairs = [pair for pair in zip(extras, writer.offsets, strict=True) if pair[0].nbytes()]
-        now = [pair for pair in pairs if pair[0]._cdata not in waiting]
-        self._device.copy_out(now, writer.arena, writer.tally, writer.tally.marked)
+        pairs = list(zip(extras, self._writer.offsets, strict=True))
+        self._writer.take(self._device, (pair for pair in pairs if pair[0]._cdata not in waiting))
         return [pair for pair in pairs if pair[0]._cdata in waiting]
 
     def _copy(self, pairs: Pairs) -> None:

@@ -76,8 +76,7 @@ class BlockCargo:
         """Copy everything into the arena."""
         self.shim.copy_out([(block, view_address(writer.view(sid))) for sid, block in enumerate(self.blocks)])
         pairs = zip(self.extras, writer.offsets[len(self.blocks) :], strict=True)
-        going = [pair for pair in pairs if pair[0].nbytes()]
-        return self._transfer() + device.copy_out(going, writer.arena, writer.tally, writer.tally.marked)
+        return self._transfer() + writer.take(device, pairs)
 
     def empty(self, device: Device) -> None:
         """Take the memory away; the addresses stay reserved."""

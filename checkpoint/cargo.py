@@ -90,9 +90,7 @@ class Cargo:
 
     def copy_out(self, device: Device, writer: SnapshotWriter) -> Transfer:
         """Copy everything into the arena."""
-        pairs = zip([*self.storages, *self.extras], writer.offsets, strict=True)
-        going = [pair for pair in pairs if pair[0].nbytes()]
-        return device.copy_out(going, writer.arena, writer.tally, writer.tally.marked)
+        return writer.take(device, zip([*self.storages, *self.extras], writer.offsets, strict=True))
 
     def empty(self, device: Device) -> None:
         """Take the memory away from what was copied."""

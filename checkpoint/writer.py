@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import msgspec
 
@@ -22,11 +22,17 @@ from .snapshot import SnapshotFile
 from .tally import Tally
 from .tree import Tree
 
+if TYPE_CHECKING:  # the command line, which needs no torch, gets here, too
+    import torch
+
+    from gpuslice.kernels import Device
+    from gpuslice.kernels.transfer import Transfer
+
 
 class SnapshotWriter:
     """A snapshot being written into an arena; made by ``JobStore.begin``.
 
-    Copy every storage into its `view`, then `publish`; or `abort`. As a context manager it aborts
+    `take` every storage from its device, or copy it into its `view`; then `publish`, or `abort`. As a context manager it aborts
     what was not published.
 
     Attributes
@@ -69,6 +75,11 @@ class SnapshotWriter:
         """Writable bytes for storage ``sid``: from 1 MiB on at a page boundary, smaller at 256 bytes."""
         offset = self._placement.offsets[sid]
         return self.arena[offset : offset + self._layout.storages[sid].nbytes]
+
+    def take(self, device: Device, pairs: Iterable[tuple[torch.UntypedStorage, int]]) -> Transfer:
+        """Copy storages of ``device`` to where they begin in `arena`; their checksums are taken on the way."""
+        going = [pair for pair in pairs if pair[0].nbytes()]
+        return device.copy_out(going, self.arena, self.tally, self.tally.marked)
 
     def publish(
         self, tree: Tree, tensors: Sequence[TensorSpec], *, boundary: int, restartable: bool

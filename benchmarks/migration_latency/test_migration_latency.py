@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.child import Child
 from benchmarks.migration_latency.target import digest
-from benchmarks.states import STATE_BYTES, STATES, State, median
+from benchmarks.states import STATES, State, median
 from gpuslice.checkpoint.heap import hide_imports
-from gpuslice.checkpoint.ramdisk import RamDisk
+from gpuslice.checkpoint.store import JobStore
 from gpuslice.checkpoint.switch import Switch
 from gpuslice.kernels import open_device
 from gpuslice.types import DeviceName
 
 hide_imports()  # as under `gpuslice run`
-ROUNDS = int(os.environ.get("GPUSLICE_BENCH_ROUNDS", "7"))
+TARGET = "benchmarks.migration_latency.target"
 COLD_ROUNDS = 3
 
 
@@ -30,36 +25,6 @@ COLD_ROUNDS = 3
 def name(request: pytest.FixtureRequest) -> str:
     found: str = request.param
     return found
-
-
-class Target:
-    """The other process."""
-
-    def __init__(self, *words: str) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.migration_latency.target", *words],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def ask(self, line: str) -> str:
-        """Say a line; the answer to it."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{line}\n")
-        self._process.stdin.flush()
-        return self.listen()
-
-    def listen(self) -> str:
-        """The next line that it says."""
-        assert self._process.stdout is not None
-        answer = self._process.stdout.readline().strip()
-        assert answer, "the target process has died"
-        return answer
-
-    def close(self) -> None:
-        """End it."""
-        self._process.communicate()
 
 
 class Source:
@@ -95,19 +60,15 @@ class Source:
 
 
 @pytest.fixture
-def source(name: str) -> Iterator[Source]:
-    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="gpuslice-bench-") as directory:
-        os.chmod(directory, 0o700)
-        disk = RamDisk(Path(directory) / "ramdisk", 3 * STATE_BYTES + 2**28)
-        with disk.open_store("bench") as store:
-            source = Source(STATES[name](), Switch(open_device(DeviceName("cpu", None)), store))
-            for _ in range(2):  # both slots are there
-                source.train()
-                source.suspend()
-            source.train()
-            source.suspend_s.clear()
-            source.resume_s.clear()
-            yield source
+def source(name: str, store: JobStore) -> Source:
+    source = Source(STATES[name](), Switch(open_device(DeviceName("cpu", None)), store))
+    for _ in range(2):  # both slots are there
+        source.train()
+        source.suspend()
+    source.train()
+    source.suspend_s.clear()
+    source.resume_s.clear()
+    return source
 
 
 def note(benchmark: Any, source: Source) -> None:
@@ -118,9 +79,9 @@ def note(benchmark: Any, source: Source) -> None:
     extra["ratio"] = benchmark.stats.stats.median / (extra["suspend_s"] + extra["resume_s"])
 
 
-def test_into_a_warm_process(benchmark: Any, name: str, source: Source) -> None:
+def test_into_a_warm_process(benchmark: Any, name: str, source: Source, rounds: int) -> None:
     """It has imported torch and built the job's objects, and has the arena mapped."""
-    target = Target(name)
+    target = Child(TARGET, name)
     assert target.listen() == "warm"
     restore_s: list[float] = []
 
@@ -130,7 +91,7 @@ def test_into_a_warm_process(benchmark: Any, name: str, source: Source) -> None:
         assert target.ask(path) == "here"
         restore_s.append(time.perf_counter() - began_s)
 
-    benchmark.pedantic(migrate, setup=source.train, rounds=ROUNDS, warmup_rounds=2)
+    benchmark.pedantic(migrate, setup=source.train, rounds=rounds, warmup_rounds=2)
     arrived = target.ask("check")
     note(benchmark, source)
     assert arrived == digest(source.state)
@@ -142,11 +103,11 @@ def test_into_a_new_process(benchmark: Any, name: str, source: Source) -> None:
     """It starts when the job has left its device: interpreter, torch, objects, snapshot."""
 
     def migrate() -> None:
-        target = Target(name, source.suspend())
+        target = Child(TARGET, name, source.suspend())
         assert target.listen() == "here"
         targets.append(target)
 
-    targets: list[Target] = []
+    targets: list[Child] = []
     benchmark.pedantic(migrate, setup=source.train, rounds=COLD_ROUNDS)
     note(benchmark, source)
     for target in targets:

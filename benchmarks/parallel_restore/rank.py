@@ -1,41 +1,23 @@
 """One rank: a state of its own, suspended and resumed, or only copied, when it is told to.
 
 Started as ``python -m benchmarks.parallel_restore.rank STATE DIRECTORY RANK``; its device is the CPU slot of
-that X"""
+that number. Every line on its standard input, ``suspend``, ``resume`` or ``copy``, is answered by how many seconds
+that took.
+"""
 
 from __future__ import annotations
 
-import mmap
-import os
 import sys
 import time
 from collections.abc import Callable
-from ctypes import addressof, c_char, memmove
 from pathlib import Path
 
-from benchmarks.states import CHUNK_BYTES, STATE_BYTES, STATES
+from benchmarks.states import STATE_BYTES, STATES, Limit
 from gpuslice.checkpoint.heap import hide_imports
 from gpuslice.checkpoint.ramdisk import RamDisk
 from gpuslice.checkpoint.switch import Switch
 from gpuslice.kernels import open_device
 from gpuslice.types import DeviceName
-
-
-class Copy:
-    """As many bytes from a faulted mapping of tmpfs into memory that is there; no tensor for a sweep."""
-
-    def __init__(self, nbytes: int, path: Path) -> None:
-        with path.open("w+b") as file:
-            os.posix_fallocate(file.fileno(), 0, nbytes)
-            source = mmap.mmap(file.fileno(), nbytes)
-        self._ends = [c_char.from_buffer(mapping) for mapping in (mmap.mmap(-1, nbytes), source)]
-        self._starts = range(0, nbytes, CHUNK_BYTES)
-        self._nbytes = nbytes
-
-    def __call__(self) -> None:
-        target, source = map(addressof, self._ends)
-        for start in self._starts:
-            memmove(target + start, source + start, min(CHUNK_BYTES, self._nbytes - start))
 
 
 def main() -> None:
@@ -44,7 +26,9 @@ def main() -> None:
     device = open_device(DeviceName("cpu", index))
     device.pin()
     state = STATES[name]()
-    copy = Copy(state.nbytes, directory / f"copied{index}")
+    own = directory / str(index)
+    own.mkdir()
+    copy = Limit([state.nbytes], own, outward=False, threads=1)
     with RamDisk(directory / "ramdisk", 8 * STATE_BYTES + 2**28).open_store("bench", index) as store:
         switch = Switch(device, store)
         boundary = 0

@@ -32,9 +32,7 @@ def switch(store: JobStore) -> Switch:
 
 
 def test_limit(benchmark: Any, state: State, tmpfs: Path, note: Note, rounds: int) -> None:
-    limit = Limit(state.tensors, tmpfs, outward=True)
-    benchmark.pedantic(limit, rounds=rounds, warmup_rounds=2)
-    limit.close()
+    benchmark.pedantic(Limit(state.sizes, tmpfs, outward=True), rounds=rounds, warmup_rounds=2)
 
 
 def test_suspend(benchmark: Any, state: State, switch: Switch, note: Note, rounds: int) -> None:

@@ -16,6 +16,8 @@ from gpuslice.kernels.cuda import CudaDevice
 from gpuslice.kernels.gpu_kernels import marks_reference
 from gpuslice.types import DeviceName
 
+from .marks import Remembered
+
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine"),
@@ -93,18 +95,6 @@ def test_memory_of_another_library_stays(device: CudaDevice) -> None:
     taken = torch.from_dlpack(torch.ones(10, device="cuda:0"))
     (hold,) = device.holds([taken.untyped_storage()], fixed=frozenset(), alone=True)
     assert hold.way is Way.RESIDENT
-
-
-class Remembered:
-    """Marks of an arena's last copy."""
-
-    def __init__(self) -> None:
-        self.marks: dict[int, int] = {}
-
-    def __call__(self, offset: int, mark: int) -> bool:
-        known = self.marks.get(offset) == mark
-        self.marks[offset] = mark
-        return known
 
 
 #: Scalars, odd sizes, and large ones of several chunks and blocks.

@@ -14,6 +14,7 @@ from gpuslice.kernels.copying import CHUNK_BYTES, Pairs
 from gpuslice.kernels.gpu_copies import GpuCopies
 
 from ..fakes.host_engine import HostEngine, build_kernels
+from .marks import Remembered
 
 KIB, MIB = 1 << 10, 1 << 20
 #: Scalars, odd sizes, and large ones of several chunks and blocks.
@@ -201,18 +202,6 @@ def test_a_failed_gpu_is_not_waited_for_for_ever(engine: HostEngine) -> None:
     engine.interrupts = [RuntimeError("CUDA error: an illegal memory access was encountered")] * 2
     with pytest.raises(RuntimeError, match="illegal memory access"):
         GpuCopies(engine, 1).copy_out(pairs, arena, None, None)
-
-
-class Remembered:
-    """Marks of an arena's last copy."""
-
-    def __init__(self) -> None:
-        self.marks: dict[int, int] = {}
-
-    def __call__(self, offset: int, mark: int) -> bool:
-        known = self.marks.get(offset) == mark
-        self.marks[offset] = mark
-        return known
 
 
 def test_chunks_with_the_same_mark_are_neither_copied_nor_inspected(engine: HostEngine) -> None:
