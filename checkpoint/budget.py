@@ -2,7 +2,7 @@
 
 Counting files instead of keeping a ledger survives every kind of death. A file counts with its full
 length from the moment it is extended, before its pages exist, so of two processes that race for the
-last bytes exactly one wins.
+last bytes exactly one wins. Whose bytes they are, for a tenant's own limit, says the owner file beside them.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from gpuslice.config import format_size
@@ -18,6 +19,7 @@ from gpuslice.errors import EnvironmentUnusableError, RamDiskFullError
 from .files import is_full
 from .layout import PAGE_BYTES
 from .locks import FileLock
+from .slots import read_owner
 
 _BLOCK_BYTES = 512
 _MEMINFO = Path("/proc/meminfo")
@@ -25,8 +27,27 @@ _CGROUP = Path("/sys/fs/cgroup")
 _UNLIMITED = 1 << 62
 
 
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """Whose jobs share a limit of their own.
+
+    Attributes
+    ----------
+    name
+        Empty for nobody's.
+    limit_bytes
+        Most bytes that all its stores may take together; ``None`` for no limit but the RAM disk's.
+    """
+
+    name: str = ""
+    limit_bytes: int | None = None
+
+
+_NOBODY = Tenant()
+
+
 class Budget:
-    """The RAM disk's limit and the lock under which it is applied.
+    """The limits of the RAM disk and of one tenant, and the lock under which they are applied.
 
     Parameters
     ----------
@@ -34,10 +55,13 @@ class Budget:
         The RAM disk's directory.
     limit_bytes
         Most bytes all files below it may have together; ``None`` for half of the file system.
+    tenant
+        For whom bytes are admitted.
     """
 
-    def __init__(self, root: Path, limit_bytes: int | None) -> None:
+    def __init__(self, root: Path, limit_bytes: int | None, tenant: Tenant = _NOBODY) -> None:
         self.root = root
+        self.tenant = tenant
         #: Makes room by moving cold snapshots elsewhere; says whether it could.
         self.relief: Callable[[], bool] | None = None
         status = os.statvfs(root)
@@ -51,11 +75,27 @@ class Budget:
         """Bytes that all stores together hold or have been promised."""
         return _held(self._files())
 
-    def _files(self) -> Iterator[os.stat_result]:
+    def tenant_bytes(self) -> int:
+        """Of `used_bytes`, what belongs to the tenant's jobs, dead ones included."""
+        owners = ((directory, read_owner(directory)) for directory in self._directories())
+        mine = [directory for directory, owner in owners if owner and owner.tenant == self.tenant.name]
+        return sum(map(directory_bytes, mine))
+
+    def room_bytes(self) -> int:
+        """What limits, file system and memory together still allow."""
+        return min(self.limit_bytes - self.used_bytes(), self.free_bytes(), self._tenant_room())
+
+    def _tenant_room(self) -> int:
+        limit_bytes = self.tenant.limit_bytes
+        return _UNLIMITED if limit_bytes is None else limit_bytes - self.tenant_bytes()
+
+    def _directories(self) -> list[Path]:
         with os.scandir(self.root) as stores:
-            directories = [store.path for store in stores if store.is_dir(follow_symlinks=False)]
-        for directory in directories:
-            yield from _statuses(Path(directory))
+            return [Path(store.path) for store in stores if store.is_dir(follow_symlinks=False)]
+
+    def _files(self) -> Iterator[os.stat_result]:
+        for directory in self._directories():
+            yield from _statuses(directory)
 
     def free_bytes(self) -> int:
         """Bytes that the file system and the machine's memory can still give, promises deducted."""
@@ -77,7 +117,7 @@ class Budget:
         Raises
         ------
         RamDiskFullError
-            If limit, file system or memory forbid it; the file is as it was before.
+            If a limit, file system or memory forbid it; the file is as it was before.
         """
         try:
             return self._extend(descriptor, nbytes, spare_bytes, allocated_bytes)
@@ -90,7 +130,7 @@ class Budget:
         with self.lock():
             before = os.fstat(descriptor).st_size
             if before < nbytes:
-                room = min(self.limit_bytes - self.used_bytes(), self.free_bytes())
+                room = self.room_bytes()
                 if nbytes - before > room:
                     raise self.full(nbytes - before)
                 affordable = (before + room) // PAGE_BYTES * PAGE_BYTES
@@ -130,11 +170,21 @@ class Budget:
 
     def full(self, growth: int) -> RamDiskFullError:
         """The error for ``growth`` bytes that did not fit."""
+        if growth > self._tenant_room():
+            return self._tenant_full(growth)
         used, free = format_size(self.used_bytes()), format_size(self.free_bytes())
         return RamDiskFullError(
             f"the RAM disk {self.root} is full: {format_size(growth)} more would be needed,"
             f" {used} of {format_size(self.limit_bytes)} are used and {free} of memory are free",
             "raise --ramdisk-limit, or run `gpuslice ramdisk gc`",
+        )
+
+    def _tenant_full(self, growth: int) -> RamDiskFullError:
+        name, limit_bytes = self.tenant.name, self.tenant.limit_bytes or 0
+        return RamDiskFullError(
+            f"tenant {name} has no room in the RAM disk {self.root}: {format_size(growth)} more would be"
+            f" needed, {format_size(self.tenant_bytes())} of its {format_size(limit_bytes)} are used",
+            f"raise `gpuslice up --tenant-ramdisk {name}=BYTES`, or run `gpuslice ramdisk gc`",
         )
 
 

@@ -3,67 +3,23 @@
 from __future__ import annotations
 
 import os
-import re
 import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
-
-import msgspec
 
 from gpuslice.config import Settings, parse_size
 from gpuslice.errors import SnapshotError, UsageError
 from gpuslice.types import job_id
 
-from .budget import Budget, directory_bytes
+from .budget import Budget, Tenant
 from .files import store_directory
 from .layout import PAGE_BYTES
+from .listing import STORE, UNNAMED, StoreInfo, TenantInfo, spilled_stores, store_info, tenants
 from .locks import FileLock
 from .slots import OWNER, SLOTS, committed, newest_restartable, read_owner, settle, write_owner
 from .snapshot import open_snapshot
 from .spill import SpillDirectory
 from .store import JobStore
-
-_STORE = re.compile(r"(?P<job>.+)\.r(?P<rank>\d+)")
-#: Begins the directory names of jobs without a name; no job's name can begin with it.
-_UNNAMED = "_"
-
-
-class StoreInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """One store as ``gpuslice ramdisk ls`` shows it.
-
-    Attributes
-    ----------
-    job
-        The job's name, or ``None`` for a job without one.
-    rank
-        Its rank.
-    pid
-        The process that has it, or had it last; ``None`` if that is not known.
-    alive
-        Whether that process lives.
-    bytes
-        What the store takes up.
-    generation, boundary, restartable
-        Of its newest published snapshot; ``None``, ``None`` and ``False`` without one.
-    snapshot
-        That snapshot's file, or ``None``.
-    directory
-        Where the store is.
-    spilled
-        Whether its snapshot lies in the spill directory.
-    """
-
-    job: str | None
-    rank: int
-    pid: int | None
-    alive: bool
-    bytes: int
-    generation: int | None
-    boundary: int | None
-    restartable: bool
-    snapshot: str | None
-    directory: str
-    spilled: bool = False
 
 
 class RamDisk:
@@ -77,6 +33,8 @@ class RamDisk:
         Most bytes that all stores together may take; half of the file system by default.
     spill_directory
         Where the snapshots of dead named jobs go when there is no room, or when `spill` says so.
+    tenant
+        Whose the stores are that are opened through this object.
 
     Raises
     ------
@@ -90,21 +48,24 @@ class RamDisk:
         limit_bytes: int | None = None,
         *,
         spill_directory: Path | None = None,
+        tenant: Tenant = Tenant(),  # noqa: B008 - it cannot change
     ) -> None:
         self.directory = directory or Path(f"/dev/shm/gpuslice-{os.geteuid()}")
         store_directory(self.directory)
-        self._budget = Budget(self.directory, limit_bytes)
+        self._budget = Budget(self.directory, limit_bytes, tenant)
         self.spilled = None if spill_directory is None else SpillDirectory(spill_directory)
         if self.spilled is not None:
             self._budget.relief = lambda: bool(self.spill())
 
     @classmethod
     def from_settings(cls, settings: Settings) -> RamDisk:
-        """The RAM disk that the settings ``ramdisk_dir``, ``ramdisk_limit`` and ``spill_dir`` name."""
+        """The RAM disk of a job with these settings, with its tenant's limit."""
+        limit_bytes = parse_size(settings.tenant_ramdisk) if settings.tenant_ramdisk else None
         return cls(
             Path(settings.ramdisk_dir) if settings.ramdisk_dir else None,
             parse_size(settings.ramdisk_limit) if settings.ramdisk_limit else None,
             spill_directory=Path(settings.spill_dir) if settings.spill_dir else None,
+            tenant=Tenant(settings.tenant, limit_bytes),
         )
 
     @property
@@ -143,7 +104,7 @@ class RamDisk:
         """
         if slots not in (1, 2) or rank < 0:
             raise UsageError(f"{slots} slots for rank {rank} cannot be", "use 1 or 2 slots and ranks from 0")
-        name = _UNNAMED + secrets.token_hex(8) if job is None else job_id(job)
+        name = UNNAMED + secrets.token_hex(8) if job is None else job_id(job)
         directory = self.directory / f"{name}.r{rank}"
         lock = self._claim(directory)
         if lock is None:
@@ -203,8 +164,9 @@ class RamDisk:
     def _take_over(self, directory: Path, lock: FileLock, job: str | None, rank: int, slots: int) -> JobStore:
         """Open a store that was claimed."""
         try:
+            tenant = self._budget.tenant
             with self._budget.taking(PAGE_BYTES):
-                write_owner(lock.descriptor, job, rank)
+                write_owner(lock.descriptor, job, rank, tenant.name, tenant.limit_bytes)
             if self.spilled is not None:
                 self._bring_back(self.spilled, directory)
             return JobStore(directory, lock, self._budget, job, rank, slots)
@@ -215,8 +177,13 @@ class RamDisk:
     def listing(self) -> list[StoreInfo]:
         """All stores, of the living and of the dead, by name."""
         with self._budget.lock():
-            found = [_info(directory) for directory in self._stores()]
-        return found if self.spilled is None else found + list(_spilled(self.spilled))
+            found = [store_info(directory) for directory in self._stores()]
+        return found if self.spilled is None else found + list(spilled_stores(self.spilled))
+
+    def tenants(self) -> list[TenantInfo]:
+        """What every tenant that has something here takes up, by name."""
+        with self._budget.lock():
+            return tenants(self._stores())
 
     def spill(self) -> list[StoreInfo]:
         """Move the restartable snapshots of dead named jobs to the spill directory.
@@ -237,7 +204,7 @@ class RamDisk:
             raise UsageError("there is no spill directory", "name one with --spill-dir")
         moved = []
         for directory in list(self._stores()):
-            info = _info(directory)
+            info = store_info(directory)
             lock = None if info.alive or info.job is None else FileLock.attempt(directory / OWNER)
             if lock is None:
                 continue
@@ -281,7 +248,7 @@ class RamDisk:
         removed = []
         with self._budget.lock():
             for directory in list(self._stores()):
-                info = _info(directory)
+                info = store_info(directory)
                 if info.alive:
                     continue
                 wanted = info.job is not None and not everything
@@ -289,7 +256,7 @@ class RamDisk:
                     removed.append(info)
         if self.spilled is not None:
             self.spilled.clean()
-            for info in list(_spilled(self.spilled)) if everything else ():
+            for info in list(spilled_stores(self.spilled)) if everything else ():
                 self.spilled.drop(Path(info.directory).name)
                 removed.append(info)
         return removed
@@ -301,53 +268,5 @@ class RamDisk:
 
     def _stores(self) -> Iterator[Path]:
         with os.scandir(self.directory) as entries:
-            found = [e.path for e in entries if e.is_dir(follow_symlinks=False) and _STORE.fullmatch(e.name)]
+            found = [e.path for e in entries if e.is_dir(follow_symlinks=False) and STORE.fullmatch(e.name)]
         yield from map(Path, sorted(found))
-
-
-def _info(directory: Path) -> StoreInfo:
-    """What there is to say about one store; the caller holds the RAM disk's lock."""
-    match = _STORE.fullmatch(directory.name)
-    assert match is not None
-    lock = FileLock.attempt(directory / OWNER)
-    if lock is not None:
-        lock.release()
-    owner = read_owner(directory)
-    newest = next(iter(committed(directory)), None)
-    return StoreInfo(
-        job=None if match["job"].startswith(_UNNAMED) else match["job"],
-        rank=int(match["rank"]),
-        pid=owner.pid if owner else None,
-        alive=lock is None,
-        bytes=directory_bytes(directory),
-        generation=newest.generation if newest else None,
-        boundary=newest.boundary if newest else None,
-        restartable=newest.restartable if newest else False,
-        snapshot=str(directory / SLOTS[newest.slot]) if newest else None,
-        directory=str(directory),
-    )
-
-
-def _spilled(spilled: SpillDirectory) -> Iterator[StoreInfo]:
-    """What there is to say about the snapshots in the spill directory."""
-    for store in spilled.stores():
-        match = _STORE.fullmatch(store)
-        if match is None:
-            continue
-        snapshot = spilled.snapshot(store)
-        path = spilled.path(store)
-        yield StoreInfo(
-            job=match["job"],
-            rank=int(match["rank"]),
-            pid=None,
-            alive=False,
-            bytes=path.lstat().st_size,
-            generation=snapshot.generation if snapshot else None,
-            boundary=snapshot.boundary if snapshot else None,
-            restartable=snapshot.restartable if snapshot else False,
-            snapshot=str(path) if snapshot else None,
-            directory=str(spilled.directory / store),
-            spilled=True,
-        )
-        if snapshot is not None:
-            snapshot.close()

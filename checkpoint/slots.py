@@ -41,17 +41,26 @@ class Owner(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         The process.
     started_s
         When that process started, seconds since 1970, so that a reused pid is not mistaken for it.
+    tenant
+        Whose bytes the store's are; empty for nobody's.
+    tenant_limit_bytes
+        The tenant's limit as that process knew it, or ``None``.
     """
 
     job: str | None
     rank: int
     pid: int
     started_s: float
+    tenant: str = ""
+    tenant_limit_bytes: int | None = None
 
 
-def write_owner(descriptor: int, job: str | None, rank: int) -> None:
+def write_owner(
+    descriptor: int, job: str | None, rank: int, tenant: str = "", tenant_limit_bytes: int | None = None
+) -> None:
     """Put this process into an open, locked owner file."""
-    owner = Owner(job, rank, os.getpid(), psutil.Process().create_time())
+    started_s = psutil.Process().create_time()
+    owner = Owner(job, rank, os.getpid(), started_s, tenant, tenant_limit_bytes)
     os.ftruncate(descriptor, 0)
     write_at(descriptor, msgspec.json.encode(owner), 0)
 

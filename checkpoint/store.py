@@ -115,7 +115,7 @@ class JobStore:
         nbytes = _room(layout)
         if self.closed or self._writer is not None or arena.memory is not None:
             return None
-        if 2 * nbytes > min(self._budget.limit_bytes - self._budget.used_bytes(), self._budget.free_bytes()):
+        if 2 * nbytes > self._budget.room_bytes():
             return None
         self._warming = WarmUp(arena, nbytes)
         return self._warming

@@ -32,8 +32,8 @@ if TYPE_CHECKING:  # the command line, which needs no torch, gets here, too
 class SnapshotWriter:
     """A snapshot being written into an arena; made by ``JobStore.begin``.
 
-    `take` every storage from its device, or copy it into its `view`; then `publish`, or `abort`. As a context manager it aborts
-    what was not published.
+    `take` every storage from its device, or copy it into its `view`; then `publish`, or `abort`. As a context
+    manager it aborts what was not published.
 
     Attributes
     ----------
@@ -77,7 +77,7 @@ class SnapshotWriter:
         return self.arena[offset : offset + self._layout.storages[sid].nbytes]
 
     def take(self, device: Device, pairs: Iterable[tuple[torch.UntypedStorage, int]]) -> Transfer:
-        """Copy storages of ``device`` to where they begin in `arena`; their checksums are taken on the way."""
+        """Copy storages of ``device`` to their offsets in `arena`; their checksums are taken on the way."""
         going = [pair for pair in pairs if pair[0].nbytes()]
         return device.copy_out(going, self.arena, self.tally, self.tally.marked)
 

@@ -40,6 +40,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         Directory of the RAM disk, empty for ``/dev/shm/gpuslice-<uid>``.
     ramdisk_limit
         Bytes the RAM disk may hold, ``4G`` style, or empty for half of the file system.
+    tenant
+        Whose job it is: ``gpuslice submit --tenant``.
+    tenant_ramdisk
+        Bytes that the snapshots of all the tenant's jobs may take together, or empty for no limit of its own.
     spill_dir
         Directory on a disk to which snapshots of dead jobs move when the RAM disk is full, or empty.
     suspend_every, suspend_at
@@ -63,6 +67,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     route: Literal["auto", "tensor", "vmm", "driver"] = "auto"
     ramdisk_dir: str = ""
     ramdisk_limit: str = ""
+    tenant: str = ""
+    tenant_ramdisk: str = ""
     spill_dir: str = ""
     suspend_every: int = 0
     suspend_at: str = ""
@@ -77,8 +83,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         for name in ("cpu_slots", "suspend_every", "checkpoint_every"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}", "give zero or a positive number")
-        if self.ramdisk_limit:
-            parse_size(self.ramdisk_limit)
+        for size in filter(None, (self.ramdisk_limit, self.tenant_ramdisk)):
+            parse_size(size)
         parse_boundaries(self.suspend_at)
 
     def environ(self) -> dict[str, str]:

@@ -69,6 +69,7 @@ def serve(
             directory,
             clock=clock,
             environ=setup.environ(),
+            tenant_ramdisk=setup.tenant_ramdisk,
             keep_jobs=True,
             observer=observe,
             witness=see,

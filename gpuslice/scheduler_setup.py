@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 from gpuslice import launch
-from gpuslice.config import Settings, variable
+from gpuslice.config import Settings, parse_size, variable
 from gpuslice.errors import ConfigError, UsageError
 from gpuslice.sched_core.core import SWITCH_SHARE, Core
 from gpuslice.sched_core.curve import scheduler_keys
@@ -42,6 +42,8 @@ class Setup:
         Part of the time that switching may take.
     quotas
         How many devices the jobs of a tenant may ask for together.
+    tenant_ramdisk
+        Most bytes that the snapshots of a tenant's jobs may take together, ``8G`` style.
     memory_bytes
         Of each device, of the smallest if they differ; 0: not known.
     """
@@ -53,6 +55,7 @@ class Setup:
     switch_share: float = SWITCH_SHARE
     quotas: Mapping[str, int] = field(default_factory=dict)
     memory_bytes: int = 0
+    tenant_ramdisk: Mapping[str, str] = field(default_factory=dict)
 
     def make_core(self) -> Core:
         """A core that knows no job yet.
@@ -133,6 +136,24 @@ def quotas(settings: Sequence[str]) -> dict[str, int]:
         if not equals or not devices.isdigit():
             raise UsageError(f"--quota {setting} is not TENANT=DEVICES", "write for instance vision=2")
         found[tenant] = int(devices)
+    return found
+
+
+def tenant_ramdisk(settings: Sequence[str]) -> dict[str, str]:
+    """Sizes by tenant from ``tenant=size``.
+
+    Raises
+    ------
+    UsageError
+        If one is not that.
+    """
+    found: dict[str, str] = {}
+    for setting in settings:
+        tenant, _, size = setting.partition("=")
+        if not tenant or not size:
+            raise UsageError(f"--tenant-ramdisk {setting} is not TENANT=SIZE", "write for instance vision=8G")
+        parse_size(size)
+        found[tenant] = size
     return found
 
 

@@ -75,6 +75,8 @@ class Scheduler:
         What time it is.
     environ
         Variables that every job gets, over its own.
+    tenant_ramdisk
+        What the jobs of a tenant are told that their snapshots may take together, ``8G`` style.
     keep_jobs
         Whether jobs outlive this scheduler, for another to take them over.
     observer
@@ -95,12 +97,14 @@ class Scheduler:
         *,
         clock: Clock | None = None,
         environ: Mapping[str, str] | None = None,
+        tenant_ramdisk: Mapping[str, str] | None = None,
         keep_jobs: bool = False,
         observer: Observer = _ignore,
         witness: Observer = _ignore,
     ) -> None:
         self.core = core
         self._environ = dict(environ or {})
+        self._tenant_ramdisk = dict(tenant_ramdisk or {})
         self._keep_jobs = keep_jobs
         self._clock: Clock = MonotonicClock() if clock is None else clock
         self._observer = observer
@@ -283,11 +287,16 @@ class Scheduler:
             self._send(identity, command.message)
 
     def _launch(self, command: Launch) -> None:
-        own = {config.variable("socket"): self.endpoint, config.variable("job"): command.job}
+        tenant = self.core.jobs[command.job].spec.tenant
+        own = {
+            "socket": self.endpoint,
+            "job": command.job,
+            "tenant": tenant,
+            "tenant_ramdisk": self._tenant_ramdisk.get(tenant, ""),
+        }
+        environ = self._environ | {config.variable(name): value for name, value in own.items()}
         try:
-            descriptor = self.processes.launch(
-                command.job, command.program, self._environ | own, attempt=command.attempt
-            )
+            descriptor = self.processes.launch(command.job, command.program, environ, attempt=command.attempt)
         except OSError as error:
             # The shell's convention for a command that cannot be executed.
             self.processes.log(command.job, "err").write_text(f"gpuslice: cannot start: {error}\n")

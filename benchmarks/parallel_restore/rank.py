@@ -1,8 +1,8 @@
 """One rank: a state of its own, suspended and resumed, or only copied, when it is told to.
 
 Started as ``python -m benchmarks.parallel_restore.rank STATE DIRECTORY RANK``; its device is the CPU slot of
-that number. Every line on its standard input, ``suspend``, ``resume`` or ``copy``, is answered by how many seconds
-that took.
+that number. Every line on its standard input, ``suspend``, ``resume`` or ``copy``, is answered by how many
+seconds that took.
 """
 
 from __future__ import annotations

@@ -12,7 +12,8 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from gpuslice.checkpoint.ramdisk import RamDisk, StoreInfo
+from gpuslice.checkpoint.listing import StoreInfo, TenantInfo
+from gpuslice.checkpoint.ramdisk import RamDisk
 from gpuslice.checkpoint.snapshot import SnapshotFile, open_snapshot
 from gpuslice.config import format_size, load
 from gpuslice.errors import SnapshotError
@@ -34,14 +35,14 @@ class Format(StrEnum):
     DCP = "dcp"
 
 
-_COLUMNS = ("job", "rank", "pid", "state", "size", "generation", "boundary", "restartable")
+_COLUMNS = ("job", "rank", "tenant", "pid", "state", "size", "generation", "boundary", "restartable")
 
 
 @app.command()
 def ls(directory: Directory = None, spill_dir: Spill = None, as_json: Json = False) -> None:
-    """List what every job has in the RAM disk, and the total against the limit."""
+    """List what every job has in the RAM disk, and the totals against the limits."""
     disk = _open(directory, spill_dir)
-    stores, used = disk.listing(), disk.used_bytes
+    stores, tenants, used = disk.listing(), disk.tenants(), disk.used_bytes
     if as_json:
         _print_json(
             directory=str(disk.directory),
@@ -50,11 +51,14 @@ def ls(directory: Directory = None, spill_dir: Spill = None, as_json: Json = Fal
             free_bytes=disk.free_bytes,
             spill_directory=None if disk.spilled is None else str(disk.spilled.directory),
             spilled_bytes=None if disk.spilled is None else disk.spilled.used_bytes(),
+            tenants=[msgspec.to_builtins(tenant) for tenant in tenants],
             stores=[msgspec.to_builtins(store) for store in stores],
         )
         return
     if stores:
         _print_table(stores)
+    for tenant in tenants:
+        print(_tenant(tenant))
     print(f"{disk.directory}: {format_size(used)} of {format_size(disk.limit_bytes)} used")
     if disk.spilled is not None:
         print(f"{disk.spilled.directory}: {format_size(disk.spilled.used_bytes())} spilled")
@@ -179,6 +183,11 @@ def _print_table(stores: Sequence[StoreInfo]) -> None:
     Console().print(table)
 
 
+def _tenant(info: TenantInfo) -> str:
+    limit = "" if info.limit_bytes is None else f" of {format_size(info.limit_bytes)}"
+    return f"tenant {info.tenant}: {format_size(info.used_bytes)}{limit} used"
+
+
 def _row(store: StoreInfo) -> tuple[str, ...]:
     def text(value: object) -> str:
         return "-" if value is None else str(value)
@@ -186,6 +195,7 @@ def _row(store: StoreInfo) -> tuple[str, ...]:
     return (
         text(store.job),
         str(store.rank),
+        store.tenant or "-",
         text(store.pid),
         "spilled" if store.spilled else "alive" if store.alive else "dead",
         format_size(store.bytes),

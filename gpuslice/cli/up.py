@@ -48,6 +48,10 @@ def command(
         list[str] | None,
         typer.Option(metavar="TENANT=K", help="Devices that jobs of a tenant may ask for together."),
     ] = None,
+    tenant_ramdisk: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TENANT=8G", help="Most bytes that snapshots of a tenant's jobs may take."),
+    ] = None,
     foreground: Annotated[bool, typer.Option("--foreground", help="Stay; Ctrl-C ends it.")] = False,
     as_json: Json = False,
     state_dir: StateDir = None,
@@ -80,6 +84,7 @@ def command(
         switch_share,
         scheduler_setup.quotas(quota or []),
         scheduler_setup.device_memory(names),
+        scheduler_setup.tenant_ramdisk(tenant_ramdisk or []),
     )
 
     def ready(desk: Desk) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuslice.checkpoint import tree
+from gpuslice.checkpoint.budget import Tenant
 from gpuslice.checkpoint.layout import Layout, StorageSpec
 from gpuslice.checkpoint.ramdisk import RamDisk
 from gpuslice.checkpoint.store import JobStore
@@ -58,6 +59,10 @@ class Actor:
 
     def open(self, job: str | None, rank: int = 0, slots: int = 2) -> None:
         self.store = self.disk.open_store(job, rank, slots=slots)
+
+    def belong(self, tenant: str, limit_bytes: int) -> None:
+        """From now on a process of a tenant's."""
+        self.disk = RamDisk(self.disk.directory, self.disk.limit_bytes, tenant=Tenant(tenant, limit_bytes))
 
     def save(self, boundary: int, nbytes: int = 3 << 20, restartable: bool = True) -> int:
         assert self.store is not None

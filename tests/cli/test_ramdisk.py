@@ -14,6 +14,7 @@ import pytest
 from safetensors.torch import load_file
 
 from gpuslice.checkpoint import tree
+from gpuslice.checkpoint.budget import Tenant
 from gpuslice.checkpoint.layout import Layout, StorageSpec, TensorSpec
 from gpuslice.checkpoint.ramdisk import RamDisk
 from gpuslice.checkpoint.store import JobStore
@@ -21,6 +22,7 @@ from gpuslice.checkpoint.store import JobStore
 STORE_KEYS = [
     "job",
     "rank",
+    "tenant",
     "pid",
     "alive",
     "bytes",
@@ -68,6 +70,7 @@ def test_ls_lists_stores_and_the_total(disk: RamDisk, store: JobStore) -> None:
         "free_bytes",
         "spill_directory",
         "spilled_bytes",
+        "tenants",
         "stores",
     ]
     assert (listing["limit_bytes"], listing["used_bytes"]) == (64 << 20, disk.used_bytes)
@@ -78,8 +81,8 @@ def test_ls_lists_stores_and_the_total(disk: RamDisk, store: JobStore) -> None:
     assert (entry["alive"], entry["generation"], entry["boundary"]) == (True, 1, 12)
     plain = gpuslice("ls", disk=disk)
     head, row, total = plain.stdout.splitlines()
-    assert head.split()[:4] == ["job", "rank", "pid", "state"]
-    assert row.split()[:4] == ["night", "0", str(os.getpid()), "alive"]
+    assert head.split()[:5] == ["job", "rank", "tenant", "pid", "state"]
+    assert row.split()[:5] == ["night", "0", "-", str(os.getpid()), "alive"]
     assert total.endswith("of 64.00 MiB used")
     assert (plain.returncode, plain.stderr) == (0, "")
 
@@ -100,6 +103,27 @@ def test_gc_removes_the_dead_and_says_how_much(disk: RamDisk, store: JobStore) -
     assert gpuslice("gc", disk=disk).stdout == f"{disk.directory}: 0 stores removed, 0 B freed\n"
 
 
+def test_ls_shows_what_tenants_use_of_their_limits(disk: RamDisk) -> None:
+    ours = RamDisk(disk.directory, 64 << 20, tenant=Tenant("vision", 8 << 20))
+    theirs = RamDisk(disk.directory, 64 << 20, tenant=Tenant("audio"))
+    with ours.open_store("a"), ours.open_store("b"), theirs.open_store("c"):
+        answer = json.loads(gpuslice("ls", "--json", disk=disk).stdout)
+        assert [(store["job"], store["tenant"]) for store in answer["stores"]] == [
+            ("a", "vision"),
+            ("b", "vision"),
+            ("c", "audio"),
+        ]
+        by_job = {store["job"]: store["bytes"] for store in answer["stores"]}
+        assert answer["tenants"] == [
+            {"tenant": "audio", "used_bytes": by_job["c"], "limit_bytes": None},
+            {"tenant": "vision", "used_bytes": by_job["a"] + by_job["b"], "limit_bytes": 8 << 20},
+        ]
+        shown = gpuslice("ls", disk=disk).stdout
+    assert re.search(r"^a +0 +vision ", shown, re.MULTILINE)
+    assert re.search(r"^tenant audio: [\d.]+ KiB used$", shown, re.MULTILINE)
+    assert re.search(r"^tenant vision: [\d.]+ KiB of 8\.00 MiB used$", shown, re.MULTILINE)
+
+
 def saved(disk: RamDisk) -> Path:
     """The file of the only snapshot."""
     (info,) = disk.listing()
@@ -113,7 +137,7 @@ def test_spill_and_ls_say_what_is_where(disk: RamDisk, store: JobStore, tmp_path
     done = gpuslice("spill", "--spill-dir", place, disk=disk)
     assert done.stdout == f"{disk.directory}: 1 snapshots spilled\n"
     listed = gpuslice("ls", "--spill-dir", place, disk=disk).stdout
-    assert re.search(r"night +0 +- +spilled ", listed)
+    assert re.search(r"night +0 +- +- +spilled ", listed)
     assert re.search(rf"{place}: [\d.]+ MiB spilled\n", listed)
     answer = json.loads(gpuslice("ls", "--json", "--spill-dir", place, disk=disk).stdout)
     assert (answer["spill_directory"], len(answer["stores"])) == (str(place), 1)

@@ -97,6 +97,8 @@ def test_a_second_scheduler_is_refused_and_disturbs_nothing(shell: Shell) -> Non
         (["--policy", "fifo", "--quantum", "1s"], "no quantum"),
         (["--set", "speed=9"], "no option 'speed'"),
         (["--quota", "t"], "not TENANT=DEVICES"),
+        (["--tenant-ramdisk", "t"], "not TENANT=SIZE"),
+        (["--tenant-ramdisk", "t=much"], "'much' is not a size"),
         (["--quantum", "soon"], "'soon' is not a time"),
     ],
 )
@@ -238,4 +240,18 @@ def test_quotas_and_memory_are_limits(shell: Shell) -> None:
         client.submit(["--", "true"], tenant="t", devices=2)
     client.cancel(first)
     until(client, second, lambda info: info.state == "running")
+    shell("down")
+
+
+def test_jobs_are_told_whose_they_are_and_what_is_their_tenant_s(shell: Shell) -> None:
+    shell.up("--tenant-ramdisk", "vision=8G")
+    client = shell.client()
+    code = "import os; print(os.environ['GPUSLICE_TENANT'], os.environ['GPUSLICE_TENANT_RAMDISK'] or 'all')"
+    environ = {**os.environ, "GPUSLICE_TENANT_RAMDISK": "999T"}  # a wish of the owner's is none
+    said = []
+    for tenant in ("vision", "audio"):
+        job = client.submit(["--", sys.executable, "-c", code], tenant=tenant, environ=environ)
+        client.wait(job, 60.0)
+        said.append(Path(client.logs(job).out).read_text())
+    assert said == ["vision 8G\n", "audio all\n"]
     shell("down")

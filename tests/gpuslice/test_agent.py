@@ -327,3 +327,16 @@ def test_a_refused_suspend_is_reported_and_the_job_runs_on(workshop: Workshop, d
         assert (refused.running, refused.retryable) == (True, True)
         assert "RAM disk" in refused.error
         desk.hear(Progress, lambda progress: progress.boundary > refused.boundary)
+
+
+def test_a_tenant_s_limit_is_a_reason_to_refuse(workshop: Workshop, desk: Desk) -> None:
+    workshop.environ |= {"GPUSLICE_TENANT": "vision", "GPUSLICE_TENANT_RAMDISK": "20k"}
+    with job(workshop, desk, ENDLESS):
+        desk.welcome()
+        desk.grant(1)
+        desk.say(Suspend(epoch=1, stop_at=desk.hear(Progress).boundary + 1000))
+        refused = desk.hear(Refused)
+        assert (refused.running, refused.retryable) == (True, True)
+        assert refused.error.startswith("tenant vision has no room in the RAM disk")
+        assert "--tenant-ramdisk vision=" in refused.remedy
+        desk.hear(Progress, lambda progress: progress.boundary > refused.boundary)
