@@ -42,9 +42,9 @@ class Report:
         self.job = job
         self._rank = rank
         self._rows: list[bytes] = []
-        self._blackouts_s: list[float] = []
+        #: What each switch cost, and whether its suspend was cold; without the newest, which may yet change.
+        self._blackouts: list[tuple[float, bool]] = []
         self._newest: SwitchRecord | None = None
-        self._cold_blackouts_s: list[float] = []
         self._bytes_copied = 0
         self._checkpoints = 0
         self._checkpoint_bytes = 0
@@ -62,9 +62,7 @@ class Report:
         """Encode the newest switch for good."""
         if self._newest is not None:
             self._rows.append(_row(self._newest))
-            self._blackouts_s.append(self._newest.blackout_s)
-            if self._newest.cold:
-                self._cold_blackouts_s.append(self._newest.blackout_s)
+            self._blackouts.append((self._newest.blackout_s, self._newest.cold))
 
     @property
     def _open(self) -> list[SwitchRecord]:
@@ -78,8 +76,9 @@ class Report:
 
     def totals(self, *, boundaries: int, steps: int) -> dict[str, float]:
         """The report's ``totals``."""
-        blackouts_s = [*self._blackouts_s, *(record.blackout_s for record in self._open)]
-        cold_s = [*self._cold_blackouts_s, *(record.blackout_s for record in self._open if record.cold)]
+        blackouts = [*self._blackouts, *((record.blackout_s, record.cold) for record in self._open)]
+        blackouts_s = [seconds for seconds, _ in blackouts]
+        cold_s = [seconds for seconds, cold in blackouts if cold]
         return {
             "boundaries": boundaries,
             "steps": steps,

@@ -170,13 +170,17 @@ class Runtime:
             self.device.pin()
 
     def _settle_on(self, name: DeviceName) -> None:
-        if "switch" in self.__dict__:
-            self.switch.settle()
+        self._settle_resume()
         self.device_known = True
         self._device_name = name
         # Both are made anew, for this device, when they are needed.
         self.__dict__.pop("device", None)
         self.__dict__.pop("switch", None)
+
+    def _settle_resume(self) -> None:
+        """Wait for what a lazy resume has yet to bring; without a switch there was none."""
+        if "switch" in self.__dict__:
+            self.switch.settle()
 
     def _look_for_state(self) -> None:
         """Settle on a GPU if nobody named a device and the script has begun to use one."""
@@ -339,14 +343,14 @@ class Runtime:
         if "store" not in self.__dict__:
             return
         try:
-            self.switch.settle()
+            self._settle_resume()
         except GpusliceError as error:
             say(error.message, error.remedy)
         self.checkpoints.settle(keep=not ended_well())
         if not self.settings.job:
             self.store.close(keep=self.handed_out)
             return
-        keep = not ended_well() or (self.handed_out and self.switch.suspended)
+        keep = not ended_well() or (self.handed_out and self.suspended)
         if keep and self.place.world_size > 1:
             # Another rank may have died before its newest snapshot: as after a kill, both of ours stay.
             return

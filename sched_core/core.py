@@ -171,7 +171,7 @@ class Core:
         """See whether the ranks of ``job`` have all got where they were told to go."""
         if job.all_on() and job.allows(Trigger.ALL_ON):
             job.move(Trigger.ALL_ON, now)
-            if job.running or job.borrowed:
+            if job.placed:
                 job.since_s = job.counts_from(now)
                 self.planning.begun(job)
             job.first_start_s = now if job.first_start_s is None else job.first_start_s
@@ -188,7 +188,7 @@ class Core:
         """``job`` trains: its set-up is over, what follows counts as attained service."""
         job.end_setup(now)
         self.order(Notice("began", job.id, {"setup_s": job.setup_s}))
-        if (job.running or job.borrowed) and now < job.since_s < inf:
+        if job.placed and now < job.since_s < inf:
             job.since_s = now
             self.planning.begun(job)
 

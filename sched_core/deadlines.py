@@ -29,8 +29,8 @@ class Deadlines:
 
     def expect(self, job: Gang) -> None:
         """``job`` has been submitted."""
-        if (deadline_s := job.deadline_s) is not None:
-            heapq.heappush(self._coming, (job.spec.submit_s + deadline_s, job.number, job))
+        if job.spec.due_s < inf:
+            heapq.heappush(self._coming, (job.spec.due_s, job.number, job))
 
     def due_s(self) -> float:
         """When the next deadline of a job that has not ended is; infinite if there is none."""
@@ -45,15 +45,14 @@ class Deadlines:
 
     def judge(self, job: Gang, now: float) -> None:
         """See whether ``job``, which ends or runs on, has missed its deadline; that is reported once."""
-        deadline_s = job.deadline_s
-        if deadline_s is None or job.deadline_missed or now < job.spec.submit_s + deadline_s:
+        if job.deadline_missed or now < job.spec.due_s:
             return
         if job.spec.only_guaranteed and job.guaranteed is False and job.state is JobState.CANCELLED:
             return  # it was refused
         job.deadline_missed = True
-        details = {"deadline_s": deadline_s, "guaranteed": job.guaranteed}
+        details = {"deadline_s": job.spec.deadline_s, "guaranteed": job.guaranteed}
         self._core.order(Notice("deadline_missed", job.id, details))
 
 
 def _over(job: Gang) -> bool:
-    return job.state.ended and not (job.state is JobState.FAILED and job.may_restart)
+    return job.state.ended and not job.may_restart

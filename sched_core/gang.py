@@ -215,9 +215,9 @@ class Gang(Job):
         return self.placement if self.running and not self.lent else ()
 
     @property
-    def deadline_s(self) -> float | None:
-        """By when it is to end, in seconds after its submission; ``None``: whenever it likes."""
-        return self.spec.deadlines[-1][0] if self.spec.deadlines else None
+    def placed(self) -> bool:
+        """Whether it is to have devices, by the policy's plan or for its trial."""
+        return self.running or bool(self.borrowed)
 
     @property
     def ready(self) -> bool:
@@ -247,10 +247,9 @@ class Gang(Job):
 
     def give_back(self, now: float) -> None:
         """End the trial; its time is attained service as well."""
-        elapsed_s = self._tried_s(now)
-        self.executed_s += elapsed_s
-        self.progress_s += elapsed_s
-        self.service_s += elapsed_s * self.demand
+        self.executed_s = self.executed_at(now)
+        self.progress_s = self.progress_at(now)
+        self.service_s = self.service_at(now)
         self.borrowed, self.since_s = (), now
 
     def lend(self, now: float) -> None:
@@ -299,7 +298,7 @@ class Gang(Job):
 
     def counts(self, now: float) -> bool:
         """Whether its time on devices counts at this moment."""
-        return (self.running or bool(self.borrowed)) and self.since_s <= now
+        return self.placed and self.since_s <= now
 
     def end_setup(self, now: float) -> None:
         """It has reached its first boundary."""

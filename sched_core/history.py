@@ -39,7 +39,7 @@ def _info(number: int, at_s: float, event: Event) -> EventInfo:
         if name not in ("job", "id", "rank", "version") and isinstance(value, Plain)
     }
     if isinstance(event, Submitted):
-        details["deadline_s"] = event.spec.deadlines[-1][0] if event.spec.deadlines else None
+        details["deadline_s"] = event.spec.deadline_s
     if isinstance(event, Moved):
         details["devices"] = ",".join(event.devices)
     what = str((event if isinstance(event, Submitted) else told).__struct_config__.tag)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import msgspec
 
 
@@ -65,6 +67,16 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     device_memory_bytes: int = 0
     cpus: int = 0
     memory_bytes: int = 0
+
+    @property
+    def deadline_s(self) -> float | None:
+        """Its last deadline, in seconds after submission; ``None``: it may end whenever it likes."""
+        return self.deadlines[-1][0] if self.deadlines else None
+
+    @property
+    def due_s(self) -> float:
+        """When that is; infinite without one."""
+        return self.submit_s + self.deadlines[-1][0] if self.deadlines else inf
 
 
 class Job:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING
 
-from .events import Notice
+from .events import Notice, Plain
 from .failures import Kind
 from .gang import Gang
 from .states import IN_TRANSIT, JobState, Trigger
@@ -33,14 +33,7 @@ def deal(core: Core, reports: Reports, job: Gang, now: float) -> None:
     job.missed += 1
     stopping = job.state is JobState.SUSPENDING
     what = "reached no boundary" if stopping else "did not come back to its devices"
-    details = {
-        "order": "suspend" if stopping else "resume",
-        "after_s": now - job.ordered_s,
-        "boundary": max(rank.boundary for rank in job.ranks),
-        "missed": job.missed,
-        "then": "kill" if job.spec.kill_when_late else "leave",
-    }
-    core.order(Notice("late", job.id, details))
+    core.order(notice(job, "suspend" if stopping else "resume", now, kill=job.spec.kill_when_late))
     job.history.append((now, f"late: {what}"))
     if job.spec.kill_when_late:
         reason = f"it {what} within {job.spec.boundary_timeout_s:g} s"
@@ -52,3 +45,15 @@ def deal(core: Core, reports: Reports, job: Gang, now: float) -> None:
         # What its owner wants off the devices, or has no part of the quota, stays told to stop.
         core.planning.keep(job, now)
         reports.call_off(job, now)
+
+
+def notice(job: Gang, order: str, now: float, *, kill: bool) -> Notice:
+    """What to say of ``job``, which did not carry ``order`` out in time, and whether it is ended for it."""
+    details: dict[str, Plain] = {
+        "order": order,
+        "after_s": now - job.ordered_s,
+        "boundary": max(rank.boundary for rank in job.ranks),
+        "missed": job.missed,
+        "then": "kill" if kill else "leave",
+    }
+    return Notice("late", job.id, details)

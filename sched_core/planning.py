@@ -119,7 +119,7 @@ class Planning:
     def _show(self, job: Gang, now: float) -> None:
         self.waits.begin(job, now)
         self._eligible[job.id] = job
-        if job.deadline_s is not None:
+        if job.spec.deadline_s is not None:
             self._dated[job.id] = job
         if not self._view.changes.reset:
             self._view.changes.arrived.append(job)
@@ -154,7 +154,7 @@ class Planning:
         if job.running:
             self._take(job, now)
         for device in job.lease:
-            for other in [self._eligible[holder.id] for holder in self.allotment.holders(device)]:
+            for other in self._core.holders(device):
                 if device not in other.lease:
                     self._take(other, now)
         shared = any(self.allotment.holders(device) for device in job.lease)
@@ -278,7 +278,7 @@ class Planning:
             self.wake_s = min(now + _ASK_AGAIN_S, inf if self.wake_s is None else self.wake_s)
 
     def _stop(self, job: Gang, reason: str, now: float) -> None:
-        if job.deadline_s is not None and job.guaranteed is None:
+        if job.spec.deadline_s is not None and job.guaranteed is None:
             job.guaranteed = False
         self._core.order(Notice("stopped", job.id, {"policy": self._policy.name, "reason": reason}))
         self._core.end(job, Trigger.CANCEL, reason, now)
@@ -302,7 +302,7 @@ class Planning:
             )
             job.guaranteed = granted
             job.history.append((now, what.replace("_", " ")))
-            self._core.order(Notice(what, job.id, {"deadline_s": job.deadline_s}))
+            self._core.order(Notice(what, job.id, {"deadline_s": job.spec.deadline_s}))
 
     def _relocate(self, job: Gang, now: float) -> None:
         """Put ``job`` where its owner wants it; whoever is there goes where it comes from."""
@@ -312,11 +312,10 @@ class Planning:
         ours, theirs = set(job.placement), set(wish)
         left, taken = sorted(ours - theirs), sorted(theirs - ours)
         swap = dict(zip([*left, *taken], [*taken, *left], strict=True))
-        others = {other.id: other for device in swap for other in self.allotment.holders(device)}
+        others = {other.id: other for device in swap for other in self._core.holders(device)}
         others.pop(job.id, None)
         moves = [(job, wish, self.allotment.shares(job))]
-        for name in others:
-            other = self._eligible[name]
+        for other in others.values():
             devices = tuple(swap.get(device, device) for device in other.placement)
             moves.append((other, devices, self.allotment.shares(other)))
         for moved, _, _ in moves:

@@ -11,7 +11,8 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING
 
-from .events import Notice, Plain
+from . import lateness
+from .events import Notice
 from .gang import Gang
 from .states import IN_TRANSIT, JobState
 
@@ -63,14 +64,7 @@ class Trials:
     def update(self, now: float) -> None:
         """Begin the trials for which there are devices, end those that take too long, and see who lends."""
         for job in [job for job in self._trying.values() if self._ends_s(job) <= now]:
-            details: dict[str, Plain] = {
-                "order": "trial",
-                "after_s": now - job.ordered_s,
-                "boundary": max(rank.boundary for rank in job.ranks),
-                "missed": job.missed,
-                "then": "leave",
-            }
-            self._pass(job, now, Notice("late", job.id, details))
+            self._pass(job, now, lateness.notice(job, "trial", now, kill=False))
         for job in list(self._waiting.values()):
             devices = self._choose(job)
             if devices:

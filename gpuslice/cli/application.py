@@ -88,19 +88,16 @@ def _typed(command: Any) -> Callable[..., Any]:
 def _hint(hint: Any) -> Any:
     match declare.declaration(hint):
         case declare.Option() as option:
-            words = option.words
-            return Annotated[
-                get_args(hint)[0], typer.Option(*words, metavar=option.metavar, help=option.help)
-            ]
+            typed = typer.Option(*option.words, metavar=option.metavar, help=option.help)
         case declare.Argument(rest=True) as argument:
             typed = typer.Argument(metavar=argument.metavar, show_default=False)
-            return Annotated[get_args(hint)[0], typed]
         case declare.Argument() as argument:
             typed = typer.Argument(
                 metavar=argument.metavar, help=argument.help, autocompletion=argument.complete
             )
-            return Annotated[get_args(hint)[0], typed]
-    return hint
+        case None:
+            return hint
+    return Annotated[get_args(hint)[0], typed]
 
 
 def run(modules: Mapping[str, str], arguments: Sequence[str]) -> int:

@@ -29,6 +29,10 @@ JobArgument = Annotated[
     str, Argument(metavar="JOB", help="A job's id, as `submit` printed it.", complete=_jobs_like)
 ]
 Json = Annotated[bool, Option("--json", help="Print JSON; the keys are documented and stay.")]
+CheckpointEvery = Annotated[
+    int | None,
+    Option(metavar="N", help="Save attached state at every Nth boundary while training goes on."),
+]
 #: Everything from the script on is the script's; unknown options before it are named by `launch`.
 Words = Annotated[
     list[str] | None, Argument(metavar="(SCRIPT.py | -m MODULE | -- COMMAND) [ARGS]...", rest=True)

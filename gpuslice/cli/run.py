@@ -8,7 +8,7 @@ from gpuslice import config
 from gpuslice.launch import execute
 
 from .declare import Option
-from .options import Route, Words
+from .options import CheckpointEvery, Route, Words
 
 
 def command(
@@ -20,10 +20,7 @@ def command(
     suspend_at: Annotated[
         str | None, Option(metavar="3,17,40", help="Suspend and resume at these boundaries.")
     ] = None,
-    checkpoint_every: Annotated[
-        int | None,
-        Option(metavar="N", help="Save attached state at every Nth boundary while training goes on."),
-    ] = None,
+    checkpoint_every: CheckpointEvery = None,
     lazy_resume: Annotated[
         bool, Option("--lazy-resume", help="Go on training while optimizer state is still coming back.")
     ] = False,

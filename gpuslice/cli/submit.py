@@ -12,7 +12,7 @@ from gpuslice import config
 from gpuslice.errors import UsageError
 
 from .declare import Option
-from .options import Json, Route, StateDir, Words
+from .options import CheckpointEvery, Json, Route, StateDir, Words
 from .talk import connect
 
 
@@ -52,10 +52,7 @@ def command(
         str, Option(metavar="60s", help="Report it if it reaches no boundary for so long (or: never).")
     ] = "60s",
     on_boundary_timeout: Annotated[OnTimeout, Option(help="What else to do with it then.")] = OnTimeout.LEAVE,
-    checkpoint_every: Annotated[
-        int | None,
-        Option(metavar="N", help="Save attached state at every Nth boundary while training goes on."),
-    ] = None,
+    checkpoint_every: CheckpointEvery = None,
     variables: Annotated[
         list[str] | None, Option("--env", metavar="K=V", help="A variable for the job.")
     ] = None,

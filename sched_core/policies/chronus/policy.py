@@ -143,7 +143,7 @@ class Chronus:
         """Guarantee deadlines or not, where that can be told; jobs that are refused are stopped."""
         refused: list[Stop] = []
         for job in list(self._undecided.values()):
-            overdue = view.now_s >= job.spec.submit_s + job.spec.deadlines[-1][0]
+            overdue = view.now_s >= job.spec.due_s
             if not view.measured(job) and not overdue:
                 continue
             del self._undecided[job.id]
@@ -172,12 +172,12 @@ class Chronus:
 
     def _claim(self, job: Job, view: View) -> Claim:
         """What ``job`` is to be given until its last deadline."""
-        within_s = job.spec.submit_s + job.spec.deadlines[-1][0] - view.now_s
+        within_s = job.spec.due_s - view.now_s
         return Claim(self._block(job, view), self._work_s(job, view), within_s)
 
     def _why_not(self, job: Job, view: View) -> str:
         """What to tell the owner of ``job``, which cannot be guaranteed any deadline."""
-        left_s = job.spec.submit_s + job.spec.deadlines[-1][0] - view.now_s
+        left_s = job.spec.due_s - view.now_s
         if not view.measured(job):
             return "its deadline cannot be guaranteed: it has passed before its steps could be timed"
         return (
