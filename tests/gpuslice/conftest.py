@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from ..warm.process import Servers
 
 #: Far more than anything here takes; a hang must fail, not block.
 DEADLINE_S = 120
@@ -18,9 +21,10 @@ Finished = subprocess.CompletedProcess[str]
 class Workshop:
     """A directory for scripts, a RAM disk of its own, and two ways to run things."""
 
-    def __init__(self, directory: Path, ramdisk: Path) -> None:
+    def __init__(self, directory: Path, ramdisk: Path, servers: Servers | None = None) -> None:
         self.directory = directory
         self.ramdisk = ramdisk
+        self._begin: Callable[..., subprocess.Popen[str]] = servers.start if servers else subprocess.Popen
         self.environ = {name: value for name, value in os.environ.items() if not name.startswith("GPUSLICE_")}
         self.environ |= {"XDG_CONFIG_HOME": str(directory), "OMP_NUM_THREADS": "1"}
 
@@ -41,21 +45,38 @@ class Workshop:
         return self.execute([sys.executable, *words])
 
     def execute(self, command: list[str], stdin: str | None = None) -> Finished:
-        return subprocess.run(
-            command,
-            input=stdin,
-            cwd=self.directory,
-            env=self.environ,
-            capture_output=True,
-            text=True,
-            timeout=DEADLINE_S,
-            check=False,
-        )
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        if stdin is not None:
+            pipes["stdin"] = subprocess.PIPE
+        with self.start(command, **pipes) as process:
+            try:
+                out, err = process.communicate(stdin, timeout=DEADLINE_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                raise
+        return Finished(command, process.returncode, out, err)
+
+    def start(self, command: list[str], **pipes: Any) -> subprocess.Popen[str]:
+        """A process in the directory that has the environment."""
+        return self._begin(command, cwd=self.directory, env=self.environ, text=True, **pipes)
 
 
 @pytest.fixture
 def workshop(tmp_path: Path) -> Workshop:
     return Workshop(tmp_path, tmp_path / "ramdisk")
+
+
+@pytest.fixture(scope="session")
+def servers() -> Iterator[Servers]:
+    found = Servers()
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def warm_workshop(tmp_path: Path, servers: Servers) -> Workshop:
+    """A workshop for tests in which it plays no part how a process begins; see warm/server.py."""
+    return Workshop(tmp_path, tmp_path / "ramdisk", servers)
 
 
 @pytest.fixture

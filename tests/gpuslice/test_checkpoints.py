@@ -18,6 +18,7 @@ from gpuslice.checkpoints import Checkpoints, Schedule
 from gpuslice.errors import GpusliceError, RamDiskFullError
 from gpuslice.report import Report
 
+from ..warm.process import Servers
 from .conftest import DEADLINE_S, Workshop
 
 # Weights and moments that wait for the optimizer's step, statistics and averages that do not. The copy in the
@@ -80,11 +81,16 @@ main()
 """
 
 
+@pytest.fixture
+def workshop(warm_workshop: Workshop) -> Workshop:
+    return warm_workshop
+
+
 @pytest.fixture(scope="module")
-def digest(tmp_path_factory: pytest.TempPathFactory) -> str:
+def digest(tmp_path_factory: pytest.TempPathFactory, servers: Servers) -> str:
     """The last line of an undisturbed run."""
     directory = tmp_path_factory.mktemp("undisturbed")
-    workshop = Workshop(directory, directory / "ramdisk")
+    workshop = Workshop(directory, directory / "ramdisk", servers)
     done = workshop.python(str(workshop.write("train.py", TRAIN)))
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()[-1]
@@ -93,9 +99,7 @@ def digest(tmp_path_factory: pytest.TempPathFactory) -> str:
 def until_killed(workshop: Workshop, command: list[str], *, copies: int, lines: int) -> list[str]:
     """Run until SIGKILL in the middle of a copy, after so many of them and so many lines more."""
     output: list[str] = []
-    with subprocess.Popen(
-        command, cwd=workshop.directory, env=workshop.environ, stdout=subprocess.PIPE, text=True
-    ) as process:
+    with workshop.start(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         while output.count("copying\n") < copies or lines > 0:
             lines -= output.count("copying\n") >= copies

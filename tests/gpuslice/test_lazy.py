@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from .conftest import Workshop
 
 TRAIN = """
@@ -46,6 +48,11 @@ finally:
 """
 #: The two moments of the two matrices.
 LATER_BYTES = 2 * 2 * 200 * 200 * 4
+
+
+@pytest.fixture
+def workshop(warm_workshop: Workshop) -> Workshop:
+    return warm_workshop
 
 
 def test_a_lazy_resume_at_every_boundary_changes_no_bit(workshop: Workshop) -> None:

@@ -68,6 +68,11 @@ if __name__ == "__main__":
 """
 
 
+@pytest.fixture
+def workshop(warm_workshop: Workshop) -> Workshop:
+    return warm_workshop
+
+
 def digests(text: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(text.splitlines()[-1])
     return found
@@ -96,14 +101,7 @@ def killed_again_and_again(workshop: Workshop, script: Path, workers: int, kills
     command = workshop.command("--job", "k", "--suspend-every", "3", str(script), str(workers))
     outputs = []
     for lines in [*kills, None]:
-        with subprocess.Popen(
-            command,
-            cwd=workshop.directory,
-            env=workshop.environ,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        ) as process:
+        with workshop.start(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
             assert process.stdout is not None
             if lines is not None:
                 outputs.append("".join(process.stdout.readline() for _ in range(lines)))

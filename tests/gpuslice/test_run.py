@@ -150,14 +150,8 @@ finally:
 )
 def test_signals_act_as_ever_amid_suspends(workshop: Workshop, signum: signal.Signals, stdout: str) -> None:
     workshop.write("endless.py", ENDLESS)
-    process = subprocess.Popen(
-        workshop.command("--suspend-every", "1", "endless.py"),
-        cwd=workshop.directory,
-        env=workshop.environ,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    command = workshop.command("--suspend-every", "1", "endless.py")
+    process = workshop.start(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == "started\n"

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 
 import pytest
 
+from ..warm.process import Servers
 from .conftest import DEADLINE_S, Workshop
 
 #: Does what the next line of its standard input says at the end of every batch.
@@ -50,9 +51,7 @@ def standing_by(workshop: Workshop) -> AbstractContextManager[Process]:
 def running(workshop: Workshop, *words: str, waits: bool = False) -> Iterator[Process]:
     command = workshop.command("--job", "j", *words, "train.py")
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(
-        command, cwd=workshop.directory, env=workshop.environ, text=True, **pipes
-    ) as process:
+    with workshop.start(command, **pipes) as process:
         try:
             assert hear(process) == "built"
             if waits:
@@ -81,11 +80,16 @@ def finish(process: Process) -> list[str]:
     return stdout.splitlines()
 
 
+@pytest.fixture
+def workshop(warm_workshop: Workshop) -> Workshop:
+    return warm_workshop
+
+
 @pytest.fixture(scope="module")
-def expected(tmp_path_factory: pytest.TempPathFactory) -> str:
+def expected(tmp_path_factory: pytest.TempPathFactory, servers: Servers) -> str:
     """The digest of an undisturbed run; of one that stands by for nobody, which simply begins."""
     directory = tmp_path_factory.mktemp("undisturbed")
-    alone = Workshop(directory, directory / "ramdisk")
+    alone = Workshop(directory, directory / "ramdisk", servers)
     alone.write("train.py", TRAIN)
     with running(alone, "--standby") as process:
         *batches, digest = finish(process)

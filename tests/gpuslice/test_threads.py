@@ -31,6 +31,11 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[ThreadGate]:
     gate.open()
 
 
+@pytest.fixture
+def workshop(warm_workshop: Workshop) -> Workshop:
+    return warm_workshop
+
+
 @contextmanager
 def running(body: Callable[[], None], name: str = "worker") -> Iterator[threading.Thread]:
     thread = threading.Thread(target=body, name=name)

@@ -1,0 +1,86 @@
+"""Processes that have torch the moment they begin: forks of a Python that has imported it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+SERVER = Path(__file__).with_name("server.py")
+#: Seeds of ``hash``. Of two processes that begin one after the other each has its own, as ever.
+SEEDS = ("1", "2")
+
+
+class Servers:
+    """One for each seed, started when it is first needed."""
+
+    def __init__(self) -> None:
+        self._turns = itertools.cycle(SEEDS)
+        self._started: dict[str, socket.socket] = {}
+
+    def start(self, command: Sequence[str], **options: Any) -> subprocess.Popen[str]:
+        """``subprocess.Popen`` for a command of this Python: a script, or ``-m`` and a module."""
+        return Process(self._server(next(self._turns)), command, **options)
+
+    def _server(self, seed: str) -> socket.socket:
+        if seed not in self._started:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with theirs:
+                command = [sys.executable, "-P", str(SERVER), str(theirs.fileno())]
+                environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": seed}
+                subprocess.run(command, env=environ, pass_fds=[theirs.fileno()], check=True)
+            self._started[seed] = ours
+        return self._started[seed]
+
+    def close(self) -> None:
+        """Nothing more will be started, so the servers end."""
+        for server in self._started.values():
+            server.close()
+
+
+class Process(subprocess.Popen[str]):
+    """A fork of a server, whose child it is: only the server can wait for it, and tells how it ended."""
+
+    def __init__(self, server: socket.socket, command: Sequence[str], **options: Any) -> None:
+        self._server = server
+        self._status = -1
+        super().__init__(command, **options)
+
+    def _execute_child(self, *arguments: Any) -> None:
+        """Have the server fork. The arguments are those of CPython's own method."""
+        command, *_, cwd, environ = arguments[:7]
+        p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite = arguments[10:16]
+        given = (p2cread, c2pwrite, errwrite)
+        streams = [number if stream == -1 else stream for number, stream in enumerate(given)]
+        self._status, status = os.pipe()
+        try:
+            order = json.dumps([list(command), str(cwd or os.getcwd()), dict(environ or os.environ)])
+            socket.send_fds(self._server, [order.encode()], [*streams, status])
+            self.pid = int(self._server.recv(16))
+        finally:
+            os.close(status)
+        self._child_created = True
+        self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)  # type: ignore[attr-defined]
+
+    def _try_wait(self, wait_flags: int) -> tuple[int, int]:
+        """``os.waitpid`` for it."""
+        readable, _, _ = select.select([self._status], [], [], 0 if wait_flags else None)
+        return (self.pid, int(os.read(self._status, 16))) if readable else (0, 0)
+
+    def _internal_poll(self, *_: object, **__: object) -> int | None:
+        if self.returncode is None:
+            pid, status = self._try_wait(os.WNOHANG)
+            if pid:
+                self._handle_exitstatus(status)  # type: ignore[attr-defined]
+        return self.returncode
+
+    def _handle_exitstatus(self, status: int) -> None:
+        os.close(self._status)
+        super()._handle_exitstatus(status)  # type: ignore[misc]

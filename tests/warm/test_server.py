@@ -1,0 +1,76 @@
+"""A fork begins like a Python of its own, as far as a script can tell."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from .process import Servers
+
+SCRIPT = """
+import atexit, os, signal, sys
+def loaded():
+    return sorted({name.partition(".")[0] for name in sys.modules} & {"torch", "numpy", "sympy", "gpuslice"})
+print(__name__, sys.argv, sys.path[0], os.getcwd(), os.environ.get("WHO"), "site" "customize" in sys.modules)
+print(loaded(), [type(finder).__name__ for finder in sys.meta_path][-1])
+import torch.utils.data
+print(loaded(), "torch._dynamo" in sys.modules, hasattr(torch, "_dynamo"))
+torch.optim.SGD([torch.ones(1, requires_grad=True)], lr=1.0)
+print(loaded(), "torch._dynamo" in sys.modules, hasattr(torch, "_dynamo"))
+print(torch.__spec__.name, torch.__spec__.origin == torch.__file__, torch.get_num_threads())
+atexit.register(print, "at exit")
+if sys.argv[1] == "killed":
+    sys.stdout.flush()
+    os.kill(os.getpid(), signal.SIGKILL)
+if sys.argv[1] == "interrupted":
+    raise KeyboardInterrupt
+sys.exit(int(sys.argv[1]))
+"""
+Start = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[Servers]:
+    found = Servers()
+    yield found
+    found.close()
+
+
+@pytest.mark.parametrize(("word", "status"), [("7", 7), ("killed", -9), ("interrupted", -2)])
+def test_it_begins_and_ends_like_any_python(tmp_path: Path, servers: Servers, word: str, status: int) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    command, told = [sys.executable, "script.py", word], []
+    for start in (subprocess.Popen, servers.start):
+        with start(
+            command,
+            cwd=tmp_path,
+            env={"WHO": "somebody", "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        ) as process:
+            told.append((process.communicate(timeout=120)[0], process.returncode))
+    assert told[1] == told[0]
+    assert told[0][1] == status
+
+
+DRAWING = """
+import random, numpy, torch
+print(hash("text"), random.random(), numpy.random.rand(), torch.initial_seed())
+"""
+
+
+def test_each_fork_has_seeds_of_its_own(tmp_path: Path, servers: Servers) -> None:
+    (tmp_path / "script.py").write_text(DRAWING)
+    said: list[list[str]] = []
+    for _ in range(3):
+        command = [sys.executable, "script.py"]
+        with servers.start(command, cwd=tmp_path, env={}, stdout=subprocess.PIPE, text=True) as process:
+            said.append(process.communicate(timeout=120)[0].split())
+    hashes, *drawn = zip(*said, strict=True)
+    assert hashes[0] != hashes[1]
+    assert [len(set(numbers)) for numbers in drawn] == [3, 3, 3]
