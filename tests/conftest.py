@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 
 import pytest
 
 from .fakes.build import FAKES, build
+
+# Torch's threads sleep when they have nothing to do; spinning, they take the cores from those that have.
+# It is read when torch is loaded.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 # What a shell starts in the background ignores these, and so would every process that a test starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
