@@ -5,8 +5,10 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 from gpuslice.kernels.host import populate, view_address
 
@@ -86,8 +88,8 @@ class Arena:
         if memory is not None:
             self._announce(memory)
 
-    def ensure(self, nbytes: int) -> memoryview:
-        """A mapping of at least ``nbytes``, every page of it present.
+    def ensure(self, nbytes: int, *, exactly: bool = False) -> memoryview:
+        """A mapping of at least ``nbytes``, every page of it present; of a new file ``exactly`` so many.
 
         Raises
         ------
@@ -96,7 +98,7 @@ class Arena:
         """
         if self._memory is not None and len(self._memory) >= nbytes:
             return self._memory
-        length = self.extend_file(*_lengths(nbytes))
+        length = self.extend_file(*((nbytes, 0) if exactly else _lengths(nbytes)))
         self._unmap()
         with self._budget.taking(length):
             memory = memoryview(mmap.mmap(self._descriptor, length))
@@ -182,6 +184,18 @@ class Arena:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor, self.header = -1, None
+
+    def discard(self) -> None:
+        """Withdraw the mapping, free its pages and remove the file; whoever still has a view reads zeros.
+
+        Without that, forked children, which have inherited the mapping, would keep the pages.
+        """
+        memory = self._memory
+        self.close()
+        if memory is not None:
+            with suppress(OSError):  # not every file system can; then the pages go with the last mapping
+                cast("mmap.mmap", memory.obj).madvise(mmap.MADV_REMOVE)
+        self.path.unlink(missing_ok=True)
 
 
 def _lengths(nbytes: int) -> tuple[int, int]:

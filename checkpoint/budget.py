@@ -62,8 +62,8 @@ class Budget:
     def __init__(self, root: Path, limit_bytes: int | None, tenant: Tenant = _NOBODY) -> None:
         self.root = root
         self.tenant = tenant
-        #: Makes room by moving cold snapshots elsewhere; says whether it could.
-        self.relief: Callable[[], bool] | None = None
+        #: Makes room, step by step, by moving elsewhere what lies in stores that help, by their directories.
+        self.relief: Callable[[Callable[[Path], bool]], Iterator[None]] | None = None
         status = os.statvfs(root)
         self.limit_bytes = status.f_blocks * status.f_frsize // 2 if limit_bytes is None else limit_bytes
 
@@ -77,9 +77,11 @@ class Budget:
 
     def tenant_bytes(self) -> int:
         """Of `used_bytes`, what belongs to the tenant's jobs, dead ones included."""
-        owners = ((directory, read_owner(directory)) for directory in self._directories())
-        mine = [directory for directory, owner in owners if owner and owner.tenant == self.tenant.name]
-        return sum(map(directory_bytes, mine))
+        return sum(map(directory_bytes, filter(self._is_ours, self._directories())))
+
+    def _is_ours(self, directory: Path) -> bool:
+        owner = read_owner(directory)
+        return owner is not None and owner.tenant == self.tenant.name
 
     def room_bytes(self) -> int:
         """What limits, file system and memory together still allow."""
@@ -121,10 +123,17 @@ class Budget:
         """
         try:
             return self._extend(descriptor, nbytes, spare_bytes, allocated_bytes)
-        except RamDiskFullError:
-            if self.relief is None or not self.relief():
+        except RamDiskFullError as error:
+            if self.relief is None:
                 raise
-        return self._extend(descriptor, nbytes, spare_bytes, allocated_bytes)
+            refusal = error
+        growth = nbytes - os.fstat(descriptor).st_size
+        for _ in self.relief(lambda directory: growth <= self._tenant_room() or self._is_ours(directory)):
+            try:
+                return self._extend(descriptor, nbytes, spare_bytes, allocated_bytes)
+            except RamDiskFullError as error:
+                refusal = error
+        raise refusal
 
     def _extend(self, descriptor: int, nbytes: int, spare_bytes: int, allocated_bytes: int) -> int:
         with self.lock():

@@ -5,11 +5,16 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from enum import StrEnum
 from pathlib import Path
 
 import msgspec
 
+from gpuslice.errors import SnapshotError
+
 from .budget import directory_bytes
+from .format import Record
 from .locks import FileLock
 from .slots import OWNER, SLOTS, Owner, committed, read_owner
 from .spill import SpillDirectory
@@ -17,6 +22,18 @@ from .spill import SpillDirectory
 STORE = re.compile(r"(?P<job>.+)\.r(?P<rank>\d+)")
 #: Begins the directory names of jobs without a name; no job's name can begin with it.
 UNNAMED = "_"
+
+
+class Place(StrEnum):
+    """Where a store's newest snapshot is."""
+
+    RAM = "in RAM"
+    SPILLING = "spilling"
+    SPILLED = "spilled"
+    RETURNING = "coming back"
+
+
+_AWAY = (Place.SPILLED, Place.RETURNING)
 
 
 class StoreInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,7 +52,7 @@ class StoreInfo(msgspec.Struct, frozen=True, kw_only=True):
     alive
         Whether that process lives.
     bytes
-        What the store takes up.
+        What the store takes up, here and in the spill directory.
     generation, boundary, restartable
         Of its newest published snapshot; ``None``, ``None`` and ``False`` without one.
     snapshot
@@ -43,7 +60,11 @@ class StoreInfo(msgspec.Struct, frozen=True, kw_only=True):
     directory
         Where the store is.
     spilled
-        Whether its snapshot lies in the spill directory.
+        Whether that snapshot lies in the spill directory only.
+    spilled_bytes
+        Of ``bytes``, those in the spill directory.
+    place
+        Where that snapshot is; ``None`` without one.
     """
 
     job: str | None
@@ -57,7 +78,9 @@ class StoreInfo(msgspec.Struct, frozen=True, kw_only=True):
     restartable: bool
     snapshot: str | None
     directory: str
-    spilled: bool = False
+    spilled: bool
+    spilled_bytes: int
+    place: Place | None
 
 
 class TenantInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,54 +101,65 @@ class TenantInfo(msgspec.Struct, frozen=True, kw_only=True):
     limit_bytes: int | None
 
 
-def store_info(directory: Path) -> StoreInfo:
-    """What there is to say about one store; the caller holds the RAM disk's lock."""
+def store_info(directory: Path, spill: SpillDirectory | None = None) -> StoreInfo:
+    """What there is to say about one store and its spilled snapshots; with the RAM disk's lock held."""
     match = STORE.fullmatch(directory.name)
     assert match is not None
-    lock = FileLock.attempt(directory / OWNER)
-    if lock is not None:
-        lock.release()
-    owner = read_owner(directory)
-    newest = next(iter(committed(directory)), None)
+    owner, alive = read_owner(directory), is_alive(directory)
+    entries = [] if spill is None else spill.entries(directory.name)
+    spilled_bytes = sum(entry.path.lstat().st_size for entry in entries)
+    records = [*committed(directory), *spilled_records(directory, spill)]  # of one in both the former counts
+    newest = max(records, key=lambda record: record.generation, default=None)
+    place = None if newest is None else _place(directory, newest, spill, alive=alive)
     return StoreInfo(
         job=None if match["job"].startswith(UNNAMED) else match["job"],
         rank=int(match["rank"]),
         tenant=owner.tenant if owner else "",
         pid=owner.pid if owner else None,
-        alive=lock is None,
-        bytes=directory_bytes(directory),
+        alive=alive,
+        bytes=directory_bytes(directory) + spilled_bytes,
         generation=newest.generation if newest else None,
         boundary=newest.boundary if newest else None,
         restartable=newest.restartable if newest else False,
-        snapshot=str(directory / SLOTS[newest.slot]) if newest else None,
+        snapshot=str(_file(directory, newest, spill, place)) if newest else None,
         directory=str(directory),
+        spilled=place in _AWAY,
+        spilled_bytes=spilled_bytes,
+        place=place,
     )
 
 
-def spilled_stores(spilled: SpillDirectory) -> Iterator[StoreInfo]:
-    """What there is to say about the snapshots in the spill directory."""
-    for store in spilled.stores():
-        match = STORE.fullmatch(store)
-        if match is None:
-            continue
-        snapshot = spilled.snapshot(store)
-        path = spilled.path(store)
-        yield StoreInfo(
-            job=match["job"],
-            rank=int(match["rank"]),
-            tenant="",
-            pid=None,
-            alive=False,
-            bytes=path.lstat().st_size,
-            generation=snapshot.generation if snapshot else None,
-            boundary=snapshot.boundary if snapshot else None,
-            restartable=snapshot.restartable if snapshot else False,
-            snapshot=str(path) if snapshot else None,
-            directory=str(spilled.directory / store),
-            spilled=True,
-        )
-        if snapshot is not None:
-            snapshot.close()
+def is_alive(directory: Path) -> bool:
+    """Whether some process has the store; the caller holds the RAM disk's lock."""
+    try:
+        lock = FileLock.attempt(directory / OWNER)
+    except FileNotFoundError:
+        return False
+    if lock is not None:
+        lock.release()
+    return lock is None
+
+
+def spilled_records(directory: Path, spill: SpillDirectory | None) -> Iterator[Record]:
+    """Of the store's snapshots in the spill directory that can be read."""
+    for entry in [] if spill is None else spill.entries(directory.name):
+        with suppress(SnapshotError):
+            yield entry.record()
+
+
+def _place(directory: Path, newest: Record, spill: SpillDirectory | None, *, alive: bool) -> Place:
+    """Where the newest snapshot is: told by the files, which no death can falsify."""
+    if newest in committed(directory):
+        moving = alive and spill is not None and spill.arriving(directory.name)
+        return Place.SPILLING if moving else Place.RAM
+    moving = alive and (directory / SLOTS[newest.slot]).exists()
+    return Place.RETURNING if moving else Place.SPILLED
+
+
+def _file(directory: Path, newest: Record, spill: SpillDirectory | None, place: Place | None) -> Path:
+    if spill is not None and place in _AWAY:
+        return spill.path(directory.name, newest.slot)
+    return directory / SLOTS[newest.slot]
 
 
 def tenants(directories: Iterable[Path]) -> list[TenantInfo]:

@@ -8,16 +8,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from gpuslice.config import Settings, parse_size
-from gpuslice.errors import SnapshotError, UsageError
+from gpuslice.errors import UsageError
 from gpuslice.types import job_id
 
 from .budget import Budget, Tenant
 from .files import store_directory
 from .layout import PAGE_BYTES
-from .listing import STORE, UNNAMED, StoreInfo, TenantInfo, spilled_stores, store_info, tenants
+from .listing import STORE, UNNAMED, StoreInfo, TenantInfo, spilled_records, store_info, tenants
 from .locks import FileLock
-from .slots import OWNER, SLOTS, committed, newest_restartable, read_owner, settle, write_owner
-from .snapshot import open_snapshot
+from .offer import SOCKET, ask
+from .slots import OWNER, SLOTS, committed, newest_restartable, read_owner, restartable, settle, write_owner
 from .spill import SpillDirectory
 from .store import JobStore
 
@@ -32,7 +32,7 @@ class RamDisk:
     limit_bytes
         Most bytes that all stores together may take; half of the file system by default.
     spill_directory
-        Where the snapshots of dead named jobs go when there is no room, or when `spill` says so.
+        Where the snapshots of dead named jobs and of parked ones go when there is no room.
     tenant
         Whose the stores are that are opened through this object.
 
@@ -55,7 +55,7 @@ class RamDisk:
         self._budget = Budget(self.directory, limit_bytes, tenant)
         self.spilled = None if spill_directory is None else SpillDirectory(spill_directory)
         if self.spilled is not None:
-            self._budget.relief = lambda: bool(self.spill())
+            self._budget.relief = self._relieve
 
     @classmethod
     def from_settings(cls, settings: Settings) -> RamDisk:
@@ -167,18 +167,21 @@ class RamDisk:
             tenant = self._budget.tenant
             with self._budget.taking(PAGE_BYTES):
                 write_owner(lock.descriptor, job, rank, tenant.name, tenant.limit_bytes)
-            if self.spilled is not None:
-                self._bring_back(self.spilled, directory)
-            return JobStore(directory, lock, self._budget, job, rank, slots)
+            store = JobStore(directory, lock, self._budget, job, rank, slots, self.spilled)
         except BaseException:
             lock.release()
             raise
+        try:
+            store.recover()
+        except BaseException:
+            store.abandon()
+            raise
+        return store
 
     def listing(self) -> list[StoreInfo]:
-        """All stores, of the living and of the dead, by name."""
+        """All stores, of the living and of the dead, by name; those that are spilled, too."""
         with self._budget.lock():
-            found = [store_info(directory) for directory in self._stores()]
-        return found if self.spilled is None else found + list(spilled_stores(self.spilled))
+            return [store_info(directory, self.spilled) for directory in self._stores()]
 
     def tenants(self) -> list[TenantInfo]:
         """What every tenant that has something here takes up, by name."""
@@ -202,35 +205,39 @@ class RamDisk:
         """
         if self.spilled is None:
             raise UsageError("there is no spill directory", "name one with --spill-dir")
-        moved = []
-        for directory in list(self._stores()):
-            info = store_info(directory)
-            lock = None if info.alive or info.job is None else FileLock.attempt(directory / OWNER)
-            if lock is None:
-                continue
-            with lock:
-                record = newest_restartable(directory)
-                if record is not None:
-                    self.spilled.take(directory / SLOTS[record.slot], directory.name)
-                    with self._budget.lock():
-                        settle(directory, None)
-                    moved.append(info)
-        return moved
+        moved = (self._spill_dead(self.spilled, directory) for directory in self._stores())
+        return [info for info in moved if info is not None]
 
-    def _bring_back(self, spilled: SpillDirectory, directory: Path) -> None:
-        """Take a spilled snapshot into the store, which is locked, unless it has one that is as new."""
-        if not spilled.path(directory.name).exists():
-            return
-        record = newest_restartable(directory)
-        try:
-            if record is not None:
-                with open_snapshot(directory / SLOTS[record.slot]) as snapshot:
-                    snapshot.verify()
-                spilled.drop(directory.name)
-                return
-        except SnapshotError:
-            pass  # whole at first sight only: the spilled one takes its place
-        spilled.give_back(directory.name, directory, self._budget)
+    def _spill_dead(self, spilled: SpillDirectory, directory: Path) -> StoreInfo | None:
+        """Move what a dead named job could go on from; its store as it was, ``None`` if there is nothing."""
+        if not directory.exists():
+            return None  # it has nothing but what was moved before
+        info = store_info(directory, spilled)
+        lock = None if info.alive or info.job is None else FileLock.attempt(directory / OWNER)
+        if lock is None:
+            return None
+        with lock:
+            records = list(restartable(directory))
+            for record in records:
+                spilled.take(directory / SLOTS[record.slot], directory.name, record.slot)
+            if records:
+                with self._budget.lock():
+                    settle(directory, None)
+        return info if records else None
+
+    def _relieve(self, helps: Callable[[Path], bool]) -> Iterator[None]:
+        """Make room step by step, in stores that help: first of the dead, then of parked jobs.
+
+        Of these, whoever was parked last begins: where jobs take turns, it comes back last.
+        """
+        assert self.spilled is not None
+        for directory in filter(helps, self._stores()):
+            if self._spill_dead(self.spilled, directory) is not None:
+                yield
+        parked = [directory for directory in self._stores() if (directory / SOCKET).exists()]
+        for directory in sorted(parked, key=_since_ns, reverse=True):
+            while helps(directory) and ask(directory):
+                yield
 
     def collect(self, *, everything: bool = False) -> list[StoreInfo]:
         """Remove what dead processes left; what belongs to living ones is never touched.
@@ -247,26 +254,44 @@ class RamDisk:
         """
         removed = []
         with self._budget.lock():
-            for directory in list(self._stores()):
-                info = store_info(directory)
-                if info.alive:
-                    continue
-                wanted = info.job is not None and not everything
-                if not settle(directory, newest_restartable(directory) if wanted else None):
+            for directory in self._stores():
+                info = store_info(directory, self.spilled)
+                if not info.alive and not self._clear(
+                    directory, wanted=info.job is not None and not everything
+                ):
                     removed.append(info)
         if self.spilled is not None:
             self.spilled.clean()
-            for info in list(spilled_stores(self.spilled)) if everything else ():
-                self.spilled.drop(Path(info.directory).name)
-                removed.append(info)
         return removed
+
+    def _clear(self, directory: Path, *, wanted: bool) -> bool:
+        """Remove of a dead store what is not wanted any more; whether anything is left."""
+        left = directory.exists() and settle(directory, newest_restartable(directory) if wanted else None)
+        for entry in [] if self.spilled is None else self.spilled.entries(directory.name):
+            if wanted and not entry.is_useless():
+                left = True
+            else:
+                entry.path.unlink()
+        return left
 
     def boundaries(self, job: str, rank: int = 0) -> set[int]:
         """Of which boundaries a rank of a named job has a published restartable snapshot, alive or not."""
         directory = self.directory / f"{job_id(job)}.r{rank}"
-        return {record.boundary for record in committed(directory) if record.restartable}
+        records = {record for record in committed(directory) if record.restartable}
+        return {record.boundary for record in records | set(spilled_records(directory, self.spilled))}
 
-    def _stores(self) -> Iterator[Path]:
+    def _stores(self) -> list[Path]:
+        """The directories of all stores, by name; of those that are spilled, they need not exist."""
         with os.scandir(self.directory) as entries:
-            found = [e.path for e in entries if e.is_dir(follow_symlinks=False) and STORE.fullmatch(e.name)]
-        yield from map(Path, sorted(found))
+            found = {e.name for e in entries if e.is_dir(follow_symlinks=False) and STORE.fullmatch(e.name)}
+        if self.spilled is not None:
+            found |= {entry.store for entry in self.spilled.entries()}
+        return [self.directory / name for name in sorted(found)]
+
+
+def _since_ns(directory: Path) -> int:
+    """Since when the store's process is parked."""
+    try:
+        return (directory / SOCKET).lstat().st_mtime_ns
+    except FileNotFoundError:
+        return 0  # no more

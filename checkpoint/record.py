@@ -38,8 +38,8 @@ class SwitchRecord:
         copied; checksummed and published; freed.
     parked_s
         From the end of the suspend to the beginning of the resume.
-    reserve_s, verify_s, copy_in_s
-        The stages of a resume.
+    fetch_s, reserve_s, verify_s, copy_in_s
+        The stages of a resume: the snapshot brought back, if it was spilled; memory taken; checked; copied.
     bytes_later
         Of ``bytes_freed``, what came after the resume, while the training went on already (``lazy``).
     stream_s, awaited_s
@@ -71,6 +71,7 @@ class SwitchRecord:
     publish_s: float = 0.0
     free_s: float = 0.0
     parked_s: float = 0.0
+    fetch_s: float = 0.0
     reserve_s: float = 0.0
     verify_s: float = 0.0
     copy_in_s: float = 0.0
@@ -105,7 +106,7 @@ class SwitchRecord:
     @property
     def resume_s(self) -> float:
         """The whole resume, up to where the training goes on."""
-        return self.reserve_s + self.verify_s + self.copy_in_s
+        return self.fetch_s + self.reserve_s + self.verify_s + self.copy_in_s
 
     @property
     def blackout_s(self) -> float:

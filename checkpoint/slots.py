@@ -4,6 +4,7 @@
 - ``A.gsnp``, ``B.gsnp``: the two slots
 - ``snapshot.gen``: the record of the newest published snapshot
 - ``snapshot.gen.next``: what replaces it when the next one is published
+- ``room``: a socket, while its process is parked (``offer``)
 """
 
 from __future__ import annotations
@@ -96,6 +97,13 @@ def write_commit(directory: Path, record: Record) -> None:
     finally:
         os.close(descriptor)
     os.replace(directory / COMMIT_NEXT, directory / COMMIT)
+
+
+def commit_at_least(directory: Path, record: Record) -> None:
+    """Let a snapshot that was brought back count, if the commit record is older."""
+    generation = _commit_generation(directory)
+    if generation is not None and generation < record.generation:
+        write_commit(directory, record)
 
 
 def committed(directory: Path) -> list[Record]:

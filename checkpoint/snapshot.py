@@ -162,6 +162,10 @@ class SnapshotFile:
         """Let go of the mapping."""
         self._memory = None
 
+    def attach(self, memory: memoryview) -> None:
+        """Read from another mapping of the same bytes from now on; the caller vouches for them."""
+        self._memory = memory.toreadonly()
+
     def __enter__(self) -> Self:
         return self
 

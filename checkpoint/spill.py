@@ -1,9 +1,9 @@
 """Cold snapshots on a file system that is slower and larger than the RAM disk, and back.
 
-A snapshot is cold when its job's process is dead. It is moved whole: written to the spill directory under a
-name that does not count, read back and checked against its checksums, renamed, and only then taken out of
-the RAM disk; and the other way round in the same order. Whenever it is interrupted, the snapshot is whole in
-one of the two places, or in both, and then they are the same.
+A snapshot is cold when its job is parked or its process dead. It is moved whole: written to the spill
+directory under a name that does not count, read back and checked against its checksums, renamed, and only
+then taken out of the RAM disk; and the other way round in the same order. Whenever it is interrupted, the
+snapshot is whole in one of the two places, or in both, and then they are the same.
 """
 
 from __future__ import annotations
@@ -11,29 +11,77 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
-from gpuslice.errors import EnvironmentUnusableError, RamDiskFullError, SnapshotError
+from gpuslice.errors import (
+    CorruptSnapshotError,
+    EnvironmentUnusableError,
+    RamDiskFullError,
+    RefusedSnapshotError,
+    SnapshotError,
+)
 from gpuslice.private import private_directory
 
-from .budget import Budget
 from .files import is_full, open_checked
+from .format import Record
 from .locks import FileLock
-from .slots import SLOTS, write_commit
-from .snapshot import SnapshotFile, open_snapshot
+from .slots import SLOTS
+from .snapshot import open_snapshot, read_record
 
-SUFFIX = ".gsnp"
 _PARTIAL = ".part"
 _LOCK = "lock"
 #: Large enough for an NVMe drive to reach its rate with one request under way.
 _PIECE_BYTES = 8 << 20
 _OPTION = "--spill-dir"
+_FILE = re.compile(rf"(?P<store>.+\.r\d+)\.(?P<slot>{'|'.join(map(re.escape, SLOTS))})")
+
+
+class Interrupted(Exception):
+    """A move was called off; everything is as before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spilled:
+    """A snapshot in the spill directory, by the store and the slot that it came from."""
+
+    store: str
+    slot: int
+    path: Path
+
+    def record(self) -> Record:
+        """Its record, as far as that can be told without reading it all; ``SnapshotError``."""
+        try:
+            descriptor = open_checked(self.path)
+        except FileNotFoundError as error:
+            raise RefusedSnapshotError(f"there is no snapshot {self.path}") from error
+        try:
+            record = read_record(descriptor)
+        except SnapshotError as error:
+            raise type(error)(f"{self.path}: {error.message}", error.remedy or _DAMAGED) from error
+        finally:
+            os.close(descriptor)
+        if record.slot != self.slot:
+            raise CorruptSnapshotError(f"{self.path} is a snapshot of another slot", _DAMAGED)
+        return record
+
+    def is_useless(self) -> bool:
+        """Whether it is whole enough to say that nobody could go on from it."""
+        try:
+            return not self.record().restartable
+        except SnapshotError:
+            return False
+
+
+def _always() -> bool:
+    return True
 
 
 class SpillDirectory:
-    """A private directory of spilled snapshots: ``<job>.r<rank>.gsnp``, each one GSNP/1 file.
+    """A private directory of spilled snapshots: ``<job>.r<rank>.<A or B>.gsnp``, each one GSNP/1 file.
 
     Parameters
     ----------
@@ -50,27 +98,35 @@ class SpillDirectory:
         self.directory = directory
         private_directory(directory, option=_OPTION, parents=True)
 
-    def path(self, store: str) -> Path:
-        """Where the snapshot of the store of that name is, if it is here."""
-        return self.directory / f"{store}{SUFFIX}"
+    def path(self, store: str, slot: int) -> Path:
+        """Where the snapshot of a slot of the store of that name is, if it is here."""
+        return self.directory / f"{store}.{SLOTS[slot]}"
 
-    def stores(self) -> Iterator[str]:
-        """Names of the stores whose snapshots are here."""
-        names = sorted(entry.name for entry in os.scandir(self.directory) if entry.name.endswith(SUFFIX))
-        return (name.removesuffix(SUFFIX) for name in names)
+    def entries(self, store: str | None = None) -> list[Spilled]:
+        """What is here, of one store or of all, by name."""
+        matches = map(_FILE.fullmatch, sorted(os.listdir(self.directory)))
+        found = (
+            Spilled(match["store"], SLOTS.index(match["slot"]), self.directory / match[0])
+            for match in matches
+            if match is not None
+        )
+        return [entry for entry in found if store is None or entry.store == store]
 
     def used_bytes(self) -> int:
         """Bytes of all snapshots here."""
-        return sum(self.path(store).lstat().st_size for store in self.stores())
+        return sum(entry.path.lstat().st_size for entry in self.entries())
 
-    def snapshot(self, store: str) -> SnapshotFile | None:
-        """The snapshot of a store, opened; ``None`` if there is none, or none that can be opened."""
-        try:
-            return open_snapshot(self.path(store))
-        except SnapshotError:
-            return None
+    @property
+    def free_bytes(self) -> int:
+        """Bytes that its file system still has."""
+        status = os.statvfs(self.directory)
+        return status.f_bavail * status.f_frsize
 
-    def take(self, source: Path, store: str) -> None:
+    def arriving(self, store: str) -> bool:
+        """Whether something of the store is being written here, or was when its process died."""
+        return any(_partial(self.path(store, slot)).exists() for slot in range(len(SLOTS)))
+
+    def take(self, source: Path, store: str, slot: int, going_on: Callable[[], bool] = _always) -> None:
         """Write a snapshot file here, whole and on the medium when this returns; the source stays.
 
         Raises
@@ -79,15 +135,17 @@ class SpillDirectory:
             If the source is damaged, or what was written does not read back.
         RamDiskFullError
             If there is no room here.
+        Interrupted
+            If ``going_on``, which is asked again and again, says no.
         """
-        target = self.path(store)
-        partial = target.with_name(f"{target.name}{_PARTIAL}")
+        target = self.path(store, slot)
+        partial = _partial(target)
         with open_snapshot(source) as snapshot:
             snapshot.verify()
             length = snapshot.record.file_len
         with FileLock.wait(self.directory / _LOCK):
             try:
-                _copy(source, partial, length)
+                _copy(source, partial, length, going_on)
                 with open_snapshot(partial) as written:
                     written.verify()
                 os.replace(partial, target)
@@ -95,51 +153,46 @@ class SpillDirectory:
             except OSError as error:
                 raise self._refusal(error) from error
             finally:
-                with suppress(FileNotFoundError):
-                    os.unlink(partial)
+                partial.unlink(missing_ok=True)
 
-    def give_back(self, store: str, directory: Path, budget: Budget) -> None:
-        """Put a snapshot back into the RAM disk's store ``directory``, which is locked and has none as new.
+    def read(self, store: str, slot: int, memory: memoryview) -> None:
+        """Fill ``memory``, page-aligned and as long as the file, with a snapshot of which nothing is checked.
+
+        Past the page cache where possible.
 
         Raises
         ------
-        CorruptSnapshotError
-            If it was damaged here; it stays where it is.
-        RamDiskFullError
-            If the RAM disk has no room; it stays where it is.
+        RefusedSnapshotError
+            If it cannot be read.
         """
-        source = self.path(store)
-        with open_snapshot(source) as snapshot:
-            snapshot.verify()
-            record = snapshot.record
-            target = directory / SLOTS[record.slot]
-            descriptor = open_checked(target, os.O_RDWR | os.O_CREAT)
+        path = self.path(store, slot)
+        try:
+            descriptor = _open_direct(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
-                budget.extend(descriptor, record.file_len)
-                with budget.taking(record.file_len):
-                    os.ftruncate(descriptor, record.file_len)
-                    _fill(descriptor, source, record.file_len)
-                with open_snapshot(target) as written:
-                    written.verify()
-                with budget.taking(0):
-                    write_commit(directory, record)
-            except BaseException:
-                os.unlink(target)
-                raise
+                if os.fstat(descriptor).st_size != len(memory):
+                    raise OSError(errno.EIO, "its length has changed")
+                _read_into(descriptor, memory, 0)
             finally:
                 os.close(descriptor)
-        self.drop(store)
+        except OSError as error:
+            raise RefusedSnapshotError(f"cannot read {path}: {error.strerror}", _DAMAGED) from error
+
+    def clean_store(self, store: str) -> None:
+        """Remove what a former process of the store left half written; the caller has the store's lock."""
+        for slot in range(len(SLOTS)):
+            _partial(self.path(store, slot)).unlink(missing_ok=True)
 
     def clean(self) -> None:
-        """Remove what a process left that died while it wrote."""
+        """Remove what any process left that died while it wrote."""
         with FileLock.wait(self.directory / _LOCK):
             for partial in self.directory.glob(f"*{_PARTIAL}"):
                 os.unlink(partial)
 
-    def drop(self, store: str) -> None:
-        """Remove a store's snapshot from here."""
-        os.unlink(self.path(store))
-        _sync_directory(self.directory)
+    def drop(self, store: str, slot: int) -> None:
+        """Remove a snapshot from here, if there is one."""
+        with suppress(FileNotFoundError):
+            os.unlink(self.path(store, slot))
+            _sync_directory(self.directory)
 
     def _refusal(self, error: OSError) -> RamDiskFullError | EnvironmentUnusableError:
         if is_full(error):
@@ -152,51 +205,66 @@ class SpillDirectory:
         )
 
 
-def _copy(source: Path, target: Path, length: int) -> None:
-    """Copy ``length`` bytes to a new file and have them on the medium; past the page cache where possible."""
+_DAMAGED = "use another snapshot; this one cannot be restored"
+
+
+def _partial(target: Path) -> Path:
+    return target.with_name(f"{target.name}{_PARTIAL}")
+
+
+def _copy(source: Path, target: Path, length: int, going_on: Callable[[], bool]) -> None:
+    """Copy ``length`` bytes to a new file and have them on the medium; past the page cache where possible.
+
+    Everything is aligned as O_DIRECT wants it: a snapshot's file is a multiple of 4 KiB long.
+    """
     with suppress(FileNotFoundError):
         os.unlink(target)
-    descriptor = _create(target)
+    reading = open_checked(source)
     try:
-        os.posix_fallocate(descriptor, 0, length)
-        _fill(descriptor, source, length)
-        os.fdatasync(descriptor)
-        # What is read back afterwards comes from the medium.
-        os.posix_fadvise(descriptor, 0, length, os.POSIX_FADV_DONTNEED)
+        writing = _open_direct(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            os.posix_fallocate(writing, 0, length)
+            _transfer(reading, writing, length, going_on)
+            os.fdatasync(writing)
+            # What is read back afterwards comes from the medium.
+            os.posix_fadvise(writing, 0, length, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(writing)
     finally:
-        os.close(descriptor)
+        os.close(reading)
 
 
-def _create(target: Path) -> int:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+def _open_direct(path: Path, flags: int) -> int:
     try:
-        return os.open(target, flags | os.O_DIRECT, 0o600)
+        return os.open(path, flags | os.O_DIRECT, 0o600)
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-    # Such a file system (tmpfs, some network ones) has no way past its cache.
-    with suppress(FileNotFoundError):
-        os.unlink(target)
-    return os.open(target, flags, 0o600)
+    # Such a file system (tmpfs, some network ones) has no way past its cache, but may have made the file.
+    if flags & os.O_CREAT:
+        with suppress(FileNotFoundError):
+            os.unlink(path)
+    return os.open(path, flags, 0o600)
 
 
-def _fill(descriptor: int, source: Path, length: int) -> None:
-    """Write the first ``length`` bytes of ``source``; everything aligned as O_DIRECT wants it.
-
-    A snapshot's file is a multiple of 4 KiB long.
-    """
-    reading = open_checked(source)
+def _transfer(reading: int, writing: int, length: int, going_on: Callable[[], bool]) -> None:
     buffer = memoryview(mmap.mmap(-1, _PIECE_BYTES))
-    try:
-        for position in range(0, length, _PIECE_BYTES):
-            piece = buffer[: min(_PIECE_BYTES, length - position)]
-            if os.preadv(reading, [piece], position) != len(piece):
-                raise OSError(errno.EIO, f"{source} became shorter")
-            done = 0
-            while done < len(piece):
-                done += os.pwrite(descriptor, piece[done:], position + done)
-    finally:
-        os.close(reading)
+    for position in range(0, length, _PIECE_BYTES):
+        if not going_on():
+            raise Interrupted
+        piece = buffer[: min(_PIECE_BYTES, length - position)]
+        _read_into(reading, piece, position)
+        done = 0
+        while done < len(piece):
+            done += os.pwrite(writing, piece[done:], position + done)
+
+
+def _read_into(descriptor: int, memory: memoryview, position: int) -> None:
+    """Read all of ``memory`` from ``position`` on, in pieces."""
+    for start in range(0, len(memory), _PIECE_BYTES):
+        piece = memory[start : start + _PIECE_BYTES]
+        if os.preadv(descriptor, [piece], position + start) != len(piece):
+            raise OSError(errno.EIO, "it became shorter")
 
 
 def _sync_directory(directory: Path) -> None:

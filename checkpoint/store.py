@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import weakref
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from gpuslice.errors import UsageError
+from gpuslice.errors import CorruptSnapshotError, RamDiskFullError, SnapshotError, UsageError
 
 from .arena import Arena, MapHook, MapHooks
 from .budget import Budget
@@ -15,8 +16,10 @@ from .format import RECORD_BYTES, Record
 from .header import PREAMBLE_BYTES, Content, header_room
 from .layout import PAGE_BYTES, Layout, align, place
 from .locks import FileLock
-from .slots import SLOTS, committed, prepare_commit, restartable, settle, whole, write_commit
-from .snapshot import SnapshotFile
+from .offer import GoingOn, Offer
+from .slots import SLOTS, commit_at_least, committed, prepare_commit, restartable, settle, whole, write_commit
+from .snapshot import SnapshotFile, open_snapshot
+from .spill import SpillDirectory
 from .warmup import WarmUp
 from .writer import SnapshotWriter
 
@@ -37,15 +40,27 @@ class JobStore:
     slots
         With 2 a snapshot never overwrites the newest restartable one. With 1 it does: half the memory,
         and a crash during a suspend leaves nothing.
+    spill
+        Where slots go while their job is parked and somebody else needs the room; ``None``: nowhere.
     """
 
     def __init__(
-        self, directory: Path, lock: FileLock, budget: Budget, job: str | None, rank: int, slots: int
+        self,
+        directory: Path,
+        lock: FileLock,
+        budget: Budget,
+        job: str | None,
+        rank: int,
+        slots: int,
+        spill: SpillDirectory | None = None,
     ) -> None:
         self.directory = directory
         self.job = job
         self.rank = rank
         self._budget = budget
+        self._spill = spill
+        #: The slots whose snapshots lie in the spill directory.
+        self._away: set[int] = set()
         self._lock = lock
         self._single = slots == 1
         self._arenas = [Arena(directory / name, budget) for name in SLOTS]
@@ -92,7 +107,8 @@ class JobStore:
         with self._budget.taking(RECORD_BYTES):
             prepare_commit(self.directory)
         arena.ensure(_room(layout))
-        self._invalidate(slot)
+        self._tear(slot)
+        self._forget(slot)
         record = Record(
             generation=self._generation + 1, slot=slot, rank=self.rank, payload=payload, job=self.job or ""
         )
@@ -137,8 +153,10 @@ class JobStore:
         self.cool()
         for slot, record in list(self._published.items()):
             if record.boundary > boundary:
-                self._arenas[slot].extend_file(PREAMBLE_BYTES)
-                self._invalidate(slot)
+                if slot not in self._away:
+                    self._arenas[slot].extend_file(PREAMBLE_BYTES)
+                    self._tear(slot)
+                self._forget(slot)
 
     def _free_slot(self) -> int:
         """The slot without the newest restartable snapshot; the first one if there is none.
@@ -152,21 +170,34 @@ class JobStore:
         precious = max(restartable, key=lambda record: record.generation, default=None)
         return 0 if precious is None else 1 - precious.slot
 
-    def _invalidate(self, slot: int) -> None:
+    def _tear(self, slot: int) -> None:
         """Tear the slot's header, so that nothing half written can be taken for a snapshot."""
-        self._published.pop(slot, None)
         self._arenas[slot].write(bytes(PREAMBLE_BYTES), 0)
+
+    def _forget(self, slot: int) -> None:
+        """There is no snapshot in this slot any more, nor is one of it in the spill directory."""
+        self._published.pop(slot, None)
+        self._close_file(slot)
+        self._drop_spilled(slot)
+
+    def _close_file(self, slot: int) -> None:
         opened = self._open_files[slot]
         snapshot = opened() if opened else None
         if snapshot is not None:
             snapshot.close()
+
+    def _drop_spilled(self, slot: int) -> None:
+        if self._spill is not None and slot in self._away:
+            self._spill.drop(self.directory.name, slot)
+            self._away.discard(slot)
 
     def _finish(self, slot: int, snapshot: SnapshotFile | None) -> None:
         """Commit what a writer wrote into ``slot``, or forget it."""
         self._check_open()
         if snapshot is None:
             self._writer = None
-            self._invalidate(slot)
+            self._tear(slot)
+            self._forget(slot)
             return
         with self._budget.taking(RECORD_BYTES):
             write_commit(self.directory, snapshot.record)
@@ -175,6 +206,134 @@ class JobStore:
         self._generation = snapshot.generation
         self._published[slot] = snapshot.record
         self._open_files[slot] = weakref.ref(snapshot)
+
+    def recover(self) -> None:
+        """Bring back what a process that died left in the spill directory.
+
+        Raises
+        ------
+        SnapshotError
+            If it was damaged there, where it stays, and there is no other snapshot to go on from.
+        RamDiskFullError
+            If there is no room; what was not brought back stays where it is.
+        """
+        if self._spill is None:
+            return
+        damage: SnapshotError | None = None
+        self._spill.clean_store(self.directory.name)
+        for entry in self._spill.entries(self.directory.name):
+            try:
+                self._recover(entry.record())
+            except SnapshotError as error:
+                damage = error
+        if damage is not None and not any(record.restartable for record in self._published.values()):
+            raise damage
+
+    def _recover(self, record: Record) -> None:
+        slot = record.slot
+        here = self._published.get(slot)
+        known = here is not None and here.generation >= record.generation and self._is_whole(slot)
+        if record.restartable and not known:
+            self._fetch(record)
+            with self._budget.taking(RECORD_BYTES):
+                commit_at_least(self.directory, record)
+            self._published[slot] = record
+            self._generation = max(self._generation, record.generation)
+        self._away.add(slot)
+        self._drop_spilled(slot)
+
+    def offering(self, snapshot: SnapshotFile) -> AbstractContextManager[object]:
+        """Inside the block, whose job is parked, other processes may have the room of its slots.
+
+        Parameters
+        ----------
+        snapshot
+            What the job comes back from; `bring_back` before it does.
+        """
+        self._check_open()
+        self.cool()
+        if self._spill is None:
+            return nullcontext()
+        spill = self._spill
+        try:
+            return Offer(self.directory, lambda going_on: self._give(spill, snapshot.record.slot, going_on))
+        except OSError:
+            return nullcontext()  # not even for a socket is there room: then nobody can ask for it
+
+    def _give(self, spill: SpillDirectory, parked: int, going_on: GoingOn) -> bool:
+        """Move one slot out of the RAM disk; that of the parked state last."""
+        for slot in (1 - parked, parked):
+            arena = self._arenas[slot]
+            if slot in self._away or not arena.path.exists():
+                continue
+            record = self._published.get(slot)
+            if record is not None and (record.restartable or slot == parked):
+                try:
+                    spill.take(arena.path, self.directory.name, slot, going_on)
+                except SnapshotError:
+                    continue  # damaged: it stays for whoever needs it to find out
+                self._away.add(slot)
+            else:
+                self._published.pop(slot, None)
+            self._close_file(slot)
+            arena.discard()
+            return True
+        return False
+
+    def bring_back(self, snapshot: SnapshotFile) -> None:
+        """Have the bytes of a snapshot at hand again that may have been spilled while the job was parked.
+
+        Without room in the RAM disk they are read where they are, and stay there.
+
+        Raises
+        ------
+        SnapshotError
+            If they were damaged there, where they stay.
+        """
+        record = snapshot.record
+        if self._spill is None or record.slot not in self._away:
+            return
+        try:
+            snapshot.attach(self._fetch(record))
+        except RamDiskFullError:
+            with open_snapshot(self._spill.path(self.directory.name, record.slot)) as spilled:
+                self._compare(spilled, record)
+                snapshot.attach(spilled.arena)
+            return
+        self._drop_spilled(record.slot)
+
+    def _fetch(self, record: Record) -> memoryview:
+        """Copy a spilled snapshot back into its slot, every byte compared with its checksum."""
+        assert self._spill is not None
+        name, arena = self.directory.name, self._arenas[record.slot]
+        arena.discard()
+        try:
+            memory = arena.ensure(record.file_len, exactly=True)
+            self._spill.read(name, record.slot, memory)
+            with open_snapshot(arena.path) as arrived:
+                self._compare(arrived, record)
+        except SnapshotError as error:
+            arena.discard()
+            spilled = self._spill.path(name, record.slot)
+            raise type(error)(f"{spilled} cannot be brought back: {error.message}", error.remedy) from error
+        except BaseException:
+            arena.discard()
+            raise
+        return memory
+
+    def _compare(self, spilled: SnapshotFile, record: Record) -> None:
+        """Check all of it: the record vouches for the checksums, and they for the rest."""
+        if spilled.record != record:
+            raise CorruptSnapshotError(f"{spilled.path} is another snapshot than was spilled", _REPLACED)
+        spilled.verify()
+
+    def _is_whole(self, slot: int) -> bool:
+        try:
+            with open_snapshot(self.directory / SLOTS[slot]) as snapshot:
+                snapshot.verify()
+        except SnapshotError:
+            return False
+        return True
 
     def _check_open(self) -> None:
         if self.closed:
@@ -194,15 +353,30 @@ class JobStore:
         """
         if self.closed:
             return
-        self.cool()
         if self._writer is not None:
             self._writer.abort()
+        self._let_go()
+        with self._budget.lock():
+            found = whole(self.directory) if self.job is None else restartable(self.directory)
+            newest = next(found, None) if keep else None
+            for slot in sorted(self._away, key=lambda slot: -self._published[slot].generation):
+                record = self._published[slot]
+                if keep and record.restartable and (newest is None or newest.generation < record.generation):
+                    newest = record
+                else:
+                    self._drop_spilled(slot)
+            settle(self.directory, None if newest is None or newest.slot in self._away else newest)
+            self._lock.release()
+
+    def abandon(self) -> None:
+        """Let go of the store without touching what lies in it, as if the process had died."""
+        self._let_go()
+        self._lock.release()
+
+    def _let_go(self) -> None:
+        self.cool()
         for arena in self._arenas:
             arena.close()
-        with self._budget.lock():
-            kept = whole(self.directory) if self.job is None else restartable(self.directory)
-            settle(self.directory, next(kept, None) if keep else None)
-            self._lock.release()
 
     def __enter__(self) -> Self:
         return self
@@ -211,6 +385,9 @@ class JobStore:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close(keep=self.job is not None)
+
+
+_REPLACED = "restart the job from an older snapshot"
 
 
 def _room(layout: Layout) -> int:

@@ -309,6 +309,8 @@ class Switch:
         stages, cargo = parked.stages, parked.cargo
         moving = target.torch_device != self.device.torch_device
         stream: Stream | None = None
+        with stages.stage("fetch_s"):
+            self._store.bring_back(parked.snapshot)
         with stages.stage("reserve_s"):
             if moving:
                 cargo = cargo.moved_to(target)

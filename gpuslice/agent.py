@@ -37,7 +37,7 @@ from gpuslice.wire import (
 
 #: What ``stages_s`` of the messages names.
 SUSPEND_STAGES = ("quiesce_s", "find_s", "admit_s", "copy_out_s", "publish_s", "free_s")
-RESUME_STAGES = ("parked_s", "reserve_s", "verify_s", "copy_in_s")
+RESUME_STAGES = ("parked_s", "fetch_s", "reserve_s", "verify_s", "copy_in_s")
 #: Failures that another attempt, with more room, may not meet.
 _RETRYABLE = (DeviceMemoryError, RamDiskFullError)
 
@@ -134,7 +134,8 @@ class Agent:
 
     def _stay_parked(self, held: Collection[int]) -> None:
         while True:
-            order = self._orders.await_order()
+            with self._runtime.offering():
+                order = self._orders.await_order()
             if isinstance(order, Cancel):
                 if signal.SIGTERM not in held:
                     self._die(order)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import atexit
 import os
 from collections.abc import Collection, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Protocol
@@ -245,6 +245,11 @@ class Runtime:
         if self.boundaries.errand is not None:  # kept warm: a restartable snapshot's slot stays as it is
             self.warming = self.switch.warm_up()
         return record
+
+    def offering(self) -> AbstractContextManager[object]:
+        """Inside the block, while the job is suspended, its room in the RAM disk is there for others."""
+        assert self.switch.snapshot is not None
+        return self.store.offering(self.switch.snapshot)
 
     def keep_warm(self) -> None:
         """Have the arena of every suspend made ready in the background, from the second optimizer step on."""

@@ -44,6 +44,8 @@ class Setup:
         How many devices the jobs of a tenant may ask for together.
     tenant_ramdisk
         Most bytes that the snapshots of a tenant's jobs may take together, ``8G`` style.
+    spill_dir
+        Where snapshots of dead and parked jobs go when the RAM disk is full; empty for nowhere.
     memory_bytes
         Of each device, of the smallest if they differ; 0: not known.
     """
@@ -56,6 +58,7 @@ class Setup:
     quotas: Mapping[str, int] = field(default_factory=dict)
     memory_bytes: int = 0
     tenant_ramdisk: Mapping[str, str] = field(default_factory=dict)
+    spill_dir: str = ""
 
     def make_core(self) -> Core:
         """A core that knows no job yet.
@@ -82,7 +85,7 @@ class Setup:
     def environ(self) -> dict[str, str]:
         """The settings that every job gets."""
         slots = max(((device.index or 0) + 1 for device in self.devices if device.kind == "cpu"), default=0)
-        values = {"cpu_slots": str(slots), "ramdisk_limit": self.ramdisk_limit}
+        values = {"cpu_slots": str(slots), "ramdisk_limit": self.ramdisk_limit, "spill_dir": self.spill_dir}
         return {variable(name): value for name, value in values.items() if value not in ("", "0")}
 
 

@@ -22,7 +22,7 @@ app = typer.Typer(help="Look after the RAM disk and its snapshots.", no_args_is_
 
 Directory = Annotated[str | None, typer.Option("--dir", help="The RAM disk, if not the usual one.")]
 Spill = Annotated[
-    str | None, typer.Option("--spill-dir", help="Where snapshots of dead jobs go when there is no room.")
+    str | None, typer.Option("--spill-dir", help="Where snapshots of dead and parked jobs go without room.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON; the keys are documented and stay.")]
 File = Annotated[Path, typer.Argument(help="A snapshot file.", metavar="FILE")]
@@ -35,7 +35,7 @@ class Format(StrEnum):
     DCP = "dcp"
 
 
-_COLUMNS = ("job", "rank", "tenant", "pid", "state", "size", "generation", "boundary", "restartable")
+_COLUMNS = ("job", "rank", "tenant", "pid", "state", "size", "place", "generation", "boundary", "restartable")
 
 
 @app.command()
@@ -51,6 +51,7 @@ def ls(directory: Directory = None, spill_dir: Spill = None, as_json: Json = Fal
             free_bytes=disk.free_bytes,
             spill_directory=None if disk.spilled is None else str(disk.spilled.directory),
             spilled_bytes=None if disk.spilled is None else disk.spilled.used_bytes(),
+            spill_free_bytes=None if disk.spilled is None else disk.spilled.free_bytes,
             tenants=[msgspec.to_builtins(tenant) for tenant in tenants],
             stores=[msgspec.to_builtins(store) for store in stores],
         )
@@ -61,7 +62,8 @@ def ls(directory: Directory = None, spill_dir: Spill = None, as_json: Json = Fal
         print(_tenant(tenant))
     print(f"{disk.directory}: {format_size(used)} of {format_size(disk.limit_bytes)} used")
     if disk.spilled is not None:
-        print(f"{disk.spilled.directory}: {format_size(disk.spilled.used_bytes())} spilled")
+        used, free = disk.spilled.used_bytes(), disk.spilled.free_bytes
+        print(f"{disk.spilled.directory}: {format_size(used)} spilled, {format_size(free)} free")
 
 
 @app.command()
@@ -197,8 +199,9 @@ def _row(store: StoreInfo) -> tuple[str, ...]:
         str(store.rank),
         store.tenant or "-",
         text(store.pid),
-        "spilled" if store.spilled else "alive" if store.alive else "dead",
+        "alive" if store.alive else "dead",
         format_size(store.bytes),
+        text(store.place),
         text(store.generation),
         text(store.boundary),
         "yes" if store.restartable else "no",

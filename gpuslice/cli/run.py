@@ -32,7 +32,7 @@ def command(
         str | None, Option(metavar="4G", help="Most bytes that snapshots may take.")
     ] = None,
     spill_dir: Annotated[
-        str | None, Option(metavar="DIR", help="Where dead jobs' snapshots go when there is no room.")
+        str | None, Option(metavar="DIR", help="Where snapshots of dead and parked jobs go without room.")
     ] = None,
     report: Annotated[str | None, Option(metavar="FILE.json", help="Write a JSON report.")] = None,
     job: Annotated[

@@ -11,6 +11,7 @@ import typer
 
 from gpuslice import config, daemon, scheduler_setup
 from gpuslice.errors import UsageError
+from gpuslice.private import private_directory
 from gpuslice.sched_core.core import SWITCH_SHARE
 from gpuslice.sched_core.desk import Desk
 
@@ -31,6 +32,10 @@ def command(
     ramdisk_limit: Annotated[
         str, typer.Option(metavar="8G", help="Most bytes that snapshots may take.")
     ] = "",
+    spill_dir: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Where snapshots of dead and parked jobs go without room."),
+    ] = None,
     bind: Annotated[
         str | None, typer.Option(metavar="tcp://HOST:PORT", help="Let users come by TCP, too.")
     ] = None,
@@ -70,6 +75,8 @@ def command(
         return
     if ramdisk_limit:
         config.parse_size(ramdisk_limit)
+    if spill_dir is not None:
+        private_directory(spill_dir, option="--spill-dir", parents=True)
     tcp = scheduler_setup.tcp_door(bind, curve_keys)
     if not 0 <= switch_share < 1:
         raise UsageError(f"--switch-share {switch_share} is no part of the time", "give 0.03 or the like")
@@ -85,6 +92,7 @@ def command(
         scheduler_setup.quotas(quota or []),
         scheduler_setup.device_memory(names),
         scheduler_setup.tenant_ramdisk(tenant_ramdisk or []),
+        "" if spill_dir is None else str(spill_dir.absolute()),
     )
 
     def ready(desk: Desk) -> None:

@@ -1,6 +1,6 @@
 """Another process for the RAM disk's tests: obeys JSON lines on stdin, answers each with one on stdout.
 
-Run as a script with the RAM disk's directory and limit.
+Run as a script with the RAM disk's directory and limit, and the spill directory if there is one.
 """
 
 from __future__ import annotations
@@ -11,13 +11,16 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from gpuslice.checkpoint import tree
 from gpuslice.checkpoint.budget import Tenant
 from gpuslice.checkpoint.layout import Layout, StorageSpec
+from gpuslice.checkpoint.offer import ask
 from gpuslice.checkpoint.ramdisk import RamDisk
+from gpuslice.checkpoint.snapshot import SnapshotFile
 from gpuslice.checkpoint.store import JobStore
 from gpuslice.errors import GpusliceError
 
@@ -53,9 +56,11 @@ class Countdown:
 class Actor:
     """The commands."""
 
-    def __init__(self, directory: str, limit_bytes: str) -> None:
-        self.disk = RamDisk(Path(directory), int(limit_bytes))
+    def __init__(self, directory: str, limit_bytes: str, spill: str = "") -> None:
+        self.disk = RamDisk(Path(directory), int(limit_bytes), spill_directory=Path(spill) if spill else None)
         self.store: JobStore | None = None
+        self.snapshot: SnapshotFile | None = None
+        self.parked = ExitStack()
 
     def open(self, job: str | None, rank: int = 0, slots: int = 2) -> None:
         self.store = self.disk.open_store(job, rank, slots=slots)
@@ -69,9 +74,24 @@ class Actor:
         writer = self.store.begin(Layout((StorageSpec(0, nbytes), StorageSpec(1, 8))))
         writer.view(0)[:] = bytes([boundary % 256]) * nbytes
         writer.view(1)[:] = boundary.to_bytes(8, "little")
-        return writer.publish(
-            tree.encode(boundary), [], boundary=boundary, restartable=restartable
-        ).generation
+        tree_ = tree.encode(boundary)
+        self.snapshot = writer.publish(tree_, [], boundary=boundary, restartable=restartable)
+        return self.snapshot.generation
+
+    def park(self) -> None:
+        """Let others have the room of what was saved last."""
+        assert self.store is not None
+        assert self.snapshot is not None
+        self.parked.enter_context(self.store.offering(self.snapshot))
+
+    def come_back(self) -> list[int]:
+        """What was saved last: the one byte that fills its first storage, and its second."""
+        assert self.store is not None
+        assert self.snapshot is not None
+        self.parked.close()
+        self.store.bring_back(self.snapshot)
+        (value,) = set(self.snapshot.view(0))
+        return [value, int.from_bytes(self.snapshot.view(1), "little")]
 
     def begin(self, nbytes: int) -> None:
         assert self.store is not None
@@ -109,6 +129,26 @@ class Actor:
                 else:
                     disk.spill()
                 os._exit(0)
+            finally:
+                os._exit(1)
+        return os.waitpid(pid, 0)[1] == 0
+
+    def crash_parked(self, directory: str, spill: str, step: int) -> bool:
+        """In a child: park, be moved out slot by slot, come back, go on, and die at some step of that."""
+        pid = os.fork()
+        if pid == 0:
+            try:
+                child = Actor(directory, str(self.disk.limit_bytes), spill)
+                child.open("a")
+                child.save(4, 1 << 20)
+                child.save(5, 1 << 20)
+                Countdown(step)
+                child.park()
+                assert child.store is not None
+                while ask(child.store.directory):
+                    pass
+                if child.come_back() == [5, 5]:
+                    os._exit(0)
             finally:
                 os._exit(1)
         return os.waitpid(pid, 0)[1] == 0

@@ -121,9 +121,11 @@ def snapshot_path(disk: RamDisk, save: Save) -> Path:
 class ActorProcess:
     """Another process that works on the same RAM disk; see actor.py for what it can do."""
 
-    def __init__(self, directory: Path, limit_bytes: int) -> None:
+    def __init__(self, disk: RamDisk) -> None:
         script = Path(__file__).with_name("actor.py")
-        command = [sys.executable, str(script), str(directory), str(limit_bytes)]
+        command = [sys.executable, str(script), str(disk.directory), str(disk.limit_bytes)]
+        if disk.spilled is not None:
+            command.append(str(disk.spilled.directory))
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def tell(self, command: str, **arguments: object) -> None:
@@ -158,12 +160,12 @@ class ActorProcess:
 
 
 @pytest.fixture
-def actor(disk: RamDisk) -> Iterator[Callable[[], ActorProcess]]:
-    """``actor()`` starts another process on the same RAM disk."""
+def actor(disk: RamDisk) -> Iterator[Callable[..., ActorProcess]]:
+    """``actor()`` starts another process on the same RAM disk, or on the one that it is given."""
     started: list[ActorProcess] = []
 
-    def start() -> ActorProcess:
-        started.append(ActorProcess(disk.directory, disk.limit_bytes))
+    def start(on: RamDisk = disk) -> ActorProcess:
+        started.append(ActorProcess(on))
         return started[-1]
 
     yield start

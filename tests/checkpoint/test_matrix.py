@@ -7,12 +7,14 @@ tests break the capture on purpose: a matrix that could not fail would show noth
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
 from gpuslice.checkpoint import rng
 from gpuslice.checkpoint.discover import sweep
+from gpuslice.checkpoint.offer import ask
 from gpuslice.checkpoint.ramdisk import RamDisk
 from gpuslice.checkpoint.record import SwitchRecord
 from gpuslice.checkpoint.store import JobStore
@@ -57,14 +59,14 @@ def plain(loop: Loop) -> list[str]:
     return [digest(rng.capture(), *state) for state in loop]
 
 
-def suspended(loop: Loop, switch: Switch) -> list[str]:
+def suspended(loop: Loop, switch: Switch, meanwhile: Callable[[], object] = disturb) -> list[str]:
     """The digests of a run that is suspended at every boundary."""
     seed(11)
     digests = []
     for boundary, state in enumerate(loop, start=1):
         digests.append(digest(rng.capture(), *state))
         switch.suspend(boundary=boundary)
-        disturb()
+        meanwhile()
         switch.resume()
         assert digest(rng.capture(), *state) == digests[-1], f"changed while parked at boundary {boundary}"
     return digests
@@ -86,6 +88,23 @@ def test_survives(name: str, store: JobStore) -> None:
     expected = plain(CASES[name]())
     assert len(expected) >= BOUNDARIES
     assert suspended(CASES[name](), Switch(CpuDevice(DeviceName("cpu", None)), store)) == expected
+
+
+@pytest.mark.parametrize("name", ["adam", "accumulation", "loader_with_persistent_workers", "odd_places"])
+def test_survives_a_spill(name: str, tmp_path: Path) -> None:
+    expected = plain(CASES[name]())
+    disk = RamDisk(tmp_path / "ramdisk", 1 << 30, spill_directory=tmp_path / "spill")
+    with disk.open_store(None) as store:
+        switch = Switch(CpuDevice(DeviceName("cpu", None)), store)
+
+        def meanwhile() -> None:
+            assert switch.snapshot is not None
+            with store.offering(switch.snapshot):
+                assert ask(store.directory)
+            assert not list(store.directory.glob("*.gsnp"))
+            disturb()
+
+        assert suspended(CASES[name](), switch, meanwhile) == expected
 
 
 #: Cases whose tensors may as well live on a GPU, and whose kernels there give the same bits every time.

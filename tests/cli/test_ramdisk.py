@@ -32,6 +32,8 @@ STORE_KEYS = [
     "snapshot",
     "directory",
     "spilled",
+    "spilled_bytes",
+    "place",
 ]
 
 
@@ -70,6 +72,7 @@ def test_ls_lists_stores_and_the_total(disk: RamDisk, store: JobStore) -> None:
         "free_bytes",
         "spill_directory",
         "spilled_bytes",
+        "spill_free_bytes",
         "tenants",
         "stores",
     ]
@@ -137,8 +140,8 @@ def test_spill_and_ls_say_what_is_where(disk: RamDisk, store: JobStore, tmp_path
     done = gpuslice("spill", "--spill-dir", place, disk=disk)
     assert done.stdout == f"{disk.directory}: 1 snapshots spilled\n"
     listed = gpuslice("ls", "--spill-dir", place, disk=disk).stdout
-    assert re.search(r"night +0 +- +- +spilled ", listed)
-    assert re.search(rf"{place}: [\d.]+ MiB spilled\n", listed)
+    assert re.search(r"night +0 +- +- +dead +[\d.]+ MiB +spilled ", listed)
+    assert re.search(rf"{place}: [\d.]+ MiB spilled, [\d.]+ [KMGT]iB free\n", listed)
     answer = json.loads(gpuslice("ls", "--json", "--spill-dir", place, disk=disk).stdout)
     assert (answer["spill_directory"], len(answer["stores"])) == (str(place), 1)
     assert answer["spilled_bytes"] == answer["stores"][0]["bytes"] > 0

@@ -13,6 +13,7 @@ from typing import TypeVar
 import pytest
 import zmq
 
+from gpuslice.checkpoint.offer import ask
 from gpuslice.wire import (
     PROTOCOL_VERSION,
     Bye,
@@ -201,6 +202,52 @@ def test_a_job_is_moved_about_and_ends_with_the_same_digest(workshop: Workshop, 
     plain = workshop.python("train.py", epochs)
     assert (code, out) == (0, plain.stdout)
     assert "dropped what the scheduler sent" in err
+
+
+def make_room(workshop: Workshop) -> None:
+    """Have the parked job's slot moved out of the RAM disk; it may just have said that it is parked."""
+    ends_s = time.monotonic() + DEADLINE_S
+    while not ask(workshop.ramdisk / "job.r0"):
+        assert time.monotonic() < ends_s
+        time.sleep(0.01)
+
+
+def test_a_parked_job_gives_its_room_away_and_goes_on_with_the_same_digest(
+    workshop: Workshop, desk: Desk
+) -> None:
+    epochs, spill = "400", workshop.directory / "spill"
+    with job(workshop, desk, epochs, "--spill-dir", str(spill)) as process:
+        desk.welcome()
+        assert desk.grant(1).stages_s == {}
+        for epoch in (2, 3):
+            desk.park(epoch - 1)
+            make_room(workshop)
+            assert list(spill.glob("*.gsnp"))
+            assert not list(workshop.ramdisk.glob("*/*.gsnp"))
+            assert desk.grant(epoch).stages_s["fetch_s"] > 0
+            assert not list(spill.glob("*.gsnp"))
+        desk.hear(Bye)
+        code, out, _ = end(process)
+    assert (code, out) == (0, workshop.python("train.py", epochs).stdout)
+
+
+def test_a_snapshot_that_was_damaged_where_it_was_spilled_ends_the_job(
+    workshop: Workshop, desk: Desk
+) -> None:
+    spill = workshop.directory / "spill"
+    with job(workshop, desk, ENDLESS, "--spill-dir", str(spill)) as process:
+        desk.welcome()
+        desk.grant(1)
+        desk.park(1)
+        make_room(workshop)
+        (path,) = spill.glob("*.gsnp")
+        with path.open("r+b") as file:
+            file.seek(5000)
+            file.write(b"\xff\xfe")
+        desk.say(Resume(epoch=2, device="cpu"))
+        code, _, err = end(process)
+    assert code == 4
+    assert "job.r0.A.gsnp cannot be brought back" in err
 
 
 def test_the_scheduler_may_die_and_come_back(workshop: Workshop, desk: Desk, tmp_path: Path) -> None:

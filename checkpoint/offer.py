@@ -1,0 +1,162 @@
+"""A parked job's room, for whoever needs it: asked for by a local socket in the job's store.
+
+Only the process itself can take its slots away: it has them mapped, perhaps page-locked, and is the one that
+will want them back. So it listens while it is parked, moves one slot for each that asks, and answers when the
+room is free. A socket file whose process died refuses connections, and one that dies meanwhile ends them;
+so nobody waits for the dead, and nobody reads a state from a file.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from gpuslice.errors import GpusliceError, RamDiskFullError
+
+from .spill import Interrupted
+
+SOCKET = "room"
+#: Begins with gpuslice's own prefix, which lets the thread pass the gate (``gpuslice.threads``).
+_THREAD = "gpuslice-offer"
+#: What is said meanwhile, so that silence means that the process is stopped; and the answers.
+_WORKING, _MADE, _NOTHING, _FAILED = b".", b"+", b"-", b"!"
+#: How long one that may be busy with another's wish has for its first sign, and then between two.
+_FIRST_SIGN_S = 10.0
+_SILENCE_S = 120.0
+_ANSWER_BYTES = 4096
+
+GoingOn = Callable[[], bool]
+
+
+class Offer:
+    """Listens from its making until it is withdrawn; a context manager.
+
+    Parameters
+    ----------
+    directory
+        The store's.
+    give
+        Makes some room, unless the function it is given says that it shall not go on; whether there was any.
+
+    Raises
+    ------
+    OSError
+        If no socket can be made there.
+    """
+
+    def __init__(self, directory: Path, give: Callable[[GoingOn], bool]) -> None:
+        self._path = directory / SOCKET
+        self._give = give
+        self._withdrawn = threading.Event()
+        self._path.unlink(missing_ok=True)  # of a process that died parked
+        self._listener = socket.socket(socket.AF_UNIX)
+        try:
+            with _short(directory) as path:
+                self._listener.bind(path)
+            self._listener.listen()
+        except BaseException:
+            self._listener.close()
+            raise
+        self._wake = os.eventfd(0)
+        self._thread = threading.Thread(target=self._serve, name=_THREAD, daemon=True)
+        self._thread.start()
+
+    def withdraw(self) -> None:
+        """Take it back; what is being moved stays, unless it is moved already. Then no thread is at work."""
+        self._withdrawn.set()
+        os.eventfd_write(self._wake, 1)
+        self._thread.join()
+        self._path.unlink(missing_ok=True)
+        self._listener.close()
+        os.close(self._wake)
+
+    def _serve(self) -> None:
+        poll = select.poll()
+        poll.register(self._listener, select.POLLIN)
+        poll.register(self._wake, select.POLLIN)
+        while True:
+            poll.poll()
+            if self._withdrawn.is_set():
+                return
+            connection, _ = self._listener.accept()
+            with connection:
+                self._answer(connection)
+
+    def _answer(self, connection: socket.socket) -> None:
+        def going_on() -> bool:
+            return not self._withdrawn.is_set() and _send(connection, _WORKING)
+
+        connection.settimeout(_FIRST_SIGN_S)
+        try:
+            answer = _MADE if going_on() and self._give(going_on) else _NOTHING
+        except Interrupted:
+            answer = _NOTHING
+        except GpusliceError as error:
+            answer = _FAILED + error.message.encode()[: _ANSWER_BYTES - 1]
+        _send(connection, answer)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.withdraw()
+
+
+def _send(connection: socket.socket, data: bytes) -> bool:
+    """Whether somebody is there to hear it."""
+    try:
+        connection.sendall(data, socket.MSG_NOSIGNAL)
+    except OSError:
+        return False
+    return True
+
+
+def ask(directory: Path) -> bool:
+    """Have the process that is parked in the store ``directory`` make some room, and wait until it has.
+
+    Returns
+    -------
+    bool
+        Whether it did. Not if no process is parked there, or it has nothing more to give, or comes back.
+
+    Raises
+    ------
+    RamDiskFullError
+        If it could not, saying why.
+    """
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(_FIRST_SIGN_S)
+        said = b""
+        # Nobody is parked there, or it is stopped, has died or comes back to its device.
+        with suppress(OSError):
+            with _short(directory) as path:
+                connection.connect(path)
+            while data := connection.recv(_ANSWER_BYTES):
+                connection.settimeout(_SILENCE_S)
+                said += data
+    answer = said.lstrip(_WORKING)
+    if answer.startswith(_FAILED):
+        raise RamDiskFullError(
+            f"there is no room, and {directory.name} could make none: {answer[1:].decode(errors='replace')}",
+            "make room in the spill directory, or raise --ramdisk-limit",
+        )
+    return answer == _MADE
+
+
+@contextmanager
+def _short(directory: Path) -> Iterator[str]:
+    """A path of the socket that is not too long for one, however deep the directory is."""
+    descriptor = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{descriptor}/{SOCKET}"
+    finally:
+        os.close(descriptor)
