@@ -17,7 +17,7 @@ from gpuslice import __version__
 from gpuslice.errors import EnvironmentUnusableError
 from gpuslice.sched_core.chronicle import Chronicle, Phase
 from gpuslice.sched_core.core import Core
-from gpuslice.sched_core.events import Event, Reported, Submitted
+from gpuslice.sched_core.events import Event, Noted, Reported, Submitted
 from gpuslice.sched_core.states import JobState
 from gpuslice.wire import Resumed, Suspended
 
@@ -46,6 +46,9 @@ class Metrics:
             self._on.labels(str(name)).set(0)
         self._submitted = Counter("gpuslice_jobs_submitted_total", "Jobs accepted.", registry=registry)
         self._ended = Counter("gpuslice_jobs_ended_total", "Jobs ended.", ["state"], registry=registry)
+        self._missed = Counter(
+            "gpuslice_deadlines_missed_total", "Jobs that had not succeeded by theirs.", registry=registry
+        )
         self._switches = Counter("gpuslice_switches_total", "Suspends with their resumes.", registry=registry)
         self._blackout = Histogram(
             "gpuslice_switch_blackout_seconds",
@@ -81,6 +84,8 @@ class Metrics:
         elif isinstance(event, Reported):
             self._report(self._chronicle.counted)
             self._job(event.job, now)
+        elif isinstance(event, Noted) and event.what == "deadline_missed":
+            self._missed.inc()
         for phase in ended:
             self._change(phase, now)
 

@@ -27,7 +27,7 @@ def named_device(device: str, route: Route) -> DeviceName | None:
     """
     if device:
         return DeviceName.parse(device)
-    return FIRST_GPU if route in (Route.VMM, Route.DRIVER) else None
+    return FIRST_GPU if route.needs_gpu else None
 
 
 def found_device(current: int, allocated_bytes: Sequence[int]) -> DeviceName:

@@ -58,6 +58,11 @@ class Route(Enum):
     VMM = "vmm"
     DRIVER = "driver"
 
+    @property
+    def needs_gpu(self) -> bool:
+        """Whether only GPUs can be emptied so."""
+        return self in (Route.VMM, Route.DRIVER)
+
 
 def job_id(text: str) -> JobId:
     """Check a job's name: 1 to 64 of letters, digits, ``_ . -``, starting with a letter or digit.

@@ -210,7 +210,7 @@ class Desk:
     def _submit(self, request: Submit) -> Accepted:
         if self._leaving:
             raise EnvironmentUnusableError("the scheduler is about to leave", "`gpuslice up` starts another")
-        check(request)
+        check(request, self._scheduler.core.devices)
         name = self._free_name(request)
         spec = make_spec(request, name, self._scheduler.now())
         self._scheduler.submit(spec, Program(request.argv, request.directory, request.environ))

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import inf
 
+from gpuslice.config import variable
 from gpuslice.errors import UsageError
+from gpuslice.types import DeviceName, Route
 from gpuslice.verbs import Submit
 
 from .job import JobSpec
 
 
-def check(request: Submit) -> None:
-    """Refuse what no job can be.
+def check(request: Submit, devices: Sequence[DeviceName]) -> None:
+    """Refuse what no job can be, or none on these ``devices``.
 
     Raises
     ------
@@ -20,8 +23,8 @@ def check(request: Submit) -> None:
     """
     if not request.argv:
         raise UsageError("nothing to run", "give a script, -m module, or -- and a command")
-    if not request.weight > 0:
-        raise UsageError(f"weight {request.weight} is not above 0", "1 is the usual weight")
+    if not 0 < request.weight < inf:
+        raise UsageError(f"weight {request.weight} is no share", "1 is the usual weight")
     if request.max_restarts < 0:
         raise UsageError(f"max_restarts {request.max_restarts} is below 0", "0 is the usual number")
     if request.steps < 0:
@@ -44,6 +47,19 @@ def check(request: Submit) -> None:
     if not request.boundary_timeout_s >= 0:
         raise UsageError(
             f"the boundary timeout {request.boundary_timeout_s} s is below 0", "0 means for ever"
+        )
+    _check_route(request.environ.get(variable("route"), Route.AUTO.value), devices)
+
+
+def _check_route(name: str, devices: Sequence[DeviceName]) -> None:
+    """Refuse a route that cannot be taken on one of ``devices``: the job may come to any of them."""
+    known = [route.value for route in Route]
+    if name not in known:
+        raise UsageError(f"there is no route {name!r}", f"choose of {', '.join(known)}")
+    others = [device for device in devices if device.kind != "cuda"]
+    if Route(name).needs_gpu and others:
+        raise UsageError(
+            f"the route {name} is for GPUs only, and this scheduler has {others[0]}", "leave out --route"
         )
 
 

@@ -87,9 +87,11 @@ class Rank:
         return order
 
     def resumed(self, order: wire.Resume) -> None:
-        """Be on the device."""
+        """Be on the device; the first time, at the first boundary at once."""
         self.epoch = order.epoch
         self.socket.send(wire.encode(wire.Resumed(epoch=self.epoch, boundary=self.boundary, stages_s={})))
+        if not self.boundary:
+            self.heartbeat()
 
     def park(self, order: wire.Suspend) -> None:
         """Be off it."""

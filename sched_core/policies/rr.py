@@ -42,7 +42,8 @@ class RoundRobin(RankedPolicy[Turn]):
 
     Because nobody's slice ends alone, a gang that needs many devices finds them free when its turn has come.
     A new job joins the end of the line and thus waits for one round at most; nobody is suspended within
-    a slice. A job gets as many slices in a row as its weight is that of the lightest; a fraction is saved up.
+    a slice. Who has not trained in a slice, being set up or brought back all the while, keeps its place in
+    the line. A job gets as many slices in a row as its weight is that of the lightest; fractions are saved.
 
     Parameters
     ----------
@@ -96,7 +97,7 @@ class RoundRobin(RankedPolicy[Turn]):
         if self._round_ends_s is not None and view.now_s >= self._round_ends_s:
             self._round_ends_s = None
             for _, entry in list(self.ranking.running):
-                entry.slices -= 1.0
+                entry.slices -= 1.0 if entry.job.since_s < view.now_s else 0.0
                 # With slices left it keeps its place in the line: behind those that were passed over.
                 stays = entry.slices > 1.0 - _TINY
                 self.ranking.rekey(entry, (1, entry.key[1]) if stays else self.waiting_key(entry, view))

@@ -161,6 +161,7 @@ def test_impossible_jobs_are_refused(shell: Shell) -> None:
         client.submit(["--", "true"], devices=2)
     with pytest.raises(UsageError, match="not a job name"):
         client.submit(["--", "true"], name="../x")
+    assert "vmm is for GPUs only" in shell("submit", "--route", "vmm", "--", "true", code=2)
     assert client.submit(["--", "true"], name="x") == "x"
     with pytest.raises(UsageError, match="a job 'x' already"):
         client.submit(["--", "true"], name="x")

@@ -12,10 +12,11 @@ from gpuslice import metrics, wire
 from gpuslice.errors import EnvironmentUnusableError
 from gpuslice.sched_core.chronicle import Chronicle
 from gpuslice.sched_core.core import Core
-from gpuslice.sched_core.events import Cancelled
+from gpuslice.sched_core.events import Cancelled, Noted, Submitted
+from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.policies.rr import RoundRobin
 
-from ..sched_core.driver import QUANTUM_S, Driver, devices
+from ..sched_core.driver import PROGRAM, QUANTUM_S, Driver, devices, notices
 
 OUT = {"copy_out_s": 0.25, "free_s": 0.05}
 IN = {"parked_s": 7.0, "copy_in_s": 0.2}
@@ -98,3 +99,13 @@ def test_they_are_served_on_this_machine_only() -> None:
     names = {family.name for family in text_string_to_metric_families(text)}
     assert {"gpuslice_build_info", "gpuslice_queue_jobs", "gpuslice_job_progress_steps"} <= names
     assert not [name for name in names if name.endswith("_created") or not name.startswith("gpuslice_")]
+
+
+def test_missed_deadlines_are_counted() -> None:
+    driver = Driver()
+    for name, deadline_s in (("late", 1.0), ("early", 90.0)):
+        spec = JobSpec(id=name, submit_s=driver.now_s, deadlines=((deadline_s, 1.0),))
+        driver.do(Submitted(spec, PROGRAM))
+    for notice in notices(driver.wake(2.0)):
+        driver.do(Noted(notice.what, notice.job, notice.details))
+    assert value(counted(driver), "gpuslice_deadlines_missed_total") == 1

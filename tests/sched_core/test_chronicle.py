@@ -34,6 +34,7 @@ def test_blackout_is_every_stage_but_the_time_parked() -> None:
     driver.wake()
     message = park(driver, "a", 11)
     driver.resumed("b")
+    driver.progress("b", 1)
     driver.now_s += 0.1
     driver.wake()
     driver.parked("b", 1)
@@ -64,6 +65,7 @@ def test_a_gang_is_as_slow_as_its_slowest_rank() -> None:
         park(driver, "g", stop_at, rank)
     for rank in range(2):
         driver.resumed("h", rank)
+        driver.progress("h", 1, rank)
     driver.wake()
     for rank in range(2):
         driver.parked("h", driver.core.jobs["h"].stop_at, rank)
@@ -84,6 +86,7 @@ def test_only_the_last_slices_are_kept() -> None:
             boundary += 1
             driver.parked(job, boundary)
             driver.resumed(other)
+            driver.progress(other, boundary)
     slices = driver.chronicle.accounts["a"].slices
     assert len(slices) == RECENT
     assert all(one.until_s is not None and one.until_s > one.since_s for one in list(slices)[:-1])

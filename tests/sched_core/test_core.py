@@ -40,6 +40,7 @@ def test_the_device_changes_hands_only_when_the_holder_has_parked() -> None:
     assert told(commands, wire.Resume) == []
     assert told(driver.parked("a", 11), wire.Resume) == [("b", 0, wire.Resume(epoch=1, device="null:0"))]
     driver.resumed("b")
+    driver.progress("b", 1)
     driver.wake()
     commands = driver.parked("b", 3)
     assert told(commands, wire.Resume) == [("a", 0, wire.Resume(epoch=2, device="null:0"))]
@@ -51,8 +52,9 @@ def test_reports_of_an_older_epoch_are_dropped() -> None:
     driver.wake()
     driver.parked("a", 11)
     driver.resumed("b")
+    driver.progress("b", 1)
     driver.wake()
-    driver.parked("b", 1)
+    driver.parked("b", 2)
     before = picture(driver.core)
     assert driver.say("a", suspended(1, 99)) == []
     assert driver.say("a", wire.Progress(epoch=1, boundary=99, step=99)) == []

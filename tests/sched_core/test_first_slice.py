@@ -14,7 +14,7 @@ from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.policies.registry import make_policy
 from gpuslice.sched_core.states import IN_TRANSIT, JobState
 
-from .driver import PROGRAM, QUANTUM_S, Driver
+from .driver import PROGRAM, QUANTUM_S, Driver, told
 
 #: Policies that promise it, and their settings.
 PROMISING: dict[str, dict[str, object]] = {
@@ -94,3 +94,31 @@ def test_a_crowd_has_all_begun_after_one_round(count: int) -> None:
     assert all(job.epoch == 1 for job in driver.core.jobs.values()), "one slice each"
     assert {job.state for job in driver.core.jobs.values()} == {JobState.RUNNING, JobState.SUSPENDED}
     assert isinstance(driver.wake()[0].message, wire.Suspend)  # type: ignore[union-attr]
+
+
+def three() -> Driver:
+    """Jobs a, b and c in the line of one device; a has been told to come to it."""
+    driver = Driver()
+    for name in "abc":
+        driver.submit(name)
+        driver.hello(name)
+    return driver
+
+
+def test_a_slice_of_round_robin_is_one_of_training() -> None:
+    driver = three()
+    driver.resumed("a")
+    for _ in range(3):
+        assert told(driver.wake(), wire.Suspend) == [], "it is still setting up"
+    driver.progress("a", 1)
+    driver.now_s += 0.5
+    assert told(driver.wake(0.5), wire.Suspend) != []
+
+
+def test_nobodys_turn_passes_while_the_device_is_not_free_yet() -> None:
+    driver = three()
+    driver.resumed("a")
+    driver.progress("a", 1)
+    assert told(driver.wake(), wire.Suspend) != []
+    driver.wake(5 * QUANTUM_S)
+    assert [job for job, *_ in told(driver.parked("a", 2), wire.Resume)] == ["b"]

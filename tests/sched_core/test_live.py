@@ -372,7 +372,7 @@ def test_a_stopped_job_is_reported_and_disturbs_nobody_for_ever(
     program = Program((sys.executable, str(RANK), str(10**6), "0"), "/", {**os.environ, "WORLD": "1"})
     spec = JobSpec(id="a", submit_s=0.0, boundary_timeout_s=4.0, kill_when_late=kill)
     bench.scheduler.submit(spec, program)
-    bench.wait_for("a", JobState.RUNNING)
+    bench.run(lambda: bench.core.jobs["a"].trains)
     (rank,) = bench.core.jobs["a"].ranks
     os.kill(rank.pid, signal.SIGSTOP)
     bench.submit("b", 20)

@@ -6,7 +6,7 @@ import pytest
 
 from gpuslice import wire
 from gpuslice.sched_core.core import Core
-from gpuslice.sched_core.events import Cancelled, Exited, RankGone, Submitted
+from gpuslice.sched_core.events import Cancelled, Exited, Held, RankGone, Submitted
 from gpuslice.sched_core.gang import SETUP_AT_MOST_S
 from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.policies.registry import make_policy
@@ -87,7 +87,7 @@ def test_the_first_slice_has_a_mini_batch_in_it() -> None:
     driver = Driver()
     enter(driver, "a", "b")
     driver.resumed("a")
-    assert told(driver.wake(), wire.Suspend) == [("a", 0, wire.Suspend(epoch=1, stop_at=2))]
+    assert told(driver.do(Held("a")), wire.Suspend) == [("a", 0, wire.Suspend(epoch=1, stop_at=2))]
 
 
 def test_the_set_up_of_every_attempt_is_shown_and_none_counts() -> None:

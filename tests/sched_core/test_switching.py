@@ -54,6 +54,7 @@ def test_switches_are_predicted_and_the_prediction_is_shown_beside_the_truth() -
     for _ in range(6):
         driver.wake(10.0)
         details += [notice.details for notice in switch(driver) if notice.job == "a"]  # type: ignore[attr-defined]
+        driver.progress("b", 1)
     assert details[0] == {"predicted_s": None, "actual_s": pytest.approx(0.3), "bytes": 10**9}
     assert details[1] == {"predicted_s": pytest.approx(0.3), "actual_s": pytest.approx(0.3), "bytes": 10**9}
     job = driver.core.jobs["a"]
@@ -66,6 +67,7 @@ def test_slices_last_until_switching_stays_under_its_share() -> None:
     for _ in range(4):
         driver.wake(10.0)
         switch(driver)
+        driver.progress("b", 1)
     assert driver.core.switching.least_slice_s() == pytest.approx(0.3 / 0.03)
     driver.wake()
     begin_s = driver.core.planning.wake_s

@@ -110,6 +110,7 @@ def slices(driver: Driver, rounds: int) -> Counter[str]:
             driver.parked(holder, driver.core.jobs[holder].stop_at)
             (holder,) = driver.core.occupants[0]
             driver.resumed(holder)
+            driver.progress(holder, 1)
         found[holder] += 1
     return found
 
@@ -120,6 +121,7 @@ def test_weights_are_shares_under_round_robin_and_can_be_changed() -> None:
         driver.do(Submitted(JobSpec(id=job, submit_s=driver.now_s, weight=weight), PROGRAM))
         driver.hello(job)
     driver.resumed("a")
+    driver.progress("a", 1)
     assert slices(driver, 70) == {"a": 30, "b": 20, "c": 20}
     driver.do(Weighted("b", 3.0))
     driver.do(Weighted("a", 1.0))
