@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -27,6 +28,8 @@ from gpuslice.witness import Witness
 
 LOG = "scheduler.log"
 _READY = b"r"
+#: So many objects more than before are worth a collection when there is time for it.
+_YOUNG = 1000
 
 
 def serve(
@@ -82,15 +85,30 @@ def serve(
         clock.continue_from(max((when_s for _, when_s in past), default=0.0))
         scheduler.take_over(past, witness.note)
         scheduler.attend(signalled, lambda: None)
-        scheduler.afterwards(witness.write)
+        scheduler.chores.add(witness.write)
+        scheduler.chores.add(journal.tidy_up)
+        scheduler.chores.add(_collect_garbage)
         overview = Overview(core, witness.chronicle, policy=setup.policy, pid=os.getpid())
         desk = Desk(scheduler, directory, journal, overview, tcp=tcp)
         known = {"pid": os.getpid(), "devices": list(map(str, setup.devices)), "policy": setup.policy}
         eventlog.tell("started", "the scheduler can be used", details={**known, "endpoints": desk.endpoints})
         ready(desk)
+        _put_garbage_off()
         scheduler.run(lambda: desk.dismissed or bool(stopped))
         desk.close()
         eventlog.tell("ended", "the scheduler leaves", details={"dismissed": desk.dismissed})
+
+
+def _put_garbage_off() -> None:
+    """Have garbage collected when nobody waits, not in the midst of a decision; it takes milliseconds."""
+    gc.collect()
+    gc.freeze()  # what is there by now stays
+    gc.set_threshold(50 * _YOUNG, *gc.get_threshold()[1:])  # if there is no time for it, it must be taken
+
+
+def _collect_garbage() -> None:
+    if gc.get_count()[0] > _YOUNG:
+        gc.collect(1)
 
 
 @contextmanager

@@ -42,7 +42,7 @@ from gpuslice.verbs import (
 )
 
 from .curve import Door, scheduler_keys
-from .endpoint import CLIENT_SOCKET, bind, bind_tcp, check_sender
+from .endpoint import CLIENT_SOCKET, bind, bind_tcp, check_sender, receive
 from .events import Program
 from .gang import Gang
 from .history import history
@@ -139,15 +139,15 @@ class Desk:
 
     def _receive(self, socket: zmq.Socket[bytes]) -> None:
         for _ in range(_REQUESTS_AT_ONCE):
-            if not socket.poll(0):
+            if (message := receive(socket)) is None:
                 return
-            sender, *frames = socket.recv_multipart(copy=False)
-            visitor = (socket, bytes(sender.buffer))
+            identity, frames = message
+            visitor = (socket, identity)
             answer: Answer | None
             try:
-                if frames and socket is self._sockets[0]:  # the door has looked at all others
+                if socket is self._sockets[0]:  # the door has looked at all others
                     check_sender(frames[0])
-                answer = self._answer(visitor, decode_request([bytes(frame.buffer) for frame in frames]))
+                answer = self._answer(visitor, decode_request([frame.bytes for frame in frames]))
             except JournalError:
                 raise  # not the client's fault, and the end of this scheduler
             except GpusliceError as error:

@@ -115,6 +115,18 @@ def _router(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
     return socket
 
 
+def receive(socket: zmq.Socket[bytes]) -> tuple[bytes, list[zmq.Frame]] | None:
+    """The next message of a ROUTER socket and, before it, who sent it; ``None`` if there is none yet."""
+    try:
+        identity = socket.recv(zmq.NOBLOCK)
+    except zmq.Again:
+        return None
+    frames = [socket.recv(copy=False)]
+    while frames[-1].more:
+        frames.append(socket.recv(copy=False))
+    return identity, frames
+
+
 def check_sender(frame: zmq.Frame) -> int:
     """The process that sent ``frame``, as the kernel vouches for it (``name:uid:gid:pid``).
 

@@ -22,6 +22,8 @@ _SCHEMA = """
 CREATE TABLE IF NOT EXISTS about (name TEXT PRIMARY KEY, value BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS events (number INTEGER PRIMARY KEY, at_s REAL NOT NULL, event BLOB NOT NULL);
 """
+#: So many entries are worth a checkpoint of SQLite's log.
+_MANY = 500
 _INSERT = "INSERT INTO events (at_s, event) VALUES (?, ?)"
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)
@@ -57,6 +59,8 @@ class Journal:
         self._heartbeats: dict[tuple[str, int], tuple[float, Event]] = {}
         #: The last heartbeat of each rank that was written.
         self._written: dict[tuple[str, int], Event] = {}
+        #: Entries since the last checkpoint.
+        self._fresh = 0
         try:
             mode = "ro" if read_only else "rwc"
             uri = f"{path.absolute().as_uri()}?mode={mode}"
@@ -65,6 +69,7 @@ class Journal:
                 return
             self._database.execute("PRAGMA journal_mode = WAL")
             self._database.execute("PRAGMA synchronous = NORMAL")
+            self._database.execute("PRAGMA wal_autocheckpoint = 0")  # see tidy_up
             self._database.executescript(_SCHEMA)
         except sqlite3.Error as error:
             raise self._broken(error) from error
@@ -118,6 +123,19 @@ class Journal:
         self._written |= {rank: beat for rank, (_, beat) in self._heartbeats.items()}
         self._heartbeats.clear()
 
+    def tidy_up(self) -> None:
+        """Move what was written from SQLite's log to its proper place, if it is much.
+
+        That waits for the disk, which an ``append`` does not: to be called when nobody else waits.
+        """
+        if self._fresh < _MANY:
+            return
+        self._fresh = 0
+        try:
+            self._database.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+        except sqlite3.Error as error:
+            raise self._broken(error) from error
+
     def replay(self) -> Iterator[tuple[Event, float]]:
         """All events and when they happened, the oldest first."""
         try:
@@ -138,6 +156,7 @@ class Journal:
     def _insert(self, entries: list[tuple[float, Event]]) -> None:
         """Write ``entries``, all or none."""
         rows = [(at_s, _encoder.encode(event)) for at_s, event in entries]
+        self._fresh += len(rows)
         try:
             if len(rows) == 1:
                 self._database.execute(_INSERT, rows[0])  # a transaction by itself

@@ -22,8 +22,9 @@ from gpuslice.errors import GpusliceError, IllegalTransitionError, RemoteProtoco
 from gpuslice.private import private_directory
 
 from . import record
+from .chores import Chores
 from .core import Core
-from .endpoint import LOCK, bind, check_sender, lock
+from .endpoint import LOCK, bind, check_sender, lock, receive
 from .events import (
     Cancelled,
     Command,
@@ -84,6 +85,11 @@ class Scheduler:
     witness
         Called likewise when what ranks are told has left, so that nobody waits for it.
 
+    Attributes
+    ----------
+    chores
+        What is done when nobody waits for this scheduler.
+
     Raises
     ------
     EnvironmentUnusableError
@@ -128,7 +134,7 @@ class Scheduler:
             self._watched.close()
             os.close(self._lock)
             raise
-        self._afterwards: list[Callable[[], None]] = []
+        self.chores = Chores()
         self._attended: dict[zmq.Socket[bytes] | int, Callable[[], None]] = {}
         self.attend(self._socket, self._receive)
         self._poller.register(self._watched.fileno(), zmq.POLLIN)
@@ -155,10 +161,6 @@ class Scheduler:
         """Call ``deal`` whenever ``source``, a socket or descriptor, can be read."""
         self._attended[source] = deal
         self._poller.register(source, zmq.POLLIN)
-
-    def afterwards(self, act: Callable[[], None]) -> None:
-        """Call ``act`` whenever all that happened has been dealt with: for what can wait so long."""
-        self._afterwards.append(act)
 
     def now(self) -> float:
         """What time it is for the core."""
@@ -228,20 +230,18 @@ class Scheduler:
     def run(self, until: Callable[[], bool], *, timeout_s: float | None = None) -> bool:
         """Serve until ``until()`` is true; ``False`` if that took longer than ``timeout_s``."""
         ends_s = None if timeout_s is None else self._clock.now() + timeout_s
-        while not until():
-            if ends_s is not None and self._clock.now() >= ends_s:
-                return False
-            self._serve(ends_s)
-        return True
+        try:
+            while not until():
+                if ends_s is not None and self._clock.now() >= ends_s:
+                    return False
+                self._serve(ends_s)
+            return True
+        finally:
+            self.chores.do()
 
     def _serve(self, ends_s: float | None) -> None:
         """Wait for the next thing to happen, then deal with all that has."""
-        moments = [
-            when for when in (ends_s, self._wake_s, self.processes.next_deadline_s) if when is not None
-        ]
-        wait_ms = max(0.0, min(moments) - self._clock.now()) * 1000.0 if moments else None
-        # Rounded up, or the last fraction of a millisecond would be spent polling without a pause.
-        ready = dict(self._poller.poll(None if wait_ms is None else int(wait_ms) + 1))
+        ready = dict(self._poller.poll(self._pause_ms(ends_s)))
         for source in ready.keys() & self._attended.keys():
             self._attended[source]()
         # After the sockets: what a process said last comes before its end.
@@ -252,8 +252,18 @@ class Scheduler:
         if self._wake_s is not None and now >= self._wake_s:
             self._wake_s = None
             self._handle(Woken())
-        for act in self._afterwards:
-            act()
+        else:
+            self.chores.look(now, quiet=not ready)
+
+    def _pause_ms(self, ends_s: float | None) -> int | None:
+        """How long nothing needs to be done unless something happens; ``None``: for ever."""
+        now = self._clock.now()
+        moments = (ends_s, self._wake_s, self.processes.next_deadline_s)
+        # Rounded up, or the last fraction of a millisecond would be spent polling without a pause.
+        pauses_ms = [int(max(0.0, when_s - now) * 1000.0) + 1 for when_s in moments if when_s is not None]
+        if (chores_ms := self.chores.pause_ms) is not None:
+            pauses_ms.append(chores_ms)
+        return min(pauses_ms, default=None)
 
     def _handle(self, event: Event) -> None:
         now = self._clock.now()
@@ -263,6 +273,7 @@ class Scheduler:
             if isinstance(command, Tell):
                 self._tell(command)
         self._witness(event, now, commands)
+        self.chores.happened(now)
         for command in commands:
             self._perform(command)
 
@@ -326,12 +337,11 @@ class Scheduler:
     def _receive(self) -> None:
         """Deal with what is there, but not with so much of it that timers and processes would wait."""
         for _ in range(_FRAMES_AT_ONCE):
-            if not self._socket.poll(0):
+            if (message := receive(self._socket)) is None:
                 return
-            route, *rest = self._socket.recv_multipart(copy=False)
-            identity = bytes(route.buffer)
+            identity, frames = message
             try:
-                self._take(identity, rest)
+                self._take(identity, frames)
             except (RemoteProtocolError, IllegalTransitionError) as error:
                 _log.info("rejected a message of %s: %s", self._peers.get(identity, "a stranger"), error)
                 self._send(identity, wire.Rejected(error=error.message, remedy=error.remedy))
@@ -340,7 +350,7 @@ class Scheduler:
         if len(frames) != 1:
             raise RemoteProtocolError(f"a message of {len(frames)} frames", "send one frame")
         pid = check_sender(frames[0])
-        message = wire.decode_from_agent(bytes(frames[0].buffer))
+        message = wire.decode_from_agent(frames[0].bytes)
         if isinstance(message, wire.Hello):
             self._welcome(identity, message, pid)
             return
@@ -362,7 +372,9 @@ class Scheduler:
         try:
             self._handle(Reported(*peer, msgspec.structs.replace(hello, pid=pid)))
         except GpusliceError:
-            self._restore_route(peer, former)
+            del self._routes[peer]
+            if former is not None:
+                self._routes[peer] = former
             raise
         self._peers[identity] = peer
         try:
@@ -375,11 +387,6 @@ class Scheduler:
             self._watched.register(descriptor, select.EPOLLIN)
         if self.core.jobs[hello.job].state.ended:
             self.processes.end(hello.job, self.now())  # its end was before it could be told
-
-    def _restore_route(self, peer: tuple[str, int], former: bytes | None) -> None:
-        del self._routes[peer]
-        if former is not None:
-            self._routes[peer] = former
 
     def _send(self, identity: bytes, message: wire.ToAgent) -> None:
         try:

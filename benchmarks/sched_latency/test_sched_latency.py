@@ -39,6 +39,7 @@ from .crowd import SOCKET, Rank, Sockets, scheduler
 
 HANDOFFS = 400
 QUANTUM_S = 0.025
+REST_S = 0.01
 AGENTS, RANKS_PER_JOB, DEVICES = 1000, 8, 960
 LISTEN_S = 20.0
 DECISIONS = 3000
@@ -63,7 +64,8 @@ def note_quantiles(benchmark: Any, values_s: list[float]) -> None:
         benchmark.extra_info[name] = ordered[min(len(ordered) - 1, int(share * len(ordered)))] * 1e3
 
 
-def test_raw_round_trip(benchmark: Any, sockets: Sockets, tmp_path: Path) -> None:
+@pytest.mark.parametrize("rest_s", [0.0, REST_S])
+def test_raw_round_trip(benchmark: Any, sockets: Sockets, tmp_path: Path, rest_s: float) -> None:
     path = tmp_path / "echo.sock"
     frame = wire.encode(wire.Progress(epoch=1, boundary=1, step=1))
     echo = subprocess.Popen([sys.executable, str(Path(__file__).with_name("echo.py")), f"ipc://{path}"])
@@ -74,15 +76,24 @@ def test_raw_round_trip(benchmark: Any, sockets: Sockets, tmp_path: Path) -> Non
             dealer.send(frame)
             dealer.recv()
 
-        benchmark.pedantic(once, rounds=5 * HANDOFFS, warmup_rounds=50)
+        benchmark.pedantic(
+            once,
+            setup=lambda: time.sleep(rest_s),
+            rounds=HANDOFFS if rest_s else 5 * HANDOFFS,
+            warmup_rounds=50,
+        )
     finally:
         echo.kill()
         echo.wait()
     note_quantiles(benchmark, benchmark.stats.stats.data)
 
 
-def test_handoff(benchmark: Any, sockets: Sockets, directory: Path) -> None:
-    """From one rank's ``Suspended``, as it leaves, to the other's ``Resume``, as it arrives."""
+@pytest.mark.parametrize("rest_s", [0.0, REST_S])
+def test_handoff(benchmark: Any, sockets: Sockets, directory: Path, rest_s: float) -> None:
+    """From one rank's ``Suspended``, as it leaves, to the other's ``Resume``, as it arrives.
+
+    A rank obeys at once, or after as long as a suspend takes, when everything has come to rest.
+    """
     often = ("--quantum", f"{QUANTUM_S}s", "--switch-share", "0")
     with scheduler(directory, "--devices", "null:1", *often) as client:
         jobs = [client.submit(["--", "sleep", "infinity"]) for _ in range(2)]
@@ -90,28 +101,28 @@ def test_handoff(benchmark: Any, sockets: Sockets, directory: Path) -> None:
         on = ranks[0]
         on.resumed(on.await_order(wire.Resume))
         ranks.append(Rank(sockets.dealer(directory / SOCKET), jobs[1]))
+        poller = zmq.Poller()
+        for rank in ranks:
+            poller.register(rank.socket, zmq.POLLIN)
+        lease: list[wire.Resume] = []
         stop: list[wire.Suspend] = []
 
-        def wait_for_the_end_of_the_slice() -> None:
+        def live_through_a_slice() -> None:
+            for order in lease:
+                on.resumed(order)
             stop[:] = [on.await_order(wire.Suspend)]
+            time.sleep(rest_s)
 
         def hand_over() -> None:
             nonlocal on
             on.park(stop[0])
-            on = whose_turn(ranks)
-            on.resumed(on.await_order(wire.Resume))
+            # The same again, where so slow a machine lets a whole slice pass meanwhile.
+            ready = dict(poller.poll())
+            on = next(rank for rank in ranks if rank.socket in ready)
+            lease[:] = [on.await_order(wire.Resume)]
 
-        benchmark.pedantic(hand_over, setup=wait_for_the_end_of_the_slice, rounds=HANDOFFS, warmup_rounds=10)
+        benchmark.pedantic(hand_over, setup=live_through_a_slice, rounds=HANDOFFS, warmup_rounds=10)
     note_quantiles(benchmark, benchmark.stats.stats.data)
-
-
-def whose_turn(ranks: list[Rank]) -> Rank:
-    """Who gets an order first; the same again, where so slow a machine lets a whole slice pass meanwhile."""
-    poller = zmq.Poller()
-    for rank in ranks:
-        poller.register(rank.socket, zmq.POLLIN)
-    ready = dict(poller.poll())
-    return next(rank for rank in ranks if rank.socket in ready)
 
 
 def test_a_thousand_agents(benchmark: Any, sockets: Sockets, directory: Path) -> None:

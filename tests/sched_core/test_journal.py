@@ -79,3 +79,18 @@ def test_an_event_nobody_knows_is_refused(tmp_path: Path) -> None:
         journal._database.execute("INSERT INTO events (at_s, event) VALUES (0.0, x'ff')")
         with pytest.raises(JournalError, match="cannot be used"):
             list(journal.replay())
+
+
+def test_tidying_up_moves_what_is_much_and_loses_nothing(tmp_path: Path) -> None:
+    events = [heartbeat(number) for number in range(600)]
+    with Journal(tmp_path / "j") as journal:
+        for number, event in enumerate(events[:400]):
+            journal.append(event, float(number), quiet=False)
+        size = (tmp_path / "j").stat().st_size
+        journal.tidy_up()
+        assert (tmp_path / "j").stat().st_size == size, "not worth it yet"
+        for number, event in enumerate(events[400:]):
+            journal.append(event, float(number), quiet=False)
+        journal.tidy_up()
+        assert (tmp_path / "j").stat().st_size > size
+        assert [event for event, _ in journal.replay()] == events

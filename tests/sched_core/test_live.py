@@ -168,6 +168,19 @@ def test_a_killed_rank_fails_the_gang_and_its_launcher_goes_too(open_bench: Call
     assert not lives(launcher)
 
 
+def test_what_can_wait_is_done_in_a_quiet_moment_and_before_the_end(
+    open_bench: Callable[[int], Bench],
+) -> None:
+    bench = open_bench(1)
+    seen: list[int] = []
+    bench.scheduler.chores.add(lambda: seen.append(len(bench.story)))
+    bench.submit("a", boundaries=3)
+    bench.run(lambda: bool(seen))
+    bench.finish()
+    assert seen[-1] == len(bench.story), "nothing is left undone"
+    assert seen == sorted(set(seen)), "nor done when there was nothing new"
+
+
 def test_exit_code_and_output_are_kept(open_bench: Callable[[int], Bench]) -> None:
     bench = open_bench(1)
     bench.submit("bad", 3, code=7)

@@ -1,0 +1,49 @@
+"""What can wait until nobody waits for the scheduler: its log, the disk, garbage.
+
+An order is often answered at once, and then somebody else waits for what follows from the answer. So the end
+of a burst of events is awaited first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf
+
+#: How long nothing may have happened before.
+_QUIET_MS = 5
+#: How long they are put off at most while things keep happening.
+_AT_MOST_S = 1.0
+
+
+class Chores:
+    """Things to be done after something has happened, but not at once."""
+
+    def __init__(self) -> None:
+        self._acts: list[Callable[[], None]] = []
+        #: Since when they are due; infinite while they are not.
+        self._since_s = inf
+
+    def add(self, act: Callable[[], None]) -> None:
+        """Call ``act`` when nothing has happened for a moment; while things keep happening, once a second."""
+        self._acts.append(act)
+
+    def happened(self, now: float) -> None:
+        """Something has; the chores are due."""
+        self._since_s = min(self._since_s, now)
+
+    @property
+    def pause_ms(self) -> int | None:
+        """How long to wait for the next event before they are done; ``None``: there is nothing to do."""
+        return None if self._since_s == inf else _QUIET_MS
+
+    def look(self, now: float, *, quiet: bool) -> None:
+        """Do them if they are due and the last pause was ``quiet``, or were put off for too long."""
+        if quiet or now - self._since_s > _AT_MOST_S:
+            self.do()
+
+    def do(self) -> None:
+        """Do them if they are due."""
+        if self._since_s < inf:
+            self._since_s = inf
+            for act in self._acts:
+                act()
