@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -68,14 +69,23 @@ class Shell:
         return int((self.directory / "scheduler.pid").read_text())
 
 
+@contextmanager
+def shell_in(directory: Path) -> Iterator[Shell]:
+    """A shell, and nothing left of what it started."""
+    found = Shell(directory)
+    try:
+        yield found
+    finally:
+        for client in found.clients:
+            client.close()
+        # A test that failed may have left processes; their variables or arguments name the directory.
+        for process in psutil.process_iter(["environ", "cmdline"]):
+            words = [*(process.info["environ"] or {}).values(), *(process.info["cmdline"] or [])]
+            if any(str(directory) in word for word in words):
+                process.kill()
+
+
 @pytest.fixture
 def shell(tmp_path: Path) -> Iterator[Shell]:
-    found = Shell(tmp_path / "s")
-    yield found
-    for client in found.clients:
-        client.close()
-    # A test that failed may have left processes; their variables or arguments name the directory.
-    for process in psutil.process_iter(["environ", "cmdline"]):
-        words = [*(process.info["environ"] or {}).values(), *(process.info["cmdline"] or [])]
-        if any(str(found.directory) in word for word in words):
-            process.kill()
+    with shell_in(tmp_path / "s") as found:
+        yield found

@@ -12,7 +12,9 @@ import pytest
 import zmq
 
 from gpuslice import verbs
+from gpuslice.cli import main
 from gpuslice.errors import EnvironmentUnusableError, UsageError
+from gpuslice.sched_core.live import Scheduler
 
 from .conftest import RANK, Shell
 from .waiting import until
@@ -103,9 +105,24 @@ def test_a_second_scheduler_is_refused_and_disturbs_nothing(shell: Shell) -> Non
     ],
 )
 def test_a_scheduler_that_cannot_be_is_refused_before_it_is_there(
-    shell: Shell, words: list[str], why: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    why: str,
 ) -> None:
-    assert why in shell("up", *words, code=2)
+    def run(*_: object) -> None:
+        raise AssertionError("it is there")
+
+    monkeypatch.setattr(Scheduler, "run", run)
+    with pytest.raises(SystemExit, match="2"):
+        main(["up", "--foreground", "--state-dir", str(tmp_path / "s"), *words])
+    assert why in capsys.readouterr().err
+    assert not (tmp_path / "s").exists()
+
+
+def test_what_is_wrong_with_it_is_told_to_who_starts_it_in_the_background(shell: Shell) -> None:
+    assert "'gpu' is not a device" in shell("up", "--devices", "gpu", code=2)
 
 
 def test_wait_gives_up_with_124_and_cancel_ends_the_job(shell: Shell) -> None:

@@ -12,17 +12,18 @@ import pytest
 from gpuslice.cli import tables
 from gpuslice.verbs import JobInfo
 
-from .conftest import DEADLINE_S, Shell
+from .conftest import DEADLINE_S, Shell, shell_in
 from .waiting import until
 
 
-@pytest.fixture
-def job(shell: Shell) -> JobInfo:
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> JobInfo:
     """One that a real scheduler told of, before its first slice."""
-    shell.up()
-    job = shell.submit(10**6, name="a")
-    found = until(shell.client(), job, lambda info: info.state == "running")
-    shell("down")
+    with shell_in(tmp_path_factory.mktemp("job") / "s") as shell:
+        shell.up()
+        job = shell.submit(10**6, name="a")
+        found = until(shell.client(), job, lambda info: info.state == "running")
+        shell("down")
     return found
 
 

@@ -18,7 +18,7 @@ from rich.console import Console
 from gpuslice.cli import dashboard, tables
 from gpuslice.verbs import SliceInfo, Standing
 
-from .conftest import DEADLINE_S, Shell
+from .conftest import DEADLINE_S, Shell, shell_in
 from .waiting import until
 
 
@@ -32,9 +32,14 @@ def line(lines: list[str], begins: str) -> str:
     return next(one for one in lines if one.startswith(begins))
 
 
-@pytest.fixture
-def standing(shell: Shell) -> Standing:
+@pytest.fixture(scope="module")
+def standing(tmp_path_factory: pytest.TempPathFactory) -> Standing:
     """Of a scheduler with queues, two endless jobs that have taken turns, and one that failed."""
+    with shell_in(tmp_path_factory.mktemp("standing") / "s") as shell:
+        return told(shell)
+
+
+def told(shell: Shell) -> Standing:
     shell("up", "--devices", "null:1", "--policy", "2das", "--set", "thresholds=0.2,1000")
     client = shell.client()
     failed = shell.submit(1, 3, name="short")

@@ -84,22 +84,39 @@ def test_ranks_that_cannot_talk_are_told_how() -> None:
         agree([3], world_size=2)
 
 
+def torchrun(workshop: Workshop) -> tuple[str, ...]:
+    script: Path = workshop.write("train.py", TRAIN)
+    return ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script))
+
+
+def ranks(told: str) -> list[tuple[str, str, str]]:
+    """Of each rank its number, how many batches it did, and the digest of its model."""
+    return sorted(re.findall(r"rank (\d) did (\d+), (\w+)", told))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, str, str]]:
+    directory = tmp_path_factory.mktemp("undisturbed")
+    workshop = Workshop(directory, directory / "ramdisk")
+    done = workshop.gpuslice_run(*torchrun(workshop), "0")
+    assert done.returncode == 0, done.stderr
+    return ranks(done.stdout)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("option", ["--suspend-every", "--checkpoint-every"])
-def test_a_gang_whose_ranks_died_apart_goes_on_together(workshop: Workshop, option: str) -> None:
-    script: Path = workshop.write("train.py", TRAIN)
-    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script))
-    undisturbed = workshop.gpuslice_run(*torchrun, "0")
-    assert undisturbed.returncode == 0, undisturbed.stderr
-    drill = ("--job", "gang", option, "3", *torchrun)
+def test_a_gang_whose_ranks_died_apart_goes_on_together(
+    workshop: Workshop, undisturbed: list[tuple[str, str, str]], option: str
+) -> None:
+    drill = ("--job", "gang", option, "3", *torchrun(workshop))
     killed = workshop.gpuslice_run(*drill, "5")
     assert "exitcode  : -9" in killed.stderr
     finished = workshop.gpuslice_run(*drill, "0")
     assert finished.returncode == 0, finished.stderr
-    before, after = (
-        sorted(re.findall(r"rank (\d) did (\d+), (\w+)", run.stdout)) for run in (undisturbed, finished)
-    )
-    assert [(rank, digest) for rank, _, digest in after] == [(rank, digest) for rank, _, digest in before]
+    after = ranks(finished.stdout)
+    assert [(rank, digest) for rank, _, digest in after] == [
+        (rank, digest) for rank, _, digest in undisturbed
+    ]
     # Both ranks went on from the same batch: after boundary 3 or 6, whichever both had reached.
     assert len({done for _, done, _ in after}) == 1
-    assert int(after[0][1]) < int(before[0][1])
+    assert int(after[0][1]) < int(undisturbed[0][1])
