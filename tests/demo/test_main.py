@@ -88,6 +88,7 @@ def running(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Running]
 SHORT = ("--steps", "30", "--quantum", "0.4", "--json", "r.json")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("running", [SHORT], indirect=True)
 def test_the_shared_models_equal_the_undisturbed_ones(running: Running) -> None:
     code, output = running.wait()

@@ -47,11 +47,11 @@ def test_a_route_for_gpus_without_a_driver_stops_before_the_script(workshop: Wor
     assert "use --route tensor" in done.stderr
 
 
-def test_the_route_of_auto_is_told(workshop: Workshop) -> None:
-    script = workshop.write("train.py", SCRIPT)
-    report = workshop.directory / "report.json"
+def test_the_route_of_auto_is_told(warm_workshop: Workshop) -> None:
+    script = warm_workshop.write("train.py", SCRIPT)
+    report = warm_workshop.directory / "report.json"
     words = ("--route", "auto", "--suspend-every", "5", "--report", str(report), str(script), "cpu")
-    done = workshop.gpuslice_run(*words)
+    done = warm_workshop.gpuslice_run(*words)
     assert done.returncode == 0, done.stderr
     assert done.stderr.rstrip().endswith("route tensor")
     assert {switch["route"] for switch in json.loads(report.read_text())["switches"]} == {"tensor"}

@@ -148,10 +148,12 @@ finally:
 @pytest.mark.parametrize(
     ("signum", "stdout"), [(signal.SIGINT, "sum True\n"), (signal.SIGTERM, "")], ids=["SIGINT", "SIGTERM"]
 )
-def test_signals_act_as_ever_amid_suspends(workshop: Workshop, signum: signal.Signals, stdout: str) -> None:
-    workshop.write("endless.py", ENDLESS)
-    command = workshop.command("--suspend-every", "1", "endless.py")
-    process = workshop.start(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+def test_signals_act_as_ever_amid_suspends(
+    warm_workshop: Workshop, signum: signal.Signals, stdout: str
+) -> None:
+    warm_workshop.write("endless.py", ENDLESS)
+    command = warm_workshop.command("--suspend-every", "1", "endless.py")
+    process = warm_workshop.start(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == "started\n"
@@ -163,9 +165,9 @@ def test_signals_act_as_ever_amid_suspends(workshop: Workshop, signum: signal.Si
     assert (process.returncode, out) == (-signum, stdout)
 
 
-def test_a_full_ram_disk_ends_the_job_with_its_state_whole(workshop: Workshop) -> None:
-    workshop.write("endless.py", ENDLESS)
-    done = workshop.gpuslice_run("--suspend-at", "3", "--ramdisk-limit", "1k", "endless.py")
+def test_a_full_ram_disk_ends_the_job_with_its_state_whole(warm_workshop: Workshop) -> None:
+    warm_workshop.write("endless.py", ENDLESS)
+    done = warm_workshop.gpuslice_run("--suspend-at", "3", "--ramdisk-limit", "1k", "endless.py")
     assert (done.returncode, done.stdout) == (5, "started\nsum True\n")
     what, remedy, summary = done.stderr.splitlines()
     assert "RAM disk" in what
@@ -225,6 +227,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.slow
 def test_the_ranks_of_torchrun_are_suspended_each_with_its_report(workshop: Workshop) -> None:
     workshop.write("ddp.py", DISTRIBUTED)
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "ddp.py"]
