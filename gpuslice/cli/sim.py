@@ -43,6 +43,9 @@ def command(
     jobs: Annotated[
         int | None, typer.Option(metavar="J", min=1, help="Processes for --compare; else all cores.")
     ] = None,
+    engine: Annotated[
+        str, typer.Option(help="auto, plain, compiled: the same results, the latter fast for long runs.")
+    ] = "auto",
     clamp: Annotated[bool, typer.Option(help="Clamp jobs that are larger than the cluster.")] = False,
     retries: Annotated[
         str | None,
@@ -86,6 +89,7 @@ def command(
         speed=speed,
         peer=peer,
         keep_spans=json_out is not None or html is not None,
+        engine=engine,
     )
     requests = _requests(base, names, settings or [])
     show = sys.stderr.isatty() if progress is None else progress

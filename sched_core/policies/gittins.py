@@ -23,14 +23,14 @@ class GittinsIndex:
     """
 
     def __init__(self, services: Sequence[float]) -> None:
-        self._services = sorted(services)
-        self._sums = [0.0, *accumulate(self._services)]
+        self.services = sorted(services)
+        self.sums = [0.0, *accumulate(self.services)]
         #: The last end of a look ahead, and how many services do not exceed it.
         self._until = (nan, 0)
 
     def within(self, attained: float, more: float) -> float:
         """P(S - a <= D | S > a) / E[min(S - a, D) | S > a] for one ``D`` = ``more``; 0 if no S exceeds a."""
-        services, sums = self._services, self._sums
+        services, sums = self.services, self.sums
         first = bisect_right(services, attained)
         until = attained + more
         if until != self._until[0]:
@@ -45,8 +45,8 @@ class GittinsIndex:
 
     def best(self, attained: float) -> float:
         """The index proper: the largest ``within`` over all ``D``. One pass over the sample."""
-        first = bisect_right(self._services, attained)
-        longer = self._services[first:]
+        first = bisect_right(self.services, attained)
+        longer = self.services[first:]
         return max((self.within(attained, service - attained) for service in longer), default=0.0)
 
 
@@ -58,23 +58,23 @@ class PublishedIndex:
     """
 
     def __init__(self, services: Sequence[int], more: int = 3250) -> None:
-        self._services = sorted(services)
-        self._sums = [0, *accumulate(self._services)]
-        self._table = [self._entry(service - 1, more) for service in self._services]
+        self.services = sorted(services)
+        self.sums = [0, *accumulate(self.services)]
+        self.table = [self._entry(service - 1, more) for service in self.services]
 
     def at(self, attained: float) -> float:
         """The index of a job that attained ``attained``."""
-        position = bisect_right(self._services, int(attained))
-        return self._table[position] if position < len(self._table) else 0.0
+        position = bisect_right(self.services, int(attained))
+        return self.table[position] if position < len(self.table) else 0.0
 
     def _entry(self, attained: int, more: int) -> float:
-        services, total = self._services, len(self._services)
+        services, total = self.services, len(self.services)
         first = bisect_right(services, attained)
         beyond = total - 1
         if attained + more <= services[-1] - 1:
             beyond = bisect_right(services, attained + more)
         chance = round((beyond - first) / (total - first), 5)
-        used = self._sums[beyond] - self._sums[first] + more * (total - beyond)
+        used = self.sums[beyond] - self.sums[first] + more * (total - beyond)
         return round(chance * 1_000_000 / (used // (total - first)), 4)
 
 

@@ -33,13 +33,13 @@ class LeastAttained(RankedPolicy[Entry]):
         super().__init__(placement)
         if not quantum_s > 0:
             raise ConfigError(f"quantum_s={quantum_s} is no time", "give a positive number of seconds")
-        self._quantum_s = quantum_s
-        self._by_devices = by_devices
+        self.quantum_s = quantum_s
+        self.by_devices = by_devices
         self._compare_s: float | None = None
 
     def waiting_key(self, entry: Entry, view: View) -> Key:
         job, now_s = entry.job, view.now_s
-        attained = job.service_at(now_s) if self._by_devices else job.executed_at(now_s)
+        attained = job.service_at(now_s) if self.by_devices else job.executed_at(now_s)
         return (attained, job.number)
 
     def update(self, view: View) -> None:
@@ -56,5 +56,5 @@ class LeastAttained(RankedPolicy[Entry]):
         if not self.crowded:
             self._compare_s = None
         elif self._compare_s is None:
-            self._compare_s = view.now_s + view.slice_s(self._quantum_s)
+            self._compare_s = view.now_s + view.slice_s(self.quantum_s)
         return self._compare_s

@@ -84,11 +84,12 @@ class Mlfq(RankedPolicy[MlfqEntry]):
             raise ConfigError(f"promote={promote} is not above 0", "leave it out to never promote")
         if not first_slice_s >= 0:
             raise ConfigError(f"first_slice_s={first_slice_s} is below 0", "leave it out for no such slice")
-        self._limits = thresholds
+        #: Attained service at which a job leaves each queue but the last, that of the first slice included.
+        self.limits = thresholds
         if thresholds and 0 < first_slice_s < thresholds[0]:
-            self._limits = (first_slice_s, *thresholds)
-        self._promote = promote
-        self._by_devices = by_devices
+            self.limits = (first_slice_s, *thresholds)
+        self.promote = promote
+        self.by_devices = by_devices
         #: (due, number, entry); stale unless the entry still has that due time.
         self._due: list[tuple[float, int, MlfqEntry]] = []
         #: How often each job was promoted, by its number.
@@ -105,7 +106,7 @@ class Mlfq(RankedPolicy[MlfqEntry]):
 
     def attained(self, entry: MlfqEntry, now_s: float) -> float:
         """What counts against the thresholds."""
-        if self._by_devices:
+        if self.by_devices:
             return entry.job.service_at(now_s) - entry.base_service_s
         return entry.job.executed_at(now_s) - entry.base_executed_s
 
@@ -115,7 +116,7 @@ class Mlfq(RankedPolicy[MlfqEntry]):
             return
         entry.started_s = job.first_start_s
         attained = self.attained(entry, now_s)
-        entry.level = sum(attained >= limit for limit in self._limits)
+        entry.level = sum(attained >= limit for limit in self.limits)
         self._expect(
             entry, self._demotion_s(entry, now_s) if job.running else self._promotion_s(entry, now_s)
         )
@@ -176,19 +177,19 @@ class Mlfq(RankedPolicy[MlfqEntry]):
 
     def _demotion_s(self, entry: MlfqEntry, now_s: float) -> float:
         """When a running entry reaches the end of its queue."""
-        if entry.level == len(self._limits):
+        if entry.level == len(self.limits):
             return inf
         job = entry.job
         since_s = job.since_s if job.running else now_s
-        left = self._limits[entry.level] - self.attained(entry, since_s)
-        return since_s + (left / len(entry.devices) if self._by_devices else left)
+        left = self.limits[entry.level] - self.attained(entry, since_s)
+        return since_s + (left / len(entry.devices) if self.by_devices else left)
 
     def _promotion_s(self, entry: MlfqEntry, now_s: float) -> float:
         """When a waiting entry, suspended now, will have waited for long enough."""
         executed_s = entry.job.executed_at(now_s) - entry.base_executed_s
-        if entry.level == 0 or self._promote == inf or executed_s <= 0:
+        if entry.level == 0 or self.promote == inf or executed_s <= 0:
             return inf
-        return now_s + self._promote * executed_s
+        return now_s + self.promote * executed_s
 
     def _expect(self, entry: MlfqEntry, due_s: float) -> None:
         entry.due_s = due_s

@@ -32,12 +32,12 @@ class PublishedShortest(RankedPolicy[Entry]):
 
     def __init__(self, placement: Placement | None = None, *, by_devices: bool = False) -> None:
         super().__init__(placement)
-        self._by_devices = by_devices
+        self.by_devices = by_devices
         self._event = 0
 
     def remaining(self, entry: Entry, view: View) -> float:
         """What is ordered by."""
-        return view.remaining_s(entry.job) * (entry.size if self._by_devices else 1)
+        return view.remaining_s(entry.job) * (entry.size if self.by_devices else 1)
 
     def plan(self, view: View) -> Plan:
         self._event += 1

@@ -98,13 +98,13 @@ class PublishedDlas(Mlfq):
 
     def _watch(self, entry: MlfqEntry, now_s: float) -> None:
         """Note when ``entry``, which runs from now on or in another queue, will wake the policy."""
-        if entry.level == len(self._limits):
+        if entry.level == len(self.limits):
             self._spent_s.pop(entry, None)
             return
         executed_s = entry.job.executed_at(now_s) - entry.base_executed_s
-        spent_s = now_s + self._limits[entry.level] - executed_s
+        spent_s = now_s + self.limits[entry.level] - executed_s
         self._spent_s[entry] = spent_s
-        divisor = entry.size if self._by_devices else 1
+        divisor = entry.size if self.by_devices else 1
         heappush(self._spent.setdefault(divisor, []), (spent_s, entry.job.number, entry))
 
     def _next_promotion(self, now_s: float, wake_s: float) -> float | None:
@@ -128,9 +128,9 @@ class PublishedDlas(Mlfq):
 
     def _promotion_s(self, entry: MlfqEntry, now_s: float) -> float:
         executed_s = entry.job.executed_at(now_s) - entry.base_executed_s
-        if entry.level == 0 or self._promote == inf or executed_s <= 0:
+        if entry.level == 0 or self.promote == inf or executed_s <= 0:
             return inf
-        return now_s + int(executed_s * self._promote) - entry.waited_s
+        return now_s + int(executed_s * self.promote) - entry.waited_s
 
 
 class PublishedGittins(PublishedDlas):
@@ -140,10 +140,10 @@ class PublishedGittins(PublishedDlas):
 
     def __init__(self, placement: Placement | None = None) -> None:
         super().__init__(placement)
-        self._index = PublishedIndex(yarn_services())
+        self.index = PublishedIndex(yarn_services())
 
     def rank(self, entry: MlfqEntry, view: View) -> Key:
-        return (-self._index.at(self.attained(entry, view.now_s)), entry.job.spec.submit_s)
+        return (-self.index.at(self.attained(entry, view.now_s)), entry.job.spec.submit_s)
 
     def update(self, view: View) -> None:
         """Indices of running jobs have changed; ties keep the order of the last plan."""

@@ -39,7 +39,7 @@ class RankedPolicy(ABC, Generic[E]):
     entry_type: type[Any] = Entry
 
     def __init__(self, placement: Placement | None = None) -> None:
-        self._placement: Placement = Count() if placement is None else placement
+        self.placement: Placement = Count() if placement is None else placement
         self._entries: dict[str, E] = {}
         #: Devices that all unfinished jobs ask for, together.
         self._asked = 0
@@ -136,7 +136,7 @@ class RankedPolicy(ABC, Generic[E]):
             self._admit(job, view)
 
     def _admit(self, job: Job, view: View) -> None:
-        entry: E = self.entry_type(job, self._placement.kind(job))
+        entry: E = self.entry_type(job, self.placement.kind(job))
         self._entries[job.id] = entry
         self._asked += entry.size
         entry.running = job.running
@@ -182,7 +182,7 @@ class RankedPolicy(ABC, Generic[E]):
         if self._touched[entry] and free.has(entry.job.placement):
             entry.devices = entry.job.placement
         else:
-            devices = self._placement.choose(entry.job, free)
+            devices = self.placement.choose(entry.job, free)
             if devices is None and (devices := self._make_room(entry)) is None:
                 return False
             entry.devices = devices
@@ -197,7 +197,7 @@ class RankedPolicy(ABC, Generic[E]):
         trial = self._free.copy()
         for other in behind:
             trial.give(other.devices)
-        devices = self._placement.choose(entry.job, trial)
+        devices = self.placement.choose(entry.job, trial)
         if devices is None:
             return None
         wanted = set(devices)
@@ -225,11 +225,11 @@ class RankedPolicy(ABC, Generic[E]):
                     suspended.append(entry)
             elif not ran:
                 decisions.append(Start(job.id, entry.devices))
-                self._placement.placed(job, entry.devices)
+                self.placement.placed(job, entry.devices)
                 started.append(entry)
             elif entry.devices != job.placement:
                 decisions.append(Migrate(job.id, entry.devices))
-                self._placement.placed(job, entry.devices)
+                self.placement.placed(job, entry.devices)
         started.sort(key=_by_key)
         suspended.sort(key=_by_key)
         self.settled(started, suspended, view)

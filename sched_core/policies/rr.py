@@ -62,7 +62,7 @@ class RoundRobin(RankedPolicy[Turn]):
             raise ConfigError(
                 f"quantum_s={quantum_s} is not a time", "give the slice a positive number of seconds"
             )
-        self._quantum_s = quantum_s
+        self.quantum_s = quantum_s
         self._turn = 0
         self._round_ends_s: float | None = None
         #: How many jobs have each weight.
@@ -111,7 +111,7 @@ class RoundRobin(RankedPolicy[Turn]):
 
     def wake_at(self, view: View) -> float | None:
         if self._round_ends_s is None and self.crowded:
-            slice_s = view.slice_s(self._quantum_s)
+            slice_s = view.slice_s(self.quantum_s)
             slices = floor(view.now_s / slice_s) + 1
             while slices * slice_s <= view.now_s:
                 slices += 1

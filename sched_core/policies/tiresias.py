@@ -60,13 +60,13 @@ class TwoDGittins(TwoDas):
 
     def waiting_key(self, entry: MlfqEntry, view: View) -> Key:
         level, started_s, number = entry.level, entry.started_s, entry.job.number
-        if level == len(self._limits):
+        if level == len(self.limits):
             index = 0.0
         else:
             if self._index is None:
                 self._index = self._learned(view)
             attained = entry.job.service_at(view.now_s) - entry.base_service_s
-            index = self._index.within(attained, self._limits[level] - attained)
+            index = self._index.within(attained, self.limits[level] - attained)
         if started_s == inf:
             return (level, -index, 1, entry.entered_s, number)
         return (level, -index, 0, started_s, number)
@@ -83,7 +83,7 @@ class TwoDGittins(TwoDas):
                     self.ranking.rekey(entry, self.waiting_key(entry, view))
         super().update(view)
         if self.contended:
-            self.ranking.expire(lambda entry: self.waiting_key(entry, view), before=(len(self._limits),))
+            self.ranking.expire(lambda entry: self.waiting_key(entry, view), before=(len(self.limits),))
 
     def settled(self, started: Sequence[MlfqEntry], suspended: Sequence[MlfqEntry], view: View) -> None:
         Mlfq.settled(self, started, suspended, view)

@@ -88,20 +88,20 @@ class Simulation:
         keep_spans: bool = False,
     ) -> None:
         trace.check_fits(cluster.size)
-        self._trace = trace
-        self._cluster = cluster
-        self._policy = policy
-        self._speed = LinearSpeed() if speed is None else speed
-        self._cost = NoCost() if cost is None else cost
-        self._keep_spans = keep_spans
+        self.trace = trace
+        self.cluster = cluster
+        self.policy = policy
+        self.speed = LinearSpeed() if speed is None else speed
+        self.cost = NoCost() if cost is None else cost
+        self.keep_spans = keep_spans
         self._allotment = Allotment(cluster, policy.name)
         self._jobs: dict[str, SimJob] = {}
         knowledge = TraceKnowledge(trace) if policy.needs_durations else TraceDistribution(trace)
-        self._view = View(cluster, self._jobs, knowledge)
-        self._view.losses = TraceLosses(trace)
+        self.view = View(cluster, self._jobs, knowledge)
+        self.view.losses = TraceLosses(trace)
         #: (end, number, job); stale unless ``job.end_s`` is still that end.
         self._completions: list[tuple[float, int, SimJob]] = []
-        self._outcome = Outcome.empty(trace, str(cluster), cluster.size, policy.name)
+        self.outcome = Outcome.empty(trace, str(cluster), cluster.size, policy.name)
         self._now_s = trace.submit_s[0]
         self._waiting = 0
         #: Clock that runs once per second for every unfinished job.
@@ -126,16 +126,16 @@ class Simulation:
         try:
             self._loop(progress)
         except KeyboardInterrupt:
-            self._outcome.complete = False
+            self.outcome.complete = False
             for job in self._jobs.values():
                 self._note(job)
-        self._outcome.promotions = getattr(self._policy, "promotions", {})
-        self._outcome.counters = getattr(self._policy, "counters", {})
-        self._outcome.wall_s = time.perf_counter() - started
-        return self._outcome
+        self.outcome.promotions = getattr(self.policy, "promotions", {})
+        self.outcome.counters = getattr(self.policy, "counters", {})
+        self.outcome.wall_s = time.perf_counter() - started
+        return self.outcome
 
     def _loop(self, progress: Progress | None) -> None:
-        submit_s, jobs, view, outcome = self._trace.submit_s, self._jobs, self._view, self._outcome
+        submit_s, jobs, view, outcome = self.trace.submit_s, self._jobs, self.view, self.outcome
         total, arrived, idle_plans = len(submit_s), 0, 0
         wake_s: float | None = None
         while arrived < total or jobs:
@@ -148,13 +148,13 @@ class Simulation:
                 self._arrive(arrived)
                 arrived += 1
             view.now_s = now_s
-            plan = self._policy.plan(view)
+            plan = self.policy.plan(view)
             view.changes = Changes()
             if plan.decisions:
                 self._apply(plan, now_s)
             wake_s = plan.wake_at_s
             if wake_s is not None and wake_s <= now_s:
-                raise PolicyError(f"policy {self._policy.name} asks at {now_s:g} to be woken at {wake_s:g}")
+                raise PolicyError(f"policy {self.policy.name} asks at {now_s:g} to be woken at {wake_s:g}")
             outcome.events += 1
             idle_plans = 0 if plan.decisions or self._completions or arrived < total else idle_plans + 1
             if progress is not None and not outcome.events % _PROGRESS_EVERY:
@@ -190,12 +190,12 @@ class Simulation:
                     self._room_s[demand] += elapsed_s
 
     def _arrive(self, number: int) -> None:
-        spec = self._trace.spec(number)
+        spec = self.trace.spec(number)
         job = SimJob(spec, number, self._job_s, self._room_s.setdefault(spec.demand, 0.0))
         self._jobs[job.id] = job
         self._waiting += 1
-        if not self._view.changes.reset:
-            self._view.changes.arrived.append(job)
+        if not self.view.changes.reset:
+            self.view.changes.arrived.append(job)
 
     def _apply(self, plan: Plan, now_s: float) -> None:
         """Release first, then grant; the allotment refuses what is impossible."""
@@ -214,7 +214,7 @@ class Simulation:
                 self._release(job, now_s)
                 job.preemptions += 1
             else:
-                self._outcome.stopped[job.number] = True
+                self.outcome.stopped[job.number] = True
                 self._finish(job, now_s)
         for grant, job in grants:
             self._grant(job, grant, plan, now_s)
@@ -223,10 +223,10 @@ class Simulation:
         self._allotment.grant(job, grant.devices, shared=grant.shared, plan=plan)
         job.fragmented_s += self._room_s[job.demand] - job.room_s
         if job.first_start_s is None:
-            job.first_start_s = self._outcome.first_start_s[job.number] = now_s
+            job.first_start_s = self.outcome.first_start_s[job.number] = now_s
             resume_s = 0.0
         else:
-            resume_s = self._cost.resume_s(job)
+            resume_s = self.cost.resume_s(job)
             job.lost_s += resume_s * len(grant.devices)
         self._waiting -= 1
         job.running = True
@@ -243,8 +243,8 @@ class Simulation:
         if now_s < job.since_s:
             job.lost_s -= (job.since_s - now_s) * len(job.placement)
         job.settle(now_s)
-        if self._keep_spans:
-            self._outcome.spans.append(Span(job.number, job.granted_s, now_s, job.placement))
+        if self.keep_spans:
+            self.outcome.spans.append(Span(job.number, job.granted_s, now_s, job.placement))
         neighbours = self._neighbours(job)
         self._allotment.release(job)
         job.running = False
@@ -263,18 +263,18 @@ class Simulation:
         self._waiting -= 1
         job.running = held
         self._note(job)
-        self._outcome.finish_s[job.number] = now_s
+        self.outcome.finish_s[job.number] = now_s
         life_s = now_s - job.spec.submit_s
-        self._outcome.contention[job.number] = (
+        self.outcome.contention[job.number] = (
             (self._job_s - job.born_job_s) / life_s if life_s > 0 else len(self._jobs)
         )
         del self._jobs[job.id]
-        if not self._view.changes.reset:
-            self._view.changes.finished.append(job)
+        if not self.view.changes.reset:
+            self.view.changes.finished.append(job)
 
     def _note(self, job: SimJob) -> None:
         """Write down what the runs of ``job`` that are over amount to."""
-        outcome, number = self._outcome, job.number
+        outcome, number = self.outcome, job.number
         outcome.preemptions[number] = job.preemptions
         outcome.migrations[number] = job.migrations
         outcome.executed_s[number] = job.executed_s
@@ -299,8 +299,8 @@ class Simulation:
         if self._allotment.shares(job):
             crowded = max(job.placement, key=lambda device: len(self._allotment.holders(device)))
             neighbours = [other for other in self._allotment.holders(crowded) if other is not job]
-        job.rate = self._speed.rate(job, neighbours, self._cluster)
-        left_s = self._trace.duration_s[job.number] - job.progress_s
+        job.rate = self.speed.rate(job, neighbours, self.cluster)
+        left_s = self.trace.duration_s[job.number] - job.progress_s
         job.end_s = job.since_s + (left_s if job.rate == 1.0 else left_s / job.rate)
         heappush(self._completions, (job.end_s, job.number, job))
 
@@ -308,6 +308,6 @@ class Simulation:
         waiting = [job.id for job in self._jobs.values()]
         names = ", ".join(waiting[:5]) + (f" and {len(waiting) - 5} more" if len(waiting) > 5 else "")
         return PolicyError(
-            f"policy {self._policy.name} never runs {names}: nothing is running and nothing else will happen",
+            f"policy {self.policy.name} never runs {names}: nothing is running and nothing else will happen",
             "check that the placement can take jobs of this size on this cluster",
         )

@@ -32,7 +32,8 @@ class StaleCompletions(Simulation):
     def _next_instant(self, arrival_s: float, wake_s: float | None) -> float:
         now_s = super()._next_instant(arrival_s, wake_s)
         if self._completions and self._completions[0][0] == arrival_s:
-            ending = (job for end_s, _, job in self._completions if end_s == arrival_s == job.end_s)
+            # Suspended and resumed at one instant, a job is listed twice.
+            ending = {job for end_s, _, job in self._completions if end_s == arrival_s == job.end_s}
             self._tied = (arrival_s, sorted(ending, key=_number))
         return now_s
 
@@ -53,7 +54,7 @@ class Ticks(Simulation):
 
     def run(self, progress: Progress | None = None) -> Outcome:
         outcome = super().run(progress)
-        for number, joined_s in cast(PublishedGandiva, self._policy).joined_s.items():
+        for number, joined_s in cast(PublishedGandiva, self.policy).joined_s.items():
             outcome.first_start_s[number] = joined_s
         outcome.preemptions[:] = outcome.migrations[:] = 0
         return outcome

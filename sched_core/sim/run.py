@@ -9,16 +9,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
 
+from gpuslice.errors import UsageError
 from gpuslice.sched_core.cluster import Cluster
+from gpuslice.sched_core.lookup import nearest
 from gpuslice.sched_core.placement.registry import make_placement
 from gpuslice.sched_core.policies.registry import make_policy
 from gpuslice.sched_core.traces.trace import Trace
 
+from .compiled.choice import worth_compiling
+from .compiled.rules import form_of
 from .cost import parse_cost
 from .engine import Progress, Simulation
 from .outcome import Outcome
 from .peer import parse_peer
 from .speed import parse_speed
+
+ENGINES = ("auto", "plain", "compiled")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +45,9 @@ class Request:
         ``tiresias:SCHEDULE/SCHEME``, or ``None``.
     keep_spans
         Record who held which devices when.
+    engine
+        ``plain``, ``compiled`` (``compiled/``: orders only, without ``keep_spans``), or ``auto``: whichever
+        takes less time. Results are the same.
     """
 
     trace: Trace
@@ -51,10 +60,21 @@ class Request:
     speed: str = "linear"
     peer: str | None = None
     keep_spans: bool = False
+    engine: str = "auto"
 
     def prepare(self) -> Simulation:
         """Build the simulation; raises ``UsageError`` for everything that is wrong with the request."""
-        cluster = Cluster.parse(self.cluster)
+        simulation = self._simulation(Cluster.parse(self.cluster))
+        if self.engine not in ENGINES:
+            raise UsageError(f"there is no engine {self.engine!r}", nearest(self.engine, ENGINES))
+        if self.engine == "compiled" and form_of(simulation) is None:
+            raise UsageError(
+                f"{simulation.policy.name} cannot run compiled here",
+                "leave out --engine; docs/simulator.md says what can",
+            )
+        return simulation
+
+    def _simulation(self, cluster: Cluster) -> Simulation:
         if self.peer is not None:
             return parse_peer(self.peer).prepare(self.trace, cluster, keep_spans=self.keep_spans)
         placement = make_placement(self.placement, self.placement_options) if self.placement else None
@@ -64,8 +84,23 @@ class Request:
 
 
 def run_one(request: Request, progress: Progress | None = None) -> Outcome:
-    """Prepare and run."""
-    return request.prepare().run(progress)
+    """Prepare and run.
+
+    Raises
+    ------
+    UsageError
+        If the request is wrong or cannot be compiled as it asks.
+    """
+    simulation = request.prepare()
+    if request.engine == "plain":
+        return simulation.run(progress)
+    form = form_of(simulation) if request.engine == "compiled" else worth_compiling(simulation)
+    if form is None:
+        return simulation.run(progress)
+    from .compiled.run import run  # Imports numba.
+
+    outcome = run(simulation, form, progress)
+    return simulation.run(progress) if outcome is None else outcome
 
 
 def run_all(

@@ -168,6 +168,18 @@ def test_queues_on_random_traces(schedule: str, options: dict[str, object], seed
     assert results(trace, "2x4", f"tiresias:{schedule}/count") == simulate_naively(jobs, 8, **options)
 
 
+def test_a_job_that_stops_for_an_instant_is_completed_once() -> None:
+    """At 6,500 job 0 makes way for job 1, which takes no time, and goes on; it ends as job 2 arrives."""
+    rows = [(3250, 1, 9750), (3250, 8, 0), (13000, 1, 0)]
+    submit, devices, durations = zip(*rows, strict=True)
+    trace = Trace(["0", "1", "2"], submit, devices, durations)
+    assert [end for _, end, _, _ in results(trace, "1x8", "tiresias:dlas-gpu-05/count")] == [
+        13000,
+        3250,
+        13000,
+    ]
+
+
 def test_a_stale_completion_is_reproduced() -> None:
     """Smallest case found: job 0 would end with the arrival of job 2 and is demoted, suspended before."""
     jobs = [(0, 1, 3300), (3200, 1, 500), (3300, 1, 10)]

@@ -1,0 +1,43 @@
+"""Whether to run a simulation compiled. Imports no numba, which takes as long as a short run."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from functools import cache
+from math import inf
+from pathlib import Path
+
+from gpuslice.sched_core.sim.engine import Simulation
+
+from .rules import ATTAINED, PUBLISHED_SHORTEST, REMAINING, TURNS, Form, form_of
+
+#: A guess at what the engine proper takes for a job: an order that stays, one that shifts as jobs run,
+#: and one by which jobs are suspended again and again (turns, promotions), in seconds.
+_STAYS_S, _SHIFTS_S, _AGAIN_S = 40e-6, 150e-6, 5e-3
+#: What loading compiled code takes, and compiling it.
+_LOAD_S, _COMPILE_S = 1.0, 30.0
+
+
+def worth_compiling(simulation: Simulation) -> Form | None:
+    """What to run compiled, if ``simulation`` can be and the engine proper would take longer."""
+    form = form_of(simulation)
+    if form is None:
+        return None
+    kind = form.rule.kind
+    if kind in (ATTAINED, TURNS) or form.rule.promote < inf:
+        job_s = _AGAIN_S
+    else:
+        job_s = _SHIFTS_S if kind in (REMAINING, PUBLISHED_SHORTEST) else _STAYS_S
+    least_s = _LOAD_S if kept_in().is_dir() else _COMPILE_S
+    return form if job_s * len(simulation.trace) > least_s else None
+
+
+@cache
+def kept_in() -> Path:
+    """Where compiled code is kept: a folder named after its sources, as numba itself looks at one of them."""
+    sources = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        sources.update(path.read_bytes())
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.environ.get("HOME", "/"), ".cache")
+    return Path(base, "gpuslice", f"simulator-{sources.hexdigest()[:16]}")

@@ -1,0 +1,189 @@
+"""The event loop of ``sim/engine.py`` over arrays, compiled."""
+
+from __future__ import annotations
+
+from math import inf, isnan
+
+from .arrays import (
+    DUE,
+    ENDING,
+    FLIPPED,
+    ORDER,
+    RISING,
+    STARTED,
+    SUSPENDED,
+    TIED,
+    World,
+    compiled,
+    pull,
+    push,
+    rank,
+    repair,
+    sort,
+    top,
+    unrank,
+)
+from .orders import set_key, settle, update, wake_at
+
+OVER, MORE, STUCK = range(3)
+
+
+def advance(w: World, events: int) -> int:
+    """Simulate so many events; ``MORE``: that was not all, ``STUCK``: the policy would be woken too early.
+
+    At one instant completions come first, then arrivals, then the plan, which releases before it grants.
+    """
+    clock = w.clock[0]
+    while clock.arrived < len(w.jobs) or clock.alive:
+        if events == 0:
+            return MORE
+        events -= 1
+        now = next_instant(w)
+        pass_time(w, now)
+        complete(w, now)
+        while clock.arrived < len(w.jobs) and w.jobs[clock.arrived].submit <= now:
+            arrive(w, now)
+        update(w, now)
+        repair(w)
+        decide(w)
+        settle(w, now)
+        clock.wake = wake_at(w, now)
+        clock.was_crowded = clock.alive > clock.count
+        for i in range(clock.suspended):
+            release(w, int(w.slots[SUSPENDED, i]), now)
+            w.jobs[w.slots[SUSPENDED, i]].preemptions += 1
+        for i in range(clock.started):
+            grant(w, int(w.slots[STARTED, i]), now)
+        clock.events += 1
+        if clock.wake <= now:
+            return STUCK
+    return OVER
+
+
+@compiled
+def next_instant(w: World) -> float:
+    """The earliest of the next arrival, completion and wake-up (``Simulation._next_instant``)."""
+    clock, job = w.clock[0], top(w, ENDING)
+    arrival = w.jobs[clock.arrived].submit if clock.arrived < len(w.jobs) else inf
+    ending = w.jobs[job].end if job >= 0 else inf
+    if clock.stale and job >= 0 and ending == arrival:
+        clock.tied_s, clock.tied = arrival, 0
+        for i in range(clock.count):
+            if w.jobs[w.slots[ORDER, i]].end == arrival:
+                w.slots[TIED, clock.tied] = w.slots[ORDER, i]
+                clock.tied += 1
+    return float(min(arrival, ending, clock.wake))
+
+
+@compiled
+def pass_time(w: World, now: float) -> None:
+    """Let the clocks run that jobs share (``Simulation._pass_time``)."""
+    clock = w.clock[0]
+    elapsed = now - clock.now
+    if elapsed <= 0:
+        return
+    clock.now = now
+    clock.job_s += elapsed * clock.alive
+    if clock.alive > clock.count and clock.free:
+        for row in range(clock.groups):
+            group = w.groups[row]
+            if group.known and group.demand <= clock.free:
+                group.room += elapsed
+
+
+@compiled
+def complete(w: World, now: float) -> None:
+    """End the jobs whose work is done, and those that are tied to this arrival (``StaleCompletions``)."""
+    clock = w.clock[0]
+    if clock.tied_s == now:
+        sort(w, TIED, clock.tied, False)
+        for i in range(clock.tied):
+            finish(w, int(w.slots[TIED, i]), now)
+        clock.tied_s = -1.0
+    job = top(w, ENDING)
+    while job >= 0 and w.jobs[job].end <= now:
+        finish(w, job, now)
+        job = top(w, ENDING)
+
+
+@compiled
+def arrive(w: World, now: float) -> None:
+    clock = w.clock[0]
+    job = clock.arrived
+    group = w.groups[w.jobs[job].group]
+    group.known = True
+    w.jobs[job].born, w.jobs[job].room = clock.job_s, group.room
+    clock.arrived += 1
+    clock.alive += 1
+    clock.asked += w.jobs[job].demand
+    set_key(w, job, now)
+    rank(w, job)
+
+
+@compiled
+def finish(w: World, job: int, now: float) -> None:
+    """End ``job`` (``Simulation._finish``, ``RankedPolicy._forget``)."""
+    j, clock = w.jobs[job], w.clock[0]
+    unrank(w, job)
+    pull(w, DUE, job)
+    pull(w, RISING, job)
+    if j.running:
+        release(w, job, now)
+    j.finish = now
+    life = now - j.submit
+    j.contention = (clock.job_s - j.born) / life if life > 0 else clock.alive
+    clock.alive -= 1
+    clock.asked -= j.demand
+
+
+@compiled
+def decide(w: World) -> None:
+    """List who was flipped for good: started, and suspended, most urgent first."""
+    clock = w.clock[0]
+    clock.started = clock.suspended = 0
+    for i in range(clock.flipped):
+        job = w.slots[FLIPPED, i]
+        j = w.jobs[job]
+        j.touched = False
+        if j.runs and not j.running:
+            w.slots[STARTED, clock.started] = job
+            clock.started += 1
+        elif j.running and not j.runs:
+            w.slots[SUSPENDED, clock.suspended] = job
+            clock.suspended += 1
+    clock.flipped = 0
+    sort(w, STARTED, clock.started, True)
+    sort(w, SUSPENDED, clock.suspended, True)
+
+
+@compiled
+def grant(w: World, job: int, now: float) -> None:
+    """Give ``job`` its devices (``Simulation._grant``)."""
+    j = w.jobs[job]
+    j.fragmented += w.groups[j.group].room - j.room
+    j.since = now
+    if isnan(j.first):
+        j.first = now
+    else:
+        j.since = now + j.resume
+        j.lost += j.resume * j.demand
+    j.running = True
+    j.end = j.since + (j.duration - j.executed)
+    push(w, ENDING, job)
+
+
+@compiled
+def release(w: World, job: int, now: float) -> None:
+    """Take its devices from ``job`` (``Simulation._release``)."""
+    j = w.jobs[job]
+    pull(w, ENDING, job)
+    if now < j.since:
+        j.lost -= (j.since - now) * j.demand
+    else:
+        elapsed = now - j.since
+        j.executed += elapsed
+        j.service += elapsed * j.demand
+    j.running = False
+    j.since = now
+    j.end = inf
+    j.room = w.groups[j.group].room

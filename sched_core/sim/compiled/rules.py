@@ -1,0 +1,103 @@
+"""Which simulations can run compiled, and their policies in numbers. Imports no numba."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Any, NamedTuple
+
+from gpuslice.sched_core.placement.placement import Count
+from gpuslice.sched_core.policies.fifo import Fifo, FitFirst, SmallestFirst
+from gpuslice.sched_core.policies.gittins import GittinsIndex, yarn_services
+from gpuslice.sched_core.policies.las import LeastAttained
+from gpuslice.sched_core.policies.published_orders import PublishedShortest
+from gpuslice.sched_core.policies.published_queues import PublishedDlas, PublishedGittins
+from gpuslice.sched_core.policies.rr import RoundRobin
+from gpuslice.sched_core.policies.shortest import ShortestJob, ShortestRemaining, ShortestRemainingService
+from gpuslice.sched_core.policies.tiresias import TwoDas, TwoDGittins
+from gpuslice.sched_core.sim.cost import MeasuredCost
+from gpuslice.sched_core.sim.engine import Simulation
+from gpuslice.sched_core.sim.model import FixedCost, LinearSpeed, NoCost
+from gpuslice.sched_core.sim.peer import StaleCompletions
+
+#: Orders (``Rule.kind``); those from ``QUEUES`` on have queues, those from ``PUBLISHED_QUEUES`` on a peer's.
+FIRST, SMALLEST, SHORTEST, REMAINING, PUBLISHED_SHORTEST, ATTAINED, TURNS = range(7)
+QUEUES, GITTINS, PUBLISHED_QUEUES, PUBLISHED_GITTINS = range(7, 11)
+
+#: By exact type: a class derived from one of these may do anything.
+_KINDS: dict[type[Any], int] = {
+    Fifo: FIRST,
+    FitFirst: FIRST,
+    SmallestFirst: SMALLEST,
+    ShortestJob: SHORTEST,
+    ShortestRemaining: REMAINING,
+    ShortestRemainingService: REMAINING,
+    PublishedShortest: PUBLISHED_SHORTEST,
+    LeastAttained: ATTAINED,
+    RoundRobin: TURNS,
+    TwoDas: QUEUES,
+    TwoDGittins: GITTINS,
+    PublishedDlas: PUBLISHED_QUEUES,
+    PublishedGittins: PUBLISHED_GITTINS,
+}
+
+
+class Rule(NamedTuple):
+    """A policy and its options in numbers; ``stale``: completions as in ``StaleCompletions``."""
+
+    kind: int
+    strict: bool
+    by_devices: bool
+    promote: float
+    quantum_s: float
+    stale: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What a compiled run needs besides the trace.
+
+    Attributes
+    ----------
+    limits
+        Thresholds of the queues.
+    samples, table
+        Sampled services, ascending, and what an index looks up at them.
+    """
+
+    rule: Rule
+    limits: Sequence[float] = ()
+    samples: Sequence[float] = ()
+    table: Sequence[float] = ()
+
+
+def form_of(simulation: Simulation) -> Form | None:
+    """``simulation`` in numbers, or ``None`` if only the engine proper can run it."""
+    policy: Any = simulation.policy
+    kind = _KINDS.get(type(policy))
+    if (
+        kind is None
+        or type(simulation) not in (Simulation, StaleCompletions)
+        or type(policy.placement) is not Count
+        or type(simulation.speed) is not LinearSpeed
+        or type(simulation.cost) not in (NoCost, FixedCost, MeasuredCost)
+        or simulation.keep_spans
+        or (kind == TURNS and len(set(simulation.trace.extras.get("weight", ()))) > 1)
+    ):
+        return None
+    rule = Rule(
+        kind,
+        policy.strict,
+        getattr(policy, "by_devices", type(policy) is ShortestRemainingService),
+        float(getattr(policy, "promote", inf)),
+        float(getattr(policy, "quantum_s", inf)),
+        type(simulation) is StaleCompletions,
+    )
+    limits = getattr(policy, "limits", ())
+    if kind == GITTINS:
+        index = GittinsIndex(simulation.view.knowledge.services() or yarn_services())
+        return Form(rule, limits, index.services, index.sums)
+    if kind == PUBLISHED_GITTINS:
+        return Form(rule, limits, policy.index.services, policy.index.table)
+    return Form(rule, limits)

@@ -1,0 +1,105 @@
+"""Running a simulation compiled: from its trace to arrays, and from arrays to its outcome."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numba
+import numpy as np
+
+from gpuslice.errors import EnvironmentUnusableError
+from gpuslice.private import private_directory
+from gpuslice.sched_core.job import Job
+from gpuslice.sched_core.sim.engine import Progress, Simulation
+from gpuslice.sched_core.sim.model import NoCost
+from gpuslice.sched_core.sim.outcome import Outcome
+
+from .arrays import CLOCK, GROUP, JOB, World
+from .choice import kept_in
+from .loop import MORE, STUCK, advance
+from .rules import Form
+
+#: Between two looks at Ctrl-C and the progress bar.
+_EVENTS = 20_000
+
+
+def _compiled_loop() -> Any:
+    """The loop, compiled at its first call, and kept if there is a place for it, unless it was before."""
+    usual, folder = numba.config.CACHE_DIR, kept_in()
+    try:
+        private_directory(folder.parent, option="XDG_CACHE_HOME", parents=True)
+        numba.config.CACHE_DIR = str(folder)
+        return numba.njit(cache=True, error_model="numpy")(advance)
+    except (EnvironmentUnusableError, OSError, RuntimeError):
+        return numba.njit(error_model="numpy")(advance)
+    finally:
+        numba.config.CACHE_DIR = usual
+
+
+_LOOP = _compiled_loop()
+
+
+def run(simulation: Simulation, form: Form, progress: Progress | None = None) -> Outcome | None:
+    """What ``simulation.run`` computes, to the last bit; ``None`` if that would end in an error.
+
+    Interrupted by Ctrl-C, it returns what is known so far, likewise.
+    """
+    began_s = time.perf_counter()
+    world = _world(simulation, form)
+    clock = world.clock[0]
+    left = MORE
+    try:
+        while left == MORE:
+            left = _LOOP(world, _EVENTS)
+            if progress is not None:
+                progress(int(clock["arrived"] - clock["alive"]), len(world.jobs))
+    except KeyboardInterrupt:
+        simulation.outcome.complete = False
+    if left == STUCK:
+        return None
+    outcome = _told(simulation.outcome, world)
+    outcome.wall_s = time.perf_counter() - began_s
+    return outcome
+
+
+def _world(simulation: Simulation, form: Form) -> World:
+    """The arrays before the first event."""
+    trace, count = simulation.trace, len(simulation.trace)
+    jobs = np.zeros(count, JOB)
+    jobs["submit"] = jobs["since"] = jobs["entered"] = trace.submit_s
+    jobs["duration"], jobs["demand"] = trace.duration_s, trace.demand
+    if type(simulation.cost) is not NoCost:
+        jobs["resume"] = [simulation.cost.resume_s(Job(trace.spec(i), i)) for i in range(count)]
+    jobs["first"] = jobs["finish"] = np.nan
+    jobs["started"] = jobs["end"] = jobs["due"] = np.inf
+    demands, jobs["group"], members = np.unique(jobs["demand"], return_inverse=True, return_counts=True)
+    jobs["at"] = -1
+    groups = np.zeros(len(demands) + 3, GROUP)
+    groups["demand"][: len(demands)] = demands
+    groups["start"][1 : len(demands)] = np.cumsum(members[:-1])
+    clock = np.zeros(1, CLOCK)
+    for name, value in form.rule._asdict().items():
+        clock[name] = value
+    clock["queues"], clock["samples"] = len(form.limits), len(form.samples)
+    clock["groups"] = len(demands)
+    clock["now"] = trace.submit_s[0]
+    clock["free"] = clock["capacity"] = simulation.cluster.size
+    clock["wake"] = clock["alert"] = np.inf
+    clock["tied_s"] = -1.0
+    numbers = np.array([*form.limits, *form.samples, *form.table], np.float64)
+    slots = np.zeros((10, count), np.int32)
+    return World(jobs.view(np.recarray), groups.view(np.recarray), clock.view(np.recarray), slots, numbers)
+
+
+def _told(outcome: Outcome, world: World) -> Outcome:
+    """Copy what became of the jobs to ``outcome``."""
+    jobs = world.jobs
+    for name in ("executed", "service", "fragmented", "lost", "finish"):
+        getattr(outcome, f"{name}_s")[:] = jobs[name]
+    outcome.first_start_s[:] = jobs["first"]
+    outcome.contention[:] = jobs["contention"]
+    outcome.preemptions[:] = jobs["preemptions"]
+    outcome.promotions = {int(job): int(jobs["promotions"][job]) for job in np.nonzero(jobs["promotions"])[0]}
+    outcome.events = int(world.clock[0]["events"])
+    return outcome

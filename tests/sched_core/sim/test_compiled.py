@@ -1,0 +1,156 @@
+"""The compiled engine against the engine proper: every number of every job, to the last bit.
+
+Everyday tests run the same functions interpreted, as compiling them takes long.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numba
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpuslice.errors import UsageError
+from gpuslice.sched_core.sim.compiled.rules import form_of
+from gpuslice.sched_core.sim.outcome import Outcome
+from gpuslice.sched_core.sim.run import Request, run_one
+from gpuslice.sched_core.traces.formats import read_trace
+from gpuslice.sched_core.traces.trace import Trace
+
+PACKAGE = "gpuslice.sched_core.sim.compiled"
+DATA = Path(__file__).resolve().parents[2] / "data"
+COLUMNS = (
+    *("first_start_s", "finish_s", "stopped", "preemptions", "migrations", "executed_s", "service_s"),
+    *("lost_s", "fragmented_s", "contention"),
+)
+ORDERS: tuple[tuple[str, dict[str, object]], ...] = (
+    *((name, {}) for name in ("fifo", "fjf", "smallest", "sjf", "srtf", "srsf", "2das", "gittins")),
+    ("las", {"quantum_s": "700", "by_devices": "false"}),
+    ("rr", {"quantum_s": "700"}),
+    ("las", {"quantum_s": "500"}),
+    ("2das", {"thresholds": "500,4000", "first_slice_s": "90"}),
+    ("gittins", {"thresholds": "500,4000"}),
+)
+#: With promotion, jobs that have hardly run yet are promoted again and again: fewer, longer ones.
+PROMOTING: tuple[tuple[str, dict[str, object]], ...] = (
+    ("2das", {"thresholds": "500,4000", "promote": "1.5"}),
+    ("2das", {"by_devices": "false", "promote": "3"}),
+    ("gittins", {"thresholds": "500,4000", "promote": "2"}),
+)
+PEERS = (
+    *("fifo", "fjf", "sjf", "shortest", "shortest-gpu", "dlas", "dlas-gpu", "dlas-gpu-05", "dlas-gpu-1"),
+    *("dlas-gpu-8", "dlas-gpu-gittins"),
+)
+
+
+@pytest.fixture(scope="module")
+def interpreted() -> Iterator[Any]:
+    """The module that runs compiled simulations, with nothing compiled."""
+    names = [f"{PACKAGE}.{name}" for name in ("arrays", "orders", "loop", "run")]
+    usual = {name: sys.modules.pop(name) for name in names if name in sys.modules}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(numba.config, "DISABLE_JIT", True)
+        module = importlib.import_module(names[-1])
+    for name in names:
+        del sys.modules[name]
+    sys.modules.update(usual)
+    return module
+
+
+def differences(request: Request, run: Any) -> list[str]:
+    """What the two engines do not agree on."""
+    plain, simulation = request.prepare().run(), request.prepare()
+    other: Outcome = run(simulation, form_of(simulation))
+    found = [
+        name
+        for name in COLUMNS
+        if not np.array_equal(getattr(plain, name), getattr(other, name), equal_nan=name != "stopped")
+    ]
+    if plain.events != other.events:
+        found.append("events")
+    if dict(plain.promotions) != dict(other.promotions):
+        found.append("promotions")
+    return found
+
+
+def trace_of(rows: list[tuple[float, int, float]]) -> Trace:
+    submit, devices, duration = zip(*rows, strict=True)
+    return Trace([str(i) for i in range(len(rows))], submit, devices, duration)
+
+
+#: Coarse times, so that many things fall on one instant, or any.
+WHOLE = st.tuples(
+    st.integers(0, 40).map(lambda n: 325.0 * n),
+    st.sampled_from([1, 1, 2, 3, 4, 8]),
+    st.integers(0, 30).map(lambda n: 325.0 * n),
+)
+ANY = st.tuples(st.floats(0, 9000), st.sampled_from([1, 2, 3, 5]), st.floats(0, 9000))
+
+
+BRIEF = settings(max_examples=8, deadline=None)
+
+
+@pytest.mark.parametrize(("policy", "options"), ORDERS)
+@BRIEF
+@given(rows=st.lists(WHOLE, min_size=1, max_size=25) | st.lists(ANY, min_size=1, max_size=25), data=st.data())
+def test_orders(
+    interpreted: Any, policy: str, options: dict[str, object], rows: Any, data: st.DataObject
+) -> None:
+    cost = data.draw(st.sampled_from(["none", "fixed:62s", "fixed:500ms"]))
+    request = Request(trace_of(rows), "1x8", policy, options, cost=cost)
+    assert differences(request, interpreted.run) == []
+
+
+@pytest.mark.parametrize(("policy", "options"), PROMOTING)
+@BRIEF
+@given(rows=st.lists(WHOLE, min_size=1, max_size=8))
+def test_promotion(interpreted: Any, policy: str, options: dict[str, object], rows: Any) -> None:
+    assert differences(Request(trace_of(rows), "1x8", policy, options), interpreted.run) == []
+
+
+@pytest.mark.parametrize("schedule", PEERS)
+@BRIEF
+@given(rows=st.lists(WHOLE, min_size=1, max_size=15))
+def test_peers(interpreted: Any, schedule: str, rows: Any) -> None:
+    request = Request(trace_of(rows), "1x8", peer=f"tiresias:{schedule}/count")
+    assert differences(request, interpreted.run) == []
+
+
+@pytest.mark.slow
+def test_compiled_on_real_jobs() -> None:
+    """Compiles, unless that was done before."""
+    run = importlib.import_module(f"{PACKAGE}.run").run
+    trace = read_trace(DATA / "traces" / "philly_ee9e8c_480.csv")
+    for policy in ("fifo", "srtf", "2das", "gittins"):
+        assert differences(Request(trace, "16x4", policy), run) == [], policy
+    for schedule in ("shortest", "dlas-gpu", "dlas-gpu-05", "dlas-gpu-gittins"):
+        assert differences(Request(trace, "16x4", peer=f"tiresias:{schedule}/count"), run) == [], schedule
+
+
+def test_what_cannot_be_compiled_says_so() -> None:
+    base = Request(trace_of([(0, 1, 10)]), "1x8", "fifo", engine="compiled")
+    for request in (
+        replace(base, policy="gandiva"),
+        replace(base, placement="consolidated"),
+        replace(base, keep_spans=True),
+        replace(base, options={"trial_nodes": "1"}, cluster="2x8"),
+    ):
+        with pytest.raises(UsageError, match="cannot run compiled"):
+            request.prepare()
+    with pytest.raises(UsageError, match=r"no engine 'compild'.*compiled"):
+        replace(base, engine="compild").prepare()
+
+
+def test_short_runs_are_not_compiled() -> None:
+    """Nor is numba imported for them."""
+    before = f"{PACKAGE}.run" in sys.modules
+    assert run_one(Request(trace_of([(0, 1, 10)]), "1x8", "2das")).finish_s[0] == 10
+    assert (f"{PACKAGE}.run" in sys.modules) == before
