@@ -173,11 +173,9 @@ def test_a_job_that_stops_for_an_instant_is_completed_once() -> None:
     rows = [(3250, 1, 9750), (3250, 8, 0), (13000, 1, 0)]
     submit, devices, durations = zip(*rows, strict=True)
     trace = Trace(["0", "1", "2"], submit, devices, durations)
-    assert [end for _, end, _, _ in results(trace, "1x8", "tiresias:dlas-gpu-05/count")] == [
-        13000,
-        3250,
-        13000,
-    ]
+    expected = simulate_naively(rows, 8, factor=0.5)
+    assert results(trace, "1x8", "tiresias:dlas-gpu-05/count") == expected
+    assert [end for _, end, _, _ in expected] == [13000, 6500, 13000]
 
 
 def test_a_stale_completion_is_reproduced() -> None:
