@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -158,4 +159,25 @@ def test_with_a_full_ram_disk_a_job_runs_on_and_nothing_is_lost(shell: Shell) ->
     assert {digest(client, job) for job in jobs} == {undisturbed(600)}
     said = "".join(Path(client.logs(job).err).read_text() for job in jobs)
     assert "RAM disk" in said
+    shell("down")
+
+
+@pytest.mark.slow
+def test_with_a_spill_directory_more_jobs_take_turns_than_have_room(shell: Shell) -> None:
+    spill = shell.directory.parent / "spill"
+    options = ("--ramdisk-limit", "9M", "--spill-dir", str(spill))  # a slot takes 4 MiB at least
+    shell("up", "--devices", "cpu:1", "--quantum", "200ms", "--switch-share", "0", *options)
+    client = shell.client()
+    environ = {**STEADY, "GPUSLICE_RAMDISK_DIR": str(shell.directory.parent / "ramdisk")}
+    reports = [shell.directory.parent / f"{number}.json" for number in range(3)]
+    jobs = [
+        client.submit([str(SCRIPT), "--steps", "600"], environ={**environ, "GPUSLICE_REPORT": str(report)})
+        for report in reports
+    ]
+    ended = [client.wait(job, PATIENCE_S) for job in jobs]
+    assert [job and (job.state, job.exit_code) for job in ended] == [("succeeded", 0)] * 3
+    assert {digest(client, job) for job in jobs} == {undisturbed(600)}
+    switches = [switch for report in reports for switch in json.loads(report.read_text())["switches"]]
+    assert any(switch["fetch_s"] > 1e-4 for switch in switches)  # some were spilled and came back
+    assert not list(spill.glob("*.gsnp"))
     shell("down")
