@@ -19,7 +19,7 @@ from .locks import FileLock
 from .slots import OWNER, SLOTS, Owner, committed, read_owner
 from .spill import SpillDirectory
 
-STORE = re.compile(r"(?P<job>.+)\.r(?P<rank>\d+)")
+STORE = re.compile(r"(?P<job>[^@]+)(@(?P<scheduler>[0-9a-f]{8}))?\.r(?P<rank>\d+)")
 #: Begins the directory names of jobs without a name; no job's name can begin with it.
 UNNAMED = "_"
 
@@ -47,6 +47,9 @@ class StoreInfo(msgspec.Struct, frozen=True, kw_only=True):
         Its rank.
     tenant
         Whose it is; empty for nobody's.
+    scheduler
+        The directory of the scheduler whose job it is, empty without one; where only a spilled snapshot is
+        left, what the store's name has of it.
     pid
         The process that has it, or had it last; ``None`` if that is not known.
     alive
@@ -70,6 +73,7 @@ class StoreInfo(msgspec.Struct, frozen=True, kw_only=True):
     job: str | None
     rank: int
     tenant: str
+    scheduler: str
     pid: int | None
     alive: bool
     bytes: int
@@ -115,6 +119,7 @@ def store_info(directory: Path, spill: SpillDirectory | None = None) -> StoreInf
         job=None if match["job"].startswith(UNNAMED) else match["job"],
         rank=int(match["rank"]),
         tenant=owner.tenant if owner else "",
+        scheduler=owner.scheduler if owner else match[2] or "",
         pid=owner.pid if owner else None,
         alive=alive,
         bytes=directory_bytes(directory) + spilled_bytes,

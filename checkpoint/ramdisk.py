@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Callable, Iterator
+from hashlib import blake2b
 from pathlib import Path
 
 from gpuslice.config import Settings, parse_size
@@ -35,6 +36,8 @@ class RamDisk:
         Where the snapshots of dead named jobs and of parked ones go when there is no room.
     tenant
         Whose the stores are that are opened through this object.
+    scheduler
+        The directory of the scheduler that gives the jobs their names; empty where people do.
 
     Raises
     ------
@@ -49,10 +52,12 @@ class RamDisk:
         *,
         spill_directory: Path | None = None,
         tenant: Tenant = Tenant(),  # noqa: B008 - it cannot change
+        scheduler: str = "",
     ) -> None:
         self.directory = directory or Path(f"/dev/shm/gpuslice-{os.geteuid()}")
         store_directory(self.directory)
         self._budget = Budget(self.directory, limit_bytes, tenant)
+        self._scheduler = scheduler
         self.spilled = None if spill_directory is None else SpillDirectory(spill_directory)
         if self.spilled is not None:
             self._budget.relief = self._relieve
@@ -66,6 +71,7 @@ class RamDisk:
             parse_size(settings.ramdisk_limit) if settings.ramdisk_limit else None,
             spill_directory=Path(settings.spill_dir) if settings.spill_dir else None,
             tenant=Tenant(settings.tenant, limit_bytes),
+            scheduler=_scheduler(settings.socket),
         )
 
     @property
@@ -104,8 +110,10 @@ class RamDisk:
         """
         if slots not in (1, 2) or rank < 0:
             raise UsageError(f"{slots} slots for rank {rank} cannot be", "use 1 or 2 slots and ranks from 0")
-        name = UNNAMED + secrets.token_hex(8) if job is None else job_id(job)
-        directory = self.directory / f"{name}.r{rank}"
+        if job is None:
+            directory = self.directory / f"{UNNAMED}{secrets.token_hex(8)}.r{rank}"
+        else:
+            directory = self._home(job, rank)
         lock = self._claim(directory)
         if lock is None:
             owner = read_owner(directory)
@@ -115,6 +123,13 @@ class RamDisk:
                 "wait for it or stop it, or give this one another name",
             )
         return self._take_over(directory, lock, job, rank, slots)
+
+    def _home(self, job: str, rank: int) -> Path:
+        """The store of a named job's rank: jobs of two schedulers are two, whatever they are called."""
+        name = str(job_id(job))
+        if self._scheduler:
+            name += f"@{blake2b(os.fsencode(self._scheduler), digest_size=4).hexdigest()}"
+        return self.directory / f"{name}.r{rank}"
 
     def stand_by(
         self, job: str, rank: int = 0, *, waiting: Callable[[], object] | None = None
@@ -136,7 +151,7 @@ class RamDisk:
         RamDiskFullError
             As for `open_store`.
         """
-        directory = self.directory / f"{job_id(job)}.r{rank}"
+        directory = self._home(job, rank)
         while not self._has_ended_well(directory, waiting):
             lock = self._claim(directory)  # another one that stands by may have been quicker
             if lock is not None:
@@ -166,7 +181,7 @@ class RamDisk:
         try:
             tenant = self._budget.tenant
             with self._budget.taking(PAGE_BYTES):
-                write_owner(lock.descriptor, job, rank, tenant.name, tenant.limit_bytes)
+                write_owner(lock.descriptor, job, rank, tenant.name, tenant.limit_bytes, self._scheduler)
             store = JobStore(directory, lock, self._budget, job, rank, slots, self.spilled)
         except BaseException:
             lock.release()
@@ -276,7 +291,7 @@ class RamDisk:
 
     def boundaries(self, job: str, rank: int = 0) -> set[int]:
         """Of which boundaries a rank of a named job has a published restartable snapshot, alive or not."""
-        directory = self.directory / f"{job_id(job)}.r{rank}"
+        directory = self._home(job, rank)
         records = {record for record in committed(directory) if record.restartable}
         return {record.boundary for record in records | set(spilled_records(directory, self.spilled))}
 
@@ -287,6 +302,11 @@ class RamDisk:
         if self.spilled is not None:
             found |= {entry.store for entry in self.spilled.entries()}
         return [self.directory / name for name in sorted(found)]
+
+
+def _scheduler(endpoint: str) -> str:
+    """The directory of the scheduler that listens at a local endpoint; empty without one."""
+    return os.path.realpath(os.path.dirname(endpoint.removeprefix("ipc://"))) if endpoint else ""
 
 
 def _since_ns(directory: Path) -> int:

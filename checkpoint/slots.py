@@ -46,6 +46,8 @@ class Owner(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Whose bytes the store's are; empty for nobody's.
     tenant_limit_bytes
         The tenant's limit as that process knew it, or ``None``.
+    scheduler
+        The directory of the scheduler whose job it is; empty without one.
     """
 
     job: str | None
@@ -54,14 +56,20 @@ class Owner(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     started_s: float
     tenant: str = ""
     tenant_limit_bytes: int | None = None
+    scheduler: str = ""
 
 
 def write_owner(
-    descriptor: int, job: str | None, rank: int, tenant: str = "", tenant_limit_bytes: int | None = None
+    descriptor: int,
+    job: str | None,
+    rank: int,
+    tenant: str = "",
+    tenant_limit_bytes: int | None = None,
+    scheduler: str = "",
 ) -> None:
     """Put this process into an open, locked owner file."""
     started_s = psutil.Process().create_time()
-    owner = Owner(job, rank, os.getpid(), started_s, tenant, tenant_limit_bytes)
+    owner = Owner(job, rank, os.getpid(), started_s, tenant, tenant_limit_bytes, scheduler)
     os.ftruncate(descriptor, 0)
     write_at(descriptor, msgspec.json.encode(owner), 0)
 

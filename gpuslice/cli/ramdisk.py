@@ -35,7 +35,19 @@ class Format(StrEnum):
     DCP = "dcp"
 
 
-_COLUMNS = ("job", "rank", "tenant", "pid", "state", "size", "place", "generation", "boundary", "restartable")
+_COLUMNS = (
+    "job",
+    "rank",
+    "tenant",
+    "scheduler",
+    "pid",
+    "state",
+    "size",
+    "place",
+    "generation",
+    "boundary",
+    "restartable",
+)
 
 
 @app.command()
@@ -198,6 +210,7 @@ def _row(store: StoreInfo) -> tuple[str, ...]:
         text(store.job),
         str(store.rank),
         store.tenant or "-",
+        store.scheduler or "-",
         text(store.pid),
         "alive" if store.alive else "dead",
         format_size(store.bytes),

@@ -516,6 +516,34 @@ def test_of_two_processes_that_race_for_the_last_bytes_one_wins(disk: RamDisk, a
             assert racer.ask("close", keep=False)[0] == "ok"
 
 
+# Schedulers
+
+
+def test_jobs_of_two_schedulers_may_have_one_name(shm: Path, save: Save) -> None:
+    def of(directory: str) -> RamDisk:
+        endpoint = f"ipc://{shm / directory / 'scheduler.sock'}" if directory else ""
+        return RamDisk.from_settings(Settings(ramdisk_dir=str(shm / "disk"), socket=endpoint))
+
+    (shm / "one").mkdir()
+    (shm / "alias").symlink_to(shm / "one")
+    with (
+        of("one").open_store("a") as first,
+        of("two").open_store("a") as second,
+        of("").open_store("a") as own,
+    ):
+        for boundary, store in enumerate((first, second, own), start=1):
+            save(store, boundary=boundary)
+        with pytest.raises(UsageError, match="running already"):
+            of("alias").open_store("a")
+        listed = [(info.job, info.scheduler, info.boundary) for info in of("").listing()]
+    assert sorted(listed) == [("a", "", 3), ("a", str(shm / "one"), 1), ("a", str(shm / "two"), 2)]
+    # Each goes on from its own.
+    for directory, boundary in [("two", 2), ("one", 1), ("", 3)]:
+        assert of(directory).boundaries("a") == {boundary}
+        with of(directory).open_store("a") as store:
+            assert list(store.restartable()) == [boundary]
+
+
 # Tenants
 
 

@@ -23,6 +23,7 @@ STORE_KEYS = [
     "job",
     "rank",
     "tenant",
+    "scheduler",
     "pid",
     "alive",
     "bytes",
@@ -84,8 +85,8 @@ def test_ls_lists_stores_and_the_total(disk: RamDisk, store: JobStore) -> None:
     assert (entry["alive"], entry["generation"], entry["boundary"]) == (True, 1, 12)
     plain = gpuslice("ls", disk=disk)
     head, row, total = plain.stdout.splitlines()
-    assert head.split()[:5] == ["job", "rank", "tenant", "pid", "state"]
-    assert row.split()[:5] == ["night", "0", "-", str(os.getpid()), "alive"]
+    assert head.split()[:6] == ["job", "rank", "tenant", "scheduler", "pid", "state"]
+    assert row.split()[:6] == ["night", "0", "-", "-", str(os.getpid()), "alive"]
     assert total.endswith("of 64.00 MiB used")
     assert (plain.returncode, plain.stderr) == (0, "")
 
@@ -140,7 +141,7 @@ def test_spill_and_ls_say_what_is_where(disk: RamDisk, store: JobStore, tmp_path
     done = gpuslice("spill", "--spill-dir", place, disk=disk)
     assert done.stdout == f"{disk.directory}: 1 snapshots spilled\n"
     listed = gpuslice("ls", "--spill-dir", place, disk=disk).stdout
-    assert re.search(r"night +0 +- +- +dead +[\d.]+ MiB +spilled ", listed)
+    assert re.search(r"night +0 +- +- +- +dead +[\d.]+ MiB +spilled ", listed)
     assert re.search(rf"{place}: [\d.]+ MiB spilled, [\d.]+ [KMGT]iB free\n", listed)
     answer = json.loads(gpuslice("ls", "--json", "--spill-dir", place, disk=disk).stdout)
     assert (answer["spill_directory"], len(answer["stores"])) == (str(place), 1)

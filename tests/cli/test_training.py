@@ -40,8 +40,8 @@ def undisturbed(steps: int) -> str:
     return done.stdout.splitlines()[-1]
 
 
-def submit(client: Client, steps: int, name: str | None = None) -> str:
-    return client.submit([str(SCRIPT), "--steps", str(steps)], name=name, environ=STEADY)
+def submit(client: Client, steps: int) -> str:
+    return client.submit([str(SCRIPT), "--steps", str(steps)], environ=STEADY)
 
 
 def finish(client: Client, jobs: list[str]) -> dict[str, JobInfo]:
@@ -100,9 +100,8 @@ def complete(shell: Shell, policy: tuple[str, ...], steps: list[int]) -> list[En
     shell("up", "--devices", "cpu:1", "--switch-share", "0", "--policy", *policy)
     client = shell.client()
     jobs = []
-    for number, count in enumerate(steps):
-        # The other scheduler has the same RAM disk, where no two running jobs have one name.
-        jobs.append(submit(client, count, f"{policy[0]}-{number}"))
+    for count in steps:
+        jobs.append(submit(client, count))
         client.suspend(jobs[-1])
     while sum(event.what == "hello" for event in client.events()) < len(jobs):
         assert client.wait(jobs[0], 0.2) is None
