@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .apps import apps_of
 from .outcome import Outcome
 
 Column = NDArray[np.float64]
@@ -20,6 +21,7 @@ def summary(outcome: Outcome) -> dict[str, Any]:
     jct_s = outcome.finish_s - submit_s
     queueing_s = np.maximum(0.0, jct_s - outcome.executed_s - lost_time_s(outcome))
     rho = finish_time_fairness(outcome)
+    rho_apps = np.array([app.rho for app in apps_of(outcome)])
     ended = outcome.finish_s[~np.isnan(outcome.finish_s)]
     makespan_s = float(ended.max() - submit_s.min()) if ended.size else None
     available = outcome.devices * makespan_s if makespan_s else None
@@ -51,6 +53,8 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         "lost_device_s": float(outcome.lost_s.sum()),
         "rho": spread(rho[done]),
         "jain": jain(1.0 / rho[done]) if done.any() else None,
+        "rho_apps": spread(rho_apps),
+        "jain_apps": jain(1.0 / rho_apps) if rho_apps.size else None,
         "deadlines": deadlines,
         "deadline_misses": strict,
         "deadline_misses_soft": soft,

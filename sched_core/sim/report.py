@@ -9,6 +9,7 @@ from math import isnan
 from pathlib import Path
 from typing import Any
 
+from .apps import apps_of
 from .metrics import finish_time_fairness, summary
 from .outcome import Outcome
 from .validate import Validation
@@ -71,12 +72,13 @@ def path_for(path: Path, outcome: Outcome, *, several: bool) -> Path:
 
 
 def write_json(outcomes: Sequence[Outcome], path: Path, validations: Sequence[Validation] = ()) -> None:
-    """Write ``{"version": 1, "policies": [{"summary": ..., "jobs": [...]}, ...]}``; see docs/simulator.md.
+    """Write ``{"version": 1, "policies": [{"summary": ..., "jobs": [...]}, ...]}`` (docs/simulator.md).
 
     ``validations``, one per outcome or none at all, become the policies' ``validation``.
     """
     policies: list[dict[str, Any]] = [
-        {"summary": summary(outcome), "jobs": _with_placements(outcome)} for outcome in outcomes
+        {"summary": summary(outcome), "jobs": _with_placements(outcome), "apps": _apps(outcome)}
+        for outcome in outcomes
     ]
     for policy, found in zip(policies, validations, strict=False):
         policy["validation"] = {
@@ -89,6 +91,19 @@ def write_json(outcomes: Sequence[Outcome], path: Path, validations: Sequence[Va
         }
     text = json.dumps({"version": 1, "policies": policies}, indent=1, allow_nan=False)
     path.write_text(text + "\n", encoding="utf-8")
+
+
+def _apps(outcome: Outcome) -> list[dict[str, Any]]:
+    return [
+        {
+            "app": app.name,
+            "num_jobs": app.jobs,
+            "submit_time": _number(app.submit_s),
+            "end_time": _number(app.end_s),
+            "rho": _number(app.rho),
+        }
+        for app in apps_of(outcome)
+    ]
 
 
 def _with_placements(outcome: Outcome) -> list[dict[str, Any]]:

@@ -25,9 +25,13 @@ _HEADERS = (
 
 
 def render(outcomes: Sequence[Outcome]) -> str:
-    """One line per policy, times in seconds."""
-    rows = [_HEADERS, *(_line(summary(outcome)) for outcome in outcomes)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(_HEADERS))]
+    """One line per policy, times in seconds; with the apps' ρ, if the trace has apps."""
+    found = [summary(outcome) for outcome in outcomes]
+    rows: list[tuple[str, ...]] = [_HEADERS, *map(_line, found)]
+    if any(numbers["rho_apps"] for numbers in found):
+        column = ["max app rho", *(_number((numbers["rho_apps"] or {}).get("max"), 2) for numbers in found)]
+        rows = [(*row, cell) for row, cell in zip(rows, column, strict=True)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return "\n".join(
         "  ".join(
             cell.ljust(w) if i == 0 else cell.rjust(w)
