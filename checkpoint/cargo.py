@@ -94,13 +94,11 @@ class Cargo:
 
     def empty(self, device: Device) -> None:
         """Take the memory away from what was copied."""
-        device.free(self._by_way(Way.FREED))
-        device.discard(self._by_way(Way.DISCARDED))
-        device.release_caches()
+        empty(device, self.items)
 
     def reserve(self, device: Device) -> None:
         """Take the memory back, all of it or none; ``DeviceMemoryError``."""
-        device.reserve([(item.storage, item.nbytes) for item in self.items if item.way is Way.FREED])
+        reserve(device, self.items)
 
     def check(self, snapshot: SnapshotFile) -> None:
         """Nothing yet: chunks are checked as they are copied."""
@@ -127,8 +125,17 @@ class Cargo:
     def _pairs(self, snapshot: SnapshotFile) -> Pairs:
         return list(zip(self.storages, snapshot.offsets, strict=False))
 
-    def _by_way(self, way: Way) -> list[torch.UntypedStorage]:
-        return [item.storage for item in self.items if item.way is way]
+
+def empty(device: Device, items: Sequence[Item]) -> None:
+    """Take the memory away from these; what is empty already stays so."""
+    device.free([item.storage for item in items if item.way is Way.FREED])
+    device.discard([item.storage for item in items if item.way is Way.DISCARDED])
+    device.release_caches()
+
+
+def reserve(device: Device, items: Sequence[Item]) -> None:
+    """Take the memory of these back, all of it or none; ``DeviceMemoryError``."""
+    device.reserve([(item.storage, item.nbytes) for item in items if item.way is Way.FREED])
 
 
 def load(

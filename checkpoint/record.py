@@ -40,6 +40,12 @@ class SwitchRecord:
         From the end of the suspend to the beginning of the resume.
     fetch_s, reserve_s, verify_s, copy_in_s
         The stages of a resume: the snapshot brought back, if it was spilled; memory taken; checked; copied.
+    bytes_given
+        Given back to the device while the rest was still being copied, for the job that comes (``duplex``).
+    bytes_taken
+        Of ``bytes_freed``, those that came back while the job before was still leaving the device.
+    handover_s
+        How long the resume waited for that job; like ``parked_s`` that one's time.
     bytes_later
         Of ``bytes_freed``, what came after the resume, while the training went on already (``lazy``).
     stream_s, awaited_s
@@ -75,6 +81,9 @@ class SwitchRecord:
     reserve_s: float = 0.0
     verify_s: float = 0.0
     copy_in_s: float = 0.0
+    bytes_given: int = 0
+    bytes_taken: int = 0
+    handover_s: float = 0.0
     bytes_later: int = 0
     stream_s: float = 0.0
     awaited_s: float = 0.0

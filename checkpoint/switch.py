@@ -4,14 +4,15 @@ A suspend is: gate closed, device idle, storages found, refusals raised, room ta
 checksummed and published, emptied. What fails before the publishing changes nothing; what fails after it is
 undone from the snapshot. A resume is: everything reserved, snapshot verified, copied, gate opened; if it
 fails, what was reserved is given back, the snapshot is kept and the resume may be tried again.
+
+Where somebody takes the device over at once, emptying and reserving go portion by portion (``duplex``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import count, repeat
 
 import torch
 
@@ -22,9 +23,9 @@ from gpuslice.kernels.host import resident_anonymous_bytes
 from gpuslice.types import Route
 
 from . import rng, tree
-from .blocks import BlockCargo, Shim, block_layout, load_blocks
-from .cargo import Cargo, load
-from .discover import Found, check_alone, sweep
+from .blocks import BlockCargo, Shim
+from .cargo import Cargo
+from .duplex import Arriving, Leaving, meet
 from .gate import Gate, NoGate
 from .layout import Layout
 from .lazy import LazyResume, Stream
@@ -32,7 +33,10 @@ from .record import Stages, SwitchRecord
 from .rehome import rehome
 from .snapshot import SnapshotFile
 from .state import NamedState, describe
+from .stock import Stock
 from .store import JobStore
+from .swap import Successor, Taker
+from .undo import undoing
 from .warmup import WarmUp
 
 
@@ -93,7 +97,7 @@ class Switch:
         self._parked: _Parked | None = None
         self._lost: RollbackError | None = None
         self._arena_is_new = False
-        self._order: dict[int, int] = {}
+        self._stock = Stock(self._gate, shim)
         #: What a suspend would take along, by the last one or else by an estimate.
         self._layout: Layout | None = None
         #: The newest snapshot; it stays readable until the next suspend needs its place.
@@ -106,7 +110,12 @@ class Switch:
         return self._parked is not None
 
     def suspend(
-        self, *, boundary: int, named: Mapping[str, object] | None = None, restartable: bool = False
+        self,
+        *,
+        boundary: int,
+        named: Mapping[str, object] | None = None,
+        restartable: bool = False,
+        successor: Successor | None = None,
     ) -> SwitchRecord:
         """Take the state away from the device.
 
@@ -118,6 +127,8 @@ class Switch:
             Objects that another process can restore from the snapshot (see ``state.describe``).
         restartable
             Whether ``named`` is all that another process needs.
+        successor
+            Who takes the device over while this job is still leaving it, if it waits for that.
 
         Returns
         -------
@@ -152,11 +163,13 @@ class Switch:
                 self.device.check_idle()
                 self.device.synchronize()
             record.rss_before_bytes = resident_anonymous_bytes()
-            cargo, snapshot = self._save(stages, named, boundary, restartable)
-            # After the sweep, or these states themselves would be found and emptied.
-            shared, own = rng.capture(), self.device.rng_state()
-            with stages.stage("free_s"):
-                self._empty(cargo, snapshot)
+            with ExitStack() as swap:
+                cargo, snapshot, leaving = self._save(stages, named, boundary, restartable, successor, swap)
+                # After the sweep, or these states themselves would be found and emptied.
+                shared, own = rng.capture(), self.device.rng_state()
+                if leaving is None or not leaving.emptied:
+                    with stages.stage("free_s"):
+                        self._empty(cargo, snapshot)
         except RollbackError as error:
             self._lose(error)
             raise
@@ -169,34 +182,42 @@ class Switch:
         return record
 
     def _save(
-        self, stages: Stages, named: Mapping[str, object] | None, boundary: int, restartable: bool
-    ) -> tuple[Cargo | BlockCargo, SnapshotFile]:
-        """Find, copy and publish; whatever fails here leaves the job and the older snapshots alone."""
+        self,
+        stages: Stages,
+        named: Mapping[str, object] | None,
+        boundary: int,
+        restartable: bool,
+        successor: Successor | None,
+        swap: ExitStack,
+    ) -> tuple[Cargo | BlockCargo, SnapshotFile, Leaving | None]:
+        """Find, copy and publish; whatever fails here leaves the job and the older snapshots alone.
+
+        If there is a successor, the device is empty by the end of this, and ``swap`` undoes that.
+        """
         with stages.stage("find_s"):
-            found = self._find()
+            found = self._stock.find(self.device)
             state = describe(named) if named is not None else NamedState(None, ())
-            cargo = self._load(found, state)
+            cargo = self._stock.load(self.device, found, state.tensors)
             self._layout = cargo.layout
+            described = tree.encode(state.tree)
         with stages.stage("admit_s"):
             registrations = self.device.registrations
             writer = self._store.begin(cargo.layout)
             stages.record.cold = self._arena_is_new
             stages.record.registrations = self.device.registrations - registrations
         with writer:
-            with stages.stage("copy_out_s"):
-                stages.record.copy_out = cargo.copy_out(self.device, writer)
-            stages.record.bytes_unchanged = stages.record.copy_out.unchanged_bytes
+            leaving = meet(successor, self.device, cargo, writer, stages)
+            if leaving is not None:
+                copied = swap.enter_context(leaving).copy_out()
+            else:
+                with stages.stage("copy_out_s"):
+                    copied = cargo.copy_out(self.device, writer)
+            stages.record.copy_out, stages.record.bytes_unchanged = copied, copied.unchanged_bytes
             with stages.stage("publish_s"):
                 snapshot = writer.publish(
-                    tree.encode(state.tree), cargo.tensors, boundary=boundary, restartable=restartable
+                    described, cargo.tensors, boundary=boundary, restartable=restartable
                 )
-        return cargo, snapshot
-
-    def _find(self) -> list[Found]:
-        if self._shim is None:
-            return self._in_order(sweep(self.device))
-        check_alone(self.device)
-        return []
+        return cargo, snapshot, leaving
 
     def warm_up(self) -> WarmUp | None:
         """Have the next suspend's arena made for a state like the present one, in the background.
@@ -211,37 +232,17 @@ class Switch:
         """
         if self._layout is None:
             try:
-                self._layout = self._estimate()
+                self._layout = self._stock.estimate(self.device)
             except SuspendRefusedError:
                 return None
         return self._store.warm_up(self._layout)
-
-    def _estimate(self) -> Layout:
-        """The layout of a suspend here and now, but for named state that is elsewhere."""
-        if self._shim is not None:
-            return block_layout(self._shim.blocks(self.device.torch_device.index or 0), self.device)
-        return load(self.device, sweep(self.device), (), alone=self._gate.alone).layout
-
-    def _in_order(self, found: list[Found]) -> list[Found]:
-        """In the order of the last suspend, new ones behind: what has not changed lies where it lay."""
-        keys = [entry.key for entry in found]
-        place = list(map(self._order.get, keys, repeat(len(self._order))))
-        turns = sorted(range(len(found)), key=place.__getitem__)
-        self._order = dict(zip(map(keys.__getitem__, turns), count()))
-        return [found[turn] for turn in turns]
-
-    def _load(self, found: Sequence[Found], state: NamedState) -> Cargo | BlockCargo:
-        """Decide what is taken along."""
-        if self._shim is not None:
-            return load_blocks(self._shim, self.device, state.tensors)
-        return load(self.device, found, state.tensors, alone=self._gate.alone)
 
     def _empty(self, cargo: Cargo | BlockCargo, snapshot: SnapshotFile) -> None:
         """Take the memory away; if that fails half-way, bring back what is gone."""
         try:
             cargo.empty(self.device)
         except BaseException as error:
-            with _undoing(error, "emptying the device"):
+            with undoing(error, "emptying the device"):
                 cargo.reserve(self.device)
                 if self._verify:
                     cargo.check(snapshot)
@@ -257,8 +258,13 @@ class Switch:
         record.bytes_unaccounted = cargo.unaccounted_bytes(self.device)
         record.rss_parked_bytes = resident_anonymous_bytes()
 
-    def resume(self, device: Device | None = None) -> SwitchRecord:
+    def resume(self, device: Device | None = None, *, taker: Taker | None = None) -> SwitchRecord:
         """Bring the state back, to ``device`` if it is given.
+
+        Parameters
+        ----------
+        taker
+            The end of a passage to the job that is about to leave that device; it is used up.
 
         Raises
         ------
@@ -266,6 +272,8 @@ class Switch:
             If it is not suspended.
         DeviceMemoryError
             If the device lacks memory. The job is still suspended; try again.
+        HandoverError
+            If the other job did not leave. This one is still suspended; try again.
         SuspendRefusedError
             If the state cannot move to that device; names the tensor. The job is still suspended.
         CorruptSnapshotError
@@ -280,7 +288,7 @@ class Switch:
         record = parked.stages.record
         resumed_at_s = self._clock.now()
         try:
-            self._restore(parked, target)
+            self._restore(parked, target, taker)
         except RollbackError as error:
             self._lose(error)
             raise
@@ -305,9 +313,17 @@ class Switch:
             self._stream.wait()
             self._stream = None
 
-    def _restore(self, parked: _Parked, target: Device) -> None:
+    def _restore(self, parked: _Parked, target: Device, taker: Taker | None) -> None:
         stages, cargo = parked.stages, parked.cargo
         moving = target.torch_device != self.device.torch_device
+        if taker is not None and isinstance(cargo, Cargo) and not moving:
+            with Arriving(target, cargo, parked.snapshot, taker, stages, verify=self._verify) as arriving:
+                stages.record.copy_in = arriving.copy_in()
+                rng.restore(parked.shared_random)
+            return
+        if taker is not None:
+            with stages.stage("handover_s"):
+                taker.await_the_whole(f"a job that comes by the route {stages.record.route} comes whole")
         stream: Stream | None = None
         with stages.stage("fetch_s"):
             self._store.bring_back(parked.snapshot)
@@ -335,7 +351,7 @@ class Switch:
         except BaseException as error:
             if stream is not None:
                 stream.cancel()
-            with _undoing(error, "taking the state back"):
+            with undoing(error, "taking the state back"):
                 cargo.empty(target)
             raise
         if stream is not None and isinstance(cargo, Cargo):
@@ -378,15 +394,3 @@ class Switch:
     def _arena_mapped(self, arena: memoryview) -> None:
         self._arena_is_new = True
         self.device.register(arena)
-
-
-@contextmanager
-def _undoing(error: BaseException, step: str) -> Iterator[None]:
-    """Undo a failed step; a failure of the undo is raised instead of ``error`` and names both."""
-    try:
-        yield
-    except Exception as failure:  # noqa: BLE001 - whatever it is, it must not hide the first error
-        raise RollbackError(
-            f"{step} failed ({error}) and undoing it, too ({failure})",
-            "end the process and restart the job from its snapshot",
-        ) from error

@@ -14,7 +14,7 @@ from functools import lru_cache
 
 from xxhash import xxh3_128, xxh3_128_intdigest
 
-from gpuslice.errors import SnapshotError
+from gpuslice.errors import CorruptSnapshotError, SnapshotError
 
 from .checksum import chunk_digests, digest, storage_digest
 from .layout import CHUNK_BYTES, LARGE_BYTES, PAGE_BYTES, Placement, align, chunk_count, chunks
@@ -178,6 +178,14 @@ class Tally:
             self._storage(sid, by_chunk) if value is None else value for sid, value in enumerate(seen)
         ]
         return by_chunk, by_storage
+
+    def proof(self) -> Proof:
+        """An inspector for taking back, before anything was published, what has been copied out."""
+
+        def damaged(offset: int) -> SnapshotError:
+            return CorruptSnapshotError(f"the copy at {offset} of an arena is not what was copied there")
+
+        return Proof(self._memory, self._pieces, *self.digests(), corrupt=damaged)
 
     def _storage(self, sid: int, by_chunk: Sequence[int]) -> int:
         nbytes, first = self._sizes[sid], self._placement.first_chunk[sid]

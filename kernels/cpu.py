@@ -20,6 +20,7 @@ from .host import (
     PAGE_BYTES,
     AddressSpace,
     drop_pages,
+    overlapping,
     prefer_huge_pages,
     resident_anonymous_bytes,
     trim_heap,
@@ -101,6 +102,10 @@ class CpuDevice:
             else _hold(storage, storage._cdata in fixed, alone, space)
             for storage, free, common in zip(storages, resizable, shared, strict=True)
         ]
+
+    def regions(self, storages: Sequence[torch.UntypedStorage]) -> list[int]:
+        """Each by itself, as far as they do not overlap: pages are given back one by one."""
+        return overlapping([(storage.data_ptr(), storage.nbytes()) for storage in storages])
 
     def copy_out(
         self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None, marks: Marks | None = None

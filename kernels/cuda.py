@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import replace
@@ -87,6 +88,15 @@ class CudaDevice:
         between_processes = {reference.cdata for reference in shared_cache.values()}
         return [_hold(storage, between_processes) for storage in storages]
 
+    def regions(self, storages: Sequence[torch.UntypedStorage]) -> list[int]:
+        """By the allocator's segments, which ``empty_cache`` gives back whole, but for expandable ones."""
+        segments = [
+            (segment["address"], segment["total_size"])
+            for segment in torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
+            if segment["device"] == self._index and not segment.get("is_expandable", False)
+        ]
+        return segment_starts([storage.data_ptr() for storage in storages], segments)
+
     def copy_out(
         self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None, marks: Marks | None = None
     ) -> Transfer:
@@ -108,8 +118,9 @@ class CudaDevice:
     def free(self, storages: Sequence[torch.UntypedStorage]) -> None:
         streams = self._streams_by_address()
         for storage in storages:
-            self._made_on[storage._cdata] = streams.get(storage.data_ptr(), 0)
-            storage.resize_(0)
+            if storage.nbytes():
+                self._made_on[storage._cdata] = streams.get(storage.data_ptr(), 0)
+                storage.resize_(0)
 
     def discard(self, storages: Sequence[torch.UntypedStorage]) -> None:
         raise EnvironmentUnusableError(f"{self.name} cannot drop pages under a tensor; `holds` never says so")
@@ -127,6 +138,8 @@ class CudaDevice:
                 storage.resize_(0)
             self.release_caches()
             raise self._out_of_memory(nbytes for _, nbytes in pairs) from error
+        for storage in done:
+            self._made_on.pop(storage._cdata, None)
 
     def allocate(self, sizes: Sequence[int]) -> list[torch.UntypedStorage]:
         made: list[torch.UntypedStorage] = []
@@ -182,7 +195,7 @@ class CudaDevice:
         return found
 
     def _as_made(self, storage: torch.UntypedStorage) -> torch.cuda.StreamContext:
-        pointer = self._made_on.pop(storage._cdata, 0)
+        pointer = self._made_on.get(storage._cdata, 0)
         if pointer == 0:
             return torch.cuda.stream(torch.cuda.default_stream(self._index))
         return torch.cuda.stream(torch.cuda.ExternalStream(pointer, self._index))  # type: ignore[no-untyped-call]
@@ -217,6 +230,18 @@ class _Runtime:
                 torch.zeros(1, device=torch.device("cuda", self._index))
                 torch.cuda.synchronize(self._index)
         return int(number)
+
+
+def segment_starts(addresses: Sequence[int], segments: Sequence[tuple[int, int]]) -> list[int]:
+    """For each address where its segment begins, of those given as address and bytes; itself if in none."""
+    ordered = sorted(segments)
+    starts = [start for start, _ in ordered]
+    found = []
+    for address in addresses:
+        index = bisect_right(starts, address) - 1
+        inside = index >= 0 and address < sum(ordered[index])
+        found.append(ordered[index][0] if inside else address)
+    return found
 
 
 def _hold(storage: torch.UntypedStorage, between_processes: Set[int]) -> Hold:

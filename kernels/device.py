@@ -108,6 +108,13 @@ class Device(Protocol):
         """
         ...
 
+    def regions(self, storages: Sequence[torch.UntypedStorage]) -> list[int]:
+        """A number for each storage: those with the same one are copied together, then emptied together.
+
+        They overlap, or the device gets their memory back only at once. Numbers grow with addresses.
+        """
+        ...
+
     def copy_out(
         self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None, marks: Marks | None = None
     ) -> Transfer:
@@ -141,7 +148,7 @@ class Device(Protocol):
         ...
 
     def free(self, storages: Sequence[torch.UntypedStorage]) -> None:
-        """Empty storages that are held as ``Way.FREED``."""
+        """Empty storages that are held as ``Way.FREED``; those that are empty already stay so."""
         ...
 
     def discard(self, storages: Sequence[torch.UntypedStorage]) -> None:

@@ -7,7 +7,7 @@ import ctypes
 import errno
 import functools
 import mmap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,6 +80,18 @@ def populate(address: int, nbytes: int) -> None:
         number = ctypes.get_errno()
         if number != errno.EINVAL:
             raise OSError(number, f"madvise({address:#x}, {nbytes}, MADV_POPULATE_WRITE) failed")
+
+
+def overlapping(ranges: Sequence[tuple[int, int]]) -> list[int]:
+    """For each range ``(address, nbytes)`` where it begins, or the first of those that it overlaps with."""
+    starts, start, reach = [0] * len(ranges), 0, -1
+    for index in sorted(range(len(ranges)), key=ranges.__getitem__):
+        address, nbytes = ranges[index]
+        if address >= reach:
+            start = address
+        starts[index] = start
+        reach = max(reach, address + nbytes)
+    return starts
 
 
 def whole_pages(address: int, nbytes: int) -> tuple[int, int]:

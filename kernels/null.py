@@ -82,6 +82,9 @@ class NullDevice:
     def holds(self, storages: Sequence[torch.UntypedStorage], *, fixed: Set[int], alone: bool) -> list[Hold]:
         return [Hold(Way.FREED)] * len(storages)
 
+    def regions(self, storages: Sequence[torch.UntypedStorage]) -> list[int]:
+        return [storage.data_ptr() for storage in storages]
+
     def copy_out(
         self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None, marks: Marks | None = None
     ) -> Transfer:
@@ -95,9 +98,9 @@ class NullDevice:
         return Transfer()
 
     def free(self, storages: Sequence[torch.UntypedStorage]) -> None:
-        for storage in storages:
-            self._away[storage._cdata] = storage.nbytes()
-        self._used_bytes = max(0, self._used_bytes - sum(storage.nbytes() for storage in storages))
+        leaving = {s._cdata: s.nbytes() for s in storages if s._cdata not in self._away}
+        self._away |= leaving
+        self._used_bytes = max(0, self._used_bytes - sum(leaving.values()))
 
     def discard(self, storages: Sequence[torch.UntypedStorage]) -> None:
         self.free(storages)

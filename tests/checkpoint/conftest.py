@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -22,6 +23,7 @@ from gpuslice.checkpoint.snapshot import SnapshotFile
 from gpuslice.checkpoint.store import JobStore
 
 from .harness import Job
+from .remote import PATIENCE_S, Remote
 
 MIB = 1 << 20
 #: One large storage of several chunks, one just large enough, small ones, an empty one.
@@ -171,3 +173,30 @@ def actor(disk: RamDisk) -> Iterator[Callable[..., ActorProcess]]:
     yield start
     for process in started:
         process.end()
+
+
+@pytest.fixture(scope="module")
+def troupe(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Path, Path], Remote]]:
+    """``troupe(disk, memory)`` starts a player."""
+    address = str(tmp_path_factory.mktemp("troupe") / "players")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(address)
+        listener.listen()
+        listener.settimeout(PATIENCE_S)
+        forks = subprocess.Popen(
+            [sys.executable, "-m", "tests.checkpoint.swapper", address],
+            stdin=subprocess.PIPE,
+            text=True,
+            cwd=Path(__file__).parents[2],
+        )
+        assert forks.stdin is not None
+
+        def start(disk: Path, memory: Path) -> Remote:
+            assert forks.stdin is not None
+            forks.stdin.write(json.dumps([str(disk), str(memory)]) + "\n")
+            forks.stdin.flush()
+            return Remote(listener.accept()[0])
+
+        yield start
+        forks.stdin.close()
+        assert forks.wait(PATIENCE_S) == 0

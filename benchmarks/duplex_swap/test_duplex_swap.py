@@ -1,0 +1,147 @@
+"""How long a device is nobody's when two jobs swap: one after the other, and both at once."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.states import median
+
+ROUNDS = int(os.environ.get("GPUSLICE_BENCH_ROUNDS", "7"))
+#: How often the memory of both is looked at.
+_LOOK_S = 0.002
+
+
+class Job:
+    """A process with one job in it."""
+
+    def __init__(self, state: str, directory: Path, name: str, other: str, portion_bytes: int) -> None:
+        arguments = [state, str(directory), name, other, str(portion_bytes)]
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.duplex_swap.job", *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        pid, nbytes = self.listen().split()
+        self.nbytes = int(nbytes)
+        self._status = Path(f"/proc/{pid}/status")
+
+    def tell(self, word: str) -> None:
+        """Have it do something."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{word}\n")
+        self._process.stdin.flush()
+
+    def listen(self) -> str:
+        """Its next word."""
+        assert self._process.stdout is not None
+        answer = self._process.stdout.readline().strip()
+        assert answer, "a job has died"
+        return answer
+
+    def do(self, word: str) -> None:
+        """Have it done."""
+        self.tell(word)
+        assert self.listen() == "done"
+
+    def memory_bytes(self) -> int:
+        """RssAnon: what the RAM disk holds is not part of it."""
+        found = self._status.read_text().split("RssAnon:")[1].split()[0]
+        return int(found) * 1024
+
+    def close(self) -> None:
+        """End it."""
+        self._process.communicate()
+
+
+Jobs = tuple[Job, Job]
+
+
+@pytest.fixture(params=[32 << 20, 128 << 20], ids=["32MiB", "128MiB"])
+def jobs(request: pytest.FixtureRequest) -> Iterator[Jobs]:
+    """The first one runs, the other one is parked; their arenas are warm."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="gpuslice-bench-") as directory:
+        os.chmod(directory, 0o700)
+        pair = (
+            Job("adam-800", Path(directory), "one", "two", request.param),
+            Job("adam-800", Path(directory), "two", "one", request.param),
+        )
+        for job in pair:
+            for word in ("suspend", "resume", "train", "suspend"):
+                job.do(word)
+        pair[0].do("resume")
+        yield pair
+        for job in pair:
+            job.close()
+
+
+def one_after_the_other(leaving: Job, coming: Job) -> None:
+    leaving.do("suspend")
+    coming.do("resume")
+
+
+def at_once(leaving: Job, coming: Job) -> None:
+    coming.tell("arrive")
+    assert coming.listen() == "open"
+    leaving.tell("leave")
+    assert coming.listen() == "done"
+    assert leaving.listen() == "done"
+
+
+class Watch:
+    """The most memory that two jobs have together while it is on."""
+
+    def __init__(self, jobs: Jobs) -> None:
+        self.most_bytes = 0
+        self._over = threading.Event()
+
+        def look() -> None:
+            while not self._over.wait(_LOOK_S):
+                self.most_bytes = max(self.most_bytes, sum(job.memory_bytes() for job in jobs))
+
+        self._thread = threading.Thread(target=look)
+        self._thread.start()
+
+    def stop(self) -> int:
+        self._over.set()
+        self._thread.join()
+        return self.most_bytes
+
+
+def test_two_jobs_swap(benchmark: Any, jobs: Jobs) -> None:
+    """Turn and turn about, so that whatever else the machine does hits both ways alike."""
+    spent_s: dict[str, list[float]] = {}
+    share: dict[str, list[float]] = {}
+
+    def swap(way: Callable[[Job, Job], None], leaving: Job, coming: Job) -> None:
+        leaving.do("train")
+        before_bytes = sum(job.memory_bytes() for job in jobs)
+        watch = Watch(jobs)
+        began_s = time.perf_counter()
+        way(leaving, coming)
+        spent_s.setdefault(way.__name__, []).append(time.perf_counter() - began_s)
+        share.setdefault(way.__name__, []).append((watch.stop() - before_bytes) / coming.nbytes)
+
+    def round_of_both() -> None:
+        first, second = jobs
+        for way in (one_after_the_other, at_once):
+            swap(way, first, second)
+            swap(way, second, first)
+
+    benchmark.pedantic(round_of_both, rounds=ROUNDS, warmup_rounds=1)
+    extra = benchmark.extra_info
+    extra["bytes"] = jobs[0].nbytes
+    for name, seconds in spent_s.items():
+        extra[f"{name}_s"] = median(seconds[2:])
+        extra[f"{name}_most_above"] = max(share[name][2:])
+    extra["ratio"] = extra["at_once_s"] / extra["one_after_the_other_s"]

@@ -1,0 +1,234 @@
+"""The passage between two processes that swap on one device: what they say to each other, and how.
+
+The one that comes (the taker) is parked. It opens a door in its own store; the one that leaves (the giver)
+knocks there when its suspend is about to copy, and leaves by itself if nobody opens. Then, on a socket of the
+operating system, so that the end of either process is seen at once:
+
+    giver                            taker
+    Offer(terms, nbytes)   ->                      what it is about to give back
+                           <-        Answer        whether it is worth giving anything back before the end
+    Gave(nbytes)  ...      ->                      in all so far, by the device's own count
+    Whole                  ->                      published and gone; it wants nothing back any more
+    Failed(error)          ->                      it runs on, and wants all of it back
+                           <-        Back          nothing of the taker's is on the device (any more)
+
+After ``Whole``, or when the giver's process no longer exists, the device is the taker's; never before. After
+``Failed`` it is the giver's again as soon as the taker has said ``Back``, or no longer exists. The giver
+waits for the taker nowhere else, and whatever goes wrong at the taker's end ends in ``Back``: so one of the
+two always comes to its end.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import msgspec
+
+from gpuslice.errors import HandoverError
+
+VERSION = 1
+#: The door's name in a store's directory.
+DOOR = "passage"
+#: How long one end waits for a word of the other. A word comes with every portion, and a portion of
+#: several gigabytes takes seconds.
+PATIENCE_S = 60.0
+_MESSAGE_BYTES = 1 << 14
+
+
+class _Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Base of what the two say."""
+
+
+class Terms(_Message, frozen=True):
+    """Which swap this is; what the two ends say must be the same.
+
+    Attributes
+    ----------
+    giver, taker
+        The jobs.
+    epoch
+        Of the taker's lease: the fencing token.
+    device
+        Where.
+    """
+
+    giver: str
+    taker: str
+    epoch: int
+    device: str
+
+
+class Offer(_Message, frozen=True, tag="offer"):
+    """The giver's first words."""
+
+    version: int
+    terms: Terms
+    nbytes: int
+
+
+class Answer(_Message, frozen=True, tag="answer"):
+    """The taker's: why nothing need be given back early, or nothing."""
+
+    problem: str
+
+
+class Gave(_Message, frozen=True, tag="gave"):
+    """Bytes that the device has back from the giver, in all so far."""
+
+    nbytes: int
+
+
+class Whole(_Message, frozen=True, tag="whole"):
+    """The giver is published, and nothing of it is left on the device."""
+
+
+class Failed(_Message, frozen=True, tag="failed"):
+    """The giver could not leave, and wants back what it gave."""
+
+    error: str
+
+
+class Back(_Message, frozen=True, tag="back"):
+    """The taker has nothing on the device."""
+
+
+FromGiver = Offer | Gave | Whole | Failed
+FromTaker = Answer | Back
+_Heard = TypeVar("_Heard")
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Gone(Exception):
+    """The process at the other end no longer exists: what it had, the system has back."""
+
+
+class Left(Exception):
+    """The other process has closed its end; it may live on, with whatever it has on the device."""
+
+
+class End(Generic[_Heard]):
+    """One end of a passage that is open.
+
+    Parameters
+    ----------
+    connection
+        To the other process, which must be this user's.
+    expected
+        What the other may say.
+    patience_s
+        How long to wait for a word of it.
+
+    Raises
+    ------
+    HandoverError
+        If it is somebody else's, or cannot be watched.
+    """
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        expected: msgspec.msgpack.Decoder[_Heard],
+        patience_s: float,
+    ) -> None:
+        self.patience_s = patience_s
+        self._socket = connection
+        self._expected = expected
+        pid, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        if uid != os.geteuid():
+            raise HandoverError(f"is user {uid}'s")
+        connection.setblocking(False)
+        try:
+            self._process = os.pidfd_open(pid)
+        except OSError as error:
+            raise HandoverError(f"cannot be watched, process {pid}: {error.strerror}") from error
+
+    def tell(self, message: FromGiver | FromTaker) -> bool:
+        """Send, if the other still reads; whether that could be done at once."""
+        try:
+            self._socket.send(_encode(message))
+        except OSError:  # there is no room for it, or the other has closed the passage
+            return False
+        return True
+
+    def insist(self, message: FromGiver | FromTaker) -> None:
+        """Send as soon as there is room for it; the other may have gone, or be out of patience by then."""
+        deadline_s = time.monotonic() + self.patience_s
+        while not self.tell(message):
+            if self._poll(select.POLLOUT, deadline_s) != {self._socket.fileno(): select.POLLOUT}:
+                return
+
+    def hear(self, timeout_s: float) -> _Heard | None:
+        """The next thing that the other has to say; ``None`` if that takes longer.
+
+        Raises
+        ------
+        Gone
+            If its process no longer exists, and it has no more to say.
+        Left
+            If it has closed the passage.
+        HandoverError
+            If it says something that is no message.
+        """
+        ready = self._poll(select.POLLIN, time.monotonic() + timeout_s)
+        if self._socket.fileno() in ready:
+            data = self._receive()
+            if not data:
+                raise Left
+            return self._decode(data)
+        if ready:
+            raise Gone
+        return None
+
+    def await_end(self, timeout_s: float) -> bool:
+        """Wait for the end of the other process; whether it came."""
+        return bool(select.select([self._process], [], [], timeout_s)[0])
+
+    def _receive(self) -> bytes:
+        try:
+            return self._socket.recv(_MESSAGE_BYTES)
+        except OSError:  # it was closed with something of ours unread
+            return b""
+
+    def _decode(self, data: bytes) -> _Heard:
+        try:
+            return self._expected.decode(data)
+        except msgspec.DecodeError as error:
+            raise HandoverError(f"said something that is no message: {error}") from error
+
+    def _poll(self, events: int, deadline_s: float) -> dict[int, int]:
+        poller = select.poll()
+        poller.register(self._process, select.POLLIN)
+        poller.register(self._socket, events)
+        return dict(poller.poll(max(0.0, deadline_s - time.monotonic()) * 1000.0))
+
+    def close(self) -> None:
+        """Leave the passage."""
+        self._socket.close()
+        os.close(self._process)
+
+
+from_giver = msgspec.msgpack.Decoder(FromGiver)
+from_taker = msgspec.msgpack.Decoder(FromTaker)
+
+
+def new_socket() -> socket.socket:
+    """One that keeps messages apart."""
+    return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+@contextmanager
+def address_of(directory: Path) -> Iterator[str]:
+    """Of the door there, by way of a descriptor: a socket's own address may have 107 bytes only."""
+    descriptor = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{descriptor}/{DOOR}"
+    finally:
+        os.close(descriptor)
