@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import replace
@@ -19,7 +18,7 @@ from .copying import Inspector, Marks, Pairs
 from .cuda_engine import CudaEngine
 from .device import DeviceMemory, Hold, Way
 from .gpu_copies import GpuCopies
-from .host import view_address
+from .host import enclosing, view_address
 from .pagelock import PageLocks
 from .transfer import Transfer
 
@@ -95,7 +94,7 @@ class CudaDevice:
             for segment in torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
             if segment["device"] == self._index and not segment.get("is_expandable", False)
         ]
-        return segment_starts([storage.data_ptr() for storage in storages], segments)
+        return enclosing([storage.data_ptr() for storage in storages], segments)
 
     def copy_out(
         self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None, marks: Marks | None = None
@@ -230,18 +229,6 @@ class _Runtime:
                 torch.zeros(1, device=torch.device("cuda", self._index))
                 torch.cuda.synchronize(self._index)
         return int(number)
-
-
-def segment_starts(addresses: Sequence[int], segments: Sequence[tuple[int, int]]) -> list[int]:
-    """For each address where its segment begins, of those given as address and bytes; itself if in none."""
-    ordered = sorted(segments)
-    starts = [start for start, _ in ordered]
-    found = []
-    for address in addresses:
-        index = bisect_right(starts, address) - 1
-        inside = index >= 0 and address < sum(ordered[index])
-        found.append(ordered[index][0] if inside else address)
-    return found
 
 
 def _hold(storage: torch.UntypedStorage, between_processes: Set[int]) -> Hold:

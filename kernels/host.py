@@ -7,6 +7,7 @@ import ctypes
 import errno
 import functools
 import mmap
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,6 +93,20 @@ def overlapping(ranges: Sequence[tuple[int, int]]) -> list[int]:
         starts[index] = start
         reach = max(reach, address + nbytes)
     return starts
+
+
+def enclosing(addresses: Sequence[int], ranges: Sequence[tuple[int, int]]) -> list[int]:
+    """For each address where the range ``(address, nbytes)`` around it begins; itself if there is none.
+
+    The ranges do not overlap.
+    """
+    ordered = sorted(ranges)
+    found = []
+    for address in addresses:
+        index = bisect.bisect_right(ordered, (address, sys.maxsize)) - 1
+        start, nbytes = ordered[index] if index >= 0 else (address, 0)
+        found.append(start if address < start + nbytes else address)
+    return found
 
 
 def whole_pages(address: int, nbytes: int) -> tuple[int, int]:

@@ -26,7 +26,7 @@ def main() -> None:
     state_name, directory, name, other, portion = sys.argv[1:]
     hide_imports()
     state = STATES[state_name]()
-    disk = RamDisk(Path(directory) / "ramdisk", 8 * STATE_BYTES + 2**28)
+    disk = RamDisk(Path(directory) / "ramdisk", 6 * STATE_BYTES + 2**28)
     with disk.open_store(name) as store:
         switch = Switch(open_device(DeviceName("cpu", None)), store)
         boundary = 0

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks.child import Child
 from benchmarks.states import median
 
-ROUNDS = int(os.environ.get("GPUSLICE_BENCH_ROUNDS", "7"))
 #: How often the memory of both is looked at.
 _LOOK_S = 0.002
 
@@ -24,65 +20,36 @@ _LOOK_S = 0.002
 class Job:
     """A process with one job in it."""
 
-    def __init__(self, state: str, directory: Path, name: str, other: str, portion_bytes: int) -> None:
-        arguments = [state, str(directory), name, other, str(portion_bytes)]
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.duplex_swap.job", *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+    def __init__(self, directory: Path, name: str, other: str, portion_bytes: int) -> None:
+        self._child = Child("benchmarks.duplex_swap.job", "adam-800", directory, name, other, portion_bytes)
+        self.tell, self.listen, self.close = self._child.tell, self._child.listen, self._child.close
         pid, nbytes = self.listen().split()
         self.nbytes = int(nbytes)
         self._status = Path(f"/proc/{pid}/status")
 
-    def tell(self, word: str) -> None:
-        """Have it do something."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{word}\n")
-        self._process.stdin.flush()
-
-    def listen(self) -> str:
-        """Its next word."""
-        assert self._process.stdout is not None
-        answer = self._process.stdout.readline().strip()
-        assert answer, "a job has died"
-        return answer
-
     def do(self, word: str) -> None:
         """Have it done."""
-        self.tell(word)
-        assert self.listen() == "done"
+        assert self._child.ask(word) == "done"
 
     def memory_bytes(self) -> int:
         """RssAnon: what the RAM disk holds is not part of it."""
-        found = self._status.read_text().split("RssAnon:")[1].split()[0]
-        return int(found) * 1024
-
-    def close(self) -> None:
-        """End it."""
-        self._process.communicate()
+        return int(self._status.read_text().split("RssAnon:")[1].split()[0]) * 1024
 
 
 Jobs = tuple[Job, Job]
 
 
 @pytest.fixture(params=[32 << 20, 128 << 20], ids=["32MiB", "128MiB"])
-def jobs(request: pytest.FixtureRequest) -> Iterator[Jobs]:
+def jobs(request: pytest.FixtureRequest, tmpfs: Path) -> Iterator[Jobs]:
     """The first one runs, the other one is parked; their arenas are warm."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="gpuslice-bench-") as directory:
-        os.chmod(directory, 0o700)
-        pair = (
-            Job("adam-800", Path(directory), "one", "two", request.param),
-            Job("adam-800", Path(directory), "two", "one", request.param),
-        )
-        for job in pair:
-            for word in ("suspend", "resume", "train", "suspend"):
-                job.do(word)
-        pair[0].do("resume")
-        yield pair
-        for job in pair:
-            job.close()
+    pair = (Job(tmpfs, "one", "two", request.param), Job(tmpfs, "two", "one", request.param))
+    for job in pair:
+        for word in ("suspend", "resume", "train", "suspend"):
+            job.do(word)
+    pair[0].do("resume")
+    yield pair
+    for job in pair:
+        job.close()
 
 
 def one_after_the_other(leaving: Job, coming: Job) -> None:
@@ -118,7 +85,7 @@ class Watch:
         return self.most_bytes
 
 
-def test_two_jobs_swap(benchmark: Any, jobs: Jobs) -> None:
+def test_two_jobs_swap(benchmark: Any, jobs: Jobs, rounds: int) -> None:
     """Turn and turn about, so that whatever else the machine does hits both ways alike."""
     spent_s: dict[str, list[float]] = {}
     share: dict[str, list[float]] = {}
@@ -138,7 +105,7 @@ def test_two_jobs_swap(benchmark: Any, jobs: Jobs) -> None:
             swap(way, first, second)
             swap(way, second, first)
 
-    benchmark.pedantic(round_of_both, rounds=ROUNDS, warmup_rounds=1)
+    benchmark.pedantic(round_of_both, rounds=rounds, warmup_rounds=1)
     extra = benchmark.extra_info
     extra["bytes"] = jobs[0].nbytes
     for name, seconds in spent_s.items():

@@ -190,13 +190,17 @@ def troupe(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Path,
             cwd=Path(__file__).parents[2],
         )
         assert forks.stdin is not None
+        started: list[Remote] = []
 
         def start(disk: Path, memory: Path) -> Remote:
             assert forks.stdin is not None
             forks.stdin.write(json.dumps([str(disk), str(memory)]) + "\n")
             forks.stdin.flush()
-            return Remote(listener.accept()[0])
+            started.append(Remote(listener.accept()[0]))
+            return started[-1]
 
         yield start
+        for player in started:
+            player.kill()
         forks.stdin.close()
         assert forks.wait(PATIENCE_S) == 0

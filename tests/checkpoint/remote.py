@@ -48,7 +48,9 @@ class Remote:
         return answer
 
     def kill(self) -> None:
-        """And wait until it is gone."""
+        """And wait until it is gone; harmless if it is."""
+        if self._connection.fileno() < 0:
+            return
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._process, signal.SIGKILL)
         assert select.select([self._process], [], [], PATIENCE_S)[0]

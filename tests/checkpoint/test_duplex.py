@@ -6,19 +6,30 @@ parked can go on, and a dead one's newest restartable snapshot is whole.
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from gpuslice.checkpoint.duplex import portions
+from gpuslice.checkpoint.passage import Back, End, from_taker
 from gpuslice.checkpoint.ramdisk import RamDisk
 from gpuslice.checkpoint.slots import COMMIT, OWNER
 from gpuslice.checkpoint.snapshot import open_snapshot
+from gpuslice.checkpoint.store import JobStore
+from gpuslice.checkpoint.swap import Giver
+from gpuslice.checkpoint.switch import Switch
+from gpuslice.errors import RollbackError
+from gpuslice.kernels.copying import Inspector, Marks, Pairs
+from gpuslice.kernels.transfer import Transfer
 
 from .conftest import newest_of
+from .harness import Broken, FaultyDevice, Job, SpyGate
 from .remote import Remote
 from .swapper import Memory, limit_memory, make_memory
 
@@ -274,3 +285,60 @@ def test_portions_are_whole_regions() -> None:
     assert portions([4, 4, 4, 4], [0, 1, 2, 3], 8) == [[0, 1], [2, 3]]
     assert portions([4, 4, 4, 4], [7, 5, 7, 5], 1) == [[1, 3], [0, 2]]
     assert portions([1, 100, 1], [2, 0, 1], 8) == [[1], [2, 0]]
+
+
+class Agreeing:
+    """A successor that takes part in everything, and has given back what it never took."""
+
+    def __init__(self) -> None:
+        self._here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.giver = Giver(End(there, from_taker, 60.0), portion_bytes=1)
+
+    def meet(self, nbytes: int) -> Giver:
+        self.giver.problem = ""
+        self._here.send(msgspec.msgpack.encode(Back()))
+        return self.giver
+
+    def heard(self) -> list[str]:
+        """What it was told, by its names."""
+        self._here.setblocking(False)
+        names = []
+        with suppress(BlockingIOError):
+            while data := self._here.recv(1 << 14):
+                names.append(str(msgspec.msgpack.decode(data)["type"]))
+        self._here.close()
+        return names
+
+
+class Failing(FaultyDevice):
+    """The fourth copy out fails, and something may happen to the arena before."""
+
+    def __init__(self, damage: bool) -> None:
+        super().__init__()
+        self.damage = damage
+        self.left = 4
+
+    def copy_out(
+        self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None, marks: Marks | None = None
+    ) -> Transfer:
+        self.left -= 1
+        if self.left == 0:
+            if self.damage:
+                arena[:] = bytes(len(arena))
+            raise Broken("copy_out")
+        return super().copy_out(pairs, arena, inspect, marks)
+
+
+@pytest.mark.parametrize("damage", [False, True])
+def test_what_comes_back_is_compared_with_what_left(store: JobStore, job: Job, damage: bool) -> None:
+    before, gate, successor = job.digest(), SpyGate(), Agreeing()
+    switch = Switch(Failing(damage), store, gate=gate)
+    with pytest.raises(RollbackError if damage else Broken):
+        switch.suspend(boundary=1, successor=successor)  # type: ignore[arg-type]
+    assert gate.is_shut is damage
+    assert successor.heard() == ["gave", "gave", "failed"]
+    if not damage:
+        assert job.digest() == before
+        switch.suspend(boundary=2)
+        switch.resume()
+        assert job.digest() == before

@@ -12,6 +12,8 @@ from gpuslice.kernels.host import (
     AddressSpace,
     address_space,
     drop_pages,
+    enclosing,
+    overlapping,
     prefer_huge_pages,
     view_address,
     whole_pages,
@@ -68,3 +70,16 @@ def test_which_memory_is_plain() -> None:
         assert not space.is_plain(view_address(view), 1 << 20)
         assert not space.is_plain(view_address(memoryview(array)), 1 << 45)
         view.release()
+
+
+def test_ranges_that_overlap_are_found() -> None:
+    assert overlapping([]) == []
+    assert overlapping([(30, 10), (10, 10), (20, 10)]) == [30, 10, 20]  # they only touch
+    assert overlapping([(10, 30), (15, 5), (39, 11), (49, 1), (50, 1)]) == [10, 10, 10, 10, 50]
+    assert overlapping([(20, 5), (10, 0), (10, 11)]) == [10, 10, 10]
+
+
+def test_the_range_around_an_address_is_found() -> None:
+    ranges = [(100, 50), (10, 20)]
+    assert enclosing([10, 29, 30, 99, 100, 149, 150, 5], ranges) == [10, 10, 30, 99, 100, 100, 150, 5]
+    assert enclosing([7], []) == [7]

@@ -43,3 +43,11 @@ def test_reserving_beyond_the_capacity_changes_nothing() -> None:
     with pytest.raises(DeviceMemoryError, match="80 are needed"):
         device.reserve([(moved, 80)])
     assert device.memory().used_bytes == 50
+
+
+def test_what_is_free_is_not_freed_again() -> None:
+    device, moved = NullDevice(DeviceName("null", 0), total_bytes=100), storage(40)
+    device.allocate([40, 40])
+    device.free([moved])
+    device.free([moved])
+    assert device.memory().used_bytes == 40
