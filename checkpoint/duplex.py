@@ -23,6 +23,7 @@ from .cargo import Cargo, empty, reserve
 from .record import Stages
 from .snapshot import SnapshotFile
 from .swap import Giver, Successor, Taker
+from .tally import Proof
 from .undo import undoing
 from .writer import SnapshotWriter
 
@@ -178,7 +179,8 @@ class Arriving:
         self._snapshot = snapshot
         self._taker = taker
         self._stages = stages
-        self._proof = snapshot.proof() if verify else None
+        self._verify = verify
+        self._proof: Proof | None = None
 
     def copy_in(self) -> Transfer:
         """Reserve and copy everything, a portion whenever the device has room for it, the rest in the end.
@@ -193,6 +195,7 @@ class Arriving:
             If there is not enough memory although it has left.
         """
         transfer = Transfer()
+        self._proof = self._snapshot.proof() if self._verify else None
         memory = self._device.memory()
         free_bytes = memory.total_bytes - memory.used_bytes
         sizes = self._cargo.layout.sizes[: len(self._cargo.items)]

@@ -4,6 +4,7 @@
 - ``A.gsnp``, ``B.gsnp``: the two slots
 - ``snapshot.gen``: the record of the newest published snapshot
 - ``snapshot.gen.next``: what replaces it when the next one is published
+- ``passage``: a socket, while its process waits for another one to leave the device (``swap``)
 - ``room``: a socket, while its process is parked (``offer``)
 """
 

@@ -318,6 +318,8 @@ class Switch:
         moving = target.torch_device != self.device.torch_device
         if taker is not None and isinstance(cargo, Cargo) and not moving:
             with Arriving(target, cargo, parked.snapshot, taker, stages, verify=self._verify) as arriving:
+                with stages.stage("fetch_s"):
+                    self._store.bring_back(parked.snapshot)
                 stages.record.copy_in = arriving.copy_in()
                 rng.restore(parked.shared_random)
             return

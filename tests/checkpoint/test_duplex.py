@@ -17,12 +17,13 @@ import msgspec
 import pytest
 
 from gpuslice.checkpoint.duplex import portions
-from gpuslice.checkpoint.passage import Back, End, from_taker
+from gpuslice.checkpoint.offer import ask
+from gpuslice.checkpoint.passage import VERSION, Back, End, Offer, Terms, Whole, from_giver, from_taker
 from gpuslice.checkpoint.ramdisk import RamDisk
 from gpuslice.checkpoint.slots import COMMIT, OWNER
 from gpuslice.checkpoint.snapshot import open_snapshot
 from gpuslice.checkpoint.store import JobStore
-from gpuslice.checkpoint.swap import Giver
+from gpuslice.checkpoint.swap import Giver, Taker
 from gpuslice.checkpoint.switch import Switch
 from gpuslice.errors import RollbackError
 from gpuslice.kernels.copying import Inspector, Marks, Pairs
@@ -342,3 +343,20 @@ def test_what_comes_back_is_compared_with_what_left(store: JobStore, job: Job, d
         switch.suspend(boundary=2)
         switch.resume()
         assert job.digest() == before
+
+
+def test_a_snapshot_that_was_spilled_meanwhile_is_brought_back_first(shm: Path, tmp_path: Path) -> None:
+    disk = RamDisk(shm / "spilling", 64 << 20, spill_directory=tmp_path / "spill")
+    with disk.open_store("b") as store:
+        job, switch = Job(), Switch(FaultyDevice(), store)
+        before = job.digest()
+        switch.suspend(boundary=1)
+        assert switch.snapshot is not None
+        with store.offering(switch.snapshot):
+            assert ask(store.directory)
+        here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        here.send(msgspec.msgpack.encode(Whole()))
+        offer = Offer(VERSION, Terms("a", "b", 1, "cpu"), 0)
+        switch.resume(taker=Taker(End(there, from_giver, 60.0), offer, portion_bytes=1))
+        assert job.digest() == before
+        here.close()
