@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -64,13 +64,6 @@ class Workshop:
 @pytest.fixture
 def workshop(tmp_path: Path) -> Workshop:
     return Workshop(tmp_path, tmp_path / "ramdisk")
-
-
-@pytest.fixture(scope="session")
-def servers() -> Iterator[Servers]:
-    found = Servers()
-    yield found
-    found.close()
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -30,14 +29,6 @@ if sys.argv[1] == "interrupted":
     raise KeyboardInterrupt
 sys.exit(int(sys.argv[1]))
 """
-Start = Callable[..., subprocess.Popen[str]]
-
-
-@pytest.fixture(scope="module")
-def servers() -> Iterator[Servers]:
-    found = Servers()
-    yield found
-    found.close()
 
 
 @pytest.mark.parametrize(("word", "status"), [("7", 7), ("killed", -9), ("interrupted", -2)])

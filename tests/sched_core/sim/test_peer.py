@@ -17,7 +17,7 @@ from .peer_results import results
 DATA = Path(__file__).resolve().parents[2] / "data"
 ORACLES = sorted((DATA / "oracles" / "tiresias").glob("*.csv"))
 #: Tens of thousands of events each.
-SLOW = ("dlas-gpu-05", "dlas-gpu-1", "dlas-gpu-2")
+SLOW = ("dlas-gpu-05", "dlas-gpu-1", "dlas-gpu-2", "dlas-gpu-8")
 
 
 def _marked(path: Path) -> object:
