@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import secrets
+import time
 from collections.abc import Callable, Iterator
 from hashlib import blake2b
 from pathlib import Path
+
+import psutil
 
 from gpuslice.config import Settings, parse_size
 from gpuslice.errors import UsageError
@@ -21,6 +24,10 @@ from .offer import SOCKET, ask
 from .slots import OWNER, SLOTS, committed, newest_restartable, read_owner, restartable, settle, write_owner
 from .spill import SpillDirectory
 from .store import JobStore
+
+#: How long a job waits for whoever is just moving what its dead process left, and how often it looks.
+_PATIENCE_S = 300.0
+_LOOK_AGAIN_S = 0.05
 
 
 class RamDisk:
@@ -114,9 +121,12 @@ class RamDisk:
             directory = self.directory / f"{UNNAMED}{secrets.token_hex(8)}.r{rank}"
         else:
             directory = self._home(job, rank)
-        lock = self._claim(directory)
-        if lock is None:
+        ends_s = time.monotonic() + _PATIENCE_S
+        while (lock := self._claim(directory)) is None:
             owner = read_owner(directory)
+            if owner is not None and not psutil.pid_exists(owner.pid) and time.monotonic() < ends_s:
+                time.sleep(_LOOK_AGAIN_S)
+                continue
             process = f"process {owner.pid}" if owner else "another process"
             raise UsageError(
                 f"job {job} rank {rank} is running already, in {process}",
@@ -225,10 +235,11 @@ class RamDisk:
 
     def _spill_dead(self, spilled: SpillDirectory, directory: Path) -> StoreInfo | None:
         """Move what a dead named job could go on from; its store as it was, ``None`` if there is nothing."""
-        if not directory.exists():
-            return None  # it has nothing but what was moved before
-        info = store_info(directory, spilled)
-        lock = None if info.alive or info.job is None else FileLock.attempt(directory / OWNER)
+        with self._budget.lock():
+            if not directory.exists():
+                return None  # it has nothing but what was moved before
+            info = store_info(directory, spilled)
+            lock = None if info.alive or info.job is None else FileLock.attempt(directory / OWNER)
         if lock is None:
             return None
         with lock:

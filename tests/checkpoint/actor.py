@@ -117,6 +117,21 @@ class Actor:
             os._exit(0)
         return os.waitpid(pid, 0)[1] == 0
 
+    def crash_around(self, directory: str, step: int) -> bool:
+        """In a child: die while a store is opened, warmed up and closed; whether it did not."""
+        pid = os.fork()
+        if pid == 0:
+            Countdown(step)
+            child = Actor(directory, str(self.disk.limit_bytes))
+            child.open("a")
+            assert child.store is not None
+            warming = child.store.warm_up(Layout((StorageSpec(0, 1 << 20),)))
+            assert warming is not None
+            warming.wait()
+            child.close(keep=True)
+            os._exit(0)
+        return os.waitpid(pid, 0)[1] == 0
+
     def crash_spilling(self, directory: str, spill: str, step: int, back: bool) -> bool:
         """In a child: die while snapshots are spilled, or while one is brought back; whether it did not."""
         pid = os.fork()

@@ -781,6 +781,27 @@ def test_a_crash_at_any_step_leaves_a_whole_snapshot_or_none(
     assert outcomes == {saved, saved + 1} | ({0} if slots == 1 else set())
 
 
+def test_a_crash_around_a_save_leaves_nothing_that_gc_does_not_find(
+    shm: Path, actor: Actor, save: Save
+) -> None:
+    process = actor()
+    for step in range(1, 60):
+        disk = RamDisk(shm / f"step{step}", 256 * MIB)
+        _, survived = process.ask("crash_around", directory=str(disk.directory), step=step)
+        if step % 2:
+            disk.collect()
+        else:  # a successor takes over whatever there is
+            with disk.open_store("a") as store:
+                save(store, boundary=1)
+            disk.collect(everything=True)
+        assert (leftovers(disk), disk.used_bytes) == ([], 0)
+        if survived:
+            break
+    else:
+        pytest.fail("it never came to its end")
+    assert step > 10
+
+
 def check_after_crash(disk: RamDisk, saved: int, slots: int, survived: bool) -> int:
     """What the dead process left must be whole, usable by a successor, and collectable; its boundary."""
     path = newest_of(disk, "a")

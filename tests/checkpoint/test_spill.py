@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ import pytest
 from gpuslice.checkpoint import tree
 from gpuslice.checkpoint.layout import Layout, StorageSpec
 from gpuslice.checkpoint.listing import Place
+from gpuslice.checkpoint.locks import FileLock
 from gpuslice.checkpoint.ramdisk import RamDisk
+from gpuslice.checkpoint.slots import OWNER
 from gpuslice.checkpoint.snapshot import open_snapshot
 from gpuslice.errors import CorruptSnapshotError, EnvironmentUnusableError, RamDiskFullError, UsageError
 
@@ -194,3 +197,25 @@ def test_a_crash_at_any_step_leaves_it_whole_in_one_place(
     else:
         pytest.fail("it never came to its end")
     assert places == {("RAM",), ("spilled",), ("RAM", "spilled")}
+
+
+def test_a_job_that_starts_while_its_snapshot_is_moved_waits_for_it(disk: RamDisk, actor: Actor) -> None:
+    process = actor()
+    process.ask("open", job="a")
+    process.ask("save", boundary=5)
+    process.kill()
+    mover = FileLock.attempt(disk.directory / "a.r0" / OWNER)
+    assert mover is not None
+    found: list[int] = []
+
+    def start() -> None:
+        with disk.open_store("a") as store:
+            found.extend(store.restartable())
+
+    starting = threading.Thread(target=start)
+    starting.start()
+    starting.join(0.2)  # long enough to be refused
+    assert starting.is_alive()
+    mover.release()
+    starting.join(60)
+    assert found == [5]
