@@ -26,11 +26,12 @@ from gpuslice.errors import (
 )
 from gpuslice.private import private_directory
 
+from .arena import Arena
 from .files import is_full, open_checked
 from .format import Record
 from .locks import FileLock
 from .slots import SLOTS
-from .snapshot import open_snapshot, read_record
+from .snapshot import SnapshotFile, open_snapshot, read_record
 
 _PARTIAL = ".part"
 _LOCK = "lock"
@@ -155,27 +156,38 @@ class SpillDirectory:
             finally:
                 partial.unlink(missing_ok=True)
 
-    def read(self, store: str, slot: int, memory: memoryview) -> None:
-        """Fill ``memory``, page-aligned and as long as the file, with a snapshot of which nothing is checked.
+    def fetch(self, store: str, record: Record, arena: Arena) -> memoryview:
+        """Copy the snapshot of ``record`` back into its slot, which ``arena`` is, and check every byte there.
 
-        Past the page cache where possible.
+        Past the page cache where possible. It stays here, too.
 
         Raises
         ------
-        RefusedSnapshotError
-            If it cannot be read.
+        SnapshotError
+            If it cannot be read or is damaged, or another one is in its place.
+        RamDiskFullError
+            If the RAM disk has no room.
         """
-        path = self.path(store, slot)
+        path = self.path(store, record.slot)
+        arena.discard()
         try:
-            descriptor = _open_direct(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-            try:
-                if os.fstat(descriptor).st_size != len(memory):
-                    raise OSError(errno.EIO, "its length has changed")
-                _read_into(descriptor, memory, 0)
-            finally:
-                os.close(descriptor)
-        except OSError as error:
-            raise RefusedSnapshotError(f"cannot read {path}: {error.strerror}", _DAMAGED) from error
+            memory = arena.ensure(record.file_len, exactly=True)
+            _read(path, memory)
+            with open_snapshot(arena.path) as arrived:
+                _check(arrived, record)
+        except SnapshotError as error:
+            arena.discard()
+            raise type(error)(f"{path} cannot be brought back: {error.message}", error.remedy) from error
+        except BaseException:
+            arena.discard()
+            raise
+        return memory
+
+    def open(self, store: str, record: Record) -> SnapshotFile:
+        """The snapshot of ``record`` where it is, every byte of it checked; ``SnapshotError``."""
+        snapshot = open_snapshot(self.path(store, record.slot))
+        _check(snapshot, record)
+        return snapshot
 
     def clean_store(self, store: str) -> None:
         """Remove what a former process of the store left half written; the caller has the store's lock."""
@@ -206,6 +218,39 @@ class SpillDirectory:
 
 
 _DAMAGED = "use another snapshot; this one cannot be restored"
+
+
+def is_whole(path: Path) -> bool:
+    """Whether there is a snapshot of which every byte is right."""
+    try:
+        with open_snapshot(path) as snapshot:
+            snapshot.verify()
+    except SnapshotError:
+        return False
+    return True
+
+
+def _check(snapshot: SnapshotFile, record: Record) -> None:
+    """Whether it is the one of ``record``, which vouches for the checksums, and they for the rest."""
+    if snapshot.record != record:
+        raise CorruptSnapshotError(
+            f"{snapshot.path} is another snapshot than the one that was spilled", _DAMAGED
+        )
+    snapshot.verify()
+
+
+def _read(path: Path, memory: memoryview) -> None:
+    """Fill ``memory``, page-aligned and as long as the file, with it."""
+    try:
+        descriptor = _open_direct(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            if os.fstat(descriptor).st_size != len(memory):
+                raise OSError(errno.EIO, "its length has changed")
+            _read_into(descriptor, memory, 0)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise RefusedSnapshotError(f"cannot read {path}: {error.strerror}", _DAMAGED) from error
 
 
 def _partial(target: Path) -> Path:

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from gpuslice.errors import CorruptSnapshotError, RamDiskFullError, SnapshotError, UsageError
+from gpuslice.errors import RamDiskFullError, SnapshotError, UsageError
 
 from .arena import Arena, MapHook, MapHooks
 from .budget import Budget
@@ -18,8 +18,8 @@ from .layout import PAGE_BYTES, Layout, align, place
 from .locks import FileLock
 from .offer import GoingOn, Offer
 from .slots import SLOTS, commit_at_least, committed, prepare_commit, restartable, settle, whole, write_commit
-from .snapshot import SnapshotFile, open_snapshot
-from .spill import SpillDirectory
+from .snapshot import SnapshotFile
+from .spill import SpillDirectory, is_whole
 from .warmup import WarmUp
 from .writer import SnapshotWriter
 
@@ -223,18 +223,18 @@ class JobStore:
         self._spill.clean_store(self.directory.name)
         for entry in self._spill.entries(self.directory.name):
             try:
-                self._recover(entry.record())
+                self._recover(self._spill, entry.record())
             except SnapshotError as error:
                 damage = error
         if damage is not None and not any(record.restartable for record in self._published.values()):
             raise damage
 
-    def _recover(self, record: Record) -> None:
+    def _recover(self, spill: SpillDirectory, record: Record) -> None:
         slot = record.slot
         here = self._published.get(slot)
-        known = here is not None and here.generation >= record.generation and self._is_whole(slot)
-        if record.restartable and not known:
-            self._fetch(record)
+        newer = here is not None and here.generation >= record.generation
+        if record.restartable and not (newer and is_whole(self.directory / SLOTS[slot])):
+            spill.fetch(self.directory.name, record, self._arenas[slot])
             with self._budget.taking(RECORD_BYTES):
                 commit_at_least(self.directory, record)
             self._published[slot] = record
@@ -290,50 +290,16 @@ class JobStore:
         SnapshotError
             If they were damaged there, where they stay.
         """
-        record = snapshot.record
+        record, name = snapshot.record, self.directory.name
         if self._spill is None or record.slot not in self._away:
             return
         try:
-            snapshot.attach(self._fetch(record))
+            snapshot.attach(self._spill.fetch(name, record, self._arenas[record.slot]))
         except RamDiskFullError:
-            with open_snapshot(self._spill.path(self.directory.name, record.slot)) as spilled:
-                self._compare(spilled, record)
+            with self._spill.open(name, record) as spilled:
                 snapshot.attach(spilled.arena)
-            return
-        self._drop_spilled(record.slot)
-
-    def _fetch(self, record: Record) -> memoryview:
-        """Copy a spilled snapshot back into its slot, every byte compared with its checksum."""
-        assert self._spill is not None
-        name, arena = self.directory.name, self._arenas[record.slot]
-        arena.discard()
-        try:
-            memory = arena.ensure(record.file_len, exactly=True)
-            self._spill.read(name, record.slot, memory)
-            with open_snapshot(arena.path) as arrived:
-                self._compare(arrived, record)
-        except SnapshotError as error:
-            arena.discard()
-            spilled = self._spill.path(name, record.slot)
-            raise type(error)(f"{spilled} cannot be brought back: {error.message}", error.remedy) from error
-        except BaseException:
-            arena.discard()
-            raise
-        return memory
-
-    def _compare(self, spilled: SnapshotFile, record: Record) -> None:
-        """Check all of it: the record vouches for the checksums, and they for the rest."""
-        if spilled.record != record:
-            raise CorruptSnapshotError(f"{spilled.path} is another snapshot than was spilled", _REPLACED)
-        spilled.verify()
-
-    def _is_whole(self, slot: int) -> bool:
-        try:
-            with open_snapshot(self.directory / SLOTS[slot]) as snapshot:
-                snapshot.verify()
-        except SnapshotError:
-            return False
-        return True
+        else:
+            self._drop_spilled(record.slot)
 
     def _check_open(self) -> None:
         if self.closed:
@@ -385,9 +351,6 @@ class JobStore:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close(keep=self.job is not None)
-
-
-_REPLACED = "restart the job from an older snapshot"
 
 
 def _room(layout: Layout) -> int:

@@ -212,7 +212,7 @@ def test_another_snapshot_in_its_place_is_refused(store: JobStore, place: Path, 
     snapshot = save(store, boundary=2, restartable=False)
     with spilled(store, snapshot):
         (place / "a.r0.A.gsnp").write_bytes(older)
-    with pytest.raises(CorruptSnapshotError, match="another snapshot than was spilled"):
+    with pytest.raises(CorruptSnapshotError, match="another snapshot than the one that was spilled"):
         store.bring_back(snapshot)
 
 
