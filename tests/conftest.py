@@ -1,16 +1,14 @@
-"""What all tests need: signals that work, and what is made once per test session."""
+"""What all tests need: signals that work, and the fake NVIDIA libraries, built once per test session."""
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from .fakes.build import FAKES, build
-from .warm.process import Servers
 
 # Torch's threads sleep when they have nothing to do; spinning, they take the cores from those that have.
 # It is read when torch is loaded.
@@ -45,11 +43,3 @@ def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def shim_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the vmm route's shim is compiled once for all tests."""
     return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(scope="session")
-def servers() -> Iterator[Servers]:
-    """They start processes that have torch from the beginning."""
-    found = Servers()
-    yield found
-    found.close()

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ..warm.process import Servers
+from .warm.process import Servers
 
 #: Far more than anything here takes; a hang must fail, not block.
 DEADLINE_S = 120
@@ -64,6 +64,13 @@ class Workshop:
 @pytest.fixture
 def workshop(tmp_path: Path) -> Workshop:
     return Workshop(tmp_path, tmp_path / "ramdisk")
+
+
+@pytest.fixture(scope="session")
+def servers() -> Iterator[Servers]:
+    found = Servers()
+    yield found
+    found.close()
 
 
 @pytest.fixture

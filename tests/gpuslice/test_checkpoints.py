@@ -18,8 +18,8 @@ from gpuslice.checkpoints import Checkpoints, Schedule
 from gpuslice.errors import GpusliceError, RamDiskFullError
 from gpuslice.report import Report
 
-from ..warm.process import Servers
 from .conftest import DEADLINE_S, Workshop
+from .warm.process import Servers
 
 # Weights and moments that wait for the optimizer's step, statistics and averages that do not. The copy in the
 # background is slowed down and says when it is half done. With "broken" the step waits for nothing.

@@ -8,8 +8,8 @@ from contextlib import AbstractContextManager, contextmanager
 
 import pytest
 
-from ..warm.process import Servers
 from .conftest import DEADLINE_S, Workshop
+from .warm.process import Servers
 
 #: Does what the next line of its standard input says at the end of every batch.
 TRAIN = """
