@@ -1,8 +1,4 @@
-"""xxh3 over a mapped snapshot: one digest per chunk, one per storage, every byte read once.
-
-The digest of a large storage is taken over its chunks' digests, so it costs nothing more; only the
-small storages, packed into common chunks, are read a second time.
-"""
+"""xxh3 over a mapped snapshot: one digest per chunk; every byte lies in one chunk, and is read once."""
 
 from __future__ import annotations
 
@@ -12,8 +8,6 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from xxhash import xxh3_64_intdigest, xxh3_128_digest
-
-from .layout import LARGE_BYTES, Placement, chunk_count, chunks
 
 #: Two threads reach the memory's bandwidth; below this many bytes starting one costs more than it gains.
 _THREADED_BYTES = 16 << 20
@@ -25,7 +19,7 @@ def fingerprint(data: bytes | memoryview) -> bytes:
 
 
 def digest(data: bytes | memoryview) -> int:
-    """xxh3-64 of a chunk or a small storage."""
+    """xxh3-64 of a chunk."""
     return xxh3_64_intdigest(data)
 
 
@@ -52,20 +46,3 @@ def chunk_digests(data: memoryview, ranges: Sequence[tuple[int, int]]) -> list[i
         first = pool.submit(run, ranges[:middle])
         second = run(ranges[middle:])
         return first.result() + second
-
-
-def storage_digest(data: memoryview, nbytes: int, offset: int, by_chunk: Sequence[int]) -> int:
-    """The digest of one storage: of its bytes if small, of its chunks' digests if large."""
-    if nbytes < LARGE_BYTES:
-        return digest(data[offset : offset + nbytes])
-    return digest(pack_digests(by_chunk))
-
-
-def all_digests(data: memoryview, sizes: Sequence[int], placement: Placement) -> tuple[list[int], list[int]]:
-    """Chunk digests and storage digests of a whole payload."""
-    by_chunk = chunk_digests(data, list(chunks(placement.extents)))
-    by_storage = [
-        storage_digest(data, nbytes, offset, by_chunk[first : first + chunk_count(nbytes)])
-        for nbytes, offset, first in zip(sizes, placement.offsets, placement.first_chunk, strict=True)
-    ]
-    return by_chunk, by_storage

@@ -124,7 +124,7 @@ class Record:
 
     def check(self) -> None:
         """Positions must follow from each other; ``CorruptSnapshotError`` otherwise."""
-        table_end = self.table + 8 * (self.chunks + self.storages)
+        table_end = self.table + 8 * self.chunks
         problems = {
             "its parts overlap": not (
                 0 < self.payload <= self.tail <= FILE_LIMIT_BYTES
@@ -147,7 +147,7 @@ class Record:
                 raise CorruptSnapshotError(f"the commit record makes no sense: {problem}")
 
 
-class StorageRow(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class StorageRow(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """A storage as the metadata lists it; its position in the list is its number."""
 
     offset: int

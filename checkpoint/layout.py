@@ -7,9 +7,8 @@ says otherwise: ranges that overlap, overflow or are misaligned cannot get in.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import msgspec
 
@@ -23,7 +22,7 @@ SMALL_ALIGN_BYTES = 256
 CHUNK_BYTES = 4 << 20
 
 
-class StorageSpec(msgspec.Struct, frozen=True):
+class StorageSpec(msgspec.Struct, frozen=True, gc=False):
     """One storage to be saved.
 
     Attributes
@@ -44,7 +43,7 @@ class StorageSpec(msgspec.Struct, frozen=True):
     label: str = ""
 
 
-class TensorSpec(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class TensorSpec(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """One tensor as a strided view of a storage, so ties and views stay what they are.
 
     Attributes
@@ -94,23 +93,32 @@ class Layout:
         return sum(self.sizes)
 
 
-class Extent(NamedTuple):
-    """A page-aligned range of the file: one large storage, or all small ones together."""
+@dataclass(frozen=True)
+class Placement:
+    """Where everything lies.
 
-    offset: int
-    nbytes: int
-
-
-class Placement(NamedTuple):
-    """Where everything lies. ``extents`` cover ``[payload, end)`` without a hole.
-
-    ``first_chunk`` is a large storage's first position in the chunk table (0 for small ones).
+    Attributes
+    ----------
+    offsets
+        Of each storage.
+    chunks
+        Start and end of every checksummed chunk, in the order of the file: each storage with its padding, in
+        steps of ``CHUNK_BYTES``. They cover ``[payload, end)`` without a hole.
+    first_chunk
+        Each storage's first position in ``chunks``.
+    end
+        Where the last chunk ends, a multiple of the page size.
     """
 
     offsets: tuple[int, ...]
-    extents: tuple[Extent, ...]
+    chunks: tuple[tuple[int, int], ...]
     first_chunk: tuple[int, ...]
     end: int
+
+    @functools.cached_property
+    def chunk_at(self) -> dict[int, int]:
+        """Where a chunk begins -> its position in ``chunks``."""
+        return {start: index for index, (start, _) in enumerate(self.chunks)}
 
 
 def align(position: int, step: int) -> int:
@@ -121,7 +129,8 @@ def align(position: int, step: int) -> int:
 def place(sizes: Sequence[int], payload: int) -> Placement:
     """Lay storages of ``sizes`` bytes out from ``payload`` on, a multiple of the page size.
 
-    Large ones come first, in order, each at a page; small ones follow, packed at 256 bytes.
+    Large ones come first, in order, each at a page; small ones follow, packed at 256 bytes. The last one's
+    padding reaches to the end of its page.
     """
     return _place(tuple(sizes), payload)
 
@@ -130,33 +139,22 @@ def place(sizes: Sequence[int], payload: int) -> Placement:
 def _place(sizes: tuple[int, ...], payload: int) -> Placement:
     offsets = [0] * len(sizes)
     first_chunk = [0] * len(sizes)
-    extents: list[Extent] = []
-    position, chunk = payload, 0
-    for sid, nbytes in enumerate(sizes):
-        if nbytes >= LARGE_BYTES:
-            offsets[sid], first_chunk[sid] = position, chunk
-            extents.append(Extent(position, align(nbytes, PAGE_BYTES)))
-            position += extents[-1].nbytes
-            chunk += chunk_count(nbytes)
-    slab = position
-    for sid, nbytes in enumerate(sizes):
-        if nbytes < LARGE_BYTES:
-            offsets[sid] = position
-            position += align(nbytes, SMALL_ALIGN_BYTES)
+    chunks: list[tuple[int, int]] = []
+    position = payload
+    large = [sid for sid, nbytes in enumerate(sizes) if nbytes >= LARGE_BYTES]
+    small = [sid for sid, nbytes in enumerate(sizes) if nbytes < LARGE_BYTES]
+    for numbers, step in ((large, PAGE_BYTES), (small, SMALL_ALIGN_BYTES)):
+        for sid in numbers:
+            end = position + align(sizes[sid], step)
+            offsets[sid], first_chunk[sid] = position, len(chunks)
+            chunks += ((at, min(at + CHUNK_BYTES, end)) for at in range(position, end, CHUNK_BYTES))
+            position = end
     end = align(position, PAGE_BYTES)
-    if end > slab:
-        extents.append(Extent(slab, end - slab))
-    return Placement(tuple(offsets), tuple(extents), tuple(first_chunk), end)
+    if end > position:
+        chunks[-1] = (chunks[-1][0], end)
+    return Placement(tuple(offsets), tuple(chunks), tuple(first_chunk), end)
 
 
 def chunk_count(nbytes: int) -> int:
-    """How many chunks a large storage of ``nbytes`` has; its padding is checksummed, too."""
+    """How many chunks a storage of ``nbytes`` has; its padding is checksummed, too."""
     return -(-align(nbytes, PAGE_BYTES) // CHUNK_BYTES)
-
-
-def chunks(extents: Sequence[Extent]) -> Iterator[tuple[int, int]]:
-    """Start and end of every checksummed chunk: each extent in steps of ``CHUNK_BYTES``."""
-    for extent in extents:
-        stop = extent.offset + extent.nbytes
-        for start in range(extent.offset, stop, CHUNK_BYTES):
-            yield start, min(start + CHUNK_BYTES, stop)

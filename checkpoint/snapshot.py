@@ -11,12 +11,12 @@ from typing import Self
 
 from gpuslice.errors import CorruptSnapshotError, RefusedSnapshotError, SnapshotError, UsageError
 
-from .checksum import all_digests, chunk_digests, fingerprint, storage_digest, unpack_digests
+from .checksum import chunk_digests, fingerprint, unpack_digests
 from .files import open_checked, read_at
-from .format import FILE_LIMIT_BYTES, RECORD_BYTES, Metadata, Record
+from .format import RECORD_BYTES, Metadata, Record
 from .header import PREAMBLE_BYTES, Content, decode_preamble
-from .layout import LARGE_BYTES, PAGE_BYTES, Extent, StorageSpec, TensorSpec, align, chunks
-from .tally import Pieces, Proof
+from .layout import StorageSpec, TensorSpec, chunk_count
+from .tally import Proof
 from .tree import Tree
 
 
@@ -51,8 +51,7 @@ class SnapshotFile:
         self.record = record
         self.content = content
         self.tree = tree
-        self._chunk_digests = digests[: record.chunks]
-        self._storage_digests = digests[record.chunks :]
+        self._digests = digests
         self._memory: memoryview | None = memory.toreadonly()
 
     @property
@@ -96,12 +95,8 @@ class SnapshotFile:
         memory = self._mapped()
         nbytes, offset = self.storages[sid].nbytes, self.content.placement.offsets[sid]
         if verify:
-            by_chunk: list[int] = []
-            if nbytes >= LARGE_BYTES:
-                extent = Extent(offset, align(nbytes, PAGE_BYTES))
-                by_chunk = chunk_digests(memory, list(chunks([extent])))
-            if storage_digest(memory, nbytes, offset, by_chunk) != self._storage_digests[sid]:
-                raise self._corrupt(sid)
+            first = self.content.placement.first_chunk[sid]
+            self._compare(first, first + chunk_count(nbytes))
         return memory[offset : offset + nbytes]
 
     @property
@@ -116,10 +111,7 @@ class SnapshotFile:
 
     def proof(self) -> Proof:
         """An inspector for a copy out of `arena`: raises ``CorruptSnapshotError``, naming the storage."""
-        placement = self.content.placement
-        pieces = Pieces.of(tuple(self.content.layout.sizes), placement)
-        digests = (self._chunk_digests, self._storage_digests)
-        return Proof(self._mapped(), pieces, *digests, corrupt=self._corrupt_at)
+        return Proof(self._mapped(), self.content.placement, self._digests, corrupt=self._corrupt_at)
 
     def verify(self) -> None:
         """Check every byte of the payload.
@@ -129,25 +121,24 @@ class SnapshotFile:
         CorruptSnapshotError
             Naming the first storage whose bytes are not what was written.
         """
-        by_chunk, by_storage = all_digests(self._mapped(), self.content.layout.sizes, self.content.placement)
-        for sid, digest in enumerate(by_storage):
-            if digest != self._storage_digests[sid]:
-                raise self._corrupt(sid)
-        for index, digest in enumerate(by_chunk):
-            if digest != self._chunk_digests[index]:
-                raise CorruptSnapshotError(f"{self.path}: chunk {index} is damaged", _DAMAGED)
+        self._compare(0, self.record.chunks)
 
-    def _corrupt(self, sid: int) -> CorruptSnapshotError:
-        label = self.storages[sid].label
-        name = f"storage {sid} ({label})" if label else f"storage {sid}"
-        return CorruptSnapshotError(f"{self.path}: {name} is damaged", _DAMAGED)
+    def _compare(self, first: int, stop: int) -> None:
+        """Check chunks ``first`` to ``stop - 1``."""
+        ranges = self.content.placement.chunks[first:stop]
+        found = chunk_digests(self._mapped(), ranges)
+        for (offset, _), value, expected in zip(ranges, found, self._digests[first:stop], strict=True):
+            if value != expected:
+                raise self._corrupt_at(offset)
 
     def _corrupt_at(self, offset: int) -> CorruptSnapshotError:
-        """The error for whatever storage lies there."""
+        """The error for the storage that has the chunk which begins there."""
         sizes = self.content.layout.sizes
         for sid, (start, nbytes) in enumerate(zip(self.offsets, sizes, strict=True)):
             if start <= offset < start + nbytes:
-                return self._corrupt(sid)
+                label = self.storages[sid].label
+                name = f"storage {sid} ({label})" if label else f"storage {sid}"
+                return CorruptSnapshotError(f"{self.path}: {name} is damaged", _DAMAGED)
         return CorruptSnapshotError(f"{self.path}: the bytes at {offset} are damaged", _DAMAGED)
 
     def _mapped(self) -> memoryview:
@@ -230,13 +221,14 @@ def _read_tail(descriptor: int, record: Record) -> tuple[Content, Tree, Sequence
         if fingerprint(part) != expected:
             raise CorruptSnapshotError(f"its {name} is damaged")
     metadata = Metadata.decode(data[: record.metadata_len])
-    digests = unpack_digests(table, record.chunks + record.storages)
+    digests = unpack_digests(table, record.chunks)
     return _content(record, metadata, header), Tree(bytes(metadata.tree)), digests
 
 
 def _content(record: Record, metadata: Metadata, header: bytes) -> Content:
     """What the checksums cannot vouch for: that the parts fit together exactly as a writer makes them."""
-    if any(not 0 <= row.nbytes <= FILE_LIMIT_BYTES for row in metadata.storages):
+    sizes = [row.nbytes for row in metadata.storages]
+    if min(sizes, default=0) < 0 or sum(sizes) > record.tail - record.payload:
         raise CorruptSnapshotError("a storage has an absurd size")
     try:
         content = Content.build(metadata.layout, record.payload, metadata.tensors)
@@ -246,7 +238,7 @@ def _content(record: Record, metadata: Metadata, header: bytes) -> Content:
         content.placement.end != record.tail
         or content.rows != metadata.storages
         or len(content.rows) != record.storages
-        or sum(1 for _ in chunks(content.placement.extents)) != record.chunks
+        or len(content.placement.chunks) != record.chunks
     ):
         raise CorruptSnapshotError("its storages are not where they belong")
     if content.header(record) != header:

@@ -6,65 +6,19 @@ be that have not changed since the arena's last snapshot. A `Proof` watches the 
 
 from __future__ import annotations
 
-import threading
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 from xxhash import xxh3_128, xxh3_128_intdigest
 
 from gpuslice.errors import CorruptSnapshotError, SnapshotError
 
-from .checksum import chunk_digests, digest, storage_digest
-from .layout import CHUNK_BYTES, LARGE_BYTES, PAGE_BYTES, Placement, align, chunk_count, chunks
+from .checksum import chunk_digests, digest
+from .layout import PAGE_BYTES, Placement
 
-#: The lower half of XXH3-128 is XXH3-64, for everything longer than 240 bytes; chunks are whole pages.
+#: The lower half of XXH3-128 is XXH3-64, for everything longer than 240 bytes; no chunk is shorter than 256.
 _LOWER_HALF = (1 << 64) - 1
-_ZEROS = bytes(PAGE_BYTES)
-
-
-@dataclass(frozen=True, slots=True)
-class Pieces:
-    """What lies at an offset of the arena.
-
-    Attributes
-    ----------
-    chunk_at
-        Start of a large storage's chunk -> its position in the chunk table.
-    small_at
-        Start of a small storage -> its number.
-    touched
-        By the number of a small storage, the chunks that it lies in: one or two, as positions in the table.
-    shared
-        How many small storages lie in each of those chunks.
-    """
-
-    chunk_at: dict[int, int]
-    small_at: dict[int, int]
-    touched: dict[int, tuple[int, ...]]
-    shared: dict[int, int]
-
-    @classmethod
-    @lru_cache(maxsize=4)
-    def of(cls, sizes: tuple[int, ...], placement: Placement) -> Pieces:
-        """The pieces of a layout; jobs suspend the same one again and again."""
-        chunk_at: dict[int, int] = {}
-        small_at: dict[int, int] = {}
-        touched: dict[int, tuple[int, ...]] = {}
-        slab = placement.extents[-1].offset if placement.extents else 0
-        before = sum(map(chunk_count, (nbytes for nbytes in sizes if nbytes >= LARGE_BYTES)))
-        for sid, (nbytes, offset) in enumerate(zip(sizes, placement.offsets, strict=True)):
-            if nbytes >= LARGE_BYTES:
-                first = placement.first_chunk[sid]
-                for number in range(chunk_count(nbytes)):
-                    chunk_at[offset + number * CHUNK_BYTES] = first + number
-            elif nbytes:
-                small_at[offset] = sid
-                ends = (offset - slab) // CHUNK_BYTES, (offset + nbytes - 1 - slab) // CHUNK_BYTES
-                touched[sid] = tuple(before + number for number in sorted(set(ends)))
-        shared = Counter(number for numbers in touched.values() for number in numbers)
-        return cls(chunk_at, small_at, touched, dict(shared))
+_ZEROS = bytes(2 * PAGE_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,46 +44,26 @@ class Tally:
     On the host every byte is hashed where it comes from, so a copy that went wrong shows when it is taken
     back. A chunk is let be only if 128 bits of hash say that the arena has it already: version counters of
     tensors do not see what NumPy, ``.data`` or a C extension write.
-
-    Small storages share chunks. Such a chunk is hashed in the arena by whoever copied the last of them, while
-    it is still in the cache.
     """
 
-    def __init__(
-        self, memory: memoryview, sizes: tuple[int, ...], placement: Placement, residue: Residue | None
-    ) -> None:
+    def __init__(self, memory: memoryview, placement: Placement, residue: Residue | None) -> None:
         self._memory = memory
-        self._sizes = sizes
         self._placement = placement
-        self._pieces = Pieces.of(sizes, placement)
-        self._ranges = list(chunks(placement.extents))
-        total = len(self._ranges)
+        total = len(placement.chunks)
         if residue is None or residue.placement != placement:
             residue = Residue(placement, (None,) * total, (None,) * total)
         self._before = residue
         self._chunks: list[int | None] = [None] * total
         self._marks: list[int | None] = [None] * total
-        self._small: dict[int, int] = {}
-        self._slab: dict[int, int] = {}
-        self._missing = dict(self._pieces.shared)
-        self._lock = threading.Lock()
-        #: The small storage that each thread is copying.
-        self._under_way: dict[int, int] = {}
 
     def __call__(self, offset: int, data: memoryview) -> bool:
-        index = self._pieces.chunk_at.get(offset)
-        if index is None:
-            sid = self._pieces.small_at[offset]
-            self._arrived(sid)
-            self._small[sid] = digest(data)
-            return True
-        padding = -len(data) % PAGE_BYTES
-        if padding:
+        index = self._placement.chunk_at[offset]
+        end, stop = offset + len(data), self._placement.chunks[index][1]
+        if stop > end:
             state = xxh3_128(data)
-            state.update(_ZEROS[:padding])
+            state.update(_ZEROS[: stop - end])
             value = state.intdigest()
-            end = offset + len(data)
-            self._memory[end : end + padding] = _ZEROS[:padding]
+            self._memory[end:stop] = _ZEROS[: stop - end]
         else:
             value = xxh3_128_intdigest(data)
         self._chunks[index] = value
@@ -137,47 +71,26 @@ class Tally:
 
     def marked(self, offset: int, mark: int) -> bool:
         """A GPU's mark of a chunk: if the last snapshot's had the same, so has it the same checksum."""
-        index = self._pieces.chunk_at.get(offset)
-        if index is None:
-            return False
+        index = self._placement.chunk_at[offset]
         self._marks[index] = mark
         if self._before.marks[index] != mark or self._before.chunks[index] is None:
             return False
         self._chunks[index] = self._before.chunks[index]
         return True
 
-    def _arrived(self, next_sid: int) -> None:
-        """Whoever looks at a small storage has copied the one that it looked at before."""
-        thread = threading.get_ident()
-        with self._lock:
-            arrived = self._under_way.get(thread)
-            self._under_way[thread] = next_sid
-            numbers = () if arrived is None else self._pieces.touched[arrived]
-            for number in numbers:
-                self._missing[number] -= 1
-            whole = [number for number in numbers if not self._missing[number]]
-        for number in whole:
-            start, stop = self._ranges[number]
-            self._slab[number] = digest(self._memory[start:stop])
-
     def residue(self) -> Residue:
         """What the arena holds now, for its next snapshot."""
         return Residue(self._placement, tuple(self._chunks), tuple(self._marks))
 
-    def digests(self) -> tuple[list[int], list[int]]:
-        """Chunk digests and storage digests; what was not seen on its way is read from the arena."""
-        unseen = [i for i, value in enumerate(self._chunks) if value is None and i not in self._slab]
-        read = self._slab | dict(
-            zip(unseen, chunk_digests(self._memory, [self._ranges[i] for i in unseen]), strict=True)
-        )
-        by_chunk = [
-            read[index] if value is None else value & _LOWER_HALF for index, value in enumerate(self._chunks)
-        ]
-        seen = map(self._small.get, range(len(self._sizes)))
-        by_storage = [
-            self._storage(sid, by_chunk) if value is None else value for sid, value in enumerate(seen)
-        ]
-        return by_chunk, by_storage
+    def digests(self) -> list[int]:
+        """XXH3-64 of every chunk; those that were not seen on their way are read from the arena."""
+        ranges = self._placement.chunks
+        unseen = [index for index, value in enumerate(self._chunks) if value is None]
+        read = zip(unseen, chunk_digests(self._memory, [ranges[index] for index in unseen]), strict=True)
+        found = [value if value is None else value & _LOWER_HALF for value in self._chunks]
+        for index, value in read:
+            found[index] = value
+        return [value for value in found if value is not None]
 
     def proof(self) -> Proof:
         """An inspector for taking back, before anything was published, what has been copied out."""
@@ -185,12 +98,7 @@ class Tally:
         def damaged(offset: int) -> SnapshotError:
             return CorruptSnapshotError(f"the copy at {offset} of an arena is not what was copied there")
 
-        return Proof(self._memory, self._pieces, *self.digests(), corrupt=damaged)
-
-    def _storage(self, sid: int, by_chunk: Sequence[int]) -> int:
-        nbytes, first = self._sizes[sid], self._placement.first_chunk[sid]
-        mine = by_chunk[first : first + chunk_count(nbytes)]
-        return storage_digest(self._memory, nbytes, self._placement.offsets[sid], mine)
+        return Proof(self._memory, self._placement, self.digests(), corrupt=damaged)
 
 
 class Proof:
@@ -205,25 +113,19 @@ class Proof:
     def __init__(
         self,
         memory: memoryview,
-        pieces: Pieces,
-        by_chunk: Sequence[int],
-        by_storage: Sequence[int],
+        placement: Placement,
+        digests: Sequence[int],
         corrupt: Callable[[int], SnapshotError],
     ) -> None:
         self._memory = memory
-        self._pieces = pieces
-        self._by_chunk = by_chunk
-        self._by_storage = by_storage
+        self._placement = placement
+        self._digests = digests
         self._corrupt = corrupt
 
     def __call__(self, offset: int, data: memoryview) -> bool:
-        index = self._pieces.chunk_at.get(offset)
-        if index is None:
-            right = digest(data) == self._by_storage[self._pieces.small_at[offset]]
-        else:
-            # The padding, which belongs to the chunk, is not part of the data.
-            whole = self._memory[offset : offset + align(len(data), PAGE_BYTES)]
-            right = digest(whole) == self._by_chunk[index]
-        if not right:
+        index = self._placement.chunk_at[offset]
+        # The padding, which belongs to the chunk, is not part of the data.
+        stop = self._placement.chunks[index][1]
+        if digest(self._memory[offset:stop]) != self._digests[index]:
             raise self._corrupt(offset)
         return True

@@ -57,7 +57,7 @@ class SnapshotWriter:
         self._placement = place(layout.sizes, record.payload)
         self._memory: memoryview | None = arena.memory
         residue, arena.residue = arena.residue, None  # from here on the arena changes
-        self.tally = Tally(self.arena, tuple(layout.sizes), self._placement, residue)
+        self.tally = Tally(self.arena, self._placement, residue)
 
     @property
     def arena(self) -> memoryview:
@@ -97,16 +97,16 @@ class SnapshotWriter:
         if boundary < 0:
             raise UsageError(f"boundary {boundary} is negative", "count boundaries from 0")
         content = self._describe(tuple(tensors))
-        by_chunk, by_storage = self.tally.digests()
+        digests = self.tally.digests()
         metadata = Metadata(content.rows, content.tensors, msgspec.Raw(tree.data)).encode()
         if len(metadata) > METADATA_LIMIT_BYTES:
             raise UsageError(
                 f"what is not a tensor takes {format_size(len(metadata))}, more than a snapshot can describe",
                 f"keep it below {format_size(METADATA_LIMIT_BYTES)}; save large data as tensors",
             )
-        record = self._locate(len(metadata), len(by_chunk), boundary, restartable)
-        record = self._write(record, content, metadata, pack_digests(by_chunk + by_storage))
-        snapshot = SnapshotFile(self._arena.path, record, content, tree, by_chunk + by_storage, memory)
+        record = self._locate(len(metadata), len(digests), boundary, restartable)
+        record = self._write(record, content, metadata, pack_digests(digests))
+        snapshot = SnapshotFile(self._arena.path, record, content, tree, digests, memory)
         self._finish(record.slot, snapshot)
         self._arena.residue = self.tally.residue()
         self._memory = None
@@ -129,7 +129,7 @@ class SnapshotWriter:
         """The record with every position; lengthens the file if the tail needs it."""
         tail = self._placement.end
         table = align(tail + metadata_len, 8)
-        position = align(table + 8 * (chunk_total + len(self._layout.storages)), PAGE_BYTES)
+        position = align(table + 8 * chunk_total, PAGE_BYTES)
         return replace(
             self._record,
             restartable=restartable,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import struct
@@ -31,17 +32,17 @@ class Reader:
         assert record[:8] == bytes.fromhex("47534E500D0A1A0A")
         assert struct.unpack_from("<Q", record, 4088)[0] == xxh3_64_intdigest(record[:4088])
         version, flags, self.generation, self.boundary = struct.unpack_from("<IIQQ", record, 8)
-        self.slot, self.rank, storages, chunks = struct.unpack_from("<IIQQ", record, 32)
+        self.slot, self.rank, self.storages, chunks = struct.unpack_from("<IIQQ", record, 32)
         places = struct.unpack_from("<6Q", record, 56)
         assert (version, flags, places[0], places[4], places[5]) == (1, 1, payload, position, len(data))
         _, tail, length, table, _, _ = places
         assert table == up(tail + length, 8)
-        assert position == up(table + 8 * (chunks + storages), 4096)
+        assert position == up(table + 8 * chunks, 4096)
         for at, part in [(104, data[:payload]), (120, data[tail:table]), (136, data[table:position])]:
             assert record[at : at + 16] == xxh3_128_digest(part)
         self.job = record[160:224].rstrip(b"\0").decode()
         self.metadata = json.loads(data[tail : tail + length])
-        self.digests = struct.unpack_from(f"<{chunks + storages}Q", data, table)
+        self.digests = struct.unpack_from(f"<{chunks}Q", data, table)
         self.payload, self.tail, self.chunks, self.position = payload, tail, chunks, position
 
     def offsets(self) -> list[int]:
@@ -57,26 +58,14 @@ class Reader:
 
     def check_payload(self) -> None:
         rows = self.metadata["storages"]
-        large = [(offset, up(nbytes, 4096)) for offset, nbytes, _, _ in rows if nbytes >= MIB]
-        end = max((offset + nbytes for offset, nbytes in large), default=self.payload)
-        chunks: list[int] = []
-        by_offset: dict[int, list[int]] = {}
-        for offset, nbytes in [*large, (end, self.tail - end)]:
-            parts = [
-                self.data[at : min(at + 4 * MIB, offset + nbytes)]
-                for at in range(offset, offset + nbytes, 4 * MIB)
-            ]
-            by_offset[offset] = [xxh3_64_intdigest(part) for part in parts]
-            chunks += by_offset[offset]
-        storages = [
-            xxh3_64_intdigest(
-                self.data[offset : offset + nbytes]
-                if nbytes < MIB
-                else struct.pack(f"<{len(by_offset[offset])}Q", *by_offset[offset])
-            )
-            for offset, nbytes, _, _ in rows
+        assert len(rows) == self.storages
+        starts = sorted(offset for offset, nbytes, _, _ in rows if nbytes)
+        digests = [
+            xxh3_64_intdigest(self.data[at : min(at + 4 * MIB, end)])
+            for start, end in itertools.pairwise([*starts, self.tail])
+            for at in range(start, end, 4 * MIB)
         ]
-        assert self.digests == (*chunks, *storages)
+        assert self.digests == tuple(digests)
 
     def header(self) -> str:
         entries = []

@@ -29,7 +29,7 @@ Regions = dict[str, tuple[int, int]]
 
 
 def regions(record: Record, header: int) -> Regions:
-    table_end = record.table + 8 * (record.chunks + record.storages)
+    table_end = record.table + 8 * record.chunks
     return {
         "length": (0, 8),
         "header": (8, 8 + header),
@@ -38,8 +38,7 @@ def regions(record: Record, header: int) -> Regions:
         "payload": (record.payload, record.tail),
         "small storages": (record.tail - 8192, record.tail),
         "metadata": (record.tail, record.tail + record.metadata_len),
-        "chunk digests": (record.table, record.table + 8 * record.chunks),
-        "storage digests": (record.table + 8 * record.chunks, table_end),
+        "checksum table": (record.table, table_end),
         "table padding": (table_end, record.position),
         "record": (record.position, record.position + 256),
         "record padding": (record.position + 256, record.position + RECORD_BYTES - 8),
@@ -171,7 +170,7 @@ def forge(victim: Victim, change: Change) -> None:
     text = json.dumps(metadata, separators=(",", ":")).encode()
     start = align(record.tail + len(text), 8)
     padded = text.ljust(start - record.tail, b"\0")
-    digests = victim.data[record.table :][: 8 * (record.chunks + record.storages)]
+    digests = victim.data[record.table :][: 8 * record.chunks]
     table = digests.ljust(record.position - start, b"\0")
     forged = replace(
         record,
@@ -259,5 +258,5 @@ def test_a_swapped_table_is_refused(victim: Victim) -> None:
         file.write(table)
         file.seek(record.position)
         file.write(forged.encode())
-    with pytest.raises(CorruptSnapshotError, match="chunk 0"):
+    with pytest.raises(CorruptSnapshotError, match="storage 0 "):
         victim.check()
