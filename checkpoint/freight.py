@@ -12,7 +12,6 @@ from itertools import pairwise
 import torch
 
 from gpuslice.kernels import copying
-from gpuslice.kernels.host import prefer_huge_pages
 
 from .layout import TensorSpec
 from .snapshot import SnapshotFile
@@ -31,6 +30,8 @@ class Freight:
         self._snapshot = snapshot
         #: By address and size of the target: where in the snapshot its bytes are, and whose memory it is.
         self._moves: dict[tuple[int, int], tuple[int, torch.UntypedStorage]] = {}
+        #: Those of them that are to memory made by `new`.
+        self._fresh: list[tuple[int, int]] = []
 
     def take(self, live: torch.Tensor, spec: TensorSpec) -> bool:
         """Take a copy of one of the snapshot's tensors into ``live``, of the same shape and dtype.
@@ -58,6 +59,7 @@ class Freight:
         storage = torch.UntypedStorage(nbytes)  # type: ignore[no-untyped-call]
         if nbytes:
             self._add(storage.data_ptr(), nbytes, self._snapshot.offsets[sid], storage)
+            self._fresh.append((storage.data_ptr(), nbytes))
         return storage
 
     def _add(self, address: int, nbytes: int, start: int, owner: torch.UntypedStorage) -> None:
@@ -67,14 +69,20 @@ class Freight:
     def deliver(self) -> None:
         """Do all copies; afterwards every target holds what it should."""
         moves, self._moves = self._moves, {}
+        fresh, self._fresh = self._fresh, []
         places = [(address, start, nbytes) for (address, nbytes), (start, _) in moves.items()]
         ranges = sorted(moves)
         overlapping = any(first[0] + first[1] > second[0] for first, second in pairwise(ranges))
-        prefer_huge_pages(ranges)
         # Where views of one memory come from different bytes, the last one must win: one after the other.
         for portion in ([place] for place in places) if overlapping else [places]:
-            copying.copy_in_at(portion, self._snapshot.arena, len(os.sched_getaffinity(0)))
+            copying.copy_in_at(
+                portion,
+                self._snapshot.arena,
+                len(os.sched_getaffinity(0)),
+                fresh=() if overlapping else fresh,
+            )
 
     def drop(self) -> None:
         """Forget what was not delivered."""
         self._moves.clear()
+        self._fresh.clear()

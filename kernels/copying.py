@@ -16,7 +16,8 @@ from typing import Protocol, TypeVar
 
 import torch
 
-from .host import address_space, view_address
+from . import uncached
+from .host import HugePages, address_space, view_address
 from .transfer import Transfer
 
 #: What is inspected and copied at once. It stays in a core's share of the last cache, so the second look
@@ -40,8 +41,7 @@ _Work = TypeVar("_Work")
 class Inspector(Protocol):
     """Sees every chunk of a copy, in any order and from several threads.
 
-    Chunks begin at multiples of ``CHUNK_BYTES`` of their storage. A thread that looks at a chunk has copied
-    those that it looked at before.
+    Chunks begin at multiples of ``CHUNK_BYTES`` of their storage.
     """
 
     def __call__(self, offset: int, data: memoryview) -> bool:
@@ -83,72 +83,98 @@ class Marks(Protocol):
 def copy_out(pairs: Pairs, arena: memoryview, inspect: Inspector | None, threads: int) -> Transfer:
     """Copy host storages into ``arena`` at their offsets."""
     base, memory = view_address(arena), address_space()
+    places = _places(pairs)
+    move, fallbacks = _mover(places)
     declined: list[int] = []
 
     def copy(piece: _Piece) -> None:
         address, offset, nbytes = piece
         if inspect is None or inspect(offset, memory[address : address + nbytes]):
-            _move(base + offset, address, nbytes)
+            move(base + offset, address, nbytes)
         else:
             declined.append(nbytes)
 
-    run(_batches(_ranges(pairs), len(arena)), copy, threads)
-    return _by_host(pairs, sum(declined))
+    run(_batches(places, len(arena)), copy, threads)
+    return _by_host(places, sum(declined), fallbacks)
 
 
 def copy_in(pairs: Pairs, arena: memoryview, inspect: Inspector | None, threads: int) -> Transfer:
     """Copy from ``arena`` into host storages; fresh pages of theirs are faulted in on the way."""
-    copy_in_at(_ranges(pairs), arena, threads, inspect)
-    return _by_host(pairs, 0)
+    places = _places(pairs)
+    fresh = [(address, nbytes) for address, _, nbytes in places]
+    return copy_in_at(places, arena, threads, inspect, fresh=fresh)
 
 
 def copy_in_at(
-    places: Iterable[tuple[int, int, int]],
+    places: Sequence[_Piece],
     arena: memoryview,
     threads: int,
     inspect: Inspector | None = None,
-) -> None:
-    """Copy from ``arena`` to host addresses: ``places`` are address, offset in ``arena``, bytes."""
+    *,
+    fresh: Sequence[tuple[int, int]] = (),
+) -> Transfer:
+    """Copy from ``arena`` to host addresses.
+
+    Parameters
+    ----------
+    places
+        Address, offset in ``arena``, bytes.
+    fresh
+        Address and bytes of what the places have of memory that was taken just now.
+    """
     base = view_address(arena)
+    move, fallbacks = _mover(places)
+    pages = HugePages(fresh)
 
     def copy(piece: _Piece) -> None:
         address, offset, nbytes = piece
         if inspect is None or inspect(offset, arena[offset : offset + nbytes]):
-            _move(address, base + offset, nbytes)
+            pages.ready(address, nbytes)
+            move(address, base + offset, nbytes)
 
     run(_batches(places, len(arena)), copy, threads)
+    return _by_host(places, 0, fallbacks)
 
 
-def _by_host(pairs: Pairs, unchanged_bytes: int) -> Transfer:
-    nbytes = sum(storage.nbytes() for storage, _ in pairs)
+def _by_host(places: Sequence[_Piece], unchanged_bytes: int, fallbacks: tuple[str, ...]) -> Transfer:
+    nbytes = sum(nbytes for _, _, nbytes in places)
     paths = {"host": nbytes - unchanged_bytes, "unchanged": unchanged_bytes}
-    return Transfer({path: nbytes for path, nbytes in paths.items() if nbytes})
+    return Transfer({path: nbytes for path, nbytes in paths.items() if nbytes}, fallbacks=fallbacks)
 
 
 def look_at(places: Sequence[tuple[int, int]], arena: memoryview, inspect: Inspector, threads: int) -> None:
     """Only inspect: ``places`` are offsets in ``arena`` and bytes."""
-    ranges = [(offset, offset, nbytes) for offset, nbytes in places]
+    pieces = [(offset, offset, nbytes) for offset, nbytes in places]
 
     def see(piece: _Piece) -> None:
         _, offset, nbytes = piece
         inspect(offset, arena[offset : offset + nbytes])
 
-    run(_batches(ranges, len(arena)), see, threads)
+    run(_batches(pieces, len(arena)), see, threads)
 
 
-def _move(target: int, source: int, nbytes: int) -> None:
-    (_small_memmove if nbytes < _SMALL_BYTES else ctypes.memmove)(target, source, nbytes)
+def _mover(places: Sequence[_Piece]) -> tuple[uncached.Move, tuple[str, ...]]:
+    """How each piece of a copy is moved, and why not in the best way."""
+    large, problem = None, ""
+    if sum(nbytes for _, _, nbytes in places) >= uncached.SMALLEST_BYTES:
+        large, problem = uncached.load()
+    move_large = large or ctypes.memmove
+
+    def move(target: int, source: int, nbytes: int) -> None:
+        (_small_memmove if nbytes < _SMALL_BYTES else move_large)(target, source, nbytes)
+
+    return move, (problem,) if problem else ()
 
 
-def _ranges(pairs: Pairs) -> list[_Piece]:
+def _places(pairs: Pairs) -> list[_Piece]:
     return [(storage.data_ptr(), offset, storage.nbytes()) for storage, offset in pairs]
 
 
-def _batches(ranges: Iterable[_Piece], arena_bytes: int) -> Iterator[list[_Piece]]:
+def _batches(places: Iterable[_Piece], arena_bytes: int) -> Iterator[list[_Piece]]:
     """Large ranges chunk by chunk, small ones together, in about equal portions of work."""
     batch: list[_Piece] = []
     room = CHUNK_BYTES
-    for piece in ranges:
+    for piece in places:
         address, offset, nbytes = piece
         if not 0 <= offset <= arena_bytes - nbytes:
             raise ValueError(f"a storage of {nbytes} bytes does not fit at {offset} of {arena_bytes} bytes")

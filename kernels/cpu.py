@@ -13,7 +13,7 @@ import torch
 from gpuslice.errors import DeviceMemoryError, EnvironmentUnusableError
 from gpuslice.types import DeviceName
 
-from . import copying
+from . import copying, uncached
 from .copying import Inspector, Marks, Pairs
 from .device import DeviceMemory, Hold, Way
 from .host import (
@@ -21,7 +21,6 @@ from .host import (
     AddressSpace,
     drop_pages,
     overlapping,
-    prefer_huge_pages,
     resident_anonymous_bytes,
     trim_heap,
     whole_pages,
@@ -62,6 +61,7 @@ class CpuDevice:
         self.torch_device = torch.device("cpu")
         self.obstacles: Mapping[type, str] = {}
         self.cores = _slot_cores(name, slots)
+        uncached.load()  # a suspend must not wait for a compiler
 
     def pin(self) -> None:
         """Keep every thread of the process on the slot's cores; the whole host is where they are anyway."""
@@ -114,7 +114,6 @@ class CpuDevice:
         return copying.copy_out(pairs, arena, inspect, len(self.cores))
 
     def copy_in(self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None) -> Transfer:
-        prefer_huge_pages((storage.data_ptr(), storage.nbytes()) for storage, _ in pairs)
         return copying.copy_in(pairs, arena, inspect, len(self.cores))
 
     def free(self, storages: Sequence[torch.UntypedStorage]) -> None:

@@ -9,6 +9,7 @@ import functools
 import mmap
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +23,9 @@ _MADV_DONTNEED = 4
 _MADV_HUGEPAGE = 14
 #: Of Linux 5.14: fault all pages in now.
 _MADV_POPULATE_WRITE = 23
+#: Of Linux 6.1: make one huge page of the small ones that are there.
+_MADV_COLLAPSE = 25
+_HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
@@ -46,25 +50,55 @@ def address_space() -> memoryview:
     return memoryview((ctypes.c_uint8 * (1 << 56)).from_address(0)).cast("B")
 
 
-def prefer_huge_pages(ranges: Iterable[tuple[int, int]]) -> None:
-    """Ask for huge pages behind ranges ``(address, nbytes)``, as far as whole ones fit in.
+class HugePages:
+    """Memory that is about to be filled, behind huge pages as far as whole ones fit in.
 
-    A page fault then costs the same for 2 MiB as otherwise for 4 KiB. Neighbours, as the C allocator makes
-    them, are asked for together. A kernel without huge pages says no, and nothing changes.
+    A page fault then costs the same for 2 MiB as otherwise for 4 KiB, and so does giving the memory back.
+    Neighbours, as the C allocator makes them, share their huge pages. But a block in which the allocator
+    has written its header already has small pages and would get only such; it has to be put together. A
+    kernel without huge pages says no, and nothing changes.
+
+    Parameters
+    ----------
+    ranges
+        Address and bytes of each; all of it is overwritten soon.
     """
-    reach, start = -1, 0
-    for address, nbytes in sorted(ranges):
-        if address > reach + _NEIGHBOURS_BYTES:
-            _advise_huge(start, reach)
-            start, reach = address, address
-        reach = max(reach, address + nbytes)
-    _advise_huge(start, reach)
+
+    def __init__(self, ranges: Iterable[tuple[int, int]]) -> None:
+        self._torn: set[int] = set()
+        if not _huge_pages_are_allowed():
+            return
+        reach = start = 0
+        ends: list[int] = []
+        for address, nbytes in sorted(ranges):
+            if address > reach + _NEIGHBOURS_BYTES:
+                self._advise(start, reach, ends)
+                start, ends = address, []
+            ends += (address - 1, address + nbytes)
+            reach = max(reach, address + nbytes)
+        self._advise(start, reach, ends)
+
+    def _advise(self, start: int, end: int, ends: Iterable[int]) -> None:
+        first, last = -(-start // HUGE_PAGE_BYTES), end // HUGE_PAGE_BYTES
+        if last > first:
+            _libc.madvise(first * HUGE_PAGE_BYTES, (last - first) * HUGE_PAGE_BYTES, _MADV_HUGEPAGE)
+            blocks = {address // HUGE_PAGE_BYTES for address in ends}
+            self._torn.update(block for block in blocks if first <= block < last)
+
+    def ready(self, address: int, nbytes: int) -> None:
+        """Before a range is written: put the blocks that it lies in together, by whichever thread."""
+        for block in range(address // HUGE_PAGE_BYTES, (address + nbytes - 1) // HUGE_PAGE_BYTES + 1):
+            if block in self._torn:
+                self._torn.discard(block)
+                _libc.madvise(block * HUGE_PAGE_BYTES, HUGE_PAGE_BYTES, _MADV_COLLAPSE)
 
 
-def _advise_huge(start: int, end: int) -> None:
-    first, nbytes = whole_pages(start, end - start)
-    if nbytes >= HUGE_PAGE_BYTES:
-        _libc.madvise(first, nbytes, _MADV_HUGEPAGE)
+@functools.cache
+def _huge_pages_are_allowed() -> bool:
+    """Whether the machine lets a process ask for them; putting them together would not ask again."""
+    with suppress(OSError):
+        return "[never]" not in _HUGE_PAGES.read_text(encoding="ascii")
+    return False
 
 
 def populate(address: int, nbytes: int) -> None:

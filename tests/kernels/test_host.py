@@ -7,14 +7,16 @@ import mmap
 import numpy as np
 import pytest
 
+from gpuslice.kernels import host
 from gpuslice.kernels.host import (
+    HUGE_PAGE_BYTES,
     PAGE_BYTES,
     AddressSpace,
+    HugePages,
     address_space,
     drop_pages,
     enclosing,
     overlapping,
-    prefer_huge_pages,
     view_address,
     whole_pages,
 )
@@ -54,11 +56,48 @@ def test_memory_by_address() -> None:
     assert bytes(address_space()[address + 10 : address + 20]) == bytes(range(10, 20))
 
 
-def test_asking_for_huge_pages_changes_no_byte() -> None:
-    array = np.arange(3 << 20, dtype=np.uint8)
+def test_huge_pages_change_no_byte() -> None:
+    array = np.arange(3 * HUGE_PAGE_BYTES, dtype=np.uint8)
     address, half = view_address(memoryview(array)), array.nbytes // 2
-    prefer_huge_pages([(address + half + 100, half - 100), (address, half), (8, 16)])
-    assert np.array_equal(array, np.arange(3 << 20, dtype=np.uint8))
+    pages = HugePages([(address + half + 100, half - 100), (address, half), (8, 16)])
+    pages.ready(address, array.nbytes)
+    assert np.array_equal(array, np.arange(3 * HUGE_PAGE_BYTES, dtype=np.uint8))
+
+
+class Kernel:
+    """Writes down what it is asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[int, int, int]] = []
+
+    def madvise(self, address: int, nbytes: int, advice: int) -> int:
+        self.asked.append((advice, address // HUGE_PAGE_BYTES, nbytes // HUGE_PAGE_BYTES))
+        return 0
+
+
+def test_blocks_with_an_edge_are_put_together_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel, block = Kernel(), HUGE_PAGE_BYTES
+    monkeypatch.setattr(host, "_libc", kernel)
+    monkeypatch.setattr(host, "_huge_pages_are_allowed", lambda: True)
+    # From the middle of block 10 to the middle of 14, a header in between in 12; and far off, too little.
+    pages = HugePages(
+        [(12 * block + 64, 5 * block // 2), (10 * block + 4096, 2 * block - 4096 - 64), (0, 99)]
+    )
+    assert kernel.asked == [(host._MADV_HUGEPAGE, 11, 3)]
+    for start, count in ((10, 2), (11, 2), (12, 3), (0, 1)):
+        pages.ready(start * block, count * block)
+    assert kernel.asked[1:] == [
+        (host._MADV_COLLAPSE, 11, 1),
+        (host._MADV_COLLAPSE, 12, 1),
+    ]
+
+
+def test_where_the_machine_forbids_huge_pages_none_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = Kernel()
+    monkeypatch.setattr(host, "_libc", kernel)
+    monkeypatch.setattr(host, "_huge_pages_are_allowed", lambda: False)
+    HugePages([(0, 10 * HUGE_PAGE_BYTES)]).ready(0, 10 * HUGE_PAGE_BYTES)
+    assert not kernel.asked
 
 
 def test_which_memory_is_plain() -> None:
