@@ -35,11 +35,15 @@ from .nodes import (
 )
 
 _SCALARS = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
+#: Nearly everything that is asked about.
+_NO_HOLDERS = {torch.Tensor, torch.nn.Parameter, type(None), bool, int, float, str, dict, list, tuple}
 _MAX_DEPTH = 48
 
 
 def is_holder(value: object) -> bool:
     """Whether ``value`` is loaded in place as a whole: a module, an optimizer, a loader, a generator, ..."""
+    if type(value) in _NO_HOLDERS:
+        return False
     return isinstance(value, DataLoader) or is_generator(value) or is_stateful(value)
 
 

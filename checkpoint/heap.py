@@ -13,7 +13,8 @@ import gc
 import operator
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable, Iterator, Set
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import compress
 from typing import Any, cast
@@ -46,6 +47,8 @@ class _Seen:
 gc.unfreeze()
 _witness = _Witness()
 _seen: _Seen | None = None
+#: Whether the collector is off because of `uncollected`.
+_paused = False
 
 
 def hide_imports() -> None:
@@ -55,13 +58,32 @@ def hide_imports() -> None:
     _witness, _seen = _Witness(), None
 
 
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Without collections by themselves: whoever looks makes thousands of objects that are no garbage.
+
+    They would set off a full collection, which takes as long as all the rest and undoes what was set aside.
+    """
+    global _paused
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    _paused = True
+    try:
+        yield
+    finally:
+        _paused = False
+        gc.enable()
+
+
 def instances(types: Set[type]) -> list[object]:
     """Every live object of exactly these types, but for hidden imports.
 
     Objects that the script froze are thawed first. Where the collector is off, or cannot be told in time
     to take everything back, nothing is set aside and every look sees all.
     """
-    set_aside = _CAN_SET_ASIDE and gc.isenabled()
+    set_aside = _CAN_SET_ASIDE and (gc.isenabled() or _paused)
     if set_aside:
         gc.collect(1)  # young garbage need not be looked at, and must not be set aside
     seen = _seen

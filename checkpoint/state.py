@@ -15,6 +15,7 @@ import torch
 
 from gpuslice.errors import RefusedSnapshotError, UsageError
 
+from . import heap
 from . import tree as trees
 from .describe import Describer
 from .load import Checker, Load
@@ -80,10 +81,11 @@ class Restoration:
         """Load everything; returns the objects by name, new ones where the live one was a plain value."""
         moving, staying = Maker(self._source, self._devices), Maker(self._source, {})
         self._source.restart()
-        loaded = {
-            name: load(staying if name.startswith(OWN_PREFIX) else moving)
-            for name, load in self._loads.items()
-        }
+        with heap.uncollected():
+            loaded = {
+                name: load(staying if name.startswith(OWN_PREFIX) else moving)
+                for name, load in self._loads.items()
+            }
         self._source.settle()
         return loaded
 
@@ -103,9 +105,13 @@ def check(snapshot: SnapshotFile, named: Mapping[str, object]) -> Restoration:
     CorruptSnapshotError
         If bytes that are needed are damaged.
     """
+    with heap.uncollected():
+        return _check(snapshot, named)
+
+
+def _check(snapshot: SnapshotFile, named: Mapping[str, object]) -> Restoration:
     nodes = from_tree(trees.decode(snapshot.tree))
-    source = Source(snapshot)
-    checker = Checker(source)
+    checker = Checker(source := Source(snapshot))
     loads: dict[str, Load] = {}
     for name, live in named.items():
         if name not in nodes:

@@ -22,7 +22,7 @@ from gpuslice.kernels import Device
 from gpuslice.kernels.host import resident_anonymous_bytes
 from gpuslice.types import Route
 
-from . import rng, tree
+from . import heap, rng, tree
 from .blocks import BlockCargo, Shim
 from .cargo import Cargo
 from .duplex import Arriving, Leaving, meet
@@ -194,7 +194,7 @@ class Switch:
 
         If there is a successor, the device is empty by the end of this, and ``swap`` undoes that.
         """
-        with stages.stage("find_s"):
+        with stages.stage("find_s"), heap.uncollected():
             found = self._stock.find(self.device)
             state = describe(named) if named is not None else NamedState(None, ())
             cargo = self._stock.load(self.device, found, state.tensors)
@@ -232,7 +232,8 @@ class Switch:
         """
         if self._layout is None:
             try:
-                self._layout = self._stock.estimate(self.device)
+                with heap.uncollected():
+                    self._layout = self._stock.estimate(self.device)
             except SuspendRefusedError:
                 return None
         return self._store.warm_up(self._layout)

@@ -135,7 +135,10 @@ class _Encoder:
         if depth >= DEPTH_LIMIT:
             raise UsageError(f"{_name(path)} is nested more than {DEPTH_LIMIT} deep", "flatten it")
         if kind in _SEQUENCES:
-            items = [self.encode(item, _join(path, i), depth + 1) for i, item in enumerate(value)]
+            items = [
+                item if _stands_for_itself(item) else self.encode(item, _join(path, i), depth + 1)
+                for i, item in enumerate(value)
+            ]
             return [_SEQUENCES[kind], *(sorted(items, key=repr) if kind in (set, frozenset) else items)]
         if kind is dict or kind is OrderedDict:
             return ["dict" if kind is dict else "odict", *self._pairs(value, path, depth + 1)]
@@ -150,11 +153,13 @@ class _Encoder:
         return value
 
     def _pairs(self, value: dict[Any, Any], path: str, depth: int) -> list[list[object]]:
-        pairs = []
-        for key, item in value.items():
-            below = _join(path, key)
-            pairs.append([self.encode(key, f"{below} (the key)", depth), self.encode(item, below, depth)])
-        return pairs
+        return [
+            [
+                key if _stands_for_itself(key) else self.encode(key, f"{_join(path, key)} (the key)", depth),
+                item if _stands_for_itself(item) else self.encode(item, _join(path, key), depth),
+            ]
+            for key, item in value.items()
+        ]
 
     def _reference(self, value: TensorRef, path: str, depth: int) -> object:
         return ["tensor", value.kind, list(value.ids), self.encode(value.extra, path, depth + 1)]
@@ -179,6 +184,14 @@ class _Encoder:
             f"{_name(path)} is a {kind.__module__}.{kind.__qualname__}, which cannot be saved",
             "give plain values, or teach its type with gpuslice.checkpoint.tree.register_codec",
         )
+
+
+def _stands_for_itself(value: Any) -> bool:
+    """Whether JSON has the value as it is. Most have, and need neither a path nor a tag."""
+    kind = type(value)
+    if kind is str:
+        return value.isascii()  # type: ignore[no-any-return]
+    return value is None or kind is bool or (kind is int and -_EXACT_INT <= value <= _EXACT_INT)
 
 
 _SEQUENCES: dict[type, str] = {list: "list", tuple: "tuple", set: "set", frozenset: "frozenset"}
@@ -242,6 +255,10 @@ def decode(tree: Tree, tensor: Callable[[TensorRef], object] | None = None) -> A
     return _Decoder(tensor).decode(value, 0)
 
 
+#: What of JSON means itself.
+_THEMSELVES = {type(None), bool, str, int}
+
+
 class _Decoder:
     """Carries the tensor hook through the recursion; what the hook raises passes through."""
 
@@ -249,7 +266,7 @@ class _Decoder:
         self._tensor = tensor
 
     def decode(self, value: Any, depth: int) -> Any:
-        if value is None or isinstance(value, (bool, str, int)):
+        if type(value) in _THEMSELVES:
             return value
         if not isinstance(value, list) or not value or depth > DEPTH_LIMIT + 1:
             raise CorruptSnapshotError(f"the tree has no tagged value in {str(value)[:40]}")
@@ -264,7 +281,9 @@ class _Decoder:
         else:
             build = _BUILDERS[tag]
             if tag in _COLLECTIONS:
-                parts = [[self.decode(item, depth + 1) for item in rest]]
+                parts = [
+                    [item if type(item) in _THEMSELVES else self.decode(item, depth + 1) for item in rest]
+                ]
             elif tag in _MAPPINGS:
                 parts = [[self._pair(pair, depth + 1) for pair in rest]]
             else:
@@ -277,7 +296,11 @@ class _Decoder:
     def _pair(self, pair: Any, depth: int) -> tuple[Any, Any]:
         if not isinstance(pair, list) or len(pair) != 2:
             raise CorruptSnapshotError("the tree has a malformed pair")
-        return self.decode(pair[0], depth), self.decode(pair[1], depth)
+        key, item = pair
+        return (
+            key if type(key) in _THEMSELVES else self.decode(key, depth),
+            item if type(item) in _THEMSELVES else self.decode(item, depth),
+        )
 
     def _reference(self, rest: list[Any], depth: int) -> object:
         match rest:
