@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -67,6 +68,7 @@ def test_first_suspend(benchmark: Any, state: State, switch: Switch, note: Note,
         warming = switch.warm_up()
         assert warming is not None
         warming.wait()
+    gc.collect()  # what former benchmarks left is not this suspend's to collect
     before = page_faults()
     benchmark.pedantic(switch.suspend, kwargs={"boundary": 1}, rounds=1)
     faults = page_faults() - before
