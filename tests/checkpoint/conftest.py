@@ -175,7 +175,16 @@ def actor(disk: RamDisk) -> Iterator[Callable[..., ActorProcess]]:
         process.end()
 
 
-@pytest.fixture(scope="module")
+#: Runs swapper.py with what it imports of its folder, and gpuslice from where it is installed.
+_AS_A_PACKAGE = """
+import runpy, sys, types
+sys.modules["tests"] = tests = types.ModuleType("tests")
+tests.__path__ = [sys.argv[1]]
+runpy.run_module("tests.checkpoint.swapper", run_name="__main__")
+"""
+
+
+@pytest.fixture(scope="session")
 def troupe(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Path, Path], Remote]]:
     """``troupe(disk, memory)`` starts a player."""
     address = str(tmp_path_factory.mktemp("troupe") / "players")
@@ -184,10 +193,9 @@ def troupe(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Path,
         listener.listen()
         listener.settimeout(PATIENCE_S)
         forks = subprocess.Popen(
-            [sys.executable, "-m", "tests.checkpoint.swapper", address],
+            [sys.executable, "-P", "-c", _AS_A_PACKAGE, str(Path(__file__).parents[1]), address],
             stdin=subprocess.PIPE,
             text=True,
-            cwd=Path(__file__).parents[2],
         )
         assert forks.stdin is not None
         started: list[Remote] = []

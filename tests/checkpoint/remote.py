@@ -12,7 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-PATIENCE_S = 60.0
+#: Far more than anything here takes.
+PATIENCE_S = 240.0
 
 
 class Remote:

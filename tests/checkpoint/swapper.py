@@ -1,6 +1,6 @@
 """Processes that swap on one device, with a memory that they share, and faults in the midst of it.
 
-Run as ``python -m tests.checkpoint.swapper SOCKET``: for every line on stdin it forks a `Player`, which
+Run (by the fixture ``troupe``) with the path of a socket: for every line on stdin it forks a `Player`, which
 connects to the socket and obeys JSON lines there. Torch is imported once, and nothing is computed before.
 """
 
@@ -356,11 +356,10 @@ def main() -> None:
     for line in sys.stdin:
         if os.fork() == 0:
             try:
-                play(sys.argv[1], json.loads(line))
+                play(sys.argv[-1], json.loads(line))
             finally:
                 os._exit(0)
 
 
 if __name__ == "__main__":
-    assert digest(1)
     main()
