@@ -6,9 +6,12 @@ scheduler dies, a running rank runs on and a parked one stays parked; both greet
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
+import warnings
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from typing import NoReturn
 
 from gpuslice.checkpoint.record import SwitchRecord
@@ -38,6 +41,8 @@ from gpuslice.wire import (
 #: What ``stages_s`` of the messages names.
 SUSPEND_STAGES = ("quiesce_s", "find_s", "admit_s", "copy_out_s", "publish_s", "free_s")
 RESUME_STAGES = ("parked_s", "fetch_s", "reserve_s", "verify_s", "copy_in_s")
+#: A lease that was there for the asking comes within this.
+_AT_ONCE_S = 0.5
 #: Failures that another attempt, with more room, may not meet.
 _RETRYABLE = (DeviceMemoryError, RamDiskFullError)
 
@@ -75,6 +80,8 @@ class Agent:
         """Say Hello and hold still until there is a lease."""
         _ = self._runtime.ramdisk
         self._link.start()
+        if self._orders.quiet_for(_AT_ONCE_S):
+            _import_ahead()
         order = self._orders.await_order()
         if isinstance(order, Cancel):
             self._die(order)
@@ -223,6 +230,16 @@ class Agent:
 
 def _stages(record: SwitchRecord, names: Sequence[str]) -> dict[str, float]:
     return {name: getattr(record, name) for name in names}
+
+
+def _import_ahead() -> None:
+    """Import what torch does when the first optimizer is made: seconds that nobody has to wait for now.
+
+    On the device it would keep others waiting (docs/decisions/import-ahead.md).
+    """
+    # Whatever is wrong with it, the script will hear of it from torch, or never need it.
+    with warnings.catch_warnings(action="ignore"), suppress(ImportError):
+        importlib.import_module("torch._dynamo")
 
 
 def _terminate() -> None:

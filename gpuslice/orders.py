@@ -149,10 +149,15 @@ class Orders:
                 self._later = self._boundaries.stop_at
             self._boundaries.stop_at = 0
 
+    def quiet_for(self, duration_s: float) -> bool:
+        """Wait for an order, but not longer than this; whether there was none."""
+        with self._changed:
+            return not self._changed.wait_for(self._called, duration_s)
+
     def await_order(self) -> Resume | Cancel | None:
         """Wait for a lease or the end; ``None`` if a signal asks the script to end (``interrupt``)."""
         with self._changed:
-            while self._grant is None and self._cancel is None and not self._asked_to_end:
+            while not self._called():
                 # A signal that comes between this look and the wait wakes nobody.
                 self._changed.wait(_LOOK_AGAIN_S)
             if self._asked_to_end:
@@ -161,3 +166,6 @@ class Orders:
                 return self._cancel
             grant, self._grant = self._grant, None
             return grant
+
+    def _called(self) -> bool:
+        return self._grant is not None or self._cancel is not None or self._asked_to_end

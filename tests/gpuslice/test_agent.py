@@ -170,6 +170,19 @@ def test_the_first_boundary_is_told_without_waiting_for_a_heartbeat(workshop: Wo
         desk.hear(Progress, lambda progress: progress.boundary == 1)
 
 
+def test_who_waits_for_a_lease_imports_meanwhile_what_optimizers_need(workshop: Workshop, desk: Desk) -> None:
+    script = "import sys, torch\nprint('torch._dynamo' in sys.modules)"
+    with job(workshop, desk, "", script=script) as process:
+        desk.welcome()
+        for _ in range(8):  # heartbeats: four seconds
+            desk.hear(Progress)
+        desk.grant(1)
+        desk.hear(Bye)
+        code, out, _ = end(process)
+    plain = workshop.python("train.py")
+    assert (code, out, plain.stdout) == (0, "True\n", "False\n")
+
+
 def test_a_job_is_moved_about_and_ends_with_the_same_digest(workshop: Workshop, desk: Desk) -> None:
     with job(workshop, desk, ENDLESS) as process:
         hello = desk.welcome()

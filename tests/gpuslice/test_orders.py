@@ -311,3 +311,15 @@ def test_an_order_to_stop_goes_before_listening(rank: Rank, *, first: bool) -> N
     if first:
         rank.orders.listen()
     assert rank.orders.arrive(1)
+
+
+def test_quiet_is_no_order_for_so_long(rank: Rank) -> None:
+    assert rank.orders.quiet_for(0.01)
+    rank.orders.resume(Resume(epoch=1, device="cpu"))
+    assert not rank.orders.quiet_for(60.0)
+    assert rank.orders.await_order() == Resume(epoch=1, device="cpu"), "it was only looked at"
+
+
+def test_the_end_of_a_job_ends_the_quiet(rank: Rank) -> None:
+    rank.orders.cancel(Cancel(epoch=0, reason="by the user"))
+    assert not rank.orders.quiet_for(60.0)
