@@ -174,6 +174,7 @@ class SpillDirectory:
             memory = arena.ensure(record.file_len, exactly=True)
             _read(path, memory)
             with open_snapshot(arena.path) as arrived:
+                arrived.attach(memory)  # whose pages are there
                 _check(arrived, record)
         except SnapshotError as error:
             arena.discard()
