@@ -72,7 +72,8 @@ class RoundUp(Consolidated):
     """Consolidated, in aligned blocks of 1, 2, 4 devices or whole nodes (after Chronus' Allocator).
 
     A job starts in a wholly free block of its demand rounded up, so blocks never straddle and nodes do not
-    fragment. It holds only what it asked for; smaller jobs may use the rest of its block.
+    fragment. It holds only what it asked for; smaller jobs may use the rest of its block. On nodes of several
+    sizes, jobs larger than a node are consolidated only.
     """
 
     name = "round-up"
@@ -80,8 +81,12 @@ class RoundUp(Consolidated):
     def choose(self, job: Job, free: FreeDevices) -> tuple[int, ...] | None:
         node_size = len(free.nodes_with) - 1
         block = self.rounded(job.demand, node_size)
-        if block > node_size:
+        if block > node_size and min(free.cluster.node_sizes) < node_size:
             return super().choose(job, free)
+        if block > node_size:
+            whole = free.nodes_with[node_size][: block // node_size]
+            devices = [device for node in whole for device in free.on_node[node]]
+            return tuple(devices[: job.demand]) if len(devices) == block else None
         for nodes in free.nodes_with[block:]:
             for node in nodes:
                 found = self._block(free, node, block)

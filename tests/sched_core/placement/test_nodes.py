@@ -80,6 +80,9 @@ def test_round_up_starts_in_aligned_blocks() -> None:
     assert place("round-up", 3, [0, 4], "1x8") is None
     assert place("round-up", 5, [0], "2x8") == (8, 9, 10, 11, 12)
     assert place("round-up", 1, [0], "1x8") == (1,)
+    assert place("round-up", 10, [0], "3x8") == tuple(range(8, 18))
+    assert place("round-up", 10, [0, 8], "3x8") is None, "10 are two whole nodes"
+    assert place("consolidated", 10, [0, 8], "3x8") == (*range(16, 24), 1, 2)
 
 
 def test_topology_takes_the_closest_level() -> None:
