@@ -163,6 +163,18 @@ def end(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     return process.returncode, out, err
 
 
+def ends_as_undisturbed(workshop: Workshop, desk: Desk, process: subprocess.Popen[str]) -> str:
+    """End a job that runs: as many epochs without a scheduler make the same model. What it said of itself."""
+    enough = workshop.write("enough", "")
+    boundaries = desk.hear(Bye).boundary
+    code, out, err = end(process)
+    epochs = out.split()[1]
+    assert boundaries == int(epochs) * 9
+    enough.unlink()
+    assert (code, out) == (0, workshop.python("train.py", epochs).stdout)
+    return err
+
+
 def test_the_first_boundary_is_told_without_waiting_for_a_heartbeat(workshop: Workshop, desk: Desk) -> None:
     with job(workshop, desk, ENDLESS):
         desk.welcome()
@@ -206,15 +218,7 @@ def test_a_job_is_moved_about_and_ends_with_the_same_digest(workshop: Workshop, 
         desk.say(Suspend(epoch=2, stop_at=10**9))  # of the former lease: nothing happens
         desk.say(Suspend(epoch=3, stop_at=1))
         assert desk.hear(Overshot).boundary >= resumed.boundary
-        enough = workshop.write("enough", "")
-        boundaries = desk.hear(Bye).boundary
-        code, out, err = end(process)
-    epochs = out.split()[1]
-    assert boundaries == int(epochs) * 9
-    enough.unlink()
-    plain = workshop.python("train.py", epochs)
-    assert (code, out) == (0, plain.stdout)
-    assert "dropped what the scheduler sent" in err
+        assert "dropped what the scheduler sent" in ends_as_undisturbed(workshop, desk, process)
 
 
 def make_room(workshop: Workshop) -> None:
@@ -228,8 +232,8 @@ def make_room(workshop: Workshop) -> None:
 def test_a_parked_job_gives_its_room_away_and_goes_on_with_the_same_digest(
     workshop: Workshop, desk: Desk
 ) -> None:
-    epochs, spill = "400", workshop.directory / "spill"
-    with job(workshop, desk, epochs, "--spill-dir", str(spill)) as process:
+    spill = workshop.directory / "spill"
+    with job(workshop, desk, ENDLESS, "--spill-dir", str(spill)) as process:
         desk.welcome()
         assert desk.grant(1).stages_s == {}
         for epoch in (2, 3):
@@ -239,9 +243,7 @@ def test_a_parked_job_gives_its_room_away_and_goes_on_with_the_same_digest(
             assert not list(workshop.ramdisk.glob("*/*.gsnp"))
             assert desk.grant(epoch).stages_s["fetch_s"] > 0
             assert not list(spill.glob("*.gsnp"))
-        desk.hear(Bye)
-        code, out, _ = end(process)
-    assert (code, out) == (0, workshop.python("train.py", epochs).stdout)
+        ends_as_undisturbed(workshop, desk, process)
 
 
 def test_a_snapshot_that_was_damaged_where_it_was_spilled_ends_the_job(
