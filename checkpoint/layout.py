@@ -101,19 +101,35 @@ class Placement:
     ----------
     offsets
         Of each storage.
-    chunks
-        Start and end of every checksummed chunk, in the order of the file: each storage with its padding, in
-        steps of ``CHUNK_BYTES``. They cover ``[payload, end)`` without a hole.
+    extents
+        Start and end of every storage with its padding, in the order of the file. They begin at the payload.
     first_chunk
         Each storage's first position in ``chunks``.
+    chunk_total
+        How many there are. A file may claim to hold any number, so they are made only when they are needed.
     end
-        Where the last chunk ends, a multiple of the page size.
+        Where the last one ends, a multiple of the page size.
     """
 
     offsets: tuple[int, ...]
-    chunks: tuple[tuple[int, int], ...]
+    extents: tuple[tuple[int, int], ...]
     first_chunk: tuple[int, ...]
+    chunk_total: int
     end: int
+
+    @functools.cached_property
+    def chunks(self) -> tuple[tuple[int, int], ...]:
+        """Start and end of every checksummed chunk: the extents in steps of ``CHUNK_BYTES``, without a hole.
+
+        The last one reaches to the end.
+        """
+        found = [
+            (at, min(at + CHUNK_BYTES, end))
+            for start, end in self.extents
+            for at in range(start, end, CHUNK_BYTES)
+        ]
+        found[-1:] = [(start, self.end) for start, _ in found[-1:]]
+        return tuple(found)
 
     @functools.cached_property
     def chunk_at(self) -> dict[int, int]:
@@ -139,20 +155,19 @@ def place(sizes: Sequence[int], payload: int) -> Placement:
 def _place(sizes: tuple[int, ...], payload: int) -> Placement:
     offsets = [0] * len(sizes)
     first_chunk = [0] * len(sizes)
-    chunks: list[tuple[int, int]] = []
-    position = payload
+    extents: list[tuple[int, int]] = []
+    position, chunk_total = payload, 0
     large = [sid for sid, nbytes in enumerate(sizes) if nbytes >= LARGE_BYTES]
     small = [sid for sid, nbytes in enumerate(sizes) if nbytes < LARGE_BYTES]
     for numbers, step in ((large, PAGE_BYTES), (small, SMALL_ALIGN_BYTES)):
         for sid in numbers:
             end = position + align(sizes[sid], step)
-            offsets[sid], first_chunk[sid] = position, len(chunks)
-            chunks += ((at, min(at + CHUNK_BYTES, end)) for at in range(position, end, CHUNK_BYTES))
+            offsets[sid], first_chunk[sid] = position, chunk_total
+            extents.append((position, end))
+            chunk_total += len(range(position, end, CHUNK_BYTES))
             position = end
     end = align(position, PAGE_BYTES)
-    if end > position:
-        chunks[-1] = (chunks[-1][0], end)
-    return Placement(tuple(offsets), tuple(chunks), tuple(first_chunk), end)
+    return Placement(tuple(offsets), tuple(extents), tuple(first_chunk), chunk_total, end)
 
 
 def chunk_count(nbytes: int) -> int:

@@ -238,7 +238,7 @@ def _content(record: Record, metadata: Metadata, header: bytes) -> Content:
         content.placement.end != record.tail
         or content.rows != metadata.storages
         or len(content.rows) != record.storages
-        or len(content.placement.chunks) != record.chunks
+        or content.placement.chunk_total != record.chunks
     ):
         raise CorruptSnapshotError("its storages are not where they belong")
     if content.header(record) != header:

@@ -49,7 +49,7 @@ class Tally:
     def __init__(self, memory: memoryview, placement: Placement, residue: Residue | None) -> None:
         self._memory = memory
         self._placement = placement
-        total = len(placement.chunks)
+        total = placement.chunk_total
         if residue is None or residue.placement != placement:
             residue = Residue(placement, (None,) * total, (None,) * total)
         self._before = residue
