@@ -142,6 +142,8 @@ HOLDERS = (ModuleNode, OptimizerNode, StatefulNode, GeneratorNode, LoaderNode)
 
 def to_tree(node: Any) -> Any:
     """Builtins only, for the snapshot's tree; a ``ValueNode``'s value goes in as it is."""
+    if isinstance(node, TensorNode):
+        return _short(node)
     if isinstance(node, ValueNode):
         return {"kind": "value", "value": node.value}
     if isinstance(node, _Node):
@@ -152,6 +154,16 @@ def to_tree(node: Any) -> Any:
     if isinstance(node, dict):
         return {key: to_tree(item) for key, item in node.items()}
     return node
+
+
+def _short(node: TensorNode) -> dict[str, Any]:
+    """Without what a reader takes for granted: most nodes are tensors."""
+    fields: dict[str, Any] = {"kind": "tensor", "index": node.index, "device": node.device}
+    if node.requires_grad:
+        fields["requires_grad"] = True
+    if node.grad is not None:
+        fields["grad"] = to_tree(node.grad)
+    return fields
 
 
 def from_tree(tree: object) -> dict[str, Node]:
