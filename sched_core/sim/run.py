@@ -14,15 +14,14 @@ from gpuslice.sched_core.cluster import Cluster
 from gpuslice.sched_core.lookup import nearest
 from gpuslice.sched_core.placement.registry import make_placement
 from gpuslice.sched_core.policies.registry import make_policy
+from gpuslice.sched_core.sim.compiled.choice import worth_compiling
+from gpuslice.sched_core.sim.compiled.rules import form_of
+from gpuslice.sched_core.sim.cost import parse_cost
+from gpuslice.sched_core.sim.engine import Progress, Simulation
+from gpuslice.sched_core.sim.outcome import Outcome
+from gpuslice.sched_core.sim.peer import parse_peer
+from gpuslice.sched_core.sim.speed import parse_speed
 from gpuslice.sched_core.traces.trace import Trace
-
-from .compiled.choice import worth_compiling
-from .compiled.rules import form_of
-from .cost import parse_cost
-from .engine import Progress, Simulation
-from .outcome import Outcome
-from .peer import parse_peer
-from .speed import parse_speed
 
 ENGINES = ("auto", "plain", "compiled")
 
@@ -97,7 +96,7 @@ def run_one(request: Request, progress: Progress | None = None) -> Outcome:
     form = form_of(simulation) if request.engine == "compiled" else worth_compiling(simulation)
     if form is None:
         return simulation.run(progress)
-    from .compiled.run import run  # Imports numba.
+    from gpuslice.sched_core.sim.compiled.run import run  # Imports numba.
 
     outcome = run(simulation, form, progress)
     return simulation.run(progress) if outcome is None else outcome

@@ -75,7 +75,8 @@ class World(NamedTuple):
 
 def compiled(function: F) -> F:
     """Compile ``function`` when it is first called by compiled code."""
-    jitted: F = numba.njit(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)(function)
+    jit: Any = numba.njit  # Its annotations lack these options.
+    jitted: F = jit(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)(function)
     return jitted
 
 

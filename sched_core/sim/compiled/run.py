@@ -7,6 +7,7 @@ from typing import Any
 
 import numba
 import numpy as np
+from numba.core import config
 
 from gpuslice.errors import EnvironmentUnusableError
 from gpuslice.private import private_directory
@@ -26,15 +27,16 @@ _EVENTS = 20_000
 
 def _compiled_loop() -> Any:
     """The loop, compiled at its first call, and kept if there is a place for it, unless it was before."""
-    usual, folder = numba.config.CACHE_DIR, kept_in()
+    settings: Any = config
+    usual, folder = settings.CACHE_DIR, kept_in()
     try:
         private_directory(folder.parent, option="XDG_CACHE_HOME", parents=True)
-        numba.config.CACHE_DIR = str(folder)
+        settings.CACHE_DIR = str(folder)
         return numba.njit(cache=True, error_model="numpy")(advance)
     except (EnvironmentUnusableError, OSError, RuntimeError):
         return numba.njit(error_model="numpy")(advance)
     finally:
-        numba.config.CACHE_DIR = usual
+        settings.CACHE_DIR = usual
 
 
 _LOOP = _compiled_loop()
