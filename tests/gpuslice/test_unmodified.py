@@ -114,7 +114,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", ["module", "process", pytest.param("directory", marks=pytest.mark.slow)])
 def test_nothing_tells_it_from_plain_python(
     workshop: Workshop, others_lines: Callable[[str], str], name: str
 ) -> None:
