@@ -31,12 +31,18 @@ from gpuslice.kernels.transfer import Transfer
 
 from .conftest import newest_of
 from .harness import Broken, FaultyDevice, Job, SpyGate
-from .remote import Remote
+from .remote import PATIENCE_S, Remote
 from .swapper import Memory, limit_memory, make_memory
+
+SPARE_BYTES = 500_000
 
 
 class Scene:
-    """``a`` runs, ``b`` is parked, and the device has room for ``a`` and little more."""
+    """``a`` runs, ``b`` is parked, and the device has room for ``a`` and little more.
+
+    A portion has from 0.4 to 1.2 MB, as the addresses happen to be, and a state 2.9 MB: at least three.
+    What is free besides lets ``b`` take its first one as soon as ``a`` has given two.
+    """
 
     def __init__(self, disk: RamDisk, memory: Path, troupe: Callable[[Path, Path], Remote]) -> None:
         make_memory(memory)
@@ -48,7 +54,7 @@ class Scene:
         self.nbytes = self.enter("a")
         assert self.enter("b") == self.nbytes
         self.b.ask("suspend")
-        self.limit(self.nbytes + 100_000)
+        self.limit(self.nbytes + SPARE_BYTES)
 
     @property
     def a(self) -> Remote:
@@ -116,7 +122,7 @@ class Scene:
         if name == "b":
             self.b.ask("suspend")
             self.a.ask("resume")
-        self.limit(self.nbytes + 100_000)
+        self.limit(self.nbytes + SPARE_BYTES)
 
     def end(self) -> None:
         """Nothing is left of them that `collect` does not find."""
@@ -145,16 +151,17 @@ def test_they_swap(scene: Scene) -> None:
 
 
 def test_one_comes_while_the_other_is_leaving(scene: Scene) -> None:
-    scene.a.ask("arm", number=10, action="stop")
+    scene.a.ask("arm", number=14, action="stop")  # three portions are gone
     scene.begin()
     assert scene.a.hear() == "stopping"
-    while scene.shared.held_by(scene.b.pid) < scene.nbytes // 4:  # or the test's own patience ends
+    ends_s = time.monotonic() + PATIENCE_S
+    while not scene.shared.held_by(scene.b.pid):
+        assert time.monotonic() < ends_s
         time.sleep(0.01)
-    assert scene.shared.held_by(scene.a.pid) > 0
     scene.a.go_on()
     left, came = scene.a.result(), scene.b.result()
     assert left["given"] == scene.nbytes
-    assert came["taken"] >= scene.nbytes // 4
+    assert came["taken"] > 0
     scene.a.ask("left")
     scene.check()
 
