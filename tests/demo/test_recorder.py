@@ -25,6 +25,7 @@ def story() -> Iterator[tuple[float, Event]]:
         hello = wire.Hello(version=1, job=job, rank=0, world_size=1, pid=1)
         yield 0.9, Reported(job, 0, hello)
     yield 1.0, Reported("a", 0, wire.Resumed(epoch=1, boundary=0, stages_s={}))
+    yield 1.0, Reported("a", 0, wire.Progress(epoch=1, boundary=1, step=0))
     yield 2.0, Woken()
     stages_s = {"find_s": 0.03, "copy_out_s": 0.01}
     parked = wire.Suspended(epoch=1, boundary=5, step=5, nbytes=10**6, stages_s=stages_s)
