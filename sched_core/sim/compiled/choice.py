@@ -14,7 +14,7 @@ from .rules import ATTAINED, PUBLISHED_SHORTEST, REMAINING, TURNS, Form, form_of
 
 #: A guess at what the engine proper takes for a job: an order that stays, one that shifts as jobs run,
 #: and one by which jobs are suspended again and again (turns, promotions), in seconds.
-_STAYS_S, _SHIFTS_S, _AGAIN_S = 40e-6, 150e-6, 5e-3
+_STAYS_S, _SHIFTS_S, _AGAIN_S = 60e-6, 150e-6, 5e-3
 #: What loading compiled code takes, and compiling it.
 _LOAD_S, _COMPILE_S = 1.0, 30.0
 
