@@ -226,8 +226,13 @@ def update(w: World, now: float) -> None:
     clock = w.clock[0]
     kind = clock.kind
     if kind == TURNS and now >= clock.alert:
-        for place in range(clock.count):  # One by one they go to the end of the line.
-            set_key(w, int(w.slots[ORDER, place]), now)
+        for place in range(clock.count):  # One by one those that trained go to the end of the line.
+            job = int(w.slots[ORDER, place])
+            if w.jobs[job].since < now:
+                set_key(w, job, now)
+            else:
+                w.jobs[job].key[0] = 1
+        sort(w, ORDER, clock.count, True)
     if now >= clock.alert:
         clock.alert = inf
     if kind in (PUBLISHED_GITTINS, PUBLISHED_SHORTEST):

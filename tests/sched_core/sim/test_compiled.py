@@ -109,6 +109,13 @@ def test_orders(
     assert differences(request, interpreted.run) == []
 
 
+def test_who_is_not_back_within_a_slice_keeps_its_place(interpreted: Any) -> None:
+    trace = trace_of([(0, 1, 975), (0, 8, 975), (0, 8, 650)])
+    for quantum_s in ("700", "60"):
+        request = Request(trace, "1x8", "rr", {"quantum_s": quantum_s}, cost="fixed:62s")
+        assert differences(request, interpreted.run) == []
+
+
 @pytest.mark.parametrize(("policy", "options"), PROMOTING)
 @BRIEF
 @given(rows=st.lists(WHOLE, min_size=1, max_size=8))
