@@ -85,9 +85,8 @@ class Leaving:
     def _copy(self, sids: Sequence[int]) -> Transfer:
         """These of the layout's storages."""
         pairs = [(self._storages[sid], self._writer.offsets[sid]) for sid in sids]
-        pairs = [pair for pair in pairs if pair[0].nbytes()]
         with self._stages.stage("copy_out_s"):
-            return self._device.copy_out(pairs, self._arena, self._tally, self._tally.marked)
+            return self._writer.take(self._device, pairs)
 
     def _reclaim(self, error: BaseException) -> None:
         """Say that it failed, and have the memory again; the other gives back first what it took.

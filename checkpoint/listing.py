@@ -17,7 +17,7 @@ from .budget import directory_bytes
 from .format import Record
 from .locks import FileLock
 from .slots import OWNER, SLOTS, Owner, committed, read_owner
-from .spill import SpillDirectory
+from .spill import SpillDirectory, Spilled
 
 STORE = re.compile(r"(?P<job>[^@]+)(@(?P<scheduler>[0-9a-f]{8}))?\.r(?P<rank>\d+)")
 #: Begins the directory names of jobs without a name; no job's name can begin with it.
@@ -112,9 +112,10 @@ def store_info(directory: Path, spill: SpillDirectory | None = None) -> StoreInf
     owner, alive = read_owner(directory), is_alive(directory)
     entries = [] if spill is None else spill.entries(directory.name)
     spilled_bytes = sum(entry.path.lstat().st_size for entry in entries)
-    records = [*committed(directory), *spilled_records(directory, spill)]  # of one in both the former counts
+    here = list(committed(directory))
+    records = [*here, *_readable(entries)]  # of one in both the former counts
     newest = max(records, key=lambda record: record.generation, default=None)
-    place = None if newest is None else _place(directory, newest, spill, alive=alive)
+    place = None if newest is None else _place(directory, newest, spill, alive=alive, here=newest in here)
     return StoreInfo(
         job=None if match["job"].startswith(UNNAMED) else match["job"],
         rank=int(match["rank"]),
@@ -147,14 +148,20 @@ def is_alive(directory: Path) -> bool:
 
 def spilled_records(directory: Path, spill: SpillDirectory | None) -> Iterator[Record]:
     """Of the store's snapshots in the spill directory that can be read."""
-    for entry in [] if spill is None else spill.entries(directory.name):
+    return _readable([] if spill is None else spill.entries(directory.name))
+
+
+def _readable(entries: Iterable[Spilled]) -> Iterator[Record]:
+    for entry in entries:
         with suppress(SnapshotError):
             yield entry.record()
 
 
-def _place(directory: Path, newest: Record, spill: SpillDirectory | None, *, alive: bool) -> Place:
+def _place(
+    directory: Path, newest: Record, spill: SpillDirectory | None, *, alive: bool, here: bool
+) -> Place:
     """Where the newest snapshot is: told by the files, which no death can falsify."""
-    if newest in committed(directory):
+    if here:
         moving = alive and spill is not None and spill.arriving(directory.name)
         return Place.SPILLING if moving else Place.RAM
     moving = alive and (directory / SLOTS[newest.slot]).exists()

@@ -171,14 +171,12 @@ class Taker:
         while not self.vacated and self._listen(0.0):
             pass
         while not self.vacated and self.given_bytes < nbytes:
-            if not self._listen(self._end.patience_s):
-                raise self._error(f"has not said a word for {self._end.patience_s:g} s")
+            self._await_word()
 
     def await_vacated(self) -> None:
         """Wait until nothing of the giver's is on the device; ``HandoverError`` as above."""
         while not self.vacated:
-            if not self._listen(self._end.patience_s):
-                raise self._error(f"has not said a word for {self._end.patience_s:g} s")
+            self._await_word()
 
     def await_the_whole(self, problem: str) -> None:
         """Take the device only when it is empty, because of ``problem``; ``HandoverError`` as above."""
@@ -190,6 +188,10 @@ class Taker:
             raise
         finally:
             self.close()
+
+    def _await_word(self) -> None:
+        if not self._listen(self._end.patience_s):
+            raise self._error(f"has not said a word for {self._end.patience_s:g} s")
 
     def _listen(self, timeout_s: float) -> bool:
         """Take in one message; whether there was one."""

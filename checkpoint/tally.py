@@ -86,11 +86,8 @@ class Tally:
         """XXH3-64 of every chunk; those that were not seen on their way are read from the arena."""
         ranges = self._placement.chunks
         unseen = [index for index, value in enumerate(self._chunks) if value is None]
-        read = zip(unseen, chunk_digests(self._memory, [ranges[index] for index in unseen]), strict=True)
-        found = [value if value is None else value & _LOWER_HALF for value in self._chunks]
-        for index, value in read:
-            found[index] = value
-        return [value for value in found if value is not None]
+        read = iter(chunk_digests(self._memory, [ranges[index] for index in unseen]))
+        return [next(read) if value is None else value & _LOWER_HALF for value in self._chunks]
 
     def proof(self) -> Proof:
         """An inspector for taking back, before anything was published, what has been copied out."""

@@ -122,14 +122,14 @@ class _Encoder:
 
     def encode(self, value: Any, path: str, depth: int) -> object:
         kind = type(value)
-        if value is None or kind is bool:
-            return value
         if kind is TensorRef:
             return self._reference(value, path, depth)
+        if _stands_for_itself(value):
+            return value
         if kind is str:
             return self._text(value, path)
         if kind is int:
-            return value if -_EXACT_INT <= value <= _EXACT_INT else ["int", hex(value)]
+            return ["int", hex(value)]
         if kind is float:
             return ["float", value.hex()]
         if depth >= DEPTH_LIMIT:

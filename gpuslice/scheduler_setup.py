@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -133,13 +133,8 @@ def quotas(settings: Sequence[str]) -> dict[str, int]:
     UsageError
         If one is not that.
     """
-    found: dict[str, int] = {}
-    for setting in settings:
-        tenant, equals, devices = setting.partition("=")
-        if not equals or not devices.isdigit():
-            raise UsageError(f"--quota {setting} is not TENANT=DEVICES", "write for instance vision=2")
-        found[tenant] = int(devices)
-    return found
+    found = _by_tenant("--quota", settings, "DEVICES", "vision=2", lambda _, devices: devices.isdigit())
+    return {tenant: int(devices) for tenant, devices in found.items()}
 
 
 def tenant_ramdisk(settings: Sequence[str]) -> dict[str, str]:
@@ -150,13 +145,22 @@ def tenant_ramdisk(settings: Sequence[str]) -> dict[str, str]:
     UsageError
         If one is not that.
     """
+    named = _by_tenant("--tenant-ramdisk", settings, "SIZE", "vision=8G", lambda *words: all(words))
+    for size in named.values():
+        parse_size(size)
+    return named
+
+
+def _by_tenant(
+    option: str, settings: Sequence[str], value: str, example: str, fits: Callable[[str, str], bool]
+) -> dict[str, str]:
+    """Values by tenant from ``tenant=value``; of a tenant named twice the last one."""
     found: dict[str, str] = {}
     for setting in settings:
-        tenant, _, size = setting.partition("=")
-        if not tenant or not size:
-            raise UsageError(f"--tenant-ramdisk {setting} is not TENANT=SIZE", "write for instance vision=8G")
-        parse_size(size)
-        found[tenant] = size
+        tenant, _, text = setting.partition("=")
+        if not fits(tenant, text):
+            raise UsageError(f"{option} {setting} is not TENANT={value}", f"write for instance {example}")
+        found[tenant] = text
     return found
 
 

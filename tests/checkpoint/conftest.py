@@ -40,6 +40,12 @@ TENSORS = (
 
 
 @pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A spill directory, yet to be made."""
+    return tmp_path / "spill"
+
+
+@pytest.fixture
 def shm() -> Iterator[Path]:
     """A fresh directory on tmpfs (or wherever temporary files go, without one)."""
     root = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None

@@ -34,11 +34,6 @@ NBYTES = 17 * MIB + 4
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
-    return tmp_path / "spill"
-
-
-@pytest.fixture
 def disk(shm: Path, place: Path) -> RamDisk:
     return RamDisk(shm / "disk", 64 * MIB, spill_directory=place)
 
