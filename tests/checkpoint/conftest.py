@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from gpuslice.checkpoint import tree
@@ -78,6 +79,21 @@ def newest_of(disk: RamDisk, job: str, rank: int = 0) -> Path | None:
     directory = disk.directory / f"{job}.r{rank}"
     record = newest_restartable(directory)
     return None if record is None else directory / SLOTS[record.slot]
+
+
+def layout_of(*sizes: int) -> Layout:
+    """Storages of these sizes, in bytes."""
+    return Layout(tuple(StorageSpec(sid, nbytes) for sid, nbytes in enumerate(sizes)))
+
+
+def address_of(memory: memoryview) -> int:
+    """Where ``memory`` begins."""
+    return int(np.frombuffer(memory, np.uint8).ctypes.data)
+
+
+def leftovers(disk: RamDisk) -> list[str]:
+    """What a RAM disk holds beside its lock."""
+    return sorted(name for name in os.listdir(disk.directory) if name != "lock")
 
 
 Save = Callable[..., SnapshotFile]

@@ -9,20 +9,15 @@ from typing import Any
 import pytest
 
 from gpuslice.checkpoint.budget import Tenant
-from gpuslice.checkpoint.layout import Layout, StorageSpec
 from gpuslice.checkpoint.ramdisk import RamDisk
 from gpuslice.checkpoint.snapshot import SnapshotFile
 from gpuslice.config import Settings
 from gpuslice.errors import RamDiskFullError, UsageError
 
-from .conftest import MIB
+from .conftest import MIB, layout_of
 
 Save = Callable[..., SnapshotFile]
 Actor = Callable[..., Any]
-
-
-def layout(nbytes: int) -> Layout:
-    return Layout((StorageSpec(0, nbytes),))
 
 
 def test_jobs_of_two_schedulers_may_have_one_name(shm: Path, save: Save) -> None:
@@ -61,16 +56,16 @@ def test_a_tenant_has_a_limit_beside_the_node_s(disk: RamDisk, save: Save) -> No
         mine = save(first, boundary=1, sizes=(9 * MIB,))
         used = disk.used_bytes
         with pytest.raises(RamDiskFullError, match=r"^tenant vision has no .* 20\.00 MiB are used") as hit:
-            second.begin(layout(8 * MIB))
+            second.begin(layout_of(8 * MIB))
         assert (hit.value.exit_code, disk.used_bytes) == (5, used + 4096)  # the page of its commit record
         assert "--tenant-ramdisk vision=" in hit.value.remedy
         mine.verify()
         # What is left is theirs to the last byte, and others are not held back.
         save(second, boundary=1, sizes=(4 * MIB,)).verify()
         save(other, boundary=1, sizes=(30 * MIB,)).verify()
-        assert second.warm_up(layout(4 * MIB)) is None
+        assert second.warm_up(layout_of(4 * MIB)) is None
         with pytest.raises(RamDiskFullError, match=r"^the RAM disk"):
-            other.begin(layout(300 * MIB))
+            other.begin(layout_of(300 * MIB))
 
 
 def test_what_a_tenant_s_dead_jobs_left_counts(disk: RamDisk, save: Save) -> None:
@@ -79,7 +74,7 @@ def test_what_a_tenant_s_dead_jobs_left_counts(disk: RamDisk, save: Save) -> Non
         save(store, boundary=1, sizes=(9 * MIB,))
     with ours.open_store("living") as store:
         with pytest.raises(RamDiskFullError, match="tenant vision"):
-            store.begin(layout(9 * MIB))
+            store.begin(layout_of(9 * MIB))
         assert [(info.tenant, info.limit_bytes) for info in disk.tenants()] == [("vision", 16 * MIB)]
         assert disk.tenants()[0].used_bytes == disk.used_bytes
         disk.collect(everything=True)

@@ -26,15 +26,11 @@ from gpuslice.errors import (
     UsageError,
 )
 
-from .conftest import newest_of
+from .conftest import address_of, newest_of
 
 Save = Callable[..., SnapshotFile]
 Pattern = Callable[[int, int, int], bytes]
 LAYOUT = Layout((StorageSpec(0, 4096, "cpu", "weights"),))
-
-
-def address(memory: memoryview) -> int:
-    return int(np.frombuffer(memory, np.uint8).ctypes.data)
 
 
 def test_a_snapshot_reads_as_it_was_written(disk: RamDisk, save: Save, pattern: Pattern) -> None:
@@ -61,15 +57,15 @@ def test_large_views_are_page_aligned_and_written_in_place(disk: RamDisk) -> Non
         (StorageSpec(0, 100), StorageSpec(1, 3 << 20), StorageSpec(2, 100), StorageSpec(3, 1 << 20))
     )
     with disk.open_store(None) as store, store.begin(layout) as writer:
-        start = address(writer.arena)
+        start = address_of(writer.arena)
         views = [writer.view(sid) for sid in range(4)]
-        assert [address(view) % 4096 for view in (views[1], views[3])] == [0, 0]
-        assert [address(view) % 256 for view in (views[0], views[2])] == [0, 0]
-        assert all(start < address(view) < start + len(writer.arena) for view in views)
+        assert [address_of(view) % 4096 for view in (views[1], views[3])] == [0, 0]
+        assert [address_of(view) % 256 for view in (views[0], views[2])] == [0, 0]
+        assert all(start < address_of(view) < start + len(writer.arena) for view in views)
         assert not any(view.readonly for view in views)
         views[1][5] = 77
         snapshot = writer.publish(tree.encode(None), [], boundary=1, restartable=False)
-        assert address(snapshot.view(1)) == address(views[1])
+        assert address_of(snapshot.view(1)) == address_of(views[1])
         assert snapshot.view(1)[5] == 77
 
 

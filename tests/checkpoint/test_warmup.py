@@ -11,7 +11,6 @@ import pytest
 
 from gpuslice.checkpoint.arena import Arena
 from gpuslice.checkpoint.budget import Budget
-from gpuslice.checkpoint.layout import Layout, StorageSpec
 from gpuslice.checkpoint.ramdisk import RamDisk
 from gpuslice.checkpoint.snapshot import SnapshotFile
 from gpuslice.checkpoint.store import JobStore
@@ -19,14 +18,10 @@ from gpuslice.checkpoint.switch import Switch
 from gpuslice.checkpoint.warmup import WarmUp
 from gpuslice.errors import RamDiskFullError
 
+from .conftest import MIB, layout_of
 from .harness import FaultyDevice, Job, SpyGate
 
-MIB = 1 << 20
 Save = Callable[..., SnapshotFile]
-
-
-def layout(nbytes: int) -> Layout:
-    return Layout((StorageSpec(0, nbytes),))
 
 
 def finish(warming: WarmUp | None) -> None:
@@ -39,13 +34,13 @@ def test_the_snapshot_finds_its_arena_mapped_and_faulted_in(disk: RamDisk) -> No
     with disk.open_store(None) as store:
         mapped: list[int] = []
         store.bind(lambda memory: mapped.append(len(memory)), lambda memory: None)
-        finish(store.warm_up(layout(20 * MIB)))
+        finish(store.warm_up(layout_of(20 * MIB)))
         assert len(mapped) == 1
         used = disk.used_bytes
         assert used >= mapped[0] >= 20 * MIB
-        store.begin(layout(20 * MIB)).abort()
+        store.begin(layout_of(20 * MIB)).abort()
         assert len(mapped) == 1
-        assert store.warm_up(layout(20 * MIB)) is None
+        assert store.warm_up(layout_of(20 * MIB)) is None
 
 
 def test_a_first_suspend_after_it_is_not_cold(store: JobStore, job: Job) -> None:
@@ -98,9 +93,9 @@ def test_it_takes_no_more_than_it_leaves_to_others(shm: Path) -> None:
     disk = RamDisk(shm / "small", 50 * MIB)
     with disk.open_store(None) as store:
         used = disk.used_bytes
-        assert store.warm_up(layout(30 * MIB)) is None
+        assert store.warm_up(layout_of(30 * MIB)) is None
         assert disk.used_bytes == used
-        store.begin(layout(30 * MIB)).abort()
+        store.begin(layout_of(30 * MIB)).abort()
 
 
 def test_when_others_took_the_room_meanwhile_nothing_fails(shm: Path) -> None:
@@ -114,7 +109,7 @@ def test_when_others_took_the_room_meanwhile_nothing_fails(shm: Path) -> None:
 def test_no_thread_is_left_when_the_store_is_closed(disk: RamDisk) -> None:
     before = set(threading.enumerate())
     store = disk.open_store(None)
-    store.warm_up(layout(100 * MIB))
+    store.warm_up(layout_of(100 * MIB))
     names = {thread.name for thread in set(threading.enumerate()) - before}
     assert all(name.startswith("gpuslice-") for name in names)
     store.close(keep=False)
