@@ -1,11 +1,10 @@
-"""Named state: everything that can be attached comes back bit for bit into other objects, or is refused."""
+"""Named state: everything that can be attached comes back bit for bit into other objects."""
 
 from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,88 +14,10 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from gpuslice.checkpoint import tree as trees
-from gpuslice.checkpoint.layout import Layout, StorageSpec, TensorSpec
-from gpuslice.checkpoint.ramdisk import RamDisk
-from gpuslice.checkpoint.snapshot import SnapshotFile, open_snapshot
-from gpuslice.checkpoint.state import check, describe
+from gpuslice.checkpoint.state import check
 from gpuslice.checkpoint.store import JobStore
-from gpuslice.errors import CorruptSnapshotError, RefusedSnapshotError, UsageError
 
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[JobStore]:
-    with RamDisk(tmp_path / "ramdisk", limit_bytes=64 << 20).open_store(None) as store:
-        yield store
-
-
-def save(store: JobStore, named: Mapping[str, object], *, skip: str = "") -> SnapshotFile:
-    """Write a snapshot of named state; the tensor whose path is ``skip`` is left out (a broken capture)."""
-    state = describe(named)
-    storages = {t.untyped_storage()._cdata: t.untyped_storage() for _, t in state.tensors}
-    sids = {key: sid for sid, key in enumerate(storages)}
-    layout = Layout(tuple(StorageSpec(sids[key], s.nbytes()) for key, s in storages.items()))
-    with_bytes = {sids[t.untyped_storage()._cdata] for path, t in state.tensors if path != skip}
-    writer = store.begin(layout)
-    for key, storage in storages.items():
-        raw = torch.empty(0, dtype=torch.uint8).set_(storage)
-        writer.view(sids[key])[:] = bytes(raw.tolist() if sids[key] in with_bytes else len(raw))
-    specs = [
-        TensorSpec(
-            path,
-            sids[t.untyped_storage()._cdata],
-            str(t.dtype).removeprefix("torch."),
-            tuple(t.shape),
-            t.stride(),
-            t.storage_offset(),
-        )
-        for path, t in state.tensors
-    ]
-    return writer.publish(trees.encode(state.tree), specs, boundary=1, restartable=True)
-
-
-def reload(store: JobStore, saved: Mapping[str, object], live: Mapping[str, object]) -> dict[str, Any]:
-    """Save one set of objects and load it into another, through the file."""
-    with open_snapshot(save(store, saved).path) as snapshot:
-        return check(snapshot, live).apply()
-
-
-def bits(tensor: torch.Tensor) -> bytes:
-    plain = tensor.detach().clone(memory_format=torch.contiguous_format).reshape(-1)
-    return bytes(plain.view(torch.uint8).tolist())
-
-
-class Net(nn.Module):
-    """Tied weights, a frozen layer, buffers of both kinds, extra state."""
-
-    def __init__(self, seed: int) -> None:
-        super().__init__()
-        torch.manual_seed(seed)
-        self.first = nn.Linear(4, 4)
-        self.tied = nn.Linear(4, 4)
-        self.tied.weight = self.first.weight
-        self.frozen = nn.Linear(4, 4).requires_grad_(seed == 0)
-        self.norm = nn.BatchNorm1d(4)
-        self.last = nn.Linear(4, 1)
-        self.register_buffer("hidden", torch.randn(3), persistent=False)
-        self.calls = seed
-
-    def get_extra_state(self) -> object:
-        return {"calls": self.calls, "when": torch.tensor([self.calls])}
-
-    def set_extra_state(self, state: Any) -> None:
-        assert int(state["when"]) == state["calls"]
-        self.calls = state["calls"]
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.last(self.norm(self.frozen(self.tied(self.first(x)))))
-
-
-def module_bits(module: nn.Module) -> dict[str, object]:
-    tensors = [*module.named_parameters(remove_duplicate=False), *module.named_buffers()]
-    found: dict[str, object] = {name: bits(tensor) for name, tensor in tensors}
-    grads = {f"{name}.grad": None if t.grad is None else bits(t.grad) for name, t in tensors}
-    flags = {f"{name}.training": part.training for name, part in module.named_modules()}
-    return found | grads | flags | {f"{name}.needs": t.requires_grad for name, t in tensors}
+from .named_state import Net, bits, module_bits, reload, save
 
 
 def test_module(store: JobStore) -> None:
@@ -414,117 +335,3 @@ def test_optimizer_state_goes_where_the_parameters_are(store: JobStore) -> None:
     assert (state["exp_avg"].device.type, state["step"].device.type) == ("meta", "cpu")
     assert live.weight.grad is not None
     assert live.weight.grad.device.type == "meta"
-
-
-def refusals() -> dict[str, tuple[Callable[[], dict[str, object]], Callable[[], dict[str, object]], str]]:
-    """What was saved, what is here, and the entry that the message must name."""
-    one = lambda *shape: {"m": nn.Linear(*shape)}  # noqa: E731
-
-    def with_optimizer(kind: Any, groups: int) -> dict[str, object]:
-        model = nn.Linear(2, 2)
-        parameters = [{"params": [p]} for p in model.parameters()] if groups == 2 else model.parameters()
-        return {"m": model, "o": kind(parameters)}
-
-    tied = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    tied[1].weight = tied[0].weight
-    return {
-        "shape": (lambda: one(2, 3), lambda: one(3, 2), "m.weight"),
-        "dtype": (lambda: one(2, 2), lambda: {"m": nn.Linear(2, 2).double()}, "m.weight"),
-        "missing": (lambda: one(2, 2), lambda: {"m": nn.Linear(2, 2, bias=False)}, "'bias'"),
-        "unexpected": (lambda: {"m": nn.Linear(2, 2, bias=False)}, lambda: one(2, 2), "'bias'"),
-        "name": (lambda: one(2, 2), lambda: {"other": nn.Linear(2, 2)}, "'other'"),
-        "kind": (lambda: one(2, 2), lambda: {"m": torch.Generator()}, "m is a Generator"),
-        "tensor": (lambda: {"m": 3}, lambda: {"m": torch.ones(1)}, "m is a tensor"),
-        "untied": (
-            lambda: {"m": nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))},
-            lambda: {"m": tied},
-            "m.1.weight",
-        ),
-        "groups": (
-            lambda: with_optimizer(torch.optim.Adam, 1),
-            lambda: with_optimizer(torch.optim.Adam, 2),
-            "o has other parameter groups",
-        ),
-        "generator": (
-            lambda: {"g": np.random.default_rng(1)},
-            lambda: {"g": np.random.Generator(np.random.MT19937(1))},
-            "g is a numpy MT19937 generator",
-        ),
-    }
-
-
-@pytest.mark.parametrize("name", refusals())
-def test_what_does_not_fit_is_refused_and_nothing_changes(store: JobStore, name: str) -> None:
-    saved, live, entry = refusals()[name]
-    model = nn.Linear(5, 5)
-    before = module_bits(model)
-    named = {"first": model} | live()
-    with pytest.raises(RefusedSnapshotError, match=entry):
-        reload(store, {"first": nn.Linear(5, 5)} | saved(), named)
-    assert module_bits(model) == before
-
-
-def test_a_damaged_byte_is_found_before_anything_changes(store: JobStore) -> None:
-    saved = {"first": nn.Linear(3, 3), "second": {"t": torch.ones(400_000)}}
-    live = {"first": nn.Linear(3, 3), "second": {}}
-    before = module_bits(live["first"])  # type: ignore[arg-type]
-    snapshot = save(store, saved)
-    sid = next(spec.sid for spec in snapshot.tensors if spec.path == "second['t']")
-    at = snapshot.path.read_bytes().index(bytes(snapshot.view(sid)))
-    with snapshot.path.open("r+b") as file:
-        file.seek(at + 999)
-        file.write(b"x")
-    with open_snapshot(snapshot.path) as opened, pytest.raises(CorruptSnapshotError):
-        check(opened, live).apply()
-    assert module_bits(live["first"]) == before  # type: ignore[arg-type]
-
-
-def test_a_capture_that_skips_a_tensor_is_seen(store: JobStore) -> None:
-    saved, live = Net(7), Net(0)
-    with open_snapshot(save(store, {"m": saved}, skip="m.last.weight").path) as snapshot:
-        check(snapshot, {"m": live}).apply()
-    assert module_bits(saved) != module_bits(live)
-
-
-def test_trees_of_other_things_are_refused(store: JobStore) -> None:
-    unequal = {"kind": "dict", "keys": ["a", "a"], "items": [{"kind": "value", "value": 1}] * 2}
-    beyond = {"kind": "optimizer", "groups": [], "shapes": [[[2]]], "state": {3: unequal}, "shared": {}}
-    evil = {"kind": "evil", "index": 1}
-    for tree in (
-        None,
-        [1],
-        {"m": {"kind": "tensor"}},
-        {"m": evil},
-        {"m": unequal},
-        {"m": beyond | {"devices": {}}},
-    ):
-        snapshot = store.begin(Layout(())).publish(trees.encode(tree), [], boundary=1, restartable=True)
-        with pytest.raises(RefusedSnapshotError):
-            check(snapshot, {"m": torch.ones(1)})
-    node = {"kind": "tensor", "index": 5, "device": "cpu", "requires_grad": False, "grad": None}
-    snapshot = store.begin(Layout(())).publish(trees.encode({"m": node}), [], boundary=1, restartable=True)
-    with pytest.raises(RefusedSnapshotError):
-        check(snapshot, {"m": torch.ones(1)})
-
-
-@pytest.mark.parametrize(
-    ("value", "words"),
-    [
-        (object(), "thing is an object"),
-        ({"a": [lambda: 0]}, r"thing\['a'\]\[0\] is a function"),
-        ({object(): 1}, "an object as a key"),
-        (np.array([object()]), "an array of object"),
-        (torch.ones(1, requires_grad=True) * 2, "thing is part of an autograd graph"),
-        (torch.optim.SGD([torch.ones(1)], lr=1.0), "steps parameters that nothing else holds"),
-    ],
-)
-def test_what_cannot_be_saved_is_named(value: object, words: str) -> None:
-    with pytest.raises(UsageError, match=words):
-        describe({"thing": value})
-
-
-def test_a_list_that_contains_itself_is_named() -> None:
-    endless: list[Any] = [torch.ones(1)]
-    endless.append(endless)
-    with pytest.raises(UsageError, match="contain itself"):
-        describe({"thing": endless})
