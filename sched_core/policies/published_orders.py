@@ -66,19 +66,15 @@ class PublishedExpected(RankedPolicy[Entry]):
 
     def __init__(self, placement: Placement | None = None) -> None:
         super().__init__(placement)
-        self._services = sorted(yarn_services())
-        self._sums = [0, *accumulate(self._services)]
+        self.services = sorted(yarn_services())
+        self.means = _means_above(self.services)
         self._newest: Entry | None = None
         self._newest_since_s = 0.0
         self._sequence = 0
 
     def expected(self, executed_s: float) -> float:
         """Mean of the samples above ``executed_s``, not less it, without the largest one."""
-        last = len(self._services) - 1
-        first = bisect_right(self._services, executed_s)
-        if first >= last:
-            return self._services[last] if first == last else 0.0
-        return round((self._sums[last] - self._sums[first]) / (last - first), 2)
+        return self.means[bisect_right(self.services, executed_s)]
 
     def waiting_key(self, entry: Entry, view: View) -> Key:
         self._newest, self._newest_since_s = entry, view.now_s
@@ -111,7 +107,7 @@ class PublishedLongestPending:
     needs_durations = False
 
     def __init__(self, placement: Placement | None = None) -> None:
-        self._placement: Placement = Count() if placement is None else placement
+        self.placement: Placement = Count() if placement is None else placement
         self._pending: list[Job] = []
 
     def plan(self, view: View) -> Plan:
@@ -122,12 +118,19 @@ class PublishedLongestPending:
         position = 0
         while position < len(self._pending):
             job = self._pending[position]
-            devices = self._placement.choose(job, free)
+            devices = self.placement.choose(job, free)
             if devices is None:
                 break
             free.take(devices)
-            self._placement.placed(job, devices)
+            self.placement.placed(job, devices)
             decisions.append(Start(job.id, devices))
             del self._pending[position]
             position += 1
         return Plan(decisions)
+
+
+def _means_above(services: Sequence[int]) -> list[float]:
+    """For each number of samples passed over, the mean of the others but the last one."""
+    last, sums = len(services) - 1, [0, *accumulate(services)]
+    means = [round((sums[last] - sums[first]) / (last - first), 2) for first in range(last)]
+    return [*means, services[last], 0.0]

@@ -11,43 +11,57 @@ from typing import Any, NamedTuple, TypeVar
 import numba
 import numpy as np
 
+from .rules import ANYWHERE, FULLEST
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 #: Heaps: who waits, by key; what runs, by its end; who changes queue next; whose promotion wakes (published).
 WAITING, ENDING, DUE, RISING = range(4)
 #: Rows of ``World.slots``: the heaps; the running jobs, most urgent first; lists that last for one event, but
-#: for ``TIED``, the jobs that end with the next arrival whatever happens before.
-ORDER, FLIPPED, STARTED, SUSPENDED, JOINING, TIED = range(4, 10)
+#: for ``TIED``, the jobs that end with the next arrival whatever happens before, and ``PENDING``, those that
+#: wait in order of arrival (``lpjf``).
+ORDER, FLIPPED, STARTED, SUSPENDED, JOINING, TIED, PENDING = range(4, 11)
+#: Rows of ``World.nodes``: how many devices are free; the next node that is wholly its holder's, or -1.
+FREE, NEXT = range(2)
 
 #: A job: of ``SimJob`` and of its entry in the ranking. ``runs`` is the plan, ``running`` the engine's fact;
-#: ``group`` is its row in ``World.groups``, ``at`` where it is in each heap, or -1.
+#: ``group`` is its row in ``World.groups``, ``at`` where it is in each heap, or -1; ``whole`` is the first of
+#: the nodes that it has for itself, ``rest`` the one that it shares, or -1.
 JOB = np.dtype(
     [(name, np.float64) for name in ("submit", "duration", "resume", "executed", "service", "since", "end")]
     + [(name, np.float64) for name in ("born", "room", "fragmented", "lost", "first", "finish", "contention")]
     + [(name, np.float64) for name in ("entered", "started", "base_service", "base_executed", "waited")]
     + [(name, np.float64) for name in ("due", "spent")]
     + [("key", np.float64, (5,)), ("at", np.int32, (4,))]
-    + [(name, np.int32) for name in ("demand", "group", "level", "preemptions", "promotions")]
+    + [
+        (name, np.int32)
+        for name in ("demand", "group", "level", "preemptions", "promotions", "whole", "rest")
+    ]
     + [(name, np.bool_) for name in ("running", "runs", "touched", "sunk")],
     align=True,
 )
 #: All jobs of one demand. ``room`` is the clock that runs while that many devices are free and somebody
-#: waits; ``start`` and ``filled`` say where in ``slots`` a heap is. Three more records for the other heaps.
+#: waits; ``start`` and ``filled`` say where in ``slots`` a heap is; ``blocked``: none can be placed now.
+#: Three more records for the other heaps.
 GROUP = np.dtype(
     [
         ("room", np.float64),
         *((name, np.int64) for name in ("demand", "start", "filled")),
         ("known", np.bool_),
+        ("blocked", np.bool_),
     ],
     align=True,
 )
 #: Everything else: the policy in numbers (``rules.Rule``), and what changes as time passes. ``alert`` is when
-#: the policy looks at the order again (las, rr).
+#: the policy looks at the order again (las, rr), ``newest`` who came last, at ``newest_s`` (``EXPECTED``).
 CLOCK = np.dtype(
-    [(name, np.float64) for name in ("promote", "quantum_s", "now", "wake", "job_s", "alert", "tied_s")]
-    + [(name, np.int64) for name in ("kind", "queues", "samples", "groups", "capacity")]
+    [
+        (name, np.float64)
+        for name in ("promote", "quantum_s", "now", "wake", "job_s", "alert", "tied_s", "newest_s")
+    ]
+    + [(name, np.int64) for name in ("kind", "placing", "queues", "samples", "groups", "capacity", "newest")]
     + [(name, np.int64) for name in ("arrived", "alive", "count", "free", "asked", "events", "turn")]
-    + [(name, np.int64) for name in ("flipped", "started", "suspended", "tied")]
+    + [(name, np.int64) for name in ("flipped", "started", "suspended", "tied", "pending", "node_size")]
     + [(name, np.bool_) for name in ("strict", "by_devices", "stale", "was_crowded")],
     align=True,
 )
@@ -61,7 +75,9 @@ class World(NamedTuple):
     jobs, groups, clock
         Records; ``clock`` is a single one.
     slots
-        Lists of jobs, shape ``(10, jobs)``.
+        Lists of jobs, shape ``(11, jobs)``.
+    nodes
+        What each node has, shape ``(2, nodes)``; looked at where nodes matter only.
     numbers
         Thresholds of the queues; sampled services, ascending; what an index looks up at them.
     """
@@ -70,13 +86,18 @@ class World(NamedTuple):
     groups: Any
     clock: Any
     slots: Any
+    nodes: Any
     numbers: Any
+
+
+#: Nothing here allocates; counting references to the arrays would take a third of the time.
+OPTIONS: dict[str, Any] = {"error_model": "numpy", "_nrt": False}
 
 
 def compiled(function: F) -> F:
     """Compile ``function`` when it is first called by compiled code."""
     jit: Any = numba.njit  # Its annotations lack these options.
-    jitted: F = jit(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)(function)
+    jitted: F = jit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **OPTIONS)(function)
     return jitted
 
 
@@ -225,7 +246,7 @@ def next_start(w: World) -> int:
     """The most urgent waiting job that fits behind everything more urgent, or -1 (``_next_start``)."""
     best, clock = -1, w.clock[0]
     for row in range(clock.groups):
-        if w.groups[row].filled:
+        if w.groups[row].filled and not w.groups[row].blocked:
             head = int(w.slots[WAITING, w.groups[row].start])
             if (best < 0 or urgent(w, head, best)) and (clock.strict or fits(w, head)):
                 best = head
@@ -233,9 +254,68 @@ def next_start(w: World) -> int:
 
 
 @compiled
-def repair(w: World) -> None:
-    """Let run exactly those that the greedy walk lets run (``Ranking.repair``)."""
+def place(w: World, job: int) -> bool:
+    """Whether there are nodes for ``job``; it gets them (``Consolidated.choose``, ``PublishedYarn``)."""
+    j, clock, free = w.jobs[job], w.clock[0], w.nodes[FREE]
+    if clock.placing == ANYWHERE:
+        return True
+    whole, rest = j.demand // clock.node_size, j.demand % clock.node_size
+    empty, best = 0, -1
+    for node in range(len(free)):
+        if free[node] == clock.node_size and empty < whole:
+            empty += 1
+        elif free[node] >= rest and (best < 0 or (clock.placing == FULLEST and free[node] < free[best])):
+            best = node
+    if empty < whole or (rest and best < 0):
+        return False
+    j.whole, j.rest = -1, best if rest else -1
+    for node in range(len(free)):
+        if whole and free[node] == clock.node_size:
+            free[node], w.nodes[NEXT, node] = 0, j.whole
+            j.whole = node
+            whole -= 1
+    if rest:
+        free[best] -= rest
+    return True
+
+
+@compiled
+def vacate(w: World, job: int) -> None:
+    """Give back the nodes of ``job``, which leaves."""
+    j, clock = w.jobs[job], w.clock[0]
+    if clock.placing == ANYWHERE:
+        return
+    node = j.whole
+    while node >= 0:
+        w.nodes[FREE, node] = clock.node_size
+        node = w.nodes[NEXT, node]
+    if j.rest >= 0:
+        w.nodes[FREE, j.rest] += j.demand % clock.node_size
+    j.whole = j.rest = -1
+
+
+@compiled
+def flip(w: World, job: int) -> None:
+    """Let ``job`` run if it waits, and wait if it runs."""
     clock = w.clock[0]
+    unrank(w, job)
+    w.jobs[job].runs = not w.jobs[job].runs
+    rank(w, job)
+    if not w.jobs[job].touched:
+        w.jobs[job].touched = True
+        w.slots[FLIPPED, clock.flipped] = job
+        clock.flipped += 1
+
+
+@compiled
+def repair(w: World) -> None:
+    """Let run exactly those that the greedy walk lets run (``Ranking.repair``), where they can be placed.
+
+    Nodes are looked at only under policies that suspend nobody.
+    """
+    clock = w.clock[0]
+    for row in range(clock.groups):
+        w.groups[row].blocked = False
     while True:
         job = next_start(w)
         if clock.free < 0:
@@ -245,12 +325,28 @@ def repair(w: World) -> None:
                 left += w.jobs[w.slots[ORDER, i]].demand
             if job < 0 or urgent(w, w.slots[ORDER, i], job):
                 job = int(w.slots[ORDER, i])
+        elif job >= 0 and not place(w, job):
+            w.groups[w.jobs[job].group].blocked = True
+            if clock.strict:
+                return
+            continue
         if job < 0:
             return
-        unrank(w, job)
-        w.jobs[job].runs = not w.jobs[job].runs
-        rank(w, job)
-        if not w.jobs[job].touched:
-            w.jobs[job].touched = True
-            w.slots[FLIPPED, clock.flipped] = job
-            clock.flipped += 1
+        flip(w, job)
+
+
+@compiled
+def walk(w: World) -> None:
+    """Start whoever is first, passing over everybody behind one that starts (``PublishedLongestPending``)."""
+    clock, pending, kept = w.clock[0], w.slots[PENDING], 0
+    walking = True
+    for place_in_line in range(clock.pending):
+        job = int(pending[place_in_line])
+        if walking and place_in_line % 2 == 0:
+            walking = clock.free >= w.jobs[job].demand and place(w, job)
+            if walking:
+                flip(w, job)
+                continue
+        pending[kept] = job
+        kept += 1
+    clock.pending = kept

@@ -9,6 +9,7 @@ from .arrays import (
     ENDING,
     FLIPPED,
     ORDER,
+    PENDING,
     RISING,
     STARTED,
     SUSPENDED,
@@ -22,8 +23,11 @@ from .arrays import (
     sort,
     top,
     unrank,
+    vacate,
+    walk,
 )
 from .orders import set_key, settle, update, wake_at
+from .rules import PENDING_LONGEST
 
 OVER, MORE, STUCK = range(3)
 
@@ -44,7 +48,10 @@ def advance(w: World, events: int) -> int:
         while clock.arrived < len(w.jobs) and w.jobs[clock.arrived].submit <= now:
             arrive(w, now)
         update(w, now)
-        repair(w)
+        if clock.kind == PENDING_LONGEST:
+            walk(w)
+        else:
+            repair(w)
         decide(w)
         settle(w, now)
         clock.wake = wake_at(w, now)
@@ -118,6 +125,9 @@ def arrive(w: World, now: float) -> None:
     clock.asked += w.jobs[job].demand
     set_key(w, job, now)
     rank(w, job)
+    if clock.kind == PENDING_LONGEST:
+        w.slots[PENDING, clock.pending] = job
+        clock.pending += 1
 
 
 @compiled
@@ -127,6 +137,9 @@ def finish(w: World, job: int, now: float) -> None:
     unrank(w, job)
     pull(w, DUE, job)
     pull(w, RISING, job)
+    vacate(w, job)
+    if job == clock.newest:
+        clock.newest = -1
     if j.running:
         release(w, job, now)
     j.finish = now

@@ -26,6 +26,7 @@ from .arrays import (
 )
 from .rules import (
     ATTAINED,
+    EXPECTED,
     FIRST,
     GITTINS,
     PUBLISHED_GITTINS,
@@ -110,11 +111,15 @@ def set_key(w: World, job: int, now: float) -> None:
     elif kind == TURNS:
         clock.turn += 1
         key[0], key[1] = 1, clock.turn
-    elif kind < PUBLISHED_QUEUES:
+    elif kind == EXPECTED:
+        clock.turn += 1
+        clock.newest, clock.newest_s = job, now
+        key[0], key[1] = w.numbers[clock.samples], clock.turn
+    elif kind in (QUEUES, GITTINS):
         key[0], key[2] = j.level, j.started == inf
         key[1] = -index_at(w, job, now) if kind == GITTINS else 0.0
         key[3] = j.entered if j.started == inf else j.started
-    else:
+    elif kind >= PUBLISHED_QUEUES:
         clock.turn += 1
         key[0], key[3], key[4] = j.level, 1, clock.turn
         if kind == PUBLISHED_GITTINS:
@@ -221,6 +226,24 @@ def change_queues(w: World, now: float) -> None:
 
 
 @compiled
+def expect_of_newest(w: World, now: float) -> None:
+    """Expect of whoever came last what the last of those that run promises (``PublishedExpected.update``)."""
+    clock = w.clock[0]
+    if clock.newest < 0 or clock.count == 0:
+        return
+    last = int(w.slots[ORDER, clock.count - 1])
+    samples = w.numbers[: clock.samples]
+    value = w.numbers[clock.samples + up_to(samples, executed_at(w, last, now))]
+    key = w.jobs[clock.newest].key
+    if value != key[0]:
+        clock.turn += 1
+        unrank(w, clock.newest)
+        key[1] = clock.turn if value < key[0] or clock.newest_s == now else -clock.turn
+        key[0] = value
+        rank(w, clock.newest)
+
+
+@compiled
 def update(w: World, now: float) -> None:
     """Change keys because time passed (``RankedPolicy.update``)."""
     clock = w.clock[0]
@@ -237,6 +260,8 @@ def update(w: World, now: float) -> None:
         clock.alert = inf
     if kind in (PUBLISHED_GITTINS, PUBLISHED_SHORTEST):
         rekey_running(w, now)
+    if kind == EXPECTED:
+        expect_of_newest(w, now)
     if kind >= QUEUES:
         change_queues(w, now)
     contended = clock.was_crowded or clock.asked > clock.capacity
@@ -336,12 +361,15 @@ def wake_at(w: World, now: float) -> float:
 
 @compiled
 def published_wake(w: World, now: float) -> float:
-    """The published simulator's wake-ups, its mistakes included (``PublishedDlas.wake_at``)."""
+    """The published simulator's wake-ups, its mistakes included (``PublishedDlas.wake_at``).
+
+    Of whole seconds, as the peer has, the floor of a quotient is what ``//`` gives, twenty times as fast.
+    """
     clock, wake = w.clock[0], inf
     for i in range(clock.count):
         j = w.jobs[w.slots[ORDER, i]]
         if j.spent < inf:
-            wake = min(wake, now + (j.spent - now) // (j.demand if clock.by_devices else 1))
+            wake = min(wake, now + floor((j.spent - now) / (j.demand if clock.by_devices else 1)))
     job = top(w, RISING)
     while job >= 0 and w.jobs[job].due <= now:
         pull(w, RISING, job)

@@ -7,11 +7,16 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any, NamedTuple
 
+from gpuslice.sched_core.placement.nodes import Consolidated, PublishedYarn
 from gpuslice.sched_core.placement.placement import Count
 from gpuslice.sched_core.policies.fifo import Fifo, FitFirst, SmallestFirst
 from gpuslice.sched_core.policies.gittins import GittinsIndex, yarn_services
 from gpuslice.sched_core.policies.las import LeastAttained
-from gpuslice.sched_core.policies.published_orders import PublishedShortest
+from gpuslice.sched_core.policies.published_orders import (
+    PublishedExpected,
+    PublishedLongestPending,
+    PublishedShortest,
+)
 from gpuslice.sched_core.policies.published_queues import PublishedDlas, PublishedGittins
 from gpuslice.sched_core.policies.rr import RoundRobin
 from gpuslice.sched_core.policies.shortest import ShortestJob, ShortestRemaining, ShortestRemainingService
@@ -22,8 +27,13 @@ from gpuslice.sched_core.sim.model import FixedCost, LinearSpeed, NoCost
 from gpuslice.sched_core.sim.peer import StaleCompletions
 
 #: Orders (``Rule.kind``); those from ``QUEUES`` on have queues, those from ``PUBLISHED_QUEUES`` on a peer's.
-FIRST, SMALLEST, SHORTEST, REMAINING, PUBLISHED_SHORTEST, ATTAINED, TURNS = range(7)
-QUEUES, GITTINS, PUBLISHED_QUEUES, PUBLISHED_GITTINS = range(7, 11)
+FIRST, SMALLEST, SHORTEST, REMAINING, PUBLISHED_SHORTEST, ATTAINED, TURNS, PENDING_LONGEST, EXPECTED = range(
+    9
+)
+QUEUES, GITTINS, PUBLISHED_QUEUES, PUBLISHED_GITTINS = range(9, 13)
+
+#: Placements (``Rule.placing``): any devices; the fullest node that will do; the first one (published).
+ANYWHERE, FULLEST, LOWEST = range(3)
 
 #: By exact type: a class derived from one of these may do anything.
 _KINDS: dict[type[Any], int] = {
@@ -34,6 +44,8 @@ _KINDS: dict[type[Any], int] = {
     ShortestRemaining: REMAINING,
     ShortestRemainingService: REMAINING,
     PublishedShortest: PUBLISHED_SHORTEST,
+    PublishedLongestPending: PENDING_LONGEST,
+    PublishedExpected: EXPECTED,
     LeastAttained: ATTAINED,
     RoundRobin: TURNS,
     TwoDas: QUEUES,
@@ -41,12 +53,15 @@ _KINDS: dict[type[Any], int] = {
     PublishedDlas: PUBLISHED_QUEUES,
     PublishedGittins: PUBLISHED_GITTINS,
 }
+#: The others look at nodes, which is done only where nobody is suspended.
+_PLACINGS: dict[type[Any], int] = {Count: ANYWHERE, Consolidated: FULLEST, PublishedYarn: LOWEST}
 
 
 class Rule(NamedTuple):
     """A policy and its options in numbers; ``stale``: completions as in ``StaleCompletions``."""
 
     kind: int
+    placing: int
     strict: bool
     by_devices: bool
     promote: float
@@ -76,10 +91,11 @@ def form_of(simulation: Simulation) -> Form | None:
     """``simulation`` in numbers, or ``None`` if only the engine proper can run it."""
     policy: Any = simulation.policy
     kind = _KINDS.get(type(policy))
+    placing = None if kind is None else _placing(simulation)
     if (
         kind is None
+        or placing is None
         or type(simulation) not in (Simulation, StaleCompletions)
-        or type(policy.placement) is not Count
         or type(simulation.speed) is not LinearSpeed
         or type(simulation.cost) not in (NoCost, FixedCost, MeasuredCost)
         or simulation.keep_spans
@@ -88,7 +104,8 @@ def form_of(simulation: Simulation) -> Form | None:
         return None
     rule = Rule(
         kind,
-        policy.strict,
+        placing,
+        getattr(policy, "strict", False),
         getattr(policy, "by_devices", type(policy) is ShortestRemainingService),
         float(getattr(policy, "promote", inf)),
         float(getattr(policy, "quantum_s", inf)),
@@ -98,6 +115,18 @@ def form_of(simulation: Simulation) -> Form | None:
     if kind == GITTINS:
         index = GittinsIndex(simulation.view.knowledge.services() or yarn_services())
         return Form(rule, limits, index.services, index.sums)
+    if kind == EXPECTED:
+        return Form(rule, limits, policy.services, policy.means)
     if kind == PUBLISHED_GITTINS:
         return Form(rule, limits, policy.index.services, policy.index.table)
     return Form(rule, limits)
+
+
+def _placing(simulation: Simulation) -> int | None:
+    """How its policy places jobs, if that can be compiled."""
+    policy: Any = simulation.policy
+    placing = _PLACINGS.get(type(policy.placement))
+    if placing == ANYWHERE:
+        return placing
+    alike = len(set(simulation.cluster.node_sizes)) == 1
+    return placing if alike and not getattr(policy, "preemptive", False) else None

@@ -16,7 +16,7 @@ from gpuslice.sched_core.sim.engine import Progress, Simulation
 from gpuslice.sched_core.sim.model import NoCost
 from gpuslice.sched_core.sim.outcome import Outcome
 
-from .arrays import CLOCK, GROUP, JOB, World
+from .arrays import CLOCK, FREE, GROUP, JOB, OPTIONS, World
 from .choice import kept_in
 from .loop import MORE, STUCK, advance
 from .rules import Form
@@ -32,9 +32,9 @@ def _compiled_loop() -> Any:
     try:
         private_directory(folder.parent, option="XDG_CACHE_HOME", parents=True)
         settings.CACHE_DIR = str(folder)
-        return numba.njit(cache=True, error_model="numpy")(advance)
+        return numba.njit(cache=True, **OPTIONS)(advance)
     except (EnvironmentUnusableError, OSError, RuntimeError):
-        return numba.njit(error_model="numpy")(advance)
+        return numba.njit(**OPTIONS)(advance)
     finally:
         settings.CACHE_DIR = usual
 
@@ -76,7 +76,7 @@ def _world(simulation: Simulation, form: Form) -> World:
     jobs["first"] = jobs["finish"] = np.nan
     jobs["started"] = jobs["end"] = jobs["due"] = np.inf
     demands, jobs["group"], members = np.unique(jobs["demand"], return_inverse=True, return_counts=True)
-    jobs["at"] = -1
+    jobs["at"] = jobs["whole"] = jobs["rest"] = -1
     groups = np.zeros(len(demands) + 3, GROUP)
     groups["demand"][: len(demands)] = demands
     groups["start"][1 : len(demands)] = np.cumsum(members[:-1])
@@ -88,10 +88,14 @@ def _world(simulation: Simulation, form: Form) -> World:
     clock["now"] = trace.submit_s[0]
     clock["free"] = clock["capacity"] = simulation.cluster.size
     clock["wake"] = clock["alert"] = np.inf
-    clock["tied_s"] = -1.0
+    clock["tied_s"] = clock["newest"] = -1
+    nodes = np.zeros((2, len(simulation.cluster.node_sizes)), np.int32)
+    nodes[FREE] = simulation.cluster.node_sizes
+    clock["node_size"] = nodes[FREE, 0]
     numbers = np.array([*form.limits, *form.samples, *form.table], np.float64)
-    slots = np.zeros((10, count), np.int32)
-    return World(jobs.view(np.recarray), groups.view(np.recarray), clock.view(np.recarray), slots, numbers)
+    slots = np.zeros((11, count), np.int32)
+    jobs, groups, clock = (array.view(np.recarray) for array in (jobs, groups, clock))
+    return World(jobs, groups, clock, slots, nodes, numbers)
 
 
 def _told(outcome: Outcome, world: World) -> Outcome:

@@ -46,8 +46,8 @@ PROMOTING: tuple[tuple[str, dict[str, object]], ...] = (
     ("gittins", {"thresholds": "500,4000", "promote": "2"}),
 )
 PEERS = (
-    *("fifo", "fjf", "sjf", "shortest", "shortest-gpu", "dlas", "dlas-gpu", "dlas-gpu-05", "dlas-gpu-1"),
-    *("dlas-gpu-8", "dlas-gpu-gittins"),
+    *("fifo", "fjf", "sjf", "lpjf", "shortest", "shortest-gpu", "shortest-expected", "dlas", "dlas-gpu"),
+    *("dlas-gpu-05", "dlas-gpu-1", "dlas-gpu-8", "dlas-gpu-gittins"),
 )
 
 
@@ -133,6 +133,15 @@ def test_peers(interpreted: Any, schedule: str, rows: Any) -> None:
     assert differences(request, interpreted.run) == []
 
 
+@pytest.mark.parametrize("policy", ["fifo", "fjf", "sjf", "published-lpjf"])
+@pytest.mark.parametrize("placement", ["consolidated", "published-yarn"])
+@BRIEF
+@given(rows=st.lists(WHOLE, min_size=1, max_size=25), cluster=st.sampled_from(["2x4", "4x3", "8x1", "1x8"]))
+def test_nodes(interpreted: Any, policy: str, placement: str, rows: Any, cluster: str) -> None:
+    request = Request(trace_of(rows), cluster, policy, placement=placement)
+    assert differences(request, interpreted.run) == []
+
+
 @pytest.mark.slow
 def test_compiled_on_real_jobs() -> None:
     """Compiles, unless that was done before."""
@@ -148,7 +157,9 @@ def test_what_cannot_be_compiled_says_so() -> None:
     base = Request(trace_of([(0, 1, 10)]), "1x8", "fifo", engine="compiled")
     for request in (
         replace(base, policy="gandiva"),
-        replace(base, placement="consolidated"),
+        replace(base, policy="srtf", placement="consolidated"),
+        replace(base, placement="consolidated", cluster="1x8+1x4"),
+        replace(base, placement="round-up"),
         replace(base, keep_spans=True),
         replace(base, options={"trial_nodes": "1"}, cluster="2x8"),
     ):
