@@ -207,7 +207,7 @@ def _leases(given: dict[str, str], quantum_s: float) -> dict[str, str]:
             f"leases of {lease_s:g} s are no multiple of those without a guarantee, {short_s:g} s",
             "leave one of them out: lease_s is two quanta, best_effort_lease_s one",
         )
-    return found
+    return {"milp_seconds": str(lease_s / 8), **found}
 
 
 def _seconds(name: str, text: str) -> float:

@@ -23,6 +23,7 @@ from .deadlines import Deadlines
 from .events import (
     Cancelled,
     Command,
+    Computed,
     Event,
     Exited,
     Held,
@@ -128,6 +129,8 @@ class Core:
             case Woken():
                 self._wake_s = None
                 self.planning.due = True
+            case Computed():
+                self.planning.learn_answer(event)
             case Noted():
                 return []
         self._pursue(now)
@@ -323,7 +326,9 @@ class Core:
             self._unsettled.pop(job.id, None)
 
     def _can_enter(self, job: Gang) -> bool:
-        """Whether nobody is on the devices but those who share them with ``job``; a trial shares nothing."""
+        """Whether ``job`` has ranks and its devices nobody but who shares them; a trial shares nothing."""
+        if not job.training():
+            return False  # its processes are gone, and how they ended will be told
         if job.borrowed:
             return not any(self.occupants[device] for device in job.borrowed)
         return all(

@@ -7,7 +7,6 @@ somebody who connects and says nothing, or leaves before the answer, costs nothi
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -43,7 +42,7 @@ from gpuslice.verbs import (
 
 from .curve import Door, scheduler_keys
 from .endpoint import CLIENT_SOCKET, bind, bind_tcp, check_sender, receive
-from .events import Program
+from .events import Cancelled, Held, Moved, Owned, Program, Released, Weighted
 from .gang import Gang
 from .history import history
 from .intake import check, make_spec
@@ -180,28 +179,28 @@ class Desk:
                 return LogPart(data=_part(path, request.offset))
             case Cancel():
                 self._known(request.job)
-                return self._changed(lambda: self._scheduler.cancel(request.job, "cancelled by its owner"))
+                return self._changed(Cancelled(request.job, "cancelled by its owner"))
             case Suspend():
                 self._known(request.job)
-                return self._changed(lambda: self._scheduler.hold(request.job))
+                return self._changed(Held(request.job))
             case Resume():
                 self._known(request.job)
-                return self._changed(lambda: self._scheduler.release(request.job))
+                return self._changed(Released(request.job))
             case Migrate():
                 self._known(request.job)
-                return self._changed(lambda: self._scheduler.move(request.job, request.devices))
+                return self._changed(Moved(request.job, tuple(request.devices)))
             case Weight():
                 self._known(request.job)
-                return self._changed(lambda: self._scheduler.weigh(request.job, request.weight))
+                return self._changed(Weighted(request.job, request.weight))
             case Events():
                 return history(self._journal, request.after)
             case Down():
                 self._down(visitor, drain=request.drain)
                 return None
 
-    def _changed(self, change: Callable[[], None]) -> Done:
+    def _changed(self, wish: Owned) -> Done:
         try:
-            change()
+            self._scheduler.obey(wish)
         except IllegalTransitionError as error:
             # Its remedy is the job's story, which is for those who look for a mistake of ours.
             raise UsageError(error.message, "`gpuslice ps` shows how it stands") from error
@@ -231,9 +230,9 @@ class Desk:
         self._leaving.append(visitor)
         for job in list(self._scheduler.core.jobs.values()):
             if not drain and (not job.state.ended or (job.may_restart and not job.processes_gone)):
-                self._scheduler.cancel(job.id, "the scheduler was taken down")
+                self._scheduler.obey(Cancelled(job.id, "the scheduler was taken down"))
             elif job.held and not job.state.ended:
-                self._scheduler.release(job.id)  # or it would never finish
+                self._scheduler.obey(Released(job.id))  # or it would never finish
 
     def _known(self, name: str) -> Gang:
         job = self._scheduler.core.jobs.get(name)

@@ -10,6 +10,7 @@ import msgspec
 from gpuslice.wire import FromAgent, ToAgent
 
 from .job import JobSpec
+from .policy import Task
 
 #: What details of a notice may be.
 Plain = int | float | str | bool | None
@@ -112,13 +113,21 @@ class Noted(msgspec.Struct, frozen=True, tag="noted"):
     details: Mapping[str, Plain] = {}
 
 
+class Computed(msgspec.Struct, frozen=True, tag="computed"):
+    """The answer to ``Compute`` number ``number``, or why there is none."""
+
+    number: int
+    answer: bytes = b""
+    error: str = ""
+
+
 class Woken(msgspec.Struct, frozen=True, tag="woken"):
     """The moment of the last ``WakeAt`` has come."""
 
 
 #: What a job's owner asks for.
 Owned = Cancelled | Held | Released | Moved | Weighted
-Event = Submitted | Reported | RankGone | Exited | Owned | Noted | Woken
+Event = Submitted | Reported | RankGone | Exited | Owned | Noted | Computed | Woken
 
 
 class Launch(msgspec.Struct, frozen=True, tag="launch"):
@@ -150,6 +159,13 @@ class WakeAt(msgspec.Struct, frozen=True, tag="wake_at"):
     when_s: float | None
 
 
+class Compute(msgspec.Struct, frozen=True, tag="compute"):
+    """Compute ``task`` beside everything else, and send ``Computed``. There is one at a time."""
+
+    number: int
+    task: Task
+
+
 class Notice(msgspec.Struct, frozen=True, tag="notice"):
     """Let people know: to be handed back as ``Noted``, so that it is in the journal in its place."""
 
@@ -158,4 +174,4 @@ class Notice(msgspec.Struct, frozen=True, tag="notice"):
     details: Mapping[str, Plain] = {}
 
 
-Command = Launch | Tell | Kill | WakeAt | Notice
+Command = Launch | Tell | Kill | WakeAt | Compute | Notice

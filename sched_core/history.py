@@ -7,7 +7,7 @@ import msgspec
 from gpuslice.verbs import EventInfo, History
 from gpuslice.wire import Progress
 
-from .events import Event, Moved, Noted, Plain, Reported, Submitted, Woken
+from .events import Computed, Event, Moved, Noted, Plain, Reported, Submitted, Woken
 from .journal import Journal
 
 #: Entries looked at for one answer; keeps it short.
@@ -22,7 +22,9 @@ def history(journal: Journal, after: int) -> History:
 
 
 def _dull(event: Event) -> bool:
-    return isinstance(event, Woken) or (isinstance(event, Reported) and isinstance(event.message, Progress))
+    return isinstance(event, Computed | Woken) or (
+        isinstance(event, Reported) and isinstance(event.message, Progress)
+    )
 
 
 def _info(number: int, at_s: float, event: Event) -> EventInfo:

@@ -23,27 +23,25 @@ from gpuslice.private import private_directory
 
 from . import record
 from .chores import Chores
+from .computing import Computing
 from .core import Core
 from .endpoint import LOCK, bind, check_sender, lock, receive
 from .events import (
-    Cancelled,
     Command,
+    Compute,
     Event,
     Exited,
-    Held,
     Kill,
     Launch,
-    Moved,
     Noted,
     Notice,
+    Owned,
     Program,
     RankGone,
-    Released,
     Reported,
     Submitted,
     Tell,
     WakeAt,
-    Weighted,
     Woken,
 )
 from .gang import Gang
@@ -135,6 +133,7 @@ class Scheduler:
             os.close(self._lock)
             raise
         self.chores = Chores()
+        self._computing = Computing()
         self._attended: dict[zmq.Socket[bytes] | int, Callable[[], None]] = {}
         self.attend(self._socket, self._receive)
         self._poller.register(self._watched.fileno(), zmq.POLLIN)
@@ -151,6 +150,7 @@ class Scheduler:
         """End every process of every job, unless they are kept, and give the socket back; also twice."""
         if self.context.closed:
             return
+        self._computing.close()
         if not self._keep_jobs:
             self.processes.end_all(self._clock)
         self.context.destroy(linger=0)
@@ -170,25 +170,9 @@ class Scheduler:
         """Accept a job and start its processes; it trains when its turn comes."""
         self._handle(Submitted(spec, program))
 
-    def cancel(self, job: str, reason: str) -> None:
-        """Give a job up."""
-        self._handle(Cancelled(job, reason))
-
-    def hold(self, job: str) -> None:
-        """Keep a job off the devices."""
-        self._handle(Held(job))
-
-    def release(self, job: str) -> None:
-        """Let a held job take part again."""
-        self._handle(Released(job))
-
-    def move(self, job: str, devices: Sequence[str]) -> None:
-        """Have a job run on ``devices``, now or when its turn comes."""
-        self._handle(Moved(job, tuple(devices)))
-
-    def weigh(self, job: str, weight: float) -> None:
-        """Give a job another weight."""
-        self._handle(Weighted(job, weight))
+    def obey(self, wish: Owned) -> None:
+        """Do what the owner of a job wants."""
+        self._handle(wish)
 
     def take_over(self, past: Iterable[tuple[Event, float]], note: Observer = _ignore) -> None:
         """Become the scheduler that lived through ``past``, and see what became of its jobs.
@@ -206,6 +190,8 @@ class Scheduler:
         for job in list(self.core.jobs.values()):
             if not job.processes_gone:
                 self._find(job)
+        if (left := self.core.planning.deliberation.unanswered) is not None:
+            self._perform(left)
 
     def _find(self, job: Gang) -> None:
         found = self.processes.find(job.id, job.attempt) if job.exit_code is None else None
@@ -287,6 +273,8 @@ class Scheduler:
                 self.processes.end(command.job, self._clock.now())
             case WakeAt():
                 self._wake_s = command.when_s
+            case Compute():
+                self._watched.register(self._computing.begin(command), select.EPOLLIN)
             case Notice():
                 level = logging.DEBUG if command.what in _EXPECTED else logging.WARNING
                 _log.log(level, "%s %s %s", command.job, command.what, command.details)
@@ -322,6 +310,8 @@ class Scheduler:
                 self._exited(event)
             else:
                 self._handle(event)
+        for answer in self._computing.reap(ready):
+            self._handle(answer)
 
     def _exited(self, event: Exited) -> None:
         """A command has ended; if it was killed, what it had started goes, too."""

@@ -15,8 +15,9 @@ import msgspec
 
 from .allotment import Allotment, summary
 from .cluster import Cluster
+from .deliberation import Deliberation
 from .estimates import Estimates
-from .events import Notice
+from .events import Computed, Notice
 from .gang import Gang
 from .policy import (
     Changes,
@@ -65,6 +66,8 @@ class Planning:
         Why jobs wait.
     allotment
         Who shall hold which device.
+    deliberation
+        What the policy wants computed.
     due
         Whether there is reason to ask the policy.
     needs_durations, guarantees
@@ -90,7 +93,9 @@ class Planning:
         #: Those of them that have deadlines.
         self._dated: dict[str, Gang] = {}
         self._estimates = Estimates()
+        self.deliberation = Deliberation(core.order)
         self._view = View(cluster, self._eligible, self._estimates)
+        self._view.compute = self.deliberation.compute
         #: Jobs that are held from now on; the policy is still to be told.
         self._withheld: list[Gang] = []
         #: Jobs that their owner wants on other devices.
@@ -166,6 +171,10 @@ class Planning:
         """``job`` has ended well: let policies know how much service that took."""
         self._estimates.learn(job)
 
+    def learn_answer(self, computed: Computed) -> None:
+        """What the policy wanted computed is there."""
+        self.due |= self.deliberation.take(computed)
+
     def begun(self, job: Gang) -> None:
         """``job``, which has devices, makes progress from now on, or it is known from when."""
         if job.running and job.id in self._eligible and not self._view.changes.reset:
@@ -213,6 +222,8 @@ class Planning:
             self.wake_s = now + min(_ASK_AGAIN_S * 2**self._failures, _ASK_AGAIN_AT_MOST_S)
             self._failures += 1
             return None
+        finally:
+            self.deliberation.forget()
         self._complaint, self._failures = "", 0
         self._view.changes = Changes()
         return plan

@@ -7,7 +7,8 @@ clock, and it is never told which world it is in. docs/writing-a-policy.md shows
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import importlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import ceil
 from typing import Protocol, runtime_checkable
 
@@ -148,6 +149,31 @@ class NoLosses:
         return None
 
 
+class Task(msgspec.Struct, frozen=True):
+    """Something that may take seconds to compute; the same argument has the same answer.
+
+    Attributes
+    ----------
+    function
+        ``package.module:name`` of a function that takes bytes and returns bytes.
+    argument
+        For it.
+    """
+
+    function: str
+    argument: bytes
+
+    def compute(self) -> bytes:
+        """Compute it, here and now."""
+        module, _, name = self.function.partition(":")
+        function: Callable[[bytes], bytes] = getattr(importlib.import_module(module), name)
+        return function(self.argument)
+
+
+#: See ``View.compute``.
+Compute = Callable[[Task], bytes | None]
+
+
 class View:
     """The read-only picture a policy decides from.
 
@@ -168,9 +194,12 @@ class View:
     least_slice_s
         How long a slice must last for switching to stay a small part of the time, from measured costs; 0
         where switching costs nothing or is not measured.
+    compute
+        The answer of a ``Task``, or ``None`` if it is not there yet: then the policy does without, is called
+        again when it is, and asks for the same task. In a simulation, where time stands still, it always is.
     """
 
-    __slots__ = ("changes", "cluster", "jobs", "knowledge", "least_slice_s", "losses", "now_s")
+    __slots__ = ("changes", "cluster", "compute", "jobs", "knowledge", "least_slice_s", "losses", "now_s")
 
     def __init__(
         self,
@@ -185,6 +214,7 @@ class View:
         self.losses: Losses = NoLosses()
         self.now_s = now_s
         self.least_slice_s = 0.0
+        self.compute: Compute = Task.compute
         self.changes = Changes(reset=True)
 
     def slice_s(self, quantum_s: float) -> float:
@@ -271,3 +301,7 @@ class Guarantees(Protocol):
 
 class PolicyError(UsageError):
     """A policy asked for something impossible or unknown; the message names it and the plan."""
+
+
+class TaskError(PolicyError):
+    """What a policy wanted computed failed."""

@@ -298,3 +298,17 @@ def test_a_rank_that_went_unseen_leaves_the_verdict_to_the_exit_code() -> None:
     assert driver.state("g") is JobState.RUNNING
     driver.do(Exited("g", 0))
     assert driver.state("g") is JobState.SUCCEEDED
+
+
+def test_a_job_whose_process_is_gone_is_given_no_device_before_its_exit_is_known() -> None:
+    driver = Driver()
+    for job in ("a", "b"):
+        driver.submit(job)
+        driver.hello(job)
+    driver.do(RankGone("b", 0))
+    driver.do(Cancelled("a", "enough"))
+    driver.do(Exited("a", -15))
+    driver.do(RankGone("a", 0))
+    assert driver.state("b") is JobState.QUEUED
+    driver.do(Exited("b", 1))
+    assert driver.state("b") is JobState.FAILED

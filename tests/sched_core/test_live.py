@@ -19,7 +19,7 @@ from gpuslice import wire
 from gpuslice.errors import EnvironmentUnusableError
 from gpuslice.sched_core import processes
 from gpuslice.sched_core.core import Core
-from gpuslice.sched_core.events import Command, Event, Noted, Program, RankGone, Reported, Tell
+from gpuslice.sched_core.events import Cancelled, Command, Event, Noted, Program, RankGone, Reported, Tell
 from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.live import Scheduler
 from gpuslice.sched_core.policies.rr import RoundRobin
@@ -92,7 +92,7 @@ def test_two_jobs_take_turns_on_one_device(open_bench: Callable[[int], Bench]) -
     bench.submit("b", 200)
     bench.wait_for("b", JobState.SUCCEEDED)
     assert bench.core.jobs["b"].ranks[0].step == 200
-    bench.scheduler.cancel("a", "enough")
+    bench.scheduler.obey(Cancelled("a", "enough"))
     assert bench.finish() == {"a": JobState.CANCELLED, "b": JobState.SUCCEEDED}
     holders = [event.job for event, _ in bench.story if is_report(event, wire.Resumed)]
     turns = [job for job, before in zip(holders, [None, *holders], strict=False) if job != before]
@@ -112,7 +112,7 @@ def test_the_wall_clock_is_nobody_s_business(
     monkeypatch.setattr(time, "time_ns", stepped)
     bench.submit("b", 60)
     bench.wait_for("b", JobState.SUCCEEDED)
-    bench.scheduler.cancel("a", "enough")
+    bench.scheduler.obey(Cancelled("a", "enough"))
     assert bench.finish() == {"a": JobState.CANCELLED, "b": JobState.SUCCEEDED}
 
 
@@ -128,7 +128,7 @@ def test_a_gang_stops_at_one_boundary(open_bench: Callable[[int], Bench]) -> Non
     ranks = bench.core.jobs["pair"].ranks
     assert len({rank.boundary for rank in ranks}) == 1
     bench.wait_for("pair", JobState.SUCCEEDED)
-    bench.scheduler.cancel("alone", "enough")
+    bench.scheduler.obey(Cancelled("alone", "enough"))
     assert bench.finish() == {"pair": JobState.SUCCEEDED, "alone": JobState.CANCELLED}
 
 
@@ -222,7 +222,7 @@ def test_cancel_ends_a_job_that_ignores_sigterm(
     bench = open_bench(1)
     bench.submit("deaf", 10**6, options=["--deaf"])
     bench.wait_for("deaf", JobState.RUNNING)
-    bench.scheduler.cancel("deaf", "enough")
+    bench.scheduler.obey(Cancelled("deaf", "enough"))
     assert bench.finish() == {"deaf": JobState.CANCELLED}
     assert bench.core.jobs["deaf"].exit_code == -signal.SIGKILL
 
@@ -396,5 +396,5 @@ def test_a_stopped_job_is_reported_and_disturbs_nobody_for_ever(
     assert bench.core.jobs["b"].state is JobState.QUEUED, "nobody is put beside a job that may go on"
     os.kill(rank.pid, signal.SIGCONT)
     bench.wait_for("b", JobState.SUCCEEDED)
-    bench.scheduler.cancel("a", "enough")
+    bench.scheduler.obey(Cancelled("a", "enough"))
     bench.finish()

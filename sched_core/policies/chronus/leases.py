@@ -96,6 +96,18 @@ def overbooked(claims: Iterable[Claim], capacity: int) -> bool:
     return False
 
 
+def meets(plan: LeasePlan, needs: Sequence[Need], capacity: int) -> bool:
+    """Whether all ``needs`` meet a deadline with the leases that ``plan`` gives them."""
+    used: dict[int, int] = {}
+    for need in needs:
+        slots = plan.slots.get(need.job, ())
+        if not any(sum(slot < level.before for slot in slots) >= level.leases for level in need.levels):
+            return False
+        for slot in slots:
+            used[slot] = used.get(slot, 0) + need.devices
+    return all(devices <= capacity for devices in used.values())
+
+
 def greedy_plan(needs: Sequence[Need], capacity: int, *, late: bool = False) -> LeasePlan:
     """The best of several orders of packing jobs into leases with room, best level first.
 

@@ -13,6 +13,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from gpuslice.sched_core.policy import Task
+
 from .leases import LeasePlan, Need
 
 #: What the use of all devices in the first lease is worth, against rewards scaled to at least 1.
@@ -24,6 +26,42 @@ class Solved(msgspec.Struct, frozen=True):
 
     plan: LeasePlan | None
     proven: bool
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """What ``solve`` is asked, as one value."""
+
+    needs: tuple[Need, ...]
+    capacity: int
+    start: LeasePlan | None
+    all_of_them: bool
+    late: bool
+    nodes: int
+    seconds: float
+
+    def task(self) -> Task:
+        """The problem as something that may be solved elsewhere; the answer is for ``solution``."""
+        return Task(f"{__name__}:{answer.__name__}", msgspec.msgpack.encode(self))
+
+
+def answer(problem: bytes) -> bytes:
+    """What ``Problem.task`` asks."""
+    asked = msgspec.msgpack.decode(problem, type=Problem)
+    solved = solve(
+        asked.needs,
+        asked.capacity,
+        start=asked.start,
+        all_of_them=asked.all_of_them,
+        late=asked.late,
+        nodes=asked.nodes,
+        seconds=asked.seconds,
+    )
+    return msgspec.msgpack.encode(solved)
+
+
+def solution(answer: bytes) -> Solved:
+    """What became of a problem."""
+    return msgspec.msgpack.decode(answer, type=Solved)
 
 
 def available() -> bool:

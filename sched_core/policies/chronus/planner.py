@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from gpuslice.errors import EnvironmentUnusableError
+from gpuslice.sched_core.policy import Compute
 
 from . import milp
 from .leases import LeasePlan, Need, greedy_plan, most_reward
@@ -48,37 +49,61 @@ class Planner:
         self._limits = (nodes, seconds)
         self.counters: dict[str, int] = {}
 
-    def plan(self, needs: Sequence[Need], capacity: int, *, late: bool = False) -> LeasePlan:
-        """The plan with the largest reward that can be found; ``late``: use the first lease little."""
+    def plan(
+        self, needs: Sequence[Need], capacity: int, compute: Compute, *, late: bool = False
+    ) -> tuple[LeasePlan, bool]:
+        """The plan with the largest reward that can be found, and whether it is the last word.
+
+        If it is not, it is the greedy plan, until the same question has another answer. ``late``: use the
+        first lease little.
+        """
         greedy = greedy_plan(needs, capacity, late=late)
         if greedy.reward >= most_reward(needs):
-            return self._counted("greedy_best", greedy)
+            return self._counted("greedy_best", greedy), True
         if not self._use_milp:
-            return self._counted("greedy_unsolved", greedy)
-        nodes, seconds = self._limits
-        solved = milp.solve(needs, capacity, start=greedy, late=late, nodes=nodes, seconds=seconds)
+            return self._counted("greedy_unsolved", greedy), True
+        solved = self._solved(needs, capacity, compute, start=greedy, late=late)
+        if solved is None:
+            return greedy, False
         if solved.plan is None or solved.plan.reward < greedy.reward:
-            return self._counted("greedy_fallback", greedy)
-        return self._counted("milp" if solved.proven else "milp_limit", solved.plan)
+            return self._counted("greedy_fallback", greedy), True
+        return self._counted("milp" if solved.proven else "milp_limit", solved.plan), True
 
-    def admits(self, guaranteed: Sequence[Need], newcomer: Need, capacity: int) -> bool:
-        """Whether some plan lets ``newcomer`` and all ``guaranteed`` jobs meet a deadline."""
-        if not newcomer.levels:
-            return False
-        needs = [*(need for need in guaranteed if need.levels), newcomer]
+    def admission(
+        self, needs: Sequence[Need], capacity: int, compute: Compute
+    ) -> tuple[LeasePlan | None, bool]:
+        """A plan in which all meet a deadline, if there is one, and whether that is known already."""
         greedy = greedy_plan(needs, capacity)
         if len(greedy.slots) == len(needs):
-            return self._admission("greedy_best", True)
+            self._count("admission_greedy_best")
+            return greedy, True
         if not self._use_milp:
-            return self._admission("greedy_unsolved", False)
+            self._count("admission_greedy_unsolved")
+            return None, True
+        solved = self._solved(needs, capacity, compute, all_of_them=True)
+        if solved is None:
+            return None, False
+        self._count("admission_milp" if solved.proven else "admission_milp_limit")
+        return solved.plan, True
+
+    def _solved(
+        self,
+        needs: Sequence[Need],
+        capacity: int,
+        compute: Compute,
+        *,
+        start: LeasePlan | None = None,
+        late: bool = False,
+        all_of_them: bool = False,
+    ) -> milp.Solved | None:
         nodes, seconds = self._limits
-        solved = milp.solve(needs, capacity, all_of_them=True, nodes=nodes, seconds=seconds)
-        return self._admission("milp" if solved.proven else "milp_limit", solved.plan is not None)
+        problem = milp.Problem(tuple(needs), capacity, start, all_of_them, late, nodes, seconds)
+        answer = compute(problem.task())
+        return None if answer is None else milp.solution(answer)
 
     def _counted(self, how: str, plan: LeasePlan) -> LeasePlan:
-        self.counters[how] = self.counters.get(how, 0) + 1
+        self._count(how)
         return plan
 
-    def _admission(self, how: str, admitted: bool) -> bool:
-        self.counters[f"admission_{how}"] = self.counters.get(f"admission_{how}", 0) + 1
-        return admitted
+    def _count(self, how: str) -> None:
+        self.counters[how] = self.counters.get(how, 0) + 1

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import floor
+
+import msgspec
 
 from gpuslice.errors import ConfigError
 from gpuslice.sched_core.cluster import FreeDevices
@@ -11,11 +14,29 @@ from gpuslice.sched_core.policies.target import difference
 from gpuslice.sched_core.policy import Plan, Stop, View
 
 from .allocate import Request, local_search, place_blocks, round_up
-from .leases import Claim, Need, need_of, overbooked
+from .leases import Claim, LeasePlan, Need, meets, need_of, overbooked
 from .planner import Planner, Solver
 
 #: After jobs were refused, what is left is planned so soon.
 _SOON_S = 1e-3
+
+
+class _Question(msgspec.Struct, frozen=True):
+    """Whether the last of ``needs`` can be guaranteed beside the others, in leases from ``start_s`` on."""
+
+    start_s: float
+    needs: tuple[Need, ...]
+
+    @property
+    def jobs(self) -> list[str]:
+        return [need.job for need in self.needs]
+
+
+class _Draft(msgspec.Struct, frozen=True):
+    """What the present lease is planned for, while the last word on it is not said."""
+
+    needs: dict[str, Need]
+    late: bool
 
 
 class Chronus:
@@ -29,6 +50,9 @@ class Chronus:
     for that it runs at once, before all others without a guarantee. One that needs longer than it said loses
     its guarantee at the next lease, and goes on without. A job that wants a guarantee or nothing is stopped
     if it cannot have one; it is never stopped later.
+
+    Where the solver takes a while (``View.compute``), a lease begins with the greedy plan and goes on with
+    the solver's; nobody loses a guarantee before that. Whom no greedy plan admits stays undecided meanwhile.
 
     Parameters
     ----------
@@ -81,6 +105,9 @@ class Chronus:
         #: Jobs with deadlines that are not guaranteed, and those of which that is yet to be decided.
         self._best_effort: set[str] = set()
         self._undecided: dict[str, Job] = {}
+        #: What the solver was asked about them.
+        self._questions: dict[str, _Question] = {}
+        self._draft: _Draft | None = None
         #: Devices of guaranteed jobs in the present lease.
         self._leased: dict[str, tuple[int, ...]] = {}
         self._boundary_s: float | None = None
@@ -102,18 +129,19 @@ class Chronus:
             return Plan(refused, view.now_s + _SOON_S)
         now_s = view.now_s
         if all(job.running for job in view.jobs.values()):
-            self._boundary_s = self._best_effort_boundary_s = None
+            self._boundary_s = self._best_effort_boundary_s = self._draft = None
             return Plan()
         lease_is_over = self._boundary_s is not None and now_s >= self._boundary_s
         turn_is_over = self._best_effort_boundary_s is not None and now_s >= self._best_effort_boundary_s
         free = FreeDevices(view.cluster)
-        if lease_is_over:
-            self._lease(view, free)
+        holders = self._lease(view) if lease_is_over else self._go_on(view)
+        if holders is not None:
+            self._leased = place_blocks([Request(job, self._block(job, view)) for job in holders], free)
         else:
             for devices in self._leased.values():
                 free.take(devices)
         to_measure = any(not job.running and not view.measured(job) for job in self._undecided.values())
-        preempt = lease_is_over or turn_is_over or to_measure
+        preempt = holders is not None or turn_is_over or to_measure
         target = {**self._leased, **self._fill(view, free, preempt=preempt)}
         self._boundary_s = _next(now_s, self._lease_s)
         self._best_effort_boundary_s = _next(now_s, self._best_effort_lease_s)
@@ -126,15 +154,16 @@ class Chronus:
             self._promised_s = {name: self._promised_s[name] for name in self._guaranteed}
             self._best_effort &= view.jobs.keys()
             self._leased = {}
-            self._boundary_s = self._best_effort_boundary_s = None
+            self._boundary_s = self._best_effort_boundary_s = self._draft = None
         for job in view.changes.finished:
             self._guaranteed.pop(job.id, None)
             self._promised_s.pop(job.id, None)
             self._undecided.pop(job.id, None)
+            self._questions.pop(job.id, None)
             self._best_effort.discard(job.id)
             self._leased.pop(job.id, None)
         if view.changes.reset:
-            self._undecided = {}
+            self._undecided, self._questions = {}, {}
         for job in view.jobs.values() if view.changes.reset else view.changes.arrived:
             if job.spec.deadlines and self.guaranteed(job.id) is None:
                 self._undecided[job.id] = job
@@ -146,8 +175,11 @@ class Chronus:
             overdue = view.now_s >= job.spec.due_s
             if not view.measured(job) and not overdue:
                 continue
-            del self._undecided[job.id]
             admitted = self._admits(job, view)
+            if admitted is None:
+                continue
+            del self._undecided[job.id]
+            self._questions.pop(job.id, None)
             if admitted:
                 self._guaranteed[job.id] = job
                 self._promised_s[job.id] = self._total_s(job, view)
@@ -159,8 +191,8 @@ class Chronus:
                 refused.append(Stop(job.id, self._why_not(job, view)))
         return refused
 
-    def _admits(self, job: Job, view: View) -> bool:
-        """Whether ``job`` can meet a deadline together with all jobs guaranteed already."""
+    def _admits(self, job: Job, view: View) -> bool | None:
+        """Whether ``job`` can meet a deadline together with all jobs guaranteed already, if that is known."""
         start_s = _next(view.now_s, self._lease_s)
         others = [self._need(other, view, start_s) for other in self._guaranteed.values()]
         newcomer, capacity = self._need(job, view, start_s), view.cluster.size
@@ -168,7 +200,20 @@ class Chronus:
             together = [*self._guaranteed.values(), job]
             if overbooked([self._claim(one, view) for one in together], capacity):
                 return False
-        return self._planner.admits(others, newcomer, capacity)
+        if not newcomer.levels:
+            return False
+        question = _Question(start_s, (*(need for need in others if need.levels), newcomer))
+        asked = self._questions.setdefault(job.id, question)
+        plan, known = self._planner.admission(asked.needs, capacity, view.compute)
+        if not known:
+            return None
+        if (asked.start_s, asked.jobs) == (question.start_s, question.jobs):
+            if plan is None:
+                return False
+            if meets(plan, question.needs, capacity):
+                return True
+        del self._questions[job.id]  # the world has changed meanwhile
+        return self._admits(job, view)
 
     def _claim(self, job: Job, view: View) -> Claim:
         """What ``job`` is to be given until its last deadline."""
@@ -202,24 +247,43 @@ class Chronus:
         block = round_up(job.demand, max(view.cluster.node_sizes), split=self._split)
         return min(block, view.cluster.size)
 
-    def _lease(self, view: View, free: FreeDevices) -> None:
-        """Plan, and place the holders of the first lease.
-
-        Who can meet no deadline loses the guarantee; so does who runs longer than was promised of it, if not
-        all that are guaranteed can meet theirs.
-        """
+    def _lease(self, view: View) -> list[Job]:
+        """Plan from here on; who holds the first lease. Who can meet no deadline loses the guarantee."""
         needs = {job.id: self._need(job, view, view.now_s) for job in self._guaranteed.values()}
         for hopeless in [name for name, need in needs.items() if not need.levels]:
             del needs[hopeless]
             self._lose(hopeless)
-        late = any(not job.spec.deadlines for job in view.waiting())
-        plan = self._planner.plan(list(needs.values()), view.cluster.size, late=late)
-        while len(plan.slots) < len(needs) and (name := self._longest_overrun(view)) is not None:
-            del needs[name]
-            self._lose(name)
-            plan = self._planner.plan(list(needs.values()), view.cluster.size, late=late)
-        holders = [view.jobs[name] for name, slots in plan.slots.items() if 0 in slots]
-        self._leased = place_blocks([Request(job, self._block(job, view)) for job in holders], free)
+        self._draft = _Draft(needs, any(not job.spec.deadlines for job in view.waiting()))
+        return self._holders(view, self._finish(self._draft, view))
+
+    def _go_on(self, view: View) -> list[Job] | None:
+        """Who holds the rest of the present lease, if there is a better plan than it began with."""
+        if self._draft is None:
+            return None
+        plan = self._finish(self._draft, view)
+        return None if self._draft is not None else self._holders(view, plan)
+
+    def _finish(self, draft: _Draft, view: View) -> LeasePlan:
+        """The best plan there is for ``draft``, which is done with if that is the last word.
+
+        Who runs longer than was promised of it loses the guarantee, if not all that are guaranteed can meet
+        theirs.
+        """
+        needs, capacity = draft.needs, view.cluster.size
+        while True:
+            plan, last = self._planner.plan(list(needs.values()), capacity, view.compute, late=draft.late)
+            overrun = self._longest_overrun(view, needs) if last and len(plan.slots) < len(needs) else None
+            if overrun is None:
+                break
+            del needs[overrun]
+            self._lose(overrun)
+        self._draft = None if last else draft
+        return plan
+
+    def _holders(self, view: View, plan: LeasePlan) -> list[Job]:
+        return [
+            view.jobs[name] for name, slots in plan.slots.items() if 0 in slots and name in self._guaranteed
+        ]
 
     def _lose(self, name: str) -> None:
         """No longer guarantee the job its deadline."""
@@ -228,11 +292,12 @@ class Chronus:
         self._best_effort.add(name)
         self.counters["guarantee_lost"] = self.counters.get("guarantee_lost", 0) + 1
 
-    def _longest_overrun(self, view: View) -> str | None:
-        """The guaranteed job that runs longest beyond what was promised of it and the margin, if any does."""
+    def _longest_overrun(self, view: View, names: Iterable[str]) -> str | None:
+        """Who of these guaranteed jobs runs longest beyond what was promised of it and the margin, if any."""
         overruns_s = {
             name: self._total_s(job, view) - self._promised_s[name] * max(1.0, self._margin)
-            for name, job in self._guaranteed.items()
+            for name in names
+            if (job := self._guaranteed.get(name)) is not None
         }
         name = max(overruns_s, key=lambda name: overruns_s[name], default=None)
         return name if name is not None and overruns_s[name] > _SOON_S else None

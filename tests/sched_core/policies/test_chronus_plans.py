@@ -13,6 +13,7 @@ from gpuslice.errors import EnvironmentUnusableError
 from gpuslice.sched_core.policies.chronus import milp
 from gpuslice.sched_core.policies.chronus.leases import LeasePlan, Level, Need, greedy_plan, need_of
 from gpuslice.sched_core.policies.chronus.planner import Planner
+from gpuslice.sched_core.policy import Task
 
 CAPACITY = 4
 
@@ -82,7 +83,7 @@ def test_the_greedy_plan_is_feasible_and_never_better_than_the_best(needs: list[
 def test_admission_is_right_whenever_all_can_be_met(needs: list[Need]) -> None:
     strict = [Need(need.job, need.devices, need.levels[:1]) for need in needs]
     possible = best_reward(strict) == pytest.approx(sum(need.levels[0].value for need in strict))
-    assert Planner("highs", 200, 0.0).admits(strict[1:], strict[0], CAPACITY) == possible
+    assert (Planner("highs", 200, 0.0).admission(strict, CAPACITY, Task.compute)[0] is not None) == possible
 
 
 def test_capacity_counts_devices_and_not_running_times() -> None:
@@ -102,7 +103,7 @@ def test_the_program_finds_what_no_greedy_order_finds() -> None:
     ]
     assert greedy_plan(needs, CAPACITY).reward == 5.0
     planner = Planner("highs", 200, 0.0)
-    assert planner.plan(needs, CAPACITY).reward == best_reward(needs) == 10.0
+    assert planner.plan(needs, CAPACITY, Task.compute)[0].reward == best_reward(needs) == 10.0
     assert planner.counters == {"milp": 1}
 
 
@@ -124,7 +125,7 @@ def test_without_a_solver_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.warns(RuntimeWarning, match="HiGHS is not installed"):
         planner = Planner("auto", 200, 0.0)
     crowded = [Need(name, 4, (Level(1, 1, 1.0),)) for name in "ab"]
-    assert planner.plan(crowded, CAPACITY).reward == 1.0
+    assert planner.plan(crowded, CAPACITY, Task.compute)[0].reward == 1.0
     assert planner.counters == {"greedy_unsolved": 1}
     with pytest.raises(EnvironmentUnusableError, match="plan"):
         Planner("highs", 200, 0.0)
@@ -134,5 +135,5 @@ def test_a_search_that_finds_nothing_falls_back_and_says_so(monkeypatch: pytest.
     monkeypatch.setattr(milp, "solve", lambda *_, **__: milp.Solved(None, False))
     planner = Planner("highs", 200, 0.0)
     crowded = [Need(name, 4, (Level(1, 1, 1.0),)) for name in "ab"]
-    assert planner.plan(crowded, CAPACITY).reward == 1.0
+    assert planner.plan(crowded, CAPACITY, Task.compute)[0].reward == 1.0
     assert planner.counters == {"greedy_fallback": 1}
