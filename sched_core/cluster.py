@@ -54,6 +54,10 @@ class Cluster:
         """The nodes that ``devices`` lie on."""
         return {self.node_of[device] for device in devices}
 
+    def on(self, node: int) -> range:
+        """The devices of ``node``."""
+        return range(self._first_of[node], self._first_of[node + 1])
+
     def local_of(self, device: int) -> int:
         """Position of ``device`` on its node."""
         return device - self._first_of[self.node_of[device]]

@@ -100,7 +100,7 @@ EXPERIMENTS = {
         costs=("none",),
     ),
     # Under 62 s a switch, slices of a minute make no progress at all.
-    "philly20000_turns": Experiment("philly_all_20000.csv", "64x8", "rr", costs=("none",)),
+    "philly20000_turns": Experiment("philly_all_20000.csv", "64x8", "rr,gandiva", costs=("none",)),
     "chronus_mix1": Experiment(
         "chronus/philly_MIX1_s1000.csv", "5x8", costs=("none", "fixed:30s"), **MINUTES
     ),

@@ -67,9 +67,9 @@ class Packing:
                     return True
         return False
 
-    def judge(self, view: View) -> bool:
-        """End trials that ran long enough; whether a pair was undone."""
-        undone = False
+    def judge(self, view: View) -> list[str]:
+        """End trials that ran long enough; the guests of the pairs that are undone."""
+        undone: list[str] = []
         for guest_id, trial in list(self._trials.items()):
             guest, host = view.jobs[guest_id], view.jobs[self.host_of[guest_id]]
             elapsed_s = guest.executed_at(view.now_s) - trial.executed_s
@@ -81,7 +81,7 @@ class Packing:
                 self.kept += 1
             else:
                 self.undone += 1
-                undone = True
+                undone.append(guest_id)
                 self._bad.add(_names(guest, host))
                 del self.host_of[guest_id]
         return undone

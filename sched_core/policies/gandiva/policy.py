@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from math import floor
 from typing import Literal
 
@@ -87,6 +87,9 @@ class Gandiva:
         #: Added to executed time / weight: where a job stands in the turns of its server.
         self._head_start_s: dict[str, float] = {}
         self._sharing: set[str] = set()
+        #: Who has the slice, and who may ask for more devices when they are idle.
+        self._turning: set[str] = set()
+        self._elastic: dict[str, Job] = {}
         self._slice_end_s: float | None = None
         self._next_look_s = now_s + self._look_s
 
@@ -105,13 +108,28 @@ class Gandiva:
         if self._looks and now_s >= self._next_look_s:
             self._look(view)
         slice_is_over = self._slice_end_s is None or now_s >= self._slice_end_s
-        free, units = FreeDevices(view.cluster), self._units(view)
+        servers = self._unsettled(slice_is_over)
+        units = self._units(view, servers)
+        free = FreeDevices(
+            view.cluster, [device for node in sorted(servers) for device in view.cluster.on(node)]
+        )
         target = self._turns(view, free, units, rotate=slice_is_over)
-        crowded = len(target) < len(self._servers.homes)
         self._grow(view, free, target)
+        decisions = self._differences(view, [job for unit in units for job in unit], target)
+        crowded = len(self._turning) < len(self._servers.homes)
         slice_s = view.slice_s(self._quantum_s)
         self._slice_end_s = (floor(now_s / slice_s) + 1) * slice_s if crowded else None
-        return Plan(self._differences(view, target), self._wake_at(view))
+        return Plan(decisions, self._wake_at(view))
+
+    def _unsettled(self, slice_is_over: bool) -> dict[int, Server]:
+        """Servers, by node, on which it may be different jobs' turn now; on all others everything goes on."""
+        found = set(self._servers.changed)
+        self._servers.changed.clear()
+        if slice_is_over:
+            found.update(server for server in self._servers.all if server.wanted > server.size)
+        for name in self._elastic:
+            found.update(self._servers.homes.get(name, ()))
+        return self._servers.together(found)
 
     def _follow(self, view: View) -> bool:
         """Take in what happened; whether somebody left."""
@@ -121,10 +139,14 @@ class Gandiva:
             self._queue.pop(job.id, None)
             self._packing.forget(job)
             self._sharing.discard(job.id)
+            self._turning.discard(job.id)
+            self._elastic.pop(job.id, None)
             self._servers.leave(job, view.now_s)
             self._head_start_s.pop(job.id, None)
         for job in view.jobs.values() if view.changes.reset else view.changes.arrived:
             self._queue[job.id] = job
+            if job.spec.max_demand > job.demand:
+                self._elastic[job.id] = job
         return bool(view.changes.finished)
 
     def _house(self, view: View) -> None:
@@ -151,11 +173,17 @@ class Gandiva:
 
     def _balance(self, view: View) -> None:
         """Move jobs from over-subscribed servers to where there is room."""
+        # Room that a job leaves behind is too small for any size that found none before.
+        stuck: set[int] = set()
         for server in sorted(self._servers.all, key=lambda server: (-server.load, server.node)):
+            if server.wanted <= server.size:
+                continue
             for name in sorted(server.parts, key=lambda name: (view.jobs[name].running, -server.parts[name])):
                 if server.wanted <= server.size:
                     break
-                self._move(view.jobs[name], view, empty_too=True)
+                job = view.jobs[name]
+                if job.demand not in stuck and not self._move(job, view, empty_too=True):
+                    stuck.add(job.demand)
 
     def _move(self, job: Job, view: View, *, empty_too: bool) -> bool:
         home = self._servers.homes[job.id]
@@ -176,11 +204,13 @@ class Gandiva:
         """Introspection: packing where jobs take turns, emptying a server for a job that queues."""
         self._next_look_s = (floor(view.now_s / self._look_s) + 1) * self._look_s
         if self._packs:
-            self._packing.judge(view)
+            for guest in self._packing.judge(view):
+                self._servers.changed.update(self._servers.homes[guest])
             for server in self._servers.all:
                 if server.wanted > server.size:
                     here = [view.jobs[name] for name in server.parts if len(self._servers.homes[name]) == 1]
-                    self._packing.propose(here, self._utilization, view)
+                    if self._packing.propose(here, self._utilization, view):
+                        self._servers.changed.add(server)
         if self._migrates:
             self._balance(view)
             if self._queue:
@@ -197,13 +227,14 @@ class Gandiva:
             moved = [self._move(view.jobs[name], view, empty_too=False) for name in list(server.parts)]
             self._counts["emptied"] += all(moved)
 
-    def _units(self, view: View) -> list[list[Job]]:
+    def _units(self, view: View, servers: Mapping[int, Server]) -> list[list[Job]]:
         """Jobs that run together: a host with its guest, or a job alone; those first that had least time."""
         guest_of = {host: guest for guest, host in self._packing.host_of.items()}
         units = [
             [view.jobs[name], *([view.jobs[guest_of[name]]] if name in guest_of else [])]
-            for name in self._servers.homes
-            if name not in self._packing.host_of
+            for node, server in servers.items()
+            for name in server.parts
+            if self._servers.homes[name][0].node == node and name not in self._packing.host_of
         ]
         units.sort(key=lambda unit: min((self._turn_s(job, view), job.number) for job in unit))
         return units
@@ -250,16 +281,21 @@ class Gandiva:
             self._counts["grown"] += len(devices) + len(more) > len(job.placement)
             target[name] = (*devices, *more)
 
-    def _differences(self, view: View, target: dict[str, tuple[int, ...]]) -> list[Decision]:
+    def _differences(
+        self, view: View, jobs: Iterable[Job], target: Mapping[str, tuple[int, ...]]
+    ) -> list[Decision]:
+        """Decisions after which exactly those of ``jobs`` run that are in ``target``; in order of arrival."""
         pairs = self._packing.paired
         decisions: list[Decision] = []
-        for job in view.jobs.values():
+        for job in sorted(jobs, key=lambda job: job.number):
             devices = target.get(job.id)
             if devices is None:
+                self._turning.discard(job.id)
                 if job.running:
                     decisions.append(Suspend(job.id))
                     self._sharing.discard(job.id)
                 continue
+            self._turning.add(job.id)
             shared = job.id in pairs
             if not job.running:
                 decisions.append(Start(job.id, devices, shared))
@@ -275,8 +311,7 @@ class Gandiva:
         times = [] if self._slice_end_s is None else [self._slice_end_s]
         restless = self._slice_end_s is not None or self._queue or self._packing.trying
         may_grow = self._grows and any(
-            job.spec.max_demand > job.demand and len(job.placement) < job.spec.max_demand
-            for job in view.jobs.values()
+            len(job.placement) < job.spec.max_demand for job in self._elastic.values()
         )
         if self._looks and (restless or may_grow):
             self._next_look_s = max(self._next_look_s, (floor(view.now_s / self._look_s) + 1) * self._look_s)

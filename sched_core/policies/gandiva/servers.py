@@ -23,6 +23,8 @@ class Server:
         Class of job sizes it is for; 0 while nobody belongs to it.
     parts
         Devices wanted here, by job id.
+    wanted
+        Devices wanted by all who belong here.
     load
         Σ weight × devices wanted / devices.
     changed_s
@@ -34,13 +36,9 @@ class Server:
         self.size = size
         self.affinity = 0
         self.parts: dict[str, int] = {}
+        self.wanted = 0
         self.load = 0.0
         self.changed_s = 0.0
-
-    @property
-    def wanted(self) -> int:
-        """Devices wanted by all who belong here."""
-        return sum(self.parts.values())
 
 
 class Servers:
@@ -55,6 +53,8 @@ class Servers:
     def __init__(self, cluster: Cluster, overload: float) -> None:
         self.all = [Server(node, size) for node, size in enumerate(cluster.node_sizes)]
         self.homes: dict[str, list[Server]] = {}
+        #: Servers whose jobs are no longer those that somebody last looked at.
+        self.changed: set[Server] = set()
         #: Devices of the largest node.
         self.largest = max(cluster.node_sizes)
         self._overload = overload
@@ -100,18 +100,36 @@ class Servers:
             part = min(left, server.size)
             left -= part
             server.parts[job.id] = part
+            server.wanted += part
             server.load += _load(job, part, server)
             server.affinity = server.affinity or self.affinity(job)
             server.changed_s = now_s
         self.homes[job.id] = list(home)
+        self.changed.update(home)
 
     def leave(self, job: Job, now_s: float) -> None:
         """``job`` belongs nowhere any more."""
         for server in self.homes.pop(job.id, ()):
-            server.load -= _load(job, server.parts.pop(job.id), server)
+            part = server.parts.pop(job.id)
+            server.wanted -= part
+            server.load -= _load(job, part, server)
+            self.changed.add(server)
             server.changed_s = now_s
             if not server.parts:
                 server.affinity, server.load = 0, 0.0
+
+    def together(self, servers: Iterable[Server]) -> dict[int, Server]:
+        """``servers`` and those that they share jobs with, directly or not, by node."""
+        found = {server.node: server for server in servers}
+        reached = list(found.values())
+        while reached:
+            for name in reached.pop().parts:
+                home = self.homes[name]
+                if len(home) > 1:
+                    more = [server for server in home if server.node not in found]
+                    found.update((server.node, server) for server in more)
+                    reached += more
+        return found
 
     def _least(self, job: Job, servers: Iterable[Server], limit: float) -> Server | None:
         """The least loaded of ``servers`` that stays within ``limit``."""
