@@ -16,6 +16,12 @@ _GROUP_HEIGHT = 26
 _AXIS_HEIGHT = 28
 #: A bar narrower than this, in pixels, could not be seen.
 _MIN_BAR = 0.75
+#: Of a picture that is not in a page.
+_STYLE = (
+    "text { fill: #1d2129; font: 12px system-ui, sans-serif; }",
+    ".group { fill: #6b7280; font-weight: 600; } .tick { fill: #6b7280; }",
+    ".row { fill: #f3f5f8; } .grid { stroke: #d8dce3; stroke-width: 1; }",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +56,17 @@ def page(
         *(render_table(table) for table in tables),
     ]
     return document(title, lead, parts)
+
+
+def picture(timeline: Timeline, kinds: dict[str, Paint]) -> str:
+    """The page's picture as an SVG file of its own, on white; its key is in the bars' titles."""
+    drawn = _picture(timeline, _subjects(timeline), kinds)
+    tag, rest = drawn.split(">", 1)
+    style = "".join(f"{rule}\n" for rule in _STYLE)
+    return (
+        f'{tag} xmlns="http://www.w3.org/2000/svg"><style>\n{style}</style>'
+        f'<rect width="100%" height="100%" fill="#ffffff"/>{rest}\n'
+    )
 
 
 def _subjects(timeline: Timeline) -> dict[str, str]:

@@ -190,6 +190,7 @@ class Core:
     def begin(self, job: Gang, now: float) -> None:
         """``job`` trains: its set-up is over, what follows counts as attained service."""
         job.end_setup(now)
+        job.late, job.missed = False, 0
         self.order(Notice("began", job.id, {"setup_s": job.setup_s}))
         if job.placed and now < job.since_s < inf:
             job.since_s = now
@@ -322,7 +323,7 @@ class Core:
             self._grant(job, now)
         elif job.state in IN_TRANSIT:
             self._reports.try_again(job)
-        if job.lease == job.wanted and job.state not in IN_TRANSIT:
+        if job.lease == job.wanted and job.state not in IN_TRANSIT and lateness.due_s(job) == inf:
             self._unsettled.pop(job.id, None)
 
     def _can_enter(self, job: Gang) -> bool:

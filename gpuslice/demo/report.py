@@ -79,6 +79,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     switches: tuple[SwitchResult, ...]
     totals: Totals
     page: str
+    picture: str
     trace: str
 
 
@@ -135,14 +136,16 @@ def result(
             share_lost=recorder.share_lost,
         ),
         page=str(directory / "index.html"),
+        picture=str(directory / "timeline.svg"),
         trace=str(directory / "trace.json"),
     )
 
 
 def write(found: Result, recorder: Recorder) -> None:
-    """Write the page and the trace."""
+    """Write the page, its picture and the trace."""
     timeline = recorder.timeline()
     timeline.write_chrome(Path(found.trace))
+    Path(found.picture).write_text(page.picture(timeline, _PAINTS), encoding="utf-8")
     document = page.page(
         f"Three trainings on one {found.device}",
         _lead(found),

@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from xml.etree import ElementTree
 
 import psutil
 import pytest
@@ -106,6 +107,9 @@ def test_the_shared_models_equal_the_undisturbed_ones(running: Running) -> None:
     assert tracks == {"cpu:0", "chars", "digits", "wine"}
     assert {event["cat"] for event in trace if event["ph"] == "X"} >= {"slice", "suspend", "resume"}
     assert "<svg" in (report / "index.html").read_text()
+    picture = ElementTree.parse(report / "timeline.svg").getroot()
+    titles = [title.text or "" for title in picture.iter("{http://www.w3.org/2000/svg}title")]
+    assert {title.split(" ")[0] for title in titles} == {"chars", "digits", "wine"}
     assert str(report / "index.html") in output
     assert running.left_over() == []
 
@@ -167,6 +171,7 @@ def test_a_model_that_differs_is_exit_code_1(
         switches=(),
         totals=totals,
         page=str(tmp_path / "index.html"),
+        picture=str(tmp_path / "timeline.svg"),
         trace=str(tmp_path / "trace.json"),
     )
     monkeypatch.setattr(demo, "run", lambda *_: found)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from html.parser import HTMLParser
+from xml.etree import ElementTree
 
 import pytest
 
 from gpuslice.profiler.html import Table
-from gpuslice.profiler.page import Paint, page
+from gpuslice.profiler.page import Paint, page, picture
 from gpuslice.profiler.timeline import Span, Timeline
 
 PAINTS = {"slice": Paint(), "suspend": Paint("#c62828", 0.5)}
@@ -47,13 +48,30 @@ def read(document: str) -> Reader:
     return reader
 
 
-def example() -> str:
+def example_timeline() -> Timeline:
     timeline = Timeline()
     spans = timeline.track("devices", "cpu:0").spans
     spans.append(Span("<b> & #1", "slice", 0.0, 2.0, "<b> & ", {"steps": 3}))
     spans.append(Span("suspend", "suspend", 2.0, 2.0001, "<b> & "))
+    return timeline
+
+
+def example() -> str:
     table = Table("Results", ("job", "equal"), [("<b> & ", "+yes"), ("c", "-NO")])
-    return page("A & <title>", ["Lead <paragraph>."], timeline, PAINTS, [table])
+    return page("A & <title>", ["Lead <paragraph>."], example_timeline(), PAINTS, [table])
+
+
+def test_the_picture_by_itself_shows_the_same_bars() -> None:
+    root = ElementTree.fromstring(picture(example_timeline(), PAINTS))
+    svg = "{http://www.w3.org/2000/svg}"
+    assert root.tag == f"{svg}svg"
+    bars = [bar for bar in root.iter(f"{svg}rect") if bar.get("class") == "bar"]
+    assert [bar.findtext(f"{svg}title") for bar in bars] == [
+        "<b> & #1: 0.000 s to 2.000 s (2000.0 ms)\nsteps: 3",
+        "suspend: 2.000 s to 2.000 s (0.1 ms)",
+    ]
+    in_page = [attributes for tag, attributes in read(example()).tags if attributes.get("class") == "bar"]
+    assert [bar.attrib for bar in bars] == in_page
 
 
 def test_the_document_is_well_formed_and_says_everything() -> None:

@@ -15,6 +15,7 @@ from gpuslice.sched_core.events import (
     WakeAt,
 )
 from gpuslice.sched_core.job import JobSpec
+from gpuslice.sched_core.policies.fifo import Fifo
 from gpuslice.sched_core.policy import Plan, Start, Suspend
 from gpuslice.sched_core.states import JobState
 
@@ -63,6 +64,50 @@ def test_a_job_that_reaches_no_boundary_is_ended_if_its_owner_wants_that() -> No
     assert any(isinstance(command, Kill) for command in commands)
     assert driver.state("a") is JobState.FAILED
     assert "reached no boundary within 10 s" in driver.core.jobs["a"].reason
+
+
+def being_set_up(*, kill: bool = False) -> Driver:
+    """Job a is on the device and has not begun; b waits."""
+    driver = Driver(1, Fifo())
+    spec = JobSpec(id="a", submit_s=driver.now_s, boundary_timeout_s=TIMEOUT_S, kill_when_late=kill)
+    driver.do(Submitted(spec, PROGRAM))
+    driver.submit("b")
+    for job in "ab":
+        driver.hello(job)
+    driver.now_s += 1.0
+    assert WakeAt(driver.now_s + TIMEOUT_S) in driver.resumed("a")
+    return driver
+
+
+def test_a_job_that_never_begins_to_train_is_reported_once_and_left_alone() -> None:
+    driver = being_set_up()
+    assert notices(driver.wake(TIMEOUT_S - 1.0)) == []
+    (notice,) = notices(driver.wake(1.0))
+    assert (notice.what, notice.job, notice.details["order"]) == ("late", "a", "begin")
+    assert (notice.details["after_s"], notice.details["then"]) == (TIMEOUT_S, "leave")
+    assert notices(driver.wake(TIMEOUT_S)) == []
+    job = driver.core.jobs["a"]
+    assert (job.state, job.missed) == (JobState.RUNNING, 1)
+    began = driver.progress("a", 1)
+    assert [notice.what for notice in notices(began)] == ["began"]
+    assert (job.late, job.missed) == (False, 0)
+
+
+def test_a_job_that_never_begins_to_train_is_ended_if_its_owner_wants_that() -> None:
+    driver = being_set_up(kill=True)
+    assert any(isinstance(command, Kill) for command in driver.wake(TIMEOUT_S))
+    job = driver.core.jobs["a"]
+    assert (job.state, job.reason) == (JobState.FAILED, "it did not begin to train within 10 s")
+    driver.do(RankGone("a", 0))
+    assert told(driver.do(Exited("a", -15)), wire.Resume)[0][0] == "b"
+
+
+def test_who_has_begun_is_late_only_when_told_to_stop() -> None:
+    driver = pair()
+    job = driver.core.jobs["a"]
+    driver.do(Held("b"))
+    driver.wake(3 * TIMEOUT_S)
+    assert (job.state, job.missed) == (JobState.RUNNING, 0)
 
 
 def test_whoever_waits_for_a_stuck_job_is_sent_elsewhere() -> None:
@@ -115,6 +160,7 @@ def test_the_core_asks_to_be_woken_and_never_means_never(timeout_s: float, wakes
     driver.do(Submitted(JobSpec(id="a", submit_s=0.0, boundary_timeout_s=timeout_s), PROGRAM))
     driver.hello("a")
     driver.resumed("a")
+    driver.progress("a", 1)
     commands = driver.do(Held("a"))
     assert [command for command in commands if isinstance(command, WakeAt)] == wakes
     assert len(notices(driver.wake(10**6))) == len(wakes)
