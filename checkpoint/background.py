@@ -21,6 +21,7 @@ from gpuslice.kernels.copying import Pairs
 
 from . import tree
 from .cargo import load
+from .columns import Storages
 from .describe import keeps_own_state_dict
 from .discover import live_instances
 from .rawaccess import RawAccess
@@ -66,7 +67,7 @@ class BackgroundSnapshot:
         hasty: Collection[str] = (),
     ) -> None:
         state = describe(named)
-        cargo = load(device, (), state.tensors, alone=True)
+        cargo = load(device, Storages(), state.tensors, alone=True)
         self._tree = tree.encode(state.tree)
         self._tensors = cargo.tensors
         self.boundary = boundary

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,13 +17,13 @@ from gpuslice.kernels import Device, Hold, Way
 from gpuslice.kernels.copying import Pairs
 from gpuslice.kernels.transfer import Transfer
 
-from .discover import Found
+from .columns import Storages
 from .layout import Layout, StorageSpec, TensorSpec
 from .naming import name_of
 from .snapshot import SnapshotFile
 from .writer import SnapshotWriter
 
-_COLUMNS = tuple(map(attrgetter, ("storage", "key", "nbytes", "label")))
+_way = attrgetter("way")
 
 
 class Item(msgspec.Struct, frozen=True, gc=False):
@@ -138,9 +139,7 @@ def reserve(device: Device, items: Sequence[Item]) -> None:
     device.reserve([(item.storage, item.nbytes) for item in items if item.way is Way.FREED])
 
 
-def load(
-    device: Device, found: Sequence[Found], named: Sequence[tuple[str, torch.Tensor]], *, alone: bool
-) -> Cargo:
+def load(device: Device, found: Storages, named: Sequence[tuple[str, torch.Tensor]], *, alone: bool) -> Cargo:
     """Decide what happens to every found storage and to those of the named tensors.
 
     Raises
@@ -148,39 +147,50 @@ def load(
     SuspendRefusedError
         Naming a tensor that cannot be taken along.
     """
-    fixed = {entry.key for entry in found if entry.fixed}
-    holds = device.holds([entry.storage for entry in found], fixed=fixed, alone=alone)
-    _refuse(device, found, holds)
-    going = [hold.way is Way.FREED or hold.way is Way.DISCARDED for hold in holds]
-    taken = list(compress(found, going))
-    where = str(device.torch_device)
-    storages, keys, sizes, labels = (list(map(column, taken)) for column in _COLUMNS)
-    specs = list(map(StorageSpec, count(), sizes, repeat(where), labels))
-    sids = dict(zip(keys, count()))
+    holds = device.holds(found.storages, fixed=found.fixed, alone=alone)
+    ways = list(map(_way, holds))
+    _refuse(device, found, holds, ways)
+    going = [way is Way.FREED or way is Way.DISCARDED for way in ways]
+    taken = found.those(going)
+    sids = dict(zip(taken.keys, count())) if named else {}
     extras: list[torch.UntypedStorage] = []
+    described: list[tuple[int, str, str]] = []
     for path, tensor in named:
         storage = tensor.untyped_storage()
         if storage._cdata not in sids:
             _refuse_elsewhere(device, path, storage)
-            sids[storage._cdata] = len(specs)
-            specs.append(StorageSpec(len(specs), storage.nbytes(), str(storage.device), path))
+            sids[storage._cdata] = len(sids)
+            described.append((storage.nbytes(), str(storage.device), path))
             extras.append(storage)
     resident: Counter[str] = Counter()
-    for entry, hold in compress(zip(found, holds, strict=True), map(not_, going)):
-        resident[hold.reason] += entry.nbytes
+    for nbytes, hold in compress(zip(found.sizes, holds, strict=True), map(not_, going)):
+        resident[hold.reason] += nbytes
     return Cargo(
-        Layout(tuple(specs)),
-        tuple(map(Item, storages, sizes, [hold.way for hold in compress(holds, going)])),
+        _layout(str(device.torch_device), tuple(taken.sizes), tuple(taken.labels), tuple(described)),
+        tuple(map(Item, taken.storages, taken.sizes, compress(ways, going))),
         tuple(extras),
         tuple(_spec(path, tensor, sids[tensor.untyped_storage()._cdata]) for path, tensor in named),
         dict(resident),
     )
 
 
-def _refuse(device: Device, found: Sequence[Found], holds: Sequence[Hold]) -> None:
-    for entry, hold in zip(found, holds, strict=True):
-        if hold.way is Way.REFUSED:
-            raise SuspendRefusedError(f"{name_of(entry)} on {device.name} cannot be suspended: {hold.reason}")
+@functools.lru_cache(maxsize=4)  # as in `layout.place`
+def _layout(
+    where: str, sizes: tuple[int, ...], labels: tuple[str, ...], extras: tuple[tuple[int, str, str], ...]
+) -> Layout:
+    """The layout of storages of the device ``where``, and behind them of ``(nbytes, device, label)``."""
+    specs = map(StorageSpec, count(), sizes, repeat(where), labels)
+    behind = (StorageSpec(sid, *extra) for sid, extra in enumerate(extras, len(sizes)))
+    return Layout((*specs, *behind))
+
+
+def _refuse(device: Device, found: Storages, holds: Sequence[Hold], ways: Sequence[Way]) -> None:
+    if Way.REFUSED in ways:
+        at = ways.index(Way.REFUSED)
+        raise SuspendRefusedError(
+            f"{name_of(found.storages[at], found.labels[at])} on {device.name} cannot be suspended: "
+            f"{holds[at].reason}"
+        )
 
 
 def _refuse_elsewhere(device: Device, path: str, storage: torch.UntypedStorage) -> None:

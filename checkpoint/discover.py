@@ -8,21 +8,19 @@ DDP's buckets); those are not found, stay where they are, and are exact because 
 from __future__ import annotations
 
 import functools
-import operator
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import compress, repeat
-from operator import attrgetter, not_
-from typing import Any, NoReturn, TypeVar, cast
+from operator import attrgetter, is_not, mul, not_
+from typing import NoReturn, TypeVar, cast
 
-import msgspec
 import torch
 
 from gpuslice.errors import SuspendRefusedError
 from gpuslice.kernels import Device
 
 from . import heap
+from .columns import Storages
 
 _SPARSE_PARTS = {
     torch.sparse_coo: ("_indices", "_values"),
@@ -33,36 +31,18 @@ _SPARSE_PARTS = {
 }
 _QUANTIZED = {torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4}
 _TensorBase = torch._C.TensorBase
-_cdata, _dtype = attrgetter("_cdata"), attrgetter("dtype")
+_cdata, _dtype, _layout = attrgetter("_cdata"), attrgetter("dtype"), attrgetter("layout")
+_is_leaf, _grad = attrgetter("is_leaf"), attrgetter("grad")
+_use_count: Callable[[torch.Tensor], int] = torch.Tensor._use_count  # type: ignore[attr-defined]
 _T = TypeVar("_T")
 #: Where memory may be besides the job's device.
 _HOST = ("cpu", "meta")
+_BARE = "a bare storage"
+_BLOCK = 512
 _PER_CHANNEL = (torch.per_channel_affine, torch.per_channel_affine_float_qparams)
 
 
-class Found(msgspec.Struct, gc=False):
-    """One live storage.
-
-    Attributes
-    ----------
-    key
-        Its identity: ``storage._cdata``.
-    label
-        For people: dtype and shape of the first tensor found over it.
-    fixed
-        Its address may be known to somebody who would not notice a change: C++ code holds a tensor over
-        it (a pending autograd graph, DDP, a DLPack capsule), or other memory overlaps it.
-    """
-
-    storage: torch.UntypedStorage
-    key: int
-    nbytes: int
-    address: int
-    label: str
-    fixed: bool = False
-
-
-def sweep(device: Device) -> list[Found]:
+def sweep(device: Device) -> Storages:
     """All live storages of ``device`` with at least one byte, in the order of their addresses.
 
     Raises
@@ -71,35 +51,42 @@ def sweep(device: Device) -> list[Found]:
         If a live object forbids emptying the device storage by storage (a captured CUDA graph), or if there
         is memory on a further device (another GPU), which would not be emptied.
     """
-    live = live_instances(torch.Tensor, torch.UntypedStorage, *device.obstacles)
+    live = _instances(torch.Tensor, torch.UntypedStorage, *device.obstacles)
     _refuse_obstacles(live, device)
-    found = _storages(live, device)
-    found.sort(key=attrgetter("address"))
-    _fix_overlapping(found)
-    return found
+    return _storages(live, device).by_address()
 
 
 def check_alone(device: Device) -> None:
     """For a route that does not sweep: refuse memory on further devices, as `sweep` does."""
-    _storages(live_instances(torch.Tensor, torch.UntypedStorage), device)
+    _storages(_instances(torch.Tensor, torch.UntypedStorage), device)
 
 
-def _storages(live: Sequence[object], device: Device) -> list[Found]:
+def _storages(live: Sequence[object], device: Device) -> Storages:
     with torch.no_grad(), torch._C.DisableTorchFunction():
-        tensors = with_gradients(of_kind(live, torch.Tensor))
-        columns = _storages_of(tensors, held_by_others(tensors))
-        columns.add_bare(of_kind(live, torch.UntypedStorage))
-        return columns.on(device)
+        under = _Under(device)
+        for block in _blocks(live):
+            under.add(_held_firmly(block))
+        return under.found()
 
 
-def live_instances(*kinds: type) -> list[object]:
+def _blocks(objects: Sequence[object]) -> Iterator[Sequence[object]]:
+    """In portions of which what is asked of one object after the other stays in the processor's cache."""
+    return (objects[start : start + _BLOCK] for start in range(0, len(objects), _BLOCK))
+
+
+def live_instances(*kinds: type) -> Sequence[object]:
     """Every live object of these types, or types derived from them."""
-    types: set[type] = set().union(*map(_family, kinds))
     with torch._C.DisableTorchFunction():
-        return _held_firmly(heap.instances(types))
+        return _held_firmly(_instances(*kinds))
 
 
-def _held_firmly(objects: list[object]) -> list[object]:
+def _instances(*kinds: type) -> list[object]:
+    """The same, but not yet `_held_firmly`."""
+    types: set[type] = set().union(*map(_family, kinds))
+    return heap.instances(types)
+
+
+def _held_firmly(objects: Sequence[object]) -> Sequence[object]:
     """These objects by references that count, without what a storage left behind that is gone.
 
     The collector also shows objects that no Python code refers to any more and C++ keeps for later. A new
@@ -118,9 +105,9 @@ def _held_firmly(objects: list[object]) -> list[object]:
     return objects
 
 
-def _each(call: Callable[[Any], object], items: Iterable[object]) -> None:
+def _each(call: Callable[..., object], *items: Iterable[object]) -> None:
     """Call for each item, without going through the interpreter's loop."""
-    deque(map(call, items), maxlen=0)
+    deque(map(call, *items), maxlen=0)
 
 
 def _family(kind: type) -> set[type]:
@@ -151,73 +138,109 @@ def strided_parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
             yield from (tensor.q_per_channel_scales(), tensor.q_per_channel_zero_points())
 
 
-def with_gradients(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """``tensors`` and their gradients, which C++ may be alone in holding; each object once."""
+def with_gradients(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """``tensors``, of which each is there once, and their gradients, which C++ may be alone in holding."""
+    gradients = _gradients(tensors)
+    if not gradients:
+        return tensors
     known = dict(zip(map(id, tensors), tensors, strict=True))
-    known |= {id(gradient): gradient for gradient in _gradients(tensors)}
+    known |= zip(map(id, gradients), gradients, strict=True)
     return list(known.values())
 
 
 def _gradients(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Of those that may be asked: torch warns when the gradient of another one is looked at."""
-    leaf = list(map(attrgetter("is_leaf"), tensors))
-    inner = compress(tensors, map(not_, leaf))
-    retaining = [tensor for tensor in inner if tensor.retains_grad]
-    gradients = map(attrgetter("grad"), [*compress(tensors, leaf), *retaining])
-    return [gradient for gradient in gradients if gradient is not None]
+    leaf = list(map(_is_leaf, tensors))
+    if not all(leaf):
+        retaining = [tensor for tensor in compress(tensors, map(not_, leaf)) if tensor.retains_grad]
+        tensors = [*compress(tensors, leaf), *retaining]
+    gradients = list(map(_grad, tensors))
+    return list(compress(gradients, map(is_not, gradients, repeat(None))))
 
 
 def held_by_others(tensors: Sequence[torch.Tensor]) -> set[int]:
     """Ids of the tensors that C++ code refers to, beyond being a gradient or the base of a known view."""
-    counts = map(torch.Tensor._use_count, tensors)  # type: ignore[attr-defined]
-    several = [(id(tensor), count) for tensor, count in zip(tensors, counts, strict=True) if count > 1]
-    if not several:
+    counts = list(map(_use_count, tensors))
+    if max(counts, default=1) <= 1:
         return set()
     explained = Counter(map(id, _gradients(tensors)))
     views = compress(tensors, map(torch.Tensor._is_view, tensors))
     explained.update(id(view._base) for view in views)
+    several = ((id(tensor), count) for tensor, count in zip(tensors, counts, strict=True) if count > 1)
     return {key for key, count in several if count > 1 + explained[key]}
 
 
-@dataclass(slots=True)
-class _Columns:
-    """Storages, each once, in columns; what is asked of all of them is asked in one go.
+class _Under:
+    """The storages under tensors, and bare ones, as they are added block by block."""
 
-    Attributes
-    ----------
-    storages
-        By identity of the memory's owner (``_cdata``).
-    labels
-        For those that a tensor is over, likewise.
-    fixed
-        Identities of those that C++ code holds a tensor over.
-    """
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._tensors: list[torch.Tensor] = []
+        self._gradients: list[torch.Tensor] = []
+        #: Whether C++ code refers to any of the tensors, for whatever reason.
+        self._referred = False
+        #: The device's storages, those of further devices, the keys of all, labels of those under tensors.
+        self._found = Storages()
+        self._elsewhere: list[torch.UntypedStorage] = []
+        self._keys: set[int] = set()
+        self._labels: dict[int, str] = {}
 
-    storages: dict[int, torch.UntypedStorage]
-    labels: dict[int, str]
-    fixed: set[int]
+    def add(self, objects: Sequence[object]) -> None:
+        """Tensors and storages."""
+        tensors = of_kind(objects, torch.Tensor)
+        self._gradients += _gradients(tensors)
+        self._add_tensors(tensors)
+        self._look_at(of_kind(objects, torch.UntypedStorage))
 
-    def add_bare(self, storages: Sequence[torch.UntypedStorage]) -> None:
-        """Storages that no tensor may be over."""
-        self.storages = dict(zip(map(_cdata, storages), storages, strict=True)) | self.storages
-
-    def on(self, device: Device) -> list[Found]:
+    def found(self) -> Storages:
         """Those of the device that have memory (fake, functional and wrapper tensors have none)."""
-        storages = list(self.storages.values())
-        ours = list(map(device.owns, storages))
-        for storage in compress(storages, map(not_, ours)):
-            if storage.device.type not in _HOST:
-                for entry in self._found([storage]):
-                    _refuse_elsewhere(entry, device)
-        return self._found(list(compress(storages, ours)))
+        self._add_gradients()
+        for storage in self._elsewhere:
+            _refuse_elsewhere(storage, self._labels.get(storage._cdata, _BARE), self._device)
+        found = self._found
+        found.labels = list(map(self._labels.get, found.keys, repeat(_BARE)))
+        if self._referred:
+            found.fixed = self._fixed()
+        return found.those(list(map(mul, found.sizes, found.addresses)))
 
-    def _found(self, storages: list[torch.UntypedStorage]) -> list[Found]:
-        keys = list(map(_cdata, storages))
-        sizes = list(map(torch.UntypedStorage.nbytes, storages))
-        addresses = _addresses(storages)
-        labels = map(self.labels.get, keys, repeat("a bare storage"))
-        found = map(Found, storages, keys, sizes, addresses, labels, map(self.fixed.__contains__, keys))
-        return list(compress(found, map(operator.and_, map(bool, sizes), map(bool, addresses))))
+    def _add_gradients(self) -> None:
+        """Those that C++ alone holds."""
+        if self._gradients:
+            known = set(map(id, self._tensors))
+            further = {id(gradient): gradient for gradient in self._gradients}
+            self._add_tensors([gradient for key, gradient in further.items() if key not in known])
+
+    def _add_tensors(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._tensors += tensors
+        self._referred = self._referred or max(map(_use_count, tensors), default=1) > 1
+        storages, labels = _described(tensors)
+        # The first tensor over a storage has the last word.
+        _each(self._labels.setdefault, map(_cdata, storages), labels)
+        self._look_at(storages)
+
+    def _look_at(self, storages: Sequence[torch.UntypedStorage]) -> None:
+        new = dict(zip(map(_cdata, storages), storages, strict=True))
+        if not self._keys.isdisjoint(new):
+            new = {key: storage for key, storage in new.items() if key not in self._keys}
+        self._keys.update(new)
+        ours = list(map(self._device.owns, new.values()))
+        if not all(ours):
+            self._elsewhere += (
+                storage for storage in compress(new.values(), map(not_, ours)) if _is_elsewhere(storage)
+            )
+            new = dict(compress(new.items(), ours))
+        storages = list(new.values())
+        found = self._found
+        found.storages += storages
+        found.keys += new
+        found.sizes += map(torch.UntypedStorage.nbytes, storages)
+        found.addresses += _addresses(storages)
+
+    def _fixed(self) -> set[int]:
+        """Keys of the storages that C++ code holds a tensor over."""
+        held = held_by_others(self._tensors)
+        parts = [part for tensor in self._tensors if id(tensor) in held for part in strided_parts(tensor)]
+        return {part.untyped_storage()._cdata for part in parts}
 
 
 def _addresses(storages: Sequence[torch.UntypedStorage]) -> list[int]:
@@ -235,33 +258,33 @@ def _address(storage: torch.UntypedStorage) -> int:
         return 0
 
 
-def _storages_of(tensors: Sequence[torch.Tensor], held: Set[int]) -> _Columns:
-    """The storages under the tensors, with a label from the first tensor over each."""
-    wrappers = {kind for kind in set(map(type, tensors)) if hasattr(kind, "__tensor_flatten__")}
-    layouts = map(attrgetter("layout"), tensors)
-    dtypes = map(attrgetter("dtype"), tensors)
-    plain = [
-        layout is torch.strided and kind not in wrappers and dtype not in _QUANTIZED
-        for layout, kind, dtype in zip(layouts, map(type, tensors), dtypes, strict=True)
-    ]
-    parts: list[torch.Tensor] = list(compress(tensors, plain))
-    owners = list(map(id, parts))
+def _described(tensors: Sequence[torch.Tensor]) -> tuple[list[torch.UntypedStorage], list[str]]:
+    """The storages under the tensors, and a label of each tensor."""
+    plain = _are_plain(tensors)
+    simple = list(compress(tensors, plain))
     try:
-        storages = list(map(_TensorBase.untyped_storage, parts))
-        labels = list(map(_description, map(_dtype, parts), map(_TensorBase.size, parts)))
+        storages = list(map(_TensorBase.untyped_storage, simple))
+        labels = list(map(_description, map(_dtype, simple), map(_TensorBase.size, simple)))
     except (RuntimeError, NotImplementedError):  # one of them has no storage, or no one size
-        parts, owners, storages, labels = [], [], [], []
+        storages, labels = [], []
         plain = [False] * len(tensors)
     for tensor in compress(tensors, map(not_, plain)):
         for part in strided_parts(tensor):
-            owners.append(id(tensor))
             storages.append(part.untyped_storage())
             labels.append(describe_tensor(part))
-    keys = list(map(_cdata, storages))
-    # From behind, so that the first tensor over a storage has the last word.
-    named = dict(zip(reversed(keys), reversed(labels), strict=True))
-    fixed = {key for key, owner in zip(keys, owners, strict=True) if owner in held} if held else set()
-    return _Columns(dict(zip(keys, storages, strict=True)), named, fixed)
+    return storages, labels
+
+
+def _are_plain(tensors: Sequence[torch.Tensor]) -> list[bool]:
+    """Whether each is what it seems: strided, over one storage, no wrapper around others, not quantized."""
+    layouts, dtypes = list(map(_layout, tensors)), list(map(_dtype, tensors))
+    wrappers = {kind for kind in set(map(type, tensors)) if hasattr(kind, "__tensor_flatten__")}
+    if not wrappers and set(layouts) <= {torch.strided} and _QUANTIZED.isdisjoint(dtypes):
+        return [True] * len(tensors)
+    return [
+        layout is torch.strided and kind not in wrappers and dtype not in _QUANTIZED
+        for layout, kind, dtype in zip(layouts, map(type, tensors), dtypes, strict=True)
+    ]
 
 
 def describe_tensor(tensor: torch.Tensor) -> str:
@@ -274,24 +297,16 @@ def _description(dtype: torch.dtype, shape: torch.Size | None) -> str:
     return f"{str(dtype).removeprefix('torch.')} {'nested' if shape is None else list(shape)}"
 
 
-def _fix_overlapping(ordered: Sequence[Found]) -> None:
-    """Mark storages over the same memory (DLPack, NumPy and back): none of them may move alone."""
-    ends = [entry.address + entry.nbytes for entry in ordered]
-    if all(map(operator.le, ends, map(attrgetter("address"), ordered[1:]))):
-        return
-    reach: Found | None = None
-    for entry in ordered:
-        if reach is not None and entry.address < reach.address + reach.nbytes:
-            entry.fixed = reach.fixed = True
-        if reach is None or entry.address + entry.nbytes > reach.address + reach.nbytes:
-            reach = entry
+def _is_elsewhere(storage: torch.UntypedStorage) -> bool:
+    """Whether it is memory of a further device."""
+    return storage.device.type not in _HOST and storage.nbytes() > 0 and _address(storage) != 0
 
 
-def _refuse_elsewhere(entry: Found, device: Device) -> NoReturn:
+def _refuse_elsewhere(storage: torch.UntypedStorage, label: str, device: Device) -> NoReturn:
     from .naming import name_of  # late: it looks for names with what is defined here
 
     raise SuspendRefusedError(
-        f"{name_of(entry)} is on {entry.storage.device}, and the job's device is {device.name}",
+        f"{name_of(storage, label)} is on {storage.device}, and the job's device is {device.name}",
         "keep the state of a process on one device, and name it with --device",
     )
 

@@ -13,7 +13,7 @@ import gc
 import operator
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import compress
@@ -33,10 +33,11 @@ class _Witness:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What was wanted of the objects that were set aside."""
+    """What was wanted of the objects that were set aside, and their ids."""
 
     types: frozenset[type]
     references: tuple[weakref.ref[Any], ...]
+    ids: frozenset[int]
 
     def alive(self, types: Set[type]) -> list[object]:
         objects = list(map(_call, self.references))
@@ -88,19 +89,22 @@ def instances(types: Set[type]) -> list[object]:
         gc.collect(1)  # young garbage need not be looked at, and must not be set aside
     seen = _seen
     if seen is not None and types <= seen.types:
-        found = _look(types)
-        if any(item is _witness for item in found):
-            found = seen.alive(types) + found
-            return _without_witness(dict(zip(map(id, found), found, strict=True)).values())
+        found, undisturbed = _of_types(gc.get_objects(), types)
+        if undisturbed:
+            alive = seen.alive(types)
+            if any(map(seen.ids.__contains__, map(id, found))):
+                # Thawed meanwhile, and so in both lists; or made where one was that is gone.
+                ids = set(map(id, alive))
+                found = [item for item in found if id(item) not in ids]
+            return alive + found
     if seen is not None:
         give_back()
     objects = _take_all() if set_aside else gc.get_objects()
-    found = _of_types(objects, types)
-    if not any(item is _witness for item in found):
+    found, undisturbed = _of_types(objects, types)
+    if not undisturbed:
         # The script froze something. That is thawed, and nothing is set aside in its stead.
         gc.unfreeze()
-        return _without_witness(_look(types))
-    found = _without_witness(found)
+        return _of_types(gc.get_objects(), types)[0]
     if set_aside:
         _remember(types, found)
     return found
@@ -118,17 +122,11 @@ def _take_all() -> list[object]:
     return cast(list[object], objects)
 
 
-def _look(types: Set[type]) -> list[object]:
-    return _of_types(gc.get_objects(), types)
-
-
-def _of_types(objects: list[object], types: Set[type]) -> list[object]:
-    wanted = types | {_Witness}
-    return list(compress(objects, map(wanted.__contains__, map(type, objects))))
-
-
-def _without_witness(found: Iterable[object]) -> list[object]:
-    return [item for item in found if type(item) is not _Witness]
+def _of_types(objects: list[object], types: Set[type]) -> tuple[list[object], bool]:
+    """Those of the types; and whether the witness is among ``objects``."""
+    kinds = list(map(type, objects))
+    undisturbed = _Witness in kinds and objects[kinds.index(_Witness)] is _witness
+    return list(compress(objects, map(types.__contains__, kinds))), undisturbed
 
 
 def _remember(types: Set[type], found: list[object]) -> None:
@@ -138,7 +136,7 @@ def _remember(types: Set[type], found: list[object]) -> None:
     except TypeError:  # of a type without weak references; the next look has to see it all again
         give_back()
         return
-    _witness, _seen = _Witness(), _Seen(frozenset(types), references)
+    _witness, _seen = _Witness(), _Seen(frozenset(types), references, frozenset(map(id, found)))
     if _before_collection not in gc.callbacks:
         gc.callbacks.append(_before_collection)
 

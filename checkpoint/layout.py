@@ -68,7 +68,7 @@ class TensorSpec(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
     offset: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Layout:
     """The storages of one snapshot, numbered 0, 1, 2, ... in file order."""
 
@@ -82,10 +82,10 @@ class Layout:
                     "number storages 0, 1, 2, ... and give sizes of zero or more",
                 )
 
-    @property
-    def sizes(self) -> list[int]:
+    @functools.cached_property
+    def sizes(self) -> tuple[int, ...]:
         """Bytes of each storage."""
-        return [storage.nbytes for storage in self.storages]
+        return tuple(storage.nbytes for storage in self.storages)
 
     @property
     def nbytes(self) -> int:

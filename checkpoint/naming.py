@@ -5,24 +5,24 @@ from __future__ import annotations
 import torch
 
 from . import heap
-from .discover import Found, live_instances, of_kind
+from .discover import live_instances, of_kind
 
 
-def name_of(found: Found) -> str:
-    """The best name for a storage: a module's parameter, else a variable or key, with dtype and shape."""
+def name_of(storage: torch.UntypedStorage, label: str) -> str:
+    """The best name for a storage: a module's parameter, else a variable or key, with its label."""
     live = live_instances(torch.Tensor, torch.nn.Module)
     with torch._C.DisableTorchFunction():
-        tensors = [tensor for tensor in of_kind(live, torch.Tensor) if _lies_in(tensor, found)]
-        name = _name_in_modules(of_kind(live, torch.nn.Module), found) or _name_of_variable(tensors)
-    return f"{name} ({found.label})" if name else found.label
+        tensors = [tensor for tensor in of_kind(live, torch.Tensor) if _lies_in(tensor, storage)]
+        name = _name_in_modules(of_kind(live, torch.nn.Module), storage) or _name_of_variable(tensors)
+    return f"{name} ({label})" if name else label
 
 
-def _name_in_modules(modules: list[torch.nn.Module], found: Found) -> str | None:
+def _name_in_modules(modules: list[torch.nn.Module], storage: torch.UntypedStorage) -> str | None:
     names = [
         f"{type(module).__name__}.{path}"
         for module in modules
         for path, tensor in [*module.named_parameters(), *module.named_buffers()]
-        if _lies_in(tensor, found)
+        if _lies_in(tensor, storage)
     ]
     # The longest qualified name is the one from the outermost module.
     return max(names, key=len, default=None)
@@ -38,5 +38,5 @@ def _name_of_variable(tensors: list[torch.Tensor]) -> str | None:
     return None
 
 
-def _lies_in(tensor: torch.Tensor, found: Found) -> bool:
-    return torch._C._has_storage(tensor) and tensor.untyped_storage()._cdata == found.storage._cdata
+def _lies_in(tensor: torch.Tensor, storage: torch.UntypedStorage) -> bool:
+    return torch._C._has_storage(tensor) and tensor.untyped_storage()._cdata == storage._cdata

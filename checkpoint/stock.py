@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import count, repeat
+from itertools import repeat
 
 import torch
 
@@ -11,7 +11,8 @@ from gpuslice.kernels import Device
 
 from .blocks import BlockCargo, Shim, block_layout, load_blocks
 from .cargo import Cargo, load
-from .discover import Found, check_alone, sweep
+from .columns import Storages
+from .discover import check_alone, sweep
 from .gate import Gate
 from .layout import Layout
 
@@ -31,16 +32,19 @@ class Stock:
         self._gate = gate
         self._shim = shim
         self._order: dict[int, int] = {}
+        #: What was found the last time, by address, and the positions there of those in the order.
+        self._keys: list[int] = []
+        self._turns: list[int] = []
 
-    def find(self, device: Device) -> list[Found]:
+    def find(self, device: Device) -> Storages:
         """What is on the device, in the order of the last time, what is new behind; none by the vmm route."""
         if self._shim is None:
             return self._in_order(sweep(device))
         check_alone(device)
-        return []
+        return Storages()
 
     def load(
-        self, device: Device, found: Sequence[Found], named: Sequence[tuple[str, torch.Tensor]]
+        self, device: Device, found: Storages, named: Sequence[tuple[str, torch.Tensor]]
     ) -> Cargo | BlockCargo:
         """Decide what is taken along; ``SuspendRefusedError`` names what cannot be."""
         if self._shim is not None:
@@ -53,9 +57,11 @@ class Stock:
             return block_layout(self._shim.blocks(device.torch_device.index or 0), device)
         return load(device, sweep(device), (), alone=self._gate.alone).layout
 
-    def _in_order(self, found: list[Found]) -> list[Found]:
-        keys = [entry.key for entry in found]
-        place = list(map(self._order.get, keys, repeat(len(self._order))))
-        turns = sorted(range(len(found)), key=place.__getitem__)
-        self._order = dict(zip(map(keys.__getitem__, turns), count()))
-        return [found[turn] for turn in turns]
+    def _in_order(self, found: Storages) -> Storages:
+        """In the order of the last time; what is new behind."""
+        if found.keys != self._keys:
+            place = list(map(self._order.get, found.keys, repeat(len(self._order))))
+            self._turns = sorted(range(len(found)), key=place.__getitem__)
+            self._keys = found.keys
+            self._order = {found.keys[turn]: number for number, turn in enumerate(self._turns)}
+        return found.in_turns(self._turns)

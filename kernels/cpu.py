@@ -28,6 +28,7 @@ from .host import (
 from .slots import check_slot
 from .transfer import Transfer
 
+_HOST = torch.device("cpu")
 _FREED = Hold(Way.FREED)
 _DISCARDED = Hold(Way.DISCARDED, "its address must stay, so its pages are dropped instead")
 #: Dropping fewer pages is not worth two system calls and the faults afterwards.
@@ -82,7 +83,7 @@ class CpuDevice:
         """The host can always be interrupted at a boundary."""
 
     def owns(self, storage: torch.UntypedStorage) -> bool:
-        return storage.device.type == "cpu"
+        return storage.device == _HOST
 
     def memory(self) -> DeviceMemory:
         """Of the machine; ``reserved`` is the process's anonymous resident set."""
@@ -93,9 +94,11 @@ class CpuDevice:
     def holds(self, storages: Sequence[torch.UntypedStorage], *, fixed: Set[int], alone: bool) -> list[Hold]:
         space = AddressSpace()
         pinned = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-        resizable = map(torch.UntypedStorage.resizable, storages)
-        shared = map(torch.UntypedStorage.is_shared, storages)
+        resizable = list(map(torch.UntypedStorage.resizable, storages))
+        shared = list(map(torch.UntypedStorage.is_shared, storages))
         # In this form because it is asked of thousands at every suspend, and nearly all are simply freed.
+        if all(resizable) and not fixed and not pinned and not any(shared):
+            return [_FREED] * len(storages)
         return [
             _FREED
             if free and not common and not pinned and storage._cdata not in fixed

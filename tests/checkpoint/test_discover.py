@@ -14,7 +14,8 @@ from torch._subclasses import FakeTensorMode
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.testing._internal.two_tensor import TwoTensor
 
-from gpuslice.checkpoint.discover import Found, live_instances, of_kind, strided_parts, sweep
+from gpuslice.checkpoint.columns import Found
+from gpuslice.checkpoint.discover import live_instances, of_kind, strided_parts, sweep
 from gpuslice.kernels.cpu import CpuDevice
 from gpuslice.types import DeviceName
 
