@@ -84,6 +84,7 @@ class Client:
         steps: int = 0,
         max_steps: int = 0,
         memory_bytes: int = 0,
+        expected_s: float = 0.0,
         trial_batches: int = 0,
         deadline_s: float = 0.0,
         guaranteed: bool = False,
@@ -112,13 +113,15 @@ class Client:
             It is ended, well, at the first boundary after so many; 0: when it ends by itself.
         memory_bytes
             What it needs on each of its devices; 0: not stated.
+        expected_s
+            How long it trains on its devices, if known, for policies that must know; 0: not stated.
         trial_batches
             So many mini-batches are tried ahead of every queue, so that it fails early if it is broken.
         deadline_s
             By when it is to be through, in seconds from now; 0: whenever.
         guaranteed
             Refuse it if the policy cannot guarantee that: returns once that is decided, which takes the job's
-            first mini-batches (docs/scheduler.md, Deadlines).
+            first mini-batches if ``expected_s`` is not stated (docs/scheduler.md, Deadlines).
         boundary_timeout_s
             If it reaches no boundary for so long when told to stop, that is reported; 0: never.
         on_boundary_timeout
@@ -151,6 +154,7 @@ class Client:
             steps=steps,
             max_steps=max_steps,
             memory_bytes=memory_bytes,
+            expected_s=expected_s,
             trial_batches=trial_batches,
             deadline_s=deadline_s,
             guaranteed=guaranteed,

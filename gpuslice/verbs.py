@@ -39,6 +39,8 @@ class Submit(Verb, tag="submit", frozen=True):
         How many optimizer steps it has, for its progress; 0: not stated.
     memory_bytes
         What it needs on each of its devices; 0: not stated.
+    expected_s
+        How long it trains on its devices, as far as its owner knows; 0: not stated.
     max_steps
         It is ended, well, after so many optimizer steps; 0: when it ends by itself.
     trial_batches
@@ -62,6 +64,7 @@ class Submit(Verb, tag="submit", frozen=True):
     steps: int = 0
     max_steps: int = 0
     memory_bytes: int = 0
+    expected_s: float = 0.0
     trial_batches: int = 0
     deadline_s: float = 0.0
     guaranteed: bool = False

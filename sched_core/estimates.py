@@ -17,8 +17,9 @@ _MOST = 1000
 class Estimates:
     """``Knowledge`` of jobs that said how many steps they have: steps left times the time of a step so far.
 
-    A job that has made no step yet counts as almost done, so that it runs first and is measured; one that did
-    not say how many steps it has, or has made more than it said, comes last.
+    Until that is measured, and of jobs that did not say, what their owners expect counts. Where nobody
+    expects anything, a job that has made no step yet counts as almost done, so that it runs first and is
+    measured; one that did not say how many steps it has comes last, as does one that needs more than it said.
     """
 
     def __init__(self) -> None:
@@ -35,8 +36,10 @@ class Estimates:
         return job.progress_at(self.now_s) + self._left_s(job)
 
     def measured(self, job: Job) -> bool:
-        """Whether its steps have been timed, if it said how many it has."""
-        return not isinstance(job, Gang) or not job.spec.iterations or job.pace.step_s is not None
+        """Whether its steps have been timed, if it said how many it has and not how long it takes."""
+        if not isinstance(job, Gang) or not job.spec.iterations or job.spec.expected_s:
+            return True
+        return job.pace.step_s is not None
 
     def services(self) -> Sequence[float]:
         """What the newest jobs that ended well attained; empty before ``ENOUGH`` of them have."""
@@ -58,7 +61,12 @@ class Estimates:
             self._edition += 1
 
     def _left_s(self, job: Job) -> float:
-        if not isinstance(job, Gang) or not job.spec.iterations:
+        if not isinstance(job, Gang):
+            return inf
+        if job.spec.expected_s and (not job.spec.iterations or job.pace.step_s is None):
+            left_s = job.spec.expected_s - job.executed_at(self.now_s)
+            return left_s if left_s > 0 else inf
+        if not job.spec.iterations:
             return inf
         steps = max(rank.step for rank in job.ranks)
         if steps > job.spec.iterations:

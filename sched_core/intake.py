@@ -31,14 +31,16 @@ def check(request: Submit, devices: Sequence[DeviceName]) -> None:
         raise UsageError(f"{request.steps} steps are none", "give a positive number, or leave it out")
     if request.max_steps < 0:
         raise UsageError(f"{request.max_steps} steps are none", "give a positive number, or leave it out")
+    if not 0 <= request.expected_s < inf:
+        raise UsageError(f"{request.expected_s} s are no duration", "leave it out if it is not known")
     if not 0 <= request.deadline_s < inf:
         raise UsageError(f"a deadline after {request.deadline_s} s is none", "give a positive time")
     if request.guaranteed and not request.deadline_s:
         raise UsageError("there is no deadline to be guaranteed", "state it: --deadline 2h")
-    if request.guaranteed and not (request.steps or request.max_steps):
+    if request.guaranteed and not (request.steps or request.max_steps or request.expected_s):
         raise UsageError(
             "without the number of its steps nobody can tell how long it takes, nor guarantee a deadline",
-            "state it: --steps N",
+            "state it: --steps N; or how long it takes: --duration 40m",
         )
     if request.trial_batches < 0:
         raise UsageError(f"a trial of {request.trial_batches} mini-batches is none", "give a positive number")
@@ -72,6 +74,7 @@ def make_spec(request: Submit, name: str, now_s: float) -> JobSpec:
         tenant=request.tenant,
         weight=request.weight,
         iterations=request.steps or request.max_steps,
+        expected_s=request.expected_s,
         max_steps=request.max_steps,
         deadlines=((request.deadline_s, 1.0),) if request.deadline_s else (),
         only_guaranteed=request.guaranteed,

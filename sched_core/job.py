@@ -8,7 +8,7 @@ import msgspec
 
 
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known when a job is submitted. How long it runs is not part of it (see ``Knowledge``).
+    """What is known when a job is submitted. How long it really runs is not part of it (see ``Knowledge``).
 
     Attributes
     ----------
@@ -29,6 +29,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
         Whose it is; jobs of one ``app`` search for one model together (Themis).
     skew
         Largest share of one tensor in the model's parameters (Tiresias, section 3.3); ``None``: not known.
+    expected_s
+        How long it trains on its devices, as far as its owner knows; 0: not stated.
     max_steps
         It is ended, well, at the first boundary after so many optimizer steps; 0: it ends by itself.
     boundary_timeout_s
@@ -59,6 +61,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     only_guaranteed: bool = False
     skew: float | None = None
     iterations: int = 0
+    expected_s: float = 0.0
     max_steps: int = 0
     boundary_timeout_s: float = 60.0
     kill_when_late: bool = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from enum import Enum
 from typing import Annotated
 
@@ -35,6 +36,9 @@ def command(
     steps: Annotated[
         int, Option(metavar="N", help="Optimizer steps it has, if known: for its progress.")
     ] = 0,
+    duration: Annotated[
+        str | None, Option(metavar="40m", help="How long it trains on its devices, as far as you know.")
+    ] = None,
     max_steps: Annotated[int, Option(metavar="N", help="End it, well, after N optimizer steps.")] = 0,
     memory: Annotated[str, Option(metavar="4G", help="What it needs on each of its devices.")] = "",
     trial: Annotated[
@@ -46,7 +50,7 @@ def command(
     ] = None,
     guaranteed: Annotated[
         bool,
-        Option("--guaranteed", help="Refuse it if that cannot be guaranteed (needs --steps, and chronus)."),
+        Option("--guaranteed", help="Refuse it if chronus cannot guarantee that (--steps or --duration)."),
     ] = False,
     boundary_timeout: Annotated[
         str, Option(metavar="60s", help="Report it if it reaches no boundary for so long (or: never).")
@@ -71,6 +75,8 @@ def command(
             raise UsageError(f"--env {setting} is not KEY=VALUE", "write for instance --env LR=0.1")
         environ[key] = value
     timeout_s = 0.0 if boundary_timeout == "never" else config.parse_duration(boundary_timeout)
+    if guaranteed and sys.stderr.isatty():
+        sys.stderr.write("gpuslice: waiting until it is known whether its deadline can be guaranteed\n")
     with connect(state_dir) as client:
         job = client.submit(
             words or [],
@@ -82,6 +88,7 @@ def command(
             steps=steps,
             max_steps=max_steps,
             memory_bytes=config.parse_size(memory) if memory else 0,
+            expected_s=0.0 if duration is None else config.parse_duration(duration),
             trial_batches=trial_batches if trial else 0,
             deadline_s=0.0 if deadline is None else config.parse_duration(deadline),
             guaranteed=guaranteed,

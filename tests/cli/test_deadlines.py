@@ -36,6 +36,20 @@ def test_a_deadline_is_guaranteed_or_the_job_refused(shell: Shell) -> None:
     shell("down")
 
 
+def test_what_its_owner_expects_decides_before_a_step_is_made(shell: Shell) -> None:
+    shell("up", "--devices", "null:1", "--policy", "chronus", "--quantum", "500ms")
+    job = ("--", sys.executable, str(RANK), "1000000", "0")
+    wish = ("--deadline", "1h", "--guaranteed", "--duration")
+    told = shell("submit", *wish, "2h", "--name", "long", *job, code=2)
+    assert "long was refused: its deadline cannot be guaranteed: it needs about 7920 s" in told
+    assert shell("submit", *wish, "5m", "--name", "short", *job) == "short\n"
+    events = list(shell.client().events())
+    assert [event.job for event in events if event.what in ("stopped", "guaranteed")] == ["long", "short"]
+    assert "first_step" not in {event.what for event in events}
+    assert "is not a time" in shell("submit", *wish, "soon", *job, code=2)
+    shell("down")
+
+
 def test_other_policies_refuse_to_guarantee_and_tell_of_what_was_missed(shell: Shell) -> None:
     shell.up()
     job = ("--", sys.executable, str(RANK), "1000000", "0")

@@ -284,3 +284,29 @@ def test_what_is_due_beyond_the_horizon_counts_too() -> None:
     assert overbooked([half, half], 1)
     assert not overbooked([half, half], 2)
     assert not overbooked([half, Claim(1, 60.0, 120.0)], 1)
+
+
+def test_what_an_owner_expects_counts_until_steps_were_timed_and_not_for_ever() -> None:
+    driver = chronus()
+
+    def add(name: str, expected_s: float, steps: int = 0) -> Gang:
+        spec = JobSpec(
+            id=name,
+            submit_s=driver.now_s,
+            iterations=steps,
+            expected_s=expected_s,
+            deadlines=((100.0, 1.0),),
+            only_guaranteed=True,
+        )
+        driver.do(Submitted(spec, PROGRAM))
+        driver.hello(name)
+        obey(driver)
+        return driver.core.jobs[name]
+
+    refused_job, short, optimist = add("refused", 200.0), add("short", 5.0), add("optimist", 5.0, steps=400)
+    assert refused_job.state is JobState.CANCELLED
+    assert (short.guaranteed, optimist.guaranteed) == (True, True)
+    train(driver, 20.0)
+    assert short.guaranteed is False, "it trains longer than it said"
+    assert optimist.guaranteed is True, "its steps take longer than it said, but there is time for that"
+    assert set(told_of(driver, "guarantee_lost")) == {"short"}
