@@ -6,7 +6,8 @@ operating system, so that the end of either process is seen at once:
 
     giver                            taker
     Offer(terms, nbytes)   ->                      what it is about to give back
-                           <-        Answer        whether it is worth giving anything back before the end
+                           <-        Answer        whether it is worth giving anything back before the end;
+                                                   none to an offer of nothing
     Gave(nbytes)  ...      ->                      in all so far, by the device's own count
     Whole                  ->                      published and gone; it wants nothing back any more
     Failed(error)          ->                      it runs on, and wants all of it back
@@ -34,7 +35,7 @@ import msgspec
 
 from gpuslice.errors import HandoverError
 
-VERSION = 1
+VERSION = 2
 #: The door's name in a store's directory.
 DOOR = "passage"
 #: How long one end waits for a word of the other. A word comes with every portion, and a portion of
@@ -186,6 +187,10 @@ class End(Generic[_Heard]):
         if ready:
             raise Gone
         return None
+
+    def filenos(self) -> tuple[int, ...]:
+        """What can be read when there is something to hear, or the other process has ended."""
+        return self._socket.fileno(), self._process
 
     def await_end(self, timeout_s: float) -> bool:
         """Wait for the end of the other process; whether it came."""

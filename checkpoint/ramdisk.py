@@ -120,7 +120,7 @@ class RamDisk:
         if job is None:
             directory = self.directory / f"{UNNAMED}{secrets.token_hex(8)}.r{rank}"
         else:
-            directory = self._home(job, rank)
+            directory = self.home(job, rank)
         ends_s = time.monotonic() + _PATIENCE_S
         while (lock := self._claim(directory)) is None:
             owner = read_owner(directory)
@@ -134,7 +134,7 @@ class RamDisk:
             )
         return self._take_over(directory, lock, job, rank, slots)
 
-    def _home(self, job: str, rank: int) -> Path:
+    def home(self, job: str, rank: int) -> Path:
         """The store of a named job's rank: jobs of two schedulers are two, whatever they are called."""
         name = str(job_id(job))
         if self._scheduler:
@@ -161,7 +161,7 @@ class RamDisk:
         RamDiskFullError
             As for `open_store`.
         """
-        directory = self._home(job, rank)
+        directory = self.home(job, rank)
         while not self._has_ended_well(directory, waiting):
             lock = self._claim(directory)  # another one that stands by may have been quicker
             if lock is not None:
@@ -302,7 +302,7 @@ class RamDisk:
 
     def boundaries(self, job: str, rank: int = 0) -> set[int]:
         """Of which boundaries a rank of a named job has a published restartable snapshot, alive or not."""
-        directory = self._home(job, rank)
+        directory = self.home(job, rank)
         records = {record for record in committed(directory) if record.restartable}
         return {record.boundary for record in records | set(spilled_records(directory, self.spilled))}
 

@@ -34,7 +34,7 @@ from .passage import (
 
 #: What leaves or comes at once: small beside a state, large beside what it costs to give memory back.
 PORTION_BYTES = 128 << 20
-#: How long the giver, whose device is idle meanwhile, waits for an answer to its offer.
+#: How long the giver, whose device is idle meanwhile, waits for an answer; and the taker for the offer.
 _ANSWER_S = 5.0
 _ERROR_CHARACTERS = 1000
 
@@ -56,8 +56,10 @@ class Giver:
         self.problem = "nothing was offered"
 
     def offer(self, terms: Terms, nbytes: int) -> None:
-        """Say what will be given back, and hear what the taker thinks of it."""
+        """Say what will be given back before the end, and hear what the taker thinks of it, if it is any."""
         self._end.insist(Offer(VERSION, terms, nbytes))
+        if not nbytes:
+            return
         try:
             answer = self._end.hear(min(_ANSWER_S, self._end.patience_s))
         except (Gone, Left, HandoverError) as error:
@@ -109,6 +111,8 @@ class Successor:
         Of its store.
     terms
         Of the swap.
+    overlapped
+        Whether anything is to be given back before everything is published.
     portion_bytes
         What is given back at once.
     patience_s
@@ -117,6 +121,7 @@ class Successor:
 
     directory: Path
     terms: Terms
+    overlapped: bool = True
     portion_bytes: int = PORTION_BYTES
     patience_s: float = PATIENCE_S
 
@@ -131,7 +136,7 @@ class Successor:
         except (OSError, HandoverError):
             connection.close()
             return None
-        giver.offer(self.terms, nbytes)
+        giver.offer(self.terms, nbytes if self.overlapped else 0)
         return giver
 
 
@@ -141,7 +146,7 @@ class Taker:
     Attributes
     ----------
     offered_bytes
-        What the giver will give back.
+        What the giver will give back before the end; nothing: it waits for no answer.
     given_bytes
         What it has given back so far.
     vacated
@@ -158,7 +163,17 @@ class Taker:
 
     def answer(self, problem: str = "") -> None:
         """Say whether it is worth giving anything back before the end, or else why not."""
-        self._end.insist(Answer(problem[:_ERROR_CHARACTERS]))
+        if self.offered_bytes:
+            self._end.insist(Answer(problem[:_ERROR_CHARACTERS]))
+
+    def filenos(self) -> tuple[int, ...]:
+        """What can be read when there may be something to take in: a word, or the end of the giver."""
+        return self._end.filenos()
+
+    def take_in(self) -> None:
+        """Hear what has been said, without waiting for more; ``HandoverError`` as below."""
+        while not self.vacated and self._listen(0.0):
+            pass
 
     def await_given(self, nbytes: int) -> None:
         """Wait until the giver has given back ``nbytes`` in all, or is off the device.
@@ -168,8 +183,7 @@ class Taker:
         HandoverError
             If it wants everything back, or says nothing for too long.
         """
-        while not self.vacated and self._listen(0.0):
-            pass
+        self.take_in()
         while not self.vacated and self.given_bytes < nbytes:
             self._await_word()
 
@@ -273,6 +287,10 @@ class Door:
             self._socket.close()
             raise HandoverError(f"there can be no passage in {directory}: {error.strerror}") from error
 
+    def fileno(self) -> int:
+        """A descriptor that can be read when somebody knocks."""
+        return self._socket.fileno()
+
     def await_giver(self, timeout_s: float) -> Taker | None:
         """Wait for the giver, which comes when its suspend is about to copy; ``None`` if it does not."""
         deadline_s = time.monotonic() + timeout_s
@@ -294,7 +312,7 @@ class Door:
             connection.close()
             return None
         with suppress(Gone, Left, HandoverError):
-            match end.hear(self._patience_s):
+            match end.hear(min(_ANSWER_S, self._patience_s)):
                 case Offer(version=version, terms=terms) as offer if (version, terms) == (
                     VERSION,
                     self._terms,

@@ -16,7 +16,15 @@ from typing import NoReturn
 
 from gpuslice.checkpoint.record import SwitchRecord
 from gpuslice.ending import die_parked, end_parked, say, undisturbed
-from gpuslice.errors import ConfigError, DeviceMemoryError, GpusliceError, RamDiskFullError, RollbackError
+from gpuslice.errors import (
+    ConfigError,
+    DeviceMemoryError,
+    GpusliceError,
+    HandoverError,
+    RamDiskFullError,
+    RollbackError,
+)
+from gpuslice.handover import Coming, Handovers
 from gpuslice.link import Link
 from gpuslice.orders import Orders, Phase
 from gpuslice.runtime import Runtime
@@ -25,6 +33,8 @@ from gpuslice.wire import (
     PROTOCOL_VERSION,
     Bye,
     Cancel,
+    Expect,
+    Forget,
     FromAgent,
     Hello,
     Progress,
@@ -45,6 +55,8 @@ RESUME_STAGES = ("parked_s", "fetch_s", "reserve_s", "verify_s", "copy_in_s")
 _AT_ONCE_S = 0.5
 #: Failures that another attempt, with more room, may not meet.
 _RETRYABLE = (DeviceMemoryError, RamDiskFullError)
+#: After these a resume left everything as it was.
+_STILL_PARKED = (DeviceMemoryError, HandoverError)
 
 
 class Agent:
@@ -65,6 +77,7 @@ class Agent:
         self._runtime = runtime
         self._boundaries = runtime.boundaries
         self._orders = Orders(runtime.boundaries, _terminate)
+        self._handovers = Handovers(runtime, self._orders, self._report)
         self._standing: Suspended | None = None
         self._began = False
         identity = f"{settings.job}:{place.rank}"
@@ -117,7 +130,8 @@ class Agent:
     def _suspend(self, boundary: int, *, leased: bool) -> bool:
         """Suspend; of a job on leave the scheduler thinks that it is parked anyway."""
         try:
-            record = self._runtime.suspend(explicit=self._boundaries.explicit)
+            successor = self._handovers.successor() if leased else None
+            record = self._runtime.suspend(explicit=self._boundaries.explicit, successor=successor)
         except RollbackError as error:
             end_parked(error)
         except GpusliceError as error:
@@ -142,7 +156,7 @@ class Agent:
     def _stay_parked(self, held: Collection[int]) -> None:
         while True:
             with self._runtime.offering():
-                order = self._orders.await_order()
+                order = self._handovers.await_order()
             if isinstance(order, Cancel):
                 if signal.SIGTERM not in held:
                     self._die(order)
@@ -151,14 +165,20 @@ class Agent:
             elif self._come_back(order):
                 return
 
-    def _come_back(self, order: Resume | None) -> bool:
-        """Resume, by ``order`` or where the job was; whether that worked (without an order it has to)."""
+    def _come_back(self, called: Resume | Coming | None) -> bool:
+        """Resume, as called or where the job was; whether that worked (if nobody called it has to)."""
+        order, taker = called if isinstance(called, Coming) else (called, None)
+        if order is None:
+            self._report(self._orders.decline("a signal asks the script to end"))
         try:
-            record = self._runtime.resume(DeviceName.parse(order.device) if order else None)
+            record = self._runtime.resume(DeviceName.parse(order.device) if order else None, taker=taker)
         except GpusliceError as error:
-            if order is None or not isinstance(error, DeviceMemoryError):
+            if order is None or not isinstance(error, _STILL_PARKED):
                 end_parked(error)
-            self._refuse(error, running=False)
+            if isinstance(called, Coming):
+                self._report(self._orders.decline(error.message))
+            else:
+                self._refuse(error, running=False)
             return False
         if order is None:
             self._orders.take_leave()
@@ -191,6 +211,10 @@ class Agent:
             )
         )
 
+    def _report(self, messages: Sequence[FromAgent]) -> None:
+        for message in messages:
+            self._link.send(message)
+
     # What follows runs in the I/O thread.
 
     def _greeting(self) -> list[FromAgent]:
@@ -217,6 +241,10 @@ class Agent:
                 return self._orders.resume(message)
             case Suspend():
                 return self._orders.suspend(message)
+            case Expect():
+                return self._orders.expect(message)
+            case Forget():
+                return self._orders.forget(message)
             case Cancel():
                 return self._orders.cancel(message)
             case Rejected():

@@ -24,6 +24,7 @@ from gpuslice.checkpoint.lazy import LazyResume
 from gpuslice.checkpoint.ramdisk import RamDisk
 from gpuslice.checkpoint.record import SwitchRecord
 from gpuslice.checkpoint.store import JobStore
+from gpuslice.checkpoint.swap import Successor, Taker
 from gpuslice.checkpoint.switch import Switch
 from gpuslice.checkpoint.warmup import WarmUp
 from gpuslice.checkpoints import Checkpoints, Schedule
@@ -204,13 +205,15 @@ class Runtime:
             return False
         return True
 
-    def suspend(self, *, explicit: bool) -> SwitchRecord:
+    def suspend(self, *, explicit: bool, successor: Successor | None = None) -> SwitchRecord:
         """Move the job's state off its device.
 
         Parameters
         ----------
         explicit
             Whether the script itself asked for it here.
+        successor
+            Who takes the device over, if it waits for that.
 
         Raises
         ------
@@ -223,21 +226,28 @@ class Runtime:
         if self.attached is not None:
             named = self.attached.named_state()
             restartable = self.attached.restartable(explicit=explicit)
-        return self.switch.suspend(boundary=self.boundary, named=named, restartable=restartable)
+        return self.switch.suspend(
+            boundary=self.boundary, named=named, restartable=restartable, successor=successor
+        )
 
-    def resume(self, device: DeviceName | None = None) -> SwitchRecord:
+    def resume(self, device: DeviceName | None = None, *, taker: Taker | None = None) -> SwitchRecord:
         """Bring the state back, to ``device`` if it is given, and record the switch.
+
+        Parameters
+        ----------
+        taker
+            The passage to the job that is leaving that device.
 
         Raises
         ------
-        DeviceMemoryError
+        DeviceMemoryError, HandoverError
             The snapshot is kept and the resume may be tried again.
         """
         target = None
         if device is not None and device != self.device.name:
             target = open_device(device, cpu_slots=self.settings.cpu_slots)
             target.pin()
-        record = self.switch.resume(target)
+        record = self.switch.resume(target, taker=taker)
         if target is not None:
             self.__dict__["device"] = target
         self.report.add(record)

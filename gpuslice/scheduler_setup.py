@@ -48,6 +48,8 @@ class Setup:
         Where snapshots of dead and parked jobs go when the RAM disk is full; empty for nowhere.
     memory_bytes
         Of each device, of the smallest if they differ; 0: not known.
+    handover
+        Whether jobs hand devices over directly; not where a journal does not know of that.
     """
 
     devices: tuple[DeviceName, ...]
@@ -59,6 +61,7 @@ class Setup:
     memory_bytes: int = 0
     tenant_ramdisk: Mapping[str, str] = field(default_factory=dict)
     spill_dir: str = ""
+    handover: bool = False
 
     def make_core(self) -> Core:
         """A core that knows no job yet.
@@ -80,6 +83,7 @@ class Setup:
             switch_share=self.switch_share,
             quotas=self.quotas,
             memory_bytes=self.memory_bytes,
+            handover=self.handover,
         )
 
     def environ(self) -> dict[str, str]:

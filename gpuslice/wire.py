@@ -13,7 +13,7 @@ import msgspec
 
 from gpuslice.errors import LocalProtocolError, RemoteProtocolError
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MAX_MESSAGE_BYTES = 1 << 20
 
 
@@ -81,6 +81,13 @@ class Refused(Message, tag="refused", frozen=True):
     retryable: bool
 
 
+class Declined(Message, tag="declined", frozen=True):
+    """The rank has not come to the device that it was told to expect, and will not without a Resume."""
+
+    epoch: int
+    error: str
+
+
 class Bye(Message, tag="bye", frozen=True):
     """The script ended by itself; the process is about to exit."""
 
@@ -95,11 +102,22 @@ class Welcome(Message, tag="welcome", frozen=True):
     version: int
 
 
+class Heir(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The job that expects the device of one that is told to stop, and the epoch of its coming lease."""
+
+    job: str
+    epoch: int
+
+
 class Suspend(Message, tag="suspend", frozen=True):
-    """Stop at boundary ``stop_at`` (or answer Overshot). A larger ``stop_at`` replaces a smaller one."""
+    """Stop at boundary ``stop_at`` (or answer Overshot). A larger ``stop_at`` replaces a smaller one.
+
+    ``heir``: whom the device may be handed to directly, if it waits there (docs/duplex.md).
+    """
 
     epoch: int
     stop_at: int
+    heir: Heir | None = None
 
 
 class Resume(Message, tag="resume", frozen=True):
@@ -107,6 +125,23 @@ class Resume(Message, tag="resume", frozen=True):
 
     epoch: int
     device: str
+
+
+class Expect(Message, tag="expect", frozen=True):
+    """``giver`` may hand ``device`` over: come then, as by ``Resume(epoch, device)``; it may take any time.
+
+    A Resume with this epoch or a later one, or a Forget, ends the waiting.
+    """
+
+    epoch: int
+    device: str
+    giver: str
+
+
+class Forget(Message, tag="forget", frozen=True):
+    """Expect nothing any more: answer Declined, unless you have come."""
+
+    epoch: int
 
 
 class Cancel(Message, tag="cancel", frozen=True):
@@ -123,8 +158,8 @@ class Rejected(Message, tag="rejected", frozen=True):
     remedy: str
 
 
-FromAgent = Hello | Progress | Suspended | Resumed | Overshot | Refused | Bye
-ToAgent = Welcome | Suspend | Resume | Cancel | Rejected
+FromAgent = Hello | Progress | Suspended | Resumed | Overshot | Refused | Declined | Bye
+ToAgent = Welcome | Suspend | Resume | Expect | Forget | Cancel | Rejected
 
 _encoder = msgspec.msgpack.Encoder()
 _from_agent = msgspec.msgpack.Decoder(FromAgent)

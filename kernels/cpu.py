@@ -64,6 +64,11 @@ class CpuDevice:
         self.cores = _slot_cores(name, slots)
         uncached.load()  # a suspend must not wait for a compiler
 
+    @property
+    def duplex(self) -> bool:
+        """No: both directions share the cores and the memory bus (benchmarks/duplex_swap)."""
+        return False
+
     def pin(self) -> None:
         """Keep every thread of the process on the slot's cores; the whole host is where they are anyway."""
         if self.name.index is None:

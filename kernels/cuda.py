@@ -58,6 +58,11 @@ class CudaDevice:
         self._copies = GpuCopies(self._engine, _threads())
         self._made_on: dict[int, int] = {}
 
+    @property
+    def duplex(self) -> bool:
+        """Yes: PCIe and NVLink carry both directions, each by a copy engine of its own."""
+        return True
+
     def pin(self) -> None:
         torch.cuda.set_device(self._index)
 

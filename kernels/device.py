@@ -78,6 +78,11 @@ class Device(Protocol):
         """Types whose live instances forbid emptying the device storage by storage, and why."""
         ...
 
+    @property
+    def duplex(self) -> bool:
+        """Whether copying out and in at once takes less time than one after the other."""
+        ...
+
     def pin(self) -> None:
         """Make this process compute here: CPU affinity and thread count, or the current GPU."""
         ...

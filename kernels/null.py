@@ -64,6 +64,11 @@ class NullDevice:
         self._away: dict[int, int] = {}
         self._used_bytes = 0
 
+    @property
+    def duplex(self) -> bool:
+        """No: nothing moves."""
+        return False
+
     def pin(self) -> None:
         """Nothing computes here."""
 

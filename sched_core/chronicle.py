@@ -83,9 +83,10 @@ class Account:
         self._cost_s: dict[int, float] = {}
         self._parks: dict[int, tuple[int, int]] = {}
 
-    def reported(self, rank: int, message: Suspended | Resumed) -> bool:
+    def reported(self, job: Gang, rank: int, message: Suspended | Resumed) -> bool:
         """Take note of one rank's half of a switch; whether it counts."""
-        if message.epoch != self.phase.epoch:
+        promised = job.promise.epoch if job.promise is not None else self.phase.epoch
+        if message.epoch not in (self.phase.epoch, promised):
             return False  # too late; the core has dropped it
         if isinstance(message, Suspended):
             park = (message.epoch, message.boundary)
@@ -108,7 +109,8 @@ class Account:
             self.slices[-1].until_s = now
         if job.lease and (former.epoch != job.epoch or not former.devices):
             self.slices.append(Slice(job.lease, now))
-        if job.state is JobState.RUNNING and former.state is JobState.RESUMING:
+        # Handed its device directly, it may have been back before that could be known.
+        if job.state is JobState.RUNNING and former.state in (JobState.RESUMING, JobState.SUSPENDED):
             self.switches += 1
             self.blackout_s += max(self._cost_s.values(), default=0.0)
             self._cost_s.clear()
@@ -140,10 +142,16 @@ class Chronicle:
         """Take note of an event and what followed from it; returns the phases that have ended with it."""
         self.counted = None
         if isinstance(event, Reported) and isinstance(event.message, Suspended | Resumed):
-            counts = self.accounts[event.job].reported(event.rank, event.message)
+            job = self._core.jobs[event.job]
+            counts = self.accounts[event.job].reported(job, event.rank, event.message)
             self.counted = event.message if counts else None
         ended: list[Phase] = []
-        for name in _touched(event, commands):
+        touched = _touched(event, commands)
+        for name in list(touched):  # a device may have passed on without an order
+            if (account := self.accounts.get(name)) is not None:
+                devices = account.phase.devices
+                touched |= {other: None for device in devices for other in self._core.occupants[device]}
+        for name in touched:
             job, account = self._core.jobs[name], self.accounts.get(name)
             if account is None:
                 account = Account(Phase(name, JobState.QUEUED, (), 0, now))

@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from gpuslice.errors import IllegalTransitionError
 from gpuslice.types import DeviceName
-from gpuslice.wire import Resume
+from gpuslice.wire import Expect, Forget, Resume
 from gpuslice.wire import Suspend as SuspendMessage
 
 from . import lateness, owners, restarts
@@ -42,6 +42,7 @@ from .events import (
 )
 from .failures import Kind
 from .gang import Gang, RankPhase
+from .handover import Handovers
 from .invariants import check
 from .planning import Planning
 from .policy import Policy
@@ -69,6 +70,8 @@ class Core:
         How many devices the jobs of a tenant may ask for together; tenants without one have no limit.
     memory_bytes
         Of each device; 0: not known.
+    handover
+        Whether jobs may hand devices over directly.
     """
 
     def __init__(
@@ -79,6 +82,7 @@ class Core:
         switch_share: float = SWITCH_SHARE,
         quotas: Mapping[str, int] | None = None,
         memory_bytes: int = 0,
+        handover: bool = False,
     ) -> None:
         self.devices = tuple(devices)
         #: Jobs whose processes are using a device, by device.
@@ -88,12 +92,13 @@ class Core:
         self.switching = Switching(switch_share)
         self.deadlines = Deadlines(self)
         self.trials = Trials(self)
+        self.handovers = Handovers(self, allowed=handover)
+        self.reports = Reports(self)
         self._jobs: dict[str, Gang] = {}
         #: Jobs whose lease is not what the policy wants, or that wait for another try.
         self._unsettled: dict[str, Gang] = {}
         self._wake_s: float | None = None
         self._commands: list[Command] = []
-        self._reports = Reports(self)
 
     @property
     def allotment(self) -> Allotment:
@@ -119,7 +124,7 @@ class Core:
             case Submitted():
                 self._submit(event, now)
             case Reported():
-                self._reports.take(self._known(event.job, event), event.rank, event.message, now)
+                self.reports.take(self._known(event.job, event), event.rank, event.message, now)
             case RankGone():
                 self._rank_gone(event, now)
             case Exited():
@@ -148,7 +153,7 @@ class Core:
         """Ask the shell for ``command``."""
         self._commands.append(command)
 
-    def tell(self, job: Gang, rank: int, message: Resume | SuspendMessage) -> None:
+    def tell(self, job: Gang, rank: int, message: Resume | SuspendMessage | Expect | Forget) -> None:
         """Ask for ``message`` to be sent."""
         self.order(Tell(job.id, rank, message))
 
@@ -183,9 +188,31 @@ class Core:
             self.planning.due = True
         elif job.all_parked() and job.allows(Trigger.ALL_PARKED):
             job.move(Trigger.ALL_PARKED, now)
-            self._vacate(job)
+            self.vacate(job, now)
             if job.through:
                 self.end(job, Trigger.SUCCEED, f"it has made its {job.spec.max_steps} steps", now)
+
+    def grant(self, job: Gang, devices: tuple[int, ...], now: float) -> None:
+        """Give ``job`` a lease on ``devices``, which it can enter."""
+        job.move(Trigger.GRANT, now)
+        job.epoch += 1
+        job.refusals = 0
+        self.occupy(job, devices)
+        for rank in job.present(RankPhase.PARKED):
+            self.resume_rank(job, rank.number)
+
+    def occupy(self, job: Gang, devices: tuple[int, ...]) -> None:
+        """Processes of ``job`` may be on ``devices`` from now on."""
+        job.lease = devices
+        for device in devices:
+            self.occupants[device][job.id] = job
+
+    def vacate(self, job: Gang, now: float) -> None:
+        """Nothing of ``job`` is on its devices any more."""
+        for device in job.lease:
+            del self.occupants[device][job.id]
+        job.lease = ()
+        self.handovers.fulfil(job, now)
 
     def begin(self, job: Gang, now: float) -> None:
         """``job`` trains: its set-up is over, what follows counts as attained service."""
@@ -259,6 +286,7 @@ class Core:
             raise job.illegal(f"end of rank {event.rank}, which is {rank.phase.value}")
         left_by_itself = rank.phase is RankPhase.LEAVING
         rank.phase = RankPhase.GONE
+        self.handovers.lost(job)
         if job.state.ended:
             self._gone(job, now)
         elif len(job.ranks) > 1 and not left_by_itself and not event.unseen:
@@ -308,7 +336,7 @@ class Core:
 
     def _approach(self, job: Gang, now: float) -> None:
         if now >= lateness.due_s(job):
-            lateness.deal(self, self._reports, job, now)
+            lateness.deal(self, self.reports, job, now)
         if now < job.retry_at_s or job.state.ended:
             return
         if not job.launched:
@@ -318,11 +346,15 @@ class Core:
             self.switching.begun(job)
             job.overshoots = 0
             # The first boundary is before the first mini-batch, which a job's first slice is for.
-            self._reports.aim(job, max(1, *(rank.boundary for rank in job.ranks)) + 1)
+            self.handovers.promise(job, now)
+            self.reports.aim(job, max(1, *(rank.boundary for rank in job.ranks)) + 1)
+        elif job.promise is not None:
+            if job.wanted != (job.promise.device,):
+                self.handovers.withdraw(job)
         elif job.state in (JobState.QUEUED, JobState.SUSPENDED) and job.wanted and self._can_enter(job):
-            self._grant(job, now)
+            self.grant(job, job.wanted, now)
         elif job.state in IN_TRANSIT:
-            self._reports.try_again(job)
+            self.reports.try_again(job)
         if job.lease == job.wanted and job.state not in IN_TRANSIT and lateness.due_s(job) == inf:
             self._unsettled.pop(job.id, None)
 
@@ -330,6 +362,8 @@ class Core:
         """Whether ``job`` has ranks and its devices nobody but who shares them; a trial shares nothing."""
         if not job.training():
             return False  # its processes are gone, and how they ended will be told
+        if any(map(self.handovers.promised, job.wanted)):
+            return False
         if job.borrowed:
             return not any(self.occupants[device] for device in job.borrowed)
         return all(
@@ -338,25 +372,9 @@ class Core:
             for other in self.occupants[device].values()
         )
 
-    def _grant(self, job: Gang, now: float) -> None:
-        job.move(Trigger.GRANT, now)
-        job.epoch += 1
-        job.lease = job.wanted
-        job.refusals = 0
-        for device in job.lease:
-            self.occupants[device][job.id] = job
-        for rank in job.present(RankPhase.PARKED):
-            self.resume_rank(job, rank.number)
-
-    def _vacate(self, job: Gang) -> None:
-        """Nothing of ``job`` is on its devices any more."""
-        for device in job.lease:
-            del self.occupants[device][job.id]
-        job.lease = ()
-
     def _gone(self, job: Gang, now: float) -> None:
         """See whether anything is left of ``job``, which has ended."""
         if job.processes_gone:
-            self._vacate(job)
+            self.vacate(job, now)
             if job.state is JobState.FAILED:
                 restarts.close(self, job, now)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from enum import Enum
 from math import inf
+from typing import TYPE_CHECKING
 
 from gpuslice.errors import IllegalTransitionError
 
@@ -13,6 +14,9 @@ from .failures import Kind
 from .job import Job, JobSpec
 from .pace import Pace
 from .states import TRANSITIONS, JobState, Trigger
+
+if TYPE_CHECKING:
+    from .handover import Promise
 
 _HISTORY = 40
 #: Set-up beyond this counts as attained service, or a job that never trains could keep its devices for ever.
@@ -67,6 +71,10 @@ class Gang(Job):
         See ``states``.
     lease
         Devices held under ``epoch``, rank order; empty when none.
+    heir
+        Who was promised its device; empty: nobody.
+    promise
+        Of the device of another that is about to leave it.
     wish
         Devices its owner wants it moved to, until that has been done; empty when none.
     held
@@ -139,6 +147,7 @@ class Gang(Job):
         "finishing",
         "fragmentation_s",
         "given_up",
+        "heir",
         "held",
         "history",
         "late",
@@ -150,6 +159,7 @@ class Gang(Job):
         "overshoots",
         "pace",
         "program",
+        "promise",
         "ranks",
         "reason",
         "refusals",
@@ -174,6 +184,8 @@ class Gang(Job):
         self.ranks = tuple(Rank(number) for number in range(spec.demand))
         self.state = JobState.QUEUED
         self.lease: tuple[int, ...] = ()
+        self.heir = ""
+        self.promise: Promise | None = None
         self.wish: tuple[int, ...] = ()
         self.held = False
         self.stop_at = 0

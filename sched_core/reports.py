@@ -7,10 +7,12 @@ too early are sent on. No rank waits for another inside the training loop.
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING
 
 from gpuslice.wire import (
     Bye,
+    Declined,
     FromAgent,
     Hello,
     Overshot,
@@ -66,6 +68,9 @@ class Reports:
         if isinstance(message, Hello):
             self._hello(job, rank, message, now)
             return
+        if job.promise is not None and message.epoch == job.promise.epoch:
+            self._core.handovers.hear(job, rank, message, now)
+            return
         if rank.phase in (RankPhase.ABSENT, RankPhase.GONE) or message.epoch > job.epoch:
             raise job.illegal(f"{name} of rank {number} ({rank.phase.value}) with epoch {message.epoch}")
         if message.epoch < job.epoch:
@@ -85,6 +90,8 @@ class Reports:
                 self._overshot(job, rank, message, now)
             case Refused():
                 self._refused(job, rank, message, now)
+            case Declined():
+                pass  # the promise is fulfilled or void by now, and the rank will be told to resume
             case Bye():
                 self._advance(job, rank, now, message.boundary, message.step)
                 rank.phase = RankPhase.LEAVING
@@ -98,10 +105,16 @@ class Reports:
                 if rank.boundary >= stop_at:
                     continue
                 self._core.resume_rank(job, rank.number)
-            self._core.tell(job, rank.number, SuspendMessage(epoch=job.epoch, stop_at=stop_at))
+            self._core.tell(job, rank.number, self._stop(job))
+
+    def _stop(self, job: Gang) -> SuspendMessage:
+        heir = self._core.handovers.named(job)
+        return SuspendMessage(epoch=job.epoch, stop_at=job.stop_at, heir=heir)
 
     def call_off(self, job: Gang, now: float) -> None:
         """Let the gang, which was told to stop, go on; ranks that have parked come back."""
+        if job.heir:
+            self._core.handovers.withdraw(self._core.jobs[job.heir])
         job.move(Trigger.STAY, now)
         self.aim(job, NEVER)
         self._core.unsettle(job)
@@ -152,6 +165,9 @@ class Reports:
 
         A standing ``Suspended`` follows the Hello of a rank that is parked.
         """
+        if job.promise is not None and message.epoch == job.promise.epoch:
+            self._core.handovers.hear(job, rank, message, now)
+            return
         present = message.epoch == job.epoch
         if (
             message.epoch > job.epoch
@@ -169,7 +185,8 @@ class Reports:
             raise job.illegal(f"Hello of rank {rank.number}, which runs though it is parked")
         self._advance(job, rank, now, message.boundary)
         if stopping and rank.phase is not RankPhase.PARKED:
-            self._core.tell(job, rank.number, SuspendMessage(epoch=job.epoch, stop_at=job.stop_at))
+            self._core.tell(job, rank.number, self._stop(job))
+        self._core.handovers.remind(job)
         self._core.settle(job, now)
 
     def _advance(self, job: Gang, rank: Rank, now: float, boundary: int, step: int = 0) -> None:
@@ -179,7 +196,9 @@ class Reports:
             self._core.begin(job, now)
 
     def _resumed(self, job: Gang, rank: Rank, message: Resumed, now: float) -> None:
-        if rank.phase is not RankPhase.COMING:
+        # A Resume that was said again after a Hello is obeyed even if the first one was refused meanwhile.
+        again = rank.phase is RankPhase.PARKED and job.state in (JobState.STARTING, JobState.RESUMING)
+        if rank.phase is not RankPhase.COMING and not again:
             raise job.illegal(f"Resumed of rank {rank.number}, which is {rank.phase.value}")
         rank.phase = RankPhase.ON
         self._core.switching.resumed(job, rank.number, message)
@@ -196,7 +215,9 @@ class Reports:
         job.pace.suspended()
         self._core.switching.parked(job, rank.number, message)
         self._advance(job, rank, now, message.boundary, message.step)
-        if called_off:
+        if called_off and job.heir:
+            self._left(job, now)
+        elif called_off:
             if job.allows(Trigger.STRAY):
                 job.move(Trigger.STRAY, now)
                 self._core.unsettle(job)
@@ -206,6 +227,15 @@ class Reports:
         elif len(job.ranks) == 1:
             job.stop_at = message.boundary
         self._core.settle(job, now)
+
+    def _left(self, job: Gang, now: float) -> None:
+        """``job`` has parked though it was to go on, and its heir may have come: that one goes on instead."""
+        job.move(Trigger.LEFT, now)
+        if job.running and not job.borrowed:
+            job.settle(now)
+            job.since_s = inf
+        self._core.vacate(job, now)
+        self._core.unsettle(job)
 
     def _overshot(self, job: Gang, rank: Rank, message: Overshot, now: float) -> None:
         if rank.phase is not RankPhase.ON:

@@ -146,14 +146,14 @@ def test_a_signal_between_the_look_and_the_wait_is_not_lost(
     rank: Rank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rank.parked(boundary=3)
-    wait = rank.orders._changed.wait
+    wait = rank.orders._await_news
 
-    def late(timeout: float | None = None) -> bool:
-        rank.orders.interrupt(signal.SIGTERM)  # its handler finds nobody who waits yet
-        assert timeout is not None, "nobody would ever wake it"
-        return wait(timeout)
+    def late(sources: tuple[int, ...], most_ms: float) -> bool:
+        rank.orders._asked_to_end = True  # as if its handler ran just before, and woke nobody
+        assert most_ms < 10_000, "nobody would ever wake it"
+        return wait(sources, most_ms)
 
-    monkeypatch.setattr(rank.orders._changed, "wait", late)
+    monkeypatch.setattr(rank.orders, "_await_news", late)
     assert rank.orders.await_order() is None
 
 
@@ -261,14 +261,14 @@ class Gang:
     def stop_all(self) -> int:
         """What the scheduler does: stop a little ahead; after an Overshot further ahead, until all have."""
         target = max(rank.boundaries.count for rank in self.ranks) + 1
-        while overshot := [answer.boundary for answer in self._order(target)]:
-            target = max(overshot) + 2
         while any(stops[-1:] != [target] for stops in self.stops):
             for stops, rank in zip(self.stops, self.ranks, strict=True):
                 if rank.orders.phase is Phase.PARKED and stops[-1:] != [target]:
                     rank.orders.resume(Resume(epoch=1, device="cpu"))
-            assert self._order(target) == []
-            self.stopped.acquire(timeout=0.01)
+            if overshot := [answer.boundary for answer in self._order(target)]:
+                target = max(overshot) + 2
+            else:
+                self.stopped.acquire(timeout=0.01)
         return target
 
     def _order(self, stop_at: int) -> list[Overshot]:

@@ -138,7 +138,8 @@ from gpuslice import wire
 if os.fork() == 0:
     with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
         dealer.connect(os.environ["GPUSLICE_SOCKET"])
-        dealer.send(wire.encode(wire.Hello(version=1, job="a", rank=0, world_size=1, pid=os.getpid())))
+        hello = wire.Hello(version=wire.PROTOCOL_VERSION, job="a", rank=0, world_size=1, pid=os.getpid())
+        dealer.send(wire.encode(hello))
 else:
     os.wait()
 """
