@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -190,18 +191,44 @@ def _parsed(settings: list[str]) -> tuple[dict[str, str], dict[str, dict[str, st
 def _run(requests: list[Request], workers: int, *, show: bool) -> list[Outcome]:
     from gpuslice.sched_core.sim.run import run_all, run_one
 
-    bar: Any = nullcontext()
-    if show:
-        from rich.console import Console
-        from rich.progress import Progress
+    if not show:
+        return run_all(requests, workers) if len(requests) > 1 else [run_one(requests[0])]
+    if len(requests) > 1:
+        with _shown("policies", len(requests)) as done:
+            return run_all(requests, workers, done)
+    with _shown("jobs", len(requests[0].trace)) as done:
+        return [run_one(requests[0], lambda count, _: done(count), _say_that_it_compiles)]
 
-        bar = Progress(console=Console(stderr=True), transient=True)
-    with bar:
-        if len(requests) > 1:
-            task = bar.add_task("policies", total=len(requests)) if show else None
-            return run_all(requests, workers, (lambda n: bar.update(task, completed=n)) if show else None)
-        task = bar.add_task("jobs", total=len(requests[0].trace)) if show else None
-        return [run_one(requests[0], (lambda n, _: bar.update(task, completed=n)) if show else None)]
+
+@contextmanager
+def _shown(what: str, total: int) -> Iterator[Callable[[int], None]]:
+    """Show on stderr how many of ``total`` are done: a bar on a terminal, else a line now and then."""
+    if not sys.stderr.isatty():
+        yield _lines(what, total)
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda done: bar.update(task, completed=done)
+
+
+def _lines(what: str, total: int) -> Callable[[int], None]:
+    """Write a line for each further tenth."""
+    tenths = 0
+
+    def write(done: int) -> None:
+        nonlocal tenths
+        if done * 10 // total > tenths:
+            tenths = done * 10 // total
+            sys.stderr.write(f"{what}: {done:,} of {total:,}\n")
+
+    return write
+
+
+def _say_that_it_compiles() -> None:
+    sys.stderr.write("gpuslice: compiling the simulator, once on this machine; about half a minute\n")
 
 
 def _complete(outcomes: list[Outcome], requests: list[Request]) -> bool:

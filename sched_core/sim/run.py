@@ -14,7 +14,7 @@ from gpuslice.sched_core.cluster import Cluster
 from gpuslice.sched_core.lookup import nearest
 from gpuslice.sched_core.placement.registry import make_placement
 from gpuslice.sched_core.policies.registry import make_policy
-from gpuslice.sched_core.sim.compiled.choice import worth_compiling
+from gpuslice.sched_core.sim.compiled.choice import kept_in, worth_compiling
 from gpuslice.sched_core.sim.compiled.rules import form_of
 from gpuslice.sched_core.sim.cost import parse_cost
 from gpuslice.sched_core.sim.engine import Progress, Simulation
@@ -82,8 +82,15 @@ class Request:
         return Simulation(self.trace, cluster, policy, speed=speed, cost=cost, keep_spans=self.keep_spans)
 
 
-def run_one(request: Request, progress: Progress | None = None) -> Outcome:
+def run_one(
+    request: Request, progress: Progress | None = None, compiling: Callable[[], None] | None = None
+) -> Outcome:
     """Prepare and run.
+
+    Parameters
+    ----------
+    compiling
+        Called before the simulator is compiled, which takes a while, unless it was before.
 
     Raises
     ------
@@ -96,6 +103,8 @@ def run_one(request: Request, progress: Progress | None = None) -> Outcome:
     form = form_of(simulation) if request.engine == "compiled" else worth_compiling(simulation)
     if form is None:
         return simulation.run(progress)
+    if compiling is not None and not kept_in().is_dir():
+        compiling()
     from gpuslice.sched_core.sim.compiled.run import run  # Imports numba.
 
     outcome = run(simulation, form, progress)

@@ -75,6 +75,7 @@ def test_several_policies_in_processes(tmp_path: Path) -> None:
             "quantum_s=30",
             "--jobs",
             "2",
+            "--progress",
         ),
         *(
             "--set",
@@ -95,6 +96,7 @@ def test_several_policies_in_processes(tmp_path: Path) -> None:
     assert names == ["fifo", "rr", "2das"]
     assert "fifo: average JCT simulated 1,556 s, measured 700 s, error +122.4%" in done.stdout
     assert (tmp_path / "jobs.rr.csv").exists()
+    assert "policies: 3 of 3" in done.stderr
 
 
 @pytest.mark.parametrize(
