@@ -41,6 +41,8 @@ class RamDisk:
         Most bytes that all stores together may take; half of the file system by default.
     spill_directory
         Where the snapshots of dead named jobs and of parked ones go when there is no room.
+    spill_limit_bytes
+        Most bytes that all snapshots may take there; ``None`` for what its file system has.
     tenant
         Whose the stores are that are opened through this object.
     scheduler
@@ -58,6 +60,7 @@ class RamDisk:
         limit_bytes: int | None = None,
         *,
         spill_directory: Path | None = None,
+        spill_limit_bytes: int | None = None,
         tenant: Tenant = Tenant(),  # noqa: B008 - it cannot change
         scheduler: str = "",
     ) -> None:
@@ -65,7 +68,7 @@ class RamDisk:
         store_directory(self.directory)
         self._budget = Budget(self.directory, limit_bytes, tenant)
         self._scheduler = scheduler
-        self.spilled = None if spill_directory is None else SpillDirectory(spill_directory)
+        self.spilled = None if spill_directory is None else SpillDirectory(spill_directory, spill_limit_bytes)
         if self.spilled is not None:
             self._budget.relief = self._relieve
 
@@ -77,6 +80,7 @@ class RamDisk:
             Path(settings.ramdisk_dir) if settings.ramdisk_dir else None,
             parse_size(settings.ramdisk_limit) if settings.ramdisk_limit else None,
             spill_directory=Path(settings.spill_dir) if settings.spill_dir else None,
+            spill_limit_bytes=parse_size(settings.spill_limit) if settings.spill_limit else None,
             tenant=Tenant(settings.tenant, limit_bytes),
             scheduler=_scheduler(settings.socket),
         )

@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpuslice.config import format_size
 from gpuslice.errors import (
     CorruptSnapshotError,
     EnvironmentUnusableError,
@@ -88,6 +89,8 @@ class SpillDirectory:
     ----------
     directory
         Made with mode 0700 when missing.
+    limit_bytes
+        Most bytes that all snapshots here may take; ``None`` for what the file system has.
 
     Raises
     ------
@@ -95,8 +98,9 @@ class SpillDirectory:
         If it is a link, somebody else's, open to others, or cannot be made.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, limit_bytes: int | None = None) -> None:
         self.directory = directory
+        self.limit_bytes = limit_bytes
         private_directory(directory, option=_OPTION, parents=True)
 
     def path(self, store: str, slot: int) -> Path:
@@ -145,6 +149,7 @@ class SpillDirectory:
             snapshot.verify()
             length = snapshot.record.file_len
         with FileLock.wait(self.directory / _LOCK):
+            self._admit(length)
             try:
                 _copy(source, partial, length, going_on)
                 with open_snapshot(partial) as written:
@@ -206,6 +211,16 @@ class SpillDirectory:
         with suppress(FileNotFoundError):
             os.unlink(self.path(store, slot))
             _sync_directory(self.directory)
+
+    def _admit(self, nbytes: int) -> None:
+        """Refuse what would go beyond the limit, before anything is written; with the lock held."""
+        used = self.used_bytes()
+        if self.limit_bytes is not None and used + nbytes > self.limit_bytes:
+            raise RamDiskFullError(
+                f"the spill directory {self.directory} is full: {format_size(nbytes)} more would be needed, "
+                f"{format_size(used)} of {format_size(self.limit_bytes)} are used",
+                "raise --spill-limit, or run `gpuslice ramdisk gc`",
+            )
 
     def _refusal(self, error: OSError) -> RamDiskFullError | EnvironmentUnusableError:
         if is_full(error):

@@ -46,6 +46,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         Bytes that the snapshots of all the tenant's jobs may take together, or empty for no limit of its own.
     spill_dir
         Directory on a disk to which snapshots of dead jobs move when the RAM disk is full, or empty.
+    spill_limit
+        Bytes that all snapshots may take there, ``50G`` style, or empty for what its file system has.
     suspend_every, suspend_at
         The drill: suspend and resume at every Nth boundary, or at the boundaries listed.
     checkpoint_every
@@ -70,6 +72,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     tenant: str = ""
     tenant_ramdisk: str = ""
     spill_dir: str = ""
+    spill_limit: str = ""
     suspend_every: int = 0
     suspend_at: str = ""
     checkpoint_every: int = 0
@@ -83,7 +86,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         for name in ("cpu_slots", "suspend_every", "checkpoint_every"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}", "give zero or a positive number")
-        for size in filter(None, (self.ramdisk_limit, self.tenant_ramdisk)):
+        for size in filter(None, (self.ramdisk_limit, self.tenant_ramdisk, self.spill_limit)):
             parse_size(size)
         parse_boundaries(self.suspend_at)
 
@@ -115,7 +118,12 @@ def load(environ: Mapping[str, str] | None = None, **flags: Any) -> Settings:
     try:
         return msgspec.convert(values, Settings, strict=False)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"wrong setting: {error}", "see `gpuslice run --help`") from error
+        what, _, where = str(error).partition(" - at `$.")
+        name = where.rstrip("`")
+        raise ConfigError(
+            f"wrong setting {name}: {what}",
+            f"it is set by a flag, by {variable(name)} or in the configuration file",
+        ) from error
 
 
 def _from_file(environ: Mapping[str, str]) -> dict[str, Any]:

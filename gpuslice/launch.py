@@ -36,7 +36,7 @@ def command_line(words: Sequence[str]) -> list[str]:
     first, rest = words[0], list(words[1:])
     if first in ("-m", "--") and not rest:
         missing = "module" if first == "-m" else "command"
-        raise UsageError(f"{first} without a {missing}", "see `gpuslice run --help`")
+        raise UsageError(f"{first} without a {missing}", f"name the {missing} after it")
     if first == "-m":
         return [sys.executable, "-m", *rest]
     if first == "--":
@@ -44,7 +44,7 @@ def command_line(words: Sequence[str]) -> list[str]:
             raise UsageError(f"there is no command {rest[0]!r}", "check the name and PATH")
         return rest
     if first.startswith("-"):
-        raise UsageError(f"unknown option {first}", "see `gpuslice run --help`")
+        raise UsageError(f"unknown option {first}", "see --help; the script's own options follow its name")
     if not os.path.exists(first):
         raise UsageError(f"there is no script {first!r}", "a command of another kind goes after --")
     if os.path.isdir(first) and not os.path.exists(os.path.join(first, "__main__.py")):

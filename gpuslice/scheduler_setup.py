@@ -46,6 +46,8 @@ class Setup:
         Most bytes that the snapshots of a tenant's jobs may take together, ``8G`` style.
     spill_dir
         Where snapshots of dead and parked jobs go when the RAM disk is full; empty for nowhere.
+    spill_limit
+        Most bytes that they may take there, ``50G`` style; empty for what its file system has.
     memory_bytes
         Of each device, of the smallest if they differ; 0: not known.
     handover
@@ -61,6 +63,7 @@ class Setup:
     memory_bytes: int = 0
     tenant_ramdisk: Mapping[str, str] = field(default_factory=dict)
     spill_dir: str = ""
+    spill_limit: str = ""
     handover: bool = False
 
     def make_core(self) -> Core:
@@ -89,7 +92,12 @@ class Setup:
     def environ(self) -> dict[str, str]:
         """The settings that every job gets."""
         slots = max(((device.index or 0) + 1 for device in self.devices if device.kind == "cpu"), default=0)
-        values = {"cpu_slots": str(slots), "ramdisk_limit": self.ramdisk_limit, "spill_dir": self.spill_dir}
+        values = {
+            "cpu_slots": str(slots),
+            "ramdisk_limit": self.ramdisk_limit,
+            "spill_dir": self.spill_dir,
+            "spill_limit": self.spill_limit,
+        }
         return {variable(name): value for name, value in values.items() if value not in ("", "0")}
 
 

@@ -6,12 +6,13 @@ from typing import Annotated
 
 from . import talk
 from .declare import Option
-from .options import StateDir
+from .options import Json, StateDir
 
 
 def command(
     drain: Annotated[bool, Option("--drain", help="Let the jobs finish first.")] = False,
+    as_json: Json = False,
     state_dir: StateDir = None,
 ) -> int:
     """Cancel all jobs, or let them finish, and end the scheduler; returns when all is gone."""
-    return talk.down(drain=drain, state_dir=state_dir)
+    return talk.down(drain=drain, as_json=as_json, state_dir=state_dir)

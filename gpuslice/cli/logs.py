@@ -6,14 +6,17 @@ from typing import Annotated
 
 from . import talk
 from .declare import Option
-from .options import JobArgument, StateDir
+from .options import JobArgument, Json, StateDir
 
 
 def command(
     job: JobArgument,
     follow: Annotated[bool, Option("--follow", "-f", help="Go on until the job ends.")] = False,
     stderr: Annotated[bool, Option("--err", help="What went to stderr.")] = False,
+    as_json: Json = False,
     state_dir: StateDir = None,
 ) -> int:
-    """Print a job's output."""
+    """Print a job's output; with --json, where it is kept."""
+    if as_json:
+        return talk.log_files(job, state_dir=state_dir)
     return talk.logs(job, follow=follow, stderr=stderr, state_dir=state_dir)

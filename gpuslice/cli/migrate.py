@@ -6,16 +6,17 @@ from typing import Annotated
 
 from . import talk
 from .declare import Option
-from .options import JobArgument, StateDir
+from .options import JobArgument, Json, StateDir
 
 
 def command(
     job: JobArgument,
     to: Annotated[str, Option(metavar="cuda:1", help="Where to; one device for each rank.")],
+    as_json: Json = False,
     state_dir: StateDir = None,
 ) -> int:
     """Suspend a job and resume it elsewhere; one that waits goes there when its turn comes.
 
     Whoever holds the devices goes where the job comes from.
     """
-    return talk.migrate(job, to=to, state_dir=state_dir)
+    return talk.migrate(job, to=to, as_json=as_json, state_dir=state_dir)

@@ -24,6 +24,9 @@ Directory = Annotated[str | None, typer.Option("--dir", help="The RAM disk, if n
 Spill = Annotated[
     str | None, typer.Option("--spill-dir", help="Where snapshots of dead and parked jobs go without room.")
 ]
+Limit = Annotated[
+    str | None, typer.Option("--spill-limit", metavar="50G", help="Most bytes that they may take there.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON; the keys are documented and stay.")]
 File = Annotated[Path, typer.Argument(help="A snapshot file.", metavar="FILE")]
 
@@ -51,9 +54,11 @@ _COLUMNS = (
 
 
 @app.command()
-def ls(directory: Directory = None, spill_dir: Spill = None, as_json: Json = False) -> None:
+def ls(
+    directory: Directory = None, spill_dir: Spill = None, spill_limit: Limit = None, as_json: Json = False
+) -> None:
     """List what every job has in the RAM disk, and the totals against the limits."""
-    disk = _open(directory, spill_dir)
+    disk = _open(directory, spill_dir, spill_limit)
     stores, tenants, used = disk.listing(), disk.tenants(), disk.used_bytes
     if as_json:
         _print_json(
@@ -63,6 +68,7 @@ def ls(directory: Directory = None, spill_dir: Spill = None, as_json: Json = Fal
             free_bytes=disk.free_bytes,
             spill_directory=None if disk.spilled is None else str(disk.spilled.directory),
             spilled_bytes=None if disk.spilled is None else disk.spilled.used_bytes(),
+            spill_limit_bytes=None if disk.spilled is None else disk.spilled.limit_bytes,
             spill_free_bytes=None if disk.spilled is None else disk.spilled.free_bytes,
             tenants=[msgspec.to_builtins(tenant) for tenant in tenants],
             stores=[msgspec.to_builtins(store) for store in stores],
@@ -75,7 +81,9 @@ def ls(directory: Directory = None, spill_dir: Spill = None, as_json: Json = Fal
     print(f"{disk.directory}: {format_size(used)} of {format_size(disk.limit_bytes)} used")
     if disk.spilled is not None:
         used, free = disk.spilled.used_bytes(), disk.spilled.free_bytes
-        print(f"{disk.spilled.directory}: {format_size(used)} spilled, {format_size(free)} free")
+        limit = disk.spilled.limit_bytes
+        of = "" if limit is None else f" of {format_size(limit)}"
+        print(f"{disk.spilled.directory}: {format_size(used)}{of} spilled, {format_size(free)} free")
 
 
 @app.command()
@@ -99,9 +107,11 @@ def gc(
 
 
 @app.command()
-def spill(directory: Directory = None, spill_dir: Spill = None, as_json: Json = False) -> None:
+def spill(
+    directory: Directory = None, spill_dir: Spill = None, spill_limit: Limit = None, as_json: Json = False
+) -> None:
     """Move the snapshots of dead named jobs to the spill directory; the jobs bring them back."""
-    disk = _open(directory, spill_dir)
+    disk = _open(directory, spill_dir, spill_limit)
     moved = disk.spill()
     if as_json:
         _print_json(spilled=[msgspec.to_builtins(store) for store in moved])
@@ -159,8 +169,8 @@ def export(
         print(f"{out}: {count} tensors, {format_size(nbytes)}")
 
 
-def _open(directory: str | None, spill_dir: str | None) -> RamDisk:
-    return RamDisk.from_settings(load(ramdisk_dir=directory, spill_dir=spill_dir))
+def _open(directory: str | None, spill_dir: str | None, spill_limit: str | None = None) -> RamDisk:
+    return RamDisk.from_settings(load(ramdisk_dir=directory, spill_dir=spill_dir, spill_limit=spill_limit))
 
 
 def _describe(snapshot: SnapshotFile) -> dict[str, Any]:

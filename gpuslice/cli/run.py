@@ -34,6 +34,9 @@ def command(
     spill_dir: Annotated[
         str | None, Option(metavar="DIR", help="Where snapshots of dead and parked jobs go without room.")
     ] = None,
+    spill_limit: Annotated[
+        str | None, Option(metavar="50G", help="Most bytes that they may take there.")
+    ] = None,
     report: Annotated[str | None, Option(metavar="FILE.json", help="Write a JSON report.")] = None,
     job: Annotated[
         str | None, Option(metavar="NAME", help="Keep snapshots of attached state under this name.")
@@ -58,6 +61,7 @@ def command(
         ramdisk_dir=ramdisk_dir,
         ramdisk_limit=ramdisk_limit,
         spill_dir=spill_dir,
+        spill_limit=spill_limit,
         report=report,
         job=job,
         standby=standby or None,

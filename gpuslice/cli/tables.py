@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from gpuslice.sched_core.states import JobState
 from gpuslice.verbs import JobInfo
 
 Row = tuple[str, ...]
@@ -100,9 +101,10 @@ def waited(job: JobInfo) -> str:
 def state(job: JobInfo) -> str:
     """The state, and what is unusual about it."""
     words = [job.state]
-    if job.held:
+    ended = JobState(job.state).ended
+    if job.held and not ended:
         words.append("held")
-    if job.moving_to:
+    if job.moving_to and not ended:
         words.append(f"to {','.join(job.moving_to)}")
     if job.missed_boundaries:
         words.append(f"late {job.missed_boundaries}x")

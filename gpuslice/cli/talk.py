@@ -90,6 +90,13 @@ def logs(job: str, *, follow: bool = False, stderr: bool = False, state_dir: str
                 return 0
 
 
+def log_files(job: str, *, state_dir: str | Path | None = None) -> int:
+    """Print where the scheduler keeps what a job printed."""
+    with connect(state_dir) as client:
+        print(msgspec.json.encode(msgspec.structs.asdict(client.logs(job))).decode())
+    return 0
+
+
 def events(*, follow: bool = False, as_json: bool = False, state_dir: str | Path | None = None) -> int:
     """Print what happened, up to now or until Ctrl-C."""
     pause = threading.Event()
@@ -114,35 +121,35 @@ def _line(event: EventInfo) -> str:
     return f"{event.at_s:.3f}\t{who}\t{event.what}\t{details}"
 
 
-def cancel(job: str, *, state_dir: str | Path | None = None) -> int:
+def cancel(job: str, *, as_json: bool = False, state_dir: str | Path | None = None) -> int:
     """End a job."""
     with connect(state_dir) as client:
         client.cancel(job)
-    return 0
+    return _done(as_json, id=job)
 
 
-def suspend(job: str, *, state_dir: str | Path | None = None) -> int:
+def suspend(job: str, *, as_json: bool = False, state_dir: str | Path | None = None) -> int:
     """Keep a job off the devices."""
     with connect(state_dir) as client:
         client.suspend(job)
-    return 0
+    return _done(as_json, id=job)
 
 
-def resume(job: str, *, state_dir: str | Path | None = None) -> int:
+def resume(job: str, *, as_json: bool = False, state_dir: str | Path | None = None) -> int:
     """Let a suspended job take part again."""
     with connect(state_dir) as client:
         client.resume(job)
-    return 0
+    return _done(as_json, id=job)
 
 
-def migrate(job: str, *, to: str, state_dir: str | Path | None = None) -> int:
+def migrate(job: str, *, to: str, as_json: bool = False, state_dir: str | Path | None = None) -> int:
     """Move a job to other devices."""
     with connect(state_dir) as client:
         client.migrate(job, [name.strip() for name in to.split(",")])
-    return 0
+    return _done(as_json, id=job)
 
 
-def weight(job: str, weight: str, *, state_dir: str | Path | None = None) -> int:
+def weight(job: str, weight: str, *, as_json: bool = False, state_dir: str | Path | None = None) -> int:
     """Give a job another weight."""
     try:
         number = float(weight)
@@ -150,11 +157,19 @@ def weight(job: str, weight: str, *, state_dir: str | Path | None = None) -> int
         raise UsageError(f"{weight!r} is not a weight", "give a positive number") from error
     with connect(state_dir) as client:
         client.weight(job, number)
-    return 0
+    return _done(as_json, id=job)
 
 
-def down(*, drain: bool = False, state_dir: str | Path | None = None) -> int:
+def down(*, drain: bool = False, as_json: bool = False, state_dir: str | Path | None = None) -> int:
     """End the scheduler."""
     with connect(state_dir) as client:
+        pid = client.status().pid
         client.down(drain=drain)
+    return _done(as_json, pid=pid)
+
+
+def _done(as_json: bool, **what: object) -> int:
+    """Success: nothing to say, unless a program wants to know what it was about."""
+    if as_json:
+        print(msgspec.json.encode(what).decode())
     return 0

@@ -36,6 +36,9 @@ def command(
         Path | None,
         typer.Option(metavar="DIR", help="Where snapshots of dead and parked jobs go without room."),
     ] = None,
+    spill_limit: Annotated[
+        str, typer.Option(metavar="50G", help="Most bytes that they may take there.")
+    ] = "",
     bind: Annotated[
         str | None, typer.Option(metavar="tcp://HOST:PORT", help="Let users come by TCP, too.")
     ] = None,
@@ -73,8 +76,10 @@ def command(
         said = json.dumps({"pid": pid, "directory": str(directory)})
         print(said if as_json else f"scheduler {pid} runs in {directory}")
         return
-    if ramdisk_limit:
-        config.parse_size(ramdisk_limit)
+    for size in filter(None, (ramdisk_limit, spill_limit)):
+        config.parse_size(size)
+    if spill_limit and spill_dir is None:
+        raise UsageError("--spill-limit without --spill-dir", "say where to: --spill-dir DIR")
     if spill_dir is not None:
         private_directory(spill_dir, option="--spill-dir", parents=True)
     tcp = scheduler_setup.tcp_door(bind, curve_keys)
@@ -93,6 +98,7 @@ def command(
         scheduler_setup.device_memory(names),
         scheduler_setup.tenant_ramdisk(tenant_ramdisk or []),
         "" if spill_dir is None else str(spill_dir.absolute()),
+        spill_limit,
     )
 
     def ready(desk: Desk) -> None:

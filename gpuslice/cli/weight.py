@@ -6,13 +6,14 @@ from typing import Annotated
 
 from . import talk
 from .declare import Argument
-from .options import JobArgument, StateDir
+from .options import JobArgument, Json, StateDir
 
 
 def command(
     job: JobArgument,
     weight: Annotated[str, Argument(metavar="W", help="A positive number; 1 is the usual weight.")],
+    as_json: Json = False,
     state_dir: StateDir = None,
 ) -> int:
     """Give a job another weight: its share, where the policy knows weights (rr and gandiva do)."""
-    return talk.weight(job, weight, state_dir=state_dir)
+    return talk.weight(job, weight, as_json=as_json, state_dir=state_dir)

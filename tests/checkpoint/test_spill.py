@@ -56,6 +56,20 @@ def where(disk: RamDisk, place: Path) -> list[str]:
     return [*found, "spilled"] if list(place.glob("*.gsnp")) else found
 
 
+def test_what_would_go_beyond_the_limit_stays_where_it_is(shm: Path, place: Path) -> None:
+    disk = RamDisk(shm / "disk", 64 * MIB, spill_directory=place, spill_limit_bytes=8 * MIB)
+    leave(disk)
+    leave(disk, "b")
+    with pytest.raises(
+        RamDiskFullError, match=r"is full: [\d.]+ MiB more would be needed, [\d.]+ MiB of 8.00 MiB are used"
+    ):
+        disk.spill()
+    assert [path.suffix for path in place.glob("*.r0.*")] == [".gsnp"]
+    check(disk)  # comes back, and what is spilled goes
+    check(disk, "b")
+    assert list(place.glob("*.gsnp*")) == []
+
+
 def test_there_and_back(disk: RamDisk, place: Path) -> None:
     leave(disk)
     assert [info.job for info in disk.spill()] == ["a"]

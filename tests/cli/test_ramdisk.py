@@ -73,6 +73,7 @@ def test_ls_lists_stores_and_the_total(disk: RamDisk, store: JobStore) -> None:
         "free_bytes",
         "spill_directory",
         "spilled_bytes",
+        "spill_limit_bytes",
         "spill_free_bytes",
         "tenants",
         "stores",
@@ -146,7 +147,21 @@ def test_spill_and_ls_say_what_is_where(disk: RamDisk, store: JobStore, tmp_path
     answer = json.loads(gpuslice("ls", "--json", "--spill-dir", place, disk=disk).stdout)
     assert (answer["spill_directory"], len(answer["stores"])) == (str(place), 1)
     assert answer["spilled_bytes"] == answer["stores"][0]["bytes"] > 0
+    listed = gpuslice("ls", "--spill-dir", place, "--spill-limit", "1GiB", disk=disk).stdout
+    assert re.search(rf"{place}: [\d.]+ MiB of 1.00 GiB spilled", listed)
     assert gpuslice("spill", disk=disk).returncode == 2
+
+
+def test_a_spill_directory_takes_no_more_than_its_limit(
+    disk: RamDisk, store: JobStore, tmp_path: Path
+) -> None:
+    store.close(keep=True)
+    place = tmp_path / "spill"
+    done = gpuslice("spill", "--spill-dir", place, "--spill-limit", "4KiB", disk=disk)
+    assert done.returncode == 5
+    assert "is full" in done.stderr
+    assert "raise --spill-limit" in done.stderr
+    assert gpuslice("spill", "--spill-dir", place, "--spill-limit", "lots", disk=disk).returncode == 2
 
 
 def test_verify_tells_whole_from_damaged(disk: RamDisk, store: JobStore) -> None:

@@ -47,6 +47,21 @@ def test_programs_are_told_in_json(shell: Shell) -> None:
     shell("down")
 
 
+def test_every_order_is_answered_in_json_if_that_is_wanted(shell: Shell) -> None:
+    shell("up", "--devices", "null:1")
+    job = shell.submit(10**6)
+    orders = [("suspend",), ("resume",), ("migrate", "--to", "null:0"), ("weight", "2"), ("cancel",)]
+    for verb, *words in orders:
+        assert json.loads(shell(verb, job, *words, "--json")) == {"id": job}
+    found = json.loads(shell("logs", job, "--json"))
+    assert {name: Path(path).name for name, path in found.items()} == {
+        "out": f"{job}.out",
+        "err": f"{job}.err",
+    }
+    pid = shell.status().pid
+    assert json.loads(shell("down", "--json")) == {"pid": pid}
+
+
 def test_the_keys_of_ps_are_the_documented_ones(shell: Shell) -> None:
     shell.up()
     job = shell.submit(10)

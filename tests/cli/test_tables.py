@@ -33,6 +33,8 @@ def test_what_is_unusual_about_a_job_is_said(job: JobInfo) -> None:
         job, held=True, moving_to=("null:1", "null:2"), missed_boundaries=2, restarts=1, max_restarts=3
     )
     assert tables.state(unusual) == "running, held, to null:1,null:2, late 2x, restart 1/3"
+    ended = msgspec.structs.replace(unusual, state="cancelled", missed_boundaries=0, restarts=0)
+    assert tables.state(ended) == "cancelled"
     assert tables.ending(job) == "-"
     assert tables.ending(msgspec.structs.replace(job, exit_code=1, failure="user")) == "1 user"
     assert tables.steps(msgspec.structs.replace(job, steps=3, total_steps=9)) == "3/9"
