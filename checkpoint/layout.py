@@ -9,8 +9,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
+import numpy as np
 
 from gpuslice.errors import UsageError
 
@@ -130,6 +132,11 @@ class Placement:
         ]
         found[-1:] = [(start, self.end) for start, _ in found[-1:]]
         return tuple(found)
+
+    @functools.cached_property
+    def chunk_table(self) -> np.ndarray[Any, Any]:
+        """``chunks`` as an array of shape ``(n, 2)``."""
+        return np.array(self.chunks, np.int64).reshape(-1, 2)
 
     @functools.cached_property
     def chunk_at(self) -> dict[int, int]:

@@ -8,33 +8,35 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
+import numpy as np
 from xxhash import xxh3_128, xxh3_128_intdigest
 
 from gpuslice.errors import CorruptSnapshotError, SnapshotError
+from gpuslice.kernels.sums import ROW, Sums
 
 from .checksum import chunk_digests, digest
 from .layout import PAGE_BYTES, Placement
 
-#: The lower half of XXH3-128 is XXH3-64, for everything longer than 240 bytes; no chunk is shorter than 256.
-_LOWER_HALF = (1 << 64) - 1
 _ZEROS = bytes(2 * PAGE_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
 class Residue:
-    """What an arena still holds of its last snapshot, by chunk; ``None`` where not known.
+    """What an arena still holds of its last snapshot, by chunk.
 
     Attributes
     ----------
     chunks
-        XXH3-128.
+        XXH3-128, as ``kernels.sums`` has them.
     marks
-        Those that a GPU made (``kernels.copying.Marks``); never compared with anything else.
+        Those that a GPU made (``kernels.copying.Marks``); never compared with anything else. ``None``
+        where there is none.
     """
 
     placement: Placement
-    chunks: tuple[int | None, ...]
+    chunks: np.ndarray[Any, Any]
     marks: tuple[int | None, ...]
 
 
@@ -51,10 +53,10 @@ class Tally:
         self._placement = placement
         total = placement.chunk_total
         if residue is None or residue.placement != placement:
-            residue = Residue(placement, (None,) * total, (None,) * total)
-        self._before = residue
-        self._chunks: list[int | None] = [None] * total
+            residue = Residue(placement, np.zeros(total, ROW), (None,) * total)
+        self._marks_before = residue.marks
         self._marks: list[int | None] = [None] * total
+        self.sums = Sums(placement.chunk_table, residue.chunks, np.zeros(total, ROW))
 
     def __call__(self, offset: int, data: memoryview) -> bool:
         index = self._placement.chunk_at[offset]
@@ -66,28 +68,34 @@ class Tally:
             self._memory[end:stop] = _ZEROS[: stop - end]
         else:
             value = xxh3_128_intdigest(data)
-        self._chunks[index] = value
-        return self._before.chunks[index] != value
+        return self.sums.note(index, value)
 
     def marked(self, offset: int, mark: int) -> bool:
         """A GPU's mark of a chunk: if the last snapshot's had the same, so has it the same checksum."""
         index = self._placement.chunk_at[offset]
         self._marks[index] = mark
-        if self._before.marks[index] != mark or self._before.chunks[index] is None:
+        if self._marks_before[index] != mark or not self.sums.before[index]["known"]:
             return False
-        self._chunks[index] = self._before.chunks[index]
+        self.sums.now[index] = self.sums.before[index]
         return True
 
     def residue(self) -> Residue:
         """What the arena holds now, for its next snapshot."""
-        return Residue(self._placement, tuple(self._chunks), tuple(self._marks))
+        return Residue(self._placement, self.sums.now, tuple(self._marks))
 
     def digests(self) -> list[int]:
-        """XXH3-64 of every chunk; those that were not seen on their way are read from the arena."""
-        ranges = self._placement.chunks
-        unseen = [index for index, value in enumerate(self._chunks) if value is None]
-        read = iter(chunk_digests(self._memory, [ranges[index] for index in unseen]))
-        return [next(read) if value is None else value & _LOWER_HALF for value in self._chunks]
+        """XXH3-64 of every chunk; those that were not seen on their way are read from the arena.
+
+        It is the lower half of XXH3-128, for everything longer than 240 bytes; no chunk is shorter than 256.
+        """
+        now = self.sums.now
+        unseen = np.flatnonzero(now["known"] == 0)
+        if len(unseen):
+            ranges = [self._placement.chunks[index] for index in unseen]
+            found = now["low"].copy()
+            found[unseen] = np.array(chunk_digests(self._memory, ranges), np.uint64)
+            return cast(list[int], found.tolist())
+        return cast(list[int], now["low"].tolist())
 
     def proof(self) -> Proof:
         """An inspector for taking back, before anything was published, what has been copied out."""

@@ -12,11 +12,12 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
+import numpy as np
 import torch
 
-from . import uncached
+from . import sums, uncached
 from .host import HugePages, address_space, view_address
 from .transfer import Transfer
 
@@ -62,6 +63,13 @@ class Inspector(Protocol):
         ...
 
 
+@runtime_checkable
+class Summing(Inspector, Protocol):
+    """An inspector that does nothing but what its `Sums` are for."""
+
+    sums: sums.Sums
+
+
 class Marks(Protocol):
     """Keeps the marks that a GPU makes of chunks where they are: 128 bits, the same for the same bytes only.
 
@@ -85,6 +93,12 @@ def copy_out(pairs: Pairs, arena: memoryview, inspect: Inspector | None, threads
     base, memory = view_address(arena), address_space()
     places = _places(pairs)
     move, fallbacks = _mover(places)
+    if isinstance(inspect, Summing):
+        copier, problem = sums.load()
+        if copier is not None:
+            unchanged_bytes = _copy_summed(places, arena, inspect.sums, copier, threads)
+            return _by_host(places, unchanged_bytes, fallbacks)
+        fallbacks = (*fallbacks, problem)
     declined: list[int] = []
 
     def copy(piece: _Piece) -> None:
@@ -96,6 +110,48 @@ def copy_out(pairs: Pairs, arena: memoryview, inspect: Inspector | None, threads
 
     run(_batches(places, len(arena)), copy, threads)
     return _by_host(places, sum(declined), fallbacks)
+
+
+def _copy_summed(
+    places: Sequence[_Piece], arena: memoryview, table: sums.Sums, copier: sums.Copier, threads: int
+) -> int:
+    """Copy out what has changed since the arena's last snapshot; returns the bytes that had not."""
+    if not places:
+        return 0
+    chunks = _chunks(places, arena, table)
+    past_caches = sum(nbytes for _, _, nbytes in places) >= uncached.SMALLEST_BYTES
+    reached = np.cumsum(chunks[:, 2])
+    portions = (reached - chunks[:, 2]) // np.uint64(CHUNK_BYTES)
+    cuts = np.flatnonzero(np.diff(portions)) + 1
+    unchanged_bytes: list[int] = []
+
+    def copy(portion: np.ndarray[Any, Any]) -> None:
+        unchanged_bytes.append(copier(portion, table, past_caches))
+
+    run([[portion] for portion in np.split(chunks, cuts)], copy, threads)
+    return sum(unchanged_bytes)
+
+
+def _chunks(places: Sequence[_Piece], arena: memoryview, table: sums.Sums) -> np.ndarray[Any, Any]:
+    """What is copied, chunk by chunk, in rows as a ``Copier`` takes them."""
+    address, offset, nbytes = (np.array(column, np.int64) for column in zip(*places, strict=True))
+    wrong = np.flatnonzero((offset < 0) | (offset > len(arena) - nbytes))
+    if len(wrong):
+        raise _misfit(int(offset[wrong[0]]), int(nbytes[wrong[0]]), len(arena))
+    parts = -(-nbytes // CHUNK_BYTES)
+    which = np.repeat(np.arange(len(parts)), parts)
+    start = (np.arange(len(which)) - np.repeat(np.cumsum(parts) - parts, parts)) * CHUNK_BYTES
+    offset, nbytes = offset[which] + start, np.minimum(nbytes[which] - start, CHUNK_BYTES)
+    row = np.searchsorted(table.chunks[:, 0], offset)
+    first, end = table.chunks[np.minimum(row, len(table.chunks) - 1)].T
+    if not (np.array_equal(first, offset) and np.all(offset + nbytes <= end) and np.all(end <= len(arena))):
+        raise ValueError("what is copied does not lie in the arena as its checksums do")
+    columns = (address[which] + start, view_address(arena) + offset, nbytes, end - offset, row)
+    return np.stack(columns, axis=1).astype(np.uint64)
+
+
+def _misfit(offset: int, nbytes: int, arena_bytes: int) -> ValueError:
+    return ValueError(f"a storage of {nbytes} bytes does not fit at {offset} of {arena_bytes} bytes")
 
 
 def copy_in(pairs: Pairs, arena: memoryview, inspect: Inspector | None, threads: int) -> Transfer:
@@ -177,7 +233,7 @@ def _batches(places: Iterable[_Piece], arena_bytes: int) -> Iterator[list[_Piece
     for piece in places:
         address, offset, nbytes = piece
         if not 0 <= offset <= arena_bytes - nbytes:
-            raise ValueError(f"a storage of {nbytes} bytes does not fit at {offset} of {arena_bytes} bytes")
+            raise _misfit(offset, nbytes, arena_bytes)
         if nbytes > CHUNK_BYTES:
             for start in range(0, nbytes, CHUNK_BYTES):
                 yield [(address + start, offset + start, min(CHUNK_BYTES, nbytes - start))]

@@ -13,7 +13,7 @@ import torch
 from gpuslice.errors import DeviceMemoryError, EnvironmentUnusableError
 from gpuslice.types import DeviceName
 
-from . import copying, uncached
+from . import copying, sums, uncached
 from .copying import Inspector, Marks, Pairs
 from .device import DeviceMemory, Hold, Way
 from .host import (
@@ -63,6 +63,7 @@ class CpuDevice:
         self.obstacles: Mapping[type, str] = {}
         self.cores = _slot_cores(name, slots)
         uncached.load()  # a suspend must not wait for a compiler
+        sums.load()
 
     @property
     def duplex(self) -> bool:

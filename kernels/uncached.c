@@ -39,3 +39,68 @@ void uncached_copy(char *target, const char *source, size_t nbytes)
 }
 
 #endif
+
+/* Chunks that are hashed, compared with what the target had, and copied if that was something else; for as many
+   as Python hands over at once. The hash is xxhash's, by the addresses of its functions (sums.py). */
+
+struct sum {
+    uint64_t low, high;
+};
+
+struct hasher {
+    struct sum (*whole)(const void *, size_t);
+    void *(*begin)(void); /* a state; then reset, updates, end, drop */
+    int (*reset)(void *);
+    int (*update)(void *, const void *, size_t);
+    struct sum (*end)(const void *);
+    int (*drop)(void *);
+};
+
+struct chunk {
+    const char *source;
+    char *target;
+    uint64_t nbytes, padded_bytes, row;
+};
+
+struct row {
+    struct sum sum;
+    uint64_t known;
+};
+
+static struct sum padded_sum(const struct hasher *hash, void *state, const struct chunk *chunk)
+{
+    static const char zeros[4096];
+    hash->reset(state);
+    hash->update(state, chunk->source, chunk->nbytes);
+    for (uint64_t rest = chunk->padded_bytes - chunk->nbytes; rest > 0;) {
+        uint64_t part = rest < sizeof zeros ? rest : sizeof zeros;
+        hash->update(state, zeros, part);
+        rest -= part;
+    }
+    return hash->end(state);
+}
+
+/* Returns the bytes that were not copied because the target has them; -1 without memory for a state. */
+int64_t copy_changed(const struct hasher *hash, const struct chunk *chunks, size_t count, const struct row *before,
+                     struct row *now, int past_caches)
+{
+    int64_t unchanged_bytes = 0;
+    void *state = hash->begin();
+    if (!state)
+        return -1;
+    for (const struct chunk *chunk = chunks; chunk < chunks + count; chunk++) {
+        uint64_t padding_bytes = chunk->padded_bytes - chunk->nbytes;
+        struct sum sum = padding_bytes ? padded_sum(hash, state, chunk) : hash->whole(chunk->source, chunk->nbytes);
+        const struct row *had = before + chunk->row;
+        memset(chunk->target + chunk->nbytes, 0, padding_bytes);
+        now[chunk->row] = (struct row){sum, 1};
+        if (had->known && had->sum.low == sum.low && had->sum.high == sum.high)
+            unchanged_bytes += chunk->nbytes;
+        else if (past_caches)
+            uncached_copy(chunk->target, chunk->source, chunk->nbytes);
+        else
+            memcpy(chunk->target, chunk->source, chunk->nbytes);
+    }
+    hash->drop(state);
+    return unchanged_bytes;
+}

@@ -1,0 +1,130 @@
+"""Checksums of an arena's chunks, taken and compared while they are copied: by C for many at once.
+
+Thousands of small storages would otherwise pass through Python one after the other, each with the GIL. The C
+code (uncached.c) calls the hash functions of the xxhash package itself, which exports them; where it does
+not, or there is no compiler, Python does the same.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from xxhash import xxh3_128_intdigest
+
+from gpuslice.errors import EnvironmentUnusableError
+
+from .compiler import shared_library
+
+#: XXH3-128 of a chunk: lower and upper half, and whether it is known.
+ROW = np.dtype([("low", np.uint64), ("high", np.uint64), ("known", np.uint64)])
+_LOWER_HALF = (1 << 64) - 1
+_HALF_BITS = 64
+_MODULE = "xxhash._xxhash"
+_PROBE = bytes(range(256)) * 20
+_Table = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """The checksums of an arena's chunks.
+
+    Attributes
+    ----------
+    chunks
+        Start and end of every chunk, ascending; shape ``(n, 2)``. The end is that of the padding.
+    before, now
+        Rows of `ROW`: what the arena had until now, and what a copy finds.
+    """
+
+    chunks: _Table
+    before: _Table
+    now: _Table
+
+    def note(self, index: int, value: int) -> bool:
+        """Note the checksum of a chunk; whether it is another one than before."""
+        row = (value & _LOWER_HALF, value >> _HALF_BITS, 1)
+        self.now[index] = row
+        return bool(self.before[index].item() != row)
+
+
+#: Copies chunks, rows of source, target, bytes, bytes with padding and number; past the caches, or not;
+#: returns the bytes that it let be.
+Copier = Callable[[_Table, Sums, bool], int]
+
+
+@functools.cache
+def load() -> tuple[Copier | None, str]:
+    """The copy, which lets go of the GIL; or ``None`` and why there is none. Compiles at the first call."""
+    try:
+        library = ctypes.CDLL(str(shared_library(Path(__file__).with_name("uncached.c"))))
+        hasher = _hasher()
+    except (EnvironmentUnusableError, ImportError, OSError, AttributeError) as error:
+        return None, f"checksums are taken one by one: {error}"
+    call = library.copy_changed
+    call.restype = ctypes.c_int64
+    call.argtypes = (
+        ctypes.c_void_p,
+        ctypes.c_void_p,
+        ctypes.c_size_t,
+        ctypes.c_void_p,
+        ctypes.c_void_p,
+        ctypes.c_int,
+    )
+
+    def copy(chunks: _Table, sums: Sums, past_caches: bool) -> int:
+        unchanged_bytes: int = call(
+            ctypes.addressof(hasher),
+            chunks.ctypes.data,
+            len(chunks),
+            sums.before.ctypes.data,
+            sums.now.ctypes.data,
+            past_caches,
+        )
+        if unchanged_bytes < 0:
+            raise MemoryError("there is no memory for a checksum")
+        return unchanged_bytes
+
+    if not _agrees(copy):
+        return None, "checksums are taken one by one: xxhash's functions are not what they seem"
+    return copy, ""
+
+
+def _hasher() -> ctypes.Array[ctypes.c_void_p]:
+    """``struct hasher``: the functions that xxhash's own module has, the fastest for this processor."""
+    library = ctypes.CDLL(importlib.import_module(_MODULE).__file__)
+    names: tuple[Sequence[str], ...] = (
+        ("XXH3_128bits_dispatch", "XXH3_128bits"),
+        ("XXH3_createState",),
+        ("XXH3_128bits_reset",),
+        ("XXH3_128bits_update_dispatch", "XXH3_128bits_update"),
+        ("XXH3_128bits_digest",),
+        ("XXH3_freeState",),
+    )
+    found = [next((name for name in several if hasattr(library, name)), several[0]) for several in names]
+    return (ctypes.c_void_p * len(names))(
+        *(ctypes.cast(getattr(library, name), ctypes.c_void_p).value for name in found)
+    )
+
+
+def _agrees(copy: Copier) -> bool:
+    """Whether it copies and hashes as the package does, with padding and without."""
+    source, target = np.frombuffer(_PROBE, np.uint8), np.ones(2 * len(_PROBE), np.uint8)
+    sums = Sums(np.zeros((2, 2), np.int64), np.zeros(2, ROW), np.zeros(2, ROW))
+    sizes = [(len(_PROBE), len(_PROBE)), (len(_PROBE) - 300, len(_PROBE))]
+    for row, (nbytes, padded) in enumerate(sizes):
+        chunk = np.array([[source.ctypes.data, target.ctypes.data, nbytes, padded, row]], np.uint64)
+        copy(chunk, sums, False)
+        expected = _PROBE[:nbytes].ljust(padded, b"\0")
+        if target[:padded].tobytes() != expected:
+            return False
+        value = xxh3_128_intdigest(expected)
+        if sums.now[row].item() != (value & _LOWER_HALF, value >> _HALF_BITS, 1):
+            return False
+    return True
