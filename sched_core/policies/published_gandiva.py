@@ -15,7 +15,7 @@ from .target import difference
 #: Numbers of devices that the peer knows, in the order in which it walks them: that of its dictionary.
 SIZES = (16, 1, 2, 4, 24, 32, 8, 64, 12)
 #: Time between two looks, and how often those that wait in a node set get their turn.
-TICK_S, _TURN_S = 10, 60
+TICK_S, TURN_S = 10, 60
 
 
 class NodeSet:
@@ -67,7 +67,7 @@ class PublishedGandiva:
         before = self._picture() if self._seen is None else self._seen
         gone = {job.id for job in view.changes.finished}
         came = list(view.jobs.values()) if view.changes.reset else view.changes.arrived
-        turned, released = self._end(gone, turn=view.now_s % _TURN_S == 0)
+        turned, released = self._end(gone, turn=view.now_s % TURN_S == 0)
         for job in came:
             if not self._join(job, view.now_s):
                 self._pending.append(job)
@@ -221,7 +221,7 @@ class PublishedGandiva:
         waiting = any(len(one.jobs) > one.capacity for group in self._sets.values() for one in group)
         if not waiting or view.now_s % TICK_S:
             return None
-        return view.now_s + _TURN_S - view.now_s % _TURN_S
+        return view.now_s + TURN_S - view.now_s % TURN_S
 
 
 def _hand_out(jobs: Iterable[Job], group: list[NodeSet]) -> None:

@@ -14,7 +14,7 @@ from gpuslice.sched_core.cluster import Cluster
 from gpuslice.sched_core.lookup import nearest
 from gpuslice.sched_core.placement.registry import make_placement
 from gpuslice.sched_core.policies.registry import make_policy
-from gpuslice.sched_core.sim.compiled.choice import kept_in, worth_compiling
+from gpuslice.sched_core.sim.compiled.choice import is_kept, worth_compiling
 from gpuslice.sched_core.sim.compiled.rules import form_of
 from gpuslice.sched_core.sim.cost import parse_cost
 from gpuslice.sched_core.sim.engine import Progress, Simulation
@@ -103,7 +103,7 @@ def run_one(
     form = form_of(simulation) if request.engine == "compiled" else worth_compiling(simulation)
     if form is None:
         return simulation.run(progress)
-    if compiling is not None and not kept_in().is_dir():
+    if compiling is not None and not is_kept(form):
         compiling()
     from gpuslice.sched_core.sim.compiled.run import run  # Imports numba.
 

@@ -26,17 +26,16 @@ FREE, NEXT = range(2)
 
 #: A job: of ``SimJob`` and of its entry in the ranking. ``runs`` is the plan, ``running`` the engine's fact;
 #: ``group`` is its row in ``World.groups``, ``at`` where it is in each heap, or -1; ``whole`` is the first of
-#: the nodes that it has for itself, ``rest`` the one that it shares, or -1.
+#: the nodes that it has for itself, ``rest`` the one that it shares, or -1; ``after`` is the next job of
+#: its node set (``node_sets.py``), which it joined when it ``started``.
 JOB = np.dtype(
     [(name, np.float64) for name in ("submit", "duration", "resume", "executed", "service", "since", "end")]
     + [(name, np.float64) for name in ("born", "room", "fragmented", "lost", "first", "finish", "contention")]
     + [(name, np.float64) for name in ("entered", "started", "base_service", "base_executed", "waited")]
     + [(name, np.float64) for name in ("due", "spent")]
     + [("key", np.float64, (5,)), ("at", np.int32, (4,))]
-    + [
-        (name, np.int32)
-        for name in ("demand", "group", "level", "preemptions", "promotions", "whole", "rest")
-    ]
+    + [(name, np.int32) for name in ("demand", "group", "level", "preemptions", "promotions")]
+    + [(name, np.int32) for name in ("whole", "rest", "after")]
     + [(name, np.bool_) for name in ("running", "runs", "touched", "sunk")],
     align=True,
 )
@@ -46,7 +45,7 @@ JOB = np.dtype(
 GROUP = np.dtype(
     [
         ("room", np.float64),
-        *((name, np.int64) for name in ("demand", "start", "filled")),
+        *((name, np.int64) for name in ("demand", "start", "filled", "sets", "wanted")),
         ("known", np.bool_),
         ("blocked", np.bool_),
     ],
@@ -62,6 +61,7 @@ CLOCK = np.dtype(
     + [(name, np.int64) for name in ("kind", "placing", "queues", "samples", "groups", "capacity", "newest")]
     + [(name, np.int64) for name in ("arrived", "alive", "count", "free", "asked", "events", "turn")]
     + [(name, np.int64) for name in ("flipped", "started", "suspended", "tied", "pending", "node_size")]
+    + [(name, np.int64) for name in ("sizes", "idle_nodes")]
     + [(name, np.bool_) for name in ("strict", "by_devices", "stale", "was_crowded")],
     align=True,
 )
@@ -79,7 +79,8 @@ class World(NamedTuple):
     nodes
         What each node has, shape ``(2, nodes)``; looked at where nodes matter only.
     numbers
-        Thresholds of the queues; sampled services, ascending; what an index looks up at them.
+        Thresholds of the queues; sampled services, ascending; what an index looks up at them. Or the sizes of
+        jobs that have node sets, as rows of ``groups``, in the order in which they are walked.
     """
 
     jobs: Any

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gpuslice.sched_core.sim.engine import Simulation
 
-from .rules import ATTAINED, PUBLISHED_SHORTEST, REMAINING, TURNS, Form, form_of
+from .rules import ATTAINED, NODE_SETS, PUBLISHED_SHORTEST, REMAINING, TURNS, Form, form_of
 
 #: A guess at what the engine proper takes for a job: an order that stays, one that shifts as jobs run,
 #: and one by which jobs are suspended again and again (turns, promotions), in seconds.
@@ -25,12 +25,18 @@ def worth_compiling(simulation: Simulation) -> Form | None:
     if form is None:
         return None
     kind = form.rule.kind
-    if kind in (ATTAINED, TURNS) or form.rule.promote < inf:
+    if kind in (ATTAINED, TURNS, NODE_SETS) or form.rule.promote < inf:
         job_s = _AGAIN_S
     else:
         job_s = _SHIFTS_S if kind in (REMAINING, PUBLISHED_SHORTEST) else _STAYS_S
-    least_s = _LOAD_S if kept_in().is_dir() else _COMPILE_S
+    least_s = _LOAD_S if is_kept(form) else _COMPILE_S
     return form if job_s * len(simulation.trace) > least_s else None
+
+
+def is_kept(form: Form) -> bool:
+    """Whether what runs ``form`` was compiled before."""
+    loop = "node_sets.advance_sets" if form.rule.kind == NODE_SETS else "loop.advance"
+    return any(kept_in().glob(f"*/{loop}-*.nbi"))
 
 
 @cache

@@ -27,7 +27,7 @@ from .arrays import (
     walk,
 )
 from .orders import set_key, settle, update, wake_at
-from .rules import PENDING_LONGEST
+from .rules import NODE_SETS, PENDING_LONGEST
 
 OVER, MORE, STUCK = range(3)
 
@@ -43,28 +43,48 @@ def advance(w: World, events: int) -> int:
             return MORE
         events -= 1
         now = next_instant(w)
-        pass_time(w, now)
-        complete(w, now)
-        while clock.arrived < len(w.jobs) and w.jobs[clock.arrived].submit <= now:
-            arrive(w, now)
-        update(w, now)
-        if clock.kind == PENDING_LONGEST:
-            walk(w)
-        else:
-            repair(w)
-        decide(w)
-        settle(w, now)
-        clock.wake = wake_at(w, now)
-        clock.was_crowded = clock.alive > clock.count
-        for i in range(clock.suspended):
-            release(w, int(w.slots[SUSPENDED, i]), now)
-            w.jobs[w.slots[SUSPENDED, i]].preemptions += 1
-        for i in range(clock.started):
-            grant(w, int(w.slots[STARTED, i]), now)
-        clock.events += 1
+        happen(w, now)
+        take_order(w, now)
+        carry_out(w, now)
         if clock.wake <= now:
             return STUCK
     return OVER
+
+
+@compiled
+def happen(w: World, now: float) -> None:
+    """Time passes, jobs end, and others arrive."""
+    clock = w.clock[0]
+    pass_time(w, now)
+    complete(w, now)
+    while clock.arrived < len(w.jobs) and w.jobs[clock.arrived].submit <= now:
+        arrive(w, now)
+
+
+@compiled
+def carry_out(w: World, now: float) -> None:
+    """Release, then grant, as was decided (``Simulation._apply``)."""
+    clock = w.clock[0]
+    clock.was_crowded = clock.alive > clock.count
+    for i in range(clock.suspended):
+        release(w, int(w.slots[SUSPENDED, i]), now)
+        w.jobs[w.slots[SUSPENDED, i]].preemptions += 1
+    for i in range(clock.started):
+        grant(w, int(w.slots[STARTED, i]), now)
+    clock.events += 1
+
+
+@compiled
+def take_order(w: World, now: float) -> None:
+    """List who is started and suspended under an order (``RankedPolicy.plan``)."""
+    update(w, now)
+    if w.clock[0].kind == PENDING_LONGEST:
+        walk(w)
+    else:
+        repair(w)
+    decide(w)
+    settle(w, now)
+    w.clock[0].wake = wake_at(w, now)
 
 
 @compiled
@@ -173,6 +193,7 @@ def decide(w: World) -> None:
 def grant(w: World, job: int, now: float) -> None:
     """Give ``job`` its devices (``Simulation._grant``)."""
     j = w.jobs[job]
+    hold(w, j.demand)
     j.fragmented += w.groups[j.group].room - j.room
     j.since = now
     if isnan(j.first):
@@ -189,6 +210,7 @@ def grant(w: World, job: int, now: float) -> None:
 def release(w: World, job: int, now: float) -> None:
     """Take its devices from ``job`` (``Simulation._release``)."""
     j = w.jobs[job]
+    hold(w, -j.demand)
     pull(w, ENDING, job)
     if now < j.since:
         j.lost -= (j.since - now) * j.demand
@@ -200,3 +222,12 @@ def release(w: World, job: int, now: float) -> None:
     j.since = now
     j.end = inf
     j.room = w.groups[j.group].room
+
+
+@compiled
+def hold(w: World, devices: int) -> None:
+    """Count what is taken or, below 0, given back, where no ranking does."""
+    clock = w.clock[0]
+    if clock.kind == NODE_SETS:
+        clock.free -= devices
+        clock.count += 1 if devices > 0 else -1

@@ -12,6 +12,7 @@ from gpuslice.sched_core.placement.placement import Count
 from gpuslice.sched_core.policies.fifo import Fifo, FitFirst, SmallestFirst
 from gpuslice.sched_core.policies.gittins import GittinsIndex, yarn_services
 from gpuslice.sched_core.policies.las import LeastAttained
+from gpuslice.sched_core.policies.published_gandiva import SIZES, PublishedGandiva
 from gpuslice.sched_core.policies.published_orders import (
     PublishedExpected,
     PublishedLongestPending,
@@ -24,13 +25,13 @@ from gpuslice.sched_core.policies.tiresias import TwoDas, TwoDGittins
 from gpuslice.sched_core.sim.cost import MeasuredCost
 from gpuslice.sched_core.sim.engine import Simulation
 from gpuslice.sched_core.sim.model import FixedCost, LinearSpeed, NoCost
-from gpuslice.sched_core.sim.peer import StaleCompletions
+from gpuslice.sched_core.sim.peer import StaleCompletions, Ticks
 
 #: Orders (``Rule.kind``); those from ``QUEUES`` on have queues, those from ``PUBLISHED_QUEUES`` on a peer's.
 FIRST, SMALLEST, SHORTEST, REMAINING, PUBLISHED_SHORTEST, ATTAINED, TURNS, PENDING_LONGEST, EXPECTED = range(
     9
 )
-QUEUES, GITTINS, PUBLISHED_QUEUES, PUBLISHED_GITTINS = range(9, 13)
+NODE_SETS, QUEUES, GITTINS, PUBLISHED_QUEUES, PUBLISHED_GITTINS = range(9, 14)
 
 #: Placements (``Rule.placing``): any devices; the fullest node that will do; the first one (published).
 ANYWHERE, FULLEST, LOWEST = range(3)
@@ -46,6 +47,7 @@ _KINDS: dict[type[Any], int] = {
     PublishedShortest: PUBLISHED_SHORTEST,
     PublishedLongestPending: PENDING_LONGEST,
     PublishedExpected: EXPECTED,
+    PublishedGandiva: NODE_SETS,
     LeastAttained: ATTAINED,
     RoundRobin: TURNS,
     TwoDas: QUEUES,
@@ -76,7 +78,7 @@ class Form:
     Attributes
     ----------
     limits
-        Thresholds of the queues.
+        Thresholds of the queues, or rows of sizes (``arrays.World.numbers``).
     samples, table
         Sampled services, ascending, and what an index looks up at them.
     """
@@ -95,7 +97,7 @@ def form_of(simulation: Simulation) -> Form | None:
     if (
         kind is None
         or placing is None
-        or type(simulation) not in (Simulation, StaleCompletions)
+        or type(simulation) not in ((Ticks,) if kind == NODE_SETS else (Simulation, StaleCompletions))
         or type(simulation.speed) is not LinearSpeed
         or type(simulation.cost) not in (NoCost, FixedCost, MeasuredCost)
         or simulation.keep_spans
@@ -115,6 +117,9 @@ def form_of(simulation: Simulation) -> Form | None:
     if kind == GITTINS:
         index = GittinsIndex(simulation.view.knowledge.services() or yarn_services())
         return Form(rule, limits, index.services, index.sums)
+    if kind == NODE_SETS:
+        demands = sorted(set(simulation.trace.demand))
+        return Form(rule, [demands.index(size) for size in SIZES if size in demands])
     if kind == EXPECTED:
         return Form(rule, limits, policy.services, policy.means)
     if kind == PUBLISHED_GITTINS:
@@ -125,6 +130,8 @@ def form_of(simulation: Simulation) -> Form | None:
 def _placing(simulation: Simulation) -> int | None:
     """How its policy places jobs, if that can be compiled."""
     policy: Any = simulation.policy
+    if type(policy) is PublishedGandiva:
+        return ANYWHERE if set(simulation.trace.demand) <= set(SIZES) else None
     placing = _PLACINGS.get(type(policy.placement))
     if placing == ANYWHERE:
         return placing

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numba
@@ -19,27 +20,28 @@ from gpuslice.sched_core.sim.outcome import Outcome
 from .arrays import CLOCK, FREE, GROUP, JOB, OPTIONS, World
 from .choice import kept_in
 from .loop import MORE, STUCK, advance
-from .rules import Form
+from .node_sets import SET, Sets, advance_sets
+from .rules import NODE_SETS, Form
 
 #: Between two looks at Ctrl-C and the progress bar.
 _EVENTS = 20_000
 
 
-def _compiled_loop() -> Any:
-    """The loop, compiled at its first call, and kept if there is a place for it, unless it was before."""
+def _compiled(loop: Callable[..., int]) -> Any:
+    """``loop``, compiled at its first call, and kept if there is a place for it, unless it was before."""
     settings: Any = config
     usual, folder = settings.CACHE_DIR, kept_in()
     try:
         private_directory(folder.parent, option="XDG_CACHE_HOME", parents=True)
         settings.CACHE_DIR = str(folder)
-        return numba.njit(cache=True, **OPTIONS)(advance)
+        return numba.njit(cache=True, **OPTIONS)(loop)
     except (EnvironmentUnusableError, OSError, RuntimeError):
-        return numba.njit(**OPTIONS)(advance)
+        return numba.njit(**OPTIONS)(loop)
     finally:
         settings.CACHE_DIR = usual
 
 
-_LOOP = _compiled_loop()
+_ORDERS, _NODE_SETS = _compiled(advance), _compiled(advance_sets)
 
 
 def run(simulation: Simulation, form: Form, progress: Progress | None = None) -> Outcome | None:
@@ -50,10 +52,12 @@ def run(simulation: Simulation, form: Form, progress: Progress | None = None) ->
     began_s = time.perf_counter()
     world = _world(simulation, form)
     clock = world.clock[0]
+    sets = (_sets(world),) if form.rule.kind == NODE_SETS else ()
+    loop = _NODE_SETS if sets else _ORDERS
     left = MORE
     try:
         while left == MORE:
-            left = _LOOP(world, _EVENTS)
+            left = loop(world, *sets, _EVENTS)
             if progress is not None:
                 progress(int(clock["arrived"] - clock["alive"]), len(world.jobs))
     except KeyboardInterrupt:
@@ -83,7 +87,8 @@ def _world(simulation: Simulation, form: Form) -> World:
     clock = np.zeros(1, CLOCK)
     for name, value in form.rule._asdict().items():
         clock[name] = value
-    clock["queues"], clock["samples"] = len(form.limits), len(form.samples)
+    clock["queues"] = clock["sizes"] = len(form.limits)
+    clock["samples"] = len(form.samples)
     clock["groups"] = len(demands)
     clock["now"] = trace.submit_s[0]
     clock["free"] = clock["capacity"] = simulation.cluster.size
@@ -91,11 +96,19 @@ def _world(simulation: Simulation, form: Form) -> World:
     clock["tied_s"] = clock["newest"] = -1
     nodes = np.zeros((2, len(simulation.cluster.node_sizes)), np.int32)
     nodes[FREE] = simulation.cluster.node_sizes
-    clock["node_size"] = nodes[FREE, 0]
+    clock["node_size"], clock["idle_nodes"] = nodes[FREE, 0], len(nodes[FREE])
     numbers = np.array([*form.limits, *form.samples, *form.table], np.float64)
     slots = np.zeros((11, count), np.int32)
     jobs, groups, clock = (array.view(np.recarray) for array in (jobs, groups, clock))
     return World(jobs, groups, clock, slots, nodes, numbers)
+
+
+def _sets(world: World) -> Sets:
+    """No node sets, and room for as many as there can be."""
+    most = 1 + world.nodes.shape[1]
+    lists = np.zeros((len(world.groups), most), np.int32)
+    noted = np.zeros(3 * most + len(world.jobs), np.int32)
+    return Sets(np.zeros(most, SET).view(np.recarray), lists, noted)
 
 
 def _told(outcome: Outcome, world: World) -> Outcome:
@@ -106,6 +119,9 @@ def _told(outcome: Outcome, world: World) -> Outcome:
     outcome.first_start_s[:] = jobs["first"]
     outcome.contention[:] = jobs["contention"]
     outcome.preemptions[:] = jobs["preemptions"]
+    if world.clock[0]["kind"] == NODE_SETS:  # As ``Ticks`` has it.
+        outcome.first_start_s[:] = np.where(np.isfinite(jobs["started"]), jobs["started"], np.nan)
+        outcome.preemptions[:] = 0
     outcome.promotions = {int(job): int(jobs["promotions"][job]) for job in np.nonzero(jobs["promotions"])[0]}
     outcome.events = int(world.clock[0]["events"])
     return outcome

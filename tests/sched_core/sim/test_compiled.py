@@ -54,7 +54,7 @@ PEERS = (
 @pytest.fixture(scope="module")
 def interpreted() -> Iterator[Any]:
     """The module that runs compiled simulations, with nothing compiled."""
-    names = [f"{PACKAGE}.{name}" for name in ("arrays", "orders", "loop", "run")]
+    names = [f"{PACKAGE}.{name}" for name in ("arrays", "orders", "loop", "node_sets", "run")]
     usual = {name: sys.modules.pop(name) for name in names if name in sys.modules}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(numba.config, "DISABLE_JIT", True)
@@ -130,6 +130,24 @@ def test_promotion(interpreted: Any, policy: str, options: dict[str, object], ro
 @given(rows=st.lists(WHOLE, min_size=1, max_size=15))
 def test_peers(interpreted: Any, schedule: str, rows: Any) -> None:
     request = Request(trace_of(rows), "1x8", peer=f"tiresias:{schedule}/count")
+    assert differences(request, interpreted.run) == []
+
+
+@BRIEF
+@given(
+    rows=st.lists(
+        st.tuples(
+            st.integers(0, 60).map(lambda n: 7.0 * n),
+            st.sampled_from([1, 1, 2, 4, 8, 12]),
+            st.integers(0, 60).map(lambda n: 31.0 * n),
+        ),
+        min_size=1,
+        max_size=25,
+    ),
+    cluster=st.sampled_from(["3x4", "12x1", "2x8", "4x4"]),
+)
+def test_node_sets(interpreted: Any, rows: Any, cluster: str) -> None:
+    request = Request(trace_of(rows), cluster, peer="tiresias:gandiva/gandiva")
     assert differences(request, interpreted.run) == []
 
 
