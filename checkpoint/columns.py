@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
 from typing import Any
@@ -78,16 +78,12 @@ class Storages:
         """The same in another order, given by their positions."""
         return self._picked(lambda column: list(map(column.__getitem__, turns)))
 
-    def by_address(self) -> Storages:
-        """In the order of their addresses; those over the same memory are fixed (DLPack, NumPy and back).
-
-        None of such may move alone.
-        """
-        ordered = self.in_turns(sorted(range(len(self)), key=self.addresses.__getitem__))
-        ends = list(map(operator.add, ordered.addresses, ordered.sizes))
-        if not all(map(operator.le, ends, ordered.addresses[1:])):
-            ordered.fixed = ordered.fixed | _overlapping(ordered.keys, ordered.addresses, ends)
-        return ordered
+    def fix_overlapping(self) -> None:
+        """Those over the same memory (DLPack, NumPy and back) are fixed: none of them may move alone."""
+        ends = list(map(operator.add, self.addresses, self.sizes))
+        # In two sorted columns the ends of ranges that are apart lie between their starts.
+        if not all(map(operator.le, sorted(ends), sorted(self.addresses)[1:])):
+            self.fixed = self.fixed | _overlapping(sorted(zip(self.addresses, ends, self.keys, strict=True)))
 
     def _picked(self, pick: Callable[[Sequence[Any]], list[Any]]) -> Storages:
         return Storages(
@@ -100,12 +96,12 @@ class Storages:
         )
 
 
-def _overlapping(keys: Sequence[int], addresses: Sequence[int], ends: Sequence[int]) -> set[int]:
-    """Keys of the ranges that share memory with another one; they are in the order of their addresses."""
+def _overlapping(ranges: Iterable[tuple[int, int, int]]) -> set[int]:
+    """The keys of those that share memory with another one; ranges are start, end and key, by start."""
     found: set[int] = set()
     reach, owner = 0, -1
-    for key, address, end in zip(keys, addresses, ends, strict=True):
-        if address < reach:
+    for start, end, key in ranges:
+        if start < reach:
             found |= {key, owner}
         if end > reach:
             reach, owner = end, key

@@ -43,7 +43,7 @@ _PER_CHANNEL = (torch.per_channel_affine, torch.per_channel_affine_float_qparams
 
 
 def sweep(device: Device) -> Storages:
-    """All live storages of ``device`` with at least one byte, in the order of their addresses.
+    """All live storages of ``device`` with at least one byte.
 
     Raises
     ------
@@ -53,7 +53,7 @@ def sweep(device: Device) -> Storages:
     """
     live = _instances(torch.Tensor, torch.UntypedStorage, *device.obstacles)
     _refuse_obstacles(live, device)
-    return _storages(live, device).by_address()
+    return _storages(live, device)
 
 
 def check_alone(device: Device) -> None:
@@ -65,7 +65,7 @@ def _storages(live: Sequence[object], device: Device) -> Storages:
     with torch.no_grad(), torch._C.DisableTorchFunction():
         under = _Under(device)
         for block in _blocks(live):
-            under.add(_held_firmly(block))
+            under.add(*_held_firmly(block))
         return under.found()
 
 
@@ -74,10 +74,15 @@ def _blocks(objects: Sequence[object]) -> Iterator[Sequence[object]]:
     return (objects[start : start + _BLOCK] for start in range(0, len(objects), _BLOCK))
 
 
-def live_instances(*kinds: type) -> Sequence[object]:
+def live_instances(*kinds: type) -> list[object]:
     """Every live object of these types, or types derived from them."""
+    objects = _instances(*kinds)
     with torch._C.DisableTorchFunction():
-        return _held_firmly(_instances(*kinds))
+        tensors, storages = _held_firmly(objects)
+    if len(storages) == len(of_kind(objects, torch.UntypedStorage)):
+        return objects
+    others = [item for item in objects if not issubclass(type(item), (torch.Tensor, torch.UntypedStorage))]
+    return [*others, *tensors, *storages]
 
 
 def _instances(*kinds: type) -> list[object]:
@@ -86,23 +91,21 @@ def _instances(*kinds: type) -> list[object]:
     return heap.instances(types)
 
 
-def _held_firmly(objects: Sequence[object]) -> Sequence[object]:
-    """These objects by references that count, without what a storage left behind that is gone.
+def _held_firmly(objects: Sequence[object]) -> tuple[list[torch.Tensor], list[torch.UntypedStorage]]:
+    """Tensors and storages among these, by references that count, without storages that are gone.
 
     The collector also shows objects that no Python code refers to any more and C++ keeps for later. A new
     reference to such a one keeps nothing alive until torch is told of it (``_fix_weakref``). And some
     versions of torch destroy a storage's Python object only with the last weak reference to the storage,
     such as those that torch.multiprocessing keeps; using it would revive the storage and destroy it twice.
     """
-    storages = of_kind(objects, torch.UntypedStorage)
+    tensors, storages = of_kind(objects, torch.Tensor), of_kind(objects, torch.UntypedStorage)
     expired = list(map(torch.UntypedStorage._expired, map(_cdata, storages)))
     if any(expired):
-        gone = set(map(id, compress(storages, expired)))
-        objects = [item for item in objects if id(item) not in gone]
-        storages = of_kind(objects, torch.UntypedStorage)
-    _each(torch.Tensor._fix_weakref, of_kind(objects, torch.Tensor))  # type: ignore[attr-defined]
+        storages = list(compress(storages, map(not_, expired)))
+    _each(torch.Tensor._fix_weakref, tensors)  # type: ignore[attr-defined]
     _each(torch.UntypedStorage._fix_weakref, storages)  # type: ignore[attr-defined]
-    return objects
+    return tensors, storages
 
 
 def _each(call: Callable[..., object], *items: Iterable[object]) -> None:
@@ -120,6 +123,8 @@ def of_kind(objects: Iterable[object], kind: type[_T]) -> list[_T]:
     objects = list(objects)
     types = list(map(type, objects))
     wanted = {item for item in set(types) if issubclass(item, kind)}
+    if not wanted:
+        return []
     return cast(list[_T], list(compress(objects, map(wanted.__contains__, types))))
 
 
@@ -185,12 +190,11 @@ class _Under:
         self._keys: set[int] = set()
         self._labels: dict[int, str] = {}
 
-    def add(self, objects: Sequence[object]) -> None:
-        """Tensors and storages."""
-        tensors = of_kind(objects, torch.Tensor)
+    def add(self, tensors: Sequence[torch.Tensor], storages: Sequence[torch.UntypedStorage]) -> None:
+        """Tensors, and storages that may be under some of them."""
         self._gradients += _gradients(tensors)
         self._add_tensors(tensors)
-        self._look_at(of_kind(objects, torch.UntypedStorage))
+        self._look_at(storages)
 
     def found(self) -> Storages:
         """Those of the device that have memory (fake, functional and wrapper tensors have none)."""
@@ -199,9 +203,12 @@ class _Under:
             _refuse_elsewhere(storage, self._labels.get(storage._cdata, _BARE), self._device)
         found = self._found
         found.labels = list(map(self._labels.get, found.keys, repeat(_BARE)))
+        if 0 in found.sizes or 0 in found.addresses:
+            found = found.those(list(map(mul, found.sizes, found.addresses)))
         if self._referred:
             found.fixed = self._fixed()
-        return found.those(list(map(mul, found.sizes, found.addresses)))
+        found.fix_overlapping()
+        return found
 
     def _add_gradients(self) -> None:
         """Those that C++ alone holds."""
@@ -221,7 +228,9 @@ class _Under:
     def _look_at(self, storages: Sequence[torch.UntypedStorage]) -> None:
         new = dict(zip(map(_cdata, storages), storages, strict=True))
         if not self._keys.isdisjoint(new):
-            new = {key: storage for key, storage in new.items() if key not in self._keys}
+            new = {key: new[key] for key in new.keys() - self._keys}
+            if not new:
+                return
         self._keys.update(new)
         ours = list(map(self._device.owns, new.values()))
         if not all(ours):

@@ -32,7 +32,7 @@ class Stock:
         self._gate = gate
         self._shim = shim
         self._order: dict[int, int] = {}
-        #: What was found the last time, by address, and the positions there of those in the order.
+        #: What was found the last time, as it was found, and the positions there of those in the order.
         self._keys: list[int] = []
         self._turns: list[int] = []
 
@@ -58,10 +58,11 @@ class Stock:
         return load(device, sweep(device), (), alone=self._gate.alone).layout
 
     def _in_order(self, found: Storages) -> Storages:
-        """In the order of the last time; what is new behind."""
+        """In the order of the last time; what is new behind, by address."""
         if found.keys != self._keys:
             place = list(map(self._order.get, found.keys, repeat(len(self._order))))
-            self._turns = sorted(range(len(found)), key=place.__getitem__)
+            by_address = sorted(range(len(found)), key=found.addresses.__getitem__)
+            self._turns = sorted(by_address, key=place.__getitem__)
             self._keys = found.keys
             self._order = {found.keys[turn]: number for number, turn in enumerate(self._turns)}
         return found.in_turns(self._turns)
