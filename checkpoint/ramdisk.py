@@ -69,8 +69,7 @@ class RamDisk:
         self._budget = Budget(self.directory, limit_bytes, tenant)
         self._scheduler = scheduler
         self.spilled = None if spill_directory is None else SpillDirectory(spill_directory, spill_limit_bytes)
-        if self.spilled is not None:
-            self._budget.relief = self._relieve
+        self._budget.relief = self._relieve
 
     @classmethod
     def from_settings(cls, settings: Settings) -> RamDisk:
@@ -260,7 +259,11 @@ class RamDisk:
 
         Of these, whoever was parked last begins: where jobs take turns, it comes back last.
         """
-        assert self.spilled is not None
+        for directory in filter(helps, self._stores()):
+            if self._discard(directory):
+                yield
+        if self.spilled is None:
+            return
         for directory in filter(helps, self._stores()):
             if self._spill_dead(self.spilled, directory) is not None:
                 yield
@@ -268,6 +271,22 @@ class RamDisk:
         for directory in sorted(parked, key=_since_ns, reverse=True):
             while helps(directory) and ask(directory):
                 yield
+
+    def discard(self, scheduler: str) -> None:
+        """Remove what a scheduler's dead jobs left and nobody can go on from."""
+        for directory in self._stores():
+            owner = read_owner(directory)
+            if owner is not None and owner.scheduler == scheduler:
+                self._discard(directory)
+
+    def _discard(self, directory: Path) -> bool:
+        """Remove what a dead named job left if nobody can go on from it; whether that made room."""
+        with self._budget.lock():
+            if not directory.exists():
+                return False  # it has nothing but what was spilled
+            info = store_info(directory, self.spilled)
+            of_use = info.alive or info.job is None or any(one.restartable for one in committed(directory))
+            return not of_use and not self._clear(directory, wanted=True)
 
     def collect(self, *, everything: bool = False) -> list[StoreInfo]:
         """Remove what dead processes left; what belongs to living ones is never touched.

@@ -15,7 +15,8 @@ import msgspec
 
 from gpuslice import eventlog
 from gpuslice.clock import ContinuedClock
-from gpuslice.errors import ConfigError
+from gpuslice.config import load
+from gpuslice.errors import ConfigError, GpusliceError
 from gpuslice.private import private_directory
 from gpuslice.sched_core.core import Core
 from gpuslice.sched_core.desk import Desk
@@ -95,8 +96,20 @@ def serve(
         ready(desk)
         _put_garbage_off()
         scheduler.run(lambda: desk.dismissed or bool(stopped))
+        if desk.dismissed:
+            _discard_snapshots(directory)
         desk.close()
         eventlog.tell("ended", "the scheduler leaves", details={"dismissed": desk.dismissed})
+
+
+def _discard_snapshots(directory: Path) -> None:
+    """Leave nothing in the RAM disk that none of our jobs can go on from."""
+    from gpuslice.checkpoint.ramdisk import RamDisk  # late: it takes longer to import than all the rest
+
+    try:
+        RamDisk.from_settings(load()).discard(os.path.realpath(directory))
+    except GpusliceError as error:
+        eventlog.tell("message", f"snapshots of ended jobs stay in the RAM disk: {error}")
 
 
 def _put_garbage_off() -> None:

@@ -69,6 +69,10 @@ class Actor:
         """From now on a process of a tenant's."""
         self.disk = RamDisk(self.disk.directory, self.disk.limit_bytes, tenant=Tenant(tenant, limit_bytes))
 
+    def serve(self, scheduler: str) -> None:
+        """From now on a process of a scheduler's job."""
+        self.disk = RamDisk(self.disk.directory, self.disk.limit_bytes, scheduler=scheduler)
+
     def save(self, boundary: int, nbytes: int = 3 << 20, restartable: bool = True) -> int:
         assert self.store is not None
         writer = self.store.begin(Layout((StorageSpec(0, nbytes), StorageSpec(1, 8))))

@@ -58,6 +58,33 @@ def test_the_limit_counts_what_other_processes_hold(disk: RamDisk, actor: Actor)
         store.begin(layout_of(60 * MIB)).abort()
 
 
+def test_what_nobody_can_go_on_from_makes_room_for_who_needs_it(disk: RamDisk, actor: Actor) -> None:
+    other = actor()
+    assert other.ask("open", job="other") == ("ok", None)
+    assert other.ask("save", boundary=1, nbytes=200 * MIB, restartable=False) == ("ok", 1)
+    with disk.open_store(None) as store:
+        with pytest.raises(RamDiskFullError):
+            store.begin(layout_of(60 * MIB))
+        other.kill()
+        store.begin(layout_of(60 * MIB)).abort()
+    assert leftovers(disk) == []
+
+
+@pytest.mark.parametrize(("scheduler", "left"), [("/s", 0), ("/t", 1)])
+def test_a_scheduler_removes_what_its_own_dead_jobs_left(
+    disk: RamDisk, actor: Actor, scheduler: str, left: int
+) -> None:
+    other = actor()
+    assert other.ask("serve", scheduler="/s") == ("ok", None)
+    assert other.ask("open", job="other") == ("ok", None)
+    assert other.ask("save", boundary=1, nbytes=MIB, restartable=False) == ("ok", 1)
+    disk.discard(scheduler)
+    assert len(disk.listing()) == 1, "it lives"
+    other.kill()
+    disk.discard(scheduler)
+    assert len(disk.listing()) == left
+
+
 def test_a_file_system_without_room_is_noticed_before_it_bites(
     disk: RamDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -72,16 +99,17 @@ def test_a_file_system_without_room_is_noticed_before_it_bites(
 
 
 def test_what_is_promised_to_others_is_not_free(disk: RamDisk, monkeypatch: pytest.MonkeyPatch) -> None:
-    promised = disk.directory / "other.r0" / "A.gsnp"
-    promised.parent.mkdir(mode=0o700)
+    other = disk.open_store("other")
+    used = disk.used_bytes
+    promised = other.directory / "A.gsnp"
     promised.touch()
     os.truncate(promised, 30 * MIB)
-    assert disk.used_bytes == 30 * MIB
+    assert disk.used_bytes == used + 30 * MIB
     real = os.statvfs(disk.directory)
     fields = list(real)
     fields[4] = 32 * MIB // real.f_frsize
     monkeypatch.setattr(os, "statvfs", lambda path: os.statvfs_result(fields))
-    with disk.open_store("a") as store:
+    with other, disk.open_store("a") as store:
         store.begin(layout_of(MIB)).abort()
         with pytest.raises(RamDiskFullError, match=r"2\.00 MiB of memory are free"):
             store.begin(layout_of(10 * MIB))
