@@ -37,9 +37,10 @@ SHORT = 200
 LONG_LINES, SHORT_LINES = (100, 1_000, 10_000, 100_000), (100, 300, 1_000, 3_000)
 POLICIES = {
     **dict.fromkeys(
-        ("fifo", "sjf", "srtf", "las", "2das", "gittins", "yarn-cs", "optimus", "slaq"), LONG_LINES
+        ("fifo", "sjf", "srtf", "las", "2das", "gittins", "yarn-cs", "drf", "gandiva", "optimus", "slaq"),
+        LONG_LINES,
     ),
-    **dict.fromkeys(("drf", "tetris", "gandiva", "themis", "chronus"), SHORT_LINES),
+    **dict.fromkeys(("tetris", "themis", "chronus"), SHORT_LINES),
 }
 _HIGHEST_US, _LOWEST_US = 1e5, 10.0
 

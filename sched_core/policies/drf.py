@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+
 from gpuslice.sched_core.job import Job
 from gpuslice.sched_core.placement.placement import Placement
 from gpuslice.sched_core.policy import View
@@ -38,14 +40,24 @@ class Drf(StartingPolicy):
         self._weights = parse_shares(weights, "weights")
         self._limits = (node_cpus, node_memory_gib)
         self._shares: dict[str, list[float]] = {}
+        #: Who waits, by tenant, in order of arrival.
+        self._lines: dict[str, dict[str, Job]] = {}
 
     def reset(self, view: View) -> None:
         self.hosts = Hosts(view.cluster, *self._limits)
         self._shares = {}
+        self._lines = {}
 
     def came(self, job: Job) -> None:
         self.hosts.check(job)
+        self._lines.setdefault(job.spec.tenant, {})[job.id] = job
         self._shares.setdefault(job.spec.tenant, [0.0, 0.0, 0.0])
+
+    def left(self, job: Job) -> None:
+        line = self._lines[job.spec.tenant]
+        del line[job.id]
+        if not line:
+            del self._lines[job.spec.tenant]
 
     def began(self, job: Job, devices: tuple[int, ...]) -> None:
         self._book(job, devices, 1)
@@ -55,13 +67,20 @@ class Drf(StartingPolicy):
 
     def choose(self, view: View) -> Choice | None:
         first: dict[str, Choice] = {}
-        undecided = (job for job in self.waiting.values() if job.spec.tenant not in first)
-        for job, devices in self.offers(undecided):
+        for job, devices in self.offers(self._undecided(first)):
             if self.hosts.fits(job, devices):
                 first[job.spec.tenant] = (job, devices)
         if not first:
             return None
         return first[min(first, key=lambda tenant: (self._dominant(tenant), tenant))]
+
+    def _undecided(self, first: Mapping[str, Choice]) -> Iterator[Job]:
+        """Who waits, tenant by tenant, each until ``first`` has one of its jobs."""
+        for tenant, line in self._lines.items():
+            for job in line.values():
+                if tenant in first:
+                    break
+                yield job
 
     def _dominant(self, tenant: str) -> float:
         # Rounding: sums of taken and returned shares must not decide ties.

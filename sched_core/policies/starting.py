@@ -43,6 +43,9 @@ class StartingPolicy(ABC):
     def came(self, job: Job) -> None:  # noqa: B027
         """``job`` waits."""
 
+    def left(self, job: Job) -> None:  # noqa: B027
+        """``job`` waits no more."""
+
     def began(self, job: Job, devices: tuple[int, ...]) -> None:  # noqa: B027
         """``job`` runs on ``devices``."""
 
@@ -56,6 +59,7 @@ class StartingPolicy(ABC):
         while self.waiting and self.free.total and (choice := self.choose(view)) is not None:
             job, devices = choice
             del self.waiting[job.id]
+            self.left(job)
             self.free.take(devices)
             self.placement.placed(job, devices)
             self.began(job, devices)
@@ -87,8 +91,8 @@ class StartingPolicy(ABC):
             if job.running:
                 self.free.give(job.placement)
                 self.ended(job)
-            else:
-                self.waiting.pop(job.id, None)
+            elif self.waiting.pop(job.id, None) is not None:
+                self.left(job)
         for job in view.waiting() if changes.reset else changes.arrived:
             self.waiting[job.id] = job
             self.came(job)

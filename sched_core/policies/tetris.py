@@ -57,10 +57,17 @@ class Tetris(StartingPolicy):
 
     def choose(self, view: View) -> Choice | None:
         scored: list[tuple[float, float, Choice]] = []
+        #: Alignment and sum of shares of jobs that ask for the same; ``None``: they do not fit.
+        alike: dict[object, tuple[float, float] | None] = {}
         for job, devices in self.offers(self.waiting.values()):
-            if self.hosts.fits(job, devices):
-                work = view.remaining_s(job) * sum(self.hosts.shares(job))
-                scored.append((self._alignment(job, devices, view), work, (job, devices)))
+            wish = (job.demand, job.spec.cpus, job.spec.memory_bytes, devices)
+            if wish not in alike:
+                fits = self.hosts.fits(job, devices)
+                shares = sum(self.hosts.shares(job))
+                alike[wish] = (self._alignment(job, devices, view), shares) if fits else None
+            if (found := alike[wish]) is not None:
+                alignment, shares = found
+                scored.append((alignment, view.remaining_s(job) * shares, (job, devices)))
         if not scored:
             return None
         alignments = sum(alignment for alignment, _, _ in scored)

@@ -83,7 +83,8 @@ class Gandiva:
         self._servers = Servers(cluster, self._overload)
         self._packing = Packing(self._gain, self._look_s)
         self._counts = {"moved": 0, "emptied": 0, "grown": 0}
-        self._queue: dict[str, Job] = {}
+        #: Those without a home, by what they ask for, in order of arrival.
+        self._queue: dict[tuple[int, float], dict[str, Job]] = {}
         #: Added to executed time / weight: where a job stands in the turns of its server.
         self._head_start_s: dict[str, float] = {}
         self._sharing: set[str] = set()
@@ -136,7 +137,7 @@ class Gandiva:
         if view.changes.reset:
             self._clear(view.cluster, view.now_s)
         for job in view.changes.finished:
-            self._queue.pop(job.id, None)
+            self._unqueue(job)
             self._packing.forget(job)
             self._sharing.discard(job.id)
             self._turning.discard(job.id)
@@ -144,23 +145,32 @@ class Gandiva:
             self._servers.leave(job, view.now_s)
             self._head_start_s.pop(job.id, None)
         for job in view.jobs.values() if view.changes.reset else view.changes.arrived:
-            self._queue[job.id] = job
+            self._queue.setdefault(_kind(job), {})[job.id] = job
             if job.spec.max_demand > job.demand:
                 self._elastic[job.id] = job
         return bool(view.changes.finished)
 
     def _house(self, view: View) -> None:
         """Find homes for those that queue, in order of arrival."""
-        # Servers only fill up here: where one job of a size found no home, the next will not either.
-        full: set[tuple[int, float]] = set()
-        for job in list(self._queue.values()):
-            kind = (job.demand, job.spec.weight)
-            home = None if kind in full else self._servers.find(job)
-            if home is None and job.demand <= self._servers.largest:
-                full.add(kind)
-            elif home is not None:
-                del self._queue[job.id]
+        # Servers only fill up here: where one job of a kind found no home, the next will not either.
+        lines = dict(self._queue)
+        while lines:
+            kind, job = min(
+                ((kind, next(iter(line.values()))) for kind, line in lines.items()),
+                key=lambda head: head[1].number,
+            )
+            home = self._servers.find(job)
+            if home is not None:
+                self._unqueue(job)
                 self._enter(job, home, view)
+            if home is None or kind not in self._queue:
+                del lines[kind]
+
+    def _unqueue(self, job: Job) -> None:
+        line = self._queue.get(_kind(job), {})
+        line.pop(job.id, None)
+        if not line:
+            self._queue.pop(_kind(job), None)
 
     def _enter(self, job: Job, home: list[Server], view: View) -> None:
         others = [view.jobs[name] for server in home for name in server.parts]
@@ -317,3 +327,8 @@ class Gandiva:
             self._next_look_s = max(self._next_look_s, (floor(view.now_s / self._look_s) + 1) * self._look_s)
             times.append(self._next_look_s)
         return min(times, default=None)
+
+
+def _kind(job: Job) -> tuple[int, float]:
+    """Jobs of one kind find a home or none alike."""
+    return job.demand, job.spec.weight
