@@ -189,6 +189,19 @@ class Metadata(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
 
+class _EncodedMetadata(msgspec.Struct, frozen=True):
+    """The same, its parts encoded."""
+
+    storages: msgspec.Raw
+    tensors: msgspec.Raw
+    tree: msgspec.Raw
+
+
+def encode_metadata(storages: msgspec.Raw, tensors: msgspec.Raw, tree: msgspec.Raw) -> bytes:
+    """``Metadata`` from parts that are encoded already: the same bytes."""
+    return msgspec.json.encode(_EncodedMetadata(storages, tensors, tree))
+
+
 _metadata_decoder = msgspec.json.Decoder(Metadata)
 
 

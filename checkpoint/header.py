@@ -6,10 +6,13 @@ by the name of the tensor that covers them, paddings, the tail and the unused re
 
 from __future__ import annotations
 
+import functools
 import json
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+
+import msgspec
 
 from gpuslice.errors import CorruptSnapshotError, RefusedSnapshotError, UsageError
 
@@ -25,7 +28,7 @@ PREAMBLE_BYTES = 8 + len(_PREFIX % VERSION) + _POSITION_DIGITS
 _RESERVED = "__"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Content:
     """What a snapshot holds, checked, with the parts of its description that follow from that alone.
 
@@ -67,6 +70,11 @@ class Content:
         )
         entries = ",".join(_entries(layout, placement, payload, _owners(tensors, layout)))
         return cls(layout, payload, tuple(tensors), placement, rows, entries)
+
+    @functools.cached_property
+    def encoded(self) -> tuple[msgspec.Raw, msgspec.Raw]:
+        """Storages and tensors as the metadata has them."""
+        return msgspec.Raw(msgspec.json.encode(self.rows)), msgspec.Raw(msgspec.json.encode(self.tensors))
 
     def header(self, record: Record) -> bytes:
         """The header, ``payload`` bytes long with its length field.

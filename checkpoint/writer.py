@@ -15,7 +15,7 @@ from gpuslice.errors import UsageError
 
 from .arena import Arena, Header
 from .checksum import fingerprint, pack_digests
-from .format import METADATA_LIMIT_BYTES, RECORD_BYTES, Metadata, Record
+from .format import METADATA_LIMIT_BYTES, RECORD_BYTES, Record, encode_metadata
 from .header import Content, preamble
 from .layout import PAGE_BYTES, Layout, TensorSpec, align, place
 from .snapshot import SnapshotFile
@@ -98,7 +98,7 @@ class SnapshotWriter:
             raise UsageError(f"boundary {boundary} is negative", "count boundaries from 0")
         content = self._describe(tuple(tensors))
         digests = self.tally.digests()
-        metadata = Metadata(content.rows, content.tensors, msgspec.Raw(tree.data)).encode()
+        metadata = encode_metadata(*content.encoded, msgspec.Raw(tree.data))
         if len(metadata) > METADATA_LIMIT_BYTES:
             raise UsageError(
                 f"what is not a tensor takes {format_size(len(metadata))}, more than a snapshot can describe",
