@@ -49,6 +49,7 @@ from .intake import check, make_spec
 from .journal import Journal, JournalError
 from .live import Scheduler
 from .standing import Overview
+from .states import JobState
 
 _LINGER_MS = 1000
 _REQUESTS_AT_ONCE = 20
@@ -125,7 +126,7 @@ class Desk:
                     self._send(visitor, ended)
         for name in list(self._hoping):
             job = self._scheduler.core.jobs[name]
-            if job.guaranteed is not None or job.state.ended:
+            if job.guaranteed is not None or _over(job):
                 for visitor in self._hoping.pop(name):
                     self._send(visitor, _admission(job))
 
@@ -258,6 +259,9 @@ def _over(job: Gang) -> bool:
 def _admission(job: Gang) -> Answer:
     if job.guaranteed is False and job.state.ended:
         return Failed(error=f"{job.id} was refused: {job.reason}", remedy=_UNLESS, exit_code=2)
+    if job.guaranteed is None and job.state in (JobState.FAILED, JobState.CANCELLED):
+        told = f"{job.id} {job.state.value} before its deadline could be guaranteed: {job.reason}"
+        return Failed(error=told, remedy=f"`gpuslice logs {job.id} --err` may tell more", exit_code=2)
     return Done()
 
 

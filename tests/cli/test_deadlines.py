@@ -50,6 +50,14 @@ def test_what_its_owner_expects_decides_before_a_step_is_made(shell: Shell) -> N
     shell("down")
 
 
+def test_whoever_ends_before_it_is_decided_was_not_accepted(shell: Shell) -> None:
+    shell("up", "--devices", "null:1", "--policy", "chronus")
+    wish = ("--deadline", "1h", "--guaranteed", "--steps", "9", "--", sys.executable, "-c", "1/0")
+    told = shell("submit", "--name", "broken", *wish, code=2)
+    assert "broken failed before its deadline could be guaranteed: ZeroDivisionError" in told
+    shell("down")
+
+
 def test_other_policies_refuse_to_guarantee_and_tell_of_what_was_missed(shell: Shell) -> None:
     shell.up()
     job = ("--", sys.executable, str(RANK), "1000000", "0")
