@@ -91,7 +91,7 @@ class Marks(Protocol):
 def copy_out(pairs: Pairs, arena: memoryview, inspect: Inspector | None, threads: int) -> Transfer:
     """Copy host storages into ``arena`` at their offsets."""
     base, memory = view_address(arena), address_space()
-    places = _places(pairs)
+    places = pieces(pairs)
     move, fallbacks = _mover(places)
     if isinstance(inspect, Summing):
         copier, problem = sums.load()
@@ -156,7 +156,7 @@ def _misfit(offset: int, nbytes: int, arena_bytes: int) -> ValueError:
 
 def copy_in(pairs: Pairs, arena: memoryview, inspect: Inspector | None, threads: int) -> Transfer:
     """Copy from ``arena`` into host storages; fresh pages of theirs are faulted in on the way."""
-    places = _places(pairs)
+    places = pieces(pairs)
     fresh = [(address, nbytes) for address, _, nbytes in places]
     return copy_in_at(places, arena, threads, inspect, fresh=fresh)
 
@@ -222,7 +222,8 @@ def _mover(places: Sequence[_Piece]) -> tuple[uncached.Move, tuple[str, ...]]:
     return move, (problem,) if problem else ()
 
 
-def _places(pairs: Pairs) -> list[_Piece]:
+def pieces(pairs: Pairs) -> list[_Piece]:
+    """Address, offset in the arena and bytes of each."""
     return [(storage.data_ptr(), offset, storage.nbytes()) for storage, offset in pairs]
 
 

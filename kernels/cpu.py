@@ -16,6 +16,7 @@ from gpuslice.types import DeviceName
 from . import copying, sums, uncached
 from .copying import Inspector, Marks, Pairs
 from .device import DeviceMemory, Hold, Way
+from .footprint import Footprint
 from .host import (
     PAGE_BYTES,
     AddressSpace,
@@ -62,6 +63,7 @@ class CpuDevice:
         self.torch_device = torch.device("cpu")
         self.obstacles: Mapping[type, str] = {}
         self.cores = _slot_cores(name, slots)
+        self._footprint = Footprint()
         uncached.load()  # a suspend must not wait for a compiler
         sums.load()
 
@@ -123,7 +125,9 @@ class CpuDevice:
         return copying.copy_out(pairs, arena, inspect, len(self.cores))
 
     def copy_in(self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None) -> Transfer:
-        return copying.copy_in(pairs, arena, inspect, len(self.cores))
+        places = copying.pieces(pairs)
+        fresh = self._footprint.fresh([(address, nbytes) for address, _, nbytes in places])
+        return copying.copy_in_at(places, arena, len(self.cores), inspect, fresh=fresh)
 
     def free(self, storages: Sequence[torch.UntypedStorage]) -> None:
         for storage in storages:
@@ -135,19 +139,22 @@ class CpuDevice:
 
     def reserve(self, pairs: Sequence[tuple[torch.UntypedStorage, int]]) -> None:
         """Checks first what the host has left: Linux promises memory that is not there, and kills later."""
-        missing_bytes = sum(nbytes for storage, nbytes in pairs if storage.nbytes() != nbytes)
+        missing = [(storage, nbytes) for storage, nbytes in pairs if storage.nbytes() != nbytes]
+        missing_bytes = sum(nbytes for _, nbytes in missing)
         if missing_bytes > psutil.virtual_memory().available:
             raise _out_of_memory(self.name, missing_bytes)
         done: list[torch.UntypedStorage] = []
         try:
-            for storage, nbytes in pairs:
-                if storage.nbytes() != nbytes:
-                    storage.resize_(nbytes)
-                    done.append(storage)
-        except RuntimeError as error:
+            self._footprint.fault_in(missing_bytes, len(self.cores))
+            for storage, nbytes in missing:
+                storage.resize_(nbytes)
+                done.append(storage)
+        except (OSError, RuntimeError) as error:
             self.free(done)
             self.release_caches()
             raise _out_of_memory(self.name, missing_bytes) from error
+        if done:
+            self._footprint.note(done)
 
     def allocate(self, sizes: Sequence[int]) -> list[torch.UntypedStorage]:
         try:

@@ -8,17 +8,17 @@ import errno
 import functools
 import mmap
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
 
 PAGE_BYTES = mmap.PAGESIZE
 HUGE_PAGE_BYTES = 2 << 20
-#: Ranges that are no further apart share their huge pages: the C allocator's headers lie between them.
-_NEIGHBOURS_BYTES = 64 << 10
 _MADV_DONTNEED = 4
 _MADV_HUGEPAGE = 14
 #: Of Linux 5.14: fault all pages in now.
@@ -51,12 +51,13 @@ def address_space() -> memoryview:
 
 
 class HugePages:
-    """Memory that is about to be filled, behind huge pages as far as whole ones fit in.
+    """Memory that is about to be filled, behind huge pages as far as it fills at least half of one.
 
     A page fault then costs the same for 2 MiB as otherwise for 4 KiB, and so does giving the memory back.
-    Neighbours, as the C allocator makes them, share their huge pages. But a block in which the allocator
-    has written its header already has small pages and would get only such; it has to be put together. A
-    kernel without huge pages says no, and nothing changes.
+    Neighbours, as the C allocator makes them, share their huge pages; what else there is of such a page is
+    mostly free memory between them. But a block in which the allocator has written its header already has
+    small pages and would get only such; it has to be put together. A kernel without huge pages says no, and
+    nothing changes.
 
     Parameters
     ----------
@@ -68,22 +69,18 @@ class HugePages:
         self._torn: set[int] = set()
         if not _huge_pages_are_allowed():
             return
-        reach = start = 0
-        ends: list[int] = []
-        for address, nbytes in sorted(ranges):
-            if address > reach + _NEIGHBOURS_BYTES:
-                self._advise(start, reach, ends)
-                start, ends = address, []
-            ends += (address - 1, address + nbytes)
-            reach = max(reach, address + nbytes)
-        self._advise(start, reach, ends)
-
-    def _advise(self, start: int, end: int, ends: Iterable[int]) -> None:
-        first, last = -(-start // HUGE_PAGE_BYTES), end // HUGE_PAGE_BYTES
-        if last > first:
-            _libc.madvise(first * HUGE_PAGE_BYTES, (last - first) * HUGE_PAGE_BYTES, _MADV_HUGEPAGE)
-            blocks = {address // HUGE_PAGE_BYTES for address in ends}
-            self._torn.update(block for block in blocks if first <= block < last)
+        filled: Counter[int] = Counter()
+        edges: set[int] = set()
+        for address, nbytes in ranges:
+            first, last = (address - 1) // HUGE_PAGE_BYTES, (address + nbytes) // HUGE_PAGE_BYTES
+            edges |= {first, last}
+            for block in range(first, last + 1):
+                start = block * HUGE_PAGE_BYTES
+                filled[block] += min(address + nbytes, start + HUGE_PAGE_BYTES) - max(address, start)
+        huge = [block for block, nbytes in sorted(filled.items()) if 2 * nbytes >= HUGE_PAGE_BYTES]
+        for first, count in _runs(huge):
+            _libc.madvise(first * HUGE_PAGE_BYTES, count * HUGE_PAGE_BYTES, _MADV_HUGEPAGE)
+        self._torn = edges.intersection(huge)
 
     def ready(self, address: int, nbytes: int) -> None:
         """Before a range is written: put the blocks that it lies in together, by whichever thread."""
@@ -91,6 +88,13 @@ class HugePages:
             if block in self._torn:
                 self._torn.discard(block)
                 _libc.madvise(block * HUGE_PAGE_BYTES, HUGE_PAGE_BYTES, _MADV_COLLAPSE)
+
+
+def _runs(blocks: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """The first of each run of consecutive numbers, and how many they are."""
+    for _, run in groupby(enumerate(blocks), lambda pair: pair[1] - pair[0]):
+        numbers = [block for _, block in run]
+        yield numbers[0], len(numbers)
 
 
 @functools.cache

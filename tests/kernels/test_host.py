@@ -79,17 +79,20 @@ def test_blocks_with_an_edge_are_put_together_once(monkeypatch: pytest.MonkeyPat
     kernel, block = Kernel(), HUGE_PAGE_BYTES
     monkeypatch.setattr(host, "_libc", kernel)
     monkeypatch.setattr(host, "_huge_pages_are_allowed", lambda: True)
-    # From the middle of block 10 to the middle of 14, a header in between in 12; and far off, too little.
+    # From the middle of block 10 to that of 14, a header in between in 12; too little of 16; 18 with a gap.
     pages = HugePages(
-        [(12 * block + 64, 5 * block // 2), (10 * block + 4096, 2 * block - 4096 - 64), (0, 99)]
+        [
+            (12 * block + 64, 5 * block // 2 - 64),
+            (10 * block + block // 2, 3 * block // 2 - 64),
+            (16 * block + 4096, block // 2 - 1),
+            (18 * block, block // 3),
+            (18 * block + block // 2, block // 3),
+        ]
     )
-    assert kernel.asked == [(host._MADV_HUGEPAGE, 11, 3)]
-    for start, count in ((10, 2), (11, 2), (12, 3), (0, 1)):
+    assert kernel.asked == [(host._MADV_HUGEPAGE, 10, 5), (host._MADV_HUGEPAGE, 18, 1)]
+    for start, count in ((9, 2), (10, 2), (11, 2), (12, 3), (16, 1), (18, 1)):
         pages.ready(start * block, count * block)
-    assert kernel.asked[1:] == [
-        (host._MADV_COLLAPSE, 11, 1),
-        (host._MADV_COLLAPSE, 12, 1),
-    ]
+    assert kernel.asked[2:] == [(host._MADV_COLLAPSE, torn, 1) for torn in (10, 11, 12, 14, 18)]
 
 
 def test_where_the_machine_forbids_huge_pages_none_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
