@@ -15,6 +15,7 @@ from gpuslice.config import Settings, parse_size
 from gpuslice.errors import UsageError
 from gpuslice.types import job_id
 
+from .ahead import Ahead
 from .budget import Budget, Tenant
 from .files import store_directory
 from .layout import PAGE_BYTES
@@ -147,7 +148,7 @@ class RamDisk:
     def stand_by(
         self, job: str, rank: int = 0, *, waiting: Callable[[], object] | None = None
     ) -> JobStore | None:
-        """The store of a named job's rank, as soon as no living process has it.
+        """The store of a named job's rank, as soon as no living process has it; mapped in the meantime.
 
         Parameters
         ----------
@@ -165,10 +166,12 @@ class RamDisk:
             As for `open_store`.
         """
         directory = self.home(job, rank)
-        while not self._has_ended_well(directory, waiting):
-            lock = self._claim(directory)  # another one that stands by may have been quicker
-            if lock is not None:
-                return self._take_over(directory, lock, job, rank, len(SLOTS))
+        with Ahead(directory / name for name in SLOTS) as ahead:
+            while not self._has_ended_well(directory, waiting):
+                lock = self._claim(directory)  # another one that stands by may have been quicker
+                if lock is not None:
+                    ahead.close()
+                    return self._take_over(directory, lock, job, rank, len(SLOTS), ahead)
         return None
 
     def _has_ended_well(self, directory: Path, waiting: Callable[[], object] | None) -> bool:
@@ -189,13 +192,21 @@ class RamDisk:
             store_directory(directory)
             return FileLock.attempt(directory / OWNER)
 
-    def _take_over(self, directory: Path, lock: FileLock, job: str | None, rank: int, slots: int) -> JobStore:
+    def _take_over(
+        self,
+        directory: Path,
+        lock: FileLock,
+        job: str | None,
+        rank: int,
+        slots: int,
+        ahead: Ahead | None = None,
+    ) -> JobStore:
         """Open a store that was claimed."""
         try:
             tenant = self._budget.tenant
             with self._budget.taking(PAGE_BYTES):
                 write_owner(lock.descriptor, job, rank, tenant.name, tenant.limit_bytes, self._scheduler)
-            store = JobStore(directory, lock, self._budget, job, rank, slots, self.spilled)
+            store = JobStore(directory, lock, self._budget, job, rank, slots, self.spilled, ahead)
         except BaseException:
             lock.release()
             raise

@@ -11,6 +11,7 @@ from typing import Self
 
 from gpuslice.errors import CorruptSnapshotError, RefusedSnapshotError, SnapshotError, UsageError
 
+from .ahead import Ahead
 from .checksum import chunk_digests, fingerprint, unpack_digests
 from .files import open_checked, read_at
 from .format import RECORD_BYTES, Metadata, Record
@@ -169,8 +170,13 @@ class SnapshotFile:
 _DAMAGED = "use another snapshot; this one cannot be restored"
 
 
-def open_snapshot(path: Path) -> SnapshotFile:
+def open_snapshot(path: Path, ahead: Ahead | None = None) -> SnapshotFile:
     """Open a snapshot file that may come from anywhere.
+
+    Parameters
+    ----------
+    ahead
+        May have the file mapped already.
 
     Raises
     ------
@@ -186,14 +192,16 @@ def open_snapshot(path: Path) -> SnapshotFile:
     try:
         record = read_record(descriptor)
         content, tree, digests = _read_tail(descriptor, record)
-        memory = mmap.mmap(descriptor, record.file_len, access=mmap.ACCESS_READ)
+        memory = ahead.mapping(descriptor, record.file_len) if ahead is not None else None
+        if memory is None:
+            memory = memoryview(mmap.mmap(descriptor, record.file_len, access=mmap.ACCESS_READ))
     except SnapshotError as error:
         raise type(error)(f"{path}: {error.message}", error.remedy or _DAMAGED) from error
     except OSError as error:
         raise RefusedSnapshotError(f"cannot read {path}: {error.strerror}", _DAMAGED) from error
     finally:
         os.close(descriptor)
-    return SnapshotFile(path, record, content, tree, digests, memoryview(memory))
+    return SnapshotFile(path, record, content, tree, digests, memory)
 
 
 def read_record(descriptor: int) -> Record:

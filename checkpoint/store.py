@@ -10,6 +10,7 @@ from typing import Self
 
 from gpuslice.errors import RamDiskFullError, SnapshotError, UsageError
 
+from .ahead import Ahead
 from .arena import Arena, MapHook, MapHooks
 from .budget import Budget
 from .format import RECORD_BYTES, Record
@@ -18,7 +19,7 @@ from .layout import PAGE_BYTES, Layout, align, place
 from .locks import FileLock
 from .offer import GoingOn, Offer
 from .slots import SLOTS, commit_at_least, committed, prepare_commit, restartable, settle, whole, write_commit
-from .snapshot import SnapshotFile
+from .snapshot import SnapshotFile, open_snapshot
 from .spill import SpillDirectory, is_whole
 from .warmup import WarmUp
 from .writer import SnapshotWriter
@@ -42,6 +43,8 @@ class JobStore:
         and a crash during a suspend leaves nothing.
     spill
         Where slots go while their job is parked and somebody else needs the room; ``None``: nowhere.
+    ahead
+        What is mapped of the slots already, for `open`; given up when the store is next written to.
     """
 
     def __init__(
@@ -53,12 +56,14 @@ class JobStore:
         rank: int,
         slots: int,
         spill: SpillDirectory | None = None,
+        ahead: Ahead | None = None,
     ) -> None:
         self.directory = directory
         self.job = job
         self.rank = rank
         self._budget = budget
         self._spill = spill
+        self._ahead = ahead
         #: The slots whose snapshots lie in the spill directory.
         self._away: set[int] = set()
         self._lock = lock
@@ -101,6 +106,7 @@ class JobStore:
         if self._writer is not None:
             raise UsageError("a snapshot is being written already", "publish or abort it first")
         self.cool()
+        self._ahead = None
         slot = self._free_slot()
         payload = header_room(layout)
         arena = self._arenas[slot]
@@ -146,6 +152,10 @@ class JobStore:
         """The whole snapshots here that this process can go on from, by boundary."""
         newest_last = reversed(list(restartable(self.directory)))
         return {record.boundary: self.directory / SLOTS[record.slot] for record in newest_last}
+
+    def open(self, path: Path) -> SnapshotFile:
+        """One of the snapshots here, as `open_snapshot` opens it."""
+        return open_snapshot(path, self._ahead)
 
     def forget_after(self, boundary: int) -> None:
         """Forget the snapshots of later boundaries: the job goes on from this one."""
@@ -341,6 +351,7 @@ class JobStore:
 
     def _let_go(self) -> None:
         self.cool()
+        self._ahead = None
         for arena in self._arenas:
             arena.close()
 

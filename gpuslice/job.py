@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from gpuslice.checkpoint import rng
 from gpuslice.checkpoint.describe import is_holder
 from gpuslice.checkpoint.generators import Generator, is_generator, own_generators
-from gpuslice.checkpoint.snapshot import open_snapshot
+from gpuslice.checkpoint.snapshot import SnapshotFile, open_snapshot
 from gpuslice.checkpoint.state import OWN_PREFIX, check, describe, names_of
 from gpuslice.ending import say, undisturbed
 from gpuslice.errors import RefusedSnapshotError, UsageError
@@ -199,7 +199,10 @@ class Job:
         SnapshotError
             If the file is damaged or does not fit; nothing has changed.
         """
-        snapshot = open_snapshot(Path(path))
+        self._go_on_from(open_snapshot(Path(path)))
+
+    def _go_on_from(self, snapshot: SnapshotFile) -> None:
+        """`restore`, from a snapshot that is closed when the loops have reached where it was taken."""
         live = {**self._objects, **self.values, _RNG: None, _PROGRESS: None}
         missing = sorted(names_of(snapshot) - set(live))
         if missing:
@@ -310,7 +313,7 @@ def _go_on(job: Job, process: Runtime) -> None:
     boundary = agree(snapshots, process.place.world_size)
     process.store.forget_after(-1 if boundary is None else boundary)
     if boundary is not None:
-        job.restore(snapshots[boundary])
+        job._go_on_from(process.store.open(snapshots[boundary]))
 
 
 def _check_main_thread(call: str) -> None:

@@ -21,7 +21,8 @@ PAGE_BYTES = mmap.PAGESIZE
 HUGE_PAGE_BYTES = 2 << 20
 _MADV_DONTNEED = 4
 _MADV_HUGEPAGE = 14
-#: Of Linux 5.14: fault all pages in now.
+#: Of Linux 5.14: fault all pages in now, to be read or to be written.
+_MADV_POPULATE_READ = 22
 _MADV_POPULATE_WRITE = 23
 #: Of Linux 6.1: make one huge page of the small ones that are there.
 _MADV_COLLAPSE = 25
@@ -105,20 +106,21 @@ def _huge_pages_are_allowed() -> bool:
     return False
 
 
-def populate(address: int, nbytes: int) -> None:
-    """Fault in the pages of a writable mapping, so that whoever writes there first need not.
+def populate(address: int, nbytes: int, *, writing: bool = True) -> None:
+    """Fault in the pages of a mapping, so that whoever uses them first need not.
 
-    Other threads run meanwhile. A kernel that cannot do it leaves it to the first write.
+    Other threads run meanwhile. A kernel that cannot do it leaves it to the first use.
 
     Raises
     ------
     OSError
         If there are not enough pages.
     """
-    if _libc.madvise(address, nbytes, _MADV_POPULATE_WRITE) != 0:
+    advice = _MADV_POPULATE_WRITE if writing else _MADV_POPULATE_READ
+    if _libc.madvise(address, nbytes, advice) != 0:
         number = ctypes.get_errno()
         if number != errno.EINVAL:
-            raise OSError(number, f"madvise({address:#x}, {nbytes}, MADV_POPULATE_WRITE) failed")
+            raise OSError(number, f"madvise({address:#x}, {nbytes}, {advice}) failed to populate")
 
 
 def overlapping(ranges: Sequence[tuple[int, int]]) -> list[int]:

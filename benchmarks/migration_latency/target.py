@@ -1,8 +1,9 @@
 """The process to which a job migrates: builds the job's objects, then restores what it is told to.
 
-Started as ``python -m benchmarks.migration_latency.target STATE``. It says ``warm`` when it is ready, and
-answers every path on its standard input by ``here`` when the training could go on. A path on the command
-line is restored at once. ``check`` answers by a digest of all that was restored.
+Started as ``python -m benchmarks.migration_latency.target STATE DIRECTORY``, with the directory of the job's
+store. It says ``warm`` when it is ready, and answers every path on its standard input by ``here`` when the
+training could go on. A path on the command line, instead of the directory, is restored at once. ``check``
+answers by a digest of all that was restored.
 """
 
 from __future__ import annotations
@@ -13,13 +14,15 @@ from pathlib import Path
 import xxhash
 
 from benchmarks.states import STATES, State
+from gpuslice.checkpoint.ahead import Ahead
+from gpuslice.checkpoint.slots import SLOTS
 from gpuslice.checkpoint.snapshot import open_snapshot
 from gpuslice.checkpoint.state import check
 
 
-def restore(state: State, path: Path) -> None:
-    """What ``gpuslice.restore`` does."""
-    with open_snapshot(path) as snapshot:
+def restore(state: State, path: Path, ahead: Ahead | None = None) -> None:
+    """What ``gpuslice.attach`` does, in a process that stood by if it is given what that mapped."""
+    with open_snapshot(path, ahead) as snapshot:
         check(snapshot, state.named).apply()
 
 
@@ -36,17 +39,21 @@ def _nothing(state: State) -> None:
 
 
 def main() -> None:
-    name, *paths = sys.argv[1:]
+    name, path = sys.argv[1], Path(sys.argv[2])
     State.train = _nothing  # type: ignore[method-assign]
     state = STATES[name]()
-    for path in paths:
-        restore(state, Path(path))
-    print("here" if paths else "warm", flush=True)
+    if path.is_file():
+        restore(state, path)
+        print("here", flush=True)
+        return
+    ahead = Ahead(path / slot for slot in SLOTS)
+    ahead.look()
+    print("warm", flush=True)
     for line in sys.stdin:
         if line.strip() == "check":
             print(digest(state), flush=True)
         else:
-            restore(state, Path(line.strip()))
+            restore(state, Path(line.strip()), ahead)
             print("here", flush=True)
 
 

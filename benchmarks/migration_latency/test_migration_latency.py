@@ -30,9 +30,10 @@ def name(request: pytest.FixtureRequest) -> str:
 class Source:
     """The job's present process, with the clocks of one migration after the other."""
 
-    def __init__(self, state: State, switch: Switch) -> None:
+    def __init__(self, state: State, store: JobStore) -> None:
         self.state = state
-        self._switch = switch
+        self.directory = store.directory
+        self._switch = Switch(open_device(DeviceName("cpu", None)), store)
         self._boundary = 0
         self.suspend_s: list[float] = []
         self.resume_s: list[float] = []
@@ -61,7 +62,7 @@ class Source:
 
 @pytest.fixture
 def source(name: str, store: JobStore) -> Source:
-    source = Source(STATES[name](), Switch(open_device(DeviceName("cpu", None)), store))
+    source = Source(STATES[name](), store)
     for _ in range(2):  # both slots are there
         source.train()
         source.suspend()
@@ -81,7 +82,7 @@ def note(benchmark: Any, source: Source) -> None:
 
 def test_into_a_warm_process(benchmark: Any, name: str, source: Source, rounds: int) -> None:
     """It has imported torch and built the job's objects, and has the arena mapped."""
-    target = Child(TARGET, name)
+    target = Child(TARGET, name, source.directory)
     assert target.listen() == "warm"
     restore_s: list[float] = []
 

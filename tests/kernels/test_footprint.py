@@ -104,5 +104,5 @@ def test_only_what_was_made_present_is_not_fresh(
     leave(device, storages)
     found.fault_in(TOTAL, 1)
     outside = (4096, 5)
-    across = (max(places)[0], 3 * MIB)
+    across = (max(places)[0], 2 * TOTAL)
     assert found.fresh([*places, outside, across]) == [outside, across]
