@@ -83,9 +83,9 @@ class BlockCargo:
         del device
         self.shim.release(self.index)
 
-    def reserve(self, device: Device) -> None:
+    def reserve(self, device: Device, later: Container[int] = ()) -> None:
         """Take memory behind the addresses again, all of it or none; ``DeviceMemoryError``."""
-        del device
+        del device, later  # nothing comes later by this route
         self.shim.reserve(self.index)
 
     def check(self, snapshot: SnapshotFile) -> None:

@@ -21,6 +21,7 @@ from .columns import Storages
 from .layout import Layout, StorageSpec, TensorSpec
 from .naming import name_of
 from .snapshot import SnapshotFile
+from .undo import undoing
 from .writer import SnapshotWriter
 
 _way = attrgetter("way")
@@ -97,9 +98,21 @@ class Cargo:
         """Take the memory away from what was copied."""
         empty(device, self.items)
 
-    def reserve(self, device: Device) -> None:
-        """Take the memory back, all of it or none; ``DeviceMemoryError``."""
-        reserve(device, self.items)
+    def reserve(self, device: Device, later: Container[int] = ()) -> None:
+        """Take the memory back, all of it or none; ``DeviceMemoryError``.
+
+        Storages whose ``_cdata`` is in ``later`` are left for `copy_in_later`.
+        """
+        late = [item.storage._cdata in later for item in self.items]
+        first = list(compress(self.items, map(not_, late)))
+        reserve(device, first)
+        if any(late):
+            try:
+                reserve(device, list(compress(self.items, late)), soon=False)
+            except BaseException as error:
+                with undoing(error, "taking memory back"):
+                    empty(device, first)
+                raise
 
     def check(self, snapshot: SnapshotFile) -> None:
         """Nothing yet: chunks are checked as they are copied."""
@@ -134,9 +147,9 @@ def empty(device: Device, items: Sequence[Item]) -> None:
     device.release_caches()
 
 
-def reserve(device: Device, items: Sequence[Item]) -> None:
+def reserve(device: Device, items: Sequence[Item], *, soon: bool = True) -> None:
     """Take the memory of these back, all of it or none; ``DeviceMemoryError``."""
-    device.reserve([(item.storage, item.nbytes) for item in items if item.way is Way.FREED])
+    device.reserve([(item.storage, item.nbytes) for item in items if item.way is Way.FREED], soon=soon)
 
 
 def load(device: Device, found: Storages, named: Sequence[tuple[str, torch.Tensor]], *, alone: bool) -> Cargo:

@@ -330,42 +330,42 @@ class Switch:
         stream: Stream | None = None
         with stages.stage("fetch_s"):
             self._store.bring_back(parked.snapshot)
-        with stages.stage("reserve_s"):
-            if moving:
-                cargo = cargo.moved_to(target)
-            else:
-                cargo.reserve(target)
-        try:
-            if self._lazy is not None and isinstance(cargo, Cargo) and not moving:
-                with stages.stage("reserve_s"):
+        with ExitStack() as barred:
+            with stages.stage("reserve_s"):
+                if self._lazy is not None and isinstance(cargo, Cargo) and not moving:
                     stream = self._lazy.hold_back(cargo.items)
-            if self._verify:
-                with stages.stage("verify_s"):
-                    cargo.check(parked.snapshot)
-            with stages.stage("copy_in_s"):
-                later = stream.storages if stream is not None else {}
-                copied = cargo.copy_in(target, parked.snapshot, verify=self._verify, later=later)
-                stages.record.copy_in = copied
-            rng.restore(parked.shared_random)
-            if moving:
-                if parked.device_random is not None:
-                    target.set_rng_state(parked.device_random)
-                rehome(parked.cargo.storages, cargo.storages)
-        except BaseException as error:
-            if stream is not None:
-                stream.cancel()
-            with undoing(error, "taking the state back"):
-                cargo.empty(target)
-            raise
+                later = {} if stream is None else stream.storages
+                if stream is not None:
+                    barred.callback(stream.cancel)
+                if moving:
+                    cargo = cargo.moved_to(target)
+                else:
+                    cargo.reserve(target, later)
+            try:
+                if self._verify:
+                    with stages.stage("verify_s"):
+                        cargo.check(parked.snapshot)
+                with stages.stage("copy_in_s"):
+                    copied = cargo.copy_in(target, parked.snapshot, verify=self._verify, later=later)
+                    stages.record.copy_in = copied
+                rng.restore(parked.shared_random)
+                if moving:
+                    if parked.device_random is not None:
+                        target.set_rng_state(parked.device_random)
+                    rehome(parked.cargo.storages, cargo.storages)
+            except BaseException as error:
+                with undoing(error, "taking the state back"):
+                    cargo.empty(target)
+                raise
+            barred.pop_all()
         if stream is not None and isinstance(cargo, Cargo):
             self._follow(stream, parked, cargo)
 
     def _follow(self, stream: Stream, parked: _Parked, cargo: Cargo) -> None:
         """Let the rest come, behind the training."""
-        record = parked.stages.record
-        later = [item.nbytes for item in cargo.items if item.storage._cdata in stream.storages]
-        record.bytes_later = sum(later)
-        copy = cargo.copy_in_later(self.device, parked.snapshot, verify=self._verify, later=stream.storages)
+        record, later = parked.stages.record, stream.storages
+        record.bytes_later = sum(item.nbytes for item in cargo.items if item.storage._cdata in later)
+        copy = cargo.copy_in_later(self.device, parked.snapshot, verify=self._verify, later=later)
         self._stream = stream
         stream.start(copy, record, self._lost_later)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Mapping, Sequence, Set
+from contextlib import nullcontext
 from pathlib import Path
 
 import psutil
@@ -23,6 +24,7 @@ from .host import (
     drop_pages,
     overlapping,
     resident_anonymous_bytes,
+    small_pages,
     trim_heap,
     whole_pages,
 )
@@ -137,7 +139,7 @@ class CpuDevice:
         for storage in storages:
             drop_pages(storage.data_ptr(), storage.nbytes())
 
-    def reserve(self, pairs: Sequence[tuple[torch.UntypedStorage, int]]) -> None:
+    def reserve(self, pairs: Sequence[tuple[torch.UntypedStorage, int]], *, soon: bool = True) -> None:
         """Checks first what the host has left: Linux promises memory that is not there, and kills later."""
         missing = [(storage, nbytes) for storage, nbytes in pairs if storage.nbytes() != nbytes]
         missing_bytes = sum(nbytes for _, nbytes in missing)
@@ -145,15 +147,17 @@ class CpuDevice:
             raise _out_of_memory(self.name, missing_bytes)
         done: list[torch.UntypedStorage] = []
         try:
-            self._footprint.fault_in(missing_bytes, len(self.cores))
-            for storage, nbytes in missing:
-                storage.resize_(nbytes)
-                done.append(storage)
+            if soon:
+                self._footprint.fault_in(missing_bytes, len(self.cores))
+            with nullcontext() if soon else small_pages():
+                for storage, nbytes in missing:
+                    storage.resize_(nbytes)
+                    done.append(storage)
         except (OSError, RuntimeError) as error:
             self.free(done)
             self.release_caches()
             raise _out_of_memory(self.name, missing_bytes) from error
-        if done:
+        if done and soon:
             self._footprint.note(done)
 
     def allocate(self, sizes: Sequence[int]) -> list[torch.UntypedStorage]:

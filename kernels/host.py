@@ -10,7 +10,7 @@ import mmap
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -26,10 +26,13 @@ _MADV_POPULATE_READ = 22
 _MADV_POPULATE_WRITE = 23
 #: Of Linux 6.1: make one huge page of the small ones that are there.
 _MADV_COLLAPSE = 25
+_PR_SET_THP_DISABLE = 41
+_PR_GET_THP_DISABLE = 42
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_libc.prctl.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
 
 
 def resident_anonymous_bytes() -> int:
@@ -52,7 +55,7 @@ def address_space() -> memoryview:
 
 
 class HugePages:
-    """Memory that is about to be filled, behind huge pages as far as it fills at least half of one.
+    """Memory that is about to be filled, behind huge pages as far as it fills at least a quarter of one.
 
     A page fault then costs the same for 2 MiB as otherwise for 4 KiB, and so does giving the memory back.
     Neighbours, as the C allocator makes them, share their huge pages; what else there is of such a page is
@@ -78,7 +81,7 @@ class HugePages:
             for block in range(first, last + 1):
                 start = block * HUGE_PAGE_BYTES
                 filled[block] += min(address + nbytes, start + HUGE_PAGE_BYTES) - max(address, start)
-        huge = [block for block, nbytes in sorted(filled.items()) if 2 * nbytes >= HUGE_PAGE_BYTES]
+        huge = [block for block, nbytes in sorted(filled.items()) if 4 * nbytes >= HUGE_PAGE_BYTES]
         for first, count in _runs(huge):
             _libc.madvise(first * HUGE_PAGE_BYTES, count * HUGE_PAGE_BYTES, _MADV_HUGEPAGE)
         self._torn = edges.intersection(huge)
@@ -89,6 +92,19 @@ class HugePages:
             if block in self._torn:
                 self._torn.discard(block)
                 _libc.madvise(block * HUGE_PAGE_BYTES, HUGE_PAGE_BYTES, _MADV_COLLAPSE)
+
+
+@contextmanager
+def small_pages() -> Iterator[None]:
+    """Meanwhile no page fault of this process clears a whole huge page; for writes here and there."""
+    set_before = _libc.prctl(_PR_GET_THP_DISABLE, 0, 0, 0, 0)
+    if set_before != 0 or _libc.prctl(_PR_SET_THP_DISABLE, 1, 0, 0, 0) != 0:
+        yield
+        return
+    try:
+        yield
+    finally:
+        _libc.prctl(_PR_SET_THP_DISABLE, 0, 0, 0, 0)
 
 
 def _runs(blocks: Iterable[int]) -> Iterator[tuple[int, int]]:

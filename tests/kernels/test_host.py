@@ -84,9 +84,9 @@ def test_blocks_with_an_edge_are_put_together_once(monkeypatch: pytest.MonkeyPat
         [
             (12 * block + 64, 5 * block // 2 - 64),
             (10 * block + block // 2, 3 * block // 2 - 64),
-            (16 * block + 4096, block // 2 - 1),
-            (18 * block, block // 3),
-            (18 * block + block // 2, block // 3),
+            (16 * block + 4096, block // 4 - 1),
+            (18 * block, block // 8),
+            (18 * block + block // 2, block // 8),
         ]
     )
     assert kernel.asked == [(host._MADV_HUGEPAGE, 10, 5), (host._MADV_HUGEPAGE, 18, 1)]
