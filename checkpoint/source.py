@@ -174,6 +174,8 @@ class Maker:
 
     def onto(self, recorded: str, device: torch.device) -> Maker:
         """The same maker for what belongs to something that was on ``recorded`` and is on ``device`` now."""
+        if self._devices.get(recorded) == device:
+            return self
         other = copy.copy(self)
         other._devices = {**self._devices, recorded: device}
         return other
