@@ -99,6 +99,7 @@ def command(
         scheduler_setup.tenant_ramdisk(tenant_ramdisk or []),
         "" if spill_dir is None else str(spill_dir.absolute()),
         spill_limit,
+        handover=True,
     )
 
     def ready(desk: Desk) -> None:

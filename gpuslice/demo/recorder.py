@@ -70,17 +70,25 @@ class Switch:
 
 @dataclass(slots=True)
 class JobRecord:
-    """What is known of one job."""
+    """What is known of one job.
+
+    Attributes
+    ----------
+    early
+        That it has come to a device which was handed to it, before the scheduler knew.
+    """
 
     name: str
     submitted_s: float
     step: int = 0
     slices: list[Slice] = field(default_factory=list)
+    leases: dict[int, Slice] = field(default_factory=dict)
+    early: Resumed | None = None
     exit_code: int | None = None
 
     def slice_of(self, epoch: int) -> Slice:
-        """The slice of a lease; epochs count from 1."""
-        return self.slices[epoch - 1]
+        """The slice of a lease."""
+        return self.leases[epoch]
 
     @property
     def suspends(self) -> list[Slice]:
@@ -128,7 +136,9 @@ class Recorder:
         message = event.message
         if isinstance(message, Progress | Suspended | Bye):
             job.step = max(job.step, message.step)
-        if isinstance(message, Resumed):
+        if isinstance(message, Resumed) and message.epoch not in job.leases:
+            job.early = message
+        elif isinstance(message, Resumed):
             self._resumed(job.slice_of(message.epoch), message, now_s)
         elif isinstance(message, Suspended):
             present = job.slice_of(message.epoch)
@@ -153,7 +163,7 @@ class Recorder:
                     coming=present.job,
                     suspend_s=before.suspend_s,
                     handoff_s=present.granted_s - before.parked_s,
-                    resume_s=now_s - present.granted_s,
+                    resume_s=max(now_s - present.granted_s, sum(costs_s(message.stages_s).values())),
                     nbytes=before.nbytes,
                 )
             )
@@ -172,6 +182,10 @@ class Recorder:
             self.slices.append(Slice(job.name, device, len(job.slices) + 1, now_s, first_step=job.step))
             job.slices.append(self.slices[-1])
             self.holders[device] = job.name
+            job.leases[message.epoch] = job.slices[-1]
+            if job.early is not None:
+                self._resumed(job.slices[-1], job.early, now_s)
+                job.early = None
         elif isinstance(message, Suspend) and job.slices[-1].revoked_s is None:
             job.slices[-1].revoked_s = now_s
 

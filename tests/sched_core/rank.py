@@ -4,7 +4,8 @@
 
 counts boundaries, one every few milliseconds while it has a lease, and exits after ``BOUNDARIES``.
 ``--deaf`` ignores SIGTERM. ``--dies parking`` and ``--dies returning`` kill it in the middle of a suspend or
-resume. With ``RANK_LOCKS``, a directory, it is the only one on its device, or says "clash". With ``WORLD``
+resume. With ``RANK_LOCKS``, a directory, it is the only one on its device, or says "clash", and it hands its
+device over directly where it is told to. With ``WORLD``
 above 1 and no ``RANK`` in the environment it is the launcher of that many ranks.
 """
 
@@ -21,6 +22,9 @@ from pathlib import Path
 import zmq
 
 from gpuslice import wire
+from gpuslice.checkpoint.passage import Terms
+from gpuslice.checkpoint.swap import Door, Successor
+from gpuslice.errors import HandoverError
 
 PACE_MS = 2
 
@@ -37,6 +41,11 @@ class Rank:
         self.training = False
         self.stop_at: int | None = None
         self.lock: int | None = None
+        self.device = ""
+        self.heir: wire.Heir | None = None
+        self.expected: wire.Expect | None = None
+        self.door: Door | None = None
+        self.declined = 0
         self.socket = zmq.Context.instance().socket(zmq.DEALER)
         self.standing: wire.Suspended | None = None
         self.socket.setsockopt(zmq.LINGER, 1000)
@@ -75,7 +84,9 @@ class Rank:
             ready = dict(self.poller.poll(PACE_MS if self.training else None))
             if self.monitor in ready:
                 self.greet()
-            if self.socket in ready:
+            if self.door is not None and self.door.fileno() in ready:
+                self.meet(self.door)
+            elif self.socket in ready:
                 self.obey(wire.decode_to_agent(self.socket.recv()))
             elif self.training:
                 self.pass_boundary()
@@ -97,7 +108,7 @@ class Rank:
         if self.boundary == self.stop_at:
             self.die("parking")
             self.training, self.stop_at = False, None
-            self.leave()
+            self.hand_over()
             self.standing = wire.Suspended(
                 epoch=self.epoch,
                 boundary=self.boundary,
@@ -106,6 +117,61 @@ class Rank:
                 stages_s={"copy_out_s": 0.0},
             )
             self.send(self.standing)
+
+    def hand_over(self) -> None:
+        """Be on no device, and say so to an heir that waits."""
+        heir, giver = self.heir, None
+        if heir is not None and "RANK_LOCKS" in os.environ:
+            giver = Successor(room(heir.job), Terms(self.job, heir.job, heir.epoch, self.device)).meet(0)
+        self.leave()
+        if giver is not None:
+            giver.whole()
+            giver.close()
+
+    def expect(self, order: wire.Expect) -> None:
+        if self.training or order.epoch <= max(self.epoch, self.declined) or "RANK_LOCKS" not in os.environ:
+            self.decline(order.epoch)
+        elif self.expected != order:
+            self.shut()
+            self.expected = order
+            room(self.job).mkdir(mode=0o700, exist_ok=True)
+            self.door = Door(room(self.job), Terms(order.giver, self.job, order.epoch, order.device))
+            self.poller.register(self.door.fileno(), zmq.POLLIN)
+
+    def meet(self, door: Door) -> None:
+        """Somebody has knocked."""
+        order, taker = self.expected, door.await_giver(0.0)
+        if order is None or taker is None:
+            return
+        self.shut()
+        try:
+            taker.await_vacated()
+        except HandoverError:
+            self.decline(order.epoch)
+        else:
+            print("came through its door", flush=True)
+            self.resume(order.epoch, order.device)
+        finally:
+            taker.close()
+
+    def decline(self, epoch: int) -> None:
+        if epoch > self.epoch:
+            self.shut()
+            self.declined = max(epoch, self.declined)
+            self.send(wire.Declined(epoch=epoch, error="not now"))
+
+    def shut(self) -> None:
+        """Expect nothing."""
+        if self.door is not None:
+            self.poller.unregister(self.door.fileno())
+            self.door.close()
+        self.door = self.expected = None
+
+    def resume(self, epoch: int, device: str) -> None:
+        self.shut()
+        self.epoch, self.training, self.standing, self.device = epoch, True, None, device
+        self.enter(device)
+        self.send(wire.Resumed(epoch=epoch, boundary=self.boundary, stages_s={}))
 
     def enter(self, device: str) -> None:
         """Be on ``device``, alone."""
@@ -131,14 +197,22 @@ class Rank:
                 return
             if self.standing is not None:
                 self.die("returning")
-            self.epoch, self.training, self.standing = message.epoch, True, None
-            self.enter(message.device)
-            self.send(wire.Resumed(epoch=self.epoch, boundary=self.boundary, stages_s={}))
+            self.resume(message.epoch, message.device)
+        elif isinstance(message, wire.Expect):
+            self.expect(message)
+        elif isinstance(message, wire.Forget):
+            self.decline(message.epoch)
         elif isinstance(message, wire.Suspend):
+            self.heir = message.heir
             if self.boundary >= message.stop_at:
                 self.send(wire.Overshot(epoch=self.epoch, boundary=self.boundary))
             else:
                 self.stop_at = message.stop_at
+
+
+def room(job: str) -> Path:
+    """Where ``job`` has its door."""
+    return Path(os.environ["RANK_LOCKS"]) / f"of-{job}"
 
 
 def launch_ranks(world: int) -> int:

@@ -35,7 +35,7 @@ class Bench:
 
     def __init__(self, directory: Path, device_count: int) -> None:
         devices = [DeviceName("null", index) for index in range(device_count)]
-        self.core = Core(devices, RoundRobin(quantum_s=0.05))
+        self.core = Core(devices, RoundRobin(quantum_s=0.05), handover=True)
         self.story: list[tuple[Event, Sequence[Command]]] = []
         self.scheduler = Scheduler(self.core, directory, observer=self.observe)
 
@@ -97,6 +97,20 @@ def test_two_jobs_take_turns_on_one_device(open_bench: Callable[[int], Bench]) -
     holders = [event.job for event, _ in bench.story if is_report(event, wire.Resumed)]
     turns = [job for job, before in zip(holders, [None, *holders], strict=False) if job != before]
     assert turns[:4] == ["a", "b", "a", "b"]
+
+
+def test_a_device_is_handed_over_past_the_scheduler(
+    open_bench: Callable[[int], Bench], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("RANK_LOCKS", str(tmp_path))
+    bench = open_bench(1)
+    for job in "ab":
+        bench.submit(job, 10**6)
+    bench.run(lambda: all("came through its door" in bench.output(job) for job in "ab"))
+    for job in "ab":
+        bench.scheduler.obey(Cancelled(job, "enough"))
+    assert set(bench.finish().values()) == {JobState.CANCELLED}
+    assert not any("clash" in bench.output(job) for job in "ab")
 
 
 def test_the_wall_clock_is_nobody_s_business(

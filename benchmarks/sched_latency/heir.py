@@ -1,0 +1,48 @@
+"""A parked rank that expects one handover after the other, and notes when it has the giver's last word.
+
+heir.py DIRECTORY ROUNDS
+
+Opens its door in DIRECTORY as an agent does. Prints a line before each handover, and one after it: what
+`time.monotonic_ns` said when it had the device.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from gpuslice.boundaries import BoundaryCounter
+from gpuslice.checkpoint.passage import DOOR
+from gpuslice.handover import Coming, Handovers
+from gpuslice.orders import Orders, Phase
+from gpuslice.wire import Expect
+
+DEVICE, GIVER, JOB = "cpu:0", "giver", "heir"
+
+
+def main(directory: Path, rounds: int) -> None:
+    """Wait for ``rounds`` devices."""
+    orders = Orders(BoundaryCounter(), lambda: None)
+    runtime: Any = SimpleNamespace(
+        settings=SimpleNamespace(job=JOB),
+        store=SimpleNamespace(directory=directory),
+        device=SimpleNamespace(name=DEVICE, duplex=False),
+    )
+    handovers = Handovers(runtime, orders, lambda messages: None)
+    for epoch in range(1, rounds + 1):
+        orders.phase = Phase.PARKED
+        orders.expect(Expect(epoch=epoch, device=DEVICE, giver=GIVER))
+        print("waits", flush=True)
+        coming = handovers.await_order()
+        now_ns = time.monotonic_ns()
+        assert isinstance(coming, Coming), coming
+        print(now_ns, flush=True)
+        orders.run_on()
+        assert not (directory / DOOR).exists()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))
