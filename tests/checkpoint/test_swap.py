@@ -76,6 +76,24 @@ def test_what_one_gives_the_other_sees(ends: tuple[Giver, Taker]) -> None:
     assert taker.vacated
 
 
+def test_an_offer_of_nothing_waits_for_no_answer_and_gets_none(door: Door, tmp_path: Path) -> None:
+    giver = Successor(tmp_path, TERMS, overlapped=False).meet(1000)  # nobody has come to the door yet
+    assert giver is not None
+    assert giver.problem
+    assert select.select([door.fileno()], [], [], PATIENCE_S)[0]
+    taker = door.await_giver(0.0)
+    assert taker is not None
+    taker.answer("it comes when the other has left")
+    taker.take_in()
+    assert (taker.offered_bytes, taker.vacated) == (0, False)
+    giver.whole()
+    giver.close()
+    assert select.select(taker.filenos(), [], [], PATIENCE_S)[0]
+    taker.take_in()
+    assert taker.vacated
+    taker.close()
+
+
 def test_the_door_is_the_user_s_alone_and_is_gone_when_closed(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     door = Door(tmp_path, TERMS)

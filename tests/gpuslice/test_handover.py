@@ -62,6 +62,17 @@ signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(7))
 """
 
 
+#: Put before it where the host's slots shall be swapped as GPUs are: both ways at once.
+BOTH_WAYS = """
+import torch
+from gpuslice.kernels.cpu import CpuDevice
+CpuDevice.duplex = property(lambda self: True)
+"""
+at_once = pytest.mark.parametrize(
+    "ways", ["", pytest.param(BOTH_WAYS, marks=pytest.mark.slow)], ids=["one by one", "both ways"]
+)
+
+
 class Duo:
     """Both jobs, and the scheduler's socket."""
 
@@ -175,8 +186,9 @@ def duo(warm_workshop: Workshop, tmp_path: Path) -> Iterator[Duo]:
     duo.close()
 
 
-def test_the_heir_comes_without_a_word_of_the_scheduler(duo: Duo) -> None:
-    duo.start(TRAIN)
+@pytest.mark.parametrize("ways", ["", BOTH_WAYS], ids=["one by one", "both ways"])
+def test_the_heir_comes_without_a_word_of_the_scheduler(duo: Duo, ways: str) -> None:
+    duo.start(ways + TRAIN)
     for giver, taker, epoch in (("b", "a", 2), ("a", "b", 3)):
         duo.say(taker, Expect(epoch=epoch, device="cpu:0", giver=giver))
         duo.stop(giver, epoch - 1, Heir(job=taker, epoch=epoch))
@@ -200,8 +212,9 @@ def test_an_heir_that_nobody_meets_is_resumed_or_declines(duo: Duo) -> None:
     duo.end_as_undisturbed("a", "b")
 
 
-def test_a_giver_that_stays_says_so_to_both(duo: Duo) -> None:
-    duo.start(MISHAP.replace("WHAT", "raise RamDiskFullError('no room today')") + TRAIN)
+@at_once
+def test_a_giver_that_stays_says_so_to_both(duo: Duo, ways: str) -> None:
+    duo.start(ways + MISHAP.replace("WHAT", "raise RamDiskFullError('no room today')") + TRAIN)
     duo.open_door()
     duo.tell_to_leave()
     assert duo.hear("b", Refused).running
@@ -212,8 +225,9 @@ def test_a_giver_that_stays_says_so_to_both(duo: Duo) -> None:
     duo.end_as_undisturbed("a", "b")
 
 
-def test_the_heir_comes_when_the_giver_dies_in_the_midst_of_it(duo: Duo) -> None:
-    duo.start(MISHAP.replace("WHAT", "os.kill(os.getpid(), signal.SIGKILL)") + TRAIN)
+@at_once
+def test_the_heir_comes_when_the_giver_dies_in_the_midst_of_it(duo: Duo, ways: str) -> None:
+    duo.start(ways + MISHAP.replace("WHAT", "os.kill(os.getpid(), signal.SIGKILL)") + TRAIN)
     duo.open_door()
     duo.tell_to_leave()
     assert duo.hear("a", Resumed).epoch == 2

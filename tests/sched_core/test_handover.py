@@ -11,9 +11,10 @@ from gpuslice.sched_core.core import Core
 from gpuslice.sched_core.events import Cancelled, Event, Exited, Held, Kill, RankGone, Released, Submitted
 from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.policies.rr import RoundRobin
+from gpuslice.sched_core.policy import Plan, Start, Suspend
 from gpuslice.sched_core.states import JobState
 
-from .driver import PROGRAM, QUANTUM_S, Driver, devices, picture, refused, suspended, told
+from .driver import PROGRAM, QUANTUM_S, Driver, Scripted, devices, picture, refused, suspended, told
 
 LIMIT_S = 10.0
 COME = wire.Resumed(epoch=2, boundary=11, stages_s={"copy_in_s": 0.25})
@@ -245,6 +246,30 @@ def test_nobody_is_promised_anything_without_being_allowed_to() -> None:
         driver.parked(leaving, order[2].stop_at)
         driver.resumed(follower)
         driver.progress(follower, order[2].stop_at + 10)
+
+
+def test_nobody_else_enters_a_device_that_is_promised() -> None:
+    policy = Scripted()
+    driver = Driver(1, policy, handover=True)
+    for job in "abc":
+        driver.submit(job)
+        driver.hello(job)
+    driver.resumed("a")
+    driver.progress("a", 10)
+    for plan in (Plan([Suspend("a"), Start("b", (0,))]), Plan([Suspend("b"), Start("a", (0,))])):
+        policy.next = lambda _, plan=plan: plan  # type: ignore[misc]
+        (order,) = told(driver.wake(), wire.Suspend)
+        driver.parked(order[0], order[2].stop_at)
+        driver.resumed("b" if order[0] == "a" else "a")
+        driver.progress("b" if order[0] == "a" else "a", 20)
+    policy.next = lambda _: Plan([Suspend("a"), Start("b", (0,))])
+    assert told(driver.wake(), wire.Expect)[0][0] == "b"
+    together = [Start(job, (0,), shared=True) for job in "ac"]
+    policy.next = lambda _: Plan([Suspend("b"), *together])
+    driver.wake()
+    assert (driver.state("c"), list(driver.core.occupants[0])) == (JobState.QUEUED, ["a"])
+    driver.say("b", wire.Declined(epoch=2, error="it was told to"))
+    assert list(driver.core.occupants[0]) == ["a", "c"]
 
 
 def test_gangs_and_first_leases_are_promised_nothing() -> None:

@@ -49,6 +49,7 @@ MESSAGES = st.one_of(
     st.builds(wire.Resumed, epoch=st.integers(0, 4), boundary=st.integers(0, 40), stages_s=st.just({})),
     st.builds(wire.Overshot, epoch=st.integers(0, 4), boundary=st.integers(0, 40)),
     st.builds(refused, st.integers(0, 4), st.integers(0, 40), running=st.booleans(), retryable=st.booleans()),
+    st.builds(wire.Declined, epoch=st.integers(0, 4), error=st.just("no")),
     st.builds(wire.Bye, epoch=st.integers(0, 4), boundary=st.integers(0, 40), step=st.integers(0, 40)),
 )
 JOBS = st.sampled_from("abcd")
@@ -63,6 +64,9 @@ POLICIES: dict[str, dict[str, Any]] = {
 BEHAVIOURS = st.sampled_from(["obeys", "obeys", "refuses", "overshoots"])
 
 
+Order = wire.Resume | wire.Suspend | wire.Expect | wire.Forget
+
+
 class CoreMachine(RuleBasedStateMachine):
     """Sensible ranks mixed with arbitrary events; a sensible rank does what it was told."""
 
@@ -72,7 +76,8 @@ class CoreMachine(RuleBasedStateMachine):
         self.policy = "rr"
         self.epochs: dict[str, int] = {}
         #: The orders of each rank that it has not carried out, oldest first.
-        self.orders: dict[tuple[str, int], list[wire.Resume | wire.Suspend]] = {}
+        self.orders: dict[tuple[str, int], list[Order]] = {}
+        self.handover = True
 
     def attempt(self, event: Event) -> None:
         before = picture(self.driver.core)
@@ -82,13 +87,17 @@ class CoreMachine(RuleBasedStateMachine):
             assert picture(self.driver.core) == before
             return
         for command in commands:
-            if isinstance(command, Tell) and isinstance(command.message, wire.Resume | wire.Suspend):
+            if isinstance(command, Tell) and isinstance(command.message, Order):
                 self.orders.setdefault((command.job, command.rank), []).append(command.message)
 
-    @initialize(ranks=st.lists(st.integers(1, 2), max_size=3), policy=st.sampled_from(sorted(POLICIES)))
-    def submit_some(self, ranks: list[int], policy: str) -> None:
-        self.policy = policy
-        self.driver = Driver(2, make_policy(policy, POLICIES[policy]))
+    @initialize(
+        ranks=st.lists(st.integers(1, 2), max_size=3),
+        policy=st.sampled_from(sorted(POLICIES)),
+        handover=st.booleans(),
+    )
+    def submit_some(self, ranks: list[int], policy: str, handover: bool) -> None:
+        self.policy, self.handover = policy, handover
+        self.driver = Driver(2, make_policy(policy, POLICIES[policy]), handover=handover)
         for job, count in zip("abc", ranks, strict=False):
             self.submit(job, count)
             for rank in range(count):
@@ -129,9 +138,11 @@ class CoreMachine(RuleBasedStateMachine):
 
     def _answer(self, job: str, number: int, boundary: int, behaves: str) -> None:
         order = self.orders[job, number].pop(0)
-        if behaves == "refuses":
-            answer: wire.FromAgent = refused(order.epoch, boundary, running=isinstance(order, wire.Suspend))
-        elif isinstance(order, wire.Resume):
+        if isinstance(order, wire.Forget) or (behaves == "refuses" and isinstance(order, wire.Expect)):
+            answer: wire.FromAgent = wire.Declined(epoch=order.epoch, error="not now")
+        elif behaves == "refuses":
+            answer = refused(order.epoch, boundary, running=isinstance(order, wire.Suspend))
+        elif isinstance(order, wire.Resume | wire.Expect):  # one that expects a device has come to it
             answer = wire.Resumed(epoch=order.epoch, boundary=boundary, stages_s={})
         elif behaves == "overshoots":
             answer = wire.Overshot(epoch=order.epoch, boundary=order.stop_at + boundary)
@@ -188,7 +199,8 @@ class CoreMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         events = msgspec.json.encode([event for event, _ in self.driver.journal])
-        twin = Core(self.driver.core.devices, make_policy(self.policy, POLICIES[self.policy]))
+        policy = make_policy(self.policy, POLICIES[self.policy])
+        twin = Core(self.driver.core.devices, policy, handover=self.handover)
         times = [now for _, now in self.driver.journal]
         for event, now in zip(msgspec.json.decode(events, type=list[Event]), times, strict=True):
             twin.handle(event, now)
