@@ -311,6 +311,8 @@ class Scheduler:
             else:
                 self._handle(event)
         for answer in self._computing.reap(ready):
+            if answer.error:
+                _log.warning("%s", answer.error)
             self._handle(answer)
 
     def _exited(self, event: Exited) -> None:

@@ -25,9 +25,10 @@ from gpuslice.sched_core.policies.chronus.policy import Chronus
 from gpuslice.sched_core.policies.fifo import Fifo
 from gpuslice.sched_core.policy import Plan, Task, View
 from gpuslice.sched_core.standing import Overview
+from gpuslice.sched_core.states import JobState
 from gpuslice.verbs import Standing
 
-from .driver import PROGRAM, Driver, devices
+from .driver import PROGRAM, Driver, devices, notices
 from .test_deadlines import obey, train
 
 DEADLINE_S = 30.0
@@ -207,6 +208,19 @@ def test_a_deadline_is_guaranteed_once_the_solver_has_seen_how(hesitant: Driver)
     assert asked(hesitant).number == 1, "one question at a time"
     solve(hesitant)
     assert job.guaranteed is True
+
+
+def test_a_solver_that_fails_costs_guarantees_but_no_plan(hesitant: Driver) -> None:
+    job = submit(hesitant, "a", steps=100, deadline_s=60.0)
+    train(hesitant, 1.0)
+    commands = hesitant.do(Computed(asked(hesitant).number, error="no licence"))
+    assert [notice.what for notice in notices(commands)] == ["not_guaranteed"]
+    assert job.guaranteed is False
+    assert job.state is JobState.RUNNING
+    hesitant.submit("b")
+    hesitant.hello("b")
+    train(hesitant, 5.0)
+    assert hesitant.core.planning.wake_s is not None
 
 
 def test_an_answer_that_came_too_late_is_asked_for_again(hesitant: Driver) -> None:

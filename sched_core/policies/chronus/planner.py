@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from gpuslice.errors import EnvironmentUnusableError
-from gpuslice.sched_core.policy import Compute
+from gpuslice.sched_core.policy import Compute, TaskError
 
 from . import milp
 from .leases import LeasePlan, Need, greedy_plan, most_reward
@@ -34,6 +34,7 @@ class Planner:
         Plans by how they were found: ``greedy_best`` (no plan can be better), ``milp`` (proven best),
         ``milp_limit`` (best found within the limits), ``greedy_fallback`` (the solver found none within the
         limits), ``greedy_unsolved`` (there is no solver). The same after ``admission_``.
+        ``solver_failed``: solutions that ended in an error.
     """
 
     def __init__(self, solver: Solver, nodes: int, seconds: float) -> None:
@@ -98,7 +99,11 @@ class Planner:
     ) -> milp.Solved | None:
         nodes, seconds = self._limits
         problem = milp.Problem(tuple(needs), capacity, start, all_of_them, late, nodes, seconds)
-        answer = compute(problem.task())
+        try:
+            answer = compute(problem.task())
+        except TaskError:  # which was reported; there are greedy plans
+            self._count("solver_failed")
+            return milp.Solved(None, False)
         return None if answer is None else milp.solution(answer)
 
     def _counted(self, how: str, plan: LeasePlan) -> LeasePlan:
