@@ -79,7 +79,7 @@ class Orders:
         #: Reentrant: the handler of a signal may find the main thread in here.
         self._lock = threading.RLock()
         self._news = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        weakref.finalize(self, os.close, self._news)
+        weakref.finalize(self, os.close, self._news).atexit = False  # the I/O thread may still be there
         self._grant: Resume | None = None
         self._cancel: Cancel | None = None
         self._asked_to_end = False
