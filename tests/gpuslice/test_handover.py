@@ -82,6 +82,8 @@ class Duo:
         #: What a greeting may have been early or late for.
         self.said_again: tuple[type[FromAgent], ...] = (Progress,)
         self._endpoint = f"ipc://{directory}/desk"
+        #: Whether b was told to leave, once, at whatever boundary.
+        self._leaving = False
         self.open()
 
     def open(self) -> None:
@@ -103,12 +105,20 @@ class Duo:
         """What ``job`` says next that is no heartbeat, which must be of this kind."""
         while True:
             while not self._heard[job]:
-                identity, frame = self._router.recv_multipart()
-                self._heard[identity.decode().partition(":")[0]].append(decode_from_agent(frame))
+                self._take()
             message = self._heard[job].pop(0)
             if isinstance(message, kind):
                 return message
             assert isinstance(message, self.said_again), message
+
+    def _take(self) -> None:
+        """Take in one message; b, where it is past the boundary at which it is to leave, gets another."""
+        identity, frame = self._router.recv_multipart()
+        job, message = identity.decode().partition(":")[0], decode_from_agent(frame)
+        if self._leaving and isinstance(message, Overshot):
+            self._order_to_leave(message.boundary)
+        else:
+            self._heard[job].append(message)
 
     def start(self, script: str) -> None:
         """a, parked, and b, which trains; both have been on cpu:0."""
@@ -131,6 +141,7 @@ class Duo:
 
     def stop(self, job: str, epoch: int, heir: Heir | None = None) -> Suspended:
         """Suspend ``job`` a little ahead of where it is."""
+        self._leaving = False
         while (at := self.hear(job, Progress).boundary) < 1:
             pass
         self.say(job, Suspend(epoch=epoch, stop_at=at + 1, heir=heir))
@@ -145,7 +156,11 @@ class Duo:
         """b is to leave for a, at some boundary that it has not passed."""
         while (at := self.hear("b", Progress).boundary) < 1:
             pass
-        self.say("b", Suspend(epoch=1, stop_at=at + 2000, heir=Heir(job="a", epoch=2)))
+        self._leaving = True
+        self._order_to_leave(at)
+
+    def _order_to_leave(self, at: int) -> None:
+        self.say("b", Suspend(epoch=1, stop_at=at + 200, heir=Heir(job="a", epoch=2)))
 
     def open_door(self) -> None:
         """a expects the device, and its door is open."""
@@ -156,7 +171,10 @@ class Duo:
         until_s = time.monotonic() + DEADLINE_S
         while not so():
             assert time.monotonic() < until_s
-            time.sleep(0.01)
+            if self._router.closed:
+                time.sleep(0.01)
+            elif self._router.poll(10):
+                self._take()
 
     def end(self, job: str) -> tuple[int, str, str]:
         process = self.processes[job]
