@@ -31,7 +31,7 @@ def test_the_timeline_of_a_run_from_the_first_moment_to_the_last(shell: Shell) -
     events = trace_format.load(out)
     for job in jobs:
         given = [one for one in trace_format.spans_of(events, "devices", "null:0") if one["name"] == job]
-        assert {one["args"]["epoch"] for one in given} == set(range(1, info[job].slices + 1))
+        assert len({one["args"]["epoch"] for one in given}) == info[job].slices
         assert trace_format.spans_of(events, "jobs", job) == trace_format.spans_of(killed, "jobs", job)
         assert len(info[job].recent) == min(8, info[job].slices)
         assert info[job].switches <= info[job].slices - 1
