@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import select
 import signal
@@ -116,7 +117,9 @@ def test_a_device_is_handed_over_past_the_scheduler(
 def test_the_wall_clock_is_nobody_s_business(
     open_bench: Callable[[int], Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stepped() -> float:
+    def stepped() -> int:
+        if sys._getframe(1).f_globals["__name__"] == logging.__name__:
+            return 0  # a line in a log says when it was written
         raise AssertionError("it may have been set to any other time")
 
     bench = open_bench(1)
