@@ -63,6 +63,8 @@ class Account:
         The present one.
     slices
         The last ``RECENT``, the oldest first.
+    given
+        How many there were. (Epochs are more: a promise that comes to nothing uses one up.)
     switches
         How often it was suspended and brought back.
     blackout_s
@@ -71,11 +73,12 @@ class Account:
         Copied to the RAM disk.
     """
 
-    __slots__ = ("_cost_s", "_parks", "blackout_s", "bytes_out", "phase", "slices", "switches")
+    __slots__ = ("_cost_s", "_parks", "blackout_s", "bytes_out", "given", "phase", "slices", "switches")
 
     def __init__(self, phase: Phase) -> None:
         self.phase = phase
         self.slices: deque[Slice] = deque(maxlen=RECENT)
+        self.given = 0
         self.switches = 0
         self.blackout_s = 0.0
         self.bytes_out = 0
@@ -109,6 +112,7 @@ class Account:
             self.slices[-1].until_s = now
         if job.lease and (former.epoch != job.epoch or not former.devices):
             self.slices.append(Slice(job.lease, now))
+            self.given += 1
         # Handed its device directly, it may have been back before that could be known.
         if job.state is JobState.RUNNING and former.state in (JobState.RESUMING, JobState.SUSPENDED):
             self.switches += 1

@@ -80,7 +80,7 @@ class Overview:
             waited_s=delays.waited_s,
             fair_share_delay_s=delays.fair_share_s,
             fragmentation_delay_s=delays.fragmentation_s,
-            slices=job.epoch,
+            slices=account.given,
             suspends=job.preemptions,
             migrations=job.migrations,
             switches=account.switches,
