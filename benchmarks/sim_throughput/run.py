@@ -1,7 +1,7 @@
 """How fast the simulator is: throughput, memory, ratio to a peer's wall times.
 
     python benchmarks/sim_throughput/run.py OUT.json [--philly-20000 FILE] [--philly-82k FILE]
-                                                     [--peer-runs DIR --peer-traces DIR]
+                                                     [--peer-runs DIR --peer-traces DIR [--peer-only]]
 
 Each case runs in a process of its own, on one core, and is timed by CPU time as well as by the wall clock,
 because other work on the machine disturbs the latter much more. Orders run twice, by the engine proper and
@@ -178,6 +178,7 @@ def main() -> None:
     parser.add_argument("--philly-82k", type=Path)
     parser.add_argument("--peer-runs", type=Path, help="folder with the peer's runs.csv")
     parser.add_argument("--peer-traces", type=Path, help="folder with the traces it names")
+    parser.add_argument("--peer-only", action="store_true", help="no other cases")
     asked = parser.parse_args()
     cases: list[dict[str, Any]] = []
     load_average = os.getloadavg()[0]
@@ -196,8 +197,10 @@ def main() -> None:
             case = lambda t=trace: peer.prepare(t, Cluster.parse("64x8"))  # noqa: E731
             cases.append(measure(f"first {jobs} of philly_all_20000 64x8 tiresias:dlas-gpu/count", case))
         cases[-1] |= _ratio(381.0, cases[-1])
-    spec = SynthSpec(jobs=1_000_000, load=0.98, devices=10_000, sigma=1.0)
-    cases.append(measure("synth-1e6 1250x8 2das", policy_case(lambda: synthesize(spec), "1250x8", "2das")))
+    if not asked.peer_only:
+        spec = SynthSpec(jobs=1_000_000, load=0.98, devices=10_000, sigma=1.0)
+        case = policy_case(lambda: synthesize(spec), "1250x8", "2das")
+        cases.append(measure("synth-1e6 1250x8 2das", case))
     result = {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "machine": {"cpu": _cpu(), "cores": os.cpu_count(), "python": platform.python_version()},
