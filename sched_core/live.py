@@ -187,9 +187,9 @@ class Scheduler:
             for command in commands:
                 if isinstance(command, WakeAt):
                     self._wake_s = command.when_s
-        for job in list(self.core.jobs.values()):
-            if not job.processes_gone:
-                self._find(job)
+        # Listed before the first of them: what became of one may have others started.
+        for job in [job for job in self.core.jobs.values() if not job.processes_gone]:
+            self._find(job)
         if (left := self.core.planning.deliberation.unanswered) is not None:
             self._perform(left)
 

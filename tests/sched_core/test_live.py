@@ -18,9 +18,20 @@ import zmq
 
 from gpuslice import wire
 from gpuslice.errors import EnvironmentUnusableError
-from gpuslice.sched_core import processes
+from gpuslice.sched_core import processes, record
 from gpuslice.sched_core.core import Core
-from gpuslice.sched_core.events import Cancelled, Command, Event, Noted, Program, RankGone, Reported, Tell
+from gpuslice.sched_core.events import (
+    Cancelled,
+    Command,
+    Event,
+    Exited,
+    Noted,
+    Program,
+    RankGone,
+    Reported,
+    Submitted,
+    Tell,
+)
 from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.live import Scheduler
 from gpuslice.sched_core.policies.rr import RoundRobin
@@ -416,3 +427,20 @@ def test_a_stopped_job_is_reported_and_disturbs_nobody_for_ever(
     bench.wait_for("b", JobState.SUCCEEDED)
     bench.scheduler.obey(Cancelled("a", "enough"))
     bench.finish()
+
+
+def test_a_job_that_is_started_again_while_its_scheduler_takes_over_is_watched_once(
+    open_bench: Callable[[int], Bench],
+) -> None:
+    """What became of the one before has the core ask for what was to be tried again meanwhile."""
+    bench = open_bench(1)
+    program = Program((sys.executable, str(RANK), "40", "0"), "/", dict(os.environ))
+    past: list[Event] = [
+        Submitted(JobSpec(id="gone", submit_s=0.0, demand=1), program),
+        Cancelled("gone", "enough"),
+        Submitted(JobSpec(id="again", submit_s=0.0, demand=1, max_restarts=1), program),
+        Exited("again", record.KILLED),
+    ]
+    bench.scheduler.take_over((event, 0.0) for event in past)
+    assert bench.finish() == {"gone": JobState.CANCELLED, "again": JobState.SUCCEEDED}
+    assert [event.code for event, _ in bench.story if isinstance(event, Exited)] == [record.KILLED, 0]
