@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
 from gpuslice.errors import HandoverError
@@ -121,6 +121,7 @@ class Successor:
 
     directory: Path
     terms: Terms
+    _: KW_ONLY
     overlapped: bool = True
     portion_bytes: int = PORTION_BYTES
     patience_s: float = PATIENCE_S

@@ -38,7 +38,7 @@ def main() -> None:
 
         def leave() -> None:
             there = disk.directory / f"{other}.r0"
-            suspend(Successor(there, Terms(name, other, 1, "cpu"), int(portion)))
+            suspend(Successor(there, Terms(name, other, 1, "cpu"), portion_bytes=int(portion)))
 
         def arrive() -> None:
             door = Door(store.directory, Terms(other, name, 1, "cpu"), portion_bytes=int(portion))

@@ -294,7 +294,8 @@ class Player:
         """Suspend, and let somebody else have the device meanwhile."""
         directory = self.disk.directory / f"{taker}.r0"
         terms = self._terms(self.name, taker)
-        return self.suspend(Successor(directory, terms, PORTION_BYTES, self.patience_s))
+        successor = Successor(directory, terms, portion_bytes=PORTION_BYTES, patience_s=self.patience_s)
+        return self.suspend(successor)
 
     def open(self, giver: str) -> None:
         """Let somebody knock who is about to leave."""
