@@ -14,7 +14,7 @@ import numpy as np
 from xxhash import xxh3_128, xxh3_128_intdigest
 
 from gpuslice.errors import CorruptSnapshotError, SnapshotError
-from gpuslice.kernels.sums import ROW, Sums
+from gpuslice.kernels.sums import ROW, Expected, Sums
 
 from .checksum import chunk_digests, digest
 from .layout import PAGE_BYTES, Placement
@@ -124,13 +124,12 @@ class Proof:
     ) -> None:
         self._memory = memory
         self._placement = placement
-        self._digests = digests
-        self._corrupt = corrupt
+        self.expected = Expected(placement.chunk_table, np.array(digests, np.uint64), corrupt)
 
     def __call__(self, offset: int, data: memoryview) -> bool:
         index = self._placement.chunk_at[offset]
         # The padding, which belongs to the chunk, is not part of the data.
         stop = self._placement.chunks[index][1]
-        if digest(self._memory[offset:stop]) != self._digests[index]:
-            raise self._corrupt(offset)
+        if digest(self._memory[offset:stop]) != int(self.expected.lows[index]):
+            raise self.expected.damaged(offset)
         return True

@@ -36,7 +36,10 @@ _small_memmove = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_vo
 Pairs = Sequence[tuple[torch.UntypedStorage, int]]
 #: Host address, offset in the arena, bytes.
 _Piece = tuple[int, int, int]
+_Rows = np.ndarray[Any, Any]
 _Work = TypeVar("_Work")
+#: Source and target among the host's address, the arena's and none.
+_OUT, _IN, _NOWHERE = (0, 1), (1, 0), (1, 2)
 
 
 class Inspector(Protocol):
@@ -70,6 +73,13 @@ class Summing(Inspector, Protocol):
     sums: sums.Sums
 
 
+@runtime_checkable
+class Expecting(Inspector, Protocol):
+    """An inspector that does nothing but raise for a chunk that is not what is `expected`."""
+
+    expected: sums.Expected
+
+
 class Marks(Protocol):
     """Keeps the marks that a GPU makes of chunks where they are: 128 bits, the same for the same bytes only.
 
@@ -93,13 +103,18 @@ def copy_out(pairs: Pairs, arena: memoryview, inspect: Inspector | None, threads
     base, memory = view_address(arena), address_space()
     places = pieces(pairs)
     move, fallbacks = _mover(places)
+    declined: list[int] = []
     if isinstance(inspect, Summing):
         copier, problem = sums.load()
         if copier is not None:
-            unchanged_bytes = _copy_summed(places, arena, inspect.sums, copier, threads)
-            return _by_host(places, unchanged_bytes, fallbacks)
+            table, past_caches = inspect.sums, _past_caches(places)
+
+            def copy_many(portion: _Rows) -> None:
+                declined.append(copier.copy_changed(portion, table, past_caches))
+
+            run(_portions(places, arena, table.chunks, _OUT), copy_many, threads)
+            return _by_host(places, sum(declined), fallbacks)
         fallbacks = (*fallbacks, problem)
-    declined: list[int] = []
 
     def copy(piece: _Piece) -> None:
         address, offset, nbytes = piece
@@ -112,42 +127,46 @@ def copy_out(pairs: Pairs, arena: memoryview, inspect: Inspector | None, threads
     return _by_host(places, sum(declined), fallbacks)
 
 
-def _copy_summed(
-    places: Sequence[_Piece], arena: memoryview, table: sums.Sums, copier: sums.Copier, threads: int
-) -> int:
-    """Copy out what has changed since the arena's last snapshot; returns the bytes that had not."""
+def _portions(
+    places: Sequence[_Piece], arena: memoryview, table: _Rows | None, ends: Sequence[int]
+) -> Iterator[list[_Rows]]:
+    """What is copied, in about equal portions of rows as a ``Copier`` takes them.
+
+    Parameters
+    ----------
+    table
+        Start and end of the arena's chunks, which those of the copy must be, if that matters.
+    ends
+        Which of host address, arena address and 0 is the source, and which is the target.
+    """
     if not places:
-        return 0
-    chunks = _chunks(places, arena, table)
-    past_caches = sum(nbytes for _, _, nbytes in places) >= uncached.SMALLEST_BYTES
-    reached = np.cumsum(chunks[:, 2])
-    portions = (reached - chunks[:, 2]) // np.uint64(CHUNK_BYTES)
-    cuts = np.flatnonzero(np.diff(portions)) + 1
-    unchanged_bytes: list[int] = []
+        return
+    address, offset, nbytes = _split(places, len(arena))
+    padded_bytes, row = nbytes, np.zeros_like(nbytes)
+    if table is not None:
+        row = np.searchsorted(table[:, 0], offset)
+        first, end = table[np.minimum(row, len(table) - 1)].T
+        fits = np.all(offset + nbytes <= end) and np.all(end <= len(arena))
+        if not (np.array_equal(first, offset) and fits):
+            raise ValueError("what is copied does not lie in the arena as its checksums do")
+        padded_bytes = end - offset
+    sides = (address, view_address(arena) + offset, np.zeros_like(offset))
+    columns = (*(sides[end] for end in ends), nbytes, padded_bytes, row)
+    chunks = np.stack(columns, axis=1).astype(np.uint64)
+    cuts = np.flatnonzero(np.diff((np.cumsum(nbytes) - nbytes) // CHUNK_BYTES)) + 1
+    yield from ([portion] for portion in np.split(chunks, cuts))
 
-    def copy(portion: np.ndarray[Any, Any]) -> None:
-        unchanged_bytes.append(copier(portion, table, past_caches))
 
-    run([[portion] for portion in np.split(chunks, cuts)], copy, threads)
-    return sum(unchanged_bytes)
-
-
-def _chunks(places: Sequence[_Piece], arena: memoryview, table: sums.Sums) -> np.ndarray[Any, Any]:
-    """What is copied, chunk by chunk, in rows as a ``Copier`` takes them."""
+def _split(places: Sequence[_Piece], arena_bytes: int) -> tuple[_Rows, _Rows, _Rows]:
+    """Address, offset in the arena and bytes of every chunk."""
     address, offset, nbytes = (np.array(column, np.int64) for column in zip(*places, strict=True))
-    wrong = np.flatnonzero((offset < 0) | (offset > len(arena) - nbytes))
+    wrong = np.flatnonzero((offset < 0) | (offset > arena_bytes - nbytes))
     if len(wrong):
-        raise _misfit(int(offset[wrong[0]]), int(nbytes[wrong[0]]), len(arena))
+        raise _misfit(int(offset[wrong[0]]), int(nbytes[wrong[0]]), arena_bytes)
     parts = -(-nbytes // CHUNK_BYTES)
     which = np.repeat(np.arange(len(parts)), parts)
     start = (np.arange(len(which)) - np.repeat(np.cumsum(parts) - parts, parts)) * CHUNK_BYTES
-    offset, nbytes = offset[which] + start, np.minimum(nbytes[which] - start, CHUNK_BYTES)
-    row = np.searchsorted(table.chunks[:, 0], offset)
-    first, end = table.chunks[np.minimum(row, len(table.chunks) - 1)].T
-    if not (np.array_equal(first, offset) and np.all(offset + nbytes <= end) and np.all(end <= len(arena))):
-        raise ValueError("what is copied does not lie in the arena as its checksums do")
-    columns = (address[which] + start, view_address(arena) + offset, nbytes, end - offset, row)
-    return np.stack(columns, axis=1).astype(np.uint64)
+    return address[which] + start, offset[which] + start, np.minimum(nbytes[which] - start, CHUNK_BYTES)
 
 
 def _misfit(offset: int, nbytes: int, arena_bytes: int) -> ValueError:
@@ -181,6 +200,18 @@ def copy_in_at(
     base = view_address(arena)
     move, fallbacks = _mover(places)
     pages = HugePages(fresh)
+    if places and (inspect is None or isinstance(inspect, Expecting)):
+        copier, problem = sums.load()
+        if copier is not None:
+            expected, past_caches = inspect.expected if inspect else None, _past_caches(places)
+
+            def copy_many(portion: _Rows) -> None:
+                pages.all_ready(portion[:, 1:3])
+                copier.copy_expected(portion, expected, past_caches)
+
+            run(_portions(places, arena, expected.chunks if expected else None, _IN), copy_many, threads)
+            return _by_host(places, 0, fallbacks)
+        fallbacks = (*fallbacks, problem)
 
     def copy(piece: _Piece) -> None:
         address, offset, nbytes = piece
@@ -201,6 +232,14 @@ def _by_host(places: Sequence[_Piece], unchanged_bytes: int, fallbacks: tuple[st
 def look_at(places: Sequence[tuple[int, int]], arena: memoryview, inspect: Inspector, threads: int) -> None:
     """Only inspect: ``places`` are offsets in ``arena`` and bytes."""
     pieces = [(offset, offset, nbytes) for offset, nbytes in places]
+    if isinstance(inspect, Expecting) and (copier := sums.load()[0]) is not None:
+        expected = inspect.expected
+
+        def see_many(portion: _Rows) -> None:
+            copier.copy_expected(portion, expected, past_caches=False)
+
+        run(_portions(pieces, arena, expected.chunks, _NOWHERE), see_many, threads)
+        return
 
     def see(piece: _Piece) -> None:
         _, offset, nbytes = piece
@@ -212,7 +251,7 @@ def look_at(places: Sequence[tuple[int, int]], arena: memoryview, inspect: Inspe
 def _mover(places: Sequence[_Piece]) -> tuple[uncached.Move, tuple[str, ...]]:
     """How each piece of a copy is moved, and why not in the best way."""
     large, problem = None, ""
-    if sum(nbytes for _, _, nbytes in places) >= uncached.SMALLEST_BYTES:
+    if _past_caches(places):
         large, problem = uncached.load()
     move_large = large or ctypes.memmove
 
@@ -220,6 +259,10 @@ def _mover(places: Sequence[_Piece]) -> tuple[uncached.Move, tuple[str, ...]]:
         (_small_memmove if nbytes < _SMALL_BYTES else move_large)(target, source, nbytes)
 
     return move, (problem,) if problem else ()
+
+
+def _past_caches(places: Sequence[_Piece]) -> bool:
+    return sum(nbytes for _, _, nbytes in places) >= uncached.SMALLEST_BYTES
 
 
 def pieces(pairs: Pairs) -> list[_Piece]:

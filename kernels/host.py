@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -92,6 +93,12 @@ class HugePages:
             if block in self._torn:
                 self._torn.discard(block)
                 _libc.madvise(block * HUGE_PAGE_BYTES, HUGE_PAGE_BYTES, _MADV_COLLAPSE)
+
+    def all_ready(self, ranges: np.ndarray[Any, Any]) -> None:
+        """The same for rows of address and bytes."""
+        if self._torn:
+            for address, nbytes in ranges.tolist():
+                self.ready(address, nbytes)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Checksums of an arena's chunks, taken and compared while they are copied: by C for many at once.
+"""Copies of an arena's chunks, whose checksums are taken or compared on the way: by C for many at once.
 
 Thousands of small storages would otherwise pass through Python one after the other, each with the GIL. The C
 code (uncached.c) calls the hash functions of the xxhash package itself, which exports them; where it does
@@ -54,33 +54,44 @@ class Sums:
         return bool(self.before[index].item() != row)
 
 
-#: Copies chunks, rows of source, target, bytes, bytes with padding and number; past the caches, or not;
-#: returns the bytes that it let be.
-Copier = Callable[[_Table, Sums, bool], int]
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What an arena's chunks should be.
+
+    Attributes
+    ----------
+    chunks
+        As of `Sums`; none is shorter than 256 bytes.
+    lows
+        XXH3-64 of each, which for as many bytes is the lower half of XXH3-128.
+    damaged
+        Makes the error for a chunk that is something else, from its offset.
+    """
+
+    chunks: _Table
+    lows: _Table
+    damaged: Callable[[int], Exception]
 
 
-@functools.cache
-def load() -> tuple[Copier | None, str]:
-    """The copy, which lets go of the GIL; or ``None`` and why there is none. Compiles at the first call."""
-    try:
-        library = ctypes.CDLL(str(shared_library(Path(__file__).with_name("uncached.c"))))
-        hasher = _hasher()
-    except (EnvironmentUnusableError, ImportError, OSError, AttributeError) as error:
-        return None, f"checksums are taken one by one: {error}"
-    call = library.copy_changed
-    call.restype = ctypes.c_int64
-    call.argtypes = (
-        ctypes.c_void_p,
-        ctypes.c_void_p,
-        ctypes.c_size_t,
-        ctypes.c_void_p,
-        ctypes.c_void_p,
-        ctypes.c_int,
-    )
+class Copier:
+    """Copies many chunks without the GIL: rows of source, target, bytes, bytes with padding and number.
 
-    def copy(chunks: _Table, sums: Sums, past_caches: bool) -> int:
-        unchanged_bytes: int = call(
-            ctypes.addressof(hasher),
+    Both methods are told whether to copy past the caches.
+    """
+
+    def __init__(self, library: ctypes.CDLL, hasher: ctypes.Array[ctypes.c_void_p]) -> None:
+        pointer, size, flag = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+        self._hasher = hasher
+        self._changed, self._expected = library.copy_changed, library.copy_expected
+        self._changed.restype = ctypes.c_int64
+        self._changed.argtypes = (pointer, pointer, size, pointer, pointer, flag)
+        self._expected.restype = size
+        self._expected.argtypes = (pointer, pointer, size, pointer, flag)
+
+    def copy_changed(self, chunks: _Table, sums: Sums, past_caches: bool) -> int:
+        """Note all checksums, and copy what has another one than before; returns the bytes let be."""
+        unchanged_bytes: int = self._changed(
+            self._hasher,
             chunks.ctypes.data,
             len(chunks),
             sums.before.ctypes.data,
@@ -91,9 +102,31 @@ def load() -> tuple[Copier | None, str]:
             raise MemoryError("there is no memory for a checksum")
         return unchanged_bytes
 
-    if not _agrees(copy):
-        return None, "checksums are taken one by one: xxhash's functions are not what they seem"
-    return copy, ""
+    def copy_expected(self, chunks: _Table, expected: Expected | None, past_caches: bool) -> None:
+        """Copy chunks that are what they should be; ``None``: whatever they are. Without target, only look.
+
+        Raises
+        ------
+        Exception
+            ``expected.damaged``, for the first one that is not; it and what follows are not copied.
+        """
+        lows = None if expected is None else expected.lows.ctypes.data
+        position: int = self._expected(self._hasher, chunks.ctypes.data, len(chunks), lows, past_caches)
+        if expected is not None and position < len(chunks):
+            raise expected.damaged(int(expected.chunks[int(chunks[position, -1]), 0]))
+
+
+@functools.cache
+def load() -> tuple[Copier | None, str]:
+    """The copies in C; or ``None`` and why there are none. Compiles at the first call."""
+    try:
+        library = ctypes.CDLL(str(shared_library(Path(__file__).with_name("uncached.c"))))
+        copier = Copier(library, _hasher())
+    except (EnvironmentUnusableError, ImportError, OSError, AttributeError) as error:
+        return None, f"chunks are copied one by one: {error}"
+    if not _agrees(copier):
+        return None, "chunks are copied one by one: xxhash's functions are not what they seem"
+    return copier, ""
 
 
 def _hasher() -> ctypes.Array[ctypes.c_void_p]:
@@ -113,14 +146,14 @@ def _hasher() -> ctypes.Array[ctypes.c_void_p]:
     )
 
 
-def _agrees(copy: Copier) -> bool:
+def _agrees(copier: Copier) -> bool:
     """Whether it copies and hashes as the package does, with padding and without."""
     source, target = np.frombuffer(_PROBE, np.uint8), np.ones(2 * len(_PROBE), np.uint8)
     sums = Sums(np.zeros((2, 2), np.int64), np.zeros(2, ROW), np.zeros(2, ROW))
     sizes = [(len(_PROBE), len(_PROBE)), (len(_PROBE) - 300, len(_PROBE))]
     for row, (nbytes, padded) in enumerate(sizes):
         chunk = np.array([[source.ctypes.data, target.ctypes.data, nbytes, padded, row]], np.uint64)
-        copy(chunk, sums, False)
+        copier.copy_changed(chunk, sums, False)
         expected = _PROBE[:nbytes].ljust(padded, b"\0")
         if target[:padded].tobytes() != expected:
             return False

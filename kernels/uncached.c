@@ -40,8 +40,8 @@ void uncached_copy(char *target, const char *source, size_t nbytes)
 
 #endif
 
-/* Chunks that are hashed, compared with what the target had, and copied if that was something else; for as many
-   as Python hands over at once. The hash is xxhash's, by the addresses of its functions (sums.py). */
+/* Chunks that are hashed, compared with what the target had, and copied if that was something else; or compared
+   with what they should be, and copied if they are; for as many as Python hands over at once. The hash is xxhash's, by the addresses of its functions (sums.py). */
 
 struct sum {
     uint64_t low, high;
@@ -80,6 +80,14 @@ static struct sum padded_sum(const struct hasher *hash, void *state, const struc
     return hash->end(state);
 }
 
+static void copy_one(const struct chunk *chunk, int past_caches)
+{
+    if (past_caches)
+        uncached_copy(chunk->target, chunk->source, chunk->nbytes);
+    else
+        memcpy(chunk->target, chunk->source, chunk->nbytes);
+}
+
 /* Returns the bytes that were not copied because the target has them; -1 without memory for a state. */
 int64_t copy_changed(const struct hasher *hash, const struct chunk *chunks, size_t count, const struct row *before,
                      struct row *now, int past_caches)
@@ -96,11 +104,25 @@ int64_t copy_changed(const struct hasher *hash, const struct chunk *chunks, size
         now[chunk->row] = (struct row){sum, 1};
         if (had->known && had->sum.low == sum.low && had->sum.high == sum.high)
             unchanged_bytes += chunk->nbytes;
-        else if (past_caches)
-            uncached_copy(chunk->target, chunk->source, chunk->nbytes);
         else
-            memcpy(chunk->target, chunk->source, chunk->nbytes);
+            copy_one(chunk, past_caches);
     }
     hash->drop(state);
     return unchanged_bytes;
+}
+
+/* Returns the position of the first chunk that, with its padding, is not what it should be: neither it nor what
+   follows is copied; or their number. One without a target is only looked at. What they should be are the lower
+   halves of their sums; without any nothing is compared. */
+size_t copy_expected(const struct hasher *hash, const struct chunk *chunks, size_t count, const uint64_t *expected,
+                     int past_caches)
+{
+    size_t position = 0;
+    for (const struct chunk *chunk = chunks; position < count; chunk++, position++) {
+        if (expected && hash->whole(chunk->source, chunk->padded_bytes).low != expected[chunk->row])
+            break;
+        if (chunk->target)
+            copy_one(chunk, past_caches);
+    }
+    return position;
 }

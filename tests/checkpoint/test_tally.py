@@ -15,7 +15,8 @@ from gpuslice.checkpoint.ramdisk import RamDisk
 from gpuslice.checkpoint.snapshot import open_snapshot
 from gpuslice.checkpoint.store import JobStore
 from gpuslice.checkpoint.switch import Switch
-from gpuslice.kernels import copying
+from gpuslice.errors import CorruptSnapshotError
+from gpuslice.kernels import copying, sums
 from gpuslice.kernels.host import address_space
 
 from .harness import Broken, FaultyDevice, SpyGate, digest
@@ -103,6 +104,39 @@ def test_one_changed_byte_is_seen_whoever_wrote_it(
     start = at // layout.CHUNK_BYTES * layout.CHUNK_BYTES
     changed = min(layout.CHUNK_BYTES, SIZES[number] - start)
     assert frozen.round_trip() == ALL_BYTES - changed
+
+
+@pytest.mark.parametrize("python", [False, True])
+@pytest.mark.parametrize(
+    ("number", "at"), [(0, 0), (0, 8 * MIB - 1), (1, 5 * MIB + 2), (1, 5 * MIB + 3), (3, 0), (3, 1023)]
+)
+def test_damage_is_found_when_it_comes_back_whoever_copies(
+    frozen: Frozen, monkeypatch: pytest.MonkeyPatch, number: int, at: int, python: bool
+) -> None:
+    """Bytes, and the padding behind them; by C for many chunks at once, and by Python one by one."""
+    if python:
+        monkeypatch.setattr(sums, "load", lambda: (None, "not here"))
+    before = digest(*frozen.tensors)
+    frozen.switch.suspend(boundary=1)
+    snapshot = frozen.switch.snapshot
+    assert snapshot is not None
+    sid = [storage.nbytes for storage in snapshot.storages].index(SIZES[number])
+    place = snapshot.offsets[sid] + at
+    _flip(snapshot.path, place)
+    with pytest.raises(CorruptSnapshotError, match=rf"storage {sid} .*is damaged"):
+        frozen.switch.resume()
+    assert [tensor.untyped_storage().nbytes() for tensor in frozen.tensors] == [0] * len(SIZES)
+    _flip(snapshot.path, place)
+    frozen.switch.resume()
+    assert digest(*frozen.tensors) == before
+
+
+def _flip(path: Path, place: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(place)
+        byte = file.read(1)[0]
+        file.seek(place)
+        file.write(bytes([byte ^ 1]))
 
 
 def test_an_aborted_suspend_leaves_nothing_to_rely_on(frozen: Frozen) -> None:

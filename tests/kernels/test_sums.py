@@ -8,11 +8,13 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from xxhash import xxh3_128_intdigest
+from xxhash import xxh3_64_intdigest, xxh3_128_intdigest
 
 from gpuslice.errors import EnvironmentUnusableError
 from gpuslice.kernels import copying, sums, uncached
 from gpuslice.kernels.copying import CHUNK_BYTES
+from gpuslice.kernels.host import HugePages, address_space
+from gpuslice.kernels.transfer import Transfer
 
 STEP_BYTES = 256
 SIZES = (1, 240, 255, 256, 257, 4096, 65_537, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 3 * CHUNK_BYTES)
@@ -55,11 +57,30 @@ class Arena:
         return dict(copying.copy_out(self.pairs, self.memory, self, threads).paths)
 
 
+class Check:
+    """An inspector of copies from an `Arena`, which expects what has been copied there."""
+
+    def __init__(self, arena: Arena) -> None:
+        self._memory = arena.memory
+        self.expected = sums.Expected(arena.sums.chunks, arena.sums.now["low"].copy(), LookupError)
+
+    def __call__(self, offset: int, data: memoryview) -> bool:
+        starts, ends = self.expected.chunks.T.tolist()
+        index = starts.index(offset)
+        if xxh3_64_intdigest(self._memory[offset : ends[index]]) != int(self.expected.lows[index]):
+            raise self.expected.damaged(offset)
+        return True
+
+
 def storages() -> list[torch.UntypedStorage]:
     rng = np.random.default_rng(3)
     return [
         torch.from_numpy(rng.integers(0, 256, size, np.uint8)).clone().untyped_storage() for size in SIZES
     ]
+
+
+def content(storage: torch.UntypedStorage) -> bytes:
+    return bytes(address_space()[storage.data_ptr() : storage.data_ptr() + storage.nbytes()])
 
 
 def _by_python(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,9 +89,7 @@ def _by_python(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("past_caches", [False, True])
 def test_c_and_python_do_the_same(monkeypatch: pytest.MonkeyPatch, past_caches: bool) -> None:
-    _, problem = sums.load()
-    if problem:
-        pytest.skip(problem)
+    _needs_c()
     if past_caches:
         monkeypatch.setattr(uncached, "SMALLEST_BYTES", 0)
     state = storages()
@@ -93,10 +112,120 @@ def test_c_and_python_do_the_same(monkeypatch: pytest.MonkeyPatch, past_caches: 
     assert history == [0, sum(SIZES) - 1, sum(SIZES) - sum(last)]
 
 
-def test_what_the_arena_has_is_let_be() -> None:
-    """Only the checksum says so: the arena is not compared byte by byte, and not written."""
+def _needs_c() -> None:
     if sums.load()[0] is None:
         pytest.skip(sums.load()[1])
+
+
+@pytest.mark.parametrize("past_caches", [False, True])
+@pytest.mark.parametrize("checked", [False, True])
+@pytest.mark.parametrize("python", [False, True])
+def test_every_byte_comes_back(
+    monkeypatch: pytest.MonkeyPatch, past_caches: bool, checked: bool, python: bool
+) -> None:
+    _needs_c()
+    if past_caches:
+        monkeypatch.setattr(uncached, "SMALLEST_BYTES", 0)
+    state = storages()
+    arena = Arena(state)
+    arena.copy()
+    there, before = bytes(arena.memory), [content(storage) for storage in state]
+    for storage in state:
+        storage.fill_(7)
+    if python:
+        _by_python(monkeypatch)
+    transfer = copying.copy_in(arena.pairs, arena.memory.toreadonly(), Check(arena) if checked else None, 2)
+    assert transfer.paths == {"host": sum(SIZES)}
+    assert transfer.fallbacks == (("not here",) if python else ())
+    assert [content(storage) for storage in state] == before
+    assert bytes(arena.memory) == there
+
+
+#: The first chunk, one in the middle of a portion, one of a large storage, the last one; and padding.
+DAMAGED = [(0, 0), (4, 256), (10, 0), (-1, CHUNK_BYTES - 1), (0, 1), (0, 255), (4, 257), (4, 511)]
+
+
+@pytest.mark.parametrize(("index", "byte"), DAMAGED)
+def test_a_damaged_chunk_is_the_same_error_and_is_not_delivered(
+    monkeypatch: pytest.MonkeyPatch, index: int, byte: int
+) -> None:
+    """By one thread all before it is whole, and it and all after it have not been touched."""
+    _needs_c()
+    state = storages()
+    arena = Arena(state)
+    arena.copy()
+    before = b"".join(map(content, state))
+    wrong = arena.chunks[index][0]
+    arena.memory[wrong + byte] ^= 1
+    arena.memory[-1] ^= 2  # so is the last one, which nobody gets to
+    for storage in state:
+        storage.fill_(7)
+    with pytest.raises(LookupError) as caught:
+        copying.copy_in(arena.pairs, arena.memory, Check(arena), 1)
+    assert caught.value.args == (wrong,)
+    reached = sum(max(0, min(wrong - offset, storage.nbytes())) for storage, offset in arena.pairs)
+    after = b"".join(map(content, state))
+    assert after[:reached] == before[:reached]
+    assert set(after[reached:]) == {7}
+    arena.memory[-1] ^= 2
+    places = [(offset, storage.nbytes()) for storage, offset in arena.pairs]
+    for python in (False, True):
+        with monkeypatch.context() as patch:
+            if python:
+                _by_python(patch)
+            with pytest.raises(LookupError) as caught:
+                copying.look_at(places, arena.memory, Check(arena), 2)
+            assert caught.value.args == (wrong,)
+            with pytest.raises(LookupError) as caught:
+                copying.copy_in(arena.pairs, arena.memory, Check(arena), 2)
+            assert caught.value.args == (wrong,)
+
+
+def test_looking_writes_nothing() -> None:
+    arena = Arena(storages())
+    arena.copy()
+    there = bytes(arena.memory)
+    places = [(offset, storage.nbytes()) for storage, offset in arena.pairs]
+    copying.look_at(places, arena.memory.toreadonly(), Check(arena), 2)
+    assert bytes(arena.memory) == there
+
+
+def test_what_is_copied_by_parts_needs_no_chunks() -> None:
+    """Without checks it may lie anywhere, as views of a storage do."""
+    source, target = torch.arange(200, dtype=torch.uint8), torch.zeros(200, dtype=torch.uint8)
+    arena = memoryview(source.numpy()).toreadonly()
+    places = [(target.data_ptr() + at, at, 7) for at in (3, 50, 193)]
+    copying.copy_in_at(places, arena, 2)
+    expected = torch.zeros(200, dtype=torch.uint8)
+    for at in (3, 50, 193):
+        expected[at : at + 7] = source[at : at + 7]
+    assert torch.equal(target, expected)
+    with pytest.raises(ValueError, match="a storage of 7 bytes does not fit at 194 of 200 bytes"):
+        copying.copy_in_at([(target.data_ptr(), 194, 7)], arena, 2)
+
+
+def test_pages_are_ready_before_they_are_filled(monkeypatch: pytest.MonkeyPatch) -> None:
+    _needs_c()
+    arena = Arena(storages())
+    arena.copy()
+    for storage, _ in arena.pairs:
+        storage.fill_(7)
+    seen: list[tuple[int, int]] = []
+
+    def note(pages: HugePages, address: int, nbytes: int) -> None:
+        assert set(address_space()[address : address + nbytes]) == {7}
+        seen.append((address, nbytes))
+
+    monkeypatch.setattr(HugePages, "ready", note)
+    monkeypatch.setattr(HugePages, "__init__", lambda pages, ranges: setattr(pages, "_torn", {0}))
+    copying.copy_in(arena.pairs, arena.memory, Check(arena), 2)
+    assert sum(nbytes for _, nbytes in seen) == sum(SIZES)
+    assert len(set(seen)) == len(arena.chunks)
+
+
+def test_what_the_arena_has_is_let_be() -> None:
+    """Only the checksum says so: the arena is not compared byte by byte, and not written."""
+    _needs_c()
     arena = Arena(storages())
     arena.copy()
     arena.next_snapshot(arena.sums.now)
@@ -111,15 +240,22 @@ def test_what_the_arena_has_is_let_be() -> None:
 def test_what_does_not_lie_as_its_checksums_is_refused_before_anything_is_written(offset: int) -> None:
     arena = Arena(storages())
     arena.pairs[3] = (arena.pairs[3][0], offset)
+    first = content(arena.pairs[0][0])
     with pytest.raises(ValueError, match=r"does not (fit|lie)"):
         arena.copy()
     assert set(bytes(arena.memory[:4096])) == {0xFF}
+    if sums.load()[0] is not None:
+        with pytest.raises(ValueError, match=r"does not (fit|lie)"):
+            copying.copy_in(arena.pairs, arena.memory, Check(arena), 2)
+        assert content(arena.pairs[0][0]) == first
 
 
 def test_nothing_is_copied_of_nothing() -> None:
     arena = Arena(storages())
     arena.pairs = []
     assert arena.copy() == {}
+    for inspect in (None, Check(arena)):
+        assert copying.copy_in([], arena.memory, inspect, 2) == Transfer()
 
 
 def test_without_a_compiler_python_does_it_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,22 +265,22 @@ def test_without_a_compiler_python_does_it_and_says_so(monkeypatch: pytest.Monke
     monkeypatch.setattr(sums, "shared_library", none)
     arena = Arena(storages())
     transfer = copying.copy_out(arena.pairs, arena.memory, arena, 2)
-    assert transfer.fallbacks == (
-        "checksums are taken one by one: there is no C compiler here (install gcc, or set CC)",
-    )
+    why = "chunks are copied one by one: there is no C compiler here (install gcc, or set CC)"
+    assert transfer.fallbacks == (why,)
+    for inspect in (None, Check(arena)):
+        assert copying.copy_in(arena.pairs, arena.memory, inspect, 2).fallbacks == (why,)
     assert arena.sums.now["known"].all()
 
 
 def test_another_hash_than_the_packages_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    if sums.load()[0] is None:
-        pytest.skip(sums.load()[1])
+    _needs_c()
     kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
     forgetful = kind(lambda state, data, nbytes: 0)
     table = sums._hasher()
     table[3] = ctypes.cast(forgetful, ctypes.c_void_p).value
     monkeypatch.setattr(sums, "_hasher", lambda: table)
     sums.load.cache_clear()
-    assert sums.load() == (None, "checksums are taken one by one: xxhash's functions are not what they seem")
+    assert sums.load() == (None, "chunks are copied one by one: xxhash's functions are not what they seem")
 
 
 @pytest.mark.parametrize("module", ["xxhash.version", "xxhash.no_such_module"])
@@ -152,4 +288,4 @@ def test_a_package_that_exports_nothing_is_let_be(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(sums, "_MODULE", module)
     copier, problem = sums.load()
     assert copier is None
-    assert problem.startswith("checksums are taken one by one: ")
+    assert problem.startswith("chunks are copied one by one: ")
