@@ -1,7 +1,7 @@
 """Copies of an arena's chunks, whose checksums are taken or compared on the way: by C for many at once.
 
 Thousands of small storages would otherwise pass through Python one after the other, each with the GIL. The C
-code (uncached.c) calls the hash functions of the xxhash package itself, which exports them; where it does
+code (copying.c) calls the hash functions of the xxhash package itself, which exports them; where it does
 not, or there is no compiler, Python does the same.
 """
 
@@ -120,7 +120,7 @@ class Copier:
 def load() -> tuple[Copier | None, str]:
     """The copies in C; or ``None`` and why there are none. Compiles at the first call."""
     try:
-        library = ctypes.CDLL(str(shared_library(Path(__file__).with_name("uncached.c"))))
+        library = ctypes.CDLL(str(shared_library(Path(__file__).with_name("copying.c"))))
         copier = Copier(library, _hasher())
     except (EnvironmentUnusableError, ImportError, OSError, AttributeError) as error:
         return None, f"chunks are copied one by one: {error}"

@@ -22,7 +22,7 @@ Move = Callable[[int, int, int], object]
 def load() -> tuple[Move | None, str]:
     """The copy, which lets go of the GIL; or ``None`` and why there is none. Compiles at the first call."""
     try:
-        library = ctypes.CDLL(str(shared_library(Path(__file__).with_suffix(".c"))))
+        library = ctypes.CDLL(str(shared_library(Path(__file__).with_name("copying.c"))))
     except (EnvironmentUnusableError, OSError) as error:
         return None, f"copies go through the caches: {error}"
     move = library.uncached_copy

@@ -1,7 +1,4 @@
-/* A copy past the caches, for a target that nobody reads soon.
-
-   An ordinary store first fetches the cache line that it overwrites. A streaming store does not, so a third
-   less goes through the memory, which is what large copies wait for; and the source stays in the cache. */
+/* What copying between the host and an arena needs that Python would be too slow for (uncached.py, sums.py). */
 
 #include <stddef.h>
 #include <stdint.h>
@@ -12,6 +9,10 @@
 
 enum { LINE_BYTES = 64 };
 
+/* A copy past the caches, for a target that nobody reads soon.
+
+   An ordinary store first fetches the cache line that it overwrites. A streaming store does not, so a third
+   less goes through the memory, which is what large copies wait for; and the source stays in the cache. */
 void uncached_copy(char *target, const char *source, size_t nbytes)
 {
     size_t head = -(uintptr_t)target & (LINE_BYTES - 1);
@@ -41,7 +42,8 @@ void uncached_copy(char *target, const char *source, size_t nbytes)
 #endif
 
 /* Chunks that are hashed, compared with what the target had, and copied if that was something else; or compared
-   with what they should be, and copied if they are; for as many as Python hands over at once. The hash is xxhash's, by the addresses of its functions (sums.py). */
+   with what they should be, and copied if they are; for as many as Python hands over at once. The hash is
+   xxhash's, by the addresses of its functions (sums.py). */
 
 struct sum {
     uint64_t low, high;
