@@ -17,7 +17,6 @@ from gpuslice.types import DeviceName
 from . import copying, sums, uncached
 from .copying import Inspector, Marks, Pairs
 from .device import DeviceMemory, Hold, Way
-from .footprint import Footprint
 from .host import (
     PAGE_BYTES,
     AddressSpace,
@@ -65,7 +64,6 @@ class CpuDevice:
         self.torch_device = torch.device("cpu")
         self.obstacles: Mapping[type, str] = {}
         self.cores = _slot_cores(name, slots)
-        self._footprint = Footprint()
         uncached.load()  # a suspend must not wait for a compiler
         sums.load()
 
@@ -127,9 +125,7 @@ class CpuDevice:
         return copying.copy_out(pairs, arena, inspect, len(self.cores))
 
     def copy_in(self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None) -> Transfer:
-        places = copying.pieces(pairs)
-        fresh = self._footprint.fresh([(address, nbytes) for address, _, nbytes in places])
-        return copying.copy_in_at(places, arena, len(self.cores), inspect, fresh=fresh)
+        return copying.copy_in(pairs, arena, inspect, len(self.cores))
 
     def free(self, storages: Sequence[torch.UntypedStorage]) -> None:
         for storage in storages:
@@ -147,18 +143,14 @@ class CpuDevice:
             raise _out_of_memory(self.name, missing_bytes)
         done: list[torch.UntypedStorage] = []
         try:
-            if soon:
-                self._footprint.fault_in(missing_bytes, len(self.cores))
             with nullcontext() if soon else small_pages():
                 for storage, nbytes in missing:
                     storage.resize_(nbytes)
                     done.append(storage)
-        except (OSError, RuntimeError) as error:
+        except RuntimeError as error:
             self.free(done)
             self.release_caches()
             raise _out_of_memory(self.name, missing_bytes) from error
-        if done and soon:
-            self._footprint.note(done)
 
     def allocate(self, sizes: Sequence[int]) -> list[torch.UntypedStorage]:
         try:
