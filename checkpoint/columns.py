@@ -3,45 +3,27 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
 from typing import Any
 
-import msgspec
 import torch
-
-
-class Found(msgspec.Struct, gc=False):
-    """One live storage.
-
-    Attributes
-    ----------
-    key
-        Its identity: ``storage._cdata``.
-    label
-        For people: dtype and shape of the first tensor found over it.
-    fixed
-        Its address may be known to somebody who would not notice a change: C++ code holds a tensor over
-        it (a pending autograd graph, DDP, a DLPack capsule), or other memory overlaps it.
-    """
-
-    storage: torch.UntypedStorage
-    key: int
-    nbytes: int
-    address: int
-    label: str
-    fixed: bool = False
 
 
 @dataclass(slots=True)
 class Storages:
-    """Live storages, each once; what is said of `Found` one by one, in columns of the same order.
+    """Live storages, each once, in columns of the same order.
 
     Attributes
     ----------
+    keys
+        Their identities: ``storage._cdata``.
+    labels
+        For people: dtype and shape of the first tensor found over each.
     fixed
-        The keys of those that are.
+        The keys of those whose address may be known to somebody who would not notice a change: C++ code
+        holds a tensor over it (a pending autograd graph, DDP, a DLPack capsule), or other memory overlaps it.
     """
 
     storages: list[torch.UntypedStorage] = field(default_factory=list)
@@ -53,20 +35,6 @@ class Storages:
 
     def __len__(self) -> int:
         return len(self.keys)
-
-    def __getitem__(self, index: int) -> Found:
-        key = self.keys[index]
-        return Found(
-            self.storages[index],
-            key,
-            self.sizes[index],
-            self.addresses[index],
-            self.labels[index],
-            key in self.fixed,
-        )
-
-    def __iter__(self) -> Iterator[Found]:
-        return map(self.__getitem__, range(len(self)))
 
     def those(self, selected: Sequence[Any]) -> Storages:
         """Those whose entry in ``selected`` is true."""

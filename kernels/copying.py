@@ -100,10 +100,9 @@ class Marks(Protocol):
 
 def copy_out(pairs: Pairs, arena: memoryview, inspect: Inspector | None, threads: int) -> Transfer:
     """Copy host storages into ``arena`` at their offsets."""
-    base, memory = view_address(arena), address_space()
     places = pieces(pairs)
-    move, fallbacks = _mover(places)
     declined: list[int] = []
+    problem = ""
     if isinstance(inspect, Summing):
         copier, problem = sums.load()
         if copier is not None:
@@ -113,8 +112,9 @@ def copy_out(pairs: Pairs, arena: memoryview, inspect: Inspector | None, threads
                 declined.append(copier.copy_changed(portion, table, past_caches))
 
             run(_portions(places, arena, table.chunks, _OUT), copy_many, threads)
-            return _by_host(places, sum(declined), fallbacks)
-        fallbacks = (*fallbacks, problem)
+            return _by_host(places, sum(declined))
+    base, memory = view_address(arena), address_space()
+    move, fallbacks = _mover(places, problem)
 
     def copy(piece: _Piece) -> None:
         address, offset, nbytes = piece
@@ -197,9 +197,8 @@ def copy_in_at(
     fresh
         Address and bytes of what the places have of memory that was taken just now.
     """
-    base = view_address(arena)
-    move, fallbacks = _mover(places)
     pages = HugePages(fresh)
+    problem = ""
     if places and (inspect is None or isinstance(inspect, Expecting)):
         copier, problem = sums.load()
         if copier is not None:
@@ -210,8 +209,9 @@ def copy_in_at(
                 copier.copy_expected(portion, expected, past_caches)
 
             run(_portions(places, arena, expected.chunks if expected else None, _IN), copy_many, threads)
-            return _by_host(places, 0, fallbacks)
-        fallbacks = (*fallbacks, problem)
+            return _by_host(places, 0)
+    base = view_address(arena)
+    move, fallbacks = _mover(places, problem)
 
     def copy(piece: _Piece) -> None:
         address, offset, nbytes = piece
@@ -223,7 +223,7 @@ def copy_in_at(
     return _by_host(places, 0, fallbacks)
 
 
-def _by_host(places: Sequence[_Piece], unchanged_bytes: int, fallbacks: tuple[str, ...]) -> Transfer:
+def _by_host(places: Sequence[_Piece], unchanged_bytes: int, fallbacks: tuple[str, ...] = ()) -> Transfer:
     nbytes = sum(nbytes for _, _, nbytes in places)
     paths = {"host": nbytes - unchanged_bytes, "unchanged": unchanged_bytes}
     return Transfer({path: nbytes for path, nbytes in paths.items() if nbytes}, fallbacks=fallbacks)
@@ -248,8 +248,8 @@ def look_at(places: Sequence[tuple[int, int]], arena: memoryview, inspect: Inspe
     run(_batches(pieces, len(arena)), see, threads)
 
 
-def _mover(places: Sequence[_Piece]) -> tuple[uncached.Move, tuple[str, ...]]:
-    """How each piece of a copy is moved, and why not in the best way."""
+def _mover(places: Sequence[_Piece], slower: str) -> tuple[uncached.Move, tuple[str, ...]]:
+    """How each piece of a copy is moved, and why not in the best way; ``slower``: why it is one by one."""
     large, problem = None, ""
     if _past_caches(places):
         large, problem = uncached.load()
@@ -258,7 +258,7 @@ def _mover(places: Sequence[_Piece]) -> tuple[uncached.Move, tuple[str, ...]]:
     def move(target: int, source: int, nbytes: int) -> None:
         (_small_memmove if nbytes < _SMALL_BYTES else move_large)(target, source, nbytes)
 
-    return move, (problem,) if problem else ()
+    return move, tuple(filter(None, (problem, slower)))
 
 
 def _past_caches(places: Sequence[_Piece]) -> bool:

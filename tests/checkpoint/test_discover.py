@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -14,7 +14,6 @@ from torch._subclasses import FakeTensorMode
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.testing._internal.two_tensor import TwoTensor
 
-from gpuslice.checkpoint.columns import Found
 from gpuslice.checkpoint.discover import live_instances, of_kind, strided_parts, sweep
 from gpuslice.kernels.cpu import CpuDevice
 from gpuslice.types import DeviceName
@@ -22,11 +21,19 @@ from gpuslice.types import DeviceName
 DEVICE = CpuDevice(DeviceName("cpu", None))
 
 
+class Found(NamedTuple):
+    storage: torch.UntypedStorage
+    nbytes: int
+    label: str
+    fixed: bool
+
+
 def entry(storage: torch.UntypedStorage) -> Found:
     """The one entry for a storage."""
-    matches = [found for found in sweep(DEVICE) if found.storage._cdata == storage._cdata]
-    assert len(matches) == 1
-    return matches[0]
+    found = sweep(DEVICE)
+    assert found.keys.count(storage._cdata) == 1
+    at = found.keys.index(storage._cdata)
+    return Found(found.storages[at], found.sizes[at], found.labels[at], storage._cdata in found.fixed)
 
 
 def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage:
@@ -95,7 +102,7 @@ def test_bare_storages_are_found() -> None:
 def test_a_gradient_that_nobody_looked_at_is_found() -> None:
     parameter = torch.nn.Parameter(torch.ones(1234))
     parameter.sum().backward()
-    labels = [found.label for found in sweep(DEVICE)]
+    labels = sweep(DEVICE).labels
     assert labels.count("float32 [1234]") == 2
 
 
@@ -104,14 +111,15 @@ def test_the_gradient_of_an_inner_tensor_is_found_without_a_warning() -> None:
     kept, other = leaf * 2, leaf * 3
     kept.retain_grad()
     (kept + other).sum().backward()
-    labels = [found.label for found in sweep(DEVICE)]
+    labels = sweep(DEVICE).labels
     assert labels.count("float32 [1235]") == 5  # leaf, its gradient, kept, its gradient, other
 
 
 def test_views_and_ties_are_one_storage() -> None:
     base = torch.arange(4320)
     several = [base, base[1:], base[::2], base.view(3, -1), base.detach()]
-    labels = [found.label for found in sweep(DEVICE) if found.nbytes == 4320 * 8]
+    found = sweep(DEVICE)
+    labels = [label for label, nbytes in zip(found.labels, found.sizes, strict=True) if nbytes == 4320 * 8]
     assert len(labels) == 1
     del several
 
@@ -142,10 +150,10 @@ def places() -> Iterator[tuple[str, Callable[[torch.Tensor], Any]]]:
 @pytest.mark.parametrize(("name", "keep"), list(places()), ids=[name for name, _ in places()])
 def test_every_place_is_seen(name: str, keep: Callable[[torch.Tensor], Any]) -> None:
     holder = keep(torch.ones(777))
-    assert "float32 [777]" in {found.label for found in sweep(DEVICE)}
+    assert "float32 [777]" in set(sweep(DEVICE).labels)
     del holder
     gc.collect()
-    assert "float32 [777]" not in {found.label for found in sweep(DEVICE)}
+    assert "float32 [777]" not in set(sweep(DEVICE).labels)
 
 
 def test_objects_hidden_by_a_freeze_are_found() -> None:
@@ -159,7 +167,7 @@ def test_tensors_without_memory_are_left_out() -> None:
     with FakeTensorMode():
         fake = torch.ones(999)
     meta, empty = torch.ones(999, device="meta"), torch.empty(0, 999)
-    labels = {found.label for found in sweep(DEVICE)}
+    labels = set(sweep(DEVICE).labels)
     assert not labels & {"float32 [999]", "float32 [0, 999]"}
     del fake, meta, empty
 

@@ -20,7 +20,7 @@ heap.hide_imports()
 assert len(gc.get_objects()) < everything / 20
 
 def found(nbytes):
-    return sum(entry.nbytes == nbytes for entry in sweep(device))
+    return sweep(device).sizes.count(nbytes)
 
 first = torch.ones(1001)
 assert found(4004) == 1
@@ -56,7 +56,7 @@ class Special(torch.Tensor):
     pass
 
 def sizes():
-    return sorted(entry.nbytes // 4 for entry in sweep(device) if 4004 <= entry.nbytes < 5000)
+    return sorted(nbytes // 4 for nbytes in sweep(device).sizes if 4004 <= nbytes < 5000)
 
 old = torch.ones(1001)
 cycle, ghost = Node(1002), weakref.ref(Node(1003))

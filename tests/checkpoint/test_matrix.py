@@ -159,7 +159,7 @@ class BrokenDevice(FaultyDevice):
     def __init__(self, nbytes: int) -> None:
         super().__init__()
         self._nbytes = nbytes
-        self._older = {found.storage._cdata for found in sweep(CpuDevice(self.name))}
+        self._older = set(sweep(CpuDevice(self.name)).keys)
         self.broken = 0
 
     def owns(self, storage: torch.UntypedStorage) -> bool:
