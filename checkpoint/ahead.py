@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import threading
 from collections.abc import Iterable
@@ -12,6 +11,7 @@ from types import TracebackType
 from typing import Self
 
 from gpuslice.errors import RefusedSnapshotError
+from gpuslice.kernels.filepages import map_file
 from gpuslice.kernels.host import populate, view_address
 
 from .files import open_checked
@@ -84,7 +84,7 @@ class Ahead:
         """All of a file, faulted in; not one with holes, where faulting in would take room."""
         if not 0 < status.st_size <= status.st_blocks * _BLOCK_BYTES:
             return None
-        memory = memoryview(mmap.mmap(descriptor, status.st_size, access=mmap.ACCESS_READ))
+        memory = map_file(descriptor, status.st_size)
         address = view_address(memory)
         for start in range(0, len(memory), _POPULATE_BYTES):
             if self._closing.is_set():

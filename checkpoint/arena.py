@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
 
+from gpuslice.kernels.filepages import map_file, remove
 from gpuslice.kernels.host import populate, view_address
 
 from .budget import Budget
@@ -101,7 +100,7 @@ class Arena:
         length = self.extend_file(*((nbytes, 0) if exactly else _lengths(nbytes)))
         self._unmap()
         with self._budget.taking(length):
-            memory = memoryview(mmap.mmap(self._descriptor, length))
+            memory = map_file(self._descriptor, length, writable=True)
             populate(view_address(memory), length)
         return self._announce(memory)
 
@@ -125,7 +124,7 @@ class Arena:
             reached = self.extend_file(min(length, reached + _ALLOCATE_BYTES))
         reached = self.extend_file(length, spare)
         with self._budget.taking(reached):
-            memory = memoryview(mmap.mmap(self._descriptor, reached))
+            memory = map_file(self._descriptor, reached, writable=True)
             for start in range(0, reached, _POPULATE_BYTES):
                 if not going_on():
                     return
@@ -194,7 +193,7 @@ class Arena:
         self.close()
         if memory is not None:
             with suppress(OSError):  # not every file system can; then the pages go with the last mapping
-                cast("mmap.mmap", memory.obj).madvise(mmap.MADV_REMOVE)
+                remove(memory)
         self.path.unlink(missing_ok=True)
 
 

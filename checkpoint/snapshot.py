@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from gpuslice.errors import CorruptSnapshotError, RefusedSnapshotError, SnapshotError, UsageError
+from gpuslice.kernels.filepages import map_file
 
 from .ahead import Ahead
 from .checksum import chunk_digests, fingerprint, unpack_digests
@@ -194,7 +194,7 @@ def open_snapshot(path: Path, ahead: Ahead | None = None) -> SnapshotFile:
         content, tree, digests = _read_tail(descriptor, record)
         memory = ahead.mapping(descriptor, record.file_len) if ahead is not None else None
         if memory is None:
-            memory = memoryview(mmap.mmap(descriptor, record.file_len, access=mmap.ACCESS_READ))
+            memory = map_file(descriptor, record.file_len)
     except SnapshotError as error:
         raise type(error)(f"{path}: {error.message}", error.remedy or _DAMAGED) from error
     except OSError as error:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -43,3 +46,12 @@ def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def shim_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the vmm route's shim is compiled once for all tests."""
     return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def shm() -> Iterator[Path]:
+    """A fresh directory on tmpfs (or wherever temporary files go, without one)."""
+    root = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    path = Path(tempfile.mkdtemp(prefix="gpuslice-test-", dir=root))
+    yield path
+    shutil.rmtree(path)

@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -44,15 +42,6 @@ TENSORS = (
 def place(tmp_path: Path) -> Path:
     """A spill directory, yet to be made."""
     return tmp_path / "spill"
-
-
-@pytest.fixture
-def shm() -> Iterator[Path]:
-    """A fresh directory on tmpfs (or wherever temporary files go, without one)."""
-    root = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    path = Path(tempfile.mkdtemp(prefix="gpuslice-test-", dir=root))
-    yield path
-    shutil.rmtree(path)
 
 
 @pytest.fixture
