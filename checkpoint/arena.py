@@ -11,7 +11,7 @@ from pathlib import Path
 from gpuslice.kernels.filepages import map_file, remove
 from gpuslice.kernels.host import populate, view_address
 
-from .budget import Budget
+from .budget import Budget, Own
 from .files import open_checked, write_at
 from .header import Content
 from .layout import align
@@ -87,8 +87,10 @@ class Arena:
         if memory is not None:
             self._announce(memory)
 
-    def ensure(self, nbytes: int, *, exactly: bool = False) -> memoryview:
+    def ensure(self, nbytes: int, *, exactly: bool = False, own: Own | None = None) -> memoryview:
         """A mapping of at least ``nbytes``, every page of it present; of a new file ``exactly`` so many.
+
+        ``own`` makes room, see `Budget.extend`.
 
         Raises
         ------
@@ -97,7 +99,7 @@ class Arena:
         """
         if self._memory is not None and len(self._memory) >= nbytes:
             return self._memory
-        length = self.extend_file(*((nbytes, 0) if exactly else _lengths(nbytes)))
+        length = self.extend_file(*((nbytes, 0) if exactly else _lengths(nbytes)), own=own)
         self._unmap()
         with self._budget.taking(length):
             memory = map_file(self._descriptor, length, writable=True)
@@ -131,7 +133,7 @@ class Arena:
                 populate(view_address(memory) + start, min(_POPULATE_BYTES, reached - start))
         self._announce(memory)
 
-    def extend_file(self, nbytes: int, spare_bytes: int = 0) -> int:
+    def extend_file(self, nbytes: int, spare_bytes: int = 0, *, own: Own | None = None) -> int:
         """Make the file at least ``nbytes`` long without touching the mapping; returns its length.
 
         All pages of a file that was opened here exist: those that a dead process left may not.
@@ -140,11 +142,11 @@ class Arena:
             length = os.fstat(self._descriptor).st_size
             if length >= nbytes:
                 return length
-            return self._budget.extend(self._descriptor, nbytes, spare_bytes, allocated_bytes=length)
+            return self._budget.extend(self._descriptor, nbytes, spare_bytes, allocated_bytes=length, own=own)
         made = not self.path.exists()
         descriptor = open_checked(self.path, os.O_RDWR | os.O_CREAT)
         try:
-            length = self._budget.extend(descriptor, nbytes, spare_bytes)
+            length = self._budget.extend(descriptor, nbytes, spare_bytes, own=own)
         except BaseException:
             os.close(descriptor)
             if made:

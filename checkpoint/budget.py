@@ -27,6 +27,8 @@ _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
 _UNLIMITED = 1 << 62
 
+Own = Callable[[], bool]
+
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
@@ -63,8 +65,9 @@ class Budget:
     def __init__(self, root: Path, limit_bytes: int | None, tenant: Tenant = _NOBODY) -> None:
         self.root = root
         self.tenant = tenant
-        #: Makes room, step by step, by moving elsewhere what lies in stores that help, by their directories.
-        self.relief: Callable[[Callable[[Path], bool]], Iterator[None]] | None = None
+        #: Makes room, step by step, by moving elsewhere what lies in stores that help, by their directories;
+        #: and by what `extend` was given as ``own``.
+        self.relief: Callable[[Callable[[Path], bool], Own | None], Iterator[None]] | None = None
         status = os.statvfs(root)
         self.limit_bytes = status.f_blocks * status.f_frsize // 2 if limit_bytes is None else limit_bytes
 
@@ -107,10 +110,19 @@ class Budget:
         free = min(status.f_bavail * status.f_frsize, _memory_available(), _cgroup_available())
         return max(0, free - promised)
 
-    def extend(self, descriptor: int, nbytes: int, spare_bytes: int = 0, *, allocated_bytes: int = 0) -> int:
+    def extend(
+        self,
+        descriptor: int,
+        nbytes: int,
+        spare_bytes: int = 0,
+        *,
+        allocated_bytes: int = 0,
+        own: Own | None = None,
+    ) -> int:
         """Make the open file ``nbytes`` long, plus up to ``spare_bytes``, with every page allocated.
 
-        The pages of the first ``allocated_bytes`` exist already.
+        The pages of the first ``allocated_bytes`` exist already. ``own`` gives up what the one who asks
+        needs less than this room, and says whether there was any; who can do without the room has none.
 
         Returns
         -------
@@ -129,7 +141,11 @@ class Budget:
                 raise
             refusal = error
         growth = nbytes - os.fstat(descriptor).st_size
-        for _ in self.relief(lambda directory: growth <= self._tenant_room() or self._is_ours(directory)):
+
+        def helps(directory: Path) -> bool:
+            return growth <= self._tenant_room() or self._is_ours(directory)
+
+        for _ in self.relief(helps, own):
             try:
                 return self._extend(descriptor, nbytes, spare_bytes, allocated_bytes)
             except RamDiskFullError as error:

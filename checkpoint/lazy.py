@@ -200,6 +200,11 @@ _watching = False
 _capture_begin = torch.cuda.CUDAGraph.capture_begin
 
 
+def under_way() -> bool:
+    """Whether something of the process's is still to come, or never will."""
+    return bool(_under_way)
+
+
 def await_all() -> None:
     """Wait for all that is under way in this process."""
     for stream in tuple(_under_way):

@@ -12,16 +12,16 @@ from pathlib import Path
 import psutil
 
 from gpuslice.config import Settings, parse_size
-from gpuslice.errors import UsageError
+from gpuslice.errors import RamDiskFullError, UsageError
 from gpuslice.types import job_id
 
 from .ahead import Ahead
-from .budget import Budget, Tenant
+from .budget import Budget, Own, Tenant
 from .files import store_directory
 from .layout import PAGE_BYTES
 from .listing import STORE, UNNAMED, StoreInfo, TenantInfo, spilled_records, store_info, tenants
 from .locks import FileLock
-from .offer import SOCKET, ask
+from .offer import SOCKET, SPARE, ask
 from .slots import OWNER, SLOTS, committed, newest_restartable, read_owner, restartable, settle, write_owner
 from .spill import SpillDirectory
 from .store import JobStore
@@ -265,23 +265,38 @@ class RamDisk:
                     settle(directory, None)
         return info if records else None
 
-    def _relieve(self, helps: Callable[[Path], bool]) -> Iterator[None]:
-        """Make room step by step, in stores that help: first of the dead, then of parked jobs.
+    def _relieve(self, helps: Callable[[Path], bool], own: Own | None) -> Iterator[None]:
+        """Make room step by step, in stores that help: of the dead, of the one that asks, of parked jobs.
 
-        Of these, whoever was parked last begins: where jobs take turns, it comes back last.
+        Last of running ones, and only for one who cannot do without. Of the parked, and of those that run,
+        whoever has been so for the shortest time begins: where jobs take turns, it needs its slots last.
         """
         for directory in filter(helps, self._stores()):
             if self._discard(directory):
                 yield
+        if self.spilled is not None:
+            for directory in filter(helps, self._stores()):
+                if self._spill_dead(self.spilled, directory) is not None:
+                    yield
+        if own is not None and own():
+            yield
         if self.spilled is None:
             return
-        for directory in filter(helps, self._stores()):
-            if self._spill_dead(self.spilled, directory) is not None:
-                yield
-        parked = [directory for directory in self._stores() if (directory / SOCKET).exists()]
-        for directory in sorted(parked, key=_since_ns, reverse=True):
-            while helps(directory) and ask(directory):
-                yield
+        failure: RamDiskFullError | None = None
+        for name in (SOCKET,) if own is None else (SOCKET, SPARE):
+            for directory in self._listening(name):
+                try:
+                    while helps(directory) and ask(directory, name):
+                        yield
+                except RamDiskFullError as error:
+                    failure = failure or error  # somebody else may have what need not be moved
+        if failure is not None:
+            raise failure
+
+    def _listening(self, name: str) -> list[Path]:
+        """The stores whose processes listen at that socket, the latest first."""
+        stores = [store for store in self._stores() if (store / name).exists()]
+        return sorted(stores, key=lambda store: _since_ns(store / name), reverse=True)
 
     def discard(self, scheduler: str) -> None:
         """Remove what a scheduler's dead jobs left and nobody can go on from."""
@@ -354,9 +369,9 @@ def _scheduler(endpoint: str) -> str:
     return os.path.realpath(os.path.dirname(endpoint.removeprefix("ipc://"))) if endpoint else ""
 
 
-def _since_ns(directory: Path) -> int:
-    """Since when the store's process is parked."""
+def _since_ns(socket: Path) -> int:
+    """Since when a process listens there."""
     try:
-        return (directory / SOCKET).lstat().st_mtime_ns
+        return socket.lstat().st_mtime_ns
     except FileNotFoundError:
         return 0  # no more

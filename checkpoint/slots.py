@@ -5,7 +5,7 @@
 - ``snapshot.gen``: the record of the newest published snapshot
 - ``snapshot.gen.next``: what replaces it when the next one is published
 - ``passage``: a socket, while its process waits for another one to leave the device (``swap``)
-- ``room``: a socket, while its process is parked (``offer``)
+- ``room``, ``spare``: sockets, while its process is parked, or its job runs (``offer``)
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -19,6 +19,9 @@ from .header import PREAMBLE_BYTES, Content, decode_preamble
 from .layout import StorageSpec, TensorSpec, chunk_count
 from .tally import Proof
 from .tree import Tree
+
+#: Of a check that somebody may want to end: some hundredths of a second.
+_CHUNKS_AT_ONCE = 32
 
 
 class SnapshotFile:
@@ -54,6 +57,11 @@ class SnapshotFile:
         self.tree = tree
         self._digests = digests
         self._memory: memoryview | None = memory.toreadonly()
+
+    @property
+    def closed(self) -> bool:
+        """Whether it can be read no more."""
+        return self._memory is None
 
     @property
     def generation(self) -> int:
@@ -114,15 +122,24 @@ class SnapshotFile:
         """An inspector for a copy out of `arena`: raises ``CorruptSnapshotError``, naming the storage."""
         return Proof(self._mapped(), self.content.placement, self._digests, corrupt=self._corrupt_at)
 
-    def verify(self) -> None:
+    def verify(self, pause: Callable[[], object] | None = None) -> None:
         """Check every byte of the payload.
+
+        Parameters
+        ----------
+        pause
+            Called now and then; what it raises ends the check.
 
         Raises
         ------
         CorruptSnapshotError
             Naming the first storage whose bytes are not what was written.
         """
-        self._compare(0, self.record.chunks)
+        step = self.record.chunks if pause is None else _CHUNKS_AT_ONCE
+        for first in range(0, self.record.chunks, max(1, step)):
+            if pause is not None:
+                pause()
+            self._compare(first, min(first + step, self.record.chunks))
 
     def _compare(self, first: int, stop: int) -> None:
         """Check chunks ``first`` to ``stop - 1``."""

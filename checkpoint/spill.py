@@ -12,6 +12,7 @@ import errno
 import mmap
 import os
 import re
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -38,6 +39,8 @@ _PARTIAL = ".part"
 _LOCK = "lock"
 #: Large enough for an NVMe drive to reach its rate with one request under way.
 _PIECE_BYTES = 8 << 20
+#: How soon one that waits for another's snapshot to arrive sees that it has, or that it shall not go on.
+_LOOK_AGAIN_S = 0.02
 _OPTION = "--spill-dir"
 _FILE = re.compile(rf"(?P<store>.+\.r\d+)\.(?P<slot>{'|'.join(map(re.escape, SLOTS))})")
 
@@ -78,7 +81,8 @@ class Spilled:
             return False
 
 
-def _always() -> bool:
+def always() -> bool:
+    """Going on, whatever happens."""
     return True
 
 
@@ -131,7 +135,7 @@ class SpillDirectory:
         """Whether something of the store is being written here, or was when its process died."""
         return any(_partial(self.path(store, slot)).exists() for slot in range(len(SLOTS)))
 
-    def take(self, source: Path, store: str, slot: int, going_on: Callable[[], bool] = _always) -> None:
+    def take(self, source: Path, store: str, slot: int, going_on: Callable[[], bool] = always) -> None:
         """Write a snapshot file here, whole and on the medium when this returns; the source stays.
 
         Raises
@@ -145,15 +149,20 @@ class SpillDirectory:
         """
         target = self.path(store, slot)
         partial = _partial(target)
+
+        def pause() -> None:
+            if not going_on():
+                raise Interrupted
+
         with open_snapshot(source) as snapshot:
-            snapshot.verify()
+            snapshot.verify(pause)
             length = snapshot.record.file_len
-        with FileLock.wait(self.directory / _LOCK):
+        with self._lock(pause):
             self._admit(length)
             try:
-                _copy(source, partial, length, going_on)
+                _copy(source, partial, length, pause)
                 with open_snapshot(partial) as written:
-                    written.verify()
+                    written.verify(pause)
                 os.replace(partial, target)
                 _sync_directory(self.directory)
             except OSError as error:
@@ -211,6 +220,13 @@ class SpillDirectory:
         with suppress(FileNotFoundError):
             os.unlink(self.path(store, slot))
             _sync_directory(self.directory)
+
+    def _lock(self, pause: Callable[[], None]) -> FileLock:
+        """The lock under which one snapshot after the other arrives; others may take long."""
+        while (lock := FileLock.attempt(self.directory / _LOCK)) is None:
+            pause()
+            time.sleep(_LOOK_AGAIN_S)
+        return lock
 
     def _admit(self, nbytes: int) -> None:
         """Refuse what would go beyond the limit, before anything is written; with the lock held."""
@@ -273,7 +289,7 @@ def _partial(target: Path) -> Path:
     return target.with_name(f"{target.name}{_PARTIAL}")
 
 
-def _copy(source: Path, target: Path, length: int, going_on: Callable[[], bool]) -> None:
+def _copy(source: Path, target: Path, length: int, pause: Callable[[], None]) -> None:
     """Copy ``length`` bytes to a new file and have them on the medium; past the page cache where possible.
 
     Everything is aligned as O_DIRECT wants it: a snapshot's file is a multiple of 4 KiB long.
@@ -285,7 +301,7 @@ def _copy(source: Path, target: Path, length: int, going_on: Callable[[], bool])
         writing = _open_direct(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             os.posix_fallocate(writing, 0, length)
-            _transfer(reading, writing, length, going_on)
+            _transfer(reading, writing, length, pause)
             os.fdatasync(writing)
             # What is read back afterwards comes from the medium.
             os.posix_fadvise(writing, 0, length, os.POSIX_FADV_DONTNEED)
@@ -308,11 +324,10 @@ def _open_direct(path: Path, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-def _transfer(reading: int, writing: int, length: int, going_on: Callable[[], bool]) -> None:
+def _transfer(reading: int, writing: int, length: int, pause: Callable[[], None]) -> None:
     buffer = memoryview(mmap.mmap(-1, _PIECE_BYTES))
     for position in range(0, length, _PIECE_BYTES):
-        if not going_on():
-            raise Interrupted
+        pause()
         piece = buffer[: min(_PIECE_BYTES, length - position)]
         _read_into(reading, piece, position)
         done = 0

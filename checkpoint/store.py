@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -17,10 +17,10 @@ from .format import RECORD_BYTES, Record
 from .header import PREAMBLE_BYTES, Content, header_room
 from .layout import PAGE_BYTES, Layout, align, place
 from .locks import FileLock
-from .offer import GoingOn, Offer
+from .offer import SOCKET, SPARE, GoingOn, Offer
 from .slots import SLOTS, commit_at_least, committed, prepare_commit, restartable, settle, whole, write_commit
 from .snapshot import SnapshotFile, open_snapshot
-from .spill import SpillDirectory, is_whole
+from .spill import SpillDirectory, always, is_whole
 from .warmup import WarmUp
 from .writer import SnapshotWriter
 
@@ -42,7 +42,7 @@ class JobStore:
         With 2 a snapshot never overwrites the newest restartable one. With 1 it does: half the memory,
         and a crash during a suspend leaves nothing.
     spill
-        Where slots go while their job is parked and somebody else needs the room; ``None``: nowhere.
+        Where slots go that their job can do without while somebody else needs the room; ``None``: nowhere.
     ahead
         What is mapped of the slots already, for `open`; given up when the store is next written to.
     """
@@ -74,7 +74,11 @@ class JobStore:
         self._generation = max((record.generation for record in self._published.values()), default=0)
         self._writer: SnapshotWriter | None = None
         self._content: Content | None = None
+        #: Whether somebody knows the path of a snapshot here and may read it at any time: then all stay.
+        self.handed_out = False
         self._warming: WarmUp | None = None
+        self._sparing: Offer | None = None
+        self._readers: weakref.WeakSet[SnapshotFile] = weakref.WeakSet()  # opened here for others
 
     @property
     def closed(self) -> bool:
@@ -112,7 +116,7 @@ class JobStore:
         arena = self._arenas[slot]
         with self._budget.taking(RECORD_BYTES):
             prepare_commit(self.directory)
-        arena.ensure(_room(layout))
+        arena.ensure(_room(layout), own=lambda: not self.handed_out and self._vacate(1 - slot))
         self._tear(slot)
         self._forget(slot)
         record = Record(
@@ -143,7 +147,10 @@ class JobStore:
         return self._warming
 
     def cool(self) -> None:
-        """End a warm-up that is under way; afterwards no thread of the store's is at work."""
+        """End what is under way in the background; afterwards no thread of the store's is at work."""
+        sparing, self._sparing = self._sparing, None
+        if sparing is not None:
+            sparing.withdraw()
         warming, self._warming = self._warming, None
         if warming is not None:
             warming.stop()
@@ -154,8 +161,10 @@ class JobStore:
         return {record.boundary: self.directory / SLOTS[record.slot] for record in newest_last}
 
     def open(self, path: Path) -> SnapshotFile:
-        """One of the snapshots here, as `open_snapshot` opens it."""
-        return open_snapshot(path, self._ahead)
+        """One of the snapshots here, as `open_snapshot` opens it; it stays where it is until it is closed."""
+        snapshot = open_snapshot(path, self._ahead)
+        self._readers.add(snapshot)
+        return snapshot
 
     def forget_after(self, boundary: int) -> None:
         """Forget the snapshots of later boundaries: the job goes on from this one."""
@@ -264,31 +273,50 @@ class JobStore:
         self.cool()
         if self._spill is None:
             return nullcontext()
-        spill = self._spill
+        slot = snapshot.record.slot
         try:
-            return Offer(self.directory, lambda going_on: self._give(spill, snapshot.record.slot, going_on))
+            return Offer(self.directory / SOCKET, lambda going_on: self._give(going_on, slot, wanted=slot))
         except OSError:
             return nullcontext()  # not even for a socket is there room: then nobody can ask for it
 
-    def _give(self, spill: SpillDirectory, parked: int, going_on: GoingOn) -> bool:
-        """Move one slot out of the RAM disk; that of the parked state last."""
-        for slot in (1 - parked, parked):
-            arena = self._arenas[slot]
-            if slot in self._away or not arena.path.exists():
-                continue
-            record = self._published.get(slot)
-            if record is not None and (record.restartable or slot == parked):
-                try:
-                    spill.take(arena.path, self.directory.name, slot, going_on)
-                except SnapshotError:
-                    continue  # damaged: it stays for whoever needs it to find out
-                self._away.add(slot)
-            else:
-                self._published.pop(slot, None)
-            self._close_file(slot)
-            arena.discard()
-            return True
-        return False
+    def spare(self) -> None:
+        """From now on, until the store is used again, other processes may have the room of its slots.
+
+        The job runs: it needs them at its next suspend, which makes its arena anew. What somebody could go on
+        from is moved to the spill directory; without one nothing is given, or that suspend might lack room.
+        """
+        if self._spill is None or self._writer is not None or self._sparing is not None or self.handed_out:
+            return
+        last = self._free_slot()
+        with suppress(OSError):
+            self._sparing = Offer(self.directory / SPARE, lambda going_on: self._give(going_on, last))
+
+    def _give(self, going_on: GoingOn, last: int, *, wanted: int | None = None) -> bool:
+        """Give up the room of one slot, that of ``last`` last; the job comes back from ``wanted``."""
+        if self._warming is not None:
+            self._warming.stop()
+        return any(self._vacate(slot, going_on, wanted=slot == wanted) for slot in (1 - last, last))
+
+    def _vacate(self, slot: int, going_on: GoingOn = always, *, wanted: bool = False) -> bool:
+        """Give up a slot's room, if it has any and nobody reads it; what is needed is moved."""
+        arena = self._arenas[slot]
+        read = any(not reader.closed and reader.path == arena.path for reader in self._readers)
+        if slot in self._away or read or not arena.path.exists():
+            return False
+        record = self._published.get(slot)
+        if record is None or not (record.restartable or wanted):
+            self._published.pop(slot, None)
+        elif self._spill is None:
+            return False
+        else:
+            try:
+                self._spill.take(arena.path, self.directory.name, slot, going_on)
+            except SnapshotError:
+                return False  # damaged: it stays for whoever needs it to find out
+            self._away.add(slot)
+        self._close_file(slot)
+        arena.discard()
+        return True
 
     def bring_back(self, snapshot: SnapshotFile) -> None:
         """Have the bytes of a snapshot at hand again that may have been spilled while the job was parked.

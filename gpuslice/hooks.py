@@ -63,7 +63,7 @@ def install(early: Early | None = None) -> None:
         if job.settings.checkpoint_every:
             job.checkpoint_every(job.settings.checkpoint_every)
         if controller is not None:
-            job.keep_warm()
+            job.keep_ready()
             controller.start()
         if not job.settings.socket:
             job.move_in()

@@ -113,7 +113,7 @@ class Job:
             raise
         snapshot = self._runtime.switch.snapshot
         assert snapshot is not None
-        self._runtime.handed_out = True
+        self._runtime.store.handed_out = True
         return Snapshot(
             path=snapshot.path,
             nbytes=snapshot.nbytes,

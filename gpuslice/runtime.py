@@ -9,7 +9,7 @@ from __future__ import annotations
 import atexit
 import os
 from collections.abc import Collection, Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
 from typing import Protocol
@@ -18,7 +18,7 @@ import msgspec
 import torch
 
 from gpuslice import config
-from gpuslice.boundaries import NEVER, BoundaryCounter, counter
+from gpuslice.boundaries import BoundaryCounter, counter
 from gpuslice.checkpoint.background import BackgroundSnapshot
 from gpuslice.checkpoint.lazy import LazyResume
 from gpuslice.checkpoint.ramdisk import RamDisk
@@ -26,7 +26,6 @@ from gpuslice.checkpoint.record import SwitchRecord
 from gpuslice.checkpoint.store import JobStore
 from gpuslice.checkpoint.swap import Successor, Taker
 from gpuslice.checkpoint.switch import Switch
-from gpuslice.checkpoint.warmup import WarmUp
 from gpuslice.checkpoints import Checkpoints, Schedule
 from gpuslice.config import Settings
 from gpuslice.ending import end_parked, ended_well, say, watch_exit
@@ -40,6 +39,7 @@ from gpuslice.report import Report, rank_path
 from gpuslice.residence import HOST, found_device, named_device
 from gpuslice.threads import ThreadGate
 from gpuslice.types import DeviceName, Route, job_id
+from gpuslice.upkeep import Upkeep
 
 
 class Attached(Protocol):
@@ -70,16 +70,14 @@ class Runtime:
     ----------
     attached
         The job that ``gpuslice.attach`` made, if the script did.
-    handed_out
-        Whether the script got the path of a snapshot that it asked for.
     report
         Collects the switches.
     checkpoints
         Those taken while the training goes on.
     gate
         Stops the other threads during a suspend.
-    warming
-        The last arena made ready ahead.
+    upkeep
+        Of the store's slots, if somebody may suspend the job.
     route
         How its device is emptied.
 
@@ -94,9 +92,8 @@ class Runtime:
         self.place = place
         self.boundaries = boundaries
         self.attached: Attached | None = None
-        self.handed_out = False
         self.gate = ThreadGate()
-        self.warming: WarmUp | None = None
+        self.upkeep: Upkeep | None = None
         path = rank_path(Path(settings.report), place.rank) if settings.report else None
         self.report = Report(path, job=settings.job, rank=place.rank)
         self.checkpoints = Checkpoints(self.report)
@@ -252,8 +249,8 @@ class Runtime:
             self.__dict__["device"] = target
         self.report.add(record)
         self.write_report()
-        if self.boundaries.errand is not None:  # kept warm: a restartable snapshot's slot stays as it is
-            self.warming = self.switch.warm_up()
+        if self.upkeep is not None:
+            self.upkeep.resumed()
         return record
 
     def offering(self) -> AbstractContextManager[object]:
@@ -261,19 +258,9 @@ class Runtime:
         assert self.switch.snapshot is not None
         return self.store.offering(self.switch.snapshot)
 
-    def keep_warm(self) -> None:
-        """Have the arena of every suspend made ready in the background, from the second optimizer step on."""
-        self.boundaries.errand, self.boundaries.errand_at = self._warm_up, 1
-
-    def _warm_up(self, boundary: int) -> None:
-        """Once the optimizers have their state; whatever is in the way, the suspend will say so."""
-        if self.boundaries.steps < 2:  # Adam's moments come with the first
-            self.boundaries.errand_at = boundary + 1
-            return
-        self.boundaries.errand_at = NEVER
-        if self.interruptible() and not self.suspended:
-            with suppress(GpusliceError):
-                self.warming = self.switch.warm_up()
+    def keep_ready(self) -> None:
+        """Somebody may suspend the job: see to its slots while it trains."""
+        self.upkeep = Upkeep(self)
 
     def checkpoint(self, *, explicit: bool) -> bool:
         """Begin to save the attached job's state for a restart; whether it could be done here.
@@ -313,6 +300,8 @@ class Runtime:
         self.switch.settle()  # making it, too, has the device page-lock the store's arenas
         if not self._make_room():
             return None
+        if self.upkeep is not None:
+            self.upkeep.store_used()
         self.gate.close()
         try:
             self.device.synchronize()
@@ -363,9 +352,9 @@ class Runtime:
             say(error.message, error.remedy)
         self.checkpoints.settle(keep=not ended_well())
         if not self.settings.job:
-            self.store.close(keep=self.handed_out)
+            self.store.close(keep=self.store.handed_out)
             return
-        keep = not ended_well() or (self.handed_out and self.suspended)
+        keep = not ended_well() or (self.store.handed_out and self.suspended)
         if keep and self.place.world_size > 1:
             # Another rank may have died before its newest snapshot: as after a kill, both of ours stay.
             return

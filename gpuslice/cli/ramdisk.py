@@ -21,9 +21,7 @@ from gpuslice.errors import SnapshotError
 app = typer.Typer(help="Look after the RAM disk and its snapshots.", no_args_is_help=True)
 
 Directory = Annotated[str | None, typer.Option("--dir", help="The RAM disk, if not the usual one.")]
-Spill = Annotated[
-    str | None, typer.Option("--spill-dir", help="Where snapshots of dead and parked jobs go without room.")
-]
+Spill = Annotated[str | None, typer.Option("--spill-dir", help="Where snapshots go without room.")]
 Limit = Annotated[
     str | None, typer.Option("--spill-limit", metavar="50G", help="Most bytes that they may take there.")
 ]

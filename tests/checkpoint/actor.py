@@ -18,7 +18,7 @@ from typing import Any
 from gpuslice.checkpoint import tree
 from gpuslice.checkpoint.budget import Tenant
 from gpuslice.checkpoint.layout import Layout, StorageSpec
-from gpuslice.checkpoint.offer import ask
+from gpuslice.checkpoint.offer import SPARE, ask
 from gpuslice.checkpoint.ramdisk import RamDisk
 from gpuslice.checkpoint.snapshot import SnapshotFile
 from gpuslice.checkpoint.store import JobStore
@@ -87,6 +87,11 @@ class Actor:
         assert self.store is not None
         assert self.snapshot is not None
         self.parked.enter_context(self.store.offering(self.snapshot))
+
+    def spare(self) -> None:
+        """Let others have the room of both slots while the job runs."""
+        assert self.store is not None
+        self.store.spare()
 
     def come_back(self) -> list[int]:
         """What was saved last: the one byte that fills its first storage, and its second."""
@@ -168,6 +173,26 @@ class Actor:
                     pass
                 if child.come_back() == [5, 5]:
                     os._exit(0)
+            finally:
+                os._exit(1)
+        return os.waitpid(pid, 0)[1] == 0
+
+    def crash_sparing(self, directory: str, spill: str, step: int) -> bool:
+        """In a child: run, give both slots away, save again, and die at some step of that."""
+        pid = os.fork()
+        if pid == 0:
+            try:
+                child = Actor(directory, str(self.disk.limit_bytes), spill)
+                child.open("a")
+                child.save(4, 1 << 20)
+                child.save(5, 1 << 20)
+                Countdown(step)
+                child.spare()
+                assert child.store is not None
+                while ask(child.store.directory, SPARE):
+                    pass
+                child.save(6, 1 << 20)
+                os._exit(0)
             finally:
                 os._exit(1)
         return os.waitpid(pid, 0)[1] == 0

@@ -117,9 +117,11 @@ def test_another_process_gets_the_room_without_asking_for_it(disk: RamDisk, acto
         (_, info) = disk.listing()
         assert (info.job, info.place, info.boundary) == ("parked", Place.RAM, 2)
         assert 20 * MIB < info.spilled_bytes < info.bytes
-        save(store, boundary=2, sizes=(25 * MIB,)).verify()
-        assert disk.listing()[1].place is Place.SPILLED
-        assert disk.boundaries("parked") == {1, 2}
+        with disk.open_store("yours") as other:
+            save(other, boundary=2, sizes=(25 * MIB,)).verify()
+            assert disk.listing()[1].place is Place.SPILLED
+            assert disk.boundaries("parked") == {1, 2}
+            other.close(keep=False)
         store.close(keep=False)
     assert parked.ask("come_back") == ("ok", [2, 2])
     assert disk.listing()[0].place is Place.RAM

@@ -11,6 +11,8 @@ import torch
 
 from gpuslice import ending
 from gpuslice.boundaries import BoundaryCounter
+from gpuslice.checkpoint import lazy
+from gpuslice.checkpoint.offer import SPARE, ask
 from gpuslice.checkpoint.ramdisk import RamDisk
 from gpuslice.config import Settings
 from gpuslice.errors import EnvironmentUnusableError, UsageError
@@ -100,25 +102,87 @@ def test_a_switch_is_in_the_report_and_changes_nothing(job: Runtime, tmp_path: P
 def test_the_arena_is_made_ready_after_the_second_step(job: Runtime) -> None:
     tensor = torch.arange(50_000.0)
     before = tensor.clone()
-    job.keep_warm()
+    job.keep_ready()
+    assert job.upkeep is not None
     for steps in range(4):
-        assert (job.warming is not None) == (steps > 2)
+        assert (job.upkeep.warming is not None) == (steps > 2)
         job.boundaries.steps = steps
         job.boundaries.mark()
-    assert job.warming is not None
-    job.warming.wait()
+    assert job.upkeep.warming is not None
+    job.upkeep.warming.wait()
     job.suspend(explicit=False)
     assert not job.resume().cold
     assert torch.equal(tensor, before)
 
 
+@pytest.fixture
+def spilling(tmp_path: Path) -> Iterator[Runtime]:
+    """A job that somebody may suspend, where there is a spill directory; its second step is done."""
+    settings = Settings(ramdisk_dir=str(tmp_path / "ramdisk"), spill_dir=str(tmp_path / "spill"), job="a")
+    runtime = Runtime(settings, Place(), BoundaryCounter())
+    runtime.attached = Script()
+    runtime.keep_ready()
+    runtime.boundaries.steps = 2
+    yield runtime
+    runtime.close()
+
+
+def gives(job: Runtime) -> bool:
+    """Whether it gives up the room of a slot."""
+    return ask(job.store.directory, SPARE)
+
+
+def test_the_slots_of_a_job_that_trains_are_there_for_others(spilling: Runtime, tmp_path: Path) -> None:
+    spilling.boundaries.mark()
+    assert gives(spilling)  # what was made ready
+    for count in (1, 2):
+        spilling.suspend(explicit=True)
+        assert not gives(spilling)
+        spilling.resume()
+        assert not gives(spilling)
+        spilling.boundaries.mark()
+        assert gives(spilling)
+        assert len(list((tmp_path / "spill").glob("*.gsnp"))) == count
+    spilling.close()
+    assert not gives(spilling)
+
+
+def test_a_script_that_knows_a_snapshot_keeps_its_slots(spilling: Runtime) -> None:
+    spilling.suspend(explicit=True)
+    spilling.store.handed_out = True
+    spilling.resume()
+    spilling.boundaries.mark()
+    assert not gives(spilling)
+
+
+def test_slots_in_use_are_given_when_they_no_longer_are(
+    spilling: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spilling.suspend(explicit=True)
+    spilling.resume()
+    with monkeypatch.context() as patch:
+        patch.setattr(lazy, "_under_way", [object()])
+        spilling.boundaries.mark()
+        assert not gives(spilling)
+    spilling.boundaries.mark()
+    assert gives(spilling)
+    assert spilling.checkpoint(explicit=True)
+    spilling.boundaries.mark()
+    assert not gives(spilling)
+    spilling.checkpoints.settle()
+    assert not gives(spilling)
+    spilling.boundaries.mark()
+    assert gives(spilling)
+
+
 def test_a_ram_disk_that_cannot_be_used_stops_no_training(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     job = Runtime(Settings(ramdisk_dir=str(tmp_path / "file")), Place(), BoundaryCounter())
-    job.keep_warm()
+    job.keep_ready()
     job.boundaries.steps = 2
     job.boundaries.mark()
-    assert job.warming is None
+    assert job.upkeep is not None
+    assert job.upkeep.warming is None
 
 
 def test_a_job_may_move_to_another_device_of_its_kind(job: Runtime) -> None:
@@ -178,7 +242,7 @@ def test_what_stays_in_the_ram_disk(
     job.attached = Script()
     job.suspend(explicit=True)
     job.resume()
-    job.handed_out = handed_out
+    job.store.handed_out = handed_out
     monkeypatch.setattr(ending, "_exit_status", 0 if well else 1)
     monkeypatch.delattr("sys.last_value", raising=False)
     job.close()
