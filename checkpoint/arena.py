@@ -12,7 +12,7 @@ from gpuslice.kernels.filepages import map_file, remove
 from gpuslice.kernels.host import populate, view_address
 
 from .budget import Budget, Own
-from .files import open_checked, write_at
+from .files import flush, open_checked, write_at
 from .header import Content
 from .layout import align
 from .tally import Residue
@@ -158,6 +158,8 @@ class Arena:
     def write(self, data: bytes, position: int) -> None:
         """Write through the file, also beyond the mapping; both show the same pages.
 
+        Where the file system outlives a power cut, all that was written to either is on the medium then.
+
         Raises
         ------
         RamDiskFullError
@@ -165,6 +167,12 @@ class Arena:
         """
         with self._budget.taking(len(data)):
             write_at(self._descriptor, data, position)
+            flush(self._descriptor)
+
+    def flush(self) -> None:
+        """Have all that was written on the medium, where the file system has one."""
+        with self._budget.taking(0):
+            flush(self._descriptor)
 
     def _announce(self, memory: memoryview) -> memoryview:
         """Use a mapping only after the device has taken it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import stat
 from pathlib import Path
@@ -15,6 +16,9 @@ from gpuslice.errors import (
 )
 from gpuslice.private import private_directory
 
+#: What is in memory is gone after a power cut anyway.
+_IN_MEMORY = {"tmpfs", "ramfs", "devtmpfs", "hugetlbfs"}
+_MOUNTS = Path("/proc/self/mountinfo")
 _SAFE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
@@ -104,3 +108,29 @@ def write_at(descriptor: int, data: bytes, position: int) -> None:
     while rest:
         written = os.pwrite(descriptor, rest, position)
         rest, position = rest[written:], position + written
+
+
+def flush(descriptor: int) -> None:
+    """Have what was written to an open file or directory on the medium, if its file system has one."""
+    if _outlives_power(os.fstat(descriptor).st_dev):
+        os.fsync(descriptor)
+
+
+def flush_directory(directory: Path) -> None:
+    """Have the names in a directory on the medium, if its file system has one."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        flush(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@functools.cache
+def _outlives_power(device: int) -> bool:
+    """Whether a file system is more than memory; one that the kernel lists otherwise may be."""
+    number = f"{os.major(device)}:{os.minor(device)}"
+    for line in _MOUNTS.read_text(encoding="utf-8", errors="replace").splitlines():
+        mount, _, system = line.partition(" - ")
+        if mount.split()[2] == number:
+            return system.split()[0] not in _IN_MEMORY
+    return True

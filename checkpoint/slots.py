@@ -19,7 +19,7 @@ import psutil
 
 from gpuslice.errors import SnapshotError
 
-from .files import open_checked, read_at, write_at
+from .files import flush_directory, open_checked, read_at, write_at
 from .format import RECORD_BYTES, Record
 from .snapshot import open_snapshot, read_record
 
@@ -99,13 +99,18 @@ def prepare_commit(directory: Path) -> None:
 
 
 def write_commit(directory: Path, record: Record) -> None:
-    """Make ``record`` the store's newest snapshot: from one instant to the next, never half."""
+    """Make ``record`` the store's newest snapshot: from one instant to the next, never half.
+
+    What a power cut may damage of the record itself need not be flushed: then the slots speak, which are.
+    """
     descriptor = open_checked(directory / COMMIT_NEXT, os.O_RDWR | os.O_CREAT)
     try:
         write_at(descriptor, record.encode(), 0)
     finally:
         os.close(descriptor)
     os.replace(directory / COMMIT_NEXT, directory / COMMIT)
+    flush_directory(directory)
+    flush_directory(directory.parent)
 
 
 def commit_at_least(directory: Path, record: Record) -> None:

@@ -190,6 +190,7 @@ class SpillDirectory:
             with open_snapshot(arena.path) as arrived:
                 arrived.attach(memory)  # whose pages are there
                 _check(arrived, record)
+            arena.flush()
         except SnapshotError as error:
             arena.discard()
             raise type(error)(f"{path} cannot be brought back: {error.message}", error.remedy) from error
