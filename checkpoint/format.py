@@ -8,6 +8,7 @@ written is refused, and no rule has to be kept in two places.
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -217,21 +218,29 @@ def check_tensors(tensors: Sequence[TensorSpec], sizes: Sequence[int]) -> str | 
 
 
 def _tensor_problem(tensor: TensorSpec, sizes: Sequence[int]) -> str | None:
-    shape, stride = tensor.shape, tensor.stride
-    dtype = DTYPES.get(tensor.dtype)
-    if dtype is None:
-        return f"has the unknown dtype {tensor.dtype!r}"
     if not 0 <= tensor.sid < len(sizes):
         return f"lies in storage {tensor.sid}, which does not exist"
-    if len(shape) != len(stride) or len(shape) > DIMENSIONS_LIMIT:
-        return f"has {len(shape)} dimensions and {len(stride)} strides"
-    if tensor.offset < 0 or (shape and (min(shape) < 0 or min(stride) < 0)):
-        return "has a negative size, stride or offset"
-    if 0 in shape:
-        return None
-    last = tensor.offset
-    for size, step in zip(shape, stride, strict=True):
-        last += (size - 1) * step
-    if (last + 1) * dtype.nbytes > sizes[tensor.sid]:
+    reach = _reach(tensor.dtype, tensor.shape, tensor.stride, tensor.offset)
+    if isinstance(reach, str):
+        return reach
+    if reach > sizes[tensor.sid]:
         return f"reaches beyond the {sizes[tensor.sid]} bytes of storage {tensor.sid}"
     return None
+
+
+@functools.lru_cache(maxsize=4096)  # a model has thousands of tensors, but few shapes
+def _reach(name: str, shape: tuple[int, ...], stride: tuple[int, ...], offset: int) -> int | str:
+    """Up to which byte of its storage such a tensor reaches; or what is wrong with it."""
+    dtype = DTYPES.get(name)
+    if dtype is None:
+        return f"has the unknown dtype {name!r}"
+    if len(shape) != len(stride) or len(shape) > DIMENSIONS_LIMIT:
+        return f"has {len(shape)} dimensions and {len(stride)} strides"
+    if offset < 0 or (shape and (min(shape) < 0 or min(stride) < 0)):
+        return "has a negative size, stride or offset"
+    if 0 in shape:
+        return 0
+    last = offset
+    for size, step in zip(shape, stride, strict=True):
+        last += (size - 1) * step
+    return (last + 1) * dtype.nbytes

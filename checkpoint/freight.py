@@ -7,14 +7,18 @@ and a page fault for every 4 KiB of new memory.
 from __future__ import annotations
 
 import os
-from itertools import pairwise
+from typing import Any
 
+import numpy as np
 import torch
 
 from gpuslice.kernels import copying
 
+from .header import covers
 from .layout import TensorSpec
 from .snapshot import SnapshotFile
+
+_ORDINARY = (torch.Tensor, torch.nn.Parameter)
 
 
 class Freight:
@@ -41,26 +45,33 @@ class Freight:
         bool
             Whether it will be done; only what lies in host memory in one piece can be taken.
         """
-        in_one_piece = live.is_contiguous() and live.stride() == tuple(spec.stride)
-        if live.device.type != "cpu" or not in_one_piece or hasattr(type(live), "__tensor_flatten__"):
+        if not live.is_cpu or live.stride() != spec.stride or not live.is_contiguous():
+            return False
+        if type(live) not in _ORDINARY and hasattr(type(live), "__tensor_flatten__"):
             return False
         if live.is_inference() or live.is_conj() or live.is_neg():
             return False
-        if live.nbytes:
+        nbytes = live.nbytes
+        if nbytes:
             # As torch's own copies do: a pending graph must see that its tensor has changed.
             torch.autograd.graph.increment_version(live)
             start = self._snapshot.offsets[spec.sid] + spec.offset * live.element_size()
-            self._add(live.data_ptr(), live.nbytes, start, live.untyped_storage())
+            self._add(live.data_ptr(), nbytes, start, live.untyped_storage())
         return True
 
-    def new(self, sid: int) -> torch.UntypedStorage:
-        """New host memory for a storage of the snapshot; holds anything until it is `delivered`."""
-        nbytes = self._snapshot.storages[sid].nbytes
-        storage = torch.UntypedStorage(nbytes)  # type: ignore[no-untyped-call]
+    def new(self, spec: TensorSpec) -> torch.Tensor:
+        """One of the snapshot's tensors, over new host memory; holds anything until `deliver`."""
+        nbytes = self._snapshot.storages[spec.sid].nbytes
+        if covers(spec, nbytes):  # as nearly all do: its memory is made with it
+            dtype = getattr(torch, spec.dtype)
+            made = torch.empty_strided(spec.shape, spec.stride, dtype=dtype, device="cpu")
+        else:
+            made = over(torch.UntypedStorage(nbytes, device="cpu"), spec)  # type: ignore[no-untyped-call]
         if nbytes:
-            self._add(storage.data_ptr(), nbytes, self._snapshot.offsets[sid], storage)
+            storage = made.untyped_storage()
+            self._add(storage.data_ptr(), nbytes, self._snapshot.offsets[spec.sid], storage)
             self._fresh.append((storage.data_ptr(), nbytes))
-        return storage
+        return made
 
     def _add(self, address: int, nbytes: int, start: int, owner: torch.UntypedStorage) -> None:
         self._moves.pop((address, nbytes), None)
@@ -71,8 +82,7 @@ class Freight:
         moves, self._moves = self._moves, {}
         fresh, self._fresh = self._fresh, []
         places = [(address, start, nbytes) for (address, nbytes), (start, _) in moves.items()]
-        ranges = sorted(moves)
-        overlapping = any(first[0] + first[1] > second[0] for first, second in pairwise(ranges))
+        overlapping = _overlap(np.array(list(moves), np.int64).reshape(-1, 2))
         # Where views of one memory come from different bytes, the last one must win: one after the other.
         for portion in ([place] for place in places) if overlapping else [places]:
             copying.copy_in_at(
@@ -86,3 +96,15 @@ class Freight:
         """Forget what was not delivered."""
         self._moves.clear()
         self._fresh.clear()
+
+
+def over(storage: torch.UntypedStorage, spec: TensorSpec) -> torch.Tensor:
+    """One of a snapshot's tensors over a storage like its own."""
+    empty = torch.empty(0, dtype=getattr(torch, spec.dtype), device=storage.device)
+    return empty.set_(storage, spec.offset, spec.shape, spec.stride)
+
+
+def _overlap(ranges: np.ndarray[Any, Any]) -> bool:
+    """Whether rows of address and bytes overlap."""
+    ranges = ranges[np.argsort(ranges[:, 0])]
+    return bool(np.any(ranges[:-1].sum(axis=1) > ranges[1:, 0]))

@@ -26,6 +26,8 @@ _POSITION_DIGITS = 20
 PREAMBLE_BYTES = 8 + len(_PREFIX % VERSION) + _POSITION_DIGITS
 #: Begins the names of the entries that are no tensors; tensors whose path begins like this go unnamed.
 _RESERVED = "__"
+#: ``json.dumps`` without asking for its options each time.
+_quoted = json.JSONEncoder().encode
 
 
 @dataclass(frozen=True)
@@ -133,14 +135,18 @@ def _owners(tensors: Sequence[TensorSpec], layout: Layout) -> dict[int, TensorSp
 
 def covers(tensor: TensorSpec, nbytes: int) -> bool:
     """Whether ``tensor`` is the whole of its storage of ``nbytes`` bytes, in row-major order."""
-    if tensor.offset:
-        return False
+    return not tensor.offset and _dense_bytes(tensor.dtype, tensor.shape, tensor.stride) == nbytes
+
+
+@functools.lru_cache(maxsize=4096)  # a model has thousands of tensors, but few shapes
+def _dense_bytes(dtype: str, shape: tuple[int, ...], stride: tuple[int, ...]) -> int:
+    """Bytes of a tensor in row-major order; -1 if it is in another one."""
     count = 1
-    for size, step in zip(reversed(tensor.shape), reversed(tensor.stride), strict=True):
+    for size, step in zip(reversed(shape), reversed(stride), strict=True):
         if size != 1 and step != count:
-            return False
+            return -1
         count *= size
-    return count * DTYPES[tensor.dtype].nbytes == nbytes
+    return count * DTYPES[dtype].nbytes
 
 
 def _entries(
@@ -158,20 +164,22 @@ def _entries(
         if owner is None:
             yield _bytes_entry(f"__gsnp.storage.{sid}", payload, offset, position)
         else:
-            kind = DTYPES[owner.dtype].safetensors
-            yield _entry(owner.path, f"{kind}", owner.shape, payload, offset, position)
+            yield _tensor_entry(owner, payload, offset, position)
     if placement.end > position:
         yield _bytes_entry(f"__gsnp.pad.{pads}", payload, position, placement.end)
 
 
 def _bytes_entry(name: str, payload: int, start: int, stop: int) -> str:
-    return _entry(name, "U8", (stop - start,), payload, start, stop)
+    return (
+        f'"{name}":{{"dtype":"U8","shape":[{stop - start}],'
+        f'"data_offsets":[{start - payload},{stop - payload}]}}'
+    )
 
 
-def _entry(name: str, kind: str, shape: Sequence[int], payload: int, start: int, stop: int) -> str:
-    sizes = ",".join(map(str, shape))
+def _tensor_entry(tensor: TensorSpec, payload: int, start: int, stop: int) -> str:
+    kind, sizes = DTYPES[tensor.dtype].safetensors, ",".join(map(str, tensor.shape))
     offsets = f"{start - payload},{stop - payload}"
-    return f'{json.dumps(name)}:{{"dtype":"{kind}","shape":[{sizes}],"data_offsets":[{offsets}]}}'
+    return f'{_quoted(tensor.path)}:{{"dtype":"{kind}","shape":[{sizes}],"data_offsets":[{offsets}]}}'
 
 
 def preamble(record: Record) -> bytes:

@@ -85,13 +85,18 @@ class Checker:
         if isinstance(node, ArrayNode):
             return self._array(node, live)
         if isinstance(node, DictNode):
-            known = live if isinstance(live, Mapping) else {}
-            items = zip(node.keys, node.items, strict=True)
-            loads = {key: self.check(item, known.get(key), f"{path}[{key!r}]") for key, item in items}
-            return lambda maker: _refill(maker, live, {key: load(maker) for key, load in loads.items()})
+            return self._dict(node, live, path, {})
         if isinstance(node, (ListNode, TupleNode)):
             return self._sequence(node, live, path)
         return lambda _maker: refill(live, copy.deepcopy(node.value))
+
+    def _dict(self, node: DictNode, live: Any, path: str, known_loads: Mapping[Any, Load]) -> Load:
+        known = live if isinstance(live, Mapping) else {}
+        loads = {
+            key: known_loads.get(key) or self.check(item, known.get(key), f"{path}[{key!r}]")
+            for key, item in zip(node.keys, node.items, strict=True)
+        }
+        return lambda maker: _refill(maker, live, {key: load(maker) for key, load in loads.items()})
 
     def _sequence(self, node: ListNode | TupleNode, live: Any, path: str) -> Load:
         known = list(live) if isinstance(live, (list, tuple, deque)) else []
@@ -121,10 +126,10 @@ class Checker:
         self._source.verify(node)
         if isinstance(node, TensorNode) and is_plain(live):
             spec = self._source.spec(node)
-            found = (str(live.dtype).removeprefix("torch."), tuple(live.shape))
-            if found != (spec.dtype, spec.shape):
+            if live.dtype is not getattr(torch, spec.dtype, None) or live.shape != spec.shape:
+                found = f"{str(live.dtype).removeprefix('torch.')} {tuple(live.shape)}"
                 raise RefusedSnapshotError(
-                    f"{path} is {found[0]} {found[1]} here, but {spec.dtype} {spec.shape} was saved", _REMEDY
+                    f"{path} is {found} here, but {spec.dtype} {spec.shape} was saved", _REMEDY
                 )
             self._same_target(node, live, path)
             self.devices.setdefault(node.device, live.device)
@@ -155,7 +160,7 @@ class Checker:
             return
         place = (live.data_ptr(), str(live.device), live.dtype, tuple(live.shape), live.stride())
         other, first = self._targets.setdefault(place, (path, node))
-        if self._source.key(first) == self._source.key(node):
+        if first is node or self._source.key(first) == self._source.key(node):
             return
         if not same_bits(self._source.view(first), self._source.view(node)):
             raise RefusedSnapshotError(
@@ -164,10 +169,11 @@ class Checker:
 
     def _fits(self, node: TensorNode, live: torch.Tensor) -> bool:
         spec = self._source.spec(node)
-        return is_plain(live) and (str(live.dtype), tuple(live.shape), live.stride()) == (
-            f"torch.{spec.dtype}",
-            spec.shape,
-            spec.stride,
+        return (
+            is_plain(live)
+            and live.dtype is getattr(torch, spec.dtype, None)
+            and live.shape == spec.shape
+            and live.stride() == spec.stride
         )
 
     def loose_tensor(self, node: AnyTensorNode, live: Any) -> Load:
@@ -259,13 +265,16 @@ class Checker:
     def _parameter_state(self, node: Node, group: Mapping[str, Any], live: Any, path: str) -> Load:
         """As torch places it: ``step`` stays on the host unless the update is fused or capturable."""
         on_device = group.get("capturable") or group.get("fused")
-        load_all = self.check(node, live, path)
         if on_device or not isinstance(node, DictNode) or "step" not in node.keys:
-            return load_all
+            return self.check(node, live, path)
         step = node.items[node.keys.index("step")]
+        there = live.get("step") if isinstance(live, Mapping) else None
         if not isinstance(step, TensorNode) or step.device != "cpu":
-            return load_all
-        return lambda maker: load_all(maker) | {"step": maker.make(step, torch.device("cpu"))}
+            return self.check(node, live, path)
+        if isinstance(there, torch.Tensor) and there.is_cpu and there.is_leaf and self._fits(step, there):
+            return self.check(node, live, path)
+        self._source.verify(step)
+        return self._dict(node, live, path, {"step": lambda maker: maker.make(step, torch.device("cpu"))})
 
     def _loader(self, node: LoaderNode, loader: DataLoader[Any], path: str) -> Load:
         generators = own_generators(loader)

@@ -11,6 +11,7 @@ from typing import Self
 from gpuslice.errors import CorruptSnapshotError, RefusedSnapshotError, SnapshotError, UsageError
 from gpuslice.kernels.filepages import map_file
 
+from . import heap
 from .ahead import Ahead
 from .checksum import chunk_digests, fingerprint, unpack_digests
 from .files import open_checked, read_at
@@ -208,7 +209,8 @@ def open_snapshot(path: Path, ahead: Ahead | None = None) -> SnapshotFile:
         raise RefusedSnapshotError(f"there is no snapshot {path}") from error
     try:
         record = read_record(descriptor)
-        content, tree, digests = _read_tail(descriptor, record)
+        with heap.uncollected():
+            content, tree, digests = _read_tail(descriptor, record)
         memory = ahead.mapping(descriptor, record.file_len) if ahead is not None else None
         if memory is None:
             memory = map_file(descriptor, record.file_len)

@@ -6,15 +6,16 @@ import copy
 import functools
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from gpuslice.errors import CorruptSnapshotError, RefusedSnapshotError
-from gpuslice.kernels import copying
+from gpuslice.kernels.looking import Look
 
-from .freight import Freight
+from .freight import Freight, over
 from .layout import TensorSpec
 from .nodes import QuantizedNode, SparseNode, TensorNode
 from .snapshot import SnapshotFile
@@ -42,9 +43,29 @@ class Source:
     def __init__(self, snapshot: SnapshotFile) -> None:
         self._snapshot = snapshot
         self._tensors = snapshot.tensors
+        self._look: Look | None = None
         self._proven: set[int] | None = None
+        self._wanted: dict[int, None] = {}
         self._devices: set[str] = set()
         self._freight = Freight(snapshot)
+
+    @contextmanager
+    def looking(self) -> Iterator[None]:
+        """Look at all bytes behind what the block does; what `verify` was asked for is right at its end.
+
+        Raises
+        ------
+        CorruptSnapshotError
+            If some of that is not what was written.
+        """
+        with self._begin() as self._look:
+            yield
+            for sid in self._wanted:
+                self._check(sid)
+        self._look = None
+
+    def _begin(self) -> Look:
+        return Look(self._snapshot.arena, self._snapshot.proof(), len(os.sched_getaffinity(0)))
 
     def copy_into(self, live: torch.Tensor, node: TensorNode) -> None:
         """Copy an entry into ``live`` of the same shape and dtype; done when it is `settled`."""
@@ -52,14 +73,14 @@ class Source:
             self.settle()
             copy_bits(live, self.view(node))
 
-    def new(self, sid: int, device: torch.device) -> torch.UntypedStorage:
-        """One of the snapshot's storages in memory of its own on ``device``; there when it is `settled`."""
-        self._check(sid)
+    def new(self, spec: TensorSpec, device: torch.device) -> torch.Tensor:
+        """A tensor over new memory on ``device`` for all of its storage; there when it is `settled`."""
+        self._check(spec.sid)
         if device.type == "cpu":
-            return self._freight.new(sid)
-        start, nbytes = self._snapshot.offsets[sid], self._snapshot.storages[sid].nbytes
+            return self._freight.new(spec)
+        start, nbytes = self._snapshot.offsets[spec.sid], self._snapshot.storages[spec.sid].nbytes
         whole = torch.empty(0, dtype=torch.uint8).set_(self._memory, start, (nbytes,), (1,))
-        return whole.to(device, copy=True).untyped_storage()
+        return over(whole.to(device, copy=True).untyped_storage(), spec)
 
     def settle(self) -> None:
         """Do the copies that were left for later: before anybody looks at their targets."""
@@ -72,7 +93,7 @@ class Source:
     def key(self, node: TensorNode) -> tuple[Any, ...]:
         """What tells two entries apart that are not the same memory in the snapshot."""
         spec = self.spec(node)
-        return (spec.sid, spec.offset, tuple(spec.shape), tuple(spec.stride), spec.dtype)
+        return (spec.sid, spec.offset, spec.shape, spec.stride, spec.dtype)
 
     def view(self, node: TensorNode) -> torch.Tensor:
         """The entry as a CPU tensor over the snapshot's own memory; only ever to be copied from."""
@@ -84,20 +105,22 @@ class Source:
         empty = torch.empty(0, dtype=getattr(torch, spec.dtype))
         # Storages begin at multiples of 256 bytes, and therefore of every element's size.
         start = self._snapshot.offsets[spec.sid] // empty.element_size() + spec.offset
-        return empty.set_(self._memory, start, tuple(spec.shape), tuple(spec.stride))
+        return empty.set_(self._memory, start, spec.shape, spec.stride)
 
     def verify(self, node: TensorNode | SparseNode | QuantizedNode) -> None:
-        """Check the entry's bytes, and those of its gradient.
+        """Have the entry's bytes, and those of its gradient, be right at the end of `looking`.
 
         Raises
         ------
+        RefusedSnapshotError
+            If it cannot be an entry.
         CorruptSnapshotError
-            If they are not what was written.
+            If its bytes have to be looked at for that, and are not what was written.
         """
         if not isinstance(node, TensorNode):
             self._verify_parts(node)
             return
-        self._check(self.spec(node).sid)
+        self._wanted[self.spec(node).sid] = None
         if node.device not in self._devices:
             try:
                 torch.device(node.device)
@@ -124,10 +147,22 @@ class Source:
     def _check(self, sid: int) -> None:
         """Have one storage's bytes checked, all of them at the first time; ``CorruptSnapshotError``."""
         if self._proven is None:
-            self._proven = _proven(self._snapshot)
+            self._proven = self._sound()
         if sid not in self._proven:
             self._snapshot.view(sid)
             self._proven.add(sid)
+
+    def _sound(self) -> set[int]:
+        """All storages, or none if some byte is damaged: then only those that are needed have to be whole."""
+        try:
+            if self._look is not None:
+                self._look.finish()
+            else:
+                with self._begin() as look:
+                    look.finish()
+        except CorruptSnapshotError:
+            return set()
+        return set(range(len(self._snapshot.storages)))
 
     @functools.cached_property
     def _memory(self) -> torch.UntypedStorage:
@@ -135,25 +170,6 @@ class Source:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch dislikes read-only memory; nobody writes here
             return torch.frombuffer(self._snapshot.arena, dtype=torch.uint8).untyped_storage()
-
-
-def _proven(snapshot: SnapshotFile) -> set[int]:
-    """Check the storages of all tensors at once, by several threads; none, if one of them is damaged.
-
-    They are then checked one by one, and only what is needed has to be whole.
-    """
-    sids = sorted({spec.sid for spec in snapshot.tensors})
-    places = [(snapshot.offsets[sid], snapshot.storages[sid].nbytes) for sid in sids]
-    try:
-        copying.look_at(
-            [place for place in places if place[1]],
-            snapshot.arena,
-            snapshot.proof(),
-            len(os.sched_getaffinity(0)),
-        )
-    except CorruptSnapshotError:
-        return set()
-    return set(sids)
 
 
 class Maker:
@@ -170,7 +186,8 @@ class Maker:
     def __init__(self, source: Source, devices: Mapping[str, torch.device]) -> None:
         self._source = source
         self._devices = devices
-        self._made: dict[tuple[int, torch.device], torch.UntypedStorage] = {}
+        #: By storage and device the first tensor over it.
+        self._made: dict[tuple[int, torch.device], torch.Tensor] = {}
 
     def onto(self, recorded: str, device: torch.device) -> Maker:
         """The same maker for what belongs to something that was on ``recorded`` and is on ``device`` now."""
@@ -195,7 +212,8 @@ class Maker:
     ) -> torch.Tensor:
         """A new tensor as the node describes it, without gradient; its values are there after `settle`."""
         if isinstance(node, TensorNode):
-            return self._strided(node, device).requires_grad_(node.requires_grad)
+            made = self._strided(node, device)
+            return made.requires_grad_() if node.requires_grad else made
         parts = [self._strided(part, device) for part in node.parts]
         self.settle()
         made = _assemble(node, parts)
@@ -208,9 +226,11 @@ class Maker:
     def _strided(self, node: TensorNode, device: torch.device | None) -> torch.Tensor:
         spec = self._source.spec(node)
         target = self.device(node.device) if device is None else device
-        if (spec.sid, target) not in self._made:
-            self._made[spec.sid, target] = self._source.new(spec.sid, target)
-        return _over(self._made[spec.sid, target], spec)
+        made = self._made.get((spec.sid, target))
+        if made is not None:
+            return over(made.untyped_storage(), spec)
+        made = self._made[spec.sid, target] = self._source.new(spec, target)
+        return made
 
 
 def copy_bits(live: torch.Tensor, source: torch.Tensor) -> None:
@@ -235,11 +255,6 @@ def _once(tensor: torch.Tensor) -> torch.Tensor:
         if stride == 0 and tensor.shape[dim] > 1:
             tensor = tensor.narrow(dim, 0, 1)
     return tensor
-
-
-def _over(storage: torch.UntypedStorage, spec: TensorSpec) -> torch.Tensor:
-    empty = torch.empty(0, dtype=getattr(torch, spec.dtype), device=storage.device)
-    return empty.set_(storage, spec.offset, tuple(spec.shape), tuple(spec.stride))
 
 
 def _assemble(node: SparseNode | QuantizedNode, parts: list[torch.Tensor]) -> torch.Tensor:

@@ -19,7 +19,7 @@ from . import heap
 from . import tree as trees
 from .describe import Describer
 from .load import Checker, Load
-from .nodes import QuantizedNode, SparseNode, TensorNode, from_tree, to_tree
+from .nodes import Node, QuantizedNode, SparseNode, TensorNode, from_tree, to_tree
 from .snapshot import SnapshotFile
 from .source import Maker, Source
 
@@ -110,18 +110,23 @@ def check(snapshot: SnapshotFile, named: Mapping[str, object]) -> Restoration:
 
 
 def _check(snapshot: SnapshotFile, named: Mapping[str, object]) -> Restoration:
-    nodes = from_tree(trees.decode(snapshot.tree))
-    checker = Checker(source := Source(snapshot))
-    loads: dict[str, Load] = {}
-    for name, live in named.items():
-        if name not in nodes:
-            known = ", ".join(sorted(name for name in nodes if not name.startswith(OWN_PREFIX)))
-            raise RefusedSnapshotError(f"{snapshot.path} holds no {name!r}", f"it holds {known or 'nothing'}")
-        node = nodes[name]
-        if isinstance(live, torch.Tensor):
-            if not isinstance(node, (TensorNode, SparseNode, QuantizedNode)):
-                raise RefusedSnapshotError(f"{name} is a tensor here, but was not when saved")
-            loads[name] = checker.named_tensor(node, live, name)
-        else:
-            loads[name] = checker.check(node, live, name)
+    source = Source(snapshot)
+    with source.looking():
+        checker = Checker(source)
+        nodes = from_tree(trees.decode(snapshot.tree))
+        loads = {name: _compare(checker, snapshot, nodes, name, live) for name, live in named.items()}
     return Restoration(source, loads, checker.devices)
+
+
+def _compare(
+    checker: Checker, snapshot: SnapshotFile, nodes: Mapping[str, Node], name: str, live: object
+) -> Load:
+    if name not in nodes:
+        known = ", ".join(sorted(name for name in nodes if not name.startswith(OWN_PREFIX)))
+        raise RefusedSnapshotError(f"{snapshot.path} holds no {name!r}", f"it holds {known or 'nothing'}")
+    node = nodes[name]
+    if not isinstance(live, torch.Tensor):
+        return checker.check(node, live, name)
+    if not isinstance(node, (TensorNode, SparseNode, QuantizedNode)):
+        raise RefusedSnapshotError(f"{name} is a tensor here, but was not when saved")
+    return checker.named_tensor(node, live, name)

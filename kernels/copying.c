@@ -113,18 +113,36 @@ int64_t copy_changed(const struct hasher *hash, const struct chunk *chunks, size
     return unchanged_bytes;
 }
 
+static int is_damaged(const struct hasher *hash, const struct chunk *chunk, const uint64_t *expected)
+{
+    return hash->whole(chunk->source, chunk->padded_bytes).low != expected[chunk->row];
+}
+
 /* Returns the position of the first chunk that, with its padding, is not what it should be: neither it nor what
-   follows is copied; or their number. One without a target is only looked at. What they should be are the lower
-   halves of their sums; without any nothing is compared. */
+   follows is copied; or their number. What they should be are the lower halves of their sums; without any
+   nothing is compared. */
 size_t copy_expected(const struct hasher *hash, const struct chunk *chunks, size_t count, const uint64_t *expected,
                      int past_caches)
 {
     size_t position = 0;
     for (const struct chunk *chunk = chunks; position < count; chunk++, position++) {
-        if (expected && hash->whole(chunk->source, chunk->padded_bytes).low != expected[chunk->row])
+        if (expected && is_damaged(hash, chunk, expected))
             break;
-        if (chunk->target)
-            copy_one(chunk, past_caches);
+        copy_one(chunk, past_caches);
     }
     return position;
+}
+
+/* The same without copying, by several threads at once: each takes the next chunk until there are no more, or
+   one of them has found one that is not what it should be. That one's position is returned, or their number. */
+size_t find_damaged(const struct hasher *hash, const struct chunk *chunks, size_t count, const uint64_t *expected,
+                    uint64_t *next)
+{
+    uint64_t position;
+    while ((position = __atomic_fetch_add(next, 1, __ATOMIC_RELAXED)) < count)
+        if (is_damaged(hash, chunks + position, expected)) {
+            __atomic_store_n(next, count, __ATOMIC_RELAXED);
+            return position;
+        }
+    return count;
 }

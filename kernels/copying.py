@@ -38,8 +38,8 @@ Pairs = Sequence[tuple[torch.UntypedStorage, int]]
 _Piece = tuple[int, int, int]
 _Rows = np.ndarray[Any, Any]
 _Work = TypeVar("_Work")
-#: Source and target among the host's address, the arena's and none.
-_OUT, _IN, _NOWHERE = (0, 1), (1, 0), (1, 2)
+#: Source and target among the host's address and the arena's.
+_OUT, _IN = (0, 1), (1, 0)
 
 
 class Inspector(Protocol):
@@ -137,7 +137,7 @@ def _portions(
     table
         Start and end of the arena's chunks, which those of the copy must be, if that matters.
     ends
-        Which of host address, arena address and 0 is the source, and which is the target.
+        Which of host address and arena address is the source, and which is the target.
     """
     if not places:
         return
@@ -150,7 +150,7 @@ def _portions(
         if not (np.array_equal(first, offset) and fits):
             raise ValueError("what is copied does not lie in the arena as its checksums do")
         padded_bytes = end - offset
-    sides = (address, view_address(arena) + offset, np.zeros_like(offset))
+    sides = (address, view_address(arena) + offset)
     columns = (*(sides[end] for end in ends), nbytes, padded_bytes, row)
     chunks = np.stack(columns, axis=1).astype(np.uint64)
     cuts = np.flatnonzero(np.diff((np.cumsum(nbytes) - nbytes) // CHUNK_BYTES)) + 1
@@ -227,25 +227,6 @@ def _by_host(places: Sequence[_Piece], unchanged_bytes: int, fallbacks: tuple[st
     nbytes = sum(nbytes for _, _, nbytes in places)
     paths = {"host": nbytes - unchanged_bytes, "unchanged": unchanged_bytes}
     return Transfer({path: nbytes for path, nbytes in paths.items() if nbytes}, fallbacks=fallbacks)
-
-
-def look_at(places: Sequence[tuple[int, int]], arena: memoryview, inspect: Inspector, threads: int) -> None:
-    """Only inspect: ``places`` are offsets in ``arena`` and bytes."""
-    pieces = [(offset, offset, nbytes) for offset, nbytes in places]
-    if isinstance(inspect, Expecting) and (copier := sums.load()[0]) is not None:
-        expected = inspect.expected
-
-        def see_many(portion: _Rows) -> None:
-            copier.copy_expected(portion, expected, past_caches=False)
-
-        run(_portions(pieces, arena, expected.chunks, _NOWHERE), see_many, threads)
-        return
-
-    def see(piece: _Piece) -> None:
-        _, offset, nbytes = piece
-        inspect(offset, arena[offset : offset + nbytes])
-
-    run(_batches(pieces, len(arena)), see, threads)
 
 
 def _mover(places: Sequence[_Piece], slower: str) -> tuple[uncached.Move, tuple[str, ...]]:
@@ -326,12 +307,12 @@ def run(batches: Iterable[Sequence[_Work]], work: Callable[[_Work], None], threa
         labour()
     except BaseException as error:  # noqa: BLE001 - raised below, when the others have stopped
         failures.append(error)
-    _wait_for(crew, failures)
+    wait_for(crew, failures)
     if failures:
         raise failures[0]
 
 
-def _wait_for(crew: Sequence[threading.Thread], failures: list[BaseException]) -> None:
+def wait_for(crew: Sequence[threading.Thread], failures: list[BaseException]) -> None:
     """Return when all have ended, whatever arrives meanwhile; that is noted as a failure.
 
     A thread without an ident has not begun. If it still will (its start was interrupted, which is a failure

@@ -76,7 +76,7 @@ class Expected:
 class Copier:
     """Copies many chunks without the GIL: rows of source, target, bytes, bytes with padding and number.
 
-    Both methods are told whether to copy past the caches.
+    Copies are told whether to go past the caches.
     """
 
     def __init__(self, library: ctypes.CDLL, hasher: ctypes.Array[ctypes.c_void_p]) -> None:
@@ -87,6 +87,9 @@ class Copier:
         self._changed.argtypes = (pointer, pointer, size, pointer, pointer, flag)
         self._expected.restype = size
         self._expected.argtypes = (pointer, pointer, size, pointer, flag)
+        self._damaged = library.find_damaged
+        self._damaged.restype = size
+        self._damaged.argtypes = (pointer, pointer, size, pointer, pointer)
 
     def copy_changed(self, chunks: _Table, sums: Sums, past_caches: bool) -> int:
         """Note all checksums, and copy what has another one than before; returns the bytes let be."""
@@ -103,7 +106,7 @@ class Copier:
         return unchanged_bytes
 
     def copy_expected(self, chunks: _Table, expected: Expected | None, past_caches: bool) -> None:
-        """Copy chunks that are what they should be; ``None``: whatever they are. Without target, only look.
+        """Copy chunks that are what they should be; ``None``: whatever they are.
 
         Raises
         ------
@@ -114,6 +117,25 @@ class Copier:
         position: int = self._expected(self._hasher, chunks.ctypes.data, len(chunks), lows, past_caches)
         if expected is not None and position < len(chunks):
             raise expected.damaged(int(expected.chunks[int(chunks[position, -1]), 0]))
+
+    def find_damaged(self, chunks: _Table, expected: Expected, following: _Table) -> None:
+        """Compare chunks, copying nothing, together with whoever else was given the same arrays.
+
+        Parameters
+        ----------
+        following
+            One number: the position of the chunk that is compared next; the number of chunks ends it.
+
+        Raises
+        ------
+        Exception
+            ``expected.damaged``, for one that is not what it should be.
+        """
+        found: int = self._damaged(
+            self._hasher, chunks.ctypes.data, len(chunks), expected.lows.ctypes.data, following.ctypes.data
+        )
+        if found < len(chunks):
+            raise expected.damaged(int(expected.chunks[int(chunks[found, -1]), 0]))
 
 
 @functools.cache

@@ -16,6 +16,7 @@ from gpuslice.checkpoint.layout import TensorSpec
 from gpuslice.checkpoint.snapshot import SnapshotFile, open_snapshot
 from gpuslice.checkpoint.state import check, describe
 from gpuslice.checkpoint.store import JobStore
+from gpuslice.errors import CorruptSnapshotError
 from gpuslice.kernels.cpu import CpuDevice
 from gpuslice.types import DeviceName
 
@@ -42,7 +43,7 @@ def test_copies_wait_until_they_are_delivered(snapshot: SnapshotFile) -> None:
     before = live._version
     assert freight.take(live, spec(3, 5, 20))
     assert live._version > before  # a pending graph must not use what it saved
-    made = freight.new(1)
+    made = freight.new(spec(0, snapshot.storages[1].nbytes, sid=1))
     freight.deliver()
     assert live.flatten().tolist() == held(snapshot, 3, 100)
     assert bytes(made.tolist()) == bytes(snapshot.view(1))
@@ -110,3 +111,74 @@ def test_an_optimizer_s_state_is_loaded_where_it_is_unless_somebody_shares_it(
         assert torch.equal(mine, theirs)
         for name, value in optimizer.state[mine].items():
             assert torch.equal(value, its.state[theirs][name]), name
+
+
+def everything(named: dict[str, object]) -> list[tuple[str, bytes]]:
+    return [
+        (path, tensor.detach().contiguous().numpy().tobytes()) for path, tensor in describe(named).tensors
+    ]
+
+
+@pytest.mark.parametrize("moments", ["own", "none"])
+def test_damage_in_whichever_chunk_changes_nothing(store: JobStore, moments: str) -> None:
+    """All is compared before anything is loaded, also what is to become new memory."""
+    model, optimizer = trained(1)
+    snapshot = saved(store, {"model": model, "optimizer": optimizer})
+    other, its = trained(2)
+    if moments == "none":
+        its.state.clear()
+    named: dict[str, object] = {"model": other, "optimizer": its}
+    before = everything(named)
+    chunks = snapshot.content.placement.chunks
+    assert len(chunks) == 8  # two parameters, with two moments and a step each
+    for start, end in chunks:
+        for byte in (start, end - 1):
+            flip(snapshot.path, byte)
+            with (
+                open_snapshot(snapshot.path) as damaged,
+                pytest.raises(CorruptSnapshotError, match="damaged"),
+            ):
+                check(damaged, named)
+            flip(snapshot.path, byte)
+            assert everything(named) == before
+    with open_snapshot(snapshot.path) as whole:
+        check(whole, named).apply()
+    assert everything(named) == everything({"model": model, "optimizer": optimizer})
+
+
+def test_only_what_is_needed_has_to_be_whole(store: JobStore) -> None:
+    model, optimizer = trained(1)
+    snapshot = saved(store, {"model": model, "optimizer": optimizer})
+    other, _ = trained(2)
+    used = {spec.sid for spec in snapshot.tensors if spec.path.startswith("model.")}
+    for storage in snapshot.storages:
+        flip(snapshot.path, snapshot.offsets[storage.sid])
+        with open_snapshot(snapshot.path) as damaged:
+            if storage.sid in used:
+                with pytest.raises(CorruptSnapshotError, match=rf"storage {storage.sid} "):
+                    check(damaged, {"model": other})
+            else:
+                check(damaged, {"model": other}).apply()
+                assert everything({"model": other}) == everything({"model": model})
+        flip(snapshot.path, snapshot.offsets[storage.sid])
+
+
+def flip(path: Path, byte: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(byte)
+        value = file.read(1)[0]
+        file.seek(byte)
+        file.write(bytes([value ^ 1]))
+
+
+def test_a_step_on_the_host_is_loaded_where_it_is(store: JobStore) -> None:
+    model, optimizer = trained(1)
+    snapshot = saved(store, {"model": model, "optimizer": optimizer})
+    other, its = trained(2)
+    state = its.state[other.weight]
+    step = state["step"]
+    step.fill_(7)
+    check(snapshot, {"model": other, "optimizer": its}).apply()
+    assert its.state[other.weight] is state
+    assert state["step"] is step
+    assert step.item() == 1

@@ -14,6 +14,7 @@ from gpuslice.errors import EnvironmentUnusableError
 from gpuslice.kernels import copying, sums, uncached
 from gpuslice.kernels.copying import CHUNK_BYTES
 from gpuslice.kernels.host import HugePages, address_space
+from gpuslice.kernels.looking import Look
 from gpuslice.kernels.transfer import Transfer
 
 STEP_BYTES = 256
@@ -168,25 +169,28 @@ def test_a_damaged_chunk_is_the_same_error_and_is_not_delivered(
     assert after[:reached] == before[:reached]
     assert set(after[reached:]) == {7}
     arena.memory[-1] ^= 2
-    places = [(offset, storage.nbytes()) for storage, offset in arena.pairs]
     for python in (False, True):
         with monkeypatch.context() as patch:
             if python:
                 _by_python(patch)
             with pytest.raises(LookupError) as caught:
-                copying.look_at(places, arena.memory, Check(arena), 2)
+                look(arena)
             assert caught.value.args == (wrong,)
             with pytest.raises(LookupError) as caught:
                 copying.copy_in(arena.pairs, arena.memory, Check(arena), 2)
             assert caught.value.args == (wrong,)
 
 
+def look(arena: Arena) -> None:
+    with Look(arena.memory.toreadonly(), Check(arena), 2) as begun:
+        begun.finish()
+
+
 def test_looking_writes_nothing() -> None:
     arena = Arena(storages())
     arena.copy()
     there = bytes(arena.memory)
-    places = [(offset, storage.nbytes()) for storage, offset in arena.pairs]
-    copying.look_at(places, arena.memory.toreadonly(), Check(arena), 2)
+    look(arena)
     assert bytes(arena.memory) == there
 
 
