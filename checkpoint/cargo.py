@@ -162,8 +162,13 @@ def load(device: Device, found: Storages, named: Sequence[tuple[str, torch.Tenso
     """
     holds = device.holds(found.storages, fixed=found.fixed, alone=alone)
     ways = list(map(_way, holds))
-    _refuse(device, found, holds, ways)
-    going = [way is Way.FREED or way is Way.DISCARDED for way in ways]
+    going = [True] * len(ways)
+    resident: Counter[str] = Counter()
+    if ways.count(Way.FREED) < len(ways):
+        _refuse(device, found, holds, ways)
+        going = [way is Way.FREED or way is Way.DISCARDED for way in ways]
+        for nbytes, hold in compress(zip(found.sizes, holds, strict=True), map(not_, going)):
+            resident[hold.reason] += nbytes
     taken = found.those(going)
     sids = dict(zip(taken.keys, count())) if named else {}
     extras: list[torch.UntypedStorage] = []
@@ -175,9 +180,6 @@ def load(device: Device, found: Storages, named: Sequence[tuple[str, torch.Tenso
             sids[storage._cdata] = len(sids)
             described.append((storage.nbytes(), str(storage.device), path))
             extras.append(storage)
-    resident: Counter[str] = Counter()
-    for nbytes, hold in compress(zip(found.sizes, holds, strict=True), map(not_, going)):
-        resident[hold.reason] += nbytes
     return Cargo(
         _layout(str(device.torch_device), tuple(taken.sizes), tuple(taken.labels), tuple(described)),
         tuple(map(Item, taken.storages, taken.sizes, compress(ways, going))),

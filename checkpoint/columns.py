@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
 from typing import Any
 
+import numpy as np
 import torch
 
 
@@ -48,10 +48,12 @@ class Storages:
 
     def fix_overlapping(self) -> None:
         """Those over the same memory (DLPack, NumPy and back) are fixed: none of them may move alone."""
-        ends = list(map(operator.add, self.addresses, self.sizes))
+        starts = np.array(self.addresses, np.int64)
+        ends = starts + np.array(self.sizes, np.int64)
         # In two sorted columns the ends of ranges that are apart lie between their starts.
-        if not all(map(operator.le, sorted(ends), sorted(self.addresses)[1:])):
-            self.fixed = self.fixed | _overlapping(sorted(zip(self.addresses, ends, self.keys, strict=True)))
+        if np.any(np.sort(ends)[:-1] > np.sort(starts)[1:]):
+            ranges = sorted(zip(self.addresses, ends.tolist(), self.keys, strict=True))
+            self.fixed = self.fixed | _overlapping(ranges)
 
     def _picked(self, pick: Callable[[Sequence[Any]], list[Any]]) -> Storages:
         return Storages(

@@ -10,9 +10,10 @@ from __future__ import annotations
 import functools
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import compress, repeat
 from operator import attrgetter, is_not, mul, not_
-from typing import NoReturn, TypeVar, cast
+from typing import TypeVar, cast
 
 import torch
 
@@ -64,12 +65,15 @@ def check_alone(device: Device) -> None:
 def _storages(live: Sequence[object], device: Device) -> Storages:
     with torch.no_grad(), torch._C.DisableTorchFunction():
         under = _Under(device)
-        for block in _blocks(live):
-            under.add(*_held_firmly(block))
+        for tensors in _blocks(of_kind(live, torch.Tensor)):
+            under.add_tensors(tensors)
+        under.add_gradients()
+        for storages in _blocks(of_kind(live, torch.UntypedStorage)):
+            under.add_bare(storages)
         return under.found()
 
 
-def _blocks(objects: Sequence[object]) -> Iterator[Sequence[object]]:
+def _blocks(objects: Sequence[_T]) -> Iterator[Sequence[_T]]:
     """In portions of which what is asked of one object after the other stays in the processor's cache."""
     return (objects[start : start + _BLOCK] for start in range(0, len(objects), _BLOCK))
 
@@ -78,34 +82,37 @@ def live_instances(*kinds: type) -> list[object]:
     """Every live object of these types, or types derived from them."""
     objects = _instances(*kinds)
     with torch._C.DisableTorchFunction():
-        tensors, storages = _held_firmly(objects)
-    if len(storages) == len(of_kind(objects, torch.UntypedStorage)):
+        _each(torch.Tensor._fix_weakref, of_kind(objects, torch.Tensor))  # type: ignore[attr-defined]
+        storages = of_kind(objects, torch.UntypedStorage)
+        firm = _firmly(storages)
+    if len(firm) == len(storages):
         return objects
-    others = [item for item in objects if not issubclass(type(item), (torch.Tensor, torch.UntypedStorage))]
-    return [*others, *tensors, *storages]
+    gone = set(map(id, storages)) - set(map(id, firm))
+    return [item for item in objects if id(item) not in gone]
 
 
 def _instances(*kinds: type) -> list[object]:
-    """The same, but not yet `_held_firmly`."""
+    """The same by references that do not count yet.
+
+    The collector also shows objects that no Python code refers to any more and C++ keeps for later. A new
+    reference to such a one keeps nothing alive until torch is told of it (``_fix_weakref``).
+    """
     types: set[type] = set().union(*map(_family, kinds))
     return heap.instances(types)
 
 
-def _held_firmly(objects: Sequence[object]) -> tuple[list[torch.Tensor], list[torch.UntypedStorage]]:
-    """Tensors and storages among these, by references that count, without storages that are gone.
+def _firmly(storages: Sequence[torch.UntypedStorage]) -> Sequence[torch.UntypedStorage]:
+    """Those that are not gone, by references that count.
 
-    The collector also shows objects that no Python code refers to any more and C++ keeps for later. A new
-    reference to such a one keeps nothing alive until torch is told of it (``_fix_weakref``). And some
-    versions of torch destroy a storage's Python object only with the last weak reference to the storage,
-    such as those that torch.multiprocessing keeps; using it would revive the storage and destroy it twice.
+    Some versions of torch destroy a storage's Python object only with the last weak reference to the
+    storage, such as those that torch.multiprocessing keeps; using it would revive the storage and destroy
+    it twice.
     """
-    tensors, storages = of_kind(objects, torch.Tensor), of_kind(objects, torch.UntypedStorage)
     expired = list(map(torch.UntypedStorage._expired, map(_cdata, storages)))
     if any(expired):
         storages = list(compress(storages, map(not_, expired)))
-    _each(torch.Tensor._fix_weakref, tensors)  # type: ignore[attr-defined]
     _each(torch.UntypedStorage._fix_weakref, storages)  # type: ignore[attr-defined]
-    return tensors, storages
+    return storages
 
 
 def _each(call: Callable[..., object], *items: Iterable[object]) -> None:
@@ -118,14 +125,11 @@ def _family(kind: type) -> set[type]:
     return {kind}.union(*map(_family, type.__subclasses__(kind)))
 
 
-def of_kind(objects: Iterable[object], kind: type[_T]) -> list[_T]:
+def of_kind(objects: Sequence[object], kind: type[_T]) -> list[_T]:
     """Those of one type; asks the types, because proxies answer ``isinstance`` themselves."""
-    objects = list(objects)
     types = list(map(type, objects))
     wanted = {item for item in set(types) if issubclass(item, kind)}
-    if not wanted:
-        return []
-    return cast(list[_T], list(compress(objects, map(wanted.__contains__, types))))
+    return cast(list[_T], list(compress(objects, map(wanted.__contains__, types))) if wanted else [])
 
 
 def strided_parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
@@ -134,7 +138,7 @@ def strided_parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     if names is not None:
         yield from (getattr(tensor, name)() for name in names)
     elif hasattr(type(tensor), "__tensor_flatten__"):
-        inner = (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])  # type: ignore[attr-defined]
+        inner = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]  # type: ignore[attr-defined]
         for part in of_kind(inner, torch.Tensor):  # a DTensor names its mesh, too
             yield from strided_parts(part)
     elif torch._C._has_storage(tensor):
@@ -184,66 +188,65 @@ class _Under:
         self._gradients: list[torch.Tensor] = []
         #: Whether C++ code refers to any of the tensors, for whatever reason.
         self._referred = False
-        #: The device's storages, those of further devices, the keys of all, labels of those under tensors.
+        #: The device's storages, and the keys of these and of those elsewhere.
         self._found = Storages()
-        self._elsewhere: list[torch.UntypedStorage] = []
         self._keys: set[int] = set()
-        self._labels: dict[int, str] = {}
 
-    def add(self, tensors: Sequence[torch.Tensor], storages: Sequence[torch.UntypedStorage]) -> None:
-        """Tensors, and storages that may be under some of them."""
+    def add_tensors(self, tensors: Sequence[torch.Tensor]) -> None:
+        """The storages under tensors. The first tensor over a storage has the last word on its label."""
+        _each(torch.Tensor._fix_weakref, tensors)  # type: ignore[attr-defined]
+        self._tensors += tensors
         self._gradients += _gradients(tensors)
-        self._add_tensors(tensors)
-        self._look_at(storages)
+        self._referred = self._referred or max(map(_use_count, tensors), default=1) > 1
+        storages, labels = _described(tensors)
+        keys = list(map(_cdata, storages))
+        if len(set(keys)) < len(keys) or not self._keys.isdisjoint(keys):
+            first = {key: at for at, key in reversed(list(enumerate(keys))) if key not in self._keys}
+            keys, turns = list(first), first.values()
+            storages, labels = [storages[at] for at in turns], [labels[at] for at in turns]
+        self._add(keys, storages, labels)
+
+    def add_gradients(self) -> None:
+        """Those of the tensors that C++ alone holds."""
+        if self._gradients:
+            known = set(map(id, self._tensors))
+            further = {id(gradient): gradient for gradient in self._gradients}
+            self.add_tensors([gradient for key, gradient in further.items() if key not in known])
+
+    def add_bare(self, storages: Sequence[torch.UntypedStorage]) -> None:
+        """Those that are under none of the tensors, when these have been added."""
+        keys = list(map(_cdata, storages))
+        if self._keys.issuperset(keys):
+            return
+        bare = _firmly([item for key, item in zip(keys, storages, strict=True) if key not in self._keys])
+        new = dict(zip(map(_cdata, bare), bare, strict=True))
+        self._add(list(new), list(new.values()), [_BARE] * len(new))
+
+    def _add(self, keys: list[int], storages: list[torch.UntypedStorage], labels: list[str]) -> None:
+        """Storages that are new here."""
+        self._keys.update(keys)
+        ours = list(map(self._device.owns, storages))
+        if not all(ours):
+            for storage, label in compress(zip(storages, labels, strict=True), map(not_, ours)):
+                _refuse_elsewhere(storage, label, self._device)
+            keys, labels = list(compress(keys, ours)), list(compress(labels, ours))
+            storages = list(compress(storages, ours))
+        found = self._found
+        found.storages += storages
+        found.keys += keys
+        found.labels += labels
+        found.sizes += map(torch.UntypedStorage.nbytes, storages)
+        found.addresses += _addresses(storages)
 
     def found(self) -> Storages:
         """Those of the device that have memory (fake, functional and wrapper tensors have none)."""
-        self._add_gradients()
-        for storage in self._elsewhere:
-            _refuse_elsewhere(storage, self._labels.get(storage._cdata, _BARE), self._device)
         found = self._found
-        found.labels = list(map(self._labels.get, found.keys, repeat(_BARE)))
         if 0 in found.sizes or 0 in found.addresses:
             found = found.those(list(map(mul, found.sizes, found.addresses)))
         if self._referred:
             found.fixed = self._fixed()
         found.fix_overlapping()
         return found
-
-    def _add_gradients(self) -> None:
-        """Those that C++ alone holds."""
-        if self._gradients:
-            known = set(map(id, self._tensors))
-            further = {id(gradient): gradient for gradient in self._gradients}
-            self._add_tensors([gradient for key, gradient in further.items() if key not in known])
-
-    def _add_tensors(self, tensors: Sequence[torch.Tensor]) -> None:
-        self._tensors += tensors
-        self._referred = self._referred or max(map(_use_count, tensors), default=1) > 1
-        storages, labels = _described(tensors)
-        # The first tensor over a storage has the last word.
-        _each(self._labels.setdefault, map(_cdata, storages), labels)
-        self._look_at(storages)
-
-    def _look_at(self, storages: Sequence[torch.UntypedStorage]) -> None:
-        new = dict(zip(map(_cdata, storages), storages, strict=True))
-        if not self._keys.isdisjoint(new):
-            new = {key: new[key] for key in new.keys() - self._keys}
-            if not new:
-                return
-        self._keys.update(new)
-        ours = list(map(self._device.owns, new.values()))
-        if not all(ours):
-            self._elsewhere += (
-                storage for storage in compress(new.values(), map(not_, ours)) if _is_elsewhere(storage)
-            )
-            new = dict(compress(new.items(), ours))
-        storages = list(new.values())
-        found = self._found
-        found.storages += storages
-        found.keys += new
-        found.sizes += map(torch.UntypedStorage.nbytes, storages)
-        found.addresses += _addresses(storages)
 
     def _fixed(self) -> set[int]:
         """Keys of the storages that C++ code holds a tensor over."""
@@ -269,31 +272,23 @@ def _address(storage: torch.UntypedStorage) -> int:
 
 def _described(tensors: Sequence[torch.Tensor]) -> tuple[list[torch.UntypedStorage], list[str]]:
     """The storages under the tensors, and a label of each tensor."""
-    plain = _are_plain(tensors)
-    simple = list(compress(tensors, plain))
-    try:
-        storages = list(map(_TensorBase.untyped_storage, simple))
-        labels = list(map(_description, map(_dtype, simple), map(_TensorBase.size, simple)))
-    except (RuntimeError, NotImplementedError):  # one of them has no storage, or no one size
-        storages, labels = [], []
-        plain = [False] * len(tensors)
-    for tensor in compress(tensors, map(not_, plain)):
-        for part in strided_parts(tensor):
-            storages.append(part.untyped_storage())
-            labels.append(describe_tensor(part))
-    return storages, labels
+    dtypes = list(map(_dtype, tensors))
+    if _are_plain(tensors, dtypes):
+        # One of them may have no storage, or no one size.
+        with suppress(RuntimeError, NotImplementedError):
+            storages = list(map(_TensorBase.untyped_storage, tensors))
+            return storages, list(map(_description, dtypes, map(_TensorBase.size, tensors)))
+    parts = [part for tensor in tensors for part in strided_parts(tensor)]
+    return [part.untyped_storage() for part in parts], list(map(describe_tensor, parts))
 
 
-def _are_plain(tensors: Sequence[torch.Tensor]) -> list[bool]:
-    """Whether each is what it seems: strided, over one storage, no wrapper around others, not quantized."""
-    layouts, dtypes = list(map(_layout, tensors)), list(map(_dtype, tensors))
-    wrappers = {kind for kind in set(map(type, tensors)) if hasattr(kind, "__tensor_flatten__")}
-    if not wrappers and set(layouts) <= {torch.strided} and _QUANTIZED.isdisjoint(dtypes):
-        return [True] * len(tensors)
-    return [
-        layout is torch.strided and kind not in wrappers and dtype not in _QUANTIZED
-        for layout, kind, dtype in zip(layouts, map(type, tensors), dtypes, strict=True)
-    ]
+def _are_plain(tensors: Sequence[torch.Tensor], dtypes: Sequence[torch.dtype]) -> bool:
+    """Whether all are what they seem: strided, over one storage, no wrapper around others, not quantized."""
+    return (
+        list(map(_layout, tensors)).count(torch.strided) == len(tensors)
+        and _QUANTIZED.isdisjoint(dtypes)
+        and not any(hasattr(kind, "__tensor_flatten__") for kind in set(map(type, tensors)))
+    )
 
 
 def describe_tensor(tensor: torch.Tensor) -> str:
@@ -306,12 +301,10 @@ def _description(dtype: torch.dtype, shape: torch.Size | None) -> str:
     return f"{str(dtype).removeprefix('torch.')} {'nested' if shape is None else list(shape)}"
 
 
-def _is_elsewhere(storage: torch.UntypedStorage) -> bool:
-    """Whether it is memory of a further device."""
-    return storage.device.type not in _HOST and storage.nbytes() > 0 and _address(storage) != 0
-
-
-def _refuse_elsewhere(storage: torch.UntypedStorage, label: str, device: Device) -> NoReturn:
+def _refuse_elsewhere(storage: torch.UntypedStorage, label: str, device: Device) -> None:
+    """Unless it is no memory of a further device."""
+    if storage.device.type in _HOST or storage.nbytes() == 0 or _address(storage) == 0:
+        return
     from .naming import name_of  # late: it looks for names with what is defined here
 
     raise SuspendRefusedError(

@@ -15,9 +15,9 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import compress
-from typing import Any, cast
+from typing import Any
 
 #: The collector of later versions goes through old objects little by little, without a full collection at
 #: which ours could be given back to it.
@@ -31,17 +31,30 @@ class _Witness:
     """
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Seen:
-    """What was wanted of the objects that were set aside, and their ids."""
+    """What was wanted of the objects that were set aside, and their ids; of some that are gone, too."""
 
     types: frozenset[type]
-    references: tuple[weakref.ref[Any], ...]
-    ids: frozenset[int]
+    references: list[weakref.ref[Any]] = field(default_factory=list)
+    ids: set[int] = field(default_factory=set)
+
+    def add(self, found: list[object]) -> None:
+        """``TypeError``: one of them cannot be remembered."""
+        if not self.ids.isdisjoint(map(id, found)):
+            # Thawed meanwhile, and so found again; or made where one was that is gone.
+            known = set(map(id, self.alive(self.types)))
+            found = [item for item in found if id(item) not in known]
+        self.references += map(weakref.ref, found)
+        self.ids.update(map(id, found))
 
     def alive(self, types: Set[type]) -> list[object]:
         objects = list(map(_call, self.references))
-        return list(compress(objects, map(types.__contains__, map(type, objects))))
+        alive = list(compress(objects, map(types.__contains__, map(type, objects))))
+        if types == self.types and 2 * len(alive) < len(objects):
+            present = [item for item in objects if item is not None]
+            self.references, self.ids = list(map(weakref.ref, present)), set(map(id, present))
+        return alive
 
 
 # A script may have frozen its objects before it imported us.
@@ -82,44 +95,40 @@ def instances(types: Set[type]) -> list[object]:
     """Every live object of exactly these types, but for hidden imports.
 
     Objects that the script froze are thawed first. Where the collector is off, or cannot be told in time
-    to take everything back, nothing is set aside and every look sees all.
+    to take everything back, nothing is set aside and every look sees all but what was set aside before.
     """
     set_aside = _CAN_SET_ASIDE and (gc.isenabled() or _paused)
     if set_aside:
         gc.collect(1)  # young garbage need not be looked at, and must not be set aside
-    seen = _seen
-    if seen is not None and types <= seen.types:
-        found, undisturbed = _of_types(gc.get_objects(), types)
-        if undisturbed:
-            alive = seen.alive(types)
-            if any(map(seen.ids.__contains__, map(id, found))):
-                # Thawed meanwhile, and so in both lists; or made where one was that is gone.
-                ids = set(map(id, alive))
-                found = [item for item in found if id(item) not in ids]
-            return alive + found
-    if seen is not None:
+    if _seen is not None and not types <= _seen.types:
         give_back()
-    objects = _take_all() if set_aside else gc.get_objects()
-    found, undisturbed = _of_types(objects, types)
+    seen = _seen or _Seen(frozenset(types))
+    objects, witness = _take_all() if set_aside else (gc.get_objects(), None)
+    found, undisturbed = _of_types(objects, seen.types)
+    if undisturbed:
+        try:
+            seen.add(found)
+        except TypeError:  # of a type without weak references
+            undisturbed = False
     if not undisturbed:
-        # The script froze something. That is thawed, and nothing is set aside in its stead.
-        gc.unfreeze()
+        # The script froze something, or an earlier look did not come to its end. All that is thawed.
+        give_back()
         return _of_types(gc.get_objects(), types)[0]
-    if set_aside:
-        _remember(types, found)
-    return found
+    if witness is not None:
+        _remember(seen, witness)
+    return seen.alive(types)
 
 
 #: As a C function, which ``map`` calls without going through the interpreter's loop.
 _call: Callable[[Callable[[], Any]], Any] = operator.call
 
 
-def _take_all() -> list[object]:
-    """All that is not frozen; and freeze exactly that."""
-    # From one C function into the other: no thread of the script's can make an object in between.
-    steps: tuple[Callable[[], Any], ...] = (gc.get_objects, gc.freeze)
-    objects, _ = map(_call, steps)
-    return cast(list[object], objects)
+def _take_all() -> tuple[list[object], _Witness]:
+    """All that is not frozen; and freeze exactly that. The witness is the first object made afterwards."""
+    # From one C function into the other: no thread of the script's can do anything in between.
+    steps: tuple[Callable[[], Any], ...] = (gc.get_objects, gc.freeze, _Witness)
+    objects, _, witness = map(_call, steps)
+    return objects, witness
 
 
 def _of_types(objects: list[object], types: Set[type]) -> tuple[list[object], bool]:
@@ -129,14 +138,12 @@ def _of_types(objects: list[object], types: Set[type]) -> tuple[list[object], bo
     return list(compress(objects, map(types.__contains__, kinds))), undisturbed
 
 
-def _remember(types: Set[type], found: list[object]) -> None:
+def _remember(seen: _Seen, witness: _Witness) -> None:
+    """From now on ``seen`` is what was set aside, provided that ``witness`` is seen."""
     global _witness, _seen
-    try:
-        references = tuple(map(weakref.ref, found))
-    except TypeError:  # of a type without weak references; the next look has to see it all again
-        give_back()
-        return
-    _witness, _seen = _Witness(), _Seen(frozenset(types), references, frozenset(map(id, found)))
+    # In this order: whoever looks after an interruption in between still misses the old witness.
+    _seen = seen
+    _witness = witness
     if _before_collection not in gc.callbacks:
         gc.callbacks.append(_before_collection)
 

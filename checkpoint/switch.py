@@ -109,6 +109,7 @@ class Switch:
         """Whether the job's state is away; then no tensor of the device may be touched."""
         return self._parked is not None
 
+    @heap.uncollected()
     def suspend(
         self,
         *,
@@ -194,7 +195,7 @@ class Switch:
 
         If there is a successor, the device is empty by the end of this, and ``swap`` undoes that.
         """
-        with stages.stage("find_s"), heap.uncollected():
+        with stages.stage("find_s"):
             found = self._stock.find(self.device)
             state = describe(named) if named is not None else NamedState(None, ())
             cargo = self._stock.load(self.device, found, state.tensors)
@@ -259,6 +260,7 @@ class Switch:
         record.bytes_unaccounted = cargo.unaccounted_bytes(self.device)
         record.rss_parked_bytes = resident_anonymous_bytes()
 
+    @heap.uncollected()
     def resume(self, device: Device | None = None, *, taker: Taker | None = None) -> SwitchRecord:
         """Bring the state back, to ``device`` if it is given.
 

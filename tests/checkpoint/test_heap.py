@@ -66,6 +66,15 @@ assert ghost() is None
 few = len(gc.get_objects())
 assert few < 2000, few
 
+# What is remembered of many tensors is set aside, too, and forgotten with them.
+many = [torch.ones(1100) for _ in range(3000)]
+for _ in range(3):
+    assert sizes().count(1100) == 3000
+assert len(gc.get_objects()) < few
+del many
+assert sizes() == [1001, 1002, 1004]
+assert len(heap._seen.references) < 1000
+
 # What is new is found beside what was set aside; what is gone is gone.
 del gone
 new = torch.ones(1005)
@@ -133,6 +142,52 @@ def test_what_is_made_later_is_found_whoever_freezes(script: str) -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=600, check=False
     )
     assert child.returncode == 0, child.stderr
+
+
+FROZEN = """
+import gc, torch
+from gpuslice.checkpoint import heap
+from gpuslice.checkpoint.discover import sweep
+from gpuslice.kernels.cpu import CpuDevice
+from gpuslice.types import DeviceName
+
+device = CpuDevice(DeviceName("cpu", None))
+heap.hide_imports()
+take_all = heap._take_all
+
+def count():
+    return sweep(device).sizes.count(4800)
+
+def then(what):
+    def take():
+        taken = take_all()
+        made.append(torch.ones(1200))
+        what()
+        return taken
+    return take
+
+def interrupt():
+    raise KeyboardInterrupt
+
+# While somebody looks, another thread freezes what it has just made; or the look is interrupted.
+made = []
+for what in (gc.freeze, interrupt, gc.freeze, gc.collect, interrupt):
+    heap._take_all = then(what)
+    try:
+        count()
+    except KeyboardInterrupt:
+        pass
+    heap._take_all = take_all
+    for _ in range(2):
+        assert count() == len(made)
+"""
+
+
+def test_a_look_that_is_disturbed_or_interrupted_hides_nothing_from_the_next() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FROZEN], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
 
 
 LISTENING = """

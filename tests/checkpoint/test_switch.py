@@ -59,6 +59,31 @@ def test_a_switch_changes_nothing(store: JobStore, job: Job) -> None:
     assert job.digest() == before
 
 
+def test_the_collector_rests_while_a_job_is_switched_and_no_longer(store: JobStore, job: Job) -> None:
+    full: list[str] = []
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        if info["generation"] == 2:
+            full.append(phase)
+
+    switch, thresholds = Switch(FaultyDevice(copy_in=1), store, gate=SpyGate()), gc.get_threshold()
+    gc.callbacks.append(note)
+    gc.set_threshold(1, 1, 1)  # a full collection at nearly every object
+    try:
+        switch.suspend(boundary=1)
+        collecting = [gc.isenabled()]
+        with pytest.raises(Broken):
+            switch.resume()
+        collecting.append(gc.isenabled())
+        switch.resume()
+        collecting.append(gc.isenabled())
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.callbacks.remove(note)
+    assert collecting == [True, True, True]
+    job.digest()
+
+
 def test_memory_is_gone_while_parked(store: JobStore, job: Job) -> None:
     switch = Switch(FaultyDevice(), store, gate=SpyGate())
     switch.suspend(boundary=1)
