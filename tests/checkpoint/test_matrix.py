@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from gpuslice.checkpoint import rng
+from gpuslice.checkpoint import format, layout, rng
 from gpuslice.checkpoint.discover import sweep
 from gpuslice.checkpoint.offer import ask
 from gpuslice.checkpoint.ramdisk import RamDisk
@@ -20,7 +21,7 @@ from gpuslice.checkpoint.record import SwitchRecord
 from gpuslice.checkpoint.store import JobStore
 from gpuslice.checkpoint.switch import Switch
 from gpuslice.errors import CorruptSnapshotError
-from gpuslice.kernels import Device, open_device
+from gpuslice.kernels import Device, copying, open_device, pipeline
 from gpuslice.kernels.copying import Inspector, Marks, Pairs
 from gpuslice.kernels.cpu import CpuDevice
 from gpuslice.kernels.transfer import Transfer
@@ -90,7 +91,59 @@ def test_survives(name: str, store: JobStore) -> None:
     assert suspended(CASES[name](), Switch(CpuDevice(DeviceName("cpu", None)), store)) == expected
 
 
-@pytest.mark.parametrize("name", ["adam", "accumulation", "loader_with_persistent_workers", "odd_places"])
+def of_which(quick: set[str]) -> list[object]:
+    """All cases as parameters, where those that might well notice are quick enough for every day."""
+    assert quick <= CASES.keys()
+    return [
+        pytest.param(name, marks=[*marks(name), *([] if name in quick else [pytest.mark.slow])])
+        for name in sorted(CASES)
+    ]
+
+
+class Twice(Switch):
+    """Suspends a job that was resumed for less than a step: most of its state has not changed."""
+
+    unchanged_bytes = 0
+
+    def suspend(self, **options: Any) -> SwitchRecord:
+        super().suspend(**options)
+        disturb()
+        self.resume()
+        record = super().suspend(**options)
+        self.unchanged_bytes += record.bytes_unchanged
+        return record
+
+
+@pytest.fixture
+def tiny_chunks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Storages of a page or more are large ones, in chunks of a page."""
+    for module in (layout, format, copying, pipeline):
+        monkeypatch.setattr(module, "CHUNK_BYTES", layout.PAGE_BYTES)
+    monkeypatch.setattr(layout, "LARGE_BYTES", layout.PAGE_BYTES)
+    layout._place.cache_clear()
+    yield
+    layout._place.cache_clear()
+
+
+#: Their weights have several chunks each.
+CHUNKED = {"adam", "accumulation", "dropout", "moving_averages", "pending_graph", "sgd-foreach-momentum"}
+
+
+@pytest.mark.usefixtures("tiny_chunks")
+@pytest.mark.parametrize("name", of_which(CHUNKED))
+def test_survives_in_many_chunks_of_which_most_have_not_changed(name: str, tmp_path: Path) -> None:
+    expected = plain(CASES[name]())
+    with RamDisk(tmp_path / "ramdisk", 1 << 30).open_store(None) as store:
+        switch = Twice(CpuDevice(DeviceName("cpu", None)), store)
+        assert suspended(CASES[name](), switch) == expected
+        assert switch.snapshot is not None
+        assert switch.snapshot.record.chunks > len(switch.snapshot.storages) or name not in CHUNKED
+        assert switch.unchanged_bytes > 0 or name not in CHUNKED
+
+
+@pytest.mark.parametrize(
+    "name", of_which({"adam", "accumulation", "loader_with_persistent_workers", "odd_places"})
+)
 def test_survives_a_spill(name: str, tmp_path: Path) -> None:
     expected = plain(CASES[name]())
     disk = RamDisk(tmp_path / "ramdisk", 1 << 30, spill_directory=tmp_path / "spill")
