@@ -10,6 +10,7 @@ from pathlib import Path
 
 from gpuslice.kernels.filepages import map_file, remove
 from gpuslice.kernels.host import populate, view_address
+from gpuslice.kernels.numa import near
 
 from .budget import Budget, Own
 from .files import flush, open_checked, write_at
@@ -30,12 +31,16 @@ MapHook = Callable[[memoryview], None]
 class MapHooks:
     """Whom to tell about mappings: a device that page-locks them. Every mapping is announced once.
 
-    A mapping is withdrawn before it is unmapped, so a device can let go of it in time.
+    A mapping is withdrawn before it is unmapped, so a device can let go of it in time. Pages are taken from
+    the memory of ``node``, unless it is ``None``.
     """
 
-    def __init__(self, on_map: MapHook | None = None, on_unmap: MapHook | None = None) -> None:
+    def __init__(
+        self, on_map: MapHook | None = None, on_unmap: MapHook | None = None, node: int | None = None
+    ) -> None:
         self.mapped: MapHook = on_map or _ignore
         self.unmapping: MapHook = on_unmap or _ignore
+        self.node = node
 
 
 def _ignore(memory: memoryview) -> None:
@@ -142,11 +147,15 @@ class Arena:
             length = os.fstat(self._descriptor).st_size
             if length >= nbytes:
                 return length
-            return self._budget.extend(self._descriptor, nbytes, spare_bytes, allocated_bytes=length, own=own)
+            with near(self._hooks.node):
+                return self._budget.extend(
+                    self._descriptor, nbytes, spare_bytes, allocated_bytes=length, own=own
+                )
         made = not self.path.exists()
         descriptor = open_checked(self.path, os.O_RDWR | os.O_CREAT)
         try:
-            length = self._budget.extend(descriptor, nbytes, spare_bytes, own=own)
+            with near(self._hooks.node):
+                length = self._budget.extend(descriptor, nbytes, spare_bytes, own=own)
         except BaseException:
             os.close(descriptor)
             if made:

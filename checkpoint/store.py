@@ -85,14 +85,14 @@ class JobStore:
         """Whether the store was closed, or belongs to the process this one was forked from."""
         return not self._lock.held
 
-    def bind(self, on_map: MapHook, on_unmap: MapHook) -> None:
-        """Tell a device about the arenas' mappings, the present and all later ones.
+    def bind(self, on_map: MapHook, on_unmap: MapHook, node: int | None = None) -> None:
+        """Tell a device about the arenas' mappings, the present and all later ones, of ``node``'s memory.
 
-        ``on_map`` gets every mapping once, ``on_unmap`` the same one before it goes away, and also
-        when other hooks are bound: ``store.bind(device.register, device.unregister)``.
+        ``on_map`` gets every mapping once, ``on_unmap`` the same one before it goes away, and also when
+        others are bound: ``store.bind(device.register, device.unregister, device.memory_node)``.
         """
         self.cool()
-        hooks = MapHooks(on_map, on_unmap)
+        hooks = MapHooks(on_map, on_unmap, node)
         for arena in self._arenas:
             arena.bind(hooks)
 

@@ -394,7 +394,7 @@ class Switch:
     def _bind(self, device: Device) -> None:
         """Have the device page-lock the store's arenas: those that are mapped now, and all later ones."""
         self.device = device
-        self._store.bind(self._arena_mapped, device.unregister)
+        self._store.bind(self._arena_mapped, device.unregister, device.memory_node)
 
     def _arena_mapped(self, arena: memoryview) -> None:
         self._arena_is_new = True

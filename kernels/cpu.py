@@ -63,6 +63,8 @@ class CpuDevice:
         self.name = name
         self.torch_device = torch.device("cpu")
         self.obstacles: Mapping[type, str] = {}
+        #: A slot's threads run on its cores, so pages are near anyway.
+        self.memory_node: int | None = None
         self.cores = _slot_cores(name, slots)
         uncached.load()  # a suspend must not wait for a compiler
         sums.load()

@@ -19,6 +19,7 @@ from .cuda_engine import CudaEngine
 from .device import DeviceMemory, Hold, Way
 from .gpu_copies import GpuCopies
 from .host import enclosing, view_address
+from .numa import node_of_gpu
 from .pagelock import PageLocks
 from .transfer import Transfer
 
@@ -62,6 +63,13 @@ class CudaDevice:
     def duplex(self) -> bool:
         """Yes: PCIe and NVLink carry both directions, each by a copy engine of its own."""
         return True
+
+    @property
+    def memory_node(self) -> int | None:
+        """Asked once CUDA is in use: to ask is to begin that."""
+        if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            return None
+        return node_of_gpu(str(torch.cuda.get_device_properties(self._index).uuid))
 
     def pin(self) -> None:
         torch.cuda.set_device(self._index)

@@ -74,6 +74,11 @@ class Device(Protocol):
         ...
 
     @property
+    def memory_node(self) -> int | None:
+        """The node of the host's memory next to it; ``None`` if it is not known, or the host itself."""
+        ...
+
+    @property
     def obstacles(self) -> Mapping[type, str]:
         """Types whose live instances forbid emptying the device storage by storage, and why."""
         ...

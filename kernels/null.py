@@ -58,6 +58,7 @@ class NullDevice:
         self.name = name
         self.torch_device = torch.device("cpu")
         self.obstacles: Mapping[type, str] = {}
+        self.memory_node: int | None = None
         self._total_bytes = total_bytes
         self._cost = cost or NullCost()
         self._wait = wait

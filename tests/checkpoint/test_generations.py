@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gpuslice.checkpoint import arena, budget
 from gpuslice.checkpoint.ramdisk import RamDisk
 from gpuslice.checkpoint.slots import COMMIT
 from gpuslice.checkpoint.snapshot import SnapshotFile, open_snapshot
@@ -169,6 +171,42 @@ def test_every_mapping_is_announced_once_and_withdrawn_before_it_goes(disk: RamD
     assert len(other) == 2
     store.close(keep=False)
     assert other == []
+
+
+def test_pages_are_taken_near_the_device(disk: RamDisk, save: Save, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them: those of the first snapshot, of a larger one, and those made ready ahead."""
+    where: list[int | None] = []
+    inside: list[int | None] = [None]
+
+    @contextmanager
+    def near(node: int | None) -> Iterator[None]:
+        inside[0] = node
+        yield
+        inside[0] = None
+
+    def allocated(real: Callable[..., None]) -> Callable[..., None]:
+        def noting(*arguments: Any) -> None:
+            where.append(inside[0])
+            real(*arguments)
+
+        return noting
+
+    monkeypatch.setattr(arena, "near", near)
+    monkeypatch.setattr(budget, "allocate", allocated(budget.allocate))
+    with disk.open_store("a") as store:
+        store.bind(lambda memory: None, lambda memory: None, 1)
+        save(store, boundary=1)
+        save(store, boundary=2)
+        save(store, boundary=3, sizes=(20 * MIB,))
+        warming = store.warm_up(layout_of(MIB))
+        assert warming is None, "both slots are warm"
+    with disk.open_store("b") as store:
+        store.bind(lambda memory: None, lambda memory: None, 1)
+        warming = store.warm_up(layout_of(MIB))
+        assert warming is not None
+        warming.wait()
+    assert len(where) > 3
+    assert set(where) == {1}
 
 
 def test_views_survive_the_growth_of_their_arena(disk: RamDisk) -> None:
