@@ -90,7 +90,8 @@ static void copy_one(const struct chunk *chunk, int past_caches)
         memcpy(chunk->target, chunk->source, chunk->nbytes);
 }
 
-/* Returns the bytes that were not copied because the target has them; -1 without memory for a state. */
+/* Returns the bytes that were not copied because the target has them; -1 without memory for a state. A sum that is
+   known already is not taken again. */
 int64_t copy_changed(const struct hasher *hash, const struct chunk *chunks, size_t count, const struct row *before,
                      struct row *now, int past_caches)
 {
@@ -100,7 +101,9 @@ int64_t copy_changed(const struct hasher *hash, const struct chunk *chunks, size
         return -1;
     for (const struct chunk *chunk = chunks; chunk < chunks + count; chunk++) {
         uint64_t padding_bytes = chunk->padded_bytes - chunk->nbytes;
-        struct sum sum = padding_bytes ? padded_sum(hash, state, chunk) : hash->whole(chunk->source, chunk->nbytes);
+        struct sum sum = now[chunk->row].known ? now[chunk->row].sum
+                         : padding_bytes       ? padded_sum(hash, state, chunk)
+                                               : hash->whole(chunk->source, chunk->nbytes);
         const struct row *had = before + chunk->row;
         memset(chunk->target + chunk->nbytes, 0, padding_bytes);
         now[chunk->row] = (struct row){sum, 1};

@@ -19,6 +19,7 @@ import torch
 
 from . import sums, uncached
 from .host import HugePages, address_space, view_address
+from .steady import SteadyMemory
 from .transfer import Transfer
 
 #: What is inspected and copied at once. It stays in a core's share of the last cache, so the second look
@@ -98,8 +99,14 @@ class Marks(Protocol):
         ...
 
 
-def copy_out(pairs: Pairs, arena: memoryview, inspect: Inspector | None, threads: int) -> Transfer:
-    """Copy host storages into ``arena`` at their offsets."""
+def copy_out(
+    pairs: Pairs,
+    arena: memoryview,
+    inspect: Inspector | None,
+    threads: int,
+    steady: SteadyMemory | None = None,
+) -> Transfer:
+    """Copy host storages into ``arena`` at their offsets; of ``steady`` memory checksums may be known."""
     places = pieces(pairs)
     declined: list[int] = []
     problem = ""
@@ -111,8 +118,12 @@ def copy_out(pairs: Pairs, arena: memoryview, inspect: Inspector | None, threads
             def copy_many(portion: _Rows) -> None:
                 declined.append(copier.copy_changed(portion, table, past_caches))
 
-            run(_portions(places, arena, table.chunks, _OUT), copy_many, threads)
-            return _by_host(places, sum(declined))
+            chunks = _chunks(places, arena, table.chunks, _OUT)
+            if steady is not None:
+                steady.foresee(chunks, table)
+            run(_portions(chunks), copy_many, threads)
+            unread_bytes = 0 if steady is None else steady.left(chunks, table)
+            return _by_host(places, sum(declined), unread_bytes)
     base, memory = view_address(arena), address_space()
     move, fallbacks = _mover(places, problem)
 
@@ -124,13 +135,11 @@ def copy_out(pairs: Pairs, arena: memoryview, inspect: Inspector | None, threads
             declined.append(nbytes)
 
     run(_batches(places, len(arena)), copy, threads)
-    return _by_host(places, sum(declined), fallbacks)
+    return _by_host(places, sum(declined), fallbacks=fallbacks)
 
 
-def _portions(
-    places: Sequence[_Piece], arena: memoryview, table: _Rows | None, ends: Sequence[int]
-) -> Iterator[list[_Rows]]:
-    """What is copied, in about equal portions of rows as a ``Copier`` takes them.
+def _chunks(places: Sequence[_Piece], arena: memoryview, table: _Rows | None, ends: Sequence[int]) -> _Rows:
+    """What is copied, as rows that a ``Copier`` takes.
 
     Parameters
     ----------
@@ -140,7 +149,7 @@ def _portions(
         Which of host address and arena address is the source, and which is the target.
     """
     if not places:
-        return
+        return np.zeros((0, 5), np.uint64)
     address, offset, nbytes = _split(places, len(arena))
     padded_bytes, row = nbytes, np.zeros_like(nbytes)
     if table is not None:
@@ -152,9 +161,15 @@ def _portions(
         padded_bytes = end - offset
     sides = (address, view_address(arena) + offset)
     columns = (*(sides[end] for end in ends), nbytes, padded_bytes, row)
-    chunks = np.stack(columns, axis=1).astype(np.uint64)
-    cuts = np.flatnonzero(np.diff((np.cumsum(nbytes) - nbytes) // CHUNK_BYTES)) + 1
-    yield from ([portion] for portion in np.split(chunks, cuts))
+    return np.stack(columns, axis=1).astype(np.uint64)
+
+
+def _portions(chunks: _Rows) -> Iterator[list[_Rows]]:
+    """Rows in portions of about equally many bytes."""
+    if len(chunks):
+        nbytes = chunks[:, 2].astype(np.int64)
+        cuts = np.flatnonzero(np.diff((np.cumsum(nbytes) - nbytes) // CHUNK_BYTES)) + 1
+        yield from ([portion] for portion in np.split(chunks, cuts))
 
 
 def _split(places: Sequence[_Piece], arena_bytes: int) -> tuple[_Rows, _Rows, _Rows]:
@@ -173,11 +188,17 @@ def _misfit(offset: int, nbytes: int, arena_bytes: int) -> ValueError:
     return ValueError(f"a storage of {nbytes} bytes does not fit at {offset} of {arena_bytes} bytes")
 
 
-def copy_in(pairs: Pairs, arena: memoryview, inspect: Inspector | None, threads: int) -> Transfer:
+def copy_in(
+    pairs: Pairs,
+    arena: memoryview,
+    inspect: Inspector | None,
+    threads: int,
+    steady: SteadyMemory | None = None,
+) -> Transfer:
     """Copy from ``arena`` into host storages; fresh pages of theirs are faulted in on the way."""
     places = pieces(pairs)
     fresh = [(address, nbytes) for address, _, nbytes in places]
-    return copy_in_at(places, arena, threads, inspect, fresh=fresh)
+    return copy_in_at(places, arena, threads, inspect, fresh=fresh, steady=steady)
 
 
 def copy_in_at(
@@ -187,6 +208,7 @@ def copy_in_at(
     inspect: Inspector | None = None,
     *,
     fresh: Sequence[tuple[int, int]] = (),
+    steady: SteadyMemory | None = None,
 ) -> Transfer:
     """Copy from ``arena`` to host addresses.
 
@@ -196,6 +218,8 @@ def copy_in_at(
         Address, offset in ``arena``, bytes.
     fresh
         Address and bytes of what the places have of memory that was taken just now.
+    steady
+        Told of what has come.
     """
     pages = HugePages(fresh)
     problem = ""
@@ -208,7 +232,10 @@ def copy_in_at(
                 pages.all_ready(portion[:, 1:3])
                 copier.copy_expected(portion, expected, past_caches)
 
-            run(_portions(places, arena, expected.chunks if expected else None, _IN), copy_many, threads)
+            chunks = _chunks(places, arena, expected.chunks if expected else None, _IN)
+            run(_portions(chunks), copy_many, threads)
+            if steady is not None and expected is not None:
+                steady.came(chunks, expected)
             return _by_host(places, 0)
     base = view_address(arena)
     move, fallbacks = _mover(places, problem)
@@ -220,12 +247,22 @@ def copy_in_at(
             move(address, base + offset, nbytes)
 
     run(_batches(places, len(arena)), copy, threads)
-    return _by_host(places, 0, fallbacks)
+    return _by_host(places, 0, fallbacks=fallbacks)
 
 
-def _by_host(places: Sequence[_Piece], unchanged_bytes: int, fallbacks: tuple[str, ...] = ()) -> Transfer:
+def _by_host(
+    places: Sequence[_Piece],
+    unchanged_bytes: int,
+    unread_bytes: int = 0,
+    *,
+    fallbacks: tuple[str, ...] = (),
+) -> Transfer:
     nbytes = sum(nbytes for _, _, nbytes in places)
-    paths = {"host": nbytes - unchanged_bytes, "unchanged": unchanged_bytes}
+    paths = {
+        "host": nbytes - unchanged_bytes,
+        "unchanged": unchanged_bytes - unread_bytes,
+        "unread": unread_bytes,
+    }
     return Transfer({path: nbytes for path, nbytes in paths.items() if nbytes}, fallbacks=fallbacks)
 
 

@@ -28,6 +28,7 @@ from .host import (
     whole_pages,
 )
 from .slots import check_slot
+from .steady import SteadyMemory
 from .transfer import Transfer
 
 _HOST = torch.device("cpu")
@@ -66,6 +67,7 @@ class CpuDevice:
         #: A slot's threads run on its cores, so pages are near anyway.
         self.memory_node: int | None = None
         self.cores = _slot_cores(name, slots)
+        self._steady = SteadyMemory()
         uncached.load()  # a suspend must not wait for a compiler
         sums.load()
 
@@ -124,16 +126,18 @@ class CpuDevice:
         self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None, marks: Marks | None = None
     ) -> Transfer:
         """Makes no marks: the inspector looks at every chunk before it is copied, anyway."""
-        return copying.copy_out(pairs, arena, inspect, len(self.cores))
+        return copying.copy_out(pairs, arena, inspect, len(self.cores), self._steady)
 
     def copy_in(self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None) -> Transfer:
-        return copying.copy_in(pairs, arena, inspect, len(self.cores))
+        return copying.copy_in(pairs, arena, inspect, len(self.cores), self._steady)
 
     def free(self, storages: Sequence[torch.UntypedStorage]) -> None:
+        self._steady.forget()
         for storage in storages:
             storage.resize_(0)
 
     def discard(self, storages: Sequence[torch.UntypedStorage]) -> None:
+        self._steady.forget()
         for storage in storages:
             drop_pages(storage.data_ptr(), storage.nbytes())
 

@@ -93,3 +93,31 @@ def test_distributed_checkpoint(benchmark: Any, state: State, tmpfs: Path, note:
         dcp.save(state.state_dict(), checkpoint_id=tmpfs / "dcp", no_dist=True)
 
     benchmark.pedantic(save, rounds=3)
+
+
+@pytest.mark.parametrize("state", ["frozen-base"], indirect=True)
+@pytest.mark.parametrize("changed", ["everything", "adapters"])
+def test_copy_of_a_frozen_base(
+    benchmark: Any, state: State, switch: Switch, note: Note, changed: str
+) -> None:
+    """What the copy takes when the base has changed, too, and when it has not."""
+    records: list[SwitchRecord] = []
+
+    def train() -> None:
+        state.train()
+        if changed == "everything":
+            with torch.no_grad():
+                for parameter in state.base.parameters():
+                    parameter.add_(1e-3)
+
+    def cycle() -> None:
+        records.append(switch.suspend(boundary=len(records) + 1))
+        switch.resume()
+
+    for _ in range(5):
+        train()
+        cycle()
+    del records[:]
+    benchmark.pedantic(cycle, setup=train, rounds=9)
+    copies = [record.copy_out_s for record in records]
+    note(copy_out_s=median(copies), shortest_copy_out_s=min(copies), paths=dict(records[-1].copy_out.paths))
