@@ -69,7 +69,7 @@ class WriteWatch:
         descriptor = _userfaultfd()
         if descriptor is None:
             return
-        former = _present and _present()
+        former = _present() if _present is not None else None
         if former is not None and former is not self:
             former.forget()  # what is protected anew would seem unwritten to it
         _present = weakref.ref(self)
