@@ -133,7 +133,7 @@ class Checker:
                 )
             self._same_target(node, live, path)
             self.devices.setdefault(node.device, live.device)
-            return lambda maker: self._load_plain(node, live, maker)
+            return partial(self._load_plain, node, live)
         sparse = isinstance(node, SparseNode) and (f"torch.{node.layout}", node.shape) == (
             str(live.layout),
             tuple(live.shape),
@@ -183,7 +183,7 @@ class Checker:
             return lambda maker: maker.make(node)
         if not self._fits(node, live):
             return lambda maker: maker.make(node)
-        return lambda maker: self._load_plain(node, live, maker)
+        return partial(self._load_plain, node, live)
 
     def _array(self, node: ArrayNode, live: Any) -> Load:
         self._source.verify(node.data)

@@ -7,7 +7,7 @@ can be named.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,14 +60,25 @@ def describe(named: Mapping[str, object]) -> NamedState:
 
 
 class Restoration:
-    """A snapshot that fits live objects, ready to be loaded into them; the snapshot must stay open."""
+    """A snapshot that fits live objects, ready to be loaded into them; the snapshot must stay open.
+
+    Attributes
+    ----------
+    left_out
+        The names in the snapshot that nothing is loaded from.
+    """
 
     def __init__(
-        self, source: Source, loads: Mapping[str, Load], devices: Mapping[str, torch.device]
+        self,
+        source: Source,
+        loads: Mapping[str, Load],
+        devices: Mapping[str, torch.device],
+        left_out: Set[str],
     ) -> None:
         self._source = source
         self._loads = loads
         self._devices = devices
+        self.left_out = left_out
 
     @property
     def gpus(self) -> dict[int, int]:
@@ -90,11 +101,6 @@ class Restoration:
         return loaded
 
 
-def names_of(snapshot: SnapshotFile) -> set[str]:
-    """The names in a snapshot, the runtime's included."""
-    return set(from_tree(trees.decode(snapshot.tree)))
-
-
 def check(snapshot: SnapshotFile, named: Mapping[str, object]) -> Restoration:
     """Compare a snapshot with the objects that are to be loaded; changes nothing.
 
@@ -115,7 +121,7 @@ def _check(snapshot: SnapshotFile, named: Mapping[str, object]) -> Restoration:
         checker = Checker(source)
         nodes = from_tree(trees.decode(snapshot.tree))
         loads = {name: _compare(checker, snapshot, nodes, name, live) for name, live in named.items()}
-    return Restoration(source, loads, checker.devices)
+    return Restoration(source, loads, checker.devices, nodes.keys() - loads.keys())
 
 
 def _compare(
