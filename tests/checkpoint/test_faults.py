@@ -16,7 +16,7 @@ from gpuslice.checkpoint.layout import Layout, StorageSpec
 from gpuslice.checkpoint.ramdisk import RamDisk
 from gpuslice.checkpoint.snapshot import SnapshotFile, open_snapshot
 from gpuslice.checkpoint.store import JobStore
-from gpuslice.errors import RamDiskFullError
+from gpuslice.errors import RamDiskFullError, SnapshotError
 
 from .conftest import MIB, newest_of
 
@@ -97,6 +97,37 @@ def test_a_save_meets_a_full_disk_at_any_call(
     else:
         pytest.fail("the save never came to its end")
     assert {"open", "ftruncate", "posix_fallocate", "pwrite", "mmap", "replace"} <= set(hits)
+
+
+def test_coming_back_from_the_spill_directory_meets_a_full_disk_at_any_call(
+    shm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hits = []
+    for number in range(1, 60):
+        place = shm / f"spill{number}"
+        disk = RamDisk(shm / f"disk{number}", 64 * MIB, spill_directory=place)
+        with disk.open_store("a") as store:
+            write(store, 7, 5 * MIB)
+        disk.spill()
+        open_files = descriptors()
+        with monkeypatch.context() as patch:
+            fault = Fault(patch, number, errno.ENOSPC)
+            try:
+                disk.open_store("a").abandon()
+            except (RamDiskFullError, SnapshotError):  # the latter if it cannot be mapped
+                hits.append(fault.hit)
+        assert descriptors() == open_files
+        assert disk.boundaries("a") == {7}
+        with disk.open_store("a") as store:
+            assert list(store.restartable()) == [7]
+            with open_snapshot(store.restartable()[7]) as snapshot:
+                snapshot.verify()
+                assert set(snapshot.view(0)) == {7}
+        if len(hits) < number:
+            break
+    else:
+        pytest.fail("it never came back")
+    assert {"mkdir", "open", "ftruncate", "posix_fallocate", "mmap"} <= set(hits)
 
 
 def test_opening_a_store_meets_a_full_disk_at_any_call(shm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
