@@ -228,3 +228,37 @@ def test_a_job_that_starts_while_its_snapshot_is_moved_waits_for_it(disk: RamDis
     mover.release()
     starting.join(60)
     assert found == [5]
+
+
+@pytest.mark.parametrize("direct", [True, False], ids=["direct", "not there"])
+def test_it_goes_past_the_page_cache_where_that_is_possible(
+    disk: RamDisk, place: Path, monkeypatch: pytest.MonkeyPatch, direct: bool
+) -> None:
+    real, ways = os.open, list[tuple[str, bool]]()
+
+    def opened(path: Any, flags: int, *arguments: Any, **options: Any) -> int:
+        wanted = bool(flags & os.O_DIRECT)
+        if str(path).startswith(str(place)) and (wanted or flags & os.O_CREAT):
+            ways.append((Path(path).suffix, wanted))
+        if wanted and not direct:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return real(path, flags & ~os.O_DIRECT, *arguments, **options)
+
+    leave(disk)
+    monkeypatch.setattr(os, "open", opened)
+    disk.spill()
+    with disk.open_store("a") as store, open_snapshot(store.restartable()[5]) as snapshot:
+        snapshot.verify()
+    asked = (
+        [(".part", True), (".gsnp", True)] if direct else [(".part", True), (".part", False), (".gsnp", True)]
+    )
+    assert [way for way in ways if way[0] in (".part", ".gsnp")] == asked
+
+
+def test_gc_removes_what_a_process_left_half_written_there(disk: RamDisk, place: Path) -> None:
+    leave(disk)
+    half = place / "gone.r0.B.gsnp.part"
+    half.write_bytes(b"half")
+    disk.collect()
+    assert not half.exists()
+    assert disk.boundaries("a") == {5}
