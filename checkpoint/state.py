@@ -7,7 +7,7 @@ can be named.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,25 +60,14 @@ def describe(named: Mapping[str, object]) -> NamedState:
 
 
 class Restoration:
-    """A snapshot that fits live objects, ready to be loaded into them; the snapshot must stay open.
-
-    Attributes
-    ----------
-    left_out
-        The names in the snapshot that nothing is loaded from.
-    """
+    """A snapshot that fits live objects, ready to be loaded into them; the snapshot must stay open."""
 
     def __init__(
-        self,
-        source: Source,
-        loads: Mapping[str, Load],
-        devices: Mapping[str, torch.device],
-        left_out: Set[str],
+        self, source: Source, loads: Mapping[str, Load], devices: Mapping[str, torch.device]
     ) -> None:
         self._source = source
         self._loads = loads
         self._devices = devices
-        self.left_out = left_out
 
     @property
     def gpus(self) -> dict[int, int]:
@@ -101,8 +90,13 @@ class Restoration:
         return loaded
 
 
-def check(snapshot: SnapshotFile, named: Mapping[str, object]) -> Restoration:
+def check(snapshot: SnapshotFile, named: Mapping[str, object], *, entire: bool = False) -> Restoration:
     """Compare a snapshot with the objects that are to be loaded; changes nothing.
+
+    Parameters
+    ----------
+    entire
+        Whether it may hold nothing besides.
 
     Raises
     ------
@@ -112,16 +106,21 @@ def check(snapshot: SnapshotFile, named: Mapping[str, object]) -> Restoration:
         If bytes that are needed are damaged.
     """
     with heap.uncollected():
-        return _check(snapshot, named)
+        return _check(snapshot, named, entire)
 
 
-def _check(snapshot: SnapshotFile, named: Mapping[str, object]) -> Restoration:
+def _check(snapshot: SnapshotFile, named: Mapping[str, object], entire: bool) -> Restoration:
     source = Source(snapshot)
     with source.looking():
         checker = Checker(source)
         nodes = from_tree(trees.decode(snapshot.tree))
+        left_out = nodes.keys() - named.keys()
+        if entire and left_out:
+            raise RefusedSnapshotError(
+                f"{snapshot.path} holds {min(left_out)!r}, which is not attached", "attach it under that name"
+            )
         loads = {name: _compare(checker, snapshot, nodes, name, live) for name, live in named.items()}
-    return Restoration(source, loads, checker.devices, nodes.keys() - loads.keys())
+    return Restoration(source, loads, checker.devices)
 
 
 def _compare(

@@ -21,7 +21,7 @@ from gpuslice.checkpoint.generators import Generator, is_generator, own_generato
 from gpuslice.checkpoint.snapshot import SnapshotFile, open_snapshot
 from gpuslice.checkpoint.state import OWN_PREFIX, check, describe
 from gpuslice.ending import say, undisturbed
-from gpuslice.errors import RefusedSnapshotError, UsageError
+from gpuslice.errors import UsageError
 from gpuslice.gang import agree
 from gpuslice.progress import Progress
 from gpuslice.runtime import Runtime, runtime
@@ -204,12 +204,7 @@ class Job:
     def _go_on_from(self, snapshot: SnapshotFile) -> None:
         """`restore`, from a snapshot that is closed when the loops have reached where it was taken."""
         live = {**self._objects, **self.values, _RNG: None, _PROGRESS: None}
-        restoration = check(snapshot, live)
-        if restoration.left_out:
-            raise RefusedSnapshotError(
-                f"{snapshot.path} holds {min(restoration.left_out)!r}, which is not attached",
-                "attach it under that name",
-            )
+        restoration = check(snapshot, live, entire=True)
 
         def load() -> dict[str, Any]:
             loaded = restoration.apply()
