@@ -133,9 +133,11 @@ def _take_all() -> tuple[list[object], _Witness]:
 
 def _of_types(objects: list[object], types: Set[type]) -> tuple[list[object], bool]:
     """Those of the types; and whether the witness is among ``objects``."""
-    kinds = list(map(type, objects))
-    undisturbed = _Witness in kinds and objects[kinds.index(_Witness)] is _witness
-    return list(compress(objects, map(types.__contains__, kinds))), undisturbed
+    with_witness = {*types, _Witness}
+    found = list(compress(objects, map(with_witness.__contains__, map(type, objects))))
+    kinds = list(map(type, found))
+    undisturbed = _Witness in kinds and found[kinds.index(_Witness)] is _witness
+    return list(compress(found, map(types.__contains__, kinds))), undisturbed
 
 
 def _remember(seen: _Seen, witness: _Witness) -> None:
