@@ -59,29 +59,34 @@ def test_a_switch_changes_nothing(store: JobStore, job: Job) -> None:
     assert job.digest() == before
 
 
+class Watching(FaultyDevice):
+    """Notes whether the collector is on, at every step of a switch."""
+
+    def __init__(self, **failures: int) -> None:
+        super().__init__(**failures)
+        self.collecting: list[bool] = []
+
+    def _step(self, name: str) -> bool:
+        self.collecting.append(gc.isenabled())
+        return super()._step(name)
+
+
 def test_the_collector_rests_while_a_job_is_switched_and_no_longer(store: JobStore, job: Job) -> None:
-    full: list[str] = []
-
-    def note(phase: str, info: dict[str, int]) -> None:
-        if info["generation"] == 2:
-            full.append(phase)
-
-    switch, thresholds = Switch(FaultyDevice(copy_in=1), store, gate=SpyGate()), gc.get_threshold()
-    gc.callbacks.append(note)
-    gc.set_threshold(1, 1, 1)  # a full collection at nearly every object
-    try:
+    before, device = job.digest(), Watching(synchronize=1, copy_in=1)
+    switch = Switch(device, store, gate=SpyGate())
+    with pytest.raises(Broken):
         switch.suspend(boundary=1)
-        collecting = [gc.isenabled()]
-        with pytest.raises(Broken):
-            switch.resume()
-        collecting.append(gc.isenabled())
+    assert gc.isenabled()
+    switch.suspend(boundary=1)
+    assert gc.isenabled()
+    with pytest.raises(Broken):
         switch.resume()
-        collecting.append(gc.isenabled())
-    finally:
-        gc.set_threshold(*thresholds)
-        gc.callbacks.remove(note)
-    assert collecting == [True, True, True]
-    job.digest()
+    assert gc.isenabled()
+    switch.resume()
+    assert gc.isenabled()
+    assert {"synchronize", "copy_out", "free", "copy_in"} <= set(device.calls)
+    assert not any(device.collecting)
+    assert job.digest() == before
 
 
 def test_memory_is_gone_while_parked(store: JobStore, job: Job) -> None:
