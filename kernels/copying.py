@@ -229,8 +229,8 @@ def copy_in_at(
             expected, past_caches = inspect.expected if inspect else None, _past_caches(places)
 
             def copy_many(portion: _Rows) -> None:
-                in_caches = pages.all_ready(portion[:, 1:3])
-                copier.copy_expected(portion, expected, past_caches and not in_caches)
+                pages.all_ready(portion[:, 1:3])
+                copier.copy_expected(portion, expected, past_caches)
 
             chunks = _chunks(places, arena, expected.chunks if expected else None, _IN)
             run(_portions(chunks), copy_many, threads)

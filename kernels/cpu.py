@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Mapping, Sequence, Set
+from contextlib import nullcontext
 from pathlib import Path
 
 import psutil
@@ -13,7 +14,7 @@ import torch
 from gpuslice.errors import DeviceMemoryError, EnvironmentUnusableError
 from gpuslice.types import DeviceName
 
-from . import copying, fresh, sums, uncached
+from . import copying, sums, uncached
 from .copying import Inspector, Marks, Pairs
 from .device import DeviceMemory, Hold, Way
 from .host import (
@@ -146,15 +147,14 @@ class CpuDevice:
         missing_bytes = sum(nbytes for _, nbytes in missing)
         if missing_bytes > psutil.virtual_memory().available:
             raise _out_of_memory(self.name, missing_bytes)
+        done: list[torch.UntypedStorage] = []
         try:
-            if soon:
-                fresh.take(missing, len(self.cores))
-            else:
-                with small_pages():
-                    for storage, nbytes in missing:
-                        storage.resize_(nbytes)
+            with nullcontext() if soon else small_pages():
+                for storage, nbytes in missing:
+                    storage.resize_(nbytes)
+                    done.append(storage)
         except RuntimeError as error:
-            self.free([storage for storage, _ in missing])
+            self.free(done)
             self.release_caches()
             raise _out_of_memory(self.name, missing_bytes) from error
 

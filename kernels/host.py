@@ -8,9 +8,11 @@ import errno
 import functools
 import mmap
 import sys
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,6 @@ import numpy as np
 
 PAGE_BYTES = mmap.PAGESIZE
 HUGE_PAGE_BYTES = 2 << 20
-_BLOCK_PAGES = HUGE_PAGE_BYTES // PAGE_BYTES
 _MADV_DONTNEED = 4
 _MADV_HUGEPAGE = 14
 #: Of Linux 5.14: fault all pages in now, to be read or to be written.
@@ -30,12 +31,8 @@ _PR_SET_THP_DISABLE = 41
 _PR_GET_THP_DISABLE = 42
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
-#: Addresses in units of `HUGE_PAGE_BYTES`.
-_Blocks = np.ndarray[Any, Any]
-
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-_libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
 _libc.prctl.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
 
 
@@ -63,9 +60,9 @@ class HugePages:
 
     A page fault then costs the same for 2 MiB as otherwise for 4 KiB, and so does giving the memory back.
     Neighbours, as the C allocator makes them, share their huge pages; what else there is of such a page is
-    mostly free memory between them. But a block of which some page is there already, with the allocator's
-    header, say, has small pages and would get only such; it has to be put together. A kernel without huge
-    pages says no, and nothing changes.
+    mostly free memory between them. But a block in which the allocator has written its header already has
+    small pages and would get only such; it has to be put together. A kernel without huge pages says no, and
+    nothing changes.
 
     Parameters
     ----------
@@ -73,17 +70,22 @@ class HugePages:
         Address and bytes of each; all of it is overwritten soon.
     """
 
-    def __init__(self, ranges: Sequence[tuple[int, int]]) -> None:
+    def __init__(self, ranges: Iterable[tuple[int, int]]) -> None:
         self._torn: set[int] = set()
-        self._absent: set[int] = set()
         if not _huge_pages_are_allowed():
             return
-        blocks = filled_blocks(ranges)
-        put_behind_huge_pages(blocks)
-        for block in blocks.tolist():
-            pages = present_pages(block)
-            if pages < _BLOCK_PAGES:
-                (self._torn if pages else self._absent).add(block)
+        filled: Counter[int] = Counter()
+        edges: set[int] = set()
+        for address, nbytes in ranges:
+            first, last = (address - 1) // HUGE_PAGE_BYTES, (address + nbytes) // HUGE_PAGE_BYTES
+            edges |= {first, last}
+            for block in range(first, last + 1):
+                start = block * HUGE_PAGE_BYTES
+                filled[block] += min(address + nbytes, start + HUGE_PAGE_BYTES) - max(address, start)
+        huge = [block for block, nbytes in sorted(filled.items()) if 4 * nbytes >= HUGE_PAGE_BYTES]
+        for first, count in _runs(huge):
+            _libc.madvise(first * HUGE_PAGE_BYTES, count * HUGE_PAGE_BYTES, _MADV_HUGEPAGE)
+        self._torn = edges.intersection(huge)
 
     def ready(self, address: int, nbytes: int) -> None:
         """Before a range is written: put the blocks that it lies in together, by whichever thread."""
@@ -92,15 +94,11 @@ class HugePages:
                 self._torn.discard(block)
                 _libc.madvise(block * HUGE_PAGE_BYTES, HUGE_PAGE_BYTES, _MADV_COLLAPSE)
 
-    def all_ready(self, ranges: np.ndarray[Any, Any]) -> bool:
-        """The same for rows of address and bytes; whether page faults will put some of it into the caches."""
+    def all_ready(self, ranges: np.ndarray[Any, Any]) -> None:
+        """The same for rows of address and bytes."""
         if self._torn:
             for address, nbytes in ranges.tolist():
                 self.ready(address, nbytes)
-        if not self._absent:
-            return False
-        ends = np.stack([ranges[:, 0], ranges[:, 0] + ranges[:, 1] - 1]) // HUGE_PAGE_BYTES
-        return not self._absent.isdisjoint(ends.ravel().tolist())
 
 
 @contextmanager
@@ -116,44 +114,11 @@ def small_pages() -> Iterator[None]:
         _libc.prctl(_PR_SET_THP_DISABLE, 0, 0, 0, 0)
 
 
-def filled_blocks(ranges: Sequence[tuple[int, int]]) -> _Blocks:
-    """The blocks of which ranges, address and bytes, fill at least a quarter; they do not overlap."""
-    spans = np.array(sorted(ranges), np.int64).reshape(-1, 2)
-    starts, sizes = spans.T
-    first = starts // HUGE_PAGE_BYTES
-    counts = (starts + sizes - 1) // HUGE_PAGE_BYTES - first + 1
-    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    blocks = np.unique(np.repeat(first, counts) + within)
-    if not len(blocks):
-        return blocks
-    # How many bytes of the ranges lie below an address rises within each and stays between them.
-    edges = np.stack([starts, starts + sizes], axis=1).ravel()
-    below = np.repeat(np.cumsum(np.r_[0, sizes]), 2)[1:-1]
-    filled = np.diff(
-        np.interp([blocks * HUGE_PAGE_BYTES, (blocks + 1) * HUGE_PAGE_BYTES], edges, below), axis=0
-    )
-    enough: _Blocks = blocks[4 * filled[0] >= HUGE_PAGE_BYTES]
-    return enough
-
-
-def runs(blocks: _Blocks) -> list[_Blocks]:
-    """Ascending numbers in runs of consecutive ones."""
-    return np.split(blocks, np.flatnonzero(np.diff(blocks) != 1) + 1) if len(blocks) else []
-
-
-def put_behind_huge_pages(blocks: _Blocks) -> None:
-    """Let page faults bring whole huge pages there, if the machine lets a process ask for them."""
-    if _huge_pages_are_allowed():
-        for run in runs(blocks):
-            _libc.madvise(int(run[0]) * HUGE_PAGE_BYTES, len(run) * HUGE_PAGE_BYTES, _MADV_HUGEPAGE)
-
-
-def present_pages(block: int) -> int:
-    """How many pages of a block are there; 0 if not all of it is memory."""
-    pages = (ctypes.c_uint8 * _BLOCK_PAGES)()
-    if _libc.mincore(block * HUGE_PAGE_BYTES, HUGE_PAGE_BYTES, pages) != 0:
-        return 0
-    return bytes(pages).count(1)
+def _runs(blocks: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """The first of each run of consecutive numbers, and how many they are."""
+    for _, run in groupby(enumerate(blocks), lambda pair: pair[1] - pair[0]):
+        numbers = [block for _, block in run]
+        yield numbers[0], len(numbers)
 
 
 @functools.cache

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import mmap
-import random
-from collections import Counter
 
 import numpy as np
 import pytest
@@ -19,10 +16,7 @@ from gpuslice.kernels.host import (
     address_space,
     drop_pages,
     enclosing,
-    filled_blocks,
     overlapping,
-    present_pages,
-    runs,
     view_address,
     whole_pages,
 )
@@ -71,25 +65,18 @@ def test_huge_pages_change_no_byte() -> None:
 
 
 class Kernel:
-    """Writes down what it is asked for; has some pages of some blocks."""
+    """Writes down what it is asked for."""
 
-    def __init__(self, pages: dict[int, int]) -> None:
+    def __init__(self) -> None:
         self.asked: list[tuple[int, int, int]] = []
-        self.pages = pages
 
     def madvise(self, address: int, nbytes: int, advice: int) -> int:
         self.asked.append((advice, address // HUGE_PAGE_BYTES, nbytes // HUGE_PAGE_BYTES))
         return 0
 
-    def mincore(self, address: int, nbytes: int, pages: ctypes.Array[ctypes.c_uint8]) -> int:
-        present = self.pages.get(address // HUGE_PAGE_BYTES, 0)
-        pages[:present] = [1] * present
-        return 0 if present >= 0 else -1
 
-
-def test_torn_blocks_are_put_together_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    block = HUGE_PAGE_BYTES
-    kernel = Kernel({10: 2, 11: 512, 12: 1, 16: 1, 18: 511})
+def test_blocks_with_an_edge_are_put_together_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel, block = Kernel(), HUGE_PAGE_BYTES
     monkeypatch.setattr(host, "_libc", kernel)
     monkeypatch.setattr(host, "_huge_pages_are_allowed", lambda: True)
     # From the middle of block 10 to that of 14, a header in between in 12; too little of 16; 18 with a gap.
@@ -105,59 +92,11 @@ def test_torn_blocks_are_put_together_once(monkeypatch: pytest.MonkeyPatch) -> N
     assert kernel.asked == [(host._MADV_HUGEPAGE, 10, 5), (host._MADV_HUGEPAGE, 18, 1)]
     for start, count in ((9, 2), (10, 2), (11, 2), (12, 3), (16, 1), (18, 1)):
         pages.ready(start * block, count * block)
-    assert kernel.asked[2:] == [(host._MADV_COLLAPSE, torn, 1) for torn in (10, 12, 18)]
-
-
-def test_which_ranges_page_faults_will_bring(monkeypatch: pytest.MonkeyPatch) -> None:
-    block = HUGE_PAGE_BYTES
-    monkeypatch.setattr(host, "_libc", Kernel({10: 512, 12: 3}))
-    monkeypatch.setattr(host, "_huge_pages_are_allowed", lambda: True)
-    pages = HugePages([(10 * block, 3 * block)])
-    rows = np.array([[10 * block, block], [12 * block, block], [11 * block - 1, 1]], np.uint64)
-    assert not pages.all_ready(rows)
-    assert pages.all_ready(np.array([[10 * block, block + 1]], np.uint64))
-    assert pages.all_ready(np.array([[10 * block, 1], [11 * block, 1]], np.uint64))
-
-
-def test_how_many_pages_of_a_block_are_there() -> None:
-    with mmap.mmap(-1, 3 * HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
-        memory.madvise(mmap.MADV_NOHUGEPAGE)
-        view = memoryview(memory)
-        block = -(-view_address(view) // HUGE_PAGE_BYTES)
-        start = block * HUGE_PAGE_BYTES - view_address(view)
-        assert present_pages(block) == 0
-        for at in (0, 5, 511):
-            memory[start + at * PAGE_BYTES] = 1
-        assert present_pages(block) == 3
-        host.populate(block * HUGE_PAGE_BYTES, HUGE_PAGE_BYTES)
-        assert present_pages(block) == 512
-        view.release()
-    assert present_pages(0) == 0, "nothing is mapped there"
-
-
-def test_blocks_are_chosen_by_how_much_of_them_is_filled() -> None:
-    generator = random.Random(3)
-    address, ranges, filled = 7 * HUGE_PAGE_BYTES, [], Counter[int]()
-    for _ in range(200):
-        address += generator.choice([0, 64, 5000, 700_000])
-        nbytes = generator.choice([1, 300, 70_000, 5_000_000])
-        ranges.append((address, nbytes))
-        address += nbytes
-    for start, nbytes in ranges:
-        for block in range(start // HUGE_PAGE_BYTES, (start + nbytes) // HUGE_PAGE_BYTES + 1):
-            first = block * HUGE_PAGE_BYTES
-            filled[block] += max(0, min(start + nbytes, first + HUGE_PAGE_BYTES) - max(start, first))
-    expected = sorted(block for block, nbytes in filled.items() if 4 * nbytes >= HUGE_PAGE_BYTES)
-    generator.shuffle(ranges)
-    assert filled_blocks(ranges).tolist() == expected
-    assert len(expected) < len(filled)
-    assert filled_blocks([]).tolist() == []
-    assert [run.tolist() for run in runs(np.array([1, 2, 5, 7, 8]))] == [[1, 2], [5], [7, 8]]
-    assert runs(np.array([], np.int64)) == []
+    assert kernel.asked[2:] == [(host._MADV_COLLAPSE, torn, 1) for torn in (10, 11, 12, 14, 18)]
 
 
 def test_where_the_machine_forbids_huge_pages_none_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel = Kernel({5: 3})
+    kernel = Kernel()
     monkeypatch.setattr(host, "_libc", kernel)
     monkeypatch.setattr(host, "_huge_pages_are_allowed", lambda: False)
     HugePages([(0, 10 * HUGE_PAGE_BYTES)]).ready(0, 10 * HUGE_PAGE_BYTES)

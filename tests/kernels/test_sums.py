@@ -221,9 +221,7 @@ def test_pages_are_ready_before_they_are_filled(monkeypatch: pytest.MonkeyPatch)
         seen.append((address, nbytes))
 
     monkeypatch.setattr(HugePages, "ready", note)
-    monkeypatch.setattr(
-        HugePages, "__init__", lambda pages, ranges: vars(pages).update(_torn={0}, _absent={0})
-    )
+    monkeypatch.setattr(HugePages, "__init__", lambda pages, ranges: setattr(pages, "_torn", {0}))
     copying.copy_in(arena.pairs, arena.memory, Check(arena), 2)
     assert sum(nbytes for _, nbytes in seen) == sum(SIZES)
     assert len(set(seen)) == len(arena.chunks)
