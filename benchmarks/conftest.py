@@ -31,7 +31,8 @@ def pytest_benchmark_update_machine_info(config: Any, machine_info: dict[str, An
 
 
 def pytest_benchmark_update_commit_info(config: Any, commit_info: dict[str, Any]) -> None:
-    commit_info.pop("project", None)
+    for name in ("project", "branch"):
+        commit_info.pop(name, None)
 
 
 @pytest.fixture(scope="session")
