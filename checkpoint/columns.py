@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from gpuslice.kernels.host import overlap
+
 
 @dataclass(slots=True)
 class Storages:
@@ -50,8 +52,7 @@ class Storages:
         """Those over the same memory (DLPack, NumPy and back) are fixed: none of them may move alone."""
         starts = np.array(self.addresses, np.int64)
         ends = starts + np.array(self.sizes, np.int64)
-        # In two sorted columns the ends of ranges that are apart lie between their starts.
-        if np.any(np.sort(ends)[:-1] > np.sort(starts)[1:]):
+        if overlap(starts, ends):
             ranges = sorted(zip(self.addresses, ends.tolist(), self.keys, strict=True))
             self.fixed = self.fixed | _overlapping(ranges)
 

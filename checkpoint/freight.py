@@ -7,12 +7,12 @@ and a page fault for every 4 KiB of new memory.
 from __future__ import annotations
 
 import os
-from typing import Any
 
 import numpy as np
 import torch
 
 from gpuslice.kernels import copying
+from gpuslice.kernels.host import overlap
 
 from .header import covers
 from .layout import TensorSpec
@@ -82,7 +82,8 @@ class Freight:
         moves, self._moves = self._moves, {}
         fresh, self._fresh = self._fresh, []
         places = [(address, start, nbytes) for (address, nbytes), (start, _) in moves.items()]
-        overlapping = _overlap(np.array(list(moves), np.int64).reshape(-1, 2))
+        starts, sizes = np.array(list(moves), np.int64).reshape(-1, 2).T
+        overlapping = overlap(starts, starts + sizes)
         # Where views of one memory come from different bytes, the last one must win: one after the other.
         for portion in ([place] for place in places) if overlapping else [places]:
             copying.copy_in_at(
@@ -102,9 +103,3 @@ def over(storage: torch.UntypedStorage, spec: TensorSpec) -> torch.Tensor:
     """One of a snapshot's tensors over a storage like its own."""
     empty = torch.empty(0, dtype=getattr(torch, spec.dtype), device=storage.device)
     return empty.set_(storage, spec.offset, spec.shape, spec.stride)
-
-
-def _overlap(ranges: np.ndarray[Any, Any]) -> bool:
-    """Whether rows of address and bytes overlap."""
-    ranges = ranges[np.argsort(ranges[:, 0])]
-    return bool(np.any(ranges[:-1].sum(axis=1) > ranges[1:, 0]))

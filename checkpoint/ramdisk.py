@@ -65,7 +65,7 @@ class RamDisk:
         tenant: Tenant = Tenant(),  # noqa: B008 - it cannot change
         scheduler: str = "",
     ) -> None:
-        self.directory = directory or Path(f"/dev/shm/gpuslice-{os.geteuid()}")
+        self.directory = directory or default_directory()
         store_directory(self.directory)
         self._budget = Budget(self.directory, limit_bytes, tenant)
         self._scheduler = scheduler
@@ -362,6 +362,11 @@ class RamDisk:
         if self.spilled is not None:
             found |= {entry.store for entry in self.spilled.entries()}
         return [self.directory / name for name in sorted(found)]
+
+
+def default_directory() -> Path:
+    """Where a user's RAM disk is if nobody says otherwise."""
+    return Path(f"/dev/shm/gpuslice-{os.geteuid()}")
 
 
 def _scheduler(endpoint: str) -> str:

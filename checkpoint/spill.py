@@ -29,7 +29,7 @@ from gpuslice.errors import (
 from gpuslice.private import private_directory
 
 from .arena import Arena
-from .files import is_full, open_checked
+from .files import flush_directory, is_full, open_checked
 from .format import Record
 from .locks import FileLock
 from .slots import SLOTS
@@ -164,7 +164,7 @@ class SpillDirectory:
                 with open_snapshot(partial) as written:
                     written.verify(pause)
                 os.replace(partial, target)
-                _sync_directory(self.directory)
+                flush_directory(self.directory)
             except OSError as error:
                 raise self._refusal(error) from error
             finally:
@@ -220,7 +220,7 @@ class SpillDirectory:
         """Remove a snapshot from here, if there is one."""
         with suppress(FileNotFoundError):
             os.unlink(self.path(store, slot))
-            _sync_directory(self.directory)
+            flush_directory(self.directory)
 
     def _lock(self, pause: Callable[[], None]) -> FileLock:
         """The lock under which one snapshot after the other arrives; others may take long."""
@@ -342,11 +342,3 @@ def _read_into(descriptor: int, memory: memoryview, position: int) -> None:
         piece = memory[start : start + _PIECE_BYTES]
         if os.preadv(descriptor, [piece], position + start) != len(piece):
             raise OSError(errno.EIO, "it became shorter")
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -90,6 +90,7 @@ class Restoration:
         return loaded
 
 
+@heap.uncollected()
 def check(snapshot: SnapshotFile, named: Mapping[str, object], *, entire: bool = False) -> Restoration:
     """Compare a snapshot with the objects that are to be loaded; changes nothing.
 
@@ -105,11 +106,6 @@ def check(snapshot: SnapshotFile, named: Mapping[str, object], *, entire: bool =
     CorruptSnapshotError
         If bytes that are needed are damaged.
     """
-    with heap.uncollected():
-        return _check(snapshot, named, entire)
-
-
-def _check(snapshot: SnapshotFile, named: Mapping[str, object], entire: bool) -> Restoration:
     source = Source(snapshot)
     with source.looking():
         checker = Checker(source)

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from gpuslice import __version__
-from gpuslice.checkpoint.ramdisk import RamDisk
+from gpuslice.checkpoint.ramdisk import RamDisk, default_directory
 from gpuslice.config import Settings
 from gpuslice.errors import GpusliceError
 from gpuslice.kernels.compiler import find_compiler
@@ -332,7 +332,7 @@ def _ramdisk(settings: Settings) -> RamDiskState:
 
 
 def _ramdisk_directory(settings: Settings) -> Path:
-    return Path(settings.ramdisk_dir or f"/dev/shm/gpuslice-{os.geteuid()}")
+    return Path(settings.ramdisk_dir) if settings.ramdisk_dir else default_directory()
 
 
 def as_json(diagnosis: Diagnosis) -> str:

@@ -149,7 +149,7 @@ def _chunks(places: Sequence[_Piece], arena: memoryview, table: _Rows | None, en
         Which of host address and arena address is the source, and which is the target.
     """
     if not places:
-        return np.zeros((0, 5), np.uint64)
+        return sums.rows(*np.zeros((5, 0), np.int64))
     address, offset, nbytes = _split(places, len(arena))
     padded_bytes, row = nbytes, np.zeros_like(nbytes)
     if table is not None:
@@ -160,14 +160,14 @@ def _chunks(places: Sequence[_Piece], arena: memoryview, table: _Rows | None, en
             raise ValueError("what is copied does not lie in the arena as its checksums do")
         padded_bytes = end - offset
     sides = (address, view_address(arena) + offset)
-    columns = (*(sides[end] for end in ends), nbytes, padded_bytes, row)
-    return np.stack(columns, axis=1).astype(np.uint64)
+    source, target = ends
+    return sums.rows(sides[source], sides[target], nbytes, padded_bytes, row)
 
 
 def _portions(chunks: _Rows) -> Iterator[list[_Rows]]:
     """Rows in portions of about equally many bytes."""
     if len(chunks):
-        nbytes = chunks[:, 2].astype(np.int64)
+        nbytes = chunks[:, sums.BYTES].astype(np.int64)
         cuts = np.flatnonzero(np.diff((np.cumsum(nbytes) - nbytes) // CHUNK_BYTES)) + 1
         yield from ([portion] for portion in np.split(chunks, cuts))
 
@@ -229,7 +229,7 @@ def copy_in_at(
             expected, past_caches = inspect.expected if inspect else None, _past_caches(places)
 
             def copy_many(portion: _Rows) -> None:
-                pages.all_ready(portion[:, 1:3])
+                pages.all_ready(portion[:, [sums.TARGET, sums.BYTES]])
                 copier.copy_expected(portion, expected, past_caches)
 
             chunks = _chunks(places, arena, expected.chunks if expected else None, _IN)

@@ -13,10 +13,8 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from .host import HUGE_PAGE_BYTES, PAGE_BYTES, view_address
+from .host import HUGE_PAGE_BYTES, PAGE_BYTES, advise, collapse, view_address
 
-#: Of Linux 6.1. It needs no privilege, as a mount's option ``huge=`` does, and only ``deny`` forbids it.
-_MADV_COLLAPSE = 25
 _MADV_REMOVE = 9
 _MAP_FIXED = 0x10
 _MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
@@ -24,7 +22,6 @@ _MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 _PORTION_BYTES = 64 << 20
 
 _libc = ctypes.CDLL(None, use_errno=True)
-_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
 _libc.mmap.restype = ctypes.c_void_p
 
@@ -83,9 +80,8 @@ def _allocate_huge(descriptor: int, start: int, nbytes: int) -> bool:
     for position in range(start, start + nbytes, HUGE_PAGE_BYTES):
         os.posix_fallocate(descriptor, position, PAGE_BYTES)  # nothing is made of nothing
     memory = map_file(descriptor, nbytes, start=start)
-    if _libc.madvise(view_address(memory), nbytes, _MADV_COLLAPSE) == 0:
-        return True
-    return ctypes.get_errno() in (errno.EAGAIN, errno.EBUSY)  # of some pages, for the moment
+    # The last two are of some pages, for the moment.
+    return collapse(view_address(memory), nbytes) in (0, errno.EAGAIN, errno.EBUSY)
 
 
 def huge_pages_in(directory: Path) -> bool:
@@ -108,6 +104,6 @@ def remove(memory: memoryview) -> None:
     OSError
         If its file system cannot do that.
     """
-    if _libc.madvise(view_address(memory), len(memory), _MADV_REMOVE) != 0:
-        number = ctypes.get_errno()
+    number = advise(view_address(memory), len(memory), _MADV_REMOVE)
+    if number:
         raise OSError(number, f"madvise(MADV_REMOVE) failed: {os.strerror(number)}")

@@ -25,7 +25,8 @@ _MADV_HUGEPAGE = 14
 #: Of Linux 5.14: fault all pages in now, to be read or to be written.
 _MADV_POPULATE_READ = 22
 _MADV_POPULATE_WRITE = 23
-#: Of Linux 6.1: make one huge page of the small ones that are there.
+#: Of Linux 6.1: make one huge page of the small ones that are there. It needs no privilege, as a mount's
+#: option ``huge=`` does, and for files only the setting ``deny`` forbids it.
 _MADV_COLLAPSE = 25
 _PR_SET_THP_DISABLE = 41
 _PR_GET_THP_DISABLE = 42
@@ -47,6 +48,16 @@ def resident_anonymous_bytes() -> int:
 def view_address(view: memoryview) -> int:
     """Address of the first byte of a contiguous view."""
     return int(np.frombuffer(view, np.uint8).__array_interface__["data"][0])
+
+
+def advise(address: int, nbytes: int, advice: int) -> int:
+    """``madvise(2)``: 0, or the number of the error."""
+    return 0 if _libc.madvise(address, nbytes, advice) == 0 else ctypes.get_errno()
+
+
+def collapse(address: int, nbytes: int) -> int:
+    """Have the kernel make huge pages of whole ones of a mapping; 0, or the number of the error."""
+    return advise(address, nbytes, _MADV_COLLAPSE)
 
 
 @functools.cache
@@ -84,7 +95,7 @@ class HugePages:
                 filled[block] += min(address + nbytes, start + HUGE_PAGE_BYTES) - max(address, start)
         huge = [block for block, nbytes in sorted(filled.items()) if 4 * nbytes >= HUGE_PAGE_BYTES]
         for first, count in _runs(huge):
-            _libc.madvise(first * HUGE_PAGE_BYTES, count * HUGE_PAGE_BYTES, _MADV_HUGEPAGE)
+            advise(first * HUGE_PAGE_BYTES, count * HUGE_PAGE_BYTES, _MADV_HUGEPAGE)
         self._torn = edges.intersection(huge)
 
     def ready(self, address: int, nbytes: int) -> None:
@@ -92,7 +103,7 @@ class HugePages:
         for block in range(address // HUGE_PAGE_BYTES, (address + nbytes - 1) // HUGE_PAGE_BYTES + 1):
             if block in self._torn:
                 self._torn.discard(block)
-                _libc.madvise(block * HUGE_PAGE_BYTES, HUGE_PAGE_BYTES, _MADV_COLLAPSE)
+                collapse(block * HUGE_PAGE_BYTES, HUGE_PAGE_BYTES)
 
     def all_ready(self, ranges: np.ndarray[Any, Any]) -> None:
         """The same for rows of address and bytes."""
@@ -140,10 +151,15 @@ def populate(address: int, nbytes: int, *, writing: bool = True) -> None:
         If there are not enough pages.
     """
     advice = _MADV_POPULATE_WRITE if writing else _MADV_POPULATE_READ
-    if _libc.madvise(address, nbytes, advice) != 0:
-        number = ctypes.get_errno()
-        if number != errno.EINVAL:
-            raise OSError(number, f"madvise({address:#x}, {nbytes}, {advice}) failed to populate")
+    number = advise(address, nbytes, advice)
+    if number not in (0, errno.EINVAL):
+        raise OSError(number, f"madvise({address:#x}, {nbytes}, {advice}) failed to populate")
+
+
+def overlap(starts: np.ndarray[Any, Any], ends: np.ndarray[Any, Any]) -> bool:
+    """Whether some ranges share memory."""
+    # In two sorted columns the ends of ranges that are apart lie between their starts.
+    return bool(np.any(np.sort(ends)[:-1] > np.sort(starts)[1:]))
 
 
 def overlapping(ranges: Sequence[tuple[int, int]]) -> list[int]:
@@ -188,8 +204,7 @@ def drop_pages(address: int, nbytes: int) -> None:
         If the kernel refuses, for instance because the pages are locked.
     """
     first, length = whole_pages(address, nbytes)
-    if length and _libc.madvise(first, length, _MADV_DONTNEED) != 0:
-        number = ctypes.get_errno()
+    if length and (number := advise(first, length, _MADV_DONTNEED)):
         raise OSError(number, f"madvise({first:#x}, {length}, MADV_DONTNEED) failed")
 
 

@@ -96,5 +96,6 @@ class Look:
 def _rows(arena: memoryview, chunks: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """The chunks as `sums.Copier` takes them, without a target."""
     start, nbytes = chunks[:, 0], chunks[:, 1] - chunks[:, 0]
-    columns = (view_address(arena) + start, np.zeros_like(start), nbytes, nbytes, np.arange(len(chunks)))
-    return np.stack(columns, axis=1).astype(np.uint64)
+    return sums.rows(
+        view_address(arena) + start, np.zeros_like(start), nbytes, nbytes, np.arange(len(chunks))
+    )

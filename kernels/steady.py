@@ -7,12 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from .sums import Expected, Sums
+from .sums import BYTES, INDEX, PADDED, SOURCE, TARGET, Expected, Sums
 from .writes import WriteWatch
 
 _Numbers = np.ndarray[Any, Any]
-#: Columns of a copy's chunks (``copying.c``).
-_SOURCE, _TARGET, _BYTES, _PADDED, _ROW = range(5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,17 +24,24 @@ class _Chunks:
 
     @classmethod
     def of(cls, place: _Numbers, chunks: _Numbers, sums: _Numbers) -> _Chunks:
-        order = np.argsort(place)
-        return cls(place[order], chunks[order, _BYTES], chunks[order, _PADDED], sums[order])
+        return cls(place, chunks[:, BYTES], chunks[:, PADDED], sums)._picked(np.argsort(place))
 
-    def find(self, place: _Numbers, chunks: _Numbers) -> tuple[_Numbers, _Numbers]:
+    def find(self, place: _Numbers, nbytes: _Numbers, padded: _Numbers) -> tuple[_Numbers, _Numbers]:
         """Which of other chunks are among these, and where."""
         if not len(self.place):
             return np.zeros(0, np.intp), np.zeros(0, np.intp)
         at = np.minimum(np.searchsorted(self.place, place), len(self.place) - 1)
-        same = (self.place[at] == place) & (self.nbytes[at] == chunks[:, _BYTES])
-        found = np.flatnonzero(same & (self.padded[at] == chunks[:, _PADDED]))
+        same = (self.place[at] == place) & (self.nbytes[at] == nbytes) & (self.padded[at] == padded)
+        found = np.flatnonzero(same)
         return found, at[found]
+
+    def those_in(self, others: _Chunks) -> _Chunks:
+        """Those that are among others, with the same checksum."""
+        found, at = others.find(self.place, self.nbytes, self.padded)
+        return self._picked(found[self.sums[found] == others.sums[at]])
+
+    def _picked(self, which: _Numbers) -> _Chunks:
+        return _Chunks(self.place[which], self.nbytes[which], self.padded[which], self.sums[which])
 
 
 class SteadyMemory:
@@ -60,27 +65,24 @@ class SteadyMemory:
         """Before a copy out: note the checksums that are known without reading."""
         self._unread = np.zeros(len(sums.now), bool)
         for watched in self._watched:
-            found, at = watched.find(chunks[:, _SOURCE], chunks)
+            found, at = watched.find(chunks[:, SOURCE], chunks[:, BYTES], chunks[:, PADDED])
             clean = self._watch.unwritten(
-                chunks[found, _SOURCE].astype(np.int64), chunks[found, _BYTES].astype(np.int64)
+                chunks[found, SOURCE].astype(np.int64), chunks[found, BYTES].astype(np.int64)
             )
             found, at = found[clean], at[clean]
-            sums.now[chunks[found, _ROW]] = watched.sums[at]
-            self._unread[chunks[found, _ROW]] = True
+            sums.now[chunks[found, INDEX]] = watched.sums[at]
+            self._unread[chunks[found, INDEX]] = True
 
     def left(self, chunks: _Numbers, sums: Sums) -> int:
         """After a copy out: remember what had not changed; returns the bytes that nobody had to read."""
-        rows = chunks[:, _ROW]
+        rows = chunks[:, INDEX]
         same = sums.now[rows] == sums.before[rows]
-        unread_bytes = int(chunks[same & self._unread[rows], _BYTES].sum())
+        unread_bytes = int(chunks[same & self._unread[rows], BYTES].sum())
         if same.all():  # nothing was done meanwhile; that says nothing about what comes
             return unread_bytes
         once = _Chunks.of(sums.chunks[rows, 0][same].astype(np.uint64), chunks[same], sums.now[rows][same])
         if self._once is not None:
-            whole = np.stack([once.place, once.place, once.nbytes, once.padded], axis=1)
-            again, at = self._once.find(once.place, whole)
-            again = again[once.sums[again] == self._once.sums[at]]
-            self._twice = _Chunks.of(once.place[again], whole[again], once.sums[again])
+            self._twice = once.those_in(self._once)
         self._once = once
         return unread_bytes
 
@@ -88,11 +90,12 @@ class SteadyMemory:
         """After a copy in that compared every chunk with its checksum: watch what is likely to stay."""
         if self._twice is None:
             return
-        found, at = self._twice.find(expected.chunks[chunks[:, _ROW], 0].astype(np.uint64), chunks)
-        right = expected.lows[chunks[found, _ROW]] == self._twice.sums["low"][at]
+        place = expected.chunks[chunks[:, INDEX], 0].astype(np.uint64)
+        found, at = self._twice.find(place, chunks[:, BYTES], chunks[:, PADDED])
+        right = expected.lows[chunks[found, INDEX]] == self._twice.sums["low"][at]
         found, at = found[right], at[right]
         if len(found):
-            address, nbytes = chunks[found, _TARGET], chunks[found, _BYTES]
+            address, nbytes = chunks[found, TARGET], chunks[found, BYTES]
             self._watch.watch(address.astype(np.int64), nbytes.astype(np.int64))
             self._watched.append(_Chunks.of(address, chunks[found], self._twice.sums[at]))
 

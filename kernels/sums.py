@@ -29,6 +29,19 @@ _HALF_BITS = 64
 _MODULE = "xxhash._xxhash"
 _PROBE = bytes(range(256)) * 20
 _Table = np.ndarray[Any, Any]
+#: Columns of the rows that a `Copier` takes (``struct chunk``).
+SOURCE, TARGET, BYTES, PADDED, INDEX = range(5)
+
+
+def rows(source: _Table, target: _Table, nbytes: _Table, padded_bytes: _Table, index: _Table) -> _Table:
+    """Chunks as a `Copier` takes them.
+
+    Parameters
+    ----------
+    index
+        Which of the arena's chunks each is.
+    """
+    return np.stack((source, target, nbytes, padded_bytes, index), axis=1).astype(np.uint64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +87,7 @@ class Expected:
 
 
 class Copier:
-    """Copies many chunks without the GIL: rows of source, target, bytes, bytes with padding and number.
+    """Copies many chunks without the GIL, as `rows` has them.
 
     Copies are told whether to go past the caches.
     """
@@ -90,6 +103,12 @@ class Copier:
         self._damaged = library.find_damaged
         self._damaged.restype = size
         self._damaged.argtypes = (pointer, pointer, size, pointer, pointer)
+
+    @staticmethod
+    def _refuse(chunks: _Table, expected: Expected, position: int) -> None:
+        """Raise for the chunk at ``position``, if there is one."""
+        if position < len(chunks):
+            raise expected.damaged(int(expected.chunks[int(chunks[position, INDEX]), 0]))
 
     def copy_changed(self, chunks: _Table, sums: Sums, past_caches: bool) -> int:
         """Note all checksums, and copy what has another one than before; returns the bytes let be."""
@@ -115,8 +134,8 @@ class Copier:
         """
         lows = None if expected is None else expected.lows.ctypes.data
         position: int = self._expected(self._hasher, chunks.ctypes.data, len(chunks), lows, past_caches)
-        if expected is not None and position < len(chunks):
-            raise expected.damaged(int(expected.chunks[int(chunks[position, -1]), 0]))
+        if expected is not None:
+            self._refuse(chunks, expected, position)
 
     def find_damaged(self, chunks: _Table, expected: Expected, following: _Table) -> None:
         """Compare chunks, copying nothing, together with whoever else was given the same arrays.
@@ -134,8 +153,7 @@ class Copier:
         found: int = self._damaged(
             self._hasher, chunks.ctypes.data, len(chunks), expected.lows.ctypes.data, following.ctypes.data
         )
-        if found < len(chunks):
-            raise expected.damaged(int(expected.chunks[int(chunks[found, -1]), 0]))
+        self._refuse(chunks, expected, found)
 
 
 @functools.cache

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 from collections.abc import Iterator
@@ -102,15 +101,11 @@ def test_a_kernel_without_huge_pages_gives_small_ones(
 ) -> None:
     asked: list[int] = []
 
-    class Refusing:
-        mmap = filepages._libc.mmap
+    def refuse(address: int, nbytes: int) -> int:
+        asked.append(nbytes)
+        return number
 
-        def madvise(self, address: int, nbytes: int, advice: int) -> int:
-            asked.append(nbytes)
-            ctypes.set_errno(number)
-            return -1
-
-    monkeypatch.setattr(filepages, "_libc", Refusing())
+    monkeypatch.setattr(filepages, "collapse", refuse)
     allocate(descriptor, 0, 100 * BLOCK)
     assert allocated_bytes(descriptor) == 100 * BLOCK
     assert sum(asked) == (100 * BLOCK if number == errno.EAGAIN else BLOCK)
