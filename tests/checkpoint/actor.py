@@ -18,7 +18,7 @@ from typing import Any
 from gpuslice.checkpoint import tree
 from gpuslice.checkpoint.budget import Tenant
 from gpuslice.checkpoint.layout import Layout, StorageSpec
-from gpuslice.checkpoint.offer import SPARE, ask
+from gpuslice.checkpoint.offer import SOCKET, SPARE, ask
 from gpuslice.checkpoint.ramdisk import RamDisk
 from gpuslice.checkpoint.snapshot import SnapshotFile
 from gpuslice.checkpoint.store import JobStore
@@ -51,6 +51,18 @@ class Countdown:
             return function(*arguments, **options)
 
         return counted
+
+
+def survives(work: Callable[[], object]) -> bool:
+    """Whether a child comes to the end of this."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            work()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    return os.waitpid(pid, 0)[1] == 0
 
 
 class Actor:
@@ -115,21 +127,21 @@ class Actor:
 
     def crash(self, directory: str, slots: int, saved: int, step: int) -> bool:
         """In a child, on another RAM disk: save some snapshots, die in the next one; whether it did not."""
-        pid = os.fork()
-        if pid == 0:
+
+        def save() -> None:
             child = Actor(directory, str(self.disk.limit_bytes))
             child.open("a", slots=slots)
             for boundary in range(1, saved + 1):
                 child.save(boundary)
             Countdown(step)
             child.save(saved + 1)
-            os._exit(0)
-        return os.waitpid(pid, 0)[1] == 0
+
+        return survives(save)
 
     def crash_around(self, directory: str, step: int) -> bool:
         """In a child: die while a store is opened, warmed up and closed; whether it did not."""
-        pid = os.fork()
-        if pid == 0:
+
+        def open_and_close() -> None:
             Countdown(step)
             child = Actor(directory, str(self.disk.limit_bytes))
             child.open("a")
@@ -138,64 +150,59 @@ class Actor:
             assert warming is not None
             warming.wait()
             child.close(keep=True)
-            os._exit(0)
-        return os.waitpid(pid, 0)[1] == 0
+
+        return survives(open_and_close)
 
     def crash_spilling(self, directory: str, spill: str, step: int, back: bool) -> bool:
         """In a child: die while snapshots are spilled, or while one is brought back; whether it did not."""
-        pid = os.fork()
-        if pid == 0:
-            try:
-                disk = RamDisk(Path(directory), self.disk.limit_bytes, spill_directory=Path(spill))
-                Countdown(step)
-                if back:
-                    disk.open_store("a")
-                else:
-                    disk.spill()
-                os._exit(0)
-            finally:
-                os._exit(1)
-        return os.waitpid(pid, 0)[1] == 0
+
+        def move() -> None:
+            disk = RamDisk(Path(directory), self.disk.limit_bytes, spill_directory=Path(spill))
+            Countdown(step)
+            if back:
+                disk.open_store("a")
+            else:
+                disk.spill()
+
+        return survives(move)
 
     def crash_parked(self, directory: str, spill: str, step: int) -> bool:
         """In a child: park, be moved out slot by slot, come back, go on, and die at some step of that."""
-        pid = os.fork()
-        if pid == 0:
-            try:
-                child = Actor(directory, str(self.disk.limit_bytes), spill)
-                child.open("a")
-                child.save(4, 1 << 20)
-                child.save(5, 1 << 20)
-                Countdown(step)
-                child.park()
-                assert child.store is not None
-                while ask(child.store.directory):
-                    pass
-                if child.come_back() == [5, 5]:
-                    os._exit(0)
-            finally:
-                os._exit(1)
-        return os.waitpid(pid, 0)[1] == 0
+
+        def move() -> None:
+            child = self._with_two_snapshots(directory, spill)
+            Countdown(step)
+            child.park()
+            child.give_all(SOCKET)
+            assert child.come_back() == [5, 5]
+
+        return survives(move)
 
     def crash_sparing(self, directory: str, spill: str, step: int) -> bool:
         """In a child: run, give both slots away, save again, and die at some step of that."""
-        pid = os.fork()
-        if pid == 0:
-            try:
-                child = Actor(directory, str(self.disk.limit_bytes), spill)
-                child.open("a")
-                child.save(4, 1 << 20)
-                child.save(5, 1 << 20)
-                Countdown(step)
-                child.spare()
-                assert child.store is not None
-                while ask(child.store.directory, SPARE):
-                    pass
-                child.save(6, 1 << 20)
-                os._exit(0)
-            finally:
-                os._exit(1)
-        return os.waitpid(pid, 0)[1] == 0
+
+        def give() -> None:
+            child = self._with_two_snapshots(directory, spill)
+            Countdown(step)
+            child.spare()
+            child.give_all(SPARE)
+            child.save(6, 1 << 20)
+
+        return survives(give)
+
+    def _with_two_snapshots(self, directory: str, spill: str) -> Actor:
+        """Another one, on another RAM disk, that has saved boundaries 4 and 5."""
+        child = Actor(directory, str(self.disk.limit_bytes), spill)
+        child.open("a")
+        child.save(4, 1 << 20)
+        child.save(5, 1 << 20)
+        return child
+
+    def give_all(self, name: str) -> None:
+        """Ask oneself for room until there is no more to give."""
+        assert self.store is not None
+        while ask(self.store.directory, name):
+            pass
 
     def begin_in_child(self) -> list[str]:
         """What a forked child gets when it uses the store it inherited, and then closes it."""

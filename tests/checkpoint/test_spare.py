@@ -23,7 +23,7 @@ from gpuslice.errors import RamDiskFullError
 
 from .conftest import MIB, layout_of
 from .harness import FaultyDevice, Job
-from .test_offer import files, found, holds, mapped
+from .test_offer import files, found, holds, leaves_nothing, mapped
 
 Actor = Callable[..., Any]
 Save = Callable[..., SnapshotFile]
@@ -316,9 +316,8 @@ def test_whatever_happens_at_any_step_every_snapshot_is_whole(shm: Path, actor: 
         assert files(place) == []
         cut = RamDisk(shm / f"cut{step}", 64 * MIB, spill_directory=after)
         left.add(tuple(found(cut)))  # of a power cut, which takes the RAM disk
-        for one, where in ((disk, place), (cut, after)):
-            one.collect(everything=True)
-            assert (os.listdir(one.directory), files(where)) == (["lock"], [])
+        leaves_nothing(disk, place)
+        leaves_nothing(cut, after)
         if survived:
             break
     else:
