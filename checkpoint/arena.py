@@ -76,7 +76,7 @@ class Arena:
         self._memory: memoryview | None = None
         #: What the pages hold since the last publish, as long as nobody else has written to them.
         self.residue: Residue | None = None
-        #: What the file has as header, but for the beginning of it, which `JobStore` tears.
+        #: What the file has as header, but for the beginning of it, which `Holdings` tears.
         self.header: Header | None = None
 
     @property

@@ -6,9 +6,17 @@ import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING
 
 from gpuslice.clock import Clock, MonotonicClock
+from gpuslice.kernels.host import resident_anonymous_bytes
 from gpuslice.kernels.transfer import Transfer
+
+if TYPE_CHECKING:
+    from gpuslice.kernels import Device
+
+    from .blocks import BlockCargo
+    from .cargo import Cargo
 
 
 @dataclass(slots=True)
@@ -95,6 +103,16 @@ class SwitchRecord:
     copy_in: Transfer = field(default_factory=Transfer)
     registrations: int = 0
     page_faults: dict[str, int] = field(default_factory=dict)
+
+    def weigh(self, cargo: Cargo | BlockCargo, device: Device) -> None:
+        """Note how many bytes a suspend has moved and left, now that ``device`` is empty."""
+        self.bytes_copied = cargo.layout.nbytes
+        self.bytes_freed = cargo.emptied_bytes
+        self.resident = cargo.resident_bytes
+        self.bytes_resident = sum(cargo.resident_bytes.values())
+        self.bytes_found = self.bytes_freed + self.bytes_resident
+        self.bytes_unaccounted = cargo.unaccounted_bytes(device)
+        self.rss_parked_bytes = resident_anonymous_bytes()
 
     @property
     def gb_per_s_out(self) -> float:

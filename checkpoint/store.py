@@ -1,26 +1,26 @@
-"""One rank's place in the RAM disk: its directory, its lock, its two slots."""
+"""One rank's place in the RAM disk: its directory, its lock, and who is at work on its slots."""
 
 from __future__ import annotations
 
-import weakref
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from gpuslice.errors import RamDiskFullError, SnapshotError, UsageError
+from gpuslice.errors import UsageError
 
 from .ahead import Ahead
-from .arena import Arena, MapHook, MapHooks
+from .arena import MapHook, MapHooks
 from .budget import Budget
 from .format import RECORD_BYTES, Record
-from .header import PREAMBLE_BYTES, Content, header_room
+from .header import Content, header_room
+from .holdings import Holdings
 from .layout import PAGE_BYTES, Layout, align, place
 from .locks import FileLock
 from .offer import SOCKET, SPARE, GoingOn, Offer
-from .slots import SLOTS, commit_at_least, committed, prepare_commit, restartable, settle, whole, write_commit
-from .snapshot import SnapshotFile, open_snapshot
-from .spill import SpillDirectory, always, is_whole
+from .slots import SLOTS, prepare_commit, restartable
+from .snapshot import SnapshotFile
+from .spill import SpillDirectory
 from .warmup import WarmUp
 from .writer import SnapshotWriter
 
@@ -64,21 +64,15 @@ class JobStore:
         self._budget = budget
         self._spill = spill
         self._ahead = ahead
-        #: The slots whose snapshots lie in the spill directory.
-        self._away: set[int] = set()
         self._lock = lock
         self._single = slots == 1
-        self._arenas = [Arena(directory / name, budget) for name in SLOTS]
-        self._open_files: list[weakref.ref[SnapshotFile] | None] = [None] * len(SLOTS)
-        self._published = {record.slot: record for record in committed(directory)}
-        self._generation = max((record.generation for record in self._published.values()), default=0)
+        self._holdings = Holdings(directory, budget, spill)
         self._writer: SnapshotWriter | None = None
         self._content: Content | None = None
         #: Whether somebody knows the path of a snapshot here and may read it at any time: then all stay.
         self.handed_out = False
         self._warming: WarmUp | None = None
         self._sparing: Offer | None = None
-        self._readers: weakref.WeakSet[SnapshotFile] = weakref.WeakSet()  # opened here for others
 
     @property
     def closed(self) -> bool:
@@ -93,7 +87,7 @@ class JobStore:
         """
         self.cool()
         hooks = MapHooks(on_map, on_unmap, node)
-        for arena in self._arenas:
+        for arena in self._holdings.arenas:
             arena.bind(hooks)
 
     def begin(self, layout: Layout) -> SnapshotWriter:
@@ -111,16 +105,20 @@ class JobStore:
             raise UsageError("a snapshot is being written already", "publish or abort it first")
         self.cool()
         self._ahead = None
-        slot = self._free_slot()
+        slot, holdings = self._free_slot(), self._holdings
         payload = header_room(layout)
-        arena = self._arenas[slot]
+        arena = holdings.arenas[slot]
         with self._budget.taking(RECORD_BYTES):
             prepare_commit(self.directory)
-        arena.ensure(_room(layout), own=lambda: not self.handed_out and self._vacate(1 - slot))
-        self._tear(slot)
-        self._forget(slot)
+        arena.ensure(_room(layout), own=lambda: not self.handed_out and holdings.vacate(1 - slot))
+        holdings.tear(slot)
+        holdings.forget(slot)
         record = Record(
-            generation=self._generation + 1, slot=slot, rank=self.rank, payload=payload, job=self.job or ""
+            generation=holdings.generation + 1,
+            slot=slot,
+            rank=self.rank,
+            payload=payload,
+            job=self.job or "",
         )
         self._writer = SnapshotWriter(arena, layout, record, self._content, self._finish)
         return self._writer
@@ -137,7 +135,7 @@ class JobStore:
             What is under way; nothing if there is nothing to do, or no room.
         """
         self.cool()
-        arena = self._arenas[self._free_slot()]
+        arena = self._holdings.arenas[self._free_slot()]
         nbytes = _room(layout)
         if self.closed or self._writer is not None or arena.memory is not None:
             return None
@@ -162,20 +160,13 @@ class JobStore:
 
     def open(self, path: Path) -> SnapshotFile:
         """One of the snapshots here, as `open_snapshot` opens it; it stays where it is until it is closed."""
-        snapshot = open_snapshot(path, self._ahead)
-        self._readers.add(snapshot)
-        return snapshot
+        return self._holdings.open(path, self._ahead)
 
     def forget_after(self, boundary: int) -> None:
         """Forget the snapshots of later boundaries: the job goes on from this one."""
         self._check_open()
         self.cool()
-        for slot, record in list(self._published.items()):
-            if record.boundary > boundary:
-                if slot not in self._away:
-                    self._arenas[slot].extend_file(PREAMBLE_BYTES)
-                    self._tear(slot)
-                self._forget(slot)
+        self._holdings.forget_after(boundary)
 
     def _free_slot(self) -> int:
         """The slot without the newest restartable snapshot; the first one if there is none.
@@ -183,83 +174,24 @@ class JobStore:
         A snapshot that nobody else can go on from is worth nothing once its job runs again: its
         slot, warm as it is, takes the next one.
         """
-        if self._single:
-            return 0
-        restartable = [record for record in self._published.values() if record.restartable]
-        precious = max(restartable, key=lambda record: record.generation, default=None)
-        return 0 if precious is None else 1 - precious.slot
-
-    def _tear(self, slot: int) -> None:
-        """Tear the slot's header, so that nothing half written can be taken for a snapshot."""
-        self._arenas[slot].write(bytes(PREAMBLE_BYTES), 0)
-
-    def _forget(self, slot: int) -> None:
-        """There is no snapshot in this slot any more, nor is one of it in the spill directory."""
-        self._published.pop(slot, None)
-        self._close_file(slot)
-        self._drop_spilled(slot)
-
-    def _close_file(self, slot: int) -> None:
-        opened = self._open_files[slot]
-        snapshot = opened() if opened else None
-        if snapshot is not None:
-            snapshot.close()
-
-    def _drop_spilled(self, slot: int) -> None:
-        if self._spill is not None and slot in self._away:
-            self._spill.drop(self.directory.name, slot)
-            self._away.discard(slot)
+        precious = None if self._single else self._holdings.precious_slot()
+        return 0 if precious is None else 1 - precious
 
     def _finish(self, slot: int, snapshot: SnapshotFile | None) -> None:
         """Commit what a writer wrote into ``slot``, or forget it."""
         self._check_open()
         if snapshot is None:
             self._writer = None
-            self._tear(slot)
-            self._forget(slot)
+            self._holdings.tear(slot)
+            self._holdings.forget(slot)
             return
-        with self._budget.taking(RECORD_BYTES):
-            write_commit(self.directory, snapshot.record)
+        self._holdings.commit(slot, snapshot)
         self._writer = None
         self._content = snapshot.content
-        self._generation = snapshot.generation
-        self._published[slot] = snapshot.record
-        self._open_files[slot] = weakref.ref(snapshot)
 
     def recover(self) -> None:
-        """Bring back what a process that died left in the spill directory.
-
-        Raises
-        ------
-        SnapshotError
-            If it was damaged there, where it stays, and there is no other snapshot to go on from.
-        RamDiskFullError
-            If there is no room; what was not brought back stays where it is.
-        """
-        if self._spill is None:
-            return
-        damage: SnapshotError | None = None
-        self._spill.clean_store(self.directory.name)
-        for entry in self._spill.entries(self.directory.name):
-            try:
-                self._recover(self._spill, entry.record())
-            except SnapshotError as error:
-                damage = error
-        if damage is not None and not any(record.restartable for record in self._published.values()):
-            raise damage
-
-    def _recover(self, spill: SpillDirectory, record: Record) -> None:
-        slot = record.slot
-        here = self._published.get(slot)
-        newer = here is not None and here.generation >= record.generation
-        if record.restartable and not (newer and is_whole(self.directory / SLOTS[slot])):
-            spill.fetch(self.directory.name, record, self._arenas[slot])
-            with self._budget.taking(RECORD_BYTES):
-                commit_at_least(self.directory, record)
-            self._published[slot] = record
-            self._generation = max(self._generation, record.generation)
-        self._away.add(slot)
-        self._drop_spilled(slot)
+        """Bring back what a process that died left in the spill directory (`Holdings.recover`)."""
+        self._holdings.recover()
 
     def offering(self, snapshot: SnapshotFile) -> AbstractContextManager[object]:
         """Inside the block, whose job is parked, other processes may have the room of its slots.
@@ -295,49 +227,11 @@ class JobStore:
         """Give up the room of one slot, that of ``last`` last; the job comes back from ``wanted``."""
         if self._warming is not None:
             self._warming.stop()
-        return any(self._vacate(slot, going_on, wanted=slot == wanted) for slot in (1 - last, last))
-
-    def _vacate(self, slot: int, going_on: GoingOn = always, *, wanted: bool = False) -> bool:
-        """Give up a slot's room, if it has any and nobody reads it; what is needed is moved."""
-        arena = self._arenas[slot]
-        read = any(not reader.closed and reader.path == arena.path for reader in self._readers)
-        if slot in self._away or read or not arena.path.exists():
-            return False
-        record = self._published.get(slot)
-        if record is None or not (record.restartable or wanted):
-            self._published.pop(slot, None)
-        elif self._spill is None:
-            return False
-        else:
-            try:
-                self._spill.take(arena.path, self.directory.name, slot, going_on)
-            except SnapshotError:
-                return False  # damaged: it stays for whoever needs it to find out
-            self._away.add(slot)
-        self._close_file(slot)
-        arena.discard()
-        return True
+        return any(self._holdings.vacate(slot, going_on, wanted=slot == wanted) for slot in (1 - last, last))
 
     def bring_back(self, snapshot: SnapshotFile) -> None:
-        """Have the bytes of a snapshot at hand again that may have been spilled while the job was parked.
-
-        Without room in the RAM disk they are read where they are, and stay there.
-
-        Raises
-        ------
-        SnapshotError
-            If they were damaged there, where they stay.
-        """
-        record, name = snapshot.record, self.directory.name
-        if self._spill is None or record.slot not in self._away:
-            return
-        try:
-            snapshot.attach(self._spill.fetch(name, record, self._arenas[record.slot]))
-        except RamDiskFullError:
-            with self._spill.open(name, record) as spilled:
-                snapshot.attach(spilled.arena)
-        else:
-            self._drop_spilled(record.slot)
+        """Have the bytes of a snapshot at hand that others may have spilled (`Holdings.bring_back`)."""
+        self._holdings.bring_back(snapshot)
 
     def _check_open(self) -> None:
         if self.closed:
@@ -361,15 +255,7 @@ class JobStore:
             self._writer.abort()
         self._let_go()
         with self._budget.lock():
-            found = whole(self.directory) if self.job is None else restartable(self.directory)
-            newest = next(found, None) if keep else None
-            for slot in sorted(self._away, key=lambda slot: -self._published[slot].generation):
-                record = self._published[slot]
-                if keep and record.restartable and (newest is None or newest.generation < record.generation):
-                    newest = record
-                else:
-                    self._drop_spilled(slot)
-            settle(self.directory, None if newest is None or newest.slot in self._away else newest)
+            self._holdings.settle(keep=keep, named=self.job is not None)
             self._lock.release()
 
     def abandon(self) -> None:
@@ -380,7 +266,7 @@ class JobStore:
     def _let_go(self) -> None:
         self.cool()
         self._ahead = None
-        for arena in self._arenas:
+        for arena in self._holdings.arenas:
             arena.close()
 
     def __enter__(self) -> Self:

@@ -179,7 +179,7 @@ class Switch:
             raise
         self._parked = _Parked(stages, cargo, snapshot, shared, own, self._clock.now())
         self.snapshot = snapshot
-        self._measure(record, cargo)
+        record.weigh(cargo, self.device)
         return record
 
     def _save(
@@ -250,15 +250,6 @@ class Switch:
                     cargo.check(snapshot)
                 cargo.copy_in(self.device, snapshot, verify=self._verify)
             raise
-
-    def _measure(self, record: SwitchRecord, cargo: Cargo | BlockCargo) -> None:
-        record.bytes_copied = cargo.layout.nbytes
-        record.bytes_freed = cargo.emptied_bytes
-        record.resident = cargo.resident_bytes
-        record.bytes_resident = sum(cargo.resident_bytes.values())
-        record.bytes_found = record.bytes_freed + record.bytes_resident
-        record.bytes_unaccounted = cargo.unaccounted_bytes(self.device)
-        record.rss_parked_bytes = resident_anonymous_bytes()
 
     @heap.uncollected()
     def resume(self, device: Device | None = None, *, taker: Taker | None = None) -> SwitchRecord:

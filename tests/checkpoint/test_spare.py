@@ -133,7 +133,7 @@ def test_only_a_suspend_takes_the_room_of_those_that_run(disk: RamDisk, place: P
     with disk.open_store("a") as running, disk.open_store("b") as other:
         save(running, boundary=1, sizes=(40 * MIB,))
         running.spare()
-        arena = other._arenas[0]
+        arena = other._holdings.arenas[0]
         with pytest.raises(RamDiskFullError):
             arena.warm(30 * MIB, lambda: True)
         with pytest.raises(RamDiskFullError):
