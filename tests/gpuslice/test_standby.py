@@ -120,6 +120,8 @@ def test_two_stand_by_and_one_of_them_goes_on(workshop: Workshop, expected: str)
     with running(workshop) as first:
         hear(first)
         with standing_by(workshop) as second, standing_by(workshop) as third:
+            for process in (second, third):
+                tell(process, "\n" * 10)  # whichever it is that goes on, the other one waits for its end
             tell(first, "leave")
             outputs = [finish(second), finish(third)]
             assert sorted(outputs) == [[], [*BATCHES[1:], expected]]
