@@ -9,8 +9,9 @@ import mmap
 import os
 import resource
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from ctypes import addressof, c_char, memmove
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -109,19 +110,38 @@ class Limit:
         with open(directory / "limit", "w+b") as file:
             os.posix_fallocate(file.fileno(), 0, sum(sizes))
             self._mapping = mmap.mmap(file.fileno(), sum(sizes))
+        self._outside = c_char.from_buffer(self._mapping)
+        self._sizes, self._outward, self._threads = sizes, outward, threads
         # While these live, nothing they are made from can move.
         self._inside = [c_char.from_buffer(bytearray(b"\1") * size) for size in sizes]
-        self._outside = c_char.from_buffer(self._mapping)
-        copies = list(self._pieces(sizes, outward=outward))
-        self._shares = [copies[number::threads] for number in range(threads)]
+        self._share_out(map(addressof, self._inside))
 
-    def _pieces(self, sizes: Sequence[int], *, outward: bool) -> Iterator[tuple[int, int, int]]:
+    def take_fresh_memory(self) -> None:
+        """Let the next copy go into memory that the process is yet to get, and give back what it had.
+
+        It is one piece behind huge pages, of which the kernel clears each when it is first touched.
+        """
+        self._inside = []
+        piece = mmap.mmap(-1, sum(self._sizes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        piece.madvise(mmap.MADV_HUGEPAGE)
+        self._inside = [c_char.from_buffer(piece)]
+        self._share_out(accumulate(self._sizes, initial=addressof(self._inside[0])))
+
+    def _share_out(self, insides: Iterable[int]) -> None:
+        """Give each thread its part of the bytes; ``insides`` are the addresses of the process's buffers."""
+        self._shares: list[list[tuple[int, int, int]]] = [[] for _ in range(self._threads)]
+        done, total = 0, sum(self._sizes)
+        for piece in self._pieces(insides):
+            self._shares[done * self._threads // total].append(piece)
+            done += piece[2]
+
+    def _pieces(self, insides: Iterable[int]) -> Iterator[tuple[int, int, int]]:
         """Target, source and length of every ``memmove``."""
         base = addressof(self._outside)
-        for buffer, size in zip(self._inside, sizes, strict=True):
+        for address, size in zip(insides, self._sizes, strict=False):
             for start in range(0, size, CHUNK_BYTES):
-                inside, outside = addressof(buffer) + start, base + start
-                ends = (outside, inside) if outward else (inside, outside)
+                inside, outside = address + start, base + start
+                ends = (outside, inside) if self._outward else (inside, outside)
                 yield (*ends, min(CHUNK_BYTES, size - start))
             base += size
 

@@ -32,6 +32,12 @@ def test_limit(benchmark: Any, state: State, tmpfs: Path, note: Note, rounds: in
     benchmark.pedantic(Limit(state.sizes, tmpfs, outward=False), rounds=rounds, warmup_rounds=2)
 
 
+def test_limit_into_fresh_memory(benchmark: Any, state: State, tmpfs: Path, note: Note, rounds: int) -> None:
+    """A resume's memory has been given back: the kernel clears it before anything is copied there."""
+    limit = Limit(state.sizes, tmpfs, outward=False)
+    benchmark.pedantic(limit, setup=limit.take_fresh_memory, rounds=rounds, warmup_rounds=2)
+
+
 @pytest.mark.parametrize("verify", [True, False], ids=["verified", "trusting"])
 def test_resume(benchmark: Any, state: State, store: JobStore, note: Note, rounds: int, verify: bool) -> None:
     """In the same process; memory is taken back, faulted in and filled."""
