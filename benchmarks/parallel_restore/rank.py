@@ -1,8 +1,8 @@
 """One rank: a state of its own, suspended and resumed, or only copied, when it is told to.
 
 Started as ``python -m benchmarks.parallel_restore.rank STATE DIRECTORY RANK``; its device is the CPU slot of
-that number. Every line on its standard input, ``suspend``, ``resume`` or ``copy``, is answered by how many
-seconds that took.
+that number. Every line on its standard input, ``train``, ``suspend``, ``resume`` or ``copy``, is answered by
+how many seconds that took.
 """
 
 from __future__ import annotations
@@ -36,18 +36,17 @@ def main() -> None:
         def suspend() -> None:
             nonlocal boundary
             boundary += 1
-            state.train()
             switch.suspend(boundary=boundary)
 
         verbs: dict[str, Callable[[], object]] = {
+            "train": state.train,
             "suspend": suspend,
             "resume": switch.resume,
             "copy": copy,
         }
         for _ in range(2):
-            suspend()
-            switch.resume()
-        copy()
+            for verb in verbs.values():
+                verb()
         print("ready", flush=True)
         for line in sys.stdin:
             began_s = time.perf_counter()
