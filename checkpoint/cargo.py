@@ -131,10 +131,14 @@ class Cargo:
         self, device: Device, snapshot: SnapshotFile, *, verify: bool, later: Mapping[int, int]
     ) -> Callable[[], Transfer]:
         """A function that copies what `copy_in` left, in the order of ``later``."""
-        pairs = [pair for pair in self._pairs(snapshot) if pair[0]._cdata in later]
-        pairs.sort(key=lambda pair: later[pair[0]._cdata])
         arena, proof = snapshot.arena, snapshot.proof() if verify else None
-        return lambda: device.copy_in(pairs, arena, proof)
+
+        def copy() -> Transfer:
+            pairs = [pair for pair in self._pairs(snapshot) if pair[0]._cdata in later]
+            pairs.sort(key=lambda pair: later[pair[0]._cdata])
+            return device.copy_in(pairs, arena, proof)
+
+        return copy
 
     def _pairs(self, snapshot: SnapshotFile) -> Pairs:
         return list(zip(self.storages, snapshot.offsets, strict=False))

@@ -120,6 +120,7 @@ class Stream:
         self.storages: dict[int, int] = {}
         self.error: BaseException | None = None
         self.refusal: Exception | None = None
+        self._going = threading.Event()
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
         self._clock = clock or MonotonicClock()
@@ -138,7 +139,7 @@ class Stream:
         record: SwitchRecord,
         lost: Callable[[BaseException], Exception],
     ) -> None:
-        """Bring it, in a thread of its own.
+        """Bring it, in a thread of its own that begins at `go`, or when somebody waits for it.
 
         Parameters
         ----------
@@ -154,11 +155,20 @@ class Stream:
         try:
             self._thread.start()
         except RuntimeError:  # the system gives no more threads
+            self.go()
             self._run(copy, record, lost)
+
+    def go(self) -> None:
+        """Begin: the main thread has nothing left to do before the training goes on.
+
+        Any sooner, the two would take turns with the interpreter.
+        """
+        self._going.set()
 
     def _run(
         self, copy: Callable[[], object], record: SwitchRecord, lost: Callable[[BaseException], Exception]
     ) -> None:
+        self._going.wait()
         began_s = self._clock.now()
         try:
             copy()
@@ -186,6 +196,7 @@ class Stream:
         if threading.current_thread() is self._thread:
             return
         if not self._over.is_set():
+            self.go()
             began_s = self._clock.now()
             self._over.wait()
             if self._record is not None and threading.current_thread() is threading.main_thread():

@@ -283,16 +283,19 @@ class Switch:
         resumed_at_s = self._clock.now()
         try:
             self._restore(parked, target, taker)
+            record.parked_s = resumed_at_s - parked.since_s
+            if target is not self.device:
+                target.pin()
+                self._bind(target)
+            self._parked = None
+            record.rss_after_bytes = resident_anonymous_bytes()
+            self._gate.open()
         except RollbackError as error:
             self._lose(error)
             raise
-        record.parked_s = resumed_at_s - parked.since_s
-        if target is not self.device:
-            target.pin()
-            self._bind(target)
-        self._parked = None
-        record.rss_after_bytes = resident_anonymous_bytes()
-        self._gate.open()
+        finally:
+            if self._stream is not None:
+                self._stream.go()
         return record
 
     def settle(self) -> None:

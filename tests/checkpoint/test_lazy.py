@@ -40,6 +40,7 @@ class Laggard(FaultyDevice):
 
     def __init__(self, **failures: int) -> None:
         super().__init__(**failures)
+        self.begun = threading.Event()
         self.awaited = threading.Event()
         self.late = 0
 
@@ -50,6 +51,7 @@ class Laggard(FaultyDevice):
 
     def copy_in(self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None) -> Transfer:
         if threading.current_thread().name == "gpuslice-lazy":
+            self.begun.set()
             assert self.awaited.wait(PATIENCE_S)
             self.awaited.clear()
             self.late += len(pairs)
@@ -235,6 +237,48 @@ def test_the_training_goes_on_before_it_has_come(
     assert (record.stream_s > 0, record.awaited_s > 0) == (True, True)
     parameters = [*training.model.parameters(), *twin.model.parameters()]
     assert record.bytes_later == sum(2 * parameter.nbytes + 4 for parameter in parameters)
+
+
+class LastStep(SpyGate):
+    """Sees whether what comes later is on its way while the resume is not over yet."""
+
+    def __init__(self, device: Laggard) -> None:
+        super().__init__()
+        self.device = device
+        self.begun_too_soon = False
+
+    def open(self) -> None:
+        self.begun_too_soon = self.device.begun.wait(0.2)
+
+
+def test_it_comes_behind_the_resume_not_beside_it(
+    store: JobStore, device: Laggard, later: LazyResume, training: Training
+) -> None:
+    gate = LastStep(device)
+    switch = Switch(device, store, gate=gate, lazy=later)
+    assert away_and_back(switch) > 0
+    assert not gate.begun_too_soon
+    assert device.begun.wait(PATIENCE_S)
+    switch.settle()
+
+
+class Interrupted(SpyGate):
+    """Ctrl-C at the end of a resume."""
+
+    def open(self) -> None:
+        raise KeyboardInterrupt
+
+
+def test_it_comes_after_an_interruption_too(
+    store: JobStore, device: Laggard, later: LazyResume, training: Training
+) -> None:
+    expected = training.moments()
+    switch = Switch(device, store, gate=Interrupted(), lazy=later)
+    switch.suspend(boundary=1)
+    with pytest.raises(KeyboardInterrupt):
+        switch.resume()
+    assert device.begun.wait(PATIENCE_S)
+    assert training.moments() == expected
 
 
 def test_the_bar_is_gone_when_all_has_come(
