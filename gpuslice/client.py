@@ -224,9 +224,12 @@ class Client:
             after = part.after
 
     def down(self, *, drain: bool = False) -> None:
-        """Cancel all jobs, or let them finish (``drain``), and end the scheduler; returns when it is gone."""
-        self._ask(verbs.Down(drain=drain), verbs.Done)
-        self._reach.await_end()
+        """Cancel all jobs, or let them finish (``drain``), and end the scheduler.
+
+        Returns when their processes and its own have ended; by TCP, when it says that it leaves.
+        """
+        with self._reach.until_gone():
+            self._ask(verbs.Down(drain=drain), verbs.Done)
 
     def _ask(self, request: Request, kind: type[_A]) -> _A:
         answer = self._await(request, kind, None)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import fcntl
 import os
+import select
 import socket
-from collections.abc import Mapping
+import struct
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Protocol
 
@@ -19,6 +22,8 @@ from gpuslice.sched_core.endpoint import CLIENT_SOCKET, LOCK, host_and_port
 #: Environment variables for those who do not name a scheduler otherwise.
 CONNECT, CURVE_KEYS = "GPUSLICE_CONNECT", "GPUSLICE_CURVE_KEYS"
 _PROBE_S = 5.0
+#: What the kernel knows of a local socket's other side: pid, uid, gid.
+_UCRED = struct.Struct("3i")
 _FAILED = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 _FAILED |= zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 
@@ -42,8 +47,11 @@ class Reach(Protocol):
         """Whether an answer can be read within ``wait_ms``."""
         ...
 
-    def await_end(self) -> None:
-        """Wait until a scheduler that has said that it leaves is gone, where that can be seen."""
+    def until_gone(self) -> AbstractContextManager[None]:
+        """Within it the scheduler says that it leaves; at the end of the block its process has ended.
+
+        As far as that can be seen from here.
+        """
         ...
 
 
@@ -60,20 +68,47 @@ class Local:
         """There is nothing to give back."""
 
     def look(self) -> None:
+        self._look()
+
+    def _look(self) -> int:
+        """Who listens: a process, or 0 if it is of another PID namespace."""
         with socket.socket(socket.AF_UNIX) as probe:
             try:
                 probe.connect(str(self._directory / CLIENT_SOCKET))
             except OSError as error:
-                raise EnvironmentUnusableError(
-                    f"no scheduler runs in {self._directory}", "start one with `gpuslice up`"
-                ) from error
+                raise self._nobody() from error
+            pid: int
+            pid, _, _ = _UCRED.unpack(probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+            return pid
+
+    def _nobody(self) -> EnvironmentUnusableError:
+        return EnvironmentUnusableError(
+            f"no scheduler runs in {self._directory}", "start one with `gpuslice up`"
+        )
 
     def listen(self, dealer: zmq.Socket[bytes], wait_ms: int) -> bool:
         return bool(dealer.poll(wait_ms))
 
-    def await_end(self) -> None:
-        with (self._directory / LOCK).open() as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH)
+    @contextmanager
+    def until_gone(self) -> Iterator[None]:
+        pid = self._look()
+        if not pid:
+            yield
+            with (self._directory / LOCK).open() as lock:
+                fcntl.flock(lock, fcntl.LOCK_SH)
+            return
+        try:
+            process = os.pidfd_open(pid)
+        except ProcessLookupError as error:
+            raise self._nobody() from error
+        try:
+            yield
+            # It gives its sockets and its lock back some time before: Python ends slowly once torch is loaded.
+            end = select.poll()
+            end.register(process, select.POLLIN)
+            end.poll()
+        finally:
+            os.close(process)
 
 
 class Remote:
@@ -136,8 +171,9 @@ class Remote:
             )
         return dealer in ready
 
-    def await_end(self) -> None:
+    def until_gone(self) -> AbstractContextManager[None]:
         """The scheduler's last word has to do."""
+        return nullcontext()
 
 
 def find(

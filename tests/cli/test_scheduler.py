@@ -186,6 +186,19 @@ def test_down_with_drain_lets_jobs_finish_and_takes_no_more(shell: Shell) -> Non
         client.jobs()
 
 
+@pytest.mark.parametrize("how", [[], ["--drain"]])
+def test_down_returns_when_the_scheduler_itself_is_gone(shell: Shell, how: list[str]) -> None:
+    words = ["up", "--foreground", "--devices", "null:1", "--state-dir", str(shell.directory)]
+    slow = "import atexit, sys, time; from gpuslice.cli import main; atexit.register(time.sleep, 1.0)"
+    with subprocess.Popen(
+        [sys.executable, "-c", f"{slow}; main({words})"], stdout=subprocess.PIPE, text=True
+    ) as scheduler:
+        assert scheduler.stdout is not None
+        assert "scheduling null:0" in scheduler.stdout.readline()
+        shell("down", *how)
+        assert scheduler.poll() == 0
+
+
 def test_impossible_jobs_are_refused(shell: Shell) -> None:
     shell.up()
     client = shell.client()

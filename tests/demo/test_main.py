@@ -70,7 +70,15 @@ class Running:
 
     def left_over(self) -> list[object]:
         """Processes, RAM disk and temporary files that outlived it."""
-        return [*self.marked(), *(on_ramdisk() - self.shm_before), *self.temporary.glob("gpuslice*")]
+        return [*map(_told, self.marked()), *(on_ramdisk() - self.shm_before), *self.temporary.glob("gpuslice*")]
+
+
+def _told(process: psutil.Process) -> str:
+    """The process as somebody who looks for it needs it described."""
+    try:
+        return f"{process.pid} ({process.status()}): {' '.join(process.cmdline())}"
+    except psutil.Error as error:
+        return str(error)
 
 
 def on_ramdisk() -> set[Path]:
