@@ -103,7 +103,7 @@ class Local:
             raise self._nobody() from error
         try:
             yield
-            # It gives its sockets and its lock back some time before: Python ends slowly once torch is loaded.
+            # Sockets and lock are given back some time before: Python ends slowly once torch is loaded.
             end = select.poll()
             end.register(process, select.POLLIN)
             end.poll()

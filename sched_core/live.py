@@ -234,7 +234,8 @@ class Scheduler:
         if self._watched.fileno() in ready:
             self._reap()
         now = self._clock.now()
-        self.processes.enforce(now)
+        for job in self.processes.enforce(now):
+            self._kill_strays(job)
         if self._wake_s is not None and now >= self._wake_s:
             self._wake_s = None
             self._handle(Woken())
@@ -318,11 +319,15 @@ class Scheduler:
     def _exited(self, event: Exited) -> None:
         """A command has ended; if it was killed, what it had started goes, too."""
         if event.code == record.KILLED:
-            own = {config.variable("socket"): self.endpoint, config.variable("job"): event.job}
-            killed = kill_strays([os.fsencode(f"{name}={value}") for name, value in own.items()])
-            if killed:
-                _log.info("killed %d processes that job %s left behind", killed, event.job)
+            self._kill_strays(event.job)
         self._handle(event)
+
+    def _kill_strays(self, job: str) -> None:
+        """Kill what is left of ``job``, in whichever sessions."""
+        own = {config.variable("socket"): self.endpoint, config.variable("job"): job}
+        killed = kill_strays([os.fsencode(f"{name}={value}") for name, value in own.items()])
+        if killed:
+            _log.info("killed %d processes that job %s left behind", killed, job)
 
     # The socket.
 

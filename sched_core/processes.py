@@ -230,11 +230,12 @@ class Processes:
         if self._signal(job, signal.SIGTERM):
             self._deadlines_s.setdefault(job, now + GRACE_S)
 
-    def enforce(self, now: float) -> None:
-        """Kill what was asked to end and has not in time."""
-        for job in [job for job, deadline_s in self._deadlines_s.items() if now >= deadline_s]:
+    def enforce(self, now: float) -> list[str]:
+        """Kill what was asked to end and has not in time; returns the jobs of which that was true."""
+        late = [job for job, deadline_s in self._deadlines_s.items() if now >= deadline_s]
+        for job in late:
             del self._deadlines_s[job]
-            self._signal(job, signal.SIGKILL)
+        return [job for job in late if self._signal(job, signal.SIGKILL)]
 
     @property
     def next_deadline_s(self) -> float | None:

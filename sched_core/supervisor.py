@@ -12,10 +12,13 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from contextlib import suppress
 
 LINE_BYTES = 16
-#: Ending a job signals its process group, to which we belong; we stay to see how the command ends.
+#: Ending a job signals its process group, to which we belong; we stay to see how all of it ends.
 _OUTLIVED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+#: prctl(2)
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 def line(number: int | None) -> bytes:
@@ -33,12 +36,28 @@ def main(argv: list[str]) -> None:
     child = os.fork()
     if child == 0:
         _become(command)
+    asked: list[int] = []
     for number in signal.sigpending() & set(_OUTLIVED):
         os.kill(child, number)
     for number in _OUTLIVED:
-        signal.signal(number, signal.SIG_IGN)
-    _, status = os.waitpid(child, 0)
+        signal.signal(number, lambda number, _: asked.append(number))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _OUTLIVED)
+    _adopt_orphans()
+    pid, status = os.wait()
+    while pid != child:
+        pid, status = os.wait()
     os.pwrite(record, line(os.waitstatus_to_exitcode(status)), LINE_BYTES)
+    if asked:  # the job is over when all that it had started is, too
+        with suppress(ChildProcessError):
+            while True:
+                os.wait()
+
+
+def _adopt_orphans() -> None:
+    """Become the parent of what the command leaves behind."""
+    import ctypes  # late: the command starts meanwhile
+
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def _become(command: list[str]) -> None:

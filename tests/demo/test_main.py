@@ -70,7 +70,11 @@ class Running:
 
     def left_over(self) -> list[object]:
         """Processes, RAM disk and temporary files that outlived it."""
-        return [*map(_told, self.marked()), *(on_ramdisk() - self.shm_before), *self.temporary.glob("gpuslice*")]
+        return [
+            *map(_told, self.marked()),
+            *(on_ramdisk() - self.shm_before),
+            *self.temporary.glob("gpuslice*"),
+        ]
 
 
 def _told(process: psutil.Process) -> str:

@@ -256,6 +256,34 @@ def test_cancel_ends_a_job_that_ignores_sigterm(
     assert bench.core.jobs["deaf"].exit_code == -signal.SIGKILL
 
 
+DEAF_CHILDREN = """
+import os, signal, time
+if not os.fork():
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.fork() or os.setsid()
+    os.write(1, b"%d\\n" % os.getpid())
+time.sleep(60)
+"""
+
+
+def test_cancel_ends_what_the_command_leaves_behind_in_any_session(
+    open_bench: Callable[[int], Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "GRACE_S", 0.2)
+    bench = open_bench(1)
+    program = Program((sys.executable, "-c", DEAF_CHILDREN), "/", dict(os.environ))
+    bench.scheduler.submit(JobSpec(id="x", submit_s=0.0), program)
+    while len(children := bench.output("x").split()) < 2:
+        time.sleep(0.01)
+    watched = [os.pidfd_open(int(pid)) for pid in children]
+    bench.scheduler.obey(Cancelled("x", "enough"))
+    assert bench.finish() == {"x": JobState.CANCELLED}
+    assert bench.core.jobs["x"].exit_code == -signal.SIGTERM, "the command itself was not deaf"
+    assert select.select(watched, [], [], 0.0)[0] == watched
+    for descriptor in watched:
+        os.close(descriptor)
+
+
 def test_closing_ends_every_process(open_bench: Callable[[int], Bench]) -> None:
     bench = open_bench(2)
     bench.submit("pair", 10**6, ranks=2)
