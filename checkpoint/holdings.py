@@ -13,8 +13,8 @@ from .budget import Budget
 from .format import RECORD_BYTES, Record
 from .header import PREAMBLE_BYTES
 from .offer import GoingOn
-from .slots import SLOTS, commit_at_least, committed, restartable, settle, whole, write_commit
-from .snapshot import SnapshotFile, open_snapshot
+from .slots import SLOTS, commit_at_least, committed, opened, restartable, settle, whole, write_commit
+from .snapshot import SnapshotFile
 from .spill import SpillDirectory, always, is_whole
 
 
@@ -58,11 +58,15 @@ class Holdings:
         newest = max(restartable, key=lambda record: record.generation, default=None)
         return None if newest is None else newest.slot
 
-    def open(self, path: Path, ahead: Ahead | None) -> SnapshotFile:
-        """Open one of the snapshots; its slot is not vacated until it is closed."""
-        snapshot = open_snapshot(path, ahead)
-        self._readers.add(snapshot)
-        return snapshot
+    def restartable(self, ahead: Ahead | None) -> list[SnapshotFile]:
+        """The snapshots that another process can go on from, opened, newest first.
+
+        A slot is not vacated until its snapshot is closed.
+        """
+        wanted = [record for record in committed(self._directory) if record.restartable]
+        snapshots = list(opened(self._directory, wanted, ahead))
+        self._readers.update(snapshots)
+        return snapshots
 
     def commit(self, slot: int, snapshot: SnapshotFile) -> None:
         """Make what was written into ``slot`` the store's newest snapshot."""

@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -19,9 +19,10 @@ import psutil
 
 from gpuslice.errors import SnapshotError
 
+from .ahead import Ahead
 from .files import flush_directory, open_checked, read_at, write_at
 from .format import RECORD_BYTES, Record
-from .snapshot import open_snapshot, read_record
+from .snapshot import SnapshotFile, open_snapshot, read_record
 
 SLOTS = ("A.gsnp", "B.gsnp")
 COMMIT = "snapshot.gen"
@@ -163,14 +164,21 @@ def _slot_records(directory: Path) -> Iterator[Record]:
             yield record
 
 
-def whole(directory: Path) -> Iterator[Record]:
-    """The published snapshots that can be opened, newest first."""
-    for record in committed(directory):
+def opened(directory: Path, records: Iterable[Record], ahead: Ahead | None = None) -> Iterator[SnapshotFile]:
+    """Of the published snapshots of ``records`` those that can be opened, for the caller to close."""
+    for record in records:
         try:
-            open_snapshot(directory / SLOTS[record.slot]).close()
+            snapshot = open_snapshot(directory / SLOTS[record.slot], ahead)
         except SnapshotError:
             continue
-        yield record
+        yield snapshot
+
+
+def whole(directory: Path) -> Iterator[Record]:
+    """The published snapshots that can be opened, newest first."""
+    for snapshot in opened(directory, committed(directory)):
+        with snapshot:
+            yield snapshot.record
 
 
 def restartable(directory: Path) -> Iterator[Record]:

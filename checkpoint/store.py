@@ -18,7 +18,7 @@ from .holdings import Holdings
 from .layout import PAGE_BYTES, Layout, align, place
 from .locks import FileLock
 from .offer import SOCKET, SPARE, GoingOn, Offer
-from .slots import SLOTS, prepare_commit, restartable
+from .slots import prepare_commit
 from .snapshot import SnapshotFile
 from .spill import SpillDirectory
 from .warmup import WarmUp
@@ -44,7 +44,7 @@ class JobStore:
     spill
         Where slots go that their job can do without while somebody else needs the room; ``None``: nowhere.
     ahead
-        What is mapped of the slots already, for `open`; given up when the store is next written to.
+        What is mapped of the slots already, for `restartable`; given up when the store is next written to.
     """
 
     def __init__(
@@ -153,14 +153,13 @@ class JobStore:
         if warming is not None:
             warming.stop()
 
-    def restartable(self) -> dict[int, Path]:
-        """The whole snapshots here that this process can go on from, by boundary."""
-        newest_last = reversed(list(restartable(self.directory)))
-        return {record.boundary: self.directory / SLOTS[record.slot] for record in newest_last}
+    def restartable(self) -> dict[int, SnapshotFile]:
+        """The snapshots here that this process can go on from, opened, by boundary.
 
-    def open(self, path: Path) -> SnapshotFile:
-        """One of the snapshots here, as `open_snapshot` opens it; it stays where it is until it is closed."""
-        return self._holdings.open(path, self._ahead)
+        Each stays where it is until it is closed.
+        """
+        newest_last = reversed(self._holdings.restartable(self._ahead))
+        return {snapshot.boundary: snapshot for snapshot in newest_last}
 
     def forget_after(self, boundary: int) -> None:
         """Forget the snapshots of later boundaries: the job goes on from this one."""

@@ -306,9 +306,12 @@ def _go_on(job: Job, process: Runtime) -> None:
         sys.exit()
     snapshots = process.store.restartable()
     boundary = agree(snapshots, process.place.world_size)
-    process.store.forget_after(-1 if boundary is None else boundary)
-    if boundary is not None:
-        job._go_on_from(process.store.open(snapshots[boundary]))
+    chosen = None if boundary is None else snapshots.pop(boundary)
+    for other in snapshots.values():
+        other.close()
+    process.store.forget_after(-1 if chosen is None else chosen.boundary)
+    if chosen is not None:
+        job._go_on_from(chosen)
 
 
 def _check_main_thread(call: str) -> None:

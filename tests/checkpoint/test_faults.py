@@ -120,7 +120,7 @@ def test_coming_back_from_the_spill_directory_meets_a_full_disk_at_any_call(
         assert disk.boundaries("a") == {7}
         with disk.open_store("a") as store:
             assert list(store.restartable()) == [7]
-            with open_snapshot(store.restartable()[7]) as snapshot:
+            with store.restartable()[7] as snapshot:
                 snapshot.verify()
                 assert set(snapshot.view(0)) == {7}
         if len(hits) < number:

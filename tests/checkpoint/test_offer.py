@@ -428,7 +428,7 @@ def test_nobody_waits_for_the_dead(disk: RamDisk, actor: Actor) -> None:
     assert not ask(directory)
     with (
         disk.open_store("a") as store,  # a successor may park, too
-        open_snapshot(store.restartable()[1]) as snapshot,
+        store.restartable()[1] as snapshot,
         store.offering(snapshot),
     ):
         pass
@@ -492,8 +492,8 @@ def test_whatever_happens_at_any_step_every_snapshot_is_whole(shm: Path, actor: 
 def found(disk: RamDisk) -> list[int]:
     """The boundaries that a successor can go on from, every byte of them compared."""
     with disk.open_store("a") as store:
-        for boundary, path in store.restartable().items():
-            with open_snapshot(path) as snapshot:
+        for boundary, snapshot in store.restartable().items():
+            with snapshot:
                 snapshot.verify()
                 assert set(snapshot.view(0)) == {boundary}
         return sorted(store.restartable())

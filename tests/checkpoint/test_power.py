@@ -15,7 +15,6 @@ from gpuslice.checkpoint import files, tree
 from gpuslice.checkpoint.layout import Layout, StorageSpec
 from gpuslice.checkpoint.ramdisk import RamDisk
 from gpuslice.checkpoint.slots import COMMIT
-from gpuslice.checkpoint.snapshot import open_snapshot
 from gpuslice.checkpoint.store import JobStore
 from gpuslice.errors import CorruptSnapshotError
 
@@ -96,8 +95,8 @@ def save(store: JobStore, boundary: int) -> None:
 def found(disk: RamDisk) -> set[int]:
     """The boundaries that a successor can go on from, every byte of them compared."""
     with disk.open_store("a") as store:
-        for boundary, path in store.restartable().items():
-            with open_snapshot(path) as snapshot:
+        for boundary, snapshot in store.restartable().items():
+            with snapshot:
                 snapshot.verify()
                 assert set(snapshot.view(0)) == {boundary}
                 assert int.from_bytes(snapshot.view(1), "little") == boundary == tree.decode(snapshot.tree)

@@ -16,7 +16,7 @@ import pytest
 from gpuslice.checkpoint.listing import Place
 from gpuslice.checkpoint.offer import SPARE, ask
 from gpuslice.checkpoint.ramdisk import RamDisk
-from gpuslice.checkpoint.snapshot import SnapshotFile, open_snapshot
+from gpuslice.checkpoint.snapshot import SnapshotFile
 from gpuslice.checkpoint.store import JobStore
 from gpuslice.checkpoint.switch import Switch
 from gpuslice.errors import RamDiskFullError
@@ -99,7 +99,7 @@ def test_what_somebody_reads_stays(disk: RamDisk, place: Path, save: Save) -> No
         save(store, boundary=1)
     disk.spill()
     with disk.open_store("a") as store:  # where it is brought back, and stays mapped
-        reader = store.open(store.restartable()[1])
+        reader = store.restartable()[1]
         store.spare()
         assert not ask(store.directory, SPARE)
         assert holds(reader, 1)
@@ -196,8 +196,8 @@ def test_a_spill_directory_that_fails_costs_nothing(
 def found_all(disk: RamDisk) -> list[int]:
     """The boundaries that a successor can go on from, every byte compared with what ``save`` wrote."""
     with disk.open_store("a") as store:
-        for boundary, path in store.restartable().items():
-            with open_snapshot(path) as snapshot:
+        for boundary, snapshot in store.restartable().items():
+            with snapshot:
                 assert holds(snapshot, boundary)
         return sorted(store.restartable())
 

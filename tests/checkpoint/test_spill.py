@@ -17,7 +17,6 @@ from gpuslice.checkpoint.listing import Place
 from gpuslice.checkpoint.locks import FileLock
 from gpuslice.checkpoint.ramdisk import RamDisk
 from gpuslice.checkpoint.slots import OWNER
-from gpuslice.checkpoint.snapshot import open_snapshot
 from gpuslice.errors import CorruptSnapshotError, EnvironmentUnusableError, RamDiskFullError, UsageError
 
 from .conftest import MIB, newest_of
@@ -41,7 +40,7 @@ def check(disk: RamDisk, job: str = "a", *, boundary: int = 5, nbytes: int = 3 *
     """Start the job again: it has its snapshot, whole, and goes on."""
     with disk.open_store(job) as store:
         assert list(store.restartable()) == [boundary]
-        with open_snapshot(store.restartable()[boundary]) as snapshot:
+        with store.restartable()[boundary] as snapshot:
             snapshot.verify()
             assert snapshot.view(0) == bytes([boundary]) * nbytes
             generation = snapshot.generation
@@ -247,7 +246,7 @@ def test_it_goes_past_the_page_cache_where_that_is_possible(
     leave(disk)
     monkeypatch.setattr(os, "open", opened)
     disk.spill()
-    with disk.open_store("a") as store, open_snapshot(store.restartable()[5]) as snapshot:
+    with disk.open_store("a") as store, store.restartable()[5] as snapshot:
         snapshot.verify()
     asked = (
         [(".part", True), (".gsnp", True)] if direct else [(".part", True), (".part", False), (".gsnp", True)]

@@ -54,10 +54,10 @@ def test_what_was_left_is_taken_over_when_the_store_is_let_go(disk: RamDisk, sav
     store = waiting.result()
     assert store is not None
     assert set(store.restartable()) == {7}
-    with store.open(store.restartable()[7]) as snapshot:
+    with store.restartable()[7] as snapshot:
         snapshot.verify()
     save(store, boundary=8)
-    with store.open(store.restartable()[8]) as snapshot:
+    with store.restartable()[8] as snapshot:
         snapshot.verify()
     store.close(keep=False)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +13,8 @@ from torch import nn
 
 import gpuslice
 from gpuslice.boundaries import BoundaryCounter
+from gpuslice.checkpoint import snapshot
+from gpuslice.checkpoint.format import Record
 from gpuslice.config import Settings
 from gpuslice.errors import RefusedSnapshotError, SuspendedStateError, UsageError
 from gpuslice.place import Place
@@ -90,6 +93,25 @@ def test_restore_loads_what_it_is_given(start: Start) -> None:
         gpuslice.restore(path, optimizer=torch.optim.SGD(model.parameters(), lr=1.0))
     with pytest.raises(RefusedSnapshotError, match="there is no snapshot"):
         gpuslice.restore(path.with_name("C.gsnp"), model=other)
+
+
+def test_a_snapshot_is_opened_once_to_go_on_from_it(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    start("digits")
+    job = gpuslice.attach(model=nn.Linear(3, 3))
+    for _ in range(2):
+        job.suspend()
+        job.resume()
+    start("digits")
+    opened: list[Path] = []
+    read_tail = snapshot._read_tail
+
+    def counted(descriptor: int, record: Record) -> object:
+        opened.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")))
+        return read_tail(descriptor, record)
+
+    monkeypatch.setattr(snapshot, "_read_tail", counted)
+    gpuslice.attach(model=nn.Linear(3, 3))
+    assert len(opened) == len(set(opened)) >= 1
 
 
 def test_a_named_job_goes_on_by_itself_and_an_unnamed_one_does_not(start: Start) -> None:
