@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from gpuslice.errors import RefusedSnapshotError
+from gpuslice.errors import AddressSpaceError, RefusedSnapshotError
 from gpuslice.kernels.filepages import map_file
 from gpuslice.kernels.host import populate, view_address
 
@@ -67,7 +67,7 @@ class Ahead:
         """Map what is new, let go of what is gone; what cannot be mapped now is mapped when it is needed."""
         found: dict[tuple[int, int], memoryview] = {}
         for path in self._paths:
-            with suppress(OSError, RefusedSnapshotError):
+            with suppress(OSError, AddressSpaceError, RefusedSnapshotError):
                 descriptor = open_checked(path)
                 try:
                     status = os.fstat(descriptor)

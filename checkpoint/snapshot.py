@@ -202,6 +202,8 @@ def open_snapshot(path: Path, ahead: Ahead | None = None) -> SnapshotFile:
         If it is not exactly what a writer of GSNP/1 writes.
     RefusedSnapshotError
         If it is missing, a link, foreign, writable by others, or of another version.
+    AddressSpaceError
+        If this process may not map as much.
     """
     try:
         descriptor = open_checked(path)

@@ -9,7 +9,6 @@ snapshot is whole in one of the two places, or in both, and then they are the sa
 from __future__ import annotations
 
 import errno
-import mmap
 import os
 import re
 import time
@@ -26,6 +25,7 @@ from gpuslice.errors import (
     RefusedSnapshotError,
     SnapshotError,
 )
+from gpuslice.kernels.filepages import anonymous
 from gpuslice.private import private_directory
 
 from .arena import Arena
@@ -326,7 +326,7 @@ def _open_direct(path: Path, flags: int) -> int:
 
 
 def _transfer(reading: int, writing: int, length: int, pause: Callable[[], None]) -> None:
-    buffer = memoryview(mmap.mmap(-1, _PIECE_BYTES))
+    buffer = anonymous(_PIECE_BYTES)
     for position in range(0, length, _PIECE_BYTES):
         pause()
         piece = buffer[: min(_PIECE_BYTES, length - position)]

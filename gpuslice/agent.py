@@ -17,6 +17,7 @@ from typing import NoReturn
 from gpuslice.checkpoint.record import SwitchRecord
 from gpuslice.ending import die_parked, end_parked, say, undisturbed
 from gpuslice.errors import (
+    AddressSpaceError,
     ConfigError,
     DeviceMemoryError,
     GpusliceError,
@@ -54,9 +55,9 @@ RESUME_STAGES = ("parked_s", "fetch_s", "reserve_s", "verify_s", "copy_in_s")
 #: A lease that was there for the asking comes within this.
 _AT_ONCE_S = 0.5
 #: Failures that another attempt, with more room, may not meet.
-_RETRYABLE = (DeviceMemoryError, RamDiskFullError)
+_RETRYABLE = (AddressSpaceError, DeviceMemoryError, RamDiskFullError)
 #: After these a resume left everything as it was.
-_STILL_PARKED = (DeviceMemoryError, HandoverError)
+_STILL_PARKED = (AddressSpaceError, DeviceMemoryError, HandoverError)
 
 
 class Agent:

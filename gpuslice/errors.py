@@ -49,6 +49,10 @@ class EnvironmentUnusableError(GpusliceError):
     exit_code = 3
 
 
+class AddressSpaceError(EnvironmentUnusableError):
+    """The process may map no more memory. Nothing has changed; with more of it one may try again."""
+
+
 class SuspendRefusedError(EnvironmentUnusableError):
     """The job's state cannot be suspended by the chosen route; nothing was touched."""
 

@@ -17,6 +17,7 @@ from gpuslice.types import DeviceName
 from . import copying, sums, uncached
 from .copying import Inspector, Marks, Pairs
 from .device import DeviceMemory, Hold, Way
+from .filepages import no_address_space
 from .host import (
     PAGE_BYTES,
     AddressSpace,
@@ -156,13 +157,13 @@ class CpuDevice:
         except RuntimeError as error:
             self.free(done)
             self.release_caches()
-            raise _out_of_memory(self.name, missing_bytes) from error
+            raise _refused(self.name, missing_bytes) from error
 
     def allocate(self, sizes: Sequence[int]) -> list[torch.UntypedStorage]:
         try:
             return [torch.UntypedStorage(nbytes, device=self.torch_device) for nbytes in sizes]  # type: ignore[no-untyped-call]
         except RuntimeError as error:
-            raise _out_of_memory(self.name, sum(sizes)) from error
+            raise _refused(self.name, sum(sizes)) from error
 
     def release_caches(self) -> None:
         trim_heap()
@@ -219,3 +220,10 @@ def _out_of_memory(name: DeviceName, nbytes: int) -> DeviceMemoryError:
         f"{name} lacks the memory to take back {nbytes} bytes: {available_bytes} are available",
         "free some and resume again; the snapshot is kept",
     )
+
+
+def _refused(name: DeviceName, nbytes: int) -> DeviceMemoryError:
+    """The error where the C library gave nothing: for want of memory, or of addresses."""
+    if nbytes > psutil.virtual_memory().available:
+        return _out_of_memory(name, nbytes)
+    return DeviceMemoryError(*no_address_space(nbytes))

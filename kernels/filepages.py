@@ -10,8 +10,13 @@ import ctypes
 import errno
 import mmap
 import os
-from contextlib import suppress
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from gpuslice.config import format_size
+from gpuslice.errors import AddressSpaceError
 
 from .host import HUGE_PAGE_BYTES, PAGE_BYTES, advise, collapse, view_address
 
@@ -20,6 +25,7 @@ _MAP_FIXED = 0x10
 _MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 #: What is made at once; at the end of each the kernel may say that there are no more.
 _PORTION_BYTES = 64 << 20
+_MORE_ADDRESSES = "raise its limit on address space (`ulimit -v`), or the machine's vm.max_map_count"
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
@@ -38,9 +44,39 @@ def map_file(descriptor: int, nbytes: int, *, start: int = 0, writable: bool = F
 
     Raises
     ------
+    AddressSpaceError
+        If the process may map no more.
     OSError
         If it cannot be mapped.
     """
+    with _enough_addresses(nbytes):
+        return _map(descriptor, nbytes, start, writable=writable)
+
+
+def no_address_space(nbytes: int) -> tuple[str, str]:
+    """Message and remedy where the kernel gives a process no further addresses, whatever memory is free."""
+    limit_bytes, _ = resource.getrlimit(resource.RLIMIT_AS)
+    limit = "" if limit_bytes == resource.RLIM_INFINITY else f": its limit is {format_size(limit_bytes)}"
+    return f"this process can map no further {format_size(nbytes)}{limit}", _MORE_ADDRESSES
+
+
+def anonymous(nbytes: int) -> memoryview:
+    """Private memory that begins at a page; ``AddressSpaceError``."""
+    with _enough_addresses(nbytes):
+        return memoryview(mmap.mmap(-1, nbytes))
+
+
+@contextmanager
+def _enough_addresses(nbytes: int) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.ENOMEM:
+            raise
+        raise AddressSpaceError(*no_address_space(nbytes)) from error
+
+
+def _map(descriptor: int, nbytes: int, start: int, *, writable: bool) -> memoryview:
     rights = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
     # Room to choose the address in; the file is put over it and goes with it.
     room = mmap.mmap(

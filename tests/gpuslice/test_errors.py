@@ -11,6 +11,7 @@ CONCRETE = {
     errors.ConfigError: 2,
     errors.SuspendedStateError: 2,
     errors.EnvironmentUnusableError: 3,
+    errors.AddressSpaceError: 3,
     errors.SuspendRefusedError: 3,
     errors.DeviceMemoryError: 3,
     errors.RollbackError: 3,

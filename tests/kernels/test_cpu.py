@@ -101,7 +101,7 @@ def test_reserving_is_all_or_nothing(device: CpuDevice) -> None:
     plenty = torch.ones(1000).untyped_storage()
     device.free([plenty])
     stingy = Stingy(0)
-    with pytest.raises(DeviceMemoryError, match="cpu lacks the memory"):
+    with pytest.raises(DeviceMemoryError, match=r"can map no further .*ulimit -v"):  # memory there is
         device.reserve([(plenty, 4000), (stingy, 4000)])
     assert plenty.nbytes() == 0
 
