@@ -12,6 +12,8 @@ import functools
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count
+from operator import attrgetter, le
 
 import msgspec
 
@@ -19,7 +21,7 @@ from gpuslice.errors import CorruptSnapshotError, RefusedSnapshotError
 
 from .checksum import digest
 from .dtypes import DTYPES
-from .layout import CHUNK_BYTES, PAGE_BYTES, Layout, StorageSpec, TensorSpec, align
+from .layout import CHUNK_BYTES, PAGE_BYTES, Layout, StorageSpec, TensorSpec, align, columns
 
 VERSION = 1
 RECORD_BYTES = 4096
@@ -32,6 +34,8 @@ FILE_LIMIT_BYTES = 1 << 44
 _MAGIC = b"GSNP\r\n\x1a\n"
 _RECORD = struct.Struct("<8sIIQQIIQQQQQQQQ16s16s16sQ64s")
 _RESTARTABLE = 1
+#: What a row of the metadata has of a storage.
+_OF_STORAGES = ("nbytes", "device", "label")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,11 +187,8 @@ class Metadata(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def layout(self) -> Layout:
         """The storages as they were given to the writer."""
-        return Layout(
-            tuple(
-                StorageSpec(sid, row.nbytes, row.device, row.label) for sid, row in enumerate(self.storages)
-            )
-        )
+        sizes, devices, labels = (map(attrgetter(name), self.storages) for name in _OF_STORAGES)
+        return Layout(tuple(map(StorageSpec, count(), sizes, devices, labels)))
 
 
 class _EncodedMetadata(msgspec.Struct, frozen=True):
@@ -210,11 +211,22 @@ def check_tensors(tensors: Sequence[TensorSpec], sizes: Sequence[int]) -> str | 
     """The first thing wrong with ``tensors`` over storages of ``sizes`` bytes, or ``None``."""
     if len(tensors) > ENTRIES_LIMIT or len(sizes) > ENTRIES_LIMIT:
         return f"more than {ENTRIES_LIMIT} tensors or storages"
+    if _all_fit(tensors, sizes):
+        return None
     for tensor in tensors:
         problem = _tensor_problem(tensor, sizes)
         if problem:
             return f"tensor {tensor.path!r} {problem}"
     return None
+
+
+def _all_fit(tensors: Sequence[TensorSpec], sizes: Sequence[int]) -> bool:
+    """Whether nothing is wrong, for thousands at once."""
+    _, sids, dtypes, shapes, strides, offsets = columns(tensors)
+    if not set(sids) <= set(range(len(sizes))):
+        return False
+    reaches = list(map(_reach, dtypes, shapes, strides, offsets))
+    return str not in set(map(type, reaches)) and all(map(le, reaches, map(sizes.__getitem__, sids)))
 
 
 def _tensor_problem(tensor: TensorSpec, sizes: Sequence[int]) -> str | None:

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress, repeat
+from operator import attrgetter, eq, not_
 
 import msgspec
 
@@ -18,7 +21,7 @@ from gpuslice.errors import CorruptSnapshotError, RefusedSnapshotError, UsageErr
 
 from .dtypes import DTYPES
 from .format import HEADER_LIMIT_BYTES, RECORD_BYTES, VERSION, Record, StorageRow, check_tensors
-from .layout import PAGE_BYTES, Layout, Placement, TensorSpec, align, place
+from .layout import PAGE_BYTES, Layout, Placement, TensorSpec, align, columns, place
 
 _PREFIX = b'{"__metadata__":{"format":"pt","gsnp":"%d","record":"'
 _POSITION_DIGITS = 20
@@ -26,8 +29,16 @@ _POSITION_DIGITS = 20
 PREAMBLE_BYTES = 8 + len(_PREFIX % VERSION) + _POSITION_DIGITS
 #: Begins the names of the entries that are no tensors; tensors whose path begins like this go unnamed.
 _RESERVED = "__"
-#: ``json.dumps`` without asking for its options each time.
-_quoted = json.JSONEncoder().encode
+#: What safetensors' header has as ``\\uxxxx``, and msgspec as it is.
+_BEYOND_ASCII = re.compile(r"[^ -~]")
+
+
+class _Entry(msgspec.Struct, gc=False):
+    """An entry of the header under its name."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -66,11 +77,9 @@ class Content:
         if problem:
             raise UsageError(problem, "describe tensors as torch does: shape, stride and offset in elements")
         placement = place(layout.sizes, payload)
-        rows = tuple(
-            StorageRow(offset, storage.nbytes, storage.device, storage.label)
-            for offset, storage in zip(placement.offsets, layout.storages, strict=True)
-        )
-        entries = ",".join(_entries(layout, placement, payload, _owners(tensors, layout)))
+        devices, labels = (map(attrgetter(name), layout.storages) for name in ("device", "label"))
+        rows = tuple(map(StorageRow, placement.offsets, layout.sizes, devices, labels))
+        entries = _entries(layout, placement, payload, _owners(tensors, layout))
         return cls(layout, payload, tuple(tensors), placement, rows, entries)
 
     @functools.cached_property
@@ -86,16 +95,16 @@ class Content:
         """
         text = self._render(record, self.entries)
         if 8 + len(text) > self.payload:
-            text = self._render(record, ",".join(_entries(self.layout, self.placement, self.payload, {})))
+            text = self._render(record, _entries(self.layout, self.placement, self.payload, {}))
         return struct.pack("<Q", self.payload - 8) + text.ljust(self.payload - 8)
 
     def _render(self, record: Record, entries: str) -> bytes:
         prefix = _prefix(record).decode() + '"}'
         end = record.position + RECORD_BYTES
-        parts = [prefix, entries, _bytes_entry("__gsnp.tail", self.payload, record.tail, end)]
+        rest = {"__gsnp.tail": _bytes_entry(self.payload, record.tail, end)}
         if record.file_len > end:
-            parts.append(_bytes_entry("__gsnp.slack", self.payload, end, record.file_len))
-        return (",".join(part for part in parts if part) + "}").encode()
+            rest["__gsnp.slack"] = _bytes_entry(self.payload, end, record.file_len)
+        return (",".join(filter(None, (prefix, entries, _text(rest)))) + "}").encode()
 
 
 def header_room(layout: Layout) -> int:
@@ -118,19 +127,30 @@ def header_room(layout: Layout) -> int:
 
 def _owners(tensors: Sequence[TensorSpec], layout: Layout) -> dict[int, TensorSpec]:
     """For each storage the first tensor that may give it its name."""
-    owners: dict[int, TensorSpec] = {}
-    names: set[str] = set()
-    for tensor in tensors:
-        if (
-            tensor.sid not in owners
-            and DTYPES[tensor.dtype].safetensors
-            and tensor.path not in names
-            and not tensor.path.startswith(_RESERVED)
-            and covers(tensor, layout.storages[tensor.sid].nbytes)
-        ):
+    able = list(compress(tensors, _may_name(tensors, layout.sizes)))
+    # The first ones stay: they are put in last.
+    owners = {tensor.sid: tensor for tensor in reversed(able)}
+    if len({tensor.path for tensor in able}) == len(able):
+        return owners
+    owners, names = {}, set[str]()
+    for tensor in able:
+        if tensor.sid not in owners and tensor.path not in names:
             owners[tensor.sid] = tensor
             names.add(tensor.path)
     return owners
+
+
+def _may_name(tensors: Sequence[TensorSpec], sizes: Sequence[int]) -> list[bool]:
+    """Of each tensor whether it covers its storage and is of a type and a path that safetensors may have."""
+    paths, sids, dtypes, shapes, strides, offsets = columns(tensors)
+    able = {name for name, kind in DTYPES.items() if kind.safetensors}
+    reasons = (
+        map(able.__contains__, dtypes),
+        map(not_, offsets),
+        map(eq, map(_dense_bytes, dtypes, shapes, strides), map(sizes.__getitem__, sids)),
+        map(not_, map(str.startswith, paths, repeat(_RESERVED))),
+    )
+    return list(map(all, zip(*reasons, strict=True)))
 
 
 def covers(tensor: TensorSpec, nbytes: int) -> bool:
@@ -149,37 +169,37 @@ def _dense_bytes(dtype: str, shape: tuple[int, ...], stride: tuple[int, ...]) ->
     return count * DTYPES[dtype].nbytes
 
 
-def _entries(
-    layout: Layout, placement: Placement, payload: int, owners: dict[int, TensorSpec]
-) -> Iterator[str]:
+def _entries(layout: Layout, placement: Placement, payload: int, owners: Mapping[int, TensorSpec]) -> str:
     """Storages and the paddings between them, in the order of the file."""
+    entries: dict[str, _Entry] = {}
     position, pads = payload, 0
     by_position = sorted(zip(placement.offsets, layout.sizes, range(len(layout.sizes)), strict=True))
     for offset, nbytes, sid in by_position:
         if offset > position:
-            yield _bytes_entry(f"__gsnp.pad.{pads}", payload, position, offset)
+            entries[f"__gsnp.pad.{pads}"] = _bytes_entry(payload, position, offset)
             pads += 1
         position = offset + nbytes
         owner = owners.get(sid)
         if owner is None:
-            yield _bytes_entry(f"__gsnp.storage.{sid}", payload, offset, position)
+            entries[f"__gsnp.storage.{sid}"] = _bytes_entry(payload, offset, position)
         else:
-            yield _tensor_entry(owner, payload, offset, position)
+            kind = DTYPES[owner.dtype].safetensors or ""
+            entries[owner.path] = _Entry(kind, owner.shape, (offset - payload, position - payload))
     if placement.end > position:
-        yield _bytes_entry(f"__gsnp.pad.{pads}", payload, position, placement.end)
+        entries[f"__gsnp.pad.{pads}"] = _bytes_entry(payload, position, placement.end)
+    return _text(entries)
 
 
-def _bytes_entry(name: str, payload: int, start: int, stop: int) -> str:
-    return (
-        f'"{name}":{{"dtype":"U8","shape":[{stop - start}],'
-        f'"data_offsets":[{start - payload},{stop - payload}]}}'
-    )
+def _bytes_entry(payload: int, start: int, stop: int) -> _Entry:
+    return _Entry("U8", (stop - start,), (start - payload, stop - payload))
 
 
-def _tensor_entry(tensor: TensorSpec, payload: int, start: int, stop: int) -> str:
-    kind, sizes = DTYPES[tensor.dtype].safetensors, ",".join(map(str, tensor.shape))
-    offsets = f"{start - payload},{stop - payload}"
-    return f'{_quoted(tensor.path)}:{{"dtype":"{kind}","shape":[{sizes}],"data_offsets":[{offsets}]}}'
+def _text(entries: Mapping[str, _Entry]) -> str:
+    """Entries without the braces around them."""
+    text = msgspec.json.encode(entries)[1:-1].decode()
+    if text.isascii() and "\x7f" not in text:
+        return text
+    return _BEYOND_ASCII.sub(lambda found: json.dumps(found[0])[1:-1], text)
 
 
 def preamble(record: Record) -> bytes:

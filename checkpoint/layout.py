@@ -7,9 +7,11 @@ says otherwise: ranges that overlap, overflow or are misaligned cannot get in.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import count
+from operator import attrgetter, ne
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -70,6 +72,23 @@ class TensorSpec(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
     offset: int = 0
 
 
+class TensorColumns(NamedTuple):
+    """`TensorSpec`, attribute by attribute, so that C functions can be asked about all of them."""
+
+    paths: Sequence[str]
+    sids: Sequence[int]
+    dtypes: Sequence[str]
+    shapes: Sequence[tuple[int, ...]]
+    strides: Sequence[tuple[int, ...]]
+    offsets: Sequence[int]
+
+
+def columns(tensors: Iterable[TensorSpec]) -> TensorColumns:
+    """The columns of some tensors."""
+    rows = list(map(msgspec.structs.astuple, tensors))
+    return TensorColumns(*zip(*rows, strict=True)) if rows else TensorColumns((), (), (), (), (), ())
+
+
 @dataclass(frozen=True)
 class Layout:
     """The storages of one snapshot, numbered 0, 1, 2, ... in file order."""
@@ -77,6 +96,10 @@ class Layout:
     storages: tuple[StorageSpec, ...]
 
     def __post_init__(self) -> None:
+        if min(self.sizes, default=0) >= 0 and not any(
+            map(ne, map(attrgetter("sid"), self.storages), count())
+        ):
+            return
         for position, storage in enumerate(self.storages):
             if storage.sid != position or storage.nbytes < 0:
                 raise UsageError(
@@ -87,7 +110,7 @@ class Layout:
     @functools.cached_property
     def sizes(self) -> tuple[int, ...]:
         """Bytes of each storage."""
-        return tuple(storage.nbytes for storage in self.storages)
+        return tuple(map(attrgetter("nbytes"), self.storages))
 
     @property
     def nbytes(self) -> int:
@@ -120,23 +143,23 @@ class Placement:
     end: int
 
     @functools.cached_property
-    def chunks(self) -> tuple[tuple[int, int], ...]:
+    def chunk_table(self) -> np.ndarray[Any, Any]:
         """Start and end of every checksummed chunk: the extents in steps of ``CHUNK_BYTES``, without a hole.
 
-        The last one reaches to the end.
+        The last one reaches to the end. Shape ``(n, 2)``.
         """
-        found = [
-            (at, min(at + CHUNK_BYTES, end))
-            for start, end in self.extents
-            for at in range(start, end, CHUNK_BYTES)
-        ]
-        found[-1:] = [(start, self.end) for start, _ in found[-1:]]
-        return tuple(found)
+        starts, ends = np.array(self.extents, np.int64).reshape(-1, 2).T
+        parts = -(-(ends - starts) // CHUNK_BYTES)
+        part = np.arange(parts.sum()) - np.repeat(np.cumsum(parts) - parts, parts)
+        first = np.repeat(starts, parts) + part * CHUNK_BYTES
+        last = np.minimum(first + CHUNK_BYTES, np.repeat(ends, parts))
+        last[-1:] = self.end
+        return np.stack((first, last), axis=1)
 
     @functools.cached_property
-    def chunk_table(self) -> np.ndarray[Any, Any]:
-        """``chunks`` as an array of shape ``(n, 2)``."""
-        return np.array(self.chunks, np.int64).reshape(-1, 2)
+    def chunks(self) -> tuple[tuple[int, int], ...]:
+        """``chunk_table`` as numbers."""
+        return tuple((start, end) for start, end in self.chunk_table.tolist())
 
     @functools.cached_property
     def chunk_at(self) -> dict[int, int]:
@@ -160,21 +183,22 @@ def place(sizes: Sequence[int], payload: int) -> Placement:
 
 @functools.lru_cache(maxsize=8)  # jobs suspend the same layout again and again
 def _place(sizes: tuple[int, ...], payload: int) -> Placement:
-    offsets = [0] * len(sizes)
-    first_chunk = [0] * len(sizes)
-    extents: list[tuple[int, int]] = []
-    position, chunk_total = payload, 0
-    large = [sid for sid, nbytes in enumerate(sizes) if nbytes >= LARGE_BYTES]
-    small = [sid for sid, nbytes in enumerate(sizes) if nbytes < LARGE_BYTES]
-    for numbers, step in ((large, PAGE_BYTES), (small, SMALL_ALIGN_BYTES)):
-        for sid in numbers:
-            end = position + align(sizes[sid], step)
-            offsets[sid], first_chunk[sid] = position, chunk_total
-            extents.append((position, end))
-            chunk_total += len(range(position, end, CHUNK_BYTES))
-            position = end
-    end = align(position, PAGE_BYTES)
-    return Placement(tuple(offsets), tuple(extents), tuple(first_chunk), chunk_total, end)
+    numbers = np.array(sizes, np.int64)
+    large = numbers >= LARGE_BYTES
+    order = np.argsort(~large, kind="stable")
+    step = np.where(large, PAGE_BYTES, SMALL_ALIGN_BYTES)[order]
+    room = -(-numbers[order] // step) * step
+    ends = payload + np.cumsum(room)
+    parts = -(-room // CHUNK_BYTES)
+    offsets, first_chunk = np.zeros_like(numbers), np.zeros_like(numbers)
+    offsets[order], first_chunk[order] = ends - room, np.cumsum(parts) - parts
+    return Placement(
+        tuple(offsets.tolist()),
+        tuple(zip((ends - room).tolist(), ends.tolist(), strict=True)),
+        tuple(first_chunk.tolist()),
+        int(parts.sum()),
+        align(int(ends[-1]) if len(ends) else payload, PAGE_BYTES),
+    )
 
 
 def chunk_count(nbytes: int) -> int:
