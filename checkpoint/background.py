@@ -19,7 +19,6 @@ import torch
 from gpuslice.kernels import Device
 from gpuslice.kernels.copying import Pairs
 
-from . import tree
 from .cargo import load
 from .columns import Storages
 from .describe import keeps_own_state_dict
@@ -68,7 +67,7 @@ class BackgroundSnapshot:
     ) -> None:
         state = describe(named)
         cargo = load(device, Storages(), state.tensors, alone=True)
-        self._tree = tree.encode(state.tree)
+        self._tree = state.tree
         self._tensors = cargo.tensors
         self.boundary = boundary
         self.nbytes = cargo.layout.nbytes

@@ -117,7 +117,7 @@ class Describer:
 
     def _node(self, value: Any, path: str) -> Node:
         if _is_scalar(value):
-            return ValueNode(value)
+            return ValueNode.of(value, path)
         for kind, describe in self._kinds():
             if isinstance(value, kind):
                 return describe(value, path)
@@ -136,7 +136,7 @@ class Describer:
         yield DataLoader, self._loader
         yield GENERATORS, self._generator
         yield np.ndarray, self._array
-        yield np.generic, lambda value, path: ValueNode(value.item())
+        yield np.generic, lambda value, path: ValueNode.of(value.item(), path)
         yield Mapping, self._mapping
         yield (list, tuple, deque), self._sequence
 
@@ -266,13 +266,13 @@ class Describer:
             if not _is_key(key):
                 raise UsageError(f"{path} has {_article(key)} as a key", "use text or numbers")
         if all(map(_is_scalar, mapping.values())):
-            return ValueNode(dict(mapping))
-        items = [self.node(item, f"{path}[{key!r}]") for key, item in mapping.items()]
-        return DictNode(list(mapping), items)
+            return ValueNode.of(dict(mapping), path)
+        items = {key: self.node(item, f"{path}[{key!r}]") for key, item in mapping.items()}
+        return DictNode.of(items, path)
 
     def _sequence(self, sequence: Sequence[Any], path: str) -> Node:
         if all(map(_is_scalar, sequence)):
-            return ValueNode(tuple(sequence) if isinstance(sequence, tuple) else list(sequence))
+            return ValueNode.of(tuple(sequence) if isinstance(sequence, tuple) else list(sequence), path)
         items = [self.node(item, f"{path}[{index}]") for index, item in enumerate(sequence)]
         return TupleNode(items) if isinstance(sequence, tuple) else ListNode(items)
 

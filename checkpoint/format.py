@@ -1,4 +1,4 @@
-"""GSNP/1, the snapshot file: record and metadata, to bytes and back. No input or output here.
+"""GSNP/2, the snapshot file: record and metadata, to bytes and back. No input or output here.
 
 A file is a safetensors header (header.py), the payload (layout.py), and a tail of metadata, checksum
 table and record; docs/snapshot-format.md has every byte. Each part has exactly one legal form, so
@@ -23,7 +23,7 @@ from .checksum import digest
 from .dtypes import DTYPES
 from .layout import CHUNK_BYTES, PAGE_BYTES, Layout, StorageSpec, TensorSpec, align, columns
 
-VERSION = 1
+VERSION = 2
 RECORD_BYTES = 4096
 HEADER_LIMIT_BYTES = 64 << 20
 METADATA_LIMIT_BYTES = 64 << 20
@@ -179,7 +179,7 @@ class Metadata(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             metadata = _metadata_decoder.decode(data)
             canonical = metadata.encode() == data
         except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
-            raise CorruptSnapshotError(f"the metadata is not what GSNP/1 says: {error}") from error
+            raise CorruptSnapshotError(f"the metadata is not what GSNP/2 says: {error}") from error
         if not canonical:
             raise CorruptSnapshotError("the metadata is not in its canonical form")
         return metadata

@@ -7,6 +7,9 @@ and a page fault for every 4 KiB of new memory.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Sequence
+from itertools import compress
+from operator import attrgetter, eq
 
 import numpy as np
 import torch
@@ -14,11 +17,15 @@ import torch
 from gpuslice.kernels import copying
 from gpuslice.kernels.host import overlap
 
+from .dtypes import DTYPES
 from .header import covers
-from .layout import TensorSpec
+from .layout import TensorSpec, columns
 from .snapshot import SnapshotFile
 
-_ORDINARY = (torch.Tensor, torch.nn.Parameter)
+_ORDINARY = {torch.Tensor, torch.nn.Parameter}
+_is_cpu = attrgetter("is_cpu")
+_nbytes = attrgetter("nbytes")
+_sid = attrgetter("sid")
 
 
 class Freight:
@@ -32,58 +39,67 @@ class Freight:
 
     def __init__(self, snapshot: SnapshotFile) -> None:
         self._snapshot = snapshot
-        #: By address and size of the target: where in the snapshot its bytes are, and whose memory it is.
-        self._moves: dict[tuple[int, int], tuple[int, torch.UntypedStorage]] = {}
-        #: Those of them that are to memory made by `new`.
+        #: Of each copy the target's address, where in the snapshot its bytes are, and how many.
+        self._places: list[tuple[int, int, int]] = []
+        #: Address and bytes of what `new` made.
         self._fresh: list[tuple[int, int]] = []
+        #: Whose memory the targets are.
+        self._owners: list[torch.UntypedStorage] = []
 
-    def take(self, live: torch.Tensor, spec: TensorSpec) -> bool:
-        """Take a copy of one of the snapshot's tensors into ``live``, of the same shape and dtype.
+    def take(self, lives: Sequence[torch.Tensor], specs: Sequence[TensorSpec]) -> bool:
+        """Take copies of some of the snapshot's tensors into live ones of the same shapes and dtypes.
 
         Returns
         -------
         bool
-            Whether it will be done; only what lies in host memory in one piece can be taken.
+            Whether they will be done, all or none; only what lies in host memory in one piece can be taken.
         """
-        if not live.is_cpu or live.stride() != spec.stride or not live.is_contiguous():
+        tensors = columns(specs)
+        if not _in_one_piece(lives, tensors.strides):
             return False
-        if type(live) not in _ORDINARY and hasattr(type(live), "__tensor_flatten__"):
-            return False
-        if live.is_inference() or live.is_conj() or live.is_neg():
-            return False
-        nbytes = live.nbytes
-        if nbytes:
-            # As torch's own copies do: a pending graph must see that its tensor has changed.
-            torch.autograd.graph.increment_version(live)
-            start = self._snapshot.offsets[spec.sid] + spec.offset * live.element_size()
-            self._add(live.data_ptr(), nbytes, start, live.untyped_storage())
+        sizes = list(map(_nbytes, lives))
+        # As torch's own copies do: a pending graph must see that its tensor has changed.
+        torch.autograd.graph.increment_version(list(compress(lives, sizes)))
+        begin = map(self._snapshot.offsets.__getitem__, tensors.sids)
+        starts = [
+            first + offset * DTYPES[dtype].nbytes
+            for first, offset, dtype in zip(begin, tensors.offsets, tensors.dtypes, strict=True)
+        ]
+        self._add(
+            list(map(torch.Tensor.untyped_storage, lives)), map(torch.Tensor.data_ptr, lives), starts, sizes
+        )
         return True
 
-    def new(self, spec: TensorSpec) -> torch.Tensor:
-        """One of the snapshot's tensors, over new host memory; holds anything until `deliver`."""
-        nbytes = self._snapshot.storages[spec.sid].nbytes
-        if covers(spec, nbytes):  # as nearly all do: its memory is made with it
-            dtype = getattr(torch, spec.dtype)
-            made = torch.empty_strided(spec.shape, spec.stride, dtype=dtype, device="cpu")
-        else:
-            made = over(torch.UntypedStorage(nbytes, device="cpu"), spec)  # type: ignore[no-untyped-call]
-        if nbytes:
-            storage = made.untyped_storage()
-            self._add(storage.data_ptr(), nbytes, self._snapshot.offsets[spec.sid], storage)
-            self._fresh.append((storage.data_ptr(), nbytes))
+    def new(self, specs: Sequence[TensorSpec]) -> list[torch.Tensor]:
+        """Some of the snapshot's tensors, each over new host memory; they hold anything until `deliver`."""
+        sids = list(map(_sid, specs))
+        sizes = [self._snapshot.storages[sid].nbytes for sid in sids]
+        made = [_empty(spec, nbytes) for spec, nbytes in zip(specs, sizes, strict=True)]
+        storages = list(map(torch.Tensor.untyped_storage, made))
+        addresses = list(map(torch.UntypedStorage.data_ptr, storages))
+        self._add(storages, addresses, map(self._snapshot.offsets.__getitem__, sids), sizes)
+        self._fresh += compress(zip(addresses, sizes, strict=True), sizes)
         return made
 
-    def _add(self, address: int, nbytes: int, start: int, owner: torch.UntypedStorage) -> None:
-        self._moves.pop((address, nbytes), None)
-        self._moves[address, nbytes] = start, owner  # the last one counts, as if they were done in turn
+    def _add(
+        self,
+        owners: Sequence[torch.UntypedStorage],
+        addresses: Iterable[int],
+        starts: Iterable[int],
+        sizes: Sequence[int],
+    ) -> None:
+        self._owners += owners
+        self._places += compress(zip(addresses, starts, sizes, strict=True), sizes)
 
     def deliver(self) -> None:
         """Do all copies; afterwards every target holds what it should."""
-        moves, self._moves = self._moves, {}
-        fresh, self._fresh = self._fresh, []
-        places = [(address, start, nbytes) for (address, nbytes), (start, _) in moves.items()]
-        starts, sizes = np.array(list(moves), np.int64).reshape(-1, 2).T
-        overlapping = overlap(starts, starts + sizes)
+        places, fresh, owners = self._places, self._fresh, self._owners
+        self.drop()
+        if _overlap(places):
+            # As if they were done in turn: of those to the very same memory the last one counts.
+            last = {(address, nbytes): place for place in places for address, _, nbytes in [place]}
+            places = [place for place in places if last[place[0], place[2]] is place]
+        overlapping = _overlap(places)
         # Where views of one memory come from different bytes, the last one must win: one after the other.
         for portion in ([place] for place in places) if overlapping else [places]:
             copying.copy_in_at(
@@ -92,11 +108,35 @@ class Freight:
                 len(os.sched_getaffinity(0)),
                 fresh=() if overlapping else fresh,
             )
+        del owners  # until now, nobody else's memory may be there
 
     def drop(self) -> None:
         """Forget what was not delivered."""
-        self._moves.clear()
-        self._fresh.clear()
+        self._places, self._fresh, self._owners = [], [], []
+
+
+def _overlap(places: Sequence[tuple[int, int, int]]) -> bool:
+    starts, _, sizes = np.array(places, np.int64).reshape(-1, 3).T
+    return overlap(starts, starts + sizes)
+
+
+def _in_one_piece(lives: Sequence[torch.Tensor], strides: Sequence[tuple[int, ...]]) -> bool:
+    """Whether all are host memory that a copy of bytes fills as torch would."""
+    tensor = torch.Tensor
+    if not all(map(_is_cpu, lives)) or not all(map(eq, map(tensor.stride, lives), strides)):
+        return False
+    if any(hasattr(kind, "__tensor_flatten__") for kind in set(map(type, lives)) - _ORDINARY):
+        return False
+    special = (tensor.is_inference, tensor.is_conj, tensor.is_neg)
+    return all(map(tensor.is_contiguous, lives)) and not any(any(map(kind, lives)) for kind in special)
+
+
+def _empty(spec: TensorSpec, nbytes: int) -> torch.Tensor:
+    """A tensor over new memory for its whole storage."""
+    if covers(spec, nbytes):  # as nearly all do: its memory is made with it
+        dtype = getattr(torch, spec.dtype)
+        return torch.empty_strided(spec.shape, spec.stride, dtype=dtype, device="cpu")
+    return over(torch.UntypedStorage(nbytes, device="cpu"), spec)  # type: ignore[no-untyped-call]
 
 
 def over(storage: torch.UntypedStorage, spec: TensorSpec) -> torch.Tensor:

@@ -8,9 +8,11 @@ object itself where it is loaded in place, else a new value).
 from __future__ import annotations
 
 import copy
-from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Mapping, MutableMapping, MutableSequence
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import chain, compress
+from operator import not_
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,8 @@ from torch.utils.data import DataLoader
 
 from gpuslice.errors import RefusedSnapshotError
 
+from . import plain
+from .containers import refill, refill_settled
 from .describe import (
     extra_states,
     is_holder,
@@ -28,6 +32,8 @@ from .describe import (
     unwrapped,
 )
 from .generators import Generator, generator_state, is_generator, own_generators, set_generator_state
+from .layout import columns
+from .moments import Moments
 from .nodes import (
     HOLDERS,
     ArrayNode,
@@ -49,8 +55,6 @@ from .source import Maker, Source, same_bits
 Load = Callable[[Maker], Any]
 AnyTensorNode = TensorNode | SparseNode | QuantizedNode
 
-#: Containers that do not look at what is put into them.
-_INDIFFERENT = (type(None), dict, list, tuple, OrderedDict, defaultdict, deque)
 _REMEDY = "restore into the objects of the script that wrote the snapshot"
 
 
@@ -66,7 +70,8 @@ class Checker:
     def __init__(self, source: Source) -> None:
         self._source = source
         self.devices: dict[str, torch.device] = {}
-        self._targets: dict[tuple[Any, ...], tuple[str, TensorNode]] = {}
+        #: Plain tensors that exist under names: entries, live tensors, paths.
+        self._named: list[tuple[Sequence[TensorNode], Sequence[torch.Tensor], Sequence[str]]] = []
 
     def check(self, node: Node, live: Any, path: str) -> Load:
         """Prepare to load ``node`` into ``live``.
@@ -88,7 +93,8 @@ class Checker:
             return self._dict(node, live, path, {})
         if isinstance(node, (ListNode, TupleNode)):
             return self._sequence(node, live, path)
-        return lambda _maker: refill(live, copy.deepcopy(node.value))
+        value = node.value()
+        return lambda _maker: refill(live, copy.deepcopy(value))
 
     def _dict(self, node: DictNode, live: Any, path: str, known_loads: Mapping[Any, Load]) -> Load:
         known = live if isinstance(live, Mapping) else {}
@@ -96,7 +102,7 @@ class Checker:
             key: known_loads.get(key) or self.check(item, known.get(key), f"{path}[{key!r}]")
             for key, item in zip(node.keys, node.items, strict=True)
         }
-        return lambda maker: _refill(maker, live, {key: load(maker) for key, load in loads.items()})
+        return lambda maker: refill_settled(maker, live, {key: load(maker) for key, load in loads.items()})
 
     def _sequence(self, node: ListNode | TupleNode, live: Any, path: str) -> Load:
         known = list(live) if isinstance(live, (list, tuple, deque)) else []
@@ -104,7 +110,7 @@ class Checker:
         items = enumerate(zip(node.items, known, strict=False))
         loads = [self.check(item, part, f"{path}[{index}]") for index, (item, part) in items]
         kind = list if isinstance(node, ListNode) else tuple
-        return lambda maker: _refill(maker, live, kind(load(maker) for load in loads))
+        return lambda maker: refill_settled(maker, live, kind(load(maker) for load in loads))
 
     def _holder(self, node: Node, live: Any, path: str) -> Load:
         if isinstance(node, ModuleNode) and isinstance(live, torch.nn.Module):
@@ -123,17 +129,10 @@ class Checker:
 
     def named_tensor(self, node: AnyTensorNode, live: torch.Tensor, path: str) -> Load:
         """A tensor that exists under a name: layout, shape and dtype must fit; loaded in place."""
-        self._source.verify(node)
+        self._source.verify([node])
         if isinstance(node, TensorNode) and is_plain(live):
-            spec = self._source.spec(node)
-            if live.dtype is not getattr(torch, spec.dtype, None) or live.shape != spec.shape:
-                found = f"{str(live.dtype).removeprefix('torch.')} {tuple(live.shape)}"
-                raise RefusedSnapshotError(
-                    f"{path} is {found} here, but {spec.dtype} {spec.shape} was saved", _REMEDY
-                )
-            self._same_target(node, live, path)
-            self.devices.setdefault(node.device, live.device)
-            return partial(self._load_plain, node, live)
+            load = self._plain_tensors([node], [live], [path])
+            return lambda maker: load(maker)[0]
         sparse = isinstance(node, SparseNode) and (f"torch.{node.layout}", node.shape) == (
             str(live.layout),
             tuple(live.shape),
@@ -142,51 +141,58 @@ class Checker:
             raise RefusedSnapshotError(f"{path} has another layout or shape than was saved", _REMEDY)
         return lambda maker: _set_data(live, maker.make(node, live.device))
 
-    def _load_plain(self, node: TensorNode, live: torch.Tensor, maker: Maker) -> torch.Tensor:
-        self._source.copy_into(live, node)
-        if not live.is_leaf:
-            return live
-        if live.requires_grad != node.requires_grad:
-            live.requires_grad_(node.requires_grad)
-        if isinstance(node.grad, TensorNode) and live.grad is not None and self._fits(node.grad, live.grad):
-            self._source.copy_into(live.grad, node.grad)
-        else:
-            live.grad = None if node.grad is None else maker.make(node.grad, live.device)
-        return live
-
-    def _same_target(self, node: TensorNode, live: torch.Tensor, path: str) -> None:
-        """Two names of one live memory need one value; the snapshot may hold two."""
-        if live.data_ptr() == 0:
-            return
-        place = (live.data_ptr(), str(live.device), live.dtype, tuple(live.shape), live.stride())
-        other, first = self._targets.setdefault(place, (path, node))
-        if first is node or self._source.key(first) == self._source.key(node):
-            return
-        if not same_bits(self._source.view(first), self._source.view(node)):
+    def _plain_tensors(
+        self, nodes: Sequence[TensorNode], lives: Sequence[torch.Tensor], paths: Sequence[str]
+    ) -> plain.Loads:
+        """The same for plain ones, many at once."""
+        specs = self._source.specs(nodes)
+        same = plain.alike(columns(specs), lives)
+        if not all(same):
+            path, spec, live = next(compress(zip(paths, specs, lives, strict=True), map(not_, same)))
+            found = f"{str(live.dtype).removeprefix('torch.')} {tuple(live.shape)}"
             raise RefusedSnapshotError(
-                f"{other} and {path} are one tensor here, but differed when saved", _REMEDY
+                f"{path} is {found} here, but {spec.dtype} {spec.shape} was saved", _REMEDY
             )
+        for node, live in zip(nodes, lives, strict=True):
+            self.devices.setdefault(node.device, live.device)
+        self._named.append((nodes, lives, paths))
+        return plain.into(self._source, nodes, lives)
 
-    def _fits(self, node: TensorNode, live: torch.Tensor) -> bool:
-        spec = self._source.spec(node)
-        return (
-            is_plain(live)
-            and live.dtype is getattr(torch, spec.dtype, None)
-            and live.shape == spec.shape
-            and live.stride() == spec.stride
-        )
+    def finish(self) -> None:
+        """When all was compared: two names of one live memory need one value, and a snapshot may hold two.
+
+        Raises
+        ------
+        RefusedSnapshotError
+            If they differed when they were saved.
+        """
+        nodes = list(chain.from_iterable(nodes for nodes, _, _ in self._named))
+        lives = list(chain.from_iterable(lives for _, lives, _ in self._named))
+        paths = list(chain.from_iterable(paths for _, _, paths in self._named))
+        addresses = list(map(torch.Tensor.data_ptr, lives))
+        several = {address for address, times in Counter(addresses).items() if address and times > 1}
+        targets: dict[tuple[Any, ...], tuple[str, TensorNode]] = {}
+        for at in [at for at, address in enumerate(addresses) if address in several]:
+            node, live = nodes[at], lives[at]
+            place = (addresses[at], str(live.device), live.dtype, tuple(live.shape), live.stride())
+            other, first = targets.setdefault(place, (paths[at], node))
+            if first is node or self._source.key(first) == self._source.key(node):
+                continue
+            if not same_bits(self._source.view(first), self._source.view(node)):
+                raise RefusedSnapshotError(
+                    f"{other} and {paths[at]} are one tensor here, but differed when saved", _REMEDY
+                )
 
     def loose_tensor(self, node: AnyTensorNode, live: Any) -> Load:
         """A tensor inside a container: loaded in place if it fits what is there, else made anew."""
-        self._source.verify(node)
-        if not (isinstance(node, TensorNode) and isinstance(live, torch.Tensor) and live.is_leaf):
+        self._source.verify([node])
+        if not isinstance(node, TensorNode):
             return lambda maker: maker.make(node)
-        if not self._fits(node, live):
-            return lambda maker: maker.make(node)
-        return partial(self._load_plain, node, live)
+        load = plain.into_or_new(self._source, [node], [live])
+        return lambda maker: load(maker)[0]
 
     def _array(self, node: ArrayNode, live: Any) -> Load:
-        self._source.verify(node.data)
+        self._source.verify([node.data])
 
         def load(_maker: Maker) -> Any:
             values = self._source.view(node.data).clone().numpy()
@@ -203,19 +209,43 @@ class Checker:
         _same_names(node.tensors, tensors, path)
         _same_names(node.extra, extra, f"{path}'s extra state")
         _same_names(node.training, parts, f"{path}'s submodules")
-        loads = [
-            self.named_tensor(saved, tensors[name], f"{path}.{name}") for name, saved in node.tensors.items()
-        ]
+        load_tensors = self._tensors(node.tensors, tensors, path)
         extras = {name: self.check(saved, None, f"{path}.{name}") for name, saved in node.extra.items()}
 
         def load(maker: Maker) -> torch.nn.Module:
-            for load_tensor in loads:
-                load_tensor(maker)
+            load_tensors(maker)
             for name, training in node.training.items():
                 parts[name].training = training
             for name, load_extra in extras.items():
                 _call(maker, extra[name], extra[name].set_extra_state, load_extra(maker))
             return module
+
+        return load
+
+    def _tensors(
+        self, saved: Mapping[str, AnyTensorNode], lives: Mapping[str, torch.Tensor], path: str
+    ) -> Callable[[Maker], None]:
+        """The tensors of a module."""
+        names = {
+            name: node
+            for name, node in saved.items()
+            if isinstance(node, TensorNode) and is_plain(lives[name])
+        }
+        nodes = list(names.values())
+        self._source.verify(nodes)
+        load_plain = self._plain_tensors(
+            nodes, [lives[name] for name in names], [f"{path}.{name}" for name in names]
+        )
+        others = [
+            self.named_tensor(node, lives[name], f"{path}.{name}")
+            for name, node in saved.items()
+            if name not in names
+        ]
+
+        def load(maker: Maker) -> None:
+            load_plain(maker)
+            for load_other in others:
+                load_other(maker)
 
         return load
 
@@ -233,17 +263,34 @@ class Checker:
         for number, device in node.devices.items():
             self.devices.setdefault(device, owners[number][0].device)
         kept = _own_state(optimizer)
-        states: dict[Any, Load] = {key: self.check(saved, None, path) for key, saved in node.shared.items()}
+        shared: dict[Any, Load] = {key: self.check(saved, None, path) for key, saved in node.shared.items()}
+        loads: list[Callable[[Maker], dict[Any, Any]]] = []
+        moments: dict[tuple[str, torch.device], Moments] = {}
         for number, saved in node.state.items():
             parameter, group = owners[number]
-            live = kept.get(parameter)
-            load_state = self._parameter_state(saved, group, live, f"{path}.state[{number}]")
-            states[parameter] = partial(_beside, load_state, node.devices[number], parameter.device)
+            live, there = kept.get(parameter), (node.devices[number], parameter.device)
+            if not isinstance(saved, DictNode):
+                load_state = self.check(saved, live, f"{path}.state[{number}]")
+                loads.append(partial(_beside, load_state, parameter, *there))
+                continue
+            known = live or {}
+            others = {
+                key: self.check(item, known.get(key), f"{path}.state[{number}][{key!r}]")
+                for key, item in zip(saved.keys, saved.items, strict=True)
+                if not isinstance(item, TensorNode)
+            }
+            step_moves = bool(group.get("capturable") or group.get("fused"))
+            some = moments.setdefault(there, Moments(self._source, *there))
+            some.add(parameter, saved, live, others, step_moves=step_moves)
+        loads += [some.compare() for some in moments.values()]
 
         def load(maker: Maker) -> torch.optim.Optimizer:
             for load_options in options:
                 load_options(maker)
-            loaded = {key: load_state(maker) for key, load_state in states.items()}
+            loaded: dict[Any, Any] = {key: load_state(maker) for key, load_state in shared.items()}
+            loaded |= dict.fromkeys(owners[number][0] for number in node.state)  # in this order
+            for load_states in loads:
+                loaded |= load_states(maker)
             optimizer.state.clear()
             optimizer.state.update(loaded)
             return optimizer
@@ -261,20 +308,6 @@ class Checker:
             group.update(loaded)
 
         return load
-
-    def _parameter_state(self, node: Node, group: Mapping[str, Any], live: Any, path: str) -> Load:
-        """As torch places it: ``step`` stays on the host unless the update is fused or capturable."""
-        on_device = group.get("capturable") or group.get("fused")
-        if on_device or not isinstance(node, DictNode) or "step" not in node.keys:
-            return self.check(node, live, path)
-        step = node.items[node.keys.index("step")]
-        there = live.get("step") if isinstance(live, Mapping) else None
-        if not isinstance(step, TensorNode) or step.device != "cpu":
-            return self.check(node, live, path)
-        if isinstance(there, torch.Tensor) and there.is_cpu and there.is_leaf and self._fits(step, there):
-            return self.check(node, live, path)
-        self._source.verify(step)
-        return self._dict(node, live, path, {"step": lambda maker: maker.make(step, torch.device("cpu"))})
 
     def _loader(self, node: LoaderNode, loader: DataLoader[Any], path: str) -> Load:
         generators = own_generators(loader)
@@ -305,56 +338,42 @@ class Checker:
 
 def _own_state(optimizer: torch.optim.Optimizer) -> dict[Any, dict[Any, Any]]:
     """By parameter, the state that may be loaded in place: beside its parameter, and nobody else's memory."""
-    tensors = [
-        (parameter, name, value)
-        for parameter, state in optimizer.state.items()
-        if isinstance(parameter, torch.Tensor) and type(state) is dict
-        for name, value in state.items()
-        if isinstance(value, torch.Tensor)
-    ]
-    if any(value.layout is not torch.strided for _, _, value in tensors):
-        return {}
-    if len({value.untyped_storage()._cdata for _, _, value in tensors}) < len(tensors):
-        return {}
-    elsewhere = {id(p) for p, name, value in tensors if name != "step" and value.device != p.device}
-    return {
+    states = {
         parameter: state
         for parameter, state in optimizer.state.items()
-        if type(state) is dict and id(parameter) not in elsewhere
+        if isinstance(parameter, torch.Tensor) and type(state) is dict
+    }
+    tensors = [
+        value for state in states.values() for value in state.values() if isinstance(value, torch.Tensor)
+    ]
+    if any(value.layout is not torch.strided for value in tensors):
+        return {}
+    if len({storage._cdata for storage in map(torch.Tensor.untyped_storage, tensors)}) < len(tensors):
+        return {}
+    if len({tensor.device for tensor in (*tensors, *states)}) <= 1:
+        return states
+    return {
+        parameter: state
+        for parameter, state in states.items()
+        if all(
+            value.device == parameter.device
+            for name, value in state.items()
+            if isinstance(value, torch.Tensor) and name != "step"
+        )
     }
 
 
-def refill(live: Any, value: Any) -> Any:
-    """Put a loaded container into the live one, so that its type and everybody's references stay."""
-    if isinstance(live, MutableMapping) and isinstance(value, dict):
-        live.clear()
-        live.update(value)
-        return live
-    if isinstance(live, MutableSequence) and isinstance(value, list):
-        live.clear()
-        live.extend(value)
-        return live
-    if isinstance(live, tuple) and isinstance(value, tuple) and hasattr(live, "_fields"):
-        return type(live)(*value)
-    return value
-
-
-def _beside(load: Load, recorded: str, device: torch.device, maker: Maker) -> Any:
+def _beside(
+    load: Load, parameter: torch.Tensor, recorded: str, device: torch.device, maker: Maker
+) -> dict[Any, Any]:
     """Load what belongs to a parameter that was on ``recorded`` and is on ``device`` now."""
-    return load(maker.onto(recorded, device))
+    return {parameter: load(maker.onto(recorded, device))}
 
 
 def _call(maker: Maker, live: Any, load_state: Callable[[Any], object], state: Any) -> Any:
     maker.settle()
     load_state(state)
     return live
-
-
-def _refill(maker: Maker, live: Any, value: Any) -> Any:
-    """`refill`; a container of the user's own may look at what it is given."""
-    if type(live) not in _INDIFFERENT:
-        maker.settle()
-    return refill(live, value)
 
 
 def _set_data(live: torch.Tensor, made: torch.Tensor) -> torch.Tensor:

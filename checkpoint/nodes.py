@@ -1,26 +1,41 @@
 """What a snapshot's tree holds for named objects: one small tagged struct per kind of object.
 
-Tensors are in the tree by index only; their bytes are the snapshot's storages. ``Value`` carries
-what the tree itself can encode (numbers, text, bytes and flat containers of them).
+Tensors are in the tree by index only; their bytes are the snapshot's storages. ``ValueNode`` carries
+what ``tree.py`` can encode (numbers, text, bytes and flat containers of them). There may be thousands of
+nodes, so they go to JSON and back as they are, without a step in Python for each.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
-from gpuslice.errors import RefusedSnapshotError
+from gpuslice.errors import CorruptSnapshotError, RefusedSnapshotError, UsageError
+
+from . import tree as trees
+from .tree import Tree
 
 
-class _Node(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind"):
+class _Node(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """Base of all nodes."""
 
 
 class ValueNode(_Node, frozen=True, tag="value"):
     """A scalar, or a list, tuple or dict of scalars."""
 
-    value: Any
+    data: msgspec.Raw
+
+    @classmethod
+    def of(cls, value: object, path: str) -> ValueNode:
+        """``UsageError``, naming the path: it cannot be saved."""
+        return cls(msgspec.Raw(trees.encode(value, path=path).data))
+
+    def value(self) -> Any:
+        """The value, a new one each time."""
+        return trees.decode(Tree(bytes(self.data)))
 
 
 class ListNode(_Node, frozen=True, tag="list"):
@@ -36,14 +51,24 @@ class TupleNode(_Node, frozen=True, tag="tuple"):
 
 
 class DictNode(_Node, frozen=True, tag="dict"):
-    """A dict of anything, in its order; keys are scalars."""
+    """A dict of anything, in its order; the keys are a value: a tuple of scalars."""
 
-    keys: list[Any]
+    names: msgspec.Raw
     items: list[Node]
+
+    @classmethod
+    def of(cls, items: Mapping[Any, Node], path: str) -> DictNode:
+        """``UsageError``, naming the path: its keys cannot be saved."""
+        return cls(ValueNode.of(tuple(items), path).data, list(items.values()))
 
     def __post_init__(self) -> None:
         if len({*self.keys}) != len(self.items):
             raise ValueError("a dict needs one item for each of its keys")
+
+    @property
+    def keys(self) -> tuple[Any, ...]:
+        """The keys, in the order of the items."""
+        return _keys(bytes(self.names))
 
 
 class TensorNode(_Node, frozen=True, tag="tensor"):
@@ -140,43 +165,48 @@ Node = (
 HOLDERS = (ModuleNode, OptimizerNode, StatefulNode, GeneratorNode, LoaderNode)
 
 
-def to_tree(node: Any) -> Any:
-    """Builtins only, for the snapshot's tree; a ``ValueNode``'s value goes in as it is."""
-    if isinstance(node, TensorNode):
-        return _short(node)
-    if isinstance(node, ValueNode):
-        return {"kind": "value", "value": node.value}
-    if isinstance(node, _Node):
-        fields = {name: to_tree(getattr(node, name)) for name in node.__struct_fields__}
-        return {"kind": node.__struct_config__.tag, **fields}
-    if isinstance(node, list):
-        return [to_tree(item) for item in node]
-    if isinstance(node, dict):
-        return {key: to_tree(item) for key, item in node.items()}
-    return node
+_decoder = msgspec.json.Decoder(dict[str, Node])
 
 
-def _short(node: TensorNode) -> dict[str, Any]:
-    """Without what a reader takes for granted: most nodes are tensors."""
-    fields: dict[str, Any] = {"kind": "tensor", "index": node.index, "device": node.device}
-    if node.requires_grad:
-        fields["requires_grad"] = True
-    if node.grad is not None:
-        fields["grad"] = to_tree(node.grad)
-    return fields
+@functools.lru_cache(maxsize=256)  # an optimizer keeps the same things of all of its parameters
+def _keys(data: bytes) -> tuple[Any, ...]:
+    keys = trees.decode(Tree(data))
+    if not isinstance(keys, tuple):
+        raise ValueError("a dict's keys are no tuple")
+    return keys
 
 
-def from_tree(tree: object) -> dict[str, Node]:
+def encode(nodes: Mapping[str, Node]) -> Tree:
+    """Named nodes as a snapshot's tree, their one and only form.
+
+    Raises
+    ------
+    UsageError
+        If some name is not text that a file can hold.
+    """
+    try:
+        return Tree(msgspec.json.encode(nodes))
+    except UnicodeEncodeError as error:
+        raise UsageError(f"{error.object!r} is not valid Unicode text", "rename it") from None
+
+
+def decode(tree: Tree) -> dict[str, Node]:
     """The named nodes of a snapshot's tree.
 
     Raises
     ------
     RefusedSnapshotError
         If the snapshot holds something else than named state.
+    CorruptSnapshotError
+        If it is not in the form that `encode` gives it.
     """
     try:
-        return msgspec.convert(tree, dict[str, Node])
-    except (msgspec.ValidationError, RecursionError) as error:
+        nodes = _decoder.decode(tree.data)
+        canonical = encode(nodes) == tree
+    except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
         raise RefusedSnapshotError(
             f"the snapshot holds no named state: {error}", "it was not written by an attached job"
         ) from error
+    if not canonical:
+        raise CorruptSnapshotError("the named state is not in its canonical form")
+    return nodes

@@ -199,7 +199,7 @@ def open_snapshot(path: Path, ahead: Ahead | None = None) -> SnapshotFile:
     Raises
     ------
     CorruptSnapshotError
-        If it is not exactly what a writer of GSNP/1 writes.
+        If it is not exactly what a writer of GSNP/2 writes.
     RefusedSnapshotError
         If it is missing, a link, foreign, writable by others, or of another version.
     AddressSpaceError

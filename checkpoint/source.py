@@ -6,8 +6,9 @@ import copy
 import functools
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from .snapshot import SnapshotFile
 
 #: Types of the same size: copying through them keeps every bit, of NaNs too, and works for every dtype.
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
+_sid = attrgetter("sid")
 _LAYOUTS = {
     "sparse_coo": torch.sparse_coo,
     "sparse_csr": torch.sparse_csr,
@@ -45,7 +47,7 @@ class Source:
         self._tensors = snapshot.tensors
         self._look: Look | None = None
         self._proven: set[int] | None = None
-        self._wanted: dict[int, None] = {}
+        self._wanted: dict[int, None] = {}  # in the order in which they were asked for
         self._devices: set[str] = set()
         self._freight = Freight(snapshot)
 
@@ -60,24 +62,29 @@ class Source:
         """
         with self._begin() as self._look:
             yield
-            for sid in self._wanted:
-                self._check(sid)
+            self._check(self._wanted)
         self._look = None
 
     def _begin(self) -> Look:
         return Look(self._snapshot.arena, self._snapshot.proof(), len(os.sched_getaffinity(0)))
 
-    def copy_into(self, live: torch.Tensor, node: TensorNode) -> None:
-        """Copy an entry into ``live`` of the same shape and dtype; done when it is `settled`."""
-        if not self._freight.take(live, self.spec(node)):
-            self.settle()
-            copy_bits(live, self.view(node))
+    def copy_into(self, lives: Sequence[torch.Tensor], specs: Sequence[TensorSpec]) -> None:
+        """Copy tensors into live ones of the same shapes and dtypes, as if in turn; done when `settle`d."""
+        if self._freight.take(lives, specs):
+            return
+        for live, spec in zip(lives, specs, strict=True):
+            if not self._freight.take([live], [spec]):
+                self.settle()
+                copy_bits(live, self.tensor(spec))
 
-    def new(self, spec: TensorSpec, device: torch.device) -> torch.Tensor:
-        """A tensor over new memory on ``device`` for all of its storage; there when it is `settled`."""
-        self._check(spec.sid)
+    def new(self, specs: Sequence[TensorSpec], device: torch.device) -> list[torch.Tensor]:
+        """Tensors over new memory on ``device``, each for all of its storage; there when it is `settled`."""
+        self._check(map(_sid, specs))
         if device.type == "cpu":
-            return self._freight.new(spec)
+            return self._freight.new(specs)
+        return [self._elsewhere(spec, device) for spec in specs]
+
+    def _elsewhere(self, spec: TensorSpec, device: torch.device) -> torch.Tensor:
         start, nbytes = self._snapshot.offsets[spec.sid], self._snapshot.storages[spec.sid].nbytes
         whole = torch.empty(0, dtype=torch.uint8).set_(self._memory, start, (nbytes,), (1,))
         return over(whole.to(device, copy=True).untyped_storage(), spec)
@@ -101,35 +108,42 @@ class Source:
 
     def tensor(self, spec: TensorSpec) -> torch.Tensor:
         """One of the snapshot's tensors as a CPU tensor over its own memory; only ever to be copied from."""
-        self._check(spec.sid)
+        self._check([spec.sid])
         empty = torch.empty(0, dtype=getattr(torch, spec.dtype))
         # Storages begin at multiples of 256 bytes, and therefore of every element's size.
         start = self._snapshot.offsets[spec.sid] // empty.element_size() + spec.offset
         return empty.set_(self._memory, start, spec.shape, spec.stride)
 
-    def verify(self, node: TensorNode | SparseNode | QuantizedNode) -> None:
-        """Have the entry's bytes, and those of its gradient, be right at the end of `looking`.
+    def verify(self, nodes: Iterable[TensorNode | SparseNode | QuantizedNode]) -> None:
+        """Have the entries' bytes, and those of their gradients, be right at the end of `looking`.
 
         Raises
         ------
         RefusedSnapshotError
-            If it cannot be an entry.
+            If one cannot be an entry.
         CorruptSnapshotError
             If its bytes have to be looked at for that, and are not what was written.
         """
-        if not isinstance(node, TensorNode):
-            self._verify_parts(node)
-            return
-        self._wanted[self.spec(node).sid] = None
-        if node.device not in self._devices:
+        plain: list[TensorNode] = []
+        for node in nodes:
+            if isinstance(node, TensorNode):
+                plain.append(node)
+            else:
+                self._verify_parts(node)
+        specs = self.specs(plain)
+        self._wanted.update(dict.fromkeys(map(_sid, specs)))
+        for device in {node.device: None for node in plain}.keys() - self._devices:
             try:
-                torch.device(node.device)
+                torch.device(device)
             except RuntimeError as error:
-                path = self.spec(node).path
-                raise RefusedSnapshotError(f"{path} was on {node.device!r}, no device") from error
-            self._devices.add(node.device)
-        if node.grad is not None:
-            self.verify(node.grad)
+                path = next(
+                    spec.path for node, spec in zip(plain, specs, strict=True) if node.device == device
+                )
+                raise RefusedSnapshotError(f"{path} was on {device!r}, no device") from error
+            self._devices.add(device)
+        gradients = [node.grad for node in plain if node.grad is not None]
+        if gradients:
+            self.verify(gradients)
 
     def _verify_parts(self, node: SparseNode | QuantizedNode) -> None:
         parts = [self.view(part) for part in node.parts]
@@ -140,17 +154,23 @@ class Source:
 
     def spec(self, node: TensorNode) -> TensorSpec:
         """What the snapshot says about the entry."""
-        if not 0 <= node.index < len(self._tensors):
-            raise RefusedSnapshotError(f"{self._snapshot.path} refers to a tensor that it does not hold")
-        return self._tensors[node.index]
+        return self.specs([node])[0]
 
-    def _check(self, sid: int) -> None:
-        """Have one storage's bytes checked, all of them at the first time; ``CorruptSnapshotError``."""
+    def specs(self, nodes: Sequence[TensorNode]) -> list[TensorSpec]:
+        """What the snapshot says about each."""
+        numbers = [node.index for node in nodes]
+        if numbers and not 0 <= min(numbers) <= max(numbers) < len(self._tensors):
+            raise RefusedSnapshotError(f"{self._snapshot.path} refers to a tensor that it does not hold")
+        return list(map(self._tensors.__getitem__, numbers))
+
+    def _check(self, sids: Iterable[int]) -> None:
+        """Have storages' bytes checked, all of them at the first time; ``CorruptSnapshotError``."""
         if self._proven is None:
             self._proven = self._sound()
-        if sid not in self._proven:
-            self._snapshot.view(sid)
-            self._proven.add(sid)
+        for sid in sids:
+            if sid not in self._proven:
+                self._snapshot.view(sid)
+                self._proven.add(sid)
 
     def _sound(self) -> set[int]:
         """All storages, or none if some byte is damaged: then only those that are needed have to be whole."""
@@ -212,25 +232,43 @@ class Maker:
     ) -> torch.Tensor:
         """A new tensor as the node describes it, without gradient; its values are there after `settle`."""
         if isinstance(node, TensorNode):
-            made = self._strided(node, device)
-            return made.requires_grad_() if node.requires_grad else made
-        parts = [self._strided(part, device) for part in node.parts]
+            return self.make_all([node], device)[0]
+        parts = self._strided(node.parts, device)
         self.settle()
         made = _assemble(node, parts)
         return made.requires_grad_(isinstance(node, SparseNode) and node.requires_grad)
+
+    def make_all(self, nodes: Sequence[TensorNode], device: torch.device | None = None) -> list[torch.Tensor]:
+        """`make`, for many at once."""
+        made = self._strided(nodes, device)
+        for node, tensor in zip(nodes, made, strict=True):
+            if node.requires_grad:
+                tensor.requires_grad_()
+        return made
 
     def settle(self) -> None:
         """Do the copies that were left for later: before anybody looks at what was made or loaded."""
         self._source.settle()
 
-    def _strided(self, node: TensorNode, device: torch.device | None) -> torch.Tensor:
-        spec = self._source.spec(node)
-        target = self.device(node.device) if device is None else device
-        made = self._made.get((spec.sid, target))
-        if made is not None:
-            return over(made.untyped_storage(), spec)
-        made = self._made[spec.sid, target] = self._source.new(spec, target)
-        return made
+    def _strided(self, nodes: Sequence[TensorNode], device: torch.device | None) -> list[torch.Tensor]:
+        there = {name: device or self.device(name) for name in {node.device for node in nodes}}
+        specs, targets = self._source.specs(nodes), [there[node.device] for node in nodes]
+        keys = list(zip(map(_sid, specs), targets, strict=True))
+        # The first one over each storage that is not there yet: it is made with it.
+        first: dict[tuple[int, torch.device], TensorSpec] = {}
+        for key, spec in zip(keys, specs, strict=True):
+            if key not in self._made:
+                first.setdefault(key, spec)
+        fresh: dict[int, torch.Tensor] = {}
+        for target in dict.fromkeys(targets):
+            new = {key: spec for key, spec in first.items() if key[1] == target}
+            tensors = self._source.new(list(new.values()), target)
+            self._made.update(zip(new, tensors, strict=True))
+            fresh.update(zip(map(id, new.values()), tensors, strict=True))
+        return [
+            fresh.pop(id(spec)) if id(spec) in fresh else over(self._made[key].untyped_storage(), spec)
+            for key, spec in zip(keys, specs, strict=True)
+        ]
 
 
 def copy_bits(live: torch.Tensor, source: torch.Tensor) -> None:

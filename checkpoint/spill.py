@@ -87,7 +87,7 @@ def always() -> bool:
 
 
 class SpillDirectory:
-    """A private directory of spilled snapshots: ``<job>.r<rank>.<A or B>.gsnp``, each one GSNP/1 file.
+    """A private directory of spilled snapshots: ``<job>.r<rank>.<A or B>.gsnp``, each one GSNP/2 file.
 
     Parameters
     ----------

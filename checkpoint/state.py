@@ -15,13 +15,13 @@ import torch
 
 from gpuslice.errors import RefusedSnapshotError, UsageError
 
-from . import heap
-from . import tree as trees
+from . import heap, nodes
 from .describe import Describer
 from .load import Checker, Load
-from .nodes import Node, QuantizedNode, SparseNode, TensorNode, from_tree, to_tree
+from .nodes import Node, QuantizedNode, SparseNode, TensorNode
 from .snapshot import SnapshotFile
 from .source import Maker, Source
+from .tree import Tree
 
 #: Names that begin so are the runtime's, not the user's; their tensors stay on the host.
 OWN_PREFIX = "gpuslice."
@@ -34,12 +34,12 @@ class NamedState:
     Attributes
     ----------
     tree
-        Plain values for ``tree.encode``; refers to tensors by index.
+        For the snapshot; refers to tensors by index.
     tensors
         (path, strided tensor on whatever device), in the order of the indices.
     """
 
-    tree: object
+    tree: Tree
     tensors: tuple[tuple[str, torch.Tensor], ...]
 
 
@@ -52,11 +52,11 @@ def describe(named: Mapping[str, object]) -> NamedState:
         If one cannot be saved, or an optimizer steps parameters that no other object holds.
     """
     describer = Describer()
-    nodes = {name: describer.node(value, name) for name, value in named.items()}
+    described = {name: describer.node(value, name) for name, value in named.items()}
     for parameter, path in describer.optimized.items():
         if parameter not in describer.covered:
             raise UsageError(f"{path} steps parameters that nothing else holds", "attach their module, too")
-    return NamedState({name: to_tree(node) for name, node in nodes.items()}, tuple(describer.tensors))
+    return NamedState(nodes.encode(described), tuple(describer.tensors))
 
 
 class Restoration:
@@ -109,23 +109,24 @@ def check(snapshot: SnapshotFile, named: Mapping[str, object], *, entire: bool =
     source = Source(snapshot)
     with source.looking():
         checker = Checker(source)
-        nodes = from_tree(trees.decode(snapshot.tree))
-        left_out = nodes.keys() - named.keys()
+        saved = nodes.decode(snapshot.tree)
+        left_out = saved.keys() - named.keys()
         if entire and left_out:
             raise RefusedSnapshotError(
                 f"{snapshot.path} holds {min(left_out)!r}, which is not attached", "attach it under that name"
             )
-        loads = {name: _compare(checker, snapshot, nodes, name, live) for name, live in named.items()}
+        loads = {name: _compare(checker, snapshot, saved, name, live) for name, live in named.items()}
+        checker.finish()
     return Restoration(source, loads, checker.devices)
 
 
 def _compare(
-    checker: Checker, snapshot: SnapshotFile, nodes: Mapping[str, Node], name: str, live: object
+    checker: Checker, snapshot: SnapshotFile, saved: Mapping[str, Node], name: str, live: object
 ) -> Load:
-    if name not in nodes:
-        known = ", ".join(sorted(name for name in nodes if not name.startswith(OWN_PREFIX)))
+    if name not in saved:
+        known = ", ".join(sorted(name for name in saved if not name.startswith(OWN_PREFIX)))
         raise RefusedSnapshotError(f"{snapshot.path} holds no {name!r}", f"it holds {known or 'nothing'}")
-    node = nodes[name]
+    node = saved[name]
     if not isinstance(live, torch.Tensor):
         return checker.check(node, live, name)
     if not isinstance(node, (TensorNode, SparseNode, QuantizedNode)):

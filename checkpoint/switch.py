@@ -22,7 +22,7 @@ from gpuslice.kernels import Device
 from gpuslice.kernels.host import resident_anonymous_bytes
 from gpuslice.types import Route
 
-from . import heap, rng, tree
+from . import heap, rng
 from .blocks import BlockCargo, Shim
 from .cargo import Cargo
 from .duplex import Arriving, Leaving, meet
@@ -32,7 +32,7 @@ from .lazy import LazyResume, Stream
 from .record import Stages, SwitchRecord
 from .rehome import rehome
 from .snapshot import SnapshotFile
-from .state import NamedState, describe
+from .state import describe
 from .stock import Stock
 from .store import JobStore
 from .swap import Successor, Taker
@@ -197,10 +197,9 @@ class Switch:
         """
         with stages.stage("find_s"):
             found = self._stock.find(self.device)
-            state = describe(named) if named is not None else NamedState(None, ())
+            state = describe(named or {})
             cargo = self._stock.load(self.device, found, state.tensors)
             self._layout = cargo.layout
-            described = tree.encode(state.tree)
         with stages.stage("admit_s"):
             registrations = self.device.registrations
             writer = self._store.begin(cargo.layout)
@@ -216,7 +215,7 @@ class Switch:
             stages.record.copy_out, stages.record.bytes_unchanged = copied, copied.unchanged_bytes
             with stages.stage("publish_s"):
                 snapshot = writer.publish(
-                    described, cargo.tensors, boundary=boundary, restartable=restartable
+                    state.tree, cargo.tensors, boundary=boundary, restartable=restartable
                 )
         return cargo, snapshot, leaving
 

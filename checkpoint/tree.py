@@ -93,7 +93,7 @@ def register_codec(
 TensorHook = Callable[[Any, str], TensorRef]
 
 
-def encode(value: object, tensor: TensorHook | None = None) -> Tree:
+def encode(value: object, tensor: TensorHook | None = None, *, path: str = "") -> Tree:
     """Encode ``value``.
 
     Parameters
@@ -102,13 +102,15 @@ def encode(value: object, tensor: TensorHook | None = None) -> Tree:
         The value; see docs/snapshot-format.md for the types.
     tensor
         Called with every torch tensor and its path (``model.layer.weight``); gives what stands for it.
+    path
+        Where the value is, for errors.
 
     Raises
     ------
     UsageError
         For a value of another type, or nested too deeply, or within itself; names the path.
     """
-    return Tree(msgspec.json.encode(_Encoder(tensor).encode(value, "", 0)))
+    return Tree(msgspec.json.encode(_Encoder(tensor).encode(value, path, 0)))
 
 
 class _Encoder:

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from gpuslice.checkpoint import tree as trees
 from gpuslice.checkpoint.layout import Layout, StorageSpec, TensorSpec
 from gpuslice.checkpoint.snapshot import SnapshotFile, open_snapshot
 from gpuslice.checkpoint.state import check, describe
@@ -37,7 +36,7 @@ def save(store: JobStore, named: Mapping[str, object], *, skip: str = "") -> Sna
         )
         for path, t in state.tensors
     ]
-    return writer.publish(trees.encode(state.tree), specs, boundary=1, restartable=True)
+    return writer.publish(state.tree, specs, boundary=1, restartable=True)
 
 
 def reload(store: JobStore, saved: Mapping[str, object], live: Mapping[str, object]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""GSNP/1: stock safetensors reads it, placement is right by construction, every part has one legal form."""
+"""GSNP/2: stock safetensors reads it, placement is right by construction, every part has one legal form."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_stock_safetensors_reads_a_snapshot(snapshot_path: Path, pattern: Patter
     assert loaded["__gsnp.storage.0"].numpy().tobytes() == pattern(7, 0, 5 * (1 << 20) + 4)
     assert loaded["__gsnp.storage.4"].numpy().tobytes() == pattern(7, 4, 4096)
     with safetensors.safe_open(snapshot_path, "pt") as file:
-        assert file.metadata()["gsnp"] == "1"
+        assert file.metadata()["gsnp"] == "2"
 
 
 def test_storages_lie_on_pages_of_the_file(snapshot_path: Path) -> None:
@@ -242,8 +242,8 @@ def test_a_sealed_record_still_has_to_make_sense(position: int, flip: int) -> No
 
 def test_another_version_is_refused() -> None:
     data = bytearray(RECORD.encode())
-    data[8] = 2
-    with pytest.raises(RefusedSnapshotError, match="version 2"):
+    data[8] = 1
+    with pytest.raises(RefusedSnapshotError, match="version 1"):
         Record.decode(seal(bytes(data)))
 
 

@@ -34,7 +34,7 @@ class Reader:
         version, flags, self.generation, self.boundary = struct.unpack_from("<IIQQ", record, 8)
         self.slot, self.rank, self.storages, chunks = struct.unpack_from("<IIQQ", record, 32)
         places = struct.unpack_from("<6Q", record, 56)
-        assert (version, flags, places[0], places[4], places[5]) == (1, 1, payload, position, len(data))
+        assert (version, flags, places[0], places[4], places[5]) == (2, 1, payload, position, len(data))
         _, tail, length, table, _, _ = places
         assert table == up(tail + length, 8)
         assert position == up(table + 8 * chunks, 4096)
@@ -90,7 +90,7 @@ class Reader:
         entry("__gsnp.tail", "U8", [end - self.tail], self.tail, end)
         if len(self.data) > end:
             entry("__gsnp.slack", "U8", [len(self.data) - end], end, len(self.data))
-        metadata = f'{{"format":"pt","gsnp":"1","record":"{self.position:020d}"}}'
+        metadata = f'{{"format":"pt","gsnp":"2","record":"{self.position:020d}"}}'
         return ",".join([f'{{"__metadata__":{metadata}', *entries]) + "}"
 
     def names(self) -> dict[int, tuple[str, str, list[int]]]:

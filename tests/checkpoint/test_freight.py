@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpuslice.checkpoint import tree
 from gpuslice.checkpoint.cargo import load
 from gpuslice.checkpoint.columns import Storages
 from gpuslice.checkpoint.freight import Freight
@@ -41,9 +40,9 @@ def held(snapshot: SnapshotFile, start: int, count: int) -> list[int]:
 def test_copies_wait_until_they_are_delivered(snapshot: SnapshotFile) -> None:
     freight, live = Freight(snapshot), torch.zeros(5, 20, dtype=torch.uint8)
     before = live._version
-    assert freight.take(live, spec(3, 5, 20))
+    assert freight.take([live], [spec(3, 5, 20)])
     assert live._version > before  # a pending graph must not use what it saved
-    made = freight.new(spec(0, snapshot.storages[1].nbytes, sid=1))
+    (made,) = freight.new([spec(0, snapshot.storages[1].nbytes, sid=1)])
     freight.deliver()
     assert live.flatten().tolist() == held(snapshot, 3, 100)
     assert bytes(made.tolist()) == bytes(snapshot.view(1))
@@ -52,7 +51,7 @@ def test_copies_wait_until_they_are_delivered(snapshot: SnapshotFile) -> None:
 def test_of_views_of_one_memory_the_last_one_counts(snapshot: SnapshotFile) -> None:
     freight, live = Freight(snapshot), torch.zeros(200, dtype=torch.uint8)
     for view, start in ((live[:100], 0), (live[50:150], 1000), (live[50:150], 3000), (live[140:160], 7)):
-        assert freight.take(view, spec(start, len(view)))
+        assert freight.take([view], [spec(start, len(view))])
     freight.deliver()
     expected = held(snapshot, 0, 50) + held(snapshot, 3000, 90) + held(snapshot, 7, 20) + [0] * 40
     assert live.tolist() == expected
@@ -60,7 +59,7 @@ def test_of_views_of_one_memory_the_last_one_counts(snapshot: SnapshotFile) -> N
 
 def test_what_is_dropped_is_not_copied(snapshot: SnapshotFile) -> None:
     freight, live = Freight(snapshot), torch.zeros(9, dtype=torch.uint8)
-    assert freight.take(live, spec(0, 9))
+    assert freight.take([live], [spec(0, 9)])
     freight.drop()
     freight.deliver()
     assert not live.any()
@@ -68,9 +67,9 @@ def test_what_is_dropped_is_not_copied(snapshot: SnapshotFile) -> None:
 
 def test_what_is_not_in_one_piece_is_left_to_others(snapshot: SnapshotFile) -> None:
     freight = Freight(snapshot)
-    assert not freight.take(torch.zeros(4, 6, dtype=torch.uint8).t(), spec(0, 6, 4))
+    assert not freight.take([torch.zeros(4, 6, dtype=torch.uint8).t()], [spec(0, 6, 4)])
     with torch.inference_mode():
-        assert not freight.take(torch.zeros(6, dtype=torch.uint8), spec(0, 6))
+        assert not freight.take([torch.zeros(6, dtype=torch.uint8)], [spec(0, 6)])
 
 
 def trained(seed: int) -> tuple[torch.nn.Linear, torch.optim.Adam]:
@@ -89,7 +88,7 @@ def saved(store: JobStore, named: dict[str, object]) -> SnapshotFile:
     cargo = load(device, Storages(), state.tensors, alone=True)
     writer = store.begin(cargo.layout)
     cargo.copy_out(device, writer)
-    return writer.publish(tree.encode(state.tree), cargo.tensors, boundary=1, restartable=True)
+    return writer.publish(state.tree, cargo.tensors, boundary=1, restartable=True)
 
 
 @pytest.mark.parametrize("moments", ["own", "shared", "none"])

@@ -265,10 +265,10 @@ def test_a_file_that_cannot_be_mapped_is_refused(
 
 def test_another_version_is_refused(snapshot_path: Path) -> None:
     data = bytearray(snapshot_path.read_bytes()[:100])
-    position = data.index(b'"gsnp":"1"') + 8
+    position = data.index(b'"gsnp":"2"') + 8
     with snapshot_path.open("r+b") as file:
         file.seek(position)
-        file.write(b"2")
+        file.write(b"1")
     with pytest.raises(RefusedSnapshotError, match="another version"):
         open_snapshot(snapshot_path)
 

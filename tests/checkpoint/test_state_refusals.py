@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import copy
+import json
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from torch import nn
 
-from gpuslice.checkpoint import tree as trees
+from gpuslice.checkpoint import nodes
 from gpuslice.checkpoint.layout import Layout
-from gpuslice.checkpoint.snapshot import open_snapshot
+from gpuslice.checkpoint.snapshot import SnapshotFile, open_snapshot
 from gpuslice.checkpoint.state import check, describe
 from gpuslice.checkpoint.store import JobStore
+from gpuslice.checkpoint.tree import Tree
 from gpuslice.errors import CorruptSnapshotError, RefusedSnapshotError, UsageError
 
 from .named_state import Net, module_bits, reload, save
@@ -91,24 +97,86 @@ def test_a_capture_that_skips_a_tensor_is_seen(store: JobStore) -> None:
 
 
 def test_trees_of_other_things_are_refused(store: JobStore) -> None:
-    unequal = {"kind": "dict", "keys": ["a", "a"], "items": [{"kind": "value", "value": 1}] * 2}
-    beyond = {"kind": "optimizer", "groups": [], "shapes": [[[2]]], "state": {3: unequal}, "shared": {}}
-    evil = {"kind": "evil", "index": 1}
-    for tree in (
-        None,
-        [1],
-        {"m": {"kind": "tensor"}},
-        {"m": evil},
-        {"m": unequal},
-        {"m": beyond | {"devices": {}}},
+    one = ["value", 1]
+    unequal = ["dict", ["tuple", "a", "a"], [one, one]]
+    listed, nested = ["dict", ["list", "a"], [one]], ["dict", ["tuple", ["list", 1]], [one]]
+    state = {"0": ["dict", ["tuple", "a"], [one]], "3": one}
+    beyond = ["optimizer", [], [[[2]]], state, {}, {"0": "cpu"}]
+    missing = ["tensor", 5, "cpu", False, None]
+    for node in (
+        *(unequal, listed, nested, beyond, missing),
+        *([], [1], 1, "m", one, ["list", [one], 1], ["tensor"], ["evil", 1], [["value"], 1]),
+        *(["tensor", -1, "cpu", False, None], ["tensor", 2**70, "cpu", False, None]),
+        *(["tensor", 0, "cpu"], ["module", {}, {"": 1}, {}], ["value", ["evil"]], ["value", {}]),
     ):
-        snapshot = store.begin(Layout(())).publish(trees.encode(tree), [], boundary=1, restartable=True)
-        with pytest.raises(RefusedSnapshotError):
-            check(snapshot, {"m": torch.ones(1)})
-    node = {"kind": "tensor", "index": 5, "device": "cpu", "requires_grad": False, "grad": None}
-    snapshot = store.begin(Layout(())).publish(trees.encode({"m": node}), [], boundary=1, restartable=True)
-    with pytest.raises(RefusedSnapshotError):
+        _refuse(store, json.dumps({"m": node}, separators=(",", ":")).encode())
+    for tree in (b"null", b"[1]", b"{", b'{"m":["value",1],"m":["value",1]}', b'{"m": ["value",1]}', b"\xff"):
+        _refuse(store, tree)
+
+
+def _refuse(store: JobStore, tree: bytes) -> None:
+    snapshot = store.begin(Layout(())).publish(Tree(tree), [], boundary=1, restartable=True)
+    with pytest.raises((RefusedSnapshotError, CorruptSnapshotError)):
         check(snapshot, {"m": torch.ones(1)})
+
+
+def _parts(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Every list and object of JSON with each of its keys."""
+    if isinstance(value, (list, dict)):
+        for key in range(len(value)) if isinstance(value, list) else list(value):
+            yield value, key
+            yield from _parts(value[key])
+
+
+_JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-2, 9)
+    | st.integers()
+    | st.sampled_from(["", "cpu", "tensor", "dict"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["0", "step", "m"]), inner),
+    max_leaves=4,
+)
+
+
+@pytest.fixture
+def trained(store: JobStore) -> tuple[dict[str, object], SnapshotFile]:
+    model = Net(1)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    named = {"m": model, "o": optimizer, "d": {"a": [torch.ones(2), 1.5], ("b", 2): None}}
+    return named, save(store, named)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_forged_named_state_is_refused_or_fits_and_nothing_changes(
+    trained: tuple[dict[str, object], SnapshotFile], data: st.DataObject
+) -> None:
+    """One entry of the tree is something else, with the right checksums."""
+    named, snapshot = trained
+    model = cast(nn.Module, named["m"])
+    whole, before = json.loads(describe(named).tree.data), module_bits(model)
+    places = list(_parts(whole))
+    holder, key = data.draw(st.sampled_from(places), label="where")
+    other, there = data.draw(st.sampled_from(places), label="from")
+    holder[key] = data.draw(_JSON | st.just(copy.deepcopy(other[there])), label="what")
+    snapshot.tree = Tree(json.dumps(whole, separators=(",", ":"), ensure_ascii=False).encode())
+    with suppress(RefusedSnapshotError, CorruptSnapshotError):
+        check(snapshot, named)
+    assert module_bits(model) == before
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_bytes_of_named_state_have_one_form(store: JobStore, data: st.DataObject) -> None:
+    tree = describe({"m": Net(1), "d": {"a": [torch.ones(2), 1.5], "b": None}}).tree.data
+    at = data.draw(st.integers(0, len(tree) - 1), label="at")
+    junk = data.draw(st.binary(max_size=3) | st.sampled_from([b" ", b"0", b'"', b",", b"]"]), label="junk")
+    changed = Tree(tree[:at] + junk + tree[at + data.draw(st.integers(0, 2), label="skipped") :])
+    with suppress(RefusedSnapshotError, CorruptSnapshotError):
+        assert nodes.encode(nodes.decode(changed)) == changed
 
 
 @pytest.mark.parametrize(
