@@ -13,7 +13,7 @@ import msgspec
 
 from gpuslice.client import Client
 from gpuslice.config import parse_duration
-from gpuslice.errors import UsageError
+from gpuslice.errors import EnvironmentUnusableError, UsageError
 from gpuslice.verbs import EventInfo, JobInfo
 
 from . import tables
@@ -77,17 +77,36 @@ def exit_status(job: JobInfo) -> int:
 
 def logs(job: str, *, follow: bool = False, stderr: bool = False, state_dir: str | Path | None = None) -> int:
     """Print what a job printed, up to now or until it ends."""
+    offset = 0
     with connect(state_dir) as client:
-        offset = 0
-        while True:
-            # Asked first: what is there after the end is all there will be.
-            ended = not follow or client.wait(job, _LOG_LOOK_AGAIN_S) is not None
-            while part := client.read_log(job, offset, err=stderr):
-                sys.stdout.buffer.write(part)
-                offset += len(part)
-            sys.stdout.buffer.flush()
-            if ended:
-                return 0
+        files = client.logs(job)
+        log = Path(files.err if stderr else files.out)
+        try:
+            ended = False
+            while not ended:
+                # Asked first: what is there after the end is all there will be.
+                ended = not follow or client.wait(job, _LOG_LOOK_AGAIN_S) is not None
+                while part := client.read_log(job, offset, err=stderr):
+                    offset += _print(part)
+        except EnvironmentUnusableError:
+            if not _left_with_its_jobs(log):
+                raise
+            _print(log.read_bytes()[offset:])
+    return 0
+
+
+def _print(part: bytes) -> int:
+    sys.stdout.buffer.write(part)
+    sys.stdout.buffer.flush()
+    return len(part)
+
+
+def _left_with_its_jobs(log: Path) -> bool:
+    """Whether a scheduler that is gone has seen the end of the job that has this log: `down --drain`."""
+    from gpuslice.sched_core import record
+
+    found = record.read(log.with_suffix(".exit"))
+    return found is not None and not found.alive and found.code is not None
 
 
 def log_files(job: str, *, state_dir: str | Path | None = None) -> int:

@@ -12,7 +12,8 @@ import pytest
 import zmq
 
 from gpuslice import verbs
-from gpuslice.cli import main
+from gpuslice.cli import main, talk
+from gpuslice.client import Client
 from gpuslice.errors import EnvironmentUnusableError, UsageError
 from gpuslice.sched_core.live import Scheduler
 
@@ -184,6 +185,38 @@ def test_down_with_drain_lets_jobs_finish_and_takes_no_more(shell: Shell) -> Non
         assert down.wait(60.0) == 0
     with pytest.raises(EnvironmentUnusableError, match="no scheduler runs"):
         client.jobs()
+
+
+@pytest.mark.parametrize("ends", [True, False], ids=["drained", "killed"])
+def test_whoever_follows_a_log_sees_its_end_when_the_scheduler_leaves_with_the_job(
+    shell: Shell, ends: bool, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    shell.up()
+    go_on = shell.directory / "go-on"
+    wait_for_it = f"while not os.path.exists({str(go_on)!r}): time.sleep(0.05)"
+    script = f"import os, time\nprint('begun', flush=True)\n{wait_for_it}\nprint('ended')"
+    shell("submit", "--name", "told", "--", sys.executable, "-c", script)
+    client = shell.client()
+    until(client, "told", lambda info: bool(client.read_log("told")))
+    wait, turns = Client.wait, list[float | None]()
+
+    def wait_too_long(client: Client, job: str, timeout_s: float | None = None) -> object:
+        """Between two looks the job ends, and the scheduler goes with it; or is killed before."""
+        turns.append(timeout_s)
+        if len(turns) == 2 and ends:
+            go_on.touch()
+            shell("down", "--drain")
+        elif len(turns) == 2:
+            shell.kill()
+        return wait(client, job, timeout_s)
+
+    monkeypatch.setattr(Client, "wait", wait_too_long)
+    if ends:
+        assert talk.logs("told", follow=True, state_dir=shell.directory) == 0
+        assert capfdbinary.readouterr().out == b"begun\nended\n"
+    else:
+        with pytest.raises(EnvironmentUnusableError, match="no scheduler runs"):
+            talk.logs("told", follow=True, state_dir=shell.directory)
 
 
 @pytest.mark.parametrize("how", [[], ["--drain"]])
