@@ -59,6 +59,16 @@ def export_dcp(snapshot: SnapshotFile, path: Path) -> int:
 
 
 def _reason(error: OSError | CheckpointException) -> str:
-    if isinstance(error, OSError):
-        return error.strerror or str(error)
-    return "; ".join(str(failure[0]) for failure in error.failures.values())
+    if isinstance(error, CheckpointException):
+        return "; ".join(_root(failure) for failure, _ in error.failures.values())
+    return error.strerror or str(error)
+
+
+def _root(failure: BaseException) -> str:
+    """What the system said, if that is behind it: torch's own words are about positions in its file."""
+    cause: BaseException | None = failure
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.strerror:
+            return cause.strerror
+        cause = cause.__cause__ or cause.__context__
+    return str(failure)

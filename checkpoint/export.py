@@ -41,6 +41,8 @@ def export_safetensors(snapshot: SnapshotFile, path: Path) -> int:
             file.write(_header(named))
             for _, tensor in named:
                 _write(file, snapshot, tensor)
+            file.flush()
+            os.fsync(file.fileno())  # what cannot be written is known only then, with some file systems
         os.replace(partial, path)
     except OSError as error:
         remedy = "choose another place with enough room"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -55,12 +56,16 @@ def store(disk: RamDisk) -> Iterator[JobStore]:
     store.close(keep=False)
 
 
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "gpuslice", "ramdisk", *map(str, arguments)]
+
+
 def gpuslice(*arguments: object, disk: RamDisk | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "gpuslice", "ramdisk", *map(str, arguments)]
-    if disk is not None:
-        command += ["--dir", str(disk.directory)]
+    where = [] if disk is None else ["--dir", disk.directory]
     environ = {**os.environ, "GPUSLICE_RAMDISK_LIMIT": "64MiB"}
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=environ, check=False)
+    return subprocess.run(
+        command(*arguments, *where), capture_output=True, text=True, timeout=60, env=environ, check=False
+    )
 
 
 def test_ls_lists_stores_and_the_total(disk: RamDisk, store: JobStore) -> None:
@@ -204,6 +209,23 @@ def test_export_writes_safetensors(disk: RamDisk, store: JobStore, tmp_path: Pat
     assert gpuslice("export", path, tmp_path / "out.dcp", "--format", "dcp").returncode == 2
     assert gpuslice("export", tmp_path / "nothing", out).returncode == 4
     assert gpuslice("export", path, tmp_path / "no" / "where").returncode == 3
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "dcp"])
+def test_an_export_that_cannot_be_written_leaves_nothing(disk: RamDisk, tmp_path: Path, kind: str) -> None:
+    with disk.open_store("night") as store:
+        with store.begin(Layout((StorageSpec(0, 1 << 20, "cpu", "w"),))) as writer:
+            specs = [TensorSpec("w", 0, "uint8", (1 << 20,), (1,))]
+            writer.publish(tree.encode({}), specs, boundary=1, restartable=True)
+        export = command("export", saved(disk), tmp_path / "out", "--format", kind)
+        small = f"ulimit -f 64; exec {shlex.join(export)}"
+        done = subprocess.run(["bash", "-c", small], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 3
+    assert done.stderr.splitlines() == [
+        f"gpuslice: cannot write {tmp_path / 'out'}: File too large",
+        "gpuslice: choose another place with enough room",
+    ]
+    assert os.listdir(tmp_path) == ["disk"]
 
 
 def test_an_unusable_directory_is_named(tmp_path: Path) -> None:
