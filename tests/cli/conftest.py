@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -48,9 +48,15 @@ class Shell:
         return self.clients[-1]
 
     def submit(
-        self, boundaries: int = 40, code: int = 0, *, name: str | None = None, ranks: int = 1, steps: int = 0
+        self,
+        boundaries: int | Path = 40,
+        code: int = 0,
+        *,
+        name: str | None = None,
+        ranks: int = 1,
+        steps: int = 0,
     ) -> str:
-        """A job that trains nothing, see rank.py."""
+        """A job that trains nothing, for so many boundaries or until there is such a file, see rank.py."""
         words = ["--", sys.executable, str(RANK), str(boundaries), str(code)]
         environ = {**os.environ, "WORLD": str(ranks)}
         return self.client().submit(words, name=name, devices=ranks, environ=environ, steps=steps)
@@ -82,7 +88,8 @@ def shell_in(directory: Path) -> Iterator[Shell]:
         for process in psutil.process_iter(["environ", "cmdline"]):
             words = [*(process.info["environ"] or {}).values(), *(process.info["cmdline"] or [])]
             if any(str(directory) in word for word in words):
-                process.kill()
+                with suppress(psutil.NoSuchProcess):  # it has ended since
+                    process.kill()
 
 
 @pytest.fixture

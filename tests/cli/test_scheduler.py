@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from gpuslice import verbs
+from gpuslice import eventlog, verbs
 from gpuslice.cli import main, talk
 from gpuslice.client import Client
 from gpuslice.errors import EnvironmentUnusableError, UsageError
@@ -156,7 +156,8 @@ def test_wait_gives_up_with_124_and_cancel_ends_the_job(shell: Shell) -> None:
 def test_suspend_keeps_a_job_away_until_resume(shell: Shell) -> None:
     shell.up()
     client = shell.client()
-    job = shell.submit(300)
+    enough = shell.directory / "enough"
+    job = shell.submit(enough)
     until(client, job, lambda info: info.state == "running")
     shell("suspend", job)
     found = until(client, job, lambda info: info.state == "suspended")
@@ -164,27 +165,35 @@ def test_suspend_keeps_a_job_away_until_resume(shell: Shell) -> None:
     assert client.wait(shell.submit(20)) is not None, "another job runs meanwhile"
     assert next(one for one in client.jobs() if one.id == job).state == "suspended"
     shell("resume", job)
+    until(client, job, lambda info: info.steps > found.steps)
+    enough.touch()
     ended = client.wait(job, 60.0)
     assert ended is not None
-    assert (ended.state, ended.steps, ended.exit_code) == ("succeeded", 300, 0)
+    assert (ended.state, ended.exit_code) == ("succeeded", 0)
     shell("down")
 
 
 def test_down_with_drain_lets_jobs_finish_and_takes_no_more(shell: Shell) -> None:
     shell.up()
     client = shell.client()
-    job = shell.submit(300)
+    enough = shell.directory / "enough"
+    job = shell.submit(enough)
     until(client, job, lambda info: info.state == "running")
     down = subprocess.Popen(
         [sys.executable, "-m", "gpuslice", "down", "--drain", "--state-dir", str(shell.directory)]
     )
     with down:
-        ended = client.wait(job, 60.0)
-        assert ended is not None
-        assert ended.state == "succeeded"
+        until_it_leaves = iter(lambda: client.submit(["--", "true"]), None)
+        with pytest.raises(EnvironmentUnusableError, match="about to leave"):
+            any(client.wait(other, 60.0) is None for other in until_it_leaves)
+        assert not next(one for one in client.jobs() if one.id == job).ended
+        enough.touch()
         assert down.wait(60.0) == 0
     with pytest.raises(EnvironmentUnusableError, match="no scheduler runs"):
         client.jobs()
+    log = (shell.directory / eventlog.FILE).read_text(encoding="utf-8").splitlines()
+    ends = [line["job"] for line in map(json.loads, log) if line["details"].get("to") == "succeeded"]
+    assert job in ends
 
 
 @pytest.mark.parametrize("ends", [True, False], ids=["drained", "killed"])

@@ -59,12 +59,14 @@ def test_killed_again_and_again_the_jobs_keep_taking_turns(shell: Shell) -> None
 def test_a_job_that_ends_while_there_is_no_scheduler_keeps_its_exit_code(shell: Shell, code: int) -> None:
     shell.up()
     client = shell.client()
-    job = shell.submit(100, code)
+    enough = shell.directory / "enough"
+    job = shell.submit(enough, code)
     until(client, job, lambda info: info.state == "running")
     (supervisor,) = [
         one for one in psutil.Process(shell.pid).children() if "supervisor" in " ".join(one.cmdline())
     ]
     shell.kill()
+    enough.touch()
     psutil.wait_procs([supervisor], timeout=60.0)
     shell.up()
     ended = client.wait(job, 60.0)
@@ -90,7 +92,8 @@ def test_a_gang_is_taken_over_whole(shell: Shell) -> None:
 def test_what_the_owner_wants_survives_too(shell: Shell) -> None:
     shell.up()
     client = shell.client()
-    job = shell.submit(300)
+    enough = shell.directory / "enough"
+    job = shell.submit(enough)
     until(client, job, lambda info: info.state == "running")
     client.suspend(job)
     until(client, job, lambda info: info.state == "suspended")
@@ -99,6 +102,7 @@ def test_what_the_owner_wants_survives_too(shell: Shell) -> None:
     (found,) = client.jobs()
     assert (found.state, found.held) == ("suspended", True)
     client.resume(job)
+    enough.touch()
     assert finish(client)[job].state == "succeeded"
     shell("down")
 

@@ -10,7 +10,7 @@ from gpuslice.verbs import JobInfo
 
 def until(client: Client, job: str, holds: Callable[[JobInfo], bool]) -> JobInfo:
     """Ask until it is so; between two looks we wait for the job's end, for a moment."""
-    for _ in range(600):
+    for _ in range(2400):
         (found,) = [one for one in client.jobs() if one.id == job]
         if holds(found):
             return found

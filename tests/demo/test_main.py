@@ -11,6 +11,7 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -93,9 +94,11 @@ def on_ramdisk() -> set[Path]:
 def running(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Running]:
     found = Running(tmp_path, *request.param)
     yield found
-    for process in [*found.marked(), found.process]:
-        process.kill()
+    found.process.kill()
     found.process.communicate()
+    for process in found.marked():
+        with suppress(psutil.NoSuchProcess):  # it has ended since
+            process.kill()
 
 
 SHORT = ("--steps", "30", "--quantum", "0.4", "--json", "r.json")

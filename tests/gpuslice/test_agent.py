@@ -111,19 +111,32 @@ class Desk:
 
     def stop(self, epoch: int, stop_at: int, *, said: bool = False) -> Suspended:
         """Stop the job at ``stop_at``, or further on if it is past that."""
+        ahead = 50
         while True:
             if not said:
                 self.say(Suspend(epoch=epoch, stop_at=stop_at))
-            said, answer = False, self.hear_either()
+            said, answer = False, self.hear_either(Suspended)
             if isinstance(answer, Suspended):
                 assert answer.boundary == stop_at
                 return answer
-            stop_at = answer.boundary + 50
+            stop_at = answer.boundary + ahead
+            ahead *= 2  # who is slow here has to look further ahead
 
-    def hear_either(self) -> Suspended | Overshot:
+    def stop_in_vain(self, epoch: int) -> Refused:
+        """Tell the job to stop, which it refuses, at a boundary that it has not passed."""
+        at, ahead = self.hear(Progress).boundary, 50
+        while True:
+            self.say(Suspend(epoch=epoch, stop_at=at + ahead))
+            answer = self.hear_either(Refused)
+            if isinstance(answer, Refused):
+                return answer
+            at, ahead = answer.boundary, 2 * ahead
+
+    def hear_either(self, kind: type[_M]) -> _M | Overshot:
+        """The next message of this kind, unless the job is past the boundary that it was told of."""
         while True:
             message = decode_from_agent(self._router.recv_multipart()[1])
-            if isinstance(message, Suspended | Overshot):
+            if isinstance(message, kind | Overshot):
                 return message
             assert isinstance(message, Progress), message
 
@@ -387,9 +400,7 @@ def test_a_refused_suspend_is_reported_and_the_job_runs_on(workshop: Workshop, d
     with job(workshop, desk, ENDLESS, "--ramdisk-limit", "1k"):
         desk.welcome()
         desk.grant(1)
-        at = desk.hear(Progress).boundary
-        desk.say(Suspend(epoch=1, stop_at=at + 1000))
-        refused = desk.hear(Refused)
+        refused = desk.stop_in_vain(1)
         assert (refused.running, refused.retryable) == (True, True)
         assert "RAM disk" in refused.error
         desk.hear(Progress, lambda progress: progress.boundary > refused.boundary)
@@ -400,8 +411,7 @@ def test_a_tenant_s_limit_is_a_reason_to_refuse(workshop: Workshop, desk: Desk) 
     with job(workshop, desk, ENDLESS):
         desk.welcome()
         desk.grant(1)
-        desk.say(Suspend(epoch=1, stop_at=desk.hear(Progress).boundary + 1000))
-        refused = desk.hear(Refused)
+        refused = desk.stop_in_vain(1)
         assert (refused.running, refused.retryable) == (True, True)
         assert refused.error.startswith("tenant vision has no room in the RAM disk")
         assert "--tenant-ramdisk vision=" in refused.remedy

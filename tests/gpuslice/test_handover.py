@@ -144,13 +144,15 @@ class Duo:
         self._leaving = False
         while (at := self.hear(job, Progress).boundary) < 1:
             pass
+        ahead = 50
         self.say(job, Suspend(epoch=epoch, stop_at=at + 1, heir=heir))
         while True:
             answer = self.hear(job, Suspended | Overshot)  # type: ignore[arg-type]
             if isinstance(answer, Suspended):
                 return answer
             assert isinstance(answer, Overshot)
-            self.say(job, Suspend(epoch=epoch, stop_at=answer.boundary + 50, heir=heir))
+            self.say(job, Suspend(epoch=epoch, stop_at=answer.boundary + ahead, heir=heir))
+            ahead *= 2  # who is slow here has to look further ahead
 
     def tell_to_leave(self) -> None:
         """b is to leave for a, at some boundary that it has not passed."""

@@ -73,10 +73,9 @@ def test_a_background_thread_stops_and_goes_on(gate: ThreadGate) -> None:
         for _ in range(3):
             assert updater.moves()
             gate.close()
-            # At most the round that was finished when the gate closed is still being counted.
-            updater.moves(0.05)
             held = updater.ema.clone()
-            assert not updater.moves(0.05)
+            for _ in range(2):  # the first may be a round that was finished when the gate closed
+                updater.moves(0.05)
             assert torch.equal(updater.ema, held)
             gate.open()
         assert updater.moves()

@@ -2,7 +2,8 @@
 
     rank.py BOUNDARIES EXIT_CODE [--deaf]
 
-counts boundaries, one every few milliseconds while it has a lease, and exits after ``BOUNDARIES``.
+counts boundaries, one every few milliseconds while it has a lease, and exits after ``BOUNDARIES``; if that
+is a path, where it finds a file of that name.
 ``--deaf`` ignores SIGTERM. ``--dies parking`` and ``--dies returning`` kill it in the middle of a suspend or
 resume. With ``RANK_LOCKS``, a directory, it is the only one on its device, or says "clash", and it hands its
 device over directly where it is told to. With ``WORLD``
@@ -37,7 +38,7 @@ def say(line: str) -> None:
 class Rank:
     """One rank and its end of the socket."""
 
-    def __init__(self, last: int) -> None:
+    def __init__(self, last: str) -> None:
         self.job = os.environ["GPUSLICE_JOB"]
         self.rank = int(os.environ.get("RANK", "0"))
         self.last = last
@@ -85,7 +86,7 @@ class Rank:
             self.send(self.standing)
 
     def run(self) -> None:
-        while self.boundary < self.last:
+        while not self.over():
             ready = dict(self.poller.poll(PACE_MS if self.training else None))
             if self.monitor in ready:
                 self.greet()
@@ -101,6 +102,10 @@ class Rank:
         self.monitor.close()
         self.socket.close()
         zmq.Context.instance().term()
+
+    def over(self) -> bool:
+        """Whether this was the last boundary."""
+        return self.boundary >= int(self.last) if self.last.isdecimal() else os.path.exists(self.last)
 
     def die(self, when: str) -> None:
         """As if by ``kill -9``, if that is asked for."""
@@ -238,7 +243,7 @@ def main() -> int:
     if "--deaf" in sys.argv:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     say("begins")
-    Rank(int(sys.argv[1])).run()
+    Rank(sys.argv[1]).run()
     return int(sys.argv[2])
 
 
