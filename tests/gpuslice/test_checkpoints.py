@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
+import signal
 from collections.abc import Collection
 from pathlib import Path
 
@@ -18,27 +18,39 @@ from gpuslice.checkpoints import Checkpoints, Schedule
 from gpuslice.errors import GpusliceError, RamDiskFullError
 from gpuslice.report import Report
 
-from .conftest import DEADLINE_S, Workshop
+from .conftest import Workshop
 from .warm.process import Servers
 
 # Weights and moments that wait for the optimizer's step, statistics and averages that do not. The copy in the
-# background is slowed down and says when it is half done. With "broken" the step waits for nothing.
+# background is slowed down and says when it is half done. With "broken" the step waits for nothing, and the
+# copy for the step. KILLED_AFTER is "copies,lines": so many lines after so many copies said so it is killed.
 TRAIN = """
-import hashlib, os, sys, threading, time
+import hashlib, os, signal, sys, threading, time
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 import gpuslice
 from gpuslice.checkpoint.background import BackgroundSnapshot
 from gpuslice.kernels.cpu import CpuDevice
 
-copy_out = CpuDevice.copy_out
+copy_out, steps, said = CpuDevice.copy_out, 0, []
+copies, lines = map(int, os.environ.get("KILLED_AFTER", "0,0").split(","))
+
+def say(line):
+    os.write(1, f"{line}\\n".encode())
+    said.append(line)
+    if copies and said.count("copying") >= copies:
+        at = [number for number, one in enumerate(said) if one == "copying"][copies - 1]
+        if len(said) > at + lines:
+            os.kill(os.getpid(), signal.SIGKILL)
 
 def slowly(device, pairs, *rest):
     if threading.current_thread() is threading.main_thread() or not pairs:
         return copy_out(device, pairs, *rest)
     copy_out(device, pairs[:1], *rest)
-    os.write(1, b"copying\\n")
-    time.sleep(0.1)
+    before, until_s = steps, time.monotonic() + (2.0 if "broken" in sys.argv else 0.1)
+    say("copying")
+    while time.monotonic() < until_s and ("broken" not in sys.argv or steps == before):
+        time.sleep(0.01)
     copy_out(device, pairs[1:], *rest)
 
 CpuDevice.copy_out = slowly
@@ -52,7 +64,7 @@ if "broken" in sys.argv:
 stepping = False
 
 def main():
-    global stepping
+    global stepping, steps
     torch.manual_seed(0)
     model = torch.nn.Sequential(
         torch.nn.Linear(160, 160), torch.nn.BatchNorm1d(160), torch.nn.Dropout(0.2), torch.nn.Linear(160, 160)
@@ -68,8 +80,9 @@ def main():
             stepping = True
             optimizer.step()
             stepping = False
+            steps += 1
             average.update_parameters(model)
-            os.write(1, b"batch\\n")
+            say("batch")
             if "explicit" in sys.argv and number % 3 == 1:
                 assert job.checkpoint()
     found = hashlib.sha256()
@@ -96,19 +109,12 @@ def digest(tmp_path_factory: pytest.TempPathFactory, servers: Servers) -> str:
     return done.stdout.splitlines()[-1]
 
 
-def until_killed(workshop: Workshop, command: list[str], *, copies: int, lines: int) -> list[str]:
+def until_killed(workshop: Workshop, command: list[str], *, copies: int, lines: int) -> None:
     """Run until SIGKILL in the middle of a copy, after so many of them and so many lines more."""
-    output: list[str] = []
-    with workshop.start(command, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        while output.count("copying\n") < copies or lines > 0:
-            lines -= output.count("copying\n") >= copies
-            line = process.stdout.readline()
-            assert line, "it ended before it could be killed"
-            output.append(line)
-        process.kill()
-        process.communicate(timeout=DEADLINE_S)
-    return output
+    workshop.environ["KILLED_AFTER"] = f"{copies},{lines}"
+    done = workshop.execute(command)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    del workshop.environ["KILLED_AFTER"]
 
 
 @pytest.mark.parametrize(

@@ -12,14 +12,16 @@ from gpuslice.gang import agree, awaited, newest_common
 
 from .conftest import Workshop
 
-#: Rank 1 kills itself where rank 0 goes on to the next suspend.
+#: Rank 1 kills itself where rank 0 goes on to the next suspend, once each has left a snapshot.
 TRAIN = """
-import hashlib, os, signal, sys
+import hashlib, os, signal, sys, time
 import torch, torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 import gpuslice
+from gpuslice.checkpoint.ramdisk import RamDisk
+from gpuslice.config import load
 
 dist.init_process_group("gloo")
 rank, deadly = dist.get_rank(), int(sys.argv[1])
@@ -43,6 +45,9 @@ def main():
             optimizer.step()
             done += 1
             if rank == 1 and done == deadly:
+                disk = RamDisk.from_settings(load())
+                while not all(disk.boundaries("gang", each) for each in (0, 1)):
+                    time.sleep(0.01)
                 os.kill(os.getpid(), signal.SIGKILL)
     weights = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
     # One write, so that the ranks' lines stay whole.

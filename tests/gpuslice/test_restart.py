@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,14 @@ import torch
 import gpuslice
 from gpuslice.checkpoint.ramdisk import RamDisk
 
-from .conftest import DEADLINE_S, Workshop
+from .conftest import Workshop
 
 CASES = Path(__file__).with_name("restart_cases.py")
 
-#: Announces every batch; augmentation in loader workers, evaluation, a scheduler, a log, a best score.
+#: Announces every batch, and is killed after so many; augmentation in loader workers, evaluation, a log, a
+#: scheduler, a best score.
 TRAIN = """
-import hashlib, random, sys
+import hashlib, os, random, signal, sys
 import numpy as np, torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
@@ -43,7 +44,7 @@ def main():
         generator=torch.Generator().manual_seed(5),
     )
     evaluation = DataLoader(Augmented(), batch_size=14)
-    log = []
+    log, left = [], int(sys.argv[2])
     job = gpuslice.attach(
         model=model, optimizer=optimizer, scheduler=scheduler, loader=loader, log=log, best=1e9
     )
@@ -54,6 +55,9 @@ def main():
             (model(x).squeeze(-1) - y).square().mean().backward()
             optimizer.step()
             print("batch", epoch, flush=True)
+            left -= 1
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
         scheduler.step()
         model.eval()
         for x, y in job.batches(evaluation):
@@ -97,27 +101,19 @@ def test_attached_state_goes_on_in_another_process(workshop: Workshop) -> None:
 
 
 def killed_again_and_again(workshop: Workshop, script: Path, workers: int, kills: list[int]) -> list[str]:
-    """Run until it ends by itself, SIGKILL it after so many lines each time; the output of every life."""
-    command = workshop.command("--job", "k", "--suspend-every", "3", str(script), str(workers))
-    outputs = []
-    for lines in [*kills, None]:
-        with workshop.start(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
-            assert process.stdout is not None
-            if lines is not None:
-                outputs.append("".join(process.stdout.readline() for _ in range(lines)))
-                process.kill()
-                process.communicate(timeout=DEADLINE_S)
-                assert process.returncode != 0
-                continue
-            outputs.append(process.communicate(timeout=DEADLINE_S)[0])
-            assert process.returncode == 0
-    return outputs
+    """Run until it ends by itself, killed after so many batches each time; the output of every life."""
+    lives = []
+    for batches in [*kills, 0]:
+        words = ("--job", "k", "--suspend-every", "3", str(script), str(workers), str(batches))
+        lives.append(workshop.gpuslice_run(*words))
+    assert [life.returncode for life in lives] == [-signal.SIGKILL] * len(kills) + [0], lives[-1].stderr
+    return [life.stdout for life in lives]
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_killed_at_random_boundaries_and_started_again(workshop: Workshop, workers: int) -> None:
     script = workshop.write("train.py", TRAIN)
-    undisturbed = workshop.python(str(script), str(workers))
+    undisturbed = workshop.python(str(script), str(workers), "0")
     assert undisturbed.returncode == 0, undisturbed.stderr
     kills = random.Random(workers).choices(range(4, 9), k=3)
     lives = killed_again_and_again(workshop, script, workers, kills)
