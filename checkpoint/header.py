@@ -12,10 +12,11 @@ import re
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import compress, repeat
+from itertools import chain, compress, count, repeat
 from operator import attrgetter, eq, not_
 
 import msgspec
+import numpy as np
 
 from gpuslice.errors import CorruptSnapshotError, RefusedSnapshotError, UsageError
 
@@ -101,9 +102,9 @@ class Content:
     def _render(self, record: Record, entries: str) -> bytes:
         prefix = _prefix(record).decode() + '"}'
         end = record.position + RECORD_BYTES
-        rest = {"__gsnp.tail": _bytes_entry(self.payload, record.tail, end)}
+        rest = {"__gsnp.tail": _bytes_entry(record.tail - self.payload, end - self.payload)}
         if record.file_len > end:
-            rest["__gsnp.slack"] = _bytes_entry(self.payload, end, record.file_len)
+            rest["__gsnp.slack"] = _bytes_entry(end - self.payload, record.file_len - self.payload)
         return (",".join(filter(None, (prefix, entries, _text(rest)))) + "}").encode()
 
 
@@ -171,27 +172,25 @@ def _dense_bytes(dtype: str, shape: tuple[int, ...], stride: tuple[int, ...]) ->
 
 def _entries(layout: Layout, placement: Placement, payload: int, owners: Mapping[int, TensorSpec]) -> str:
     """Storages and the paddings between them, in the order of the file."""
-    entries: dict[str, _Entry] = {}
-    position, pads = payload, 0
-    by_position = sorted(zip(placement.offsets, layout.sizes, range(len(layout.sizes)), strict=True))
-    for offset, nbytes, sid in by_position:
-        if offset > position:
-            entries[f"__gsnp.pad.{pads}"] = _bytes_entry(payload, position, offset)
-            pads += 1
-        position = offset + nbytes
-        owner = owners.get(sid)
-        if owner is None:
-            entries[f"__gsnp.storage.{sid}"] = _bytes_entry(payload, offset, position)
-        else:
-            kind = DTYPES[owner.dtype].safetensors or ""
-            entries[owner.path] = _Entry(kind, owner.shape, (offset - payload, position - payload))
-    if placement.end > position:
-        entries[f"__gsnp.pad.{pads}"] = _bytes_entry(payload, position, placement.end)
-    return _text(entries)
+    starts, sizes = np.array(placement.offsets, np.int64) - payload, np.array(layout.sizes, np.int64)
+    order = np.lexsort((sizes, starts))
+    begins, ends = starts[order].tolist(), (starts + sizes)[order].tolist()
+    sids, pad = order.tolist(), count()
+    storages = [
+        (owner.path, _Entry(DTYPES[owner.dtype].safetensors or "", owner.shape, (begin, end)))
+        if owner
+        else (f"__gsnp.storage.{sid}", _bytes_entry(begin, end))
+        for sid, owner, begin, end in zip(sids, map(owners.get, sids), begins, ends, strict=True)
+    ]
+    pads = [
+        (f"__gsnp.pad.{next(pad)}", _bytes_entry(end, begin)) if begin > end else None
+        for end, begin in zip(ends, [*begins[1:], placement.end - payload], strict=False)
+    ]
+    return _text(dict(filter(None, chain.from_iterable(zip(storages, pads, strict=True)))))
 
 
-def _bytes_entry(payload: int, start: int, stop: int) -> _Entry:
-    return _Entry("U8", (stop - start,), (start - payload, stop - payload))
+def _bytes_entry(begin: int, end: int) -> _Entry:
+    return _Entry("U8", (end - begin,), (begin, end))
 
 
 def _text(entries: Mapping[str, _Entry]) -> str:

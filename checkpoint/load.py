@@ -280,8 +280,9 @@ class Checker:
                 if not isinstance(item, TensorNode)
             }
             step_moves = bool(group.get("capturable") or group.get("fused"))
-            some = moments.setdefault(there, Moments(self._source, *there))
-            some.add(parameter, saved, live, others, step_moves=step_moves)
+            if there not in moments:
+                moments[there] = Moments(self._source, *there)
+            moments[there].add(parameter, saved, live, others, step_moves=step_moves)
         loads += [some.compare() for some in moments.values()]
 
         def load(maker: Maker) -> torch.optim.Optimizer:

@@ -21,7 +21,8 @@ class _Kept(NamedTuple):
     """Of one parameter."""
 
     parameter: torch.Tensor
-    saved: DictNode
+    keys: tuple[Any, ...]
+    nodes: Sequence[TensorNode]
     live: Mapping[Any, Any] | None
     others: dict[Any, Callable[[Maker], Any]]
     on_host: Sequence[bool]
@@ -62,21 +63,23 @@ class Moments:
         step_moves
             Whether ``step`` goes where the parameter is, as torch has it for fused and capturable updates.
         """
+        keys = saved.keys
+        nodes = [item for item in saved.items if isinstance(item, TensorNode)]
+        plain_keys = [key for key in keys if key not in others]
         on_host = [
-            key == "step" and item.device == "cpu" and not step_moves
-            for key, item in zip(saved.keys, saved.items, strict=True)
-            if isinstance(item, TensorNode)
+            key == "step" and node.device == "cpu" and not step_moves
+            for key, node in zip(plain_keys, nodes, strict=True)
         ]
-        self._kept.append(_Kept(parameter, saved, live, others, on_host))
+        self._kept.append(_Kept(parameter, keys, nodes, live, others, on_host))
 
     def compare(self) -> Callable[[Maker], dict[torch.Tensor, Any]]:
         """A function that loads all that was added, and gives it by parameter."""
         kept = self._kept
-        nodes = [item for one in kept for item in one.saved.items if isinstance(item, TensorNode)]
+        nodes = list(chain.from_iterable(one.nodes for one in kept))
         lives = [
             None if one.live is None else one.live.get(key)
             for one in kept
-            for key in one.saved.keys
+            for key in one.keys
             if key not in one.others
         ]
         on_host = list(chain.from_iterable(one.on_host for one in kept))
@@ -92,7 +95,7 @@ class Moments:
                     one.live,
                     {
                         key: one.others[key](beside) if key in one.others else next(tensors)
-                        for key in one.saved.keys
+                        for key in one.keys
                     },
                 )
                 for one in kept
