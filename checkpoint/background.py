@@ -175,7 +175,7 @@ class BackgroundSnapshot:
 
 def _counters_unreliable(device: Device) -> bool:
     """Whether something lives that changes memory without torch's noticing (a captured CUDA graph)."""
-    return bool(device.obstacles) and bool(live_instances(*device.obstacles))
+    return bool(device.obstacles) and any(live_instances(*device.obstacles))
 
 
 def _owned(value: object) -> Iterator[torch.Tensor]:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress, count, repeat
-from operator import attrgetter, not_
+from operator import attrgetter, is_, not_
 
 import msgspec
 import torch
@@ -24,7 +24,7 @@ from .snapshot import SnapshotFile
 from .undo import undoing
 from .writer import SnapshotWriter
 
-_way = attrgetter("way")
+_storage, _way = attrgetter("storage"), attrgetter("way")
 
 
 class Item(msgspec.Struct, frozen=True, gc=False):
@@ -63,7 +63,7 @@ class Cargo:
     @property
     def storages(self) -> list[torch.UntypedStorage]:
         """The items' storages."""
-        return [item.storage for item in self.items]
+        return list(map(_storage, self.items))
 
     def unaccounted_bytes(self, device: Device) -> int:
         """After `empty`: what the allocator still counts as live and no found storage explains."""
@@ -146,8 +146,9 @@ class Cargo:
 
 def empty(device: Device, items: Sequence[Item]) -> None:
     """Take the memory away from these; what is empty already stays so."""
-    device.free([item.storage for item in items if item.way is Way.FREED])
-    device.discard([item.storage for item in items if item.way is Way.DISCARDED])
+    ways, storages = list(map(_way, items)), list(map(_storage, items))
+    device.free(list(compress(storages, map(is_, ways, repeat(Way.FREED)))))
+    device.discard(list(compress(storages, map(is_, ways, repeat(Way.DISCARDED)))))
     device.release_caches()
 
 

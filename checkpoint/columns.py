@@ -44,6 +44,13 @@ class Storages:
             return self
         return self._picked(lambda column: list(compress(column, selected)))
 
+    def once(self) -> Storages:
+        """Each once, where it came first."""
+        if len(set(self.keys)) == len(self):
+            return self
+        first = dict(zip(reversed(self.keys), range(len(self) - 1, -1, -1), strict=True))
+        return self.in_turns(sorted(first.values()))
+
     def in_turns(self, turns: Sequence[int]) -> Storages:
         """The same in another order, given by their positions."""
         return self._picked(lambda column: list(map(column.__getitem__, turns)))

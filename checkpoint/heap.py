@@ -13,7 +13,7 @@ import gc
 import operator
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import compress
@@ -43,15 +43,15 @@ class _Seen:
         """``TypeError``: one of them cannot be remembered."""
         if not self.ids.isdisjoint(map(id, found)):
             # Thawed meanwhile, and so found again; or made where one was that is gone.
-            known = set(map(id, self.alive(self.types)))
+            known = set(map(id, self.alive(self.types)[0]))
             found = [item for item in found if id(item) not in known]
         self.references += map(weakref.ref, found)
         self.ids.update(map(id, found))
 
-    def alive(self, types: Set[type]) -> list[object]:
+    def alive(self, *families: Set[type]) -> list[list[Any]]:
         objects = list(map(_call, self.references))
-        alive = list(compress(objects, map(types.__contains__, map(type, objects))))
-        if types == self.types and 2 * len(alive) < len(objects):
+        alive = _parted(objects, families)
+        if self.types.issubset(set().union(*families)) and 2 * sum(map(len, alive)) < len(objects):
             present = [item for item in objects if item is not None]
             self.references, self.ids = list(map(weakref.ref, present)), set(map(id, present))
         return alive
@@ -91,18 +91,19 @@ def uncollected() -> Iterator[None]:
         gc.enable()
 
 
-def instances(types: Set[type]) -> list[object]:
-    """Every live object of exactly these types, but for hidden imports.
+def instances(*families: Set[type]) -> list[list[Any]]:
+    """For each set of types every live object of exactly these types, but for hidden imports.
 
     Objects that the script froze are thawed first. Where the collector is off, or cannot be told in time
     to take everything back, nothing is set aside and every look sees all but what was set aside before.
     """
+    types: frozenset[type] = frozenset().union(*families)
     set_aside = _CAN_SET_ASIDE and (gc.isenabled() or _paused)
     if set_aside:
         gc.collect(1)  # young garbage need not be looked at, and must not be set aside
     if _seen is not None and not types <= _seen.types:
         give_back()
-    seen = _seen or _Seen(frozenset(types))
+    seen = _seen or _Seen(types)
     objects, witness = _take_all() if set_aside else (gc.get_objects(), None)
     found, undisturbed = _of_types(objects, seen.types)
     if undisturbed:
@@ -113,10 +114,10 @@ def instances(types: Set[type]) -> list[object]:
     if not undisturbed:
         # The script froze something, or an earlier look did not come to its end. All that is thawed.
         give_back()
-        return _of_types(gc.get_objects(), types)[0]
+        return _parted(gc.get_objects(), families)
     if witness is not None:
         _remember(seen, witness)
-    return seen.alive(types)
+    return seen.alive(*families)
 
 
 #: As a C function, which ``map`` calls without going through the interpreter's loop.
@@ -135,9 +136,14 @@ def _of_types(objects: list[object], types: Set[type]) -> tuple[list[object], bo
     """Those of the types; and whether the witness is among ``objects``."""
     with_witness = {*types, _Witness}
     found = list(compress(objects, map(with_witness.__contains__, map(type, objects))))
-    kinds = list(map(type, found))
-    undisturbed = _Witness in kinds and found[kinds.index(_Witness)] is _witness
-    return list(compress(found, map(types.__contains__, kinds))), undisturbed
+    wanted, witnesses = _parted(found, (types, {_Witness}))
+    return wanted, bool(witnesses) and witnesses[0] is _witness
+
+
+def _parted(objects: list[object], families: Iterable[Set[type]]) -> list[list[Any]]:
+    """Those of each set of types."""
+    kinds = list(map(type, objects))
+    return [list(compress(objects, map(family.__contains__, kinds))) for family in families]
 
 
 def _remember(seen: _Seen, witness: _Witness) -> None:

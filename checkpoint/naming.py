@@ -5,15 +5,15 @@ from __future__ import annotations
 import torch
 
 from . import heap
-from .discover import live_instances, of_kind
+from .discover import live_instances
 
 
 def name_of(storage: torch.UntypedStorage, label: str) -> str:
     """The best name for a storage: a module's parameter, else a variable or key, with its label."""
-    live = live_instances(torch.Tensor, torch.nn.Module)
+    tensors, modules = live_instances(torch.Tensor, torch.nn.Module)
     with torch._C.DisableTorchFunction():
-        tensors = [tensor for tensor in of_kind(live, torch.Tensor) if _lies_in(tensor, storage)]
-        name = _name_in_modules(of_kind(live, torch.nn.Module), storage) or _name_of_variable(tensors)
+        over = [tensor for tensor in tensors if _lies_in(tensor, storage)]
+        name = _name_in_modules(modules, storage) or _name_of_variable(over)
     return f"{name} ({label})" if name else label
 
 

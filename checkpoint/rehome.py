@@ -13,7 +13,8 @@ import torch
 
 from gpuslice.errors import SuspendRefusedError
 
-from .discover import describe_tensor, held_by_others, live_instances, of_kind, strided_parts, with_gradients
+from .discover import held_by_others, live_instances, with_gradients
+from .parts import describe_tensor, strided_parts
 
 
 def rehome(old: Sequence[torch.UntypedStorage], new: Sequence[torch.UntypedStorage]) -> None:
@@ -26,7 +27,7 @@ def rehome(old: Sequence[torch.UntypedStorage], new: Sequence[torch.UntypedStora
     """
     target = {before._cdata: after for before, after in zip(old, new, strict=True)}
     with torch.no_grad(), torch._C.DisableTorchFunction():
-        tensors = with_gradients(of_kind(live_instances(torch.Tensor), torch.Tensor))
+        tensors = with_gradients(*live_instances(torch.Tensor))
         affected = [tensor for tensor in tensors if _storages(tensor) & target.keys()]
         _refuse(affected, old, held_by_others(tensors))
         # Everything that could fail comes before the first tensor changes.

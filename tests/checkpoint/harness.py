@@ -11,8 +11,8 @@ from types import FunctionType
 import numpy as np
 import torch
 
-from gpuslice.checkpoint.discover import strided_parts
 from gpuslice.checkpoint.gate import NoGate
+from gpuslice.checkpoint.parts import strided_parts
 from gpuslice.checkpoint.snapshot import SnapshotFile
 from gpuslice.kernels.copying import Inspector, Marks, Pairs
 from gpuslice.kernels.cpu import CpuDevice

@@ -14,7 +14,8 @@ from torch._subclasses import FakeTensorMode
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.testing._internal.two_tensor import TwoTensor
 
-from gpuslice.checkpoint.discover import live_instances, of_kind, strided_parts, sweep
+from gpuslice.checkpoint.discover import live_instances, sweep
+from gpuslice.checkpoint.parts import strided_parts
 from gpuslice.kernels.cpu import CpuDevice
 from gpuslice.types import DeviceName
 
@@ -259,7 +260,7 @@ def test_a_storage_that_only_weak_references_remember_is_not_found() -> None:
     del tensor
     assert remembered.expired()
     for _ in range(2):
-        found = live_instances(torch.UntypedStorage)
-        assert remembered.cdata not in {item._cdata for item in of_kind(found, torch.UntypedStorage)}
+        (found,) = live_instances(torch.UntypedStorage)
+        assert remembered.cdata not in {item._cdata for item in found}
         del found
     assert remembered.expired()
