@@ -20,7 +20,8 @@ from gpuslice.kernels import Device
 
 from . import heap
 from .columns import Storages
-from .parts import described, strided_parts
+from .known import Known, Under
+from .parts import pieced, plain, strided_parts
 
 _cdata = attrgetter("_cdata")
 _is_leaf, _grad = attrgetter("is_leaf"), attrgetter("grad")
@@ -41,26 +42,29 @@ def sweep(device: Device) -> Storages:
         If a live object forbids emptying the device storage by storage (a captured CUDA graph), or if there
         is memory on a further device (another GPU), which would not be emptied.
     """
-    tensors, storages, *obstacles = _instances(torch.Tensor, torch.UntypedStorage, *device.obstacles)
-    _refuse_obstacles(obstacles, device)
-    return _storages(tensors, storages, device)
+    live = _instances(torch.Tensor, torch.UntypedStorage, *device.obstacles)
+    _refuse_obstacles(live[2:], device)
+    return _storages(live[0], live[1], device)
 
 
 def check_alone(device: Device) -> None:
     """For a route that does not sweep: refuse memory on further devices, as `sweep` does."""
-    _storages(*_instances(torch.Tensor, torch.UntypedStorage), device)
+    live = _instances(torch.Tensor, torch.UntypedStorage)
+    _storages(live[0], live[1], device)
 
 
 def _storages(
     tensors: Sequence[torch.Tensor], storages: Sequence[torch.UntypedStorage], device: Device
 ) -> Storages:
     with torch.no_grad(), torch._C.DisableTorchFunction():
-        under = _Under(device)
-        for block in _blocks(tensors):
-            under.add_tensors(block)
-        under.add_gradients()
-        under.add_bare(storages)
-        return under.found()
+        found = _Found(device)
+        # Taken away meanwhile: a look that does not come to its end leaves nothing half known.
+        known: Known = heap.notes().pop(device, None) or Known()
+        found.add_tensors(tensors, known)
+        found.add_gradients()
+        found.add_bare(storages)
+        heap.notes()[device] = known
+        return found.storages()
 
 
 def _blocks(objects: Sequence[_T]) -> Iterator[Sequence[_T]]:
@@ -145,7 +149,7 @@ def held_by_others(tensors: Sequence[torch.Tensor]) -> set[int]:
     return {key for key, count in several if count > 1 + explained[key]}
 
 
-class _Under:
+class _Found:
     """The storages under tensors, and bare ones, as they are added block by block."""
 
     def __init__(self, device: Device) -> None:
@@ -157,20 +161,27 @@ class _Under:
         #: The device's storages, some of them several times.
         self._found = Storages()
 
-    def add_tensors(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Tensors and the storages under them."""
-        _each(torch.Tensor._fix_weakref, tensors)  # type: ignore[attr-defined]
-        self._tensors += tensors
-        self._gradients += _gradients(tensors)
-        self._referred = self._referred or max(map(_use_count, tensors), default=1) > 1
-        self._add(*described(tensors))
+    def add_tensors(self, tensors: Sequence[torch.Tensor], known: Known) -> None:
+        """Tensors and the storages under them, what is known of these from there."""
+        old = known.recall(tensors)
+        start = 0
+        for block in (*_blocks(tensors[:old]), *_blocks(tensors[old:])):
+            self._ask(block)
+            under = known.under(start, block)
+            if under is not None:
+                self._take(under)
+            else:
+                known.learn(start, block, self._look_under(block))
+            start += len(block)
 
     def add_gradients(self) -> None:
         """Those of the tensors that C++ alone holds."""
         if self._gradients:
             known = set(map(id, self._tensors))
             further = {id(gradient): gradient for gradient in self._gradients}
-            self.add_tensors([gradient for key, gradient in further.items() if key not in known])
+            new = [gradient for key, gradient in further.items() if key not in known]
+            self._ask(new)
+            self._look_under(new)
 
     def add_bare(self, storages: Sequence[torch.UntypedStorage]) -> None:
         """Those that are under none of the tensors, when these have been added."""
@@ -181,20 +192,44 @@ class _Under:
                 bare = _firmly([item for key, item in zip(keys, block, strict=True) if key not in known])
                 self._add(bare, [_BARE] * len(bare))
 
-    def _add(self, storages: Sequence[torch.UntypedStorage], labels: Sequence[str]) -> None:
+    def _ask(self, tensors: Sequence[torch.Tensor]) -> None:
+        """What has to be asked of every tensor at every look."""
+        _each(torch.Tensor._fix_weakref, tensors)  # type: ignore[attr-defined]
+        self._tensors += tensors
+        self._gradients += _gradients(tensors)
+        self._referred = self._referred or max(map(_use_count, tensors), default=1) > 1
+
+    def _look_under(self, tensors: Sequence[torch.Tensor]) -> Under | None:
+        """Add the storages under tensors; what is there, if it will stay so while the tensors are over it."""
+        described = plain(tensors)
+        if described is None:
+            self._add(*pieced(tensors))
+            return None
+        under = self._add(*described)
+        # What is empty on a further device may grow.
+        elsewhere = compress(under.storages, map(not_, under.ours))
+        return under if all(storage.device.type in _HOST for storage in elsewhere) else None
+
+    def _add(self, storages: Sequence[torch.UntypedStorage], labels: Sequence[str]) -> Under:
         ours = list(map(self._device.owns, storages))
-        if not all(ours):
-            for storage, label in compress(zip(storages, labels, strict=True), map(not_, ours)):
-                _refuse_elsewhere(storage, label, self._device)
-            storages, labels = list(compress(storages, ours)), list(compress(labels, ours))
+        for storage, label in compress(zip(storages, labels, strict=True), map(not_, ours)):
+            _refuse_elsewhere(storage, label, self._device)
+        under = Under.of(storages, labels, ours)
+        self._take(under)
+        return under
+
+    def _take(self, under: Under) -> None:
+        """Those of the device."""
+        ours = under.ours
+        storages = list(compress(under.storages, ours))
         found = self._found
         found.storages += storages
-        found.keys += map(_cdata, storages)
-        found.labels += labels
-        found.sizes += map(torch.UntypedStorage.nbytes, storages)
+        found.keys += compress(under.keys, ours)
+        found.sizes += compress(under.sizes, ours)
+        found.labels += compress(under.labels, ours)
         found.addresses += _addresses(storages)
 
-    def found(self) -> Storages:
+    def storages(self) -> Storages:
         """Those of the device that have memory (fake, functional and wrapper tensors have none)."""
         found = self._found.once()
         if 0 in found.sizes or 0 in found.addresses:

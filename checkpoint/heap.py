@@ -13,10 +13,11 @@ import gc
 import operator
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import compress
+from itertools import chain, compress
 from typing import Any
 
 #: The collector of later versions goes through old objects little by little, without a full collection at
@@ -38,6 +39,7 @@ class _Seen:
     types: frozenset[type]
     references: list[weakref.ref[Any]] = field(default_factory=list)
     ids: set[int] = field(default_factory=set)
+    notes: dict[object, Any] = field(default_factory=dict)
 
     def add(self, found: list[object]) -> None:
         """``TypeError``: one of them cannot be remembered."""
@@ -162,9 +164,20 @@ def referrers(item: object) -> list[object]:
     return gc.get_referrers(item)
 
 
-def own_references() -> frozenset[int]:
-    """Ids of the weak references that are kept here."""
-    return frozenset(map(id, _seen.references)) if _seen is not None else frozenset()
+def notes() -> dict[object, Any]:
+    """What others remember of the objects that are remembered here, just as long as these are.
+
+    Each has a method ``references`` for the weak references by which it knows them.
+    """
+    return {} if _seen is None else _seen.notes
+
+
+def own_references() -> Mapping[int, int]:
+    """Ids of the weak references that are kept here or noted, and how many times each is."""
+    if _seen is None:
+        return {}
+    noted = (note.references() for note in _seen.notes.values())
+    return Counter(map(id, chain(_seen.references, *noted)))
 
 
 def give_back() -> None:

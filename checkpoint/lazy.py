@@ -302,7 +302,7 @@ _OWN_DICT = sys.getrefcount(object.__getattribute__(_SAMPLE, "__dict__"))
 
 
 def _lonely(
-    optimizer: torch.optim.Optimizer, candidates: Mapping[int, Entry], known: frozenset[int]
+    optimizer: torch.optim.Optimizer, candidates: Mapping[int, Entry], known: Mapping[int, int]
 ) -> list[int]:
     """``_cdata`` of the candidates that can be reached only through the state of ``optimizer``.
 
@@ -343,17 +343,18 @@ def _state_of(optimizer: torch.optim.Optimizer) -> dict[Any, Any] | None:
     return state if type(state) in (dict, defaultdict) else None
 
 
-def _alone(holder: Mapping[Any, Any], key: Any, known: frozenset[int]) -> bool:
+def _alone(holder: Mapping[Any, Any], key: Any, known: Mapping[int, int]) -> bool:
     """Whether only ``holder`` refers to its tensor, and nobody weakly but the sweep."""
     return _not_watched(holder[key], known) and _count(holder, key) == _TENSOR_ONCE
 
 
-def _not_watched(item: object, known: frozenset[int]) -> bool:
+def _not_watched(item: object, known: Mapping[int, int]) -> bool:
     references = weakref.getweakrefs(item)
     if not references:
         return True
     # References without a callback are shared: the sweep's own may be somebody else's, too.
-    return len(references) == 1 and id(references[0]) in known and sys.getrefcount(references[0]) == _ONCE + 1
+    ours = known.get(id(references[0]), 0)
+    return len(references) == 1 and ours > 0 and sys.getrefcount(references[0]) == _ONCE + ours
 
 
 def _its_only_storage(tensor: torch.Tensor) -> int | None:
@@ -368,6 +369,6 @@ def _its_only_storage(tensor: torch.Tensor) -> int | None:
     return address if uses == 2 and tensor._use_count() == 1 else None  # type: ignore[attr-defined]
 
 
-def _only_ours(entry: Entry, known: frozenset[int]) -> bool:
+def _only_ours(entry: Entry, known: Mapping[int, int]) -> bool:
     """Whether the storage's Python object is in nobody's hands but ours."""
     return _not_watched(entry.storage, known) and sys.getrefcount(entry.storage) == _STORAGE_ONCE

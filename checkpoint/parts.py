@@ -20,16 +20,14 @@ _QUANTIZED = {torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.qui
 _PER_CHANNEL = (torch.per_channel_affine, torch.per_channel_affine_float_qparams)
 _TensorBase = torch._C.TensorBase
 _dtype, _layout = attrgetter("dtype"), attrgetter("layout")
-_Described = tuple[list[torch.UntypedStorage], list[str]]
+Described = tuple[list[torch.UntypedStorage], list[str]]
 
 
-def described(tensors: Sequence[torch.Tensor]) -> _Described:
-    """The storages under the tensors, and a label of each."""
-    return _plain(tensors) or _pieced(tensors)
+def plain(tensors: Sequence[torch.Tensor]) -> Described | None:
+    """The storage under each tensor, and labels of the tensors.
 
-
-def _plain(tensors: Sequence[torch.Tensor]) -> _Described | None:
-    """If all are what they seem: strided, over one storage, no wrapper around others, not quantized."""
+    If all are what they seem: strided, over one storage, no wrapper around others, not quantized.
+    """
     dtypes = list(map(_dtype, tensors))
     if (
         list(map(_layout, tensors)).count(torch.strided) < len(tensors)
@@ -44,7 +42,8 @@ def _plain(tensors: Sequence[torch.Tensor]) -> _Described | None:
     return None
 
 
-def _pieced(tensors: Sequence[torch.Tensor]) -> _Described:
+def pieced(tensors: Sequence[torch.Tensor]) -> Described:
+    """The storages under whatever makes up the tensors, and labels of these parts."""
     parts = [part for tensor in tensors for part in strided_parts(tensor)]
     return [part.untyped_storage() for part in parts], list(map(describe_tensor, parts))
 

@@ -1,0 +1,185 @@
+"""What is known from the last look is said only of the same tensor over the same storage."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from gpuslice.checkpoint import heap
+from gpuslice.checkpoint.discover import sweep
+from gpuslice.checkpoint.known import Known, Under
+from gpuslice.checkpoint.parts import plain
+from gpuslice.kernels.cpu import CpuDevice
+from gpuslice.types import DeviceName
+
+Row = list[torch.Tensor]
+
+
+class Special(torch.Tensor):
+    """A plain subclass."""
+
+
+class Interrupted(CpuDevice):
+    """Its look is broken off when a storage of so many bytes is found."""
+
+    def owns(self, storage: torch.UntypedStorage) -> bool:
+        if storage.nbytes() == 4 * 1234:
+            raise KeyboardInterrupt
+        return super().owns(storage)
+
+
+def row() -> Row:
+    return [torch.ones(3), torch.ones(4), torch.nn.Parameter(torch.ones(5)), torch.ones(6)]
+
+
+def learnt(tensors: Row) -> Known:
+    known = Known()
+    learn(known, 0, tensors)
+    return known
+
+
+def learn(known: Known, start: int, tensors: Row) -> None:
+    described = plain(tensors)
+    assert described is not None
+    known.learn(start, tensors, Under.of(*described, [True] * len(tensors)))
+
+
+def keys(tensors: Row) -> list[int]:
+    return [tensor.untyped_storage()._cdata for tensor in tensors]
+
+
+def set_elsewhere(x: torch.Tensor) -> None:
+    x.set_(torch.ones(4).untyped_storage())  # type: ignore[call-overload]
+
+
+def set_to_one_at_the_same_address(x: torch.Tensor) -> None:
+    """The Python object of the storage is where that of the old one was, if the allocator wants it so."""
+    before = id(x.untyped_storage())
+    x.set_()  # type: ignore[call-overload]
+    kept = []
+    for _ in range(100):
+        kept.append(torch.ones(4).untyped_storage())
+        if id(kept[-1]) == before:
+            break
+    x.set_(kept[-1])  # type: ignore[call-overload]
+
+
+def data_elsewhere(x: torch.Tensor) -> None:
+    x.data = torch.ones(4)
+
+
+def resized(x: torch.Tensor) -> None:
+    x.resize_(100)
+
+
+def storage_resized(x: torch.Tensor) -> None:
+    x.untyped_storage().resize_(32)
+
+
+def of_another_class(x: torch.Tensor) -> None:
+    x.__class__ = Special  # type: ignore[assignment]
+
+
+CHANGES: list[Callable[[torch.Tensor], None]] = [
+    set_elsewhere,
+    set_to_one_at_the_same_address,
+    data_elsewhere,
+    resized,
+    storage_resized,
+    of_another_class,
+]
+
+
+def test_the_same_tensors_over_the_same_storages_are_known() -> None:
+    tensors = row()
+    known = learnt(tensors)
+    assert known.recall(tensors) == len(tensors)
+    under = known.under(0, tensors)
+    assert under is not None
+    assert under.keys == keys(tensors)
+    assert under.labels == ["float32 [3]", "float32 [4]", "float32 [5]", "float32 [6]"]
+    assert under.sizes == [12, 16, 20, 24]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=[change.__name__ for change in CHANGES])
+def test_nothing_is_known_of_a_tensor_that_changed(change: Callable[[torch.Tensor], None]) -> None:
+    tensors = row()
+    known = learnt(tensors)
+    change(tensors[1])
+    assert known.recall(tensors) == len(tensors)
+    assert known.under(0, tensors) is None
+    assert known.under(2, tensors[2:]) is not None
+    learn(known, 0, tensors)
+    under = known.under(0, tensors)
+    assert under is not None
+    assert under.keys == keys(tensors)
+
+
+def test_a_known_tensor_does_not_become_another_one() -> None:
+    """What makes a plain tensor a sparse or quantized one torch refuses to do with one that is known."""
+    tensors = row()
+    known = learnt(tensors)
+    with pytest.raises(RuntimeError, match="weakref"):
+        torch.utils.swap_tensors(tensors[1], torch.eye(4).to_sparse())
+    with pytest.raises(RuntimeError, match="incompatible"):
+        tensors[1].data = torch.eye(4).to_sparse()
+    assert known.under(0, tensors) is not None
+
+
+def test_nothing_is_known_of_others_in_their_place() -> None:
+    tensors = row()
+    known = learnt(tensors)
+    view = tensors[1].view(2, 2)
+    assert known.recall([tensors[0], view, *tensors[2:]]) == 0
+    assert known.under(0, tensors) is None
+
+
+def test_those_behind_one_that_is_gone_are_known_where_they_are_now() -> None:
+    tensors = row()
+    known = learnt(tensors)
+    del tensors[1]
+    tensors.append(torch.ones(7))
+    assert known.recall(tensors) == 3
+    under = known.under(0, tensors[:3])
+    assert under is not None
+    assert under.keys == keys(tensors[:3])
+    assert known.under(0, tensors) is None
+    learn(known, 3, tensors[3:])
+    assert known.recall(tensors) == 4
+    assert known.under(0, tensors) is not None
+
+
+def test_what_is_not_plain_is_asked_every_time() -> None:
+    tensors = row()
+    known = Known()
+    known.learn(0, tensors, None)
+    assert known.recall(tensors) == len(tensors)
+    assert known.under(0, tensors) is None
+
+
+def test_nothing_is_kept_alive() -> None:
+    tensors = row()
+    traces = [weakref.ref(item) for item in (*tensors, *(tensor.untyped_storage() for tensor in tensors))]
+    known = learnt(tensors)
+    assert known.recall(tensors) == len(tensors)
+    del tensors
+    assert not any(trace() is not None for trace in traces)
+    assert known.recall([]) == 0
+
+
+def test_a_look_that_is_interrupted_leaves_nothing_half_known() -> None:
+    device = Interrupted(DeviceName("cpu", None))
+    before = torch.ones(1233)
+    sweep(device)
+    trap = torch.ones(1234)
+    with pytest.raises(KeyboardInterrupt):
+        sweep(device)
+    assert device not in heap.notes()
+    del trap
+    after = torch.ones(1235)
+    for _ in range(2):
+        found = sweep(device)
+        assert [found.sizes.count(tensor.nbytes) for tensor in (before, after)] == [1, 1]
