@@ -22,7 +22,7 @@ class Storages:
     keys
         Their identities: ``storage._cdata``.
     labels
-        For people: dtype and shape of the first tensor found over each.
+        For people: dtype and shape of the first tensor found over each, when it was first found there.
     fixed
         The keys of those whose address may be known to somebody who would not notice a change: C++ code
         holds a tensor over it (a pending autograd graph, DDP, a DLPack capsule), or other memory overlaps it.
