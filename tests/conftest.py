@@ -8,6 +8,7 @@ import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 
 import pytest
 
@@ -21,6 +22,19 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+_PID = os.getpid()
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    """End as on Ctrl-C: fixtures clear away what they have started. What a test has forked just dies."""
+    signal.signal(number, signal.SIG_DFL)
+    if os.getpid() != _PID:
+        os.kill(os.getpid(), number)
+    raise KeyboardInterrupt
+
+
+signal.signal(signal.SIGTERM, _end)
 
 
 @pytest.fixture(scope="session")

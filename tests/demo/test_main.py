@@ -101,6 +101,14 @@ def running(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Running]
             process.kill()
 
 
+@pytest.fixture(autouse=True)
+def sigterm() -> Iterator[None]:
+    """The demonstration in this process takes the signal over."""
+    former = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, former)
+
+
 SHORT = ("--steps", "30", "--quantum", "0.4", "--json", "r.json")
 
 
