@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -83,25 +83,28 @@ class BlockCargo:
         del device
         self.shim.release(self.index)
 
-    def reserve(self, device: Device, later: Container[int] = ()) -> None:
-        """Take memory behind the addresses again, all of it or none; ``DeviceMemoryError``."""
-        del device, later  # nothing comes later by this route
+    def refill(
+        self, device: Device, snapshot: SnapshotFile, *, verify: bool, later: Container[int] = ()
+    ) -> Callable[[], Transfer]:
+        """Take memory behind the addresses again, all of it or none; return what copies the bytes back.
+
+        `check` verifies them before that, and none comes later by this route; ``DeviceMemoryError``.
+        """
+        del device, verify, later
         self.shim.reserve(self.index)
+
+        def copy_in() -> Transfer:
+            views = [snapshot.view(sid, verify=False) for sid in range(len(self.blocks))]
+            pairs = zip(self.blocks, views, strict=True)
+            self.shim.copy_in([(block, view_address(view)) for block, view in pairs])
+            return self._transfer()
+
+        return copy_in
 
     def check(self, snapshot: SnapshotFile) -> None:
         """Check the blocks' bytes in the snapshot; ``CorruptSnapshotError`` names a damaged one."""
         for sid in range(len(self.blocks)):
             snapshot.view(sid)
-
-    def copy_in(
-        self, device: Device, snapshot: SnapshotFile, *, verify: bool, later: Container[int] = ()
-    ) -> Transfer:
-        """Copy the blocks' bytes back to where they were; `check` has verified them, and none comes later."""
-        del device, verify, later
-        views = [snapshot.view(sid, verify=False) for sid in range(len(self.blocks))]
-        pairs = zip(self.blocks, views, strict=True)
-        self.shim.copy_in([(block, view_address(view)) for block, view in pairs])
-        return self._transfer()
 
     def _transfer(self) -> Transfer:
         return Transfer({"direct": self.emptied_bytes} if self.blocks else {}, copies=len(self.blocks))

@@ -98,39 +98,41 @@ class Cargo:
         """Take the memory away from what was copied."""
         empty(device, self.items)
 
-    def reserve(self, device: Device, later: Container[int] = ()) -> None:
-        """Take the memory back, all of it or none; ``DeviceMemoryError``.
+    def refill(
+        self, device: Device, snapshot: SnapshotFile, *, verify: bool, later: Container[int] = ()
+    ) -> Callable[[], Transfer]:
+        """Take the memory back, all of it or none; return what copies the items' bytes to where they were.
 
         Storages whose ``_cdata`` is in ``later`` are left for `copy_in_later`.
+
+        Raises
+        ------
+        DeviceMemoryError
+            If there is not enough.
+        CorruptSnapshotError
+            By the function: names a damaged storage.
         """
+        wanted = list(zip(self.storages, self.layout.sizes, snapshot.offsets, strict=False))
         late = [item.storage._cdata in later for item in self.items]
-        first = list(compress(self.items, map(not_, late)))
-        reserve(device, first)
+        first = list(compress(wanted, map(not_, late)))
+        proof = snapshot.proof() if verify else None
+        copy_in = device.refill(first, snapshot.arena, proof)
         if any(late):
             try:
                 reserve(device, list(compress(self.items, late)), soon=False)
             except BaseException as error:
                 with undoing(error, "taking memory back"):
-                    empty(device, first)
+                    empty(device, list(compress(self.items, map(not_, late))))
                 raise
+        return copy_in
 
     def check(self, snapshot: SnapshotFile) -> None:
         """Nothing yet: chunks are checked as they are copied."""
 
-    def copy_in(
-        self, device: Device, snapshot: SnapshotFile, *, verify: bool, later: Container[int] = ()
-    ) -> Transfer:
-        """Copy the items' bytes back to where they were; ``CorruptSnapshotError`` names a damaged storage.
-
-        Storages whose ``_cdata`` is in ``later`` are left for `copy_in_later`.
-        """
-        pairs = [pair for pair in self._pairs(snapshot) if pair[0]._cdata not in later]
-        return device.copy_in(pairs, snapshot.arena, snapshot.proof() if verify else None)
-
     def copy_in_later(
         self, device: Device, snapshot: SnapshotFile, *, verify: bool, later: Mapping[int, int]
     ) -> Callable[[], Transfer]:
-        """A function that copies what `copy_in` left, in the order of ``later``."""
+        """A function that copies what `refill` left, in the order of ``later``."""
         arena, proof = snapshot.arena, snapshot.proof() if verify else None
 
         def copy() -> Transfer:

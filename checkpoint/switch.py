@@ -244,10 +244,10 @@ class Switch:
             cargo.empty(self.device)
         except BaseException as error:
             with undoing(error, "emptying the device"):
-                cargo.reserve(self.device)
+                copy_in = cargo.refill(self.device, snapshot, verify=self._verify)
                 if self._verify:
                     cargo.check(snapshot)
-                cargo.copy_in(self.device, snapshot, verify=self._verify)
+                copy_in()
             raise
 
     @heap.uncollected()
@@ -334,15 +334,13 @@ class Switch:
                     barred.callback(stream.cancel)
                 if moving:
                     cargo = cargo.moved_to(target)
-                else:
-                    cargo.reserve(target, later)
+                copy_in = cargo.refill(target, parked.snapshot, verify=self._verify, later=later)
             try:
                 if self._verify:
                     with stages.stage("verify_s"):
                         cargo.check(parked.snapshot)
                 with stages.stage("copy_in_s"):
-                    copied = cargo.copy_in(target, parked.snapshot, verify=self._verify, later=later)
-                    stages.record.copy_in = copied
+                    stages.record.copy_in = copy_in()
                 rng.restore(parked.shared_random)
                 if moving:
                     if parked.device_random is not None:

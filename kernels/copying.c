@@ -3,6 +3,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#include <time.h>
 
 #if defined(__SSE2__)
 #include <emmintrin.h>
@@ -148,4 +149,48 @@ size_t find_damaged(const struct hasher *hash, const struct chunk *chunks, size_
             return position;
         }
     return count;
+}
+
+/* How far threads have come that copy together into memory which somebody is still making ready. */
+struct advance {
+    uint64_t next;    /* the first chunk that nobody has begun */
+    uint64_t ready;   /* the first one whose target is not there yet */
+    uint64_t over;    /* whether nobody shall begin another one */
+    uint64_t damaged; /* one that is not what it should be, or their number */
+};
+
+void allow_copies(struct advance *advance, uint64_t ready, uint64_t over)
+{
+    __atomic_store_n(&advance->ready, ready, __ATOMIC_RELEASE);
+    __atomic_store_n(&advance->over, over, __ATOMIC_RELEASE);
+}
+
+/* Copies as copy_expected does, each chunk as soon as its target is there, by several threads at once; until there are
+   no more, or it is over, or one is damaged, or this thread has copied as much as it was to. Whatever is begun is copied
+   when all have returned, unless it is over before its target is there. Returns whether there may be more. */
+int copy_ready(const struct hasher *hash, const struct chunk *chunks, size_t count, const uint64_t *expected,
+               int past_caches, struct advance *advance, uint64_t most_bytes)
+{
+    const struct timespec moment = {.tv_nsec = 20000};
+    for (uint64_t copied_bytes = 0; !__atomic_load_n(&advance->over, __ATOMIC_RELAXED);) {
+        if (copied_bytes >= most_bytes)
+            return 1;
+        uint64_t position = __atomic_fetch_add(&advance->next, 1, __ATOMIC_RELAXED);
+        if (position >= count)
+            return 0;
+        while (position >= __atomic_load_n(&advance->ready, __ATOMIC_ACQUIRE)) {
+            if (__atomic_load_n(&advance->over, __ATOMIC_ACQUIRE) &&
+                position >= __atomic_load_n(&advance->ready, __ATOMIC_RELAXED))
+                return 0;
+            nanosleep(&moment, NULL);
+        }
+        if (expected && is_damaged(hash, chunks + position, expected)) {
+            __atomic_store_n(&advance->damaged, position, __ATOMIC_RELAXED);
+            __atomic_store_n(&advance->over, 1, __ATOMIC_RELAXED);
+            return 0;
+        }
+        copy_one(chunks + position, past_caches);
+        copied_bytes += chunks[position].nbytes;
+    }
+    return 0;
 }

@@ -26,7 +26,7 @@ from .transfer import Transfer
 #: is cheap; and it is far below the size from which glibc's memcpy falls into 4K aliasing.
 CHUNK_BYTES = 4 << 20
 #: More threads do not help: two or three of them saturate a socket's memory.
-_MAX_THREADS = 8
+MAX_THREADS = 8
 #: Letting go of the GIL for less than this costs more than holding it.
 _SMALL_BYTES = 64 << 10
 
@@ -35,8 +35,11 @@ _small_memmove = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_vo
 )
 
 Pairs = Sequence[tuple[torch.UntypedStorage, int]]
+#: A storage, the bytes that it is to have, and its offset in the arena.
+Want = tuple[torch.UntypedStorage, int, int]
+Wanted = Sequence[Want]
 #: Host address, offset in the arena, bytes.
-_Piece = tuple[int, int, int]
+Piece = tuple[int, int, int]
 _Rows = np.ndarray[Any, Any]
 _Work = TypeVar("_Work")
 #: Source and target among the host's address and the arena's.
@@ -113,7 +116,7 @@ def copy_out(
     if isinstance(inspect, Summing):
         copier, problem = sums.load()
         if copier is not None:
-            table, past_caches = inspect.sums, _past_caches(places)
+            table, past_caches = inspect.sums, are_past_caches(places)
 
             def copy_many(portion: _Rows) -> None:
                 declined.append(copier.copy_changed(portion, table, past_caches))
@@ -123,11 +126,11 @@ def copy_out(
                 steady.foresee(chunks, table)
             run(_portions(chunks), copy_many, threads)
             unread_bytes = 0 if steady is None else steady.left(chunks, table)
-            return _by_host(places, sum(declined), unread_bytes)
+            return by_host(places, sum(declined), unread_bytes)
     base, memory = view_address(arena), address_space()
     move, fallbacks = _mover(places, problem)
 
-    def copy(piece: _Piece) -> None:
+    def copy(piece: Piece) -> None:
         address, offset, nbytes = piece
         if inspect is None or inspect(offset, memory[address : address + nbytes]):
             move(base + offset, address, nbytes)
@@ -135,10 +138,10 @@ def copy_out(
             declined.append(nbytes)
 
     run(_batches(places, len(arena)), copy, threads)
-    return _by_host(places, sum(declined), fallbacks=fallbacks)
+    return by_host(places, sum(declined), fallbacks=fallbacks)
 
 
-def _chunks(places: Sequence[_Piece], arena: memoryview, table: _Rows | None, ends: Sequence[int]) -> _Rows:
+def _chunks(places: Sequence[Piece], arena: memoryview, table: _Rows | None, ends: Sequence[int]) -> _Rows:
     """What is copied, as rows that a ``Copier`` takes.
 
     Parameters
@@ -164,6 +167,11 @@ def _chunks(places: Sequence[_Piece], arena: memoryview, table: _Rows | None, en
     return sums.rows(sides[source], sides[target], nbytes, padded_bytes, row)
 
 
+def incoming(places: Sequence[Piece], arena: memoryview, expected: sums.Expected | None) -> _Rows:
+    """What is copied from an arena, as rows that a ``Copier`` takes."""
+    return _chunks(places, arena, expected.chunks if expected else None, _IN)
+
+
 def _portions(chunks: _Rows) -> Iterator[list[_Rows]]:
     """Rows in portions of about equally many bytes."""
     if len(chunks):
@@ -172,7 +180,7 @@ def _portions(chunks: _Rows) -> Iterator[list[_Rows]]:
         yield from ([portion] for portion in np.split(chunks, cuts))
 
 
-def _split(places: Sequence[_Piece], arena_bytes: int) -> tuple[_Rows, _Rows, _Rows]:
+def _split(places: Sequence[Piece], arena_bytes: int) -> tuple[_Rows, _Rows, _Rows]:
     """Address, offset in the arena and bytes of every chunk."""
     address, offset, nbytes = (np.array(column, np.int64) for column in zip(*places, strict=True))
     wrong = np.flatnonzero((offset < 0) | (offset > arena_bytes - nbytes))
@@ -202,7 +210,7 @@ def copy_in(
 
 
 def copy_in_at(
-    places: Sequence[_Piece],
+    places: Sequence[Piece],
     arena: memoryview,
     threads: int,
     inspect: Inspector | None = None,
@@ -226,32 +234,32 @@ def copy_in_at(
     if places and (inspect is None or isinstance(inspect, Expecting)):
         copier, problem = sums.load()
         if copier is not None:
-            expected, past_caches = inspect.expected if inspect else None, _past_caches(places)
+            expected, past_caches = inspect.expected if inspect else None, are_past_caches(places)
 
             def copy_many(portion: _Rows) -> None:
                 pages.all_ready(portion[:, [sums.TARGET, sums.BYTES]])
                 copier.copy_expected(portion, expected, past_caches)
 
-            chunks = _chunks(places, arena, expected.chunks if expected else None, _IN)
+            chunks = incoming(places, arena, expected)
             run(_portions(chunks), copy_many, threads)
             if steady is not None and expected is not None:
                 steady.came(chunks, expected)
-            return _by_host(places, 0)
+            return by_host(places, 0)
     base = view_address(arena)
     move, fallbacks = _mover(places, problem)
 
-    def copy(piece: _Piece) -> None:
+    def copy(piece: Piece) -> None:
         address, offset, nbytes = piece
         if inspect is None or inspect(offset, arena[offset : offset + nbytes]):
             pages.ready(address, nbytes)
             move(address, base + offset, nbytes)
 
     run(_batches(places, len(arena)), copy, threads)
-    return _by_host(places, 0, fallbacks=fallbacks)
+    return by_host(places, 0, fallbacks=fallbacks)
 
 
-def _by_host(
-    places: Sequence[_Piece],
+def by_host(
+    places: Sequence[Piece],
     unchanged_bytes: int,
     unread_bytes: int = 0,
     *,
@@ -266,10 +274,10 @@ def _by_host(
     return Transfer({path: nbytes for path, nbytes in paths.items() if nbytes}, fallbacks=fallbacks)
 
 
-def _mover(places: Sequence[_Piece], slower: str) -> tuple[uncached.Move, tuple[str, ...]]:
+def _mover(places: Sequence[Piece], slower: str) -> tuple[uncached.Move, tuple[str, ...]]:
     """How each piece of a copy is moved, and why not in the best way; ``slower``: why it is one by one."""
     large, problem = None, ""
-    if _past_caches(places):
+    if are_past_caches(places):
         large, problem = uncached.load()
     move_large = large or ctypes.memmove
 
@@ -279,18 +287,19 @@ def _mover(places: Sequence[_Piece], slower: str) -> tuple[uncached.Move, tuple[
     return move, tuple(filter(None, (problem, slower)))
 
 
-def _past_caches(places: Sequence[_Piece]) -> bool:
+def are_past_caches(places: Sequence[Piece]) -> bool:
+    """Whether so much is copied that it had better not go through the caches."""
     return sum(nbytes for _, _, nbytes in places) >= uncached.SMALLEST_BYTES
 
 
-def pieces(pairs: Pairs) -> list[_Piece]:
+def pieces(pairs: Pairs) -> list[Piece]:
     """Address, offset in the arena and bytes of each."""
     return [(storage.data_ptr(), offset, storage.nbytes()) for storage, offset in pairs]
 
 
-def _batches(places: Iterable[_Piece], arena_bytes: int) -> Iterator[list[_Piece]]:
+def _batches(places: Iterable[Piece], arena_bytes: int) -> Iterator[list[Piece]]:
     """Large ranges chunk by chunk, small ones together, in about equal portions of work."""
-    batch: list[_Piece] = []
+    batch: list[Piece] = []
     room = CHUNK_BYTES
     for piece in places:
         address, offset, nbytes = piece
@@ -335,7 +344,7 @@ def run(batches: Iterable[Sequence[_Work]], work: Callable[[_Work], None], threa
 
     crew = [
         threading.Thread(target=labour, name=f"gpuslice-copy-{number}", daemon=True)
-        for number in range(1, min(threads, _MAX_THREADS, len(todo)))
+        for number in range(1, min(threads, MAX_THREADS, len(todo)))
     ]
     try:
         with suppress(RuntimeError):  # the system gives no more threads; fewer do the same, later

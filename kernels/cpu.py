@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Mapping, Sequence, Set
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import psutil
@@ -15,9 +15,10 @@ from gpuslice.errors import DeviceMemoryError, EnvironmentUnusableError
 from gpuslice.types import DeviceName
 
 from . import copying, sums, uncached
-from .copying import Inspector, Marks, Pairs
+from .copying import Inspector, Marks, Pairs, Wanted
 from .device import DeviceMemory, Hold, Way
 from .filepages import no_address_space
+from .filling import Filling
 from .host import (
     PAGE_BYTES,
     AddressSpace,
@@ -33,6 +34,7 @@ from .steady import SteadyMemory
 from .transfer import Transfer
 
 _HOST = torch.device("cpu")
+_Sizes = Sequence[tuple[torch.UntypedStorage, int]]
 _FREED = Hold(Way.FREED)
 _DISCARDED = Hold(Way.DISCARDED, "its address must stay, so its pages are dropped instead")
 #: Dropping fewer pages is not worth two system calls and the faults afterwards.
@@ -143,21 +145,45 @@ class CpuDevice:
             drop_pages(storage.data_ptr(), storage.nbytes())
 
     def reserve(self, pairs: Sequence[tuple[torch.UntypedStorage, int]], *, soon: bool = True) -> None:
-        """Checks first what the host has left: Linux promises memory that is not there, and kills later."""
-        missing = [(storage, nbytes) for storage, nbytes in pairs if storage.nbytes() != nbytes]
-        missing_bytes = sum(nbytes for _, nbytes in missing)
+        with nullcontext() if soon else small_pages(), self._all_or_none(pairs) as take:
+            take(pairs)
+
+    def refill(
+        self, wanted: Wanted, arena: memoryview, inspect: Inspector | None = None
+    ) -> Callable[[], Transfer]:
+        """Fills what is reserved while it reserves the rest."""
+        filling = Filling(wanted, arena, inspect, len(self.cores), self._steady)
+        with self._all_or_none(_sizes(wanted)) as take, filling.beside():
+            for portion in filling.portions():
+                take(_sizes(portion))
+                filling.follow(portion)
+        return filling.finish
+
+    @contextmanager
+    def _all_or_none(self, pairs: _Sizes) -> Iterator[Callable[[_Sizes], None]]:
+        """What takes some of these at a time; if it cannot, it takes none of them.
+
+        Checks first what the host has left: Linux promises memory that is not there, and kills later.
+        """
+        missing_bytes = sum(nbytes for storage, nbytes in pairs if storage.nbytes() != nbytes)
         if missing_bytes > psutil.virtual_memory().available:
             raise _out_of_memory(self.name, missing_bytes)
         done: list[torch.UntypedStorage] = []
-        try:
-            with nullcontext() if soon else small_pages():
-                for storage, nbytes in missing:
+
+        def take(some: _Sizes) -> None:
+            for storage, nbytes in some:
+                if storage.nbytes() != nbytes:
                     storage.resize_(nbytes)
                     done.append(storage)
-        except RuntimeError as error:
+
+        try:
+            yield take
+        except BaseException as error:
             self.free(done)
             self.release_caches()
-            raise _refused(self.name, missing_bytes) from error
+            if isinstance(error, RuntimeError):
+                raise _refused(self.name, missing_bytes) from error
+            raise
 
     def allocate(self, sizes: Sequence[int]) -> list[torch.UntypedStorage]:
         try:
@@ -184,6 +210,10 @@ class CpuDevice:
 
     def set_rng_state(self, state: torch.Tensor) -> None:
         raise EnvironmentUnusableError(f"{self.name} has no generator besides the host's")
+
+
+def _sizes(wanted: Wanted) -> _Sizes:
+    return [(storage, nbytes) for storage, nbytes, _ in wanted]
 
 
 def _slot_cores(name: DeviceName, slots: int) -> frozenset[int]:

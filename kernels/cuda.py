@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import replace
 
@@ -14,9 +14,9 @@ from gpuslice.errors import DeviceMemoryError, EnvironmentUnusableError, Suspend
 from gpuslice.types import DeviceName
 
 from . import copying
-from .copying import Inspector, Marks, Pairs
+from .copying import Inspector, Marks, Pairs, Wanted
 from .cuda_engine import CudaEngine
-from .device import DeviceMemory, Hold, Way
+from .device import DeviceMemory, Hold, Way, refill_in_turn
 from .gpu_copies import GpuCopies
 from .host import enclosing, view_address
 from .numa import node_of_gpu
@@ -152,6 +152,11 @@ class CudaDevice:
             raise self._out_of_memory(nbytes for _, nbytes in pairs) from error
         for storage in done:
             self._made_on.pop(storage._cdata, None)
+
+    def refill(
+        self, wanted: Wanted, arena: memoryview, inspect: Inspector | None = None
+    ) -> Callable[[], Transfer]:
+        return refill_in_turn(self, wanted, arena, inspect)
 
     def allocate(self, sizes: Sequence[int]) -> list[torch.UntypedStorage]:
         made: list[torch.UntypedStorage] = []

@@ -30,9 +30,9 @@ from gpuslice.checkpoint.store import JobStore
 from gpuslice.checkpoint.swap import Door, Successor
 from gpuslice.checkpoint.switch import Switch
 from gpuslice.errors import DeviceMemoryError, GpusliceError
-from gpuslice.kernels.copying import Inspector, Marks, Pairs
+from gpuslice.kernels.copying import Inspector, Marks, Pairs, Wanted
 from gpuslice.kernels.cpu import CpuDevice
-from gpuslice.kernels.device import DeviceMemory
+from gpuslice.kernels.device import DeviceMemory, refill_in_turn
 from gpuslice.kernels.transfer import Transfer
 from gpuslice.types import DeviceName
 
@@ -194,6 +194,11 @@ class ScriptedDevice(CpuDevice):
         self.shared.give(needed)
         self._came([storage for storage, _ in missing])
         super().reserve(pairs, soon=soon)
+
+    def refill(
+        self, wanted: Wanted, arena: memoryview, inspect: Inspector | None = None
+    ) -> Callable[[], Transfer]:
+        return refill_in_turn(self, wanted, arena, inspect)
 
     def _went(self, sizes: dict[int, int]) -> None:
         self._away |= sizes

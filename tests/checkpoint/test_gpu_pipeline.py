@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -14,8 +14,9 @@ from gpuslice.checkpoint.record import SwitchRecord
 from gpuslice.checkpoint.snapshot import open_snapshot
 from gpuslice.checkpoint.switch import Switch
 from gpuslice.errors import CorruptSnapshotError
-from gpuslice.kernels.copying import Inspector, Marks, Pairs
+from gpuslice.kernels.copying import Inspector, Marks, Pairs, Wanted
 from gpuslice.kernels.cpu import CpuDevice
+from gpuslice.kernels.device import refill_in_turn
 from gpuslice.kernels.gpu_copies import GpuCopies
 from gpuslice.kernels.transfer import Transfer
 from gpuslice.types import DeviceName
@@ -51,6 +52,11 @@ class LikeGpu(CpuDevice):
 
     def copy_in(self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None) -> Transfer:
         return self._copies.copy_in(pairs, arena, inspect)
+
+    def refill(
+        self, wanted: Wanted, arena: memoryview, inspect: Inspector | None = None
+    ) -> Callable[[], Transfer]:
+        return refill_in_turn(self, wanted, arena, inspect)
 
 
 class Job:

@@ -22,8 +22,9 @@ from gpuslice.checkpoint.store import JobStore
 from gpuslice.checkpoint.switch import Switch
 from gpuslice.errors import CorruptSnapshotError
 from gpuslice.kernels import Device, copying, open_device, pipeline
-from gpuslice.kernels.copying import Inspector, Marks, Pairs
+from gpuslice.kernels.copying import Inspector, Marks, Pairs, Wanted
 from gpuslice.kernels.cpu import CpuDevice
+from gpuslice.kernels.device import refill_in_turn
 from gpuslice.kernels.transfer import Transfer
 from gpuslice.types import DeviceName
 
@@ -221,6 +222,11 @@ class BrokenDevice(FaultyDevice):
     def is_victim(self, nbytes: int) -> bool:
         self.broken += nbytes == self._nbytes
         return nbytes == self._nbytes
+
+    def refill(
+        self, wanted: Wanted, arena: memoryview, inspect: Inspector | None = None
+    ) -> Callable[[], Transfer]:
+        return refill_in_turn(self, wanted, arena, inspect)
 
 
 class NotCopiedOut(BrokenDevice):
