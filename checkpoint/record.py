@@ -47,7 +47,8 @@ class SwitchRecord:
     parked_s
         From the end of the suspend to the beginning of the resume.
     fetch_s, reserve_s, verify_s, copy_in_s
-        The stages of a resume: the snapshot brought back, if it was spilled; memory taken; checked; copied.
+        The stages of a resume: the snapshot brought back, if it was spilled; memory taken, and on the host
+        filled meanwhile; checked; the rest copied.
     bytes_given
         Given back to the device while the rest was still being copied, for the job that comes (``duplex``).
     bytes_taken
@@ -121,8 +122,8 @@ class SwitchRecord:
 
     @property
     def gb_per_s_in(self) -> float:
-        """Rate of the copy into the device, in 1e9 bytes per second."""
-        return _rate(self.bytes_freed - self.bytes_later, self.copy_in_s)
+        """Rate of taking memory and filling it, at once on the host; in 1e9 bytes per second."""
+        return _rate(self.bytes_freed - self.bytes_later, self.reserve_s + self.copy_in_s)
 
     @property
     def suspend_s(self) -> float:

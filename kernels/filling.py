@@ -1,8 +1,8 @@
 """Memory that is filled while more of it is still being taken back.
 
 Taking memory writes to it: the C allocator puts a header before each storage, and for that the kernel clears
-a huge page, in one thread and with the GIL. Meanwhile other threads copy into what has been taken already, in C
-and without it. None of them is at work outside of `Filling.beside`; `Filling.finish` copies the rest.
+a huge page, in one thread and with the GIL. Meanwhile other threads copy into what has been taken already, in
+C and without it. None of them is at work outside of `Filling.beside`; `Filling.finish` copies the rest.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from .host import HugePages
 from .steady import SteadyMemory
 from .transfer import Transfer
 
-#: What is taken before the others hear of it.
-_PORTION_BYTES = 4 << 20
+#: What is taken before the others hear of it, and put behind huge pages. Where every storage is a mapping of
+#: its own, the block that two portions share stays in small pages, so portions are large.
+_PORTION_BYTES = 64 << 20
 #: What the calling thread copies before it looks for signals again.
 _MOST_BYTES = 64 << 20
 _ALL_BYTES = (1 << 64) - 1

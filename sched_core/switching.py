@@ -17,7 +17,7 @@ from .gang import Gang
 #: How much of what was learnt before is kept when something new is.
 _MEMORY = 0.8
 #: Stages that take longer the more bytes there are.
-_MOVING = frozenset({"copy_out_s", "publish_s", "verify_s", "copy_in_s"})
+_MOVING = frozenset({"copy_out_s", "publish_s", "reserve_s", "verify_s", "copy_in_s"})
 #: Stage of a resume that is somebody else's time.
 _PARKED = "parked_s"
 
