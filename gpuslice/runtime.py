@@ -25,6 +25,7 @@ from gpuslice.checkpoint.ramdisk import RamDisk
 from gpuslice.checkpoint.record import SwitchRecord
 from gpuslice.checkpoint.store import JobStore
 from gpuslice.checkpoint.swap import Successor, Taker
+from gpuslice.checkpoint.swappable import keep_tensors_swappable
 from gpuslice.checkpoint.switch import Switch
 from gpuslice.checkpoints import Checkpoints, Schedule
 from gpuslice.config import Settings
@@ -376,6 +377,7 @@ def runtime() -> Runtime:
     if _runtime is None:
         _runtime = Runtime(config.load(), Place.from_environ(os.environ), counter)
         _runtime.gate.install()
+        keep_tensors_swappable()
         watch_exit()
         atexit.register(_close, _runtime, os.getpid())
     return _runtime

@@ -12,6 +12,7 @@ from gpuslice.checkpoint import heap
 from gpuslice.checkpoint.discover import sweep
 from gpuslice.checkpoint.known import Known, Under
 from gpuslice.checkpoint.parts import plain
+from gpuslice.checkpoint.swappable import keep_tensors_swappable
 from gpuslice.kernels.cpu import CpuDevice
 from gpuslice.types import DeviceName
 
@@ -127,6 +128,18 @@ def test_a_known_tensor_does_not_become_another_one() -> None:
     with pytest.raises(RuntimeError, match="incompatible"):
         tensors[1].data = torch.eye(4).to_sparse()
     assert known.under(0, tensors) is not None
+
+
+def test_tensors_that_a_look_has_seen_can_be_swapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = torch.zeros(3), torch.eye(4).to_sparse()
+    keys = {part.untyped_storage()._cdata for part in (first, second._values())}
+    device = CpuDevice(DeviceName("cpu", None))
+    assert keys <= set(sweep(device).keys)
+    monkeypatch.setattr(torch.utils, "swap_tensors", torch.utils.swap_tensors)
+    keep_tensors_swappable.__wrapped__()
+    torch.utils.swap_tensors(first, second)
+    assert (first.is_sparse, second.tolist()) == (True, [0.0, 0.0, 0.0])
+    assert keys <= set(sweep(device).keys)
 
 
 def test_nothing_is_known_of_others_in_their_place() -> None:

@@ -69,7 +69,7 @@ atexit.register(lambda: print("at the end", train(2)))
 train(hook=lambda number: number == 2 and os.kill(os.getpid(), signal.SIGINT))
 """
 
-#: Threads that end badly, a fork that ends in its own way, workers, replaced streams and hooks.
+#: Threads that end badly, a fork that ends in its own way, workers, swapped tensors, replaced streams, hooks.
 PROCESS = """
 import io, os, sys, threading
 print(sys.excepthook is sys.__excepthook__)
@@ -98,6 +98,10 @@ def deep(number):
     return train(2) if number == 0 else deep(number - 1)
 
 print(deep(500))
+import torch
+pair = torch.zeros(3), torch.ones(3)
+train(3, lambda number: torch.utils.swap_tensors(*pair))
+print(pair)
 sys.excepthook = lambda kind, error, trace: print("own hook", kind.__name__, error)
 sys.setrecursionlimit(200)
 deep(10**6)
