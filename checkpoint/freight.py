@@ -95,11 +95,12 @@ class Freight:
         """Do all copies; afterwards every target holds what it should."""
         places, fresh, owners = self._places, self._fresh, self._owners
         self.drop()
-        if _overlap(places):
+        overlapping = _overlap(places)
+        if overlapping:
             # As if they were done in turn: of those to the very same memory the last one counts.
             last = {(address, nbytes): place for place in places for address, _, nbytes in [place]}
             places = [place for place in places if last[place[0], place[2]] is place]
-        overlapping = _overlap(places)
+            overlapping = _overlap(places)
         # Where views of one memory come from different bytes, the last one must win: one after the other.
         for portion in ([place] for place in places) if overlapping else [places]:
             copying.copy_in_at(

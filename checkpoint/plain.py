@@ -7,7 +7,7 @@ stand in lists of the same order, and C functions are asked about whole lists.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import compress
 from operator import and_, attrgetter, eq, is_
 from typing import Any
@@ -25,9 +25,8 @@ _dtype = attrgetter("dtype")
 _shape = attrgetter("shape")
 
 
-def alike(tensors: TensorColumns, lives: Iterable[torch.Tensor]) -> list[bool]:
+def alike(tensors: TensorColumns, lives: Sequence[torch.Tensor]) -> list[bool]:
     """Of each pair whether dtype and shape are the same."""
-    lives = list(lives)
     same_dtype = map(is_, map(_dtype, lives), map(_of_torch, tensors.dtypes))
     return list(map(and_, same_dtype, map(eq, map(_shape, lives), tensors.shapes)))
 

@@ -26,7 +26,7 @@ from .transfer import Transfer
 #: is cheap; and it is far below the size from which glibc's memcpy falls into 4K aliasing.
 CHUNK_BYTES = 4 << 20
 #: More threads do not help: two or three of them saturate a socket's memory.
-MAX_THREADS = 8
+_MAX_THREADS = 8
 #: Letting go of the GIL for less than this costs more than holding it.
 _SMALL_BYTES = 64 << 10
 
@@ -342,10 +342,7 @@ def run(batches: Iterable[Sequence[_Work]], work: Callable[[_Work], None], threa
         except BaseException as error:  # noqa: BLE001 - raised again by the caller's thread
             failures.append(error)
 
-    crew = [
-        threading.Thread(target=labour, name=f"gpuslice-copy-{number}", daemon=True)
-        for number in range(1, min(threads, MAX_THREADS, len(todo)))
-    ]
+    crew = others(labour, min(threads, len(todo)))
     try:
         with suppress(RuntimeError):  # the system gives no more threads; fewer do the same, later
             for thread in crew:
@@ -356,6 +353,14 @@ def run(batches: Iterable[Sequence[_Work]], work: Callable[[_Work], None], threa
     wait_for(crew, failures)
     if failures:
         raise failures[0]
+
+
+def others(work: Callable[[], object], threads: int) -> list[threading.Thread]:
+    """Threads that are to do ``work`` beside the calling one, which is one of ``threads``; not begun yet."""
+    return [
+        threading.Thread(target=work, name=f"gpuslice-copy-{number}", daemon=True)
+        for number in range(1, min(threads, _MAX_THREADS))
+    ]
 
 
 def wait_for(crew: Sequence[threading.Thread], failures: list[BaseException]) -> None:

@@ -7,14 +7,14 @@ C and without it. None of them is at work outside of `Filling.beside`; `Filling.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 
 import numpy as np
 
 from . import copying, sums
-from .copying import MAX_THREADS, Expecting, Inspector, Want, Wanted
+from .copying import Expecting, Inspector, Want, Wanted
 from .host import HugePages
 from .steady import SteadyMemory
 from .transfer import Transfer
@@ -77,7 +77,8 @@ class Filling:
             yield
             return
         copier, failures = self._copier, list[BaseException]()
-        crew = self._crew()
+        most = -(-sum(nbytes for _, nbytes, _ in self._wanted) // copying.CHUNK_BYTES)
+        crew = copying.others(partial(self._copy, _ALL_BYTES), min(self._threads, most))
         try:
             try:
                 with suppress(RuntimeError):  # the system gives no more threads; fewer do the same, later
@@ -98,10 +99,9 @@ class Filling:
         if self._copier is None:
             return
         ranges = [(storage.data_ptr(), nbytes) for storage, nbytes, _ in portion]
-        pages = HugePages(ranges)
-        for address, nbytes in ranges:
-            pages.ready(address, nbytes)
-        addresses, sizes = np.array(ranges, np.uint64).T
+        table = np.array(ranges, np.uint64)
+        HugePages(ranges).all_ready(table)
+        addresses, sizes = table.T
         targets = np.repeat(addresses, -(-sizes.astype(np.int64) // copying.CHUNK_BYTES))
         self._chunks[self._ready : self._ready + len(targets), sums.TARGET] += targets
         self._ready += len(targets)
@@ -127,15 +127,6 @@ class Filling:
         if self._expected is not None:
             self._steady.came(self._chunks, self._expected)
         return copying.by_host(self._places, 0)
-
-    def _crew(self) -> list[threading.Thread]:
-        most = -(-sum(nbytes for _, nbytes, _ in self._wanted) // copying.CHUNK_BYTES)
-        return [
-            threading.Thread(
-                target=self._copy, args=(_ALL_BYTES,), name=f"gpuslice-copy-{number}", daemon=True
-            )
-            for number in range(1, min(self._threads, MAX_THREADS, most))
-        ]
 
     def _copy(self, most_bytes: int) -> bool:
         """Copy what may be copied and nobody else has begun; whether there may be more."""
