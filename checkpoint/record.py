@@ -46,6 +46,8 @@ class SwitchRecord:
         copied; checksummed and published; freed.
     parked_s
         From the end of the suspend to the beginning of the resume.
+    verified
+        Whether the resume compared every chunk that it took back with its checksum.
     fetch_s, reserve_s, verify_s, copy_in_s
         The stages of a resume: the snapshot brought back, if it was spilled; memory taken, and on the host
         filled meanwhile; checked; the rest copied.
@@ -86,6 +88,7 @@ class SwitchRecord:
     publish_s: float = 0.0
     free_s: float = 0.0
     parked_s: float = 0.0
+    verified: bool = False
     fetch_s: float = 0.0
     reserve_s: float = 0.0
     verify_s: float = 0.0

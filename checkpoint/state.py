@@ -8,6 +8,7 @@ can be named.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,13 +92,17 @@ class Restoration:
 
 
 @heap.uncollected()
-def check(snapshot: SnapshotFile, named: Mapping[str, object], *, entire: bool = False) -> Restoration:
+def check(
+    snapshot: SnapshotFile, named: Mapping[str, object], *, entire: bool = False, verify: bool = True
+) -> Restoration:
     """Compare a snapshot with the objects that are to be loaded; changes nothing.
 
     Parameters
     ----------
     entire
         Whether it may hold nothing besides.
+    verify
+        Whether the tensors' bytes are compared with their checksums. Those of random states always are.
 
     Raises
     ------
@@ -106,7 +111,7 @@ def check(snapshot: SnapshotFile, named: Mapping[str, object], *, entire: bool =
     CorruptSnapshotError
         If bytes that are needed are damaged.
     """
-    source = Source(snapshot)
+    source = Source(snapshot, verify=verify)
     with source.looking():
         checker = Checker(source)
         saved = nodes.decode(snapshot.tree)
@@ -115,7 +120,10 @@ def check(snapshot: SnapshotFile, named: Mapping[str, object], *, entire: bool =
             raise RefusedSnapshotError(
                 f"{snapshot.path} holds {min(left_out)!r}, which is not attached", "attach it under that name"
             )
-        loads = {name: _compare(checker, snapshot, saved, name, live) for name, live in named.items()}
+        loads = {}
+        for name, live in named.items():
+            with source.strictly() if name.startswith(OWN_PREFIX) else nullcontext():
+                loads[name] = _compare(checker, snapshot, saved, name, live)
         checker.finish()
     return Restoration(source, loads, checker.devices)
 

@@ -283,6 +283,7 @@ class Switch:
         try:
             self._restore(parked, target, taker)
             record.parked_s = resumed_at_s - parked.since_s
+            record.verified = self._verify
             if target is not self.device:
                 target.pin()
                 self._bind(target)

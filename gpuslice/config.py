@@ -54,6 +54,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         Save an attached, named job's state at every Nth boundary, for a restart; 0 for never.
     lazy_resume
         Let the training go on after a resume while optimizer state is still on its way.
+    verify
+        Compare a snapshot's bytes with their checksums when a resume or a restart takes them back.
     report
         File for the JSON report, or empty.
     job
@@ -77,6 +79,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     suspend_at: str = ""
     checkpoint_every: int = 0
     lazy_resume: bool = False
+    verify: bool = True
     report: str = ""
     job: str = ""
     standby: bool = False

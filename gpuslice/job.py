@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch.utils.data import DataLoader
 
+from gpuslice import config
 from gpuslice.checkpoint import rng
 from gpuslice.checkpoint.describe import is_holder
 from gpuslice.checkpoint.generators import Generator, is_generator, own_generators
@@ -204,7 +205,7 @@ class Job:
     def _go_on_from(self, snapshot: SnapshotFile) -> None:
         """`restore`, from a snapshot that is closed when the loops have reached where it was taken."""
         live = {**self._objects, **self.values, _RNG: None, _PROGRESS: None}
-        restoration = check(snapshot, live, entire=True)
+        restoration = check(snapshot, live, entire=True, verify=self._runtime.settings.verify)
 
         def load() -> dict[str, Any]:
             loaded = restoration.apply()
@@ -293,7 +294,7 @@ def restore(path: str | os.PathLike[str], /, **named: object) -> dict[str, Any]:
         If it does not fit the objects, naming the entry; nothing has changed.
     """
     with open_snapshot(Path(path)) as snapshot:
-        restoration = check(snapshot, {**named, _RNG: None})
+        restoration = check(snapshot, {**named, _RNG: None}, verify=config.load().verify)
         loaded = restoration.apply()
         rng.restore(loaded.pop(_RNG), restoration.gpus)
         return loaded

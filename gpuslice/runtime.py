@@ -153,7 +153,10 @@ class Runtime:
     def switch(self) -> Switch:
         shim = vmm.loaded() if self.route is Route.VMM else None
         lost = end_parked if ARMED in os.environ else None
-        return Switch(self.device, self.store, gate=self.gate, shim=shim, lazy=self._lazy, lost=lost)
+        verify = self.settings.verify
+        return Switch(
+            self.device, self.store, gate=self.gate, verify=verify, shim=shim, lazy=self._lazy, lost=lost
+        )
 
     @property
     def suspended(self) -> bool:

@@ -89,11 +89,12 @@ def test_lazy_resume(benchmark: Any, state: State, store: JobStore, note: Note, 
     note(**stages, later_share=later)
 
 
+@pytest.mark.parametrize("verify", [True, False], ids=["verified", "trusting"])
 @pytest.mark.parametrize("moments", ["present", "new"])
 def test_restore_from_a_new_mapping(
-    benchmark: Any, state: State, store: JobStore, note: Note, rounds: int, moments: str
+    benchmark: Any, state: State, store: JobStore, note: Note, rounds: int, moments: str, verify: bool
 ) -> None:
-    """What another process does: open the file, check every byte, load into live objects.
+    """What another process does: open the file, check every byte or trust it, load into live objects.
 
     The optimizer of a process that has just started has no moments yet; they are made on the way.
     """
@@ -111,7 +112,7 @@ def test_restore_from_a_new_mapping(
     def restore() -> None:
         before = page_faults()
         with open_snapshot(path) as snapshot:
-            check(snapshot, state.named).apply()
+            check(snapshot, state.named, verify=verify).apply()
         faults.append(page_faults() - before)
 
     forget()

@@ -24,6 +24,9 @@ def command(
     lazy_resume: Annotated[
         bool, Option("--lazy-resume", help="Go on training while optimizer state is still coming back.")
     ] = False,
+    no_verify: Annotated[
+        bool, Option("--no-verify", help="Take snapshots back without comparing their checksums.")
+    ] = False,
     route: Route = None,
     ramdisk_dir: Annotated[
         str | None, Option(metavar="DIR", help="Where snapshots go; /dev/shm/gpuslice-UID by default.")
@@ -57,6 +60,7 @@ def command(
         suspend_at=suspend_at,
         checkpoint_every=checkpoint_every,
         lazy_resume=lazy_resume or None,
+        verify=False if no_verify else None,
         route=route,
         ramdisk_dir=ramdisk_dir,
         ramdisk_limit=ramdisk_limit,
