@@ -7,7 +7,7 @@ and a page fault for every 4 KiB of new memory.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import compress
 from operator import attrgetter, eq
 
@@ -15,10 +15,12 @@ import numpy as np
 import torch
 
 from gpuslice.kernels import copying
+from gpuslice.kernels.apart import was_taken
+from gpuslice.kernels.copying import Wanted
+from gpuslice.kernels.filling import fill
 from gpuslice.kernels.host import overlap
 
 from .dtypes import DTYPES
-from .header import covers
 from .layout import TensorSpec, columns
 from .snapshot import SnapshotFile
 
@@ -41,8 +43,8 @@ class Freight:
         self._snapshot = snapshot
         #: Of each copy the target's address, where in the snapshot its bytes are, and how many.
         self._places: list[tuple[int, int, int]] = []
-        #: Address and bytes of what `new` made.
-        self._fresh: list[tuple[int, int]] = []
+        #: What copies the rest of what `new` made.
+        self._finish: list[Callable[[], object]] = []
         #: Whose memory the targets are.
         self._owners: list[torch.UntypedStorage] = []
 
@@ -74,12 +76,11 @@ class Freight:
         """Some of the snapshot's tensors, each over new host memory; they hold anything until `deliver`."""
         sids = list(map(_sid, specs))
         sizes = [self._snapshot.storages[sid].nbytes for sid in sids]
-        made = [_empty(spec, nbytes) for spec, nbytes in zip(specs, sizes, strict=True)]
-        storages = list(map(torch.Tensor.untyped_storage, made))
-        addresses = list(map(torch.UntypedStorage.data_ptr, storages))
-        self._add(storages, addresses, map(self._snapshot.offsets.__getitem__, sids), sizes)
-        self._fresh += compress(zip(addresses, sizes, strict=True), sizes)
-        return made
+        storages = [torch.UntypedStorage(0, device="cpu") for _ in specs]  # type: ignore[no-untyped-call]
+        offsets = map(self._snapshot.offsets.__getitem__, sids)
+        wanted = list(compress(zip(storages, sizes, offsets, strict=True), sizes))
+        self._finish.append(fill(wanted, self._snapshot.arena, _take, _threads()))
+        return list(map(over, storages, specs))
 
     def _add(
         self,
@@ -93,8 +94,10 @@ class Freight:
 
     def deliver(self) -> None:
         """Do all copies; afterwards every target holds what it should."""
-        places, fresh, owners = self._places, self._fresh, self._owners
+        places, finish, owners = self._places, self._finish, self._owners
         self.drop()
+        for rest in finish:
+            rest()
         overlapping = _overlap(places)
         if overlapping:
             # As if they were done in turn: of those to the very same memory the last one counts.
@@ -103,17 +106,12 @@ class Freight:
             overlapping = _overlap(places)
         # Where views of one memory come from different bytes, the last one must win: one after the other.
         for portion in ([place] for place in places) if overlapping else [places]:
-            copying.copy_in_at(
-                portion,
-                self._snapshot.arena,
-                len(os.sched_getaffinity(0)),
-                fresh=() if overlapping else fresh,
-            )
+            copying.copy_in_at(portion, self._snapshot.arena, _threads())
         del owners  # until now, nobody else's memory may be there
 
     def drop(self) -> None:
         """Forget what was not delivered."""
-        self._places, self._fresh, self._owners = [], [], []
+        self._places, self._finish, self._owners = [], [], []
 
 
 def _overlap(places: Sequence[tuple[int, int, int]]) -> bool:
@@ -132,12 +130,14 @@ def _in_one_piece(lives: Sequence[torch.Tensor], strides: Sequence[tuple[int, ..
     return all(map(tensor.is_contiguous, lives)) and not any(any(map(kind, lives)) for kind in special)
 
 
-def _empty(spec: TensorSpec, nbytes: int) -> torch.Tensor:
-    """A tensor over new memory for its whole storage."""
-    if covers(spec, nbytes):  # as nearly all do: its memory is made with it
-        dtype = getattr(torch, spec.dtype)
-        return torch.empty_strided(spec.shape, spec.stride, dtype=dtype, device="cpu")
-    return over(torch.UntypedStorage(nbytes, device="cpu"), spec)  # type: ignore[no-untyped-call]
+def _take(wanted: Wanted) -> None:
+    for storage, nbytes, _ in wanted:
+        storage.resize_(nbytes)
+        was_taken(storage)
+
+
+def _threads() -> int:
+    return len(os.sched_getaffinity(0))
 
 
 def over(storage: torch.UntypedStorage, spec: TensorSpec) -> torch.Tensor:

@@ -15,10 +15,11 @@ from gpuslice.errors import DeviceMemoryError, EnvironmentUnusableError
 from gpuslice.types import DeviceName
 
 from . import copying, sums, uncached
+from .apart import by_size, emptied_heaps, take_apart, was_taken
 from .copying import Inspector, Marks, Pairs, Wanted
 from .device import DeviceMemory, Hold, Way
 from .filepages import no_address_space
-from .filling import Filling
+from .filling import fill
 from .host import (
     PAGE_BYTES,
     AddressSpace,
@@ -136,8 +137,9 @@ class CpuDevice:
 
     def free(self, storages: Sequence[torch.UntypedStorage]) -> None:
         self._steady.forget()
-        for storage in storages:
-            storage.resize_(0)
+        with emptied_heaps():
+            for storage in storages:
+                storage.resize_(0)
 
     def discard(self, storages: Sequence[torch.UntypedStorage]) -> None:
         self._steady.forget()
@@ -145,36 +147,35 @@ class CpuDevice:
             drop_pages(storage.data_ptr(), storage.nbytes())
 
     def reserve(self, pairs: Sequence[tuple[torch.UntypedStorage, int]], *, soon: bool = True) -> None:
+        large, small = by_size(pairs)
         with nullcontext() if soon else small_pages(), self._all_or_none(pairs) as take:
-            take(pairs)
+            take_apart(take, large)
+            take(small)
 
     def refill(
         self, wanted: Wanted, arena: memoryview, inspect: Inspector | None = None
     ) -> Callable[[], Transfer]:
         """Fills what is reserved while it reserves the rest."""
-        filling = Filling(wanted, arena, inspect, len(self.cores), self._steady)
-        with self._all_or_none(_sizes(wanted)) as take, filling.beside():
-            for portion in filling.portions():
-                take(_sizes(portion))
-                filling.follow(portion)
-        return filling.finish
+        with self._all_or_none(wanted) as take:
+            return fill(wanted, arena, take, len(self.cores), inspect, self._steady)
 
     @contextmanager
-    def _all_or_none(self, pairs: _Sizes) -> Iterator[Callable[[_Sizes], None]]:
+    def _all_or_none(self, wanted: _Sizes | Wanted) -> Iterator[Callable[[_Sizes | Wanted], None]]:
         """What takes some of these at a time; if it cannot, it takes none of them.
 
         Checks first what the host has left: Linux promises memory that is not there, and kills later.
         """
-        missing_bytes = sum(nbytes for storage, nbytes in pairs if storage.nbytes() != nbytes)
+        missing_bytes = sum(nbytes for storage, nbytes, *_ in wanted if storage.nbytes() != nbytes)
         if missing_bytes > psutil.virtual_memory().available:
             raise _out_of_memory(self.name, missing_bytes)
         done: list[torch.UntypedStorage] = []
 
-        def take(some: _Sizes) -> None:
-            for storage, nbytes in some:
+        def take(some: _Sizes | Wanted) -> None:
+            for storage, nbytes, *_ in some:
                 if storage.nbytes() != nbytes:
                     storage.resize_(nbytes)
                     done.append(storage)
+                    was_taken(storage)
 
         try:
             yield take
@@ -186,10 +187,9 @@ class CpuDevice:
             raise
 
     def allocate(self, sizes: Sequence[int]) -> list[torch.UntypedStorage]:
-        try:
-            return [torch.UntypedStorage(nbytes, device=self.torch_device) for nbytes in sizes]  # type: ignore[no-untyped-call]
-        except RuntimeError as error:
-            raise _refused(self.name, sum(sizes)) from error
+        storages = [torch.UntypedStorage(0, device=self.torch_device) for _ in sizes]  # type: ignore[no-untyped-call]
+        self.reserve(list(zip(storages, sizes, strict=True)))
+        return storages
 
     def release_caches(self) -> None:
         trim_heap()
@@ -210,10 +210,6 @@ class CpuDevice:
 
     def set_rng_state(self, state: torch.Tensor) -> None:
         raise EnvironmentUnusableError(f"{self.name} has no generator besides the host's")
-
-
-def _sizes(wanted: Wanted) -> _Sizes:
-    return [(storage, nbytes) for storage, nbytes, _ in wanted]
 
 
 def _slot_cores(name: DeviceName, slots: int) -> frozenset[int]:

@@ -7,13 +7,13 @@ C and without it. None of them is at work outside of `Filling.beside`; `Filling.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 
 import numpy as np
 
-from . import copying, sums
+from . import apart, copying, sums
 from .copying import Expecting, Inspector, Want, Wanted
 from .host import HugePages
 from .steady import SteadyMemory
@@ -25,6 +25,54 @@ _PORTION_BYTES = 64 << 20
 #: What the calling thread copies before it looks for signals again.
 _MOST_BYTES = 64 << 20
 _ALL_BYTES = (1 << 64) - 1
+
+
+def portions(wanted: Wanted) -> Iterator[Wanted]:
+    """What is wanted, in portions, each to be taken and then followed before the next one."""
+    portion: list[Want] = []
+    room = _PORTION_BYTES
+    for piece in wanted:
+        portion.append(piece)
+        room -= piece[1]
+        if room <= 0:
+            yield portion
+            portion, room = [], _PORTION_BYTES
+    if portion:
+        yield portion
+
+
+def fill(
+    wanted: Wanted,
+    arena: memoryview,
+    take: Callable[[Wanted], None],
+    threads: int,
+    inspect: Inspector | None = None,
+    steady: SteadyMemory | None = None,
+) -> Callable[[], Transfer]:
+    """Take memory, and begin to fill it meanwhile; nobody copies any more when this returns or raises.
+
+    Parameters
+    ----------
+    take
+        Gives storages their bytes; what it raises is raised here.
+
+    Returns
+    -------
+    callable
+        `Filling.finish`.
+    """
+    large, small = apart.by_size(wanted)
+    filling = Filling([*large, *small], arena, inspect, threads, steady)
+
+    def take_and_follow(some: Wanted) -> None:
+        for portion in portions(some):
+            take(portion)
+            filling.follow(portion)
+
+    with filling.beside():
+        apart.take_apart(take_and_follow, large)
+        take_and_follow(small)
+    return filling.finish
 
 
 class Filling:
@@ -41,7 +89,12 @@ class Filling:
     """
 
     def __init__(
-        self, wanted: Wanted, arena: memoryview, inspect: Inspector | None, threads: int, steady: SteadyMemory
+        self,
+        wanted: Wanted,
+        arena: memoryview,
+        inspect: Inspector | None,
+        threads: int,
+        steady: SteadyMemory | None,
     ) -> None:
         self._wanted, self._arena, self._inspect, self._steady = wanted, arena, inspect, steady
         self._threads = threads
@@ -56,19 +109,6 @@ class Filling:
         self._advance = sums.Advance(len(self._chunks))
         self._ready = 0
         self._past_caches = copying.are_past_caches(self._places)
-
-    def portions(self) -> Iterator[Wanted]:
-        """What is wanted, in portions, each to be taken and then followed before the next one."""
-        portion: list[Want] = []
-        room = _PORTION_BYTES
-        for piece in self._wanted:
-            portion.append(piece)
-            room -= piece[1]
-            if room <= 0:
-                yield portion
-                portion, room = [], _PORTION_BYTES
-        if portion:
-            yield portion
 
     @contextmanager
     def beside(self) -> Iterator[None]:
@@ -124,7 +164,7 @@ class Filling:
                 while self._copy(_MOST_BYTES):
                     pass
         self._copier.refuse_damaged(self._chunks, self._expected, self._advance)
-        if self._expected is not None:
+        if self._expected is not None and self._steady is not None:
             self._steady.came(self._chunks, self._expected)
         return copying.by_host(self._places, 0)
 

@@ -55,6 +55,13 @@ def advise(address: int, nbytes: int, advice: int) -> int:
     return 0 if _libc.madvise(address, nbytes, advice) == 0 else ctypes.get_errno()
 
 
+def ask_for_huge_pages(address: int, nbytes: int) -> None:
+    """Have page faults in a range be for whole ones, where they are allowed; a kernel may say no."""
+    if _huge_pages_are_allowed():
+        first = address // PAGE_BYTES * PAGE_BYTES
+        advise(first, address + nbytes - first, _MADV_HUGEPAGE)
+
+
 def collapse(address: int, nbytes: int) -> int:
     """Have the kernel make huge pages of whole ones of a mapping; 0, or the number of the error."""
     return advise(address, nbytes, _MADV_COLLAPSE)

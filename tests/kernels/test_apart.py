@@ -1,0 +1,142 @@
+"""Large storages are taken in a thread of their own: together, wholly, and given back wholly."""
+
+from __future__ import annotations
+
+import _thread
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from gpuslice.kernels import apart
+
+MIB = 1 << 20
+
+#: In a process of its own: where memory comes from depends on all that was allocated before.
+TOGETHER = """
+import torch
+from gpuslice.kernels import apart
+from gpuslice.kernels.cpu import CpuDevice
+from gpuslice.kernels.host import resident_anonymous_bytes
+from gpuslice.types import DeviceName
+if not apart.may_set():
+    raise SystemExit("another C library")
+device = CpuDevice(DeviceName("cpu", None))
+tensors, between = [], []
+for _ in range(40):
+    tensors.append(torch.ones(3 << 18))
+    between.append(bytearray(3000))
+storages = [tensor.untyped_storage() for tensor in tensors]
+sizes = [(storage, storage.nbytes()) for storage in storages]
+nbytes = sum(size for _, size in sizes)
+for _ in range(3):
+    device.free(storages)
+    device.release_caches()
+    parked = resident_anonymous_bytes()
+    device.reserve(sizes)
+    for tensor in tensors:
+        tensor.fill_(1)
+    heaps = {storage.data_ptr() // apart.HEAP_BYTES for storage in storages}
+    others = {id(one) // apart.HEAP_BYTES for one in between}
+    print(len(heaps), len(heaps & others), (resident_anonymous_bytes() - parked) / nbytes)
+"""
+
+
+@pytest.fixture
+def settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, int]]]:
+    """What the C library is told."""
+    told: list[tuple[int, int]] = []
+    monkeypatch.setattr(apart, "_set", lambda parameter, nbytes: told.append((parameter, nbytes)))
+    apart.may_set.cache_clear()
+    yield told
+    apart.may_set.cache_clear()
+
+
+def test_large_storages_lie_together_and_leave_together() -> None:
+    child = subprocess.run([sys.executable, "-c", TOGETHER], capture_output=True, text=True, timeout=120)
+    if "another C library" in child.stderr:
+        pytest.skip("malloc is not glibc's, or set up by the environment")
+    assert child.returncode == 0, child.stderr
+    rounds = [line.split() for line in child.stdout.splitlines()]
+    assert len(rounds) == 3
+    for heaps, shared, share in rounds:
+        assert int(heaps) <= 3  # 120 MiB
+        assert int(shared) == 0
+        assert float(share) > 0.95  # all that came had been given back before
+
+
+def test_only_large_ones_are_taken_apart() -> None:
+    assert apart.by_size([("a", MIB), ("b", MIB - 1), ("c", 5 * MIB)]) == (
+        [("a", MIB), ("c", 5 * MIB)],
+        [("b", MIB - 1)],
+    )
+
+
+def test_for_nothing_there_is_no_thread(settings: list[tuple[int, int]]) -> None:
+    def never(large: list[tuple[str, int]]) -> None:
+        raise AssertionError(large)
+
+    apart.take_apart(never, [])
+    assert settings == []
+
+
+def test_the_caller_takes_what_no_thread_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    takers: list[threading.Thread] = []
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    apart.take_apart(lambda large: takers.append(threading.current_thread()), [("a", MIB)])
+    assert takers == [threading.current_thread()]
+
+
+def test_what_fails_there_fails_here() -> None:
+    def take(large: list[tuple[str, int]]) -> None:
+        raise LookupError(large[0][0])
+
+    with pytest.raises(LookupError, match="a"):
+        apart.take_apart(take, [("a", MIB)])
+
+
+def test_whoever_is_interrupted_waits_for_the_end() -> None:
+    ended = threading.Event()
+
+    def take(large: list[tuple[str, int]]) -> None:
+        _thread.interrupt_main()
+        ended.wait(0.2)  # nobody sets it: the caller has time to leave too early
+        ended.set()
+
+    with pytest.raises(KeyboardInterrupt):
+        apart.take_apart(take, [("a", MIB)])
+    assert ended.is_set()
+
+
+def test_the_library_is_told_to_grow_by_heaps_only_meanwhile(settings: list[tuple[int, int]]) -> None:
+    if not apart.may_set():
+        pytest.skip("malloc is not glibc's, or set up by the environment")
+
+    def take(large: list[tuple[str, int]]) -> None:
+        assert settings[-1] == (apart._M_TOP_PAD, apart.HEAP_BYTES)
+
+    apart.take_apart(take, [("a", MIB)])
+    assert settings[-1] == (apart._M_TOP_PAD, 128 << 10)
+    with apart.emptied_heaps():
+        assert settings[-1] == (apart._M_TRIM_THRESHOLD, 128 << 10)
+    assert settings[-1] == (apart._M_TRIM_THRESHOLD, 64 << 20)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("MALLOC_ARENA_MAX", "1"), ("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")]
+)
+def test_what_the_user_has_set_up_is_left_alone(
+    settings: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    taken: list[tuple[str, int]] = []
+    apart.take_apart(taken.extend, [("a", MIB)])
+    with apart.emptied_heaps():
+        pass
+    assert taken == [("a", MIB)]
+    assert settings == []
