@@ -36,7 +36,7 @@ class Freight:
     Parameters
     ----------
     snapshot
-        Its bytes must have been verified when they are taken.
+        Its bytes must have been verified when they are taken, or shall not be.
     """
 
     def __init__(self, snapshot: SnapshotFile) -> None:
