@@ -122,7 +122,7 @@ def test_restore_from_a_new_mapping(
 
 
 @pytest.mark.parametrize("mmap", [False, True], ids=["plain", "mmap"])
-def test_torch_load(benchmark: Any, state: State, tmpfs: Path, note: Note, mmap: bool) -> None:
+def test_torch_load(benchmark: Any, state: State, tmpfs: Path, note: Note, rounds: int, mmap: bool) -> None:
     torch.save(state.state_dict(), tmpfs / "state.pt")
 
     def load() -> None:
@@ -131,10 +131,10 @@ def test_torch_load(benchmark: Any, state: State, tmpfs: Path, note: Note, mmap:
         state.base.load_state_dict(loaded["base"])
         state.optimizer.load_state_dict(loaded["optimizer"])
 
-    benchmark.pedantic(load, rounds=3)
+    benchmark.pedantic(load, rounds=rounds)
 
 
-def test_safetensors(benchmark: Any, state: State, tmpfs: Path, note: Note) -> None:
+def test_safetensors(benchmark: Any, state: State, tmpfs: Path, note: Note, rounds: int) -> None:
     live = {str(number): tensor.detach() for number, tensor in enumerate(state.tensors)}
     save_file(live, tmpfs / "state.safetensors")
 
@@ -142,12 +142,12 @@ def test_safetensors(benchmark: Any, state: State, tmpfs: Path, note: Note) -> N
         for name, loaded in load_file(tmpfs / "state.safetensors").items():
             live[name].copy_(loaded)
 
-    benchmark.pedantic(load, rounds=3)
+    benchmark.pedantic(load, rounds=rounds)
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_distributed_checkpoint(benchmark: Any, state: State, tmpfs: Path, note: Note) -> None:
+def test_distributed_checkpoint(benchmark: Any, state: State, tmpfs: Path, note: Note, rounds: int) -> None:
     dcp.save(state.state_dict(), checkpoint_id=tmpfs / "dcp", no_dist=True)
     benchmark.pedantic(
-        lambda: dcp.load(state.state_dict(), checkpoint_id=tmpfs / "dcp", no_dist=True), rounds=3
+        lambda: dcp.load(state.state_dict(), checkpoint_id=tmpfs / "dcp", no_dist=True), rounds=rounds
     )

@@ -77,22 +77,22 @@ def test_first_suspend(benchmark: Any, state: State, switch: Switch, note: Note,
     note(**{stage: getattr(record, stage) for stage in STAGES}, page_faults=faults)
 
 
-def test_torch_save(benchmark: Any, state: State, tmpfs: Path, note: Note) -> None:
-    benchmark.pedantic(lambda: torch.save(state.state_dict(), tmpfs / "state.pt"), rounds=3)
+def test_torch_save(benchmark: Any, state: State, tmpfs: Path, note: Note, rounds: int) -> None:
+    benchmark.pedantic(lambda: torch.save(state.state_dict(), tmpfs / "state.pt"), rounds=rounds)
 
 
-def test_safetensors(benchmark: Any, state: State, tmpfs: Path, note: Note) -> None:
+def test_safetensors(benchmark: Any, state: State, tmpfs: Path, note: Note, rounds: int) -> None:
     tensors = {str(number): tensor.detach() for number, tensor in enumerate(state.tensors)}
-    benchmark.pedantic(lambda: save_file(tensors, tmpfs / "state.safetensors"), rounds=3)
+    benchmark.pedantic(lambda: save_file(tensors, tmpfs / "state.safetensors"), rounds=rounds)
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_distributed_checkpoint(benchmark: Any, state: State, tmpfs: Path, note: Note) -> None:
+def test_distributed_checkpoint(benchmark: Any, state: State, tmpfs: Path, note: Note, rounds: int) -> None:
     def save() -> None:
         shutil.rmtree(tmpfs / "dcp", ignore_errors=True)
         dcp.save(state.state_dict(), checkpoint_id=tmpfs / "dcp", no_dist=True)
 
-    benchmark.pedantic(save, rounds=3)
+    benchmark.pedantic(save, rounds=rounds)
 
 
 @pytest.mark.parametrize("state", ["frozen-base"], indirect=True)

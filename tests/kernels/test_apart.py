@@ -44,6 +44,22 @@ for _ in range(3):
 """
 
 
+MAIN_HEAP = """
+from pathlib import Path
+from gpuslice.kernels import apart
+if not apart.may_set() or "[never]" in Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text():
+    raise SystemExit("nothing to see")
+apart.take_apart(lambda large: None, [("a", 1 << 20)])
+flags = []
+for line in Path("/proc/self/smaps").read_text().splitlines():
+    if "-" in line.split()[0]:
+        heap = line.endswith("[heap]")
+    elif heap and line.startswith("VmFlags:"):
+        flags.append("hg" in line.split())
+print(any(flags))
+"""
+
+
 @pytest.fixture
 def settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, int]]]:
     """What the C library is told."""
@@ -65,6 +81,13 @@ def test_large_storages_lie_together_and_leave_together() -> None:
         assert int(heaps) <= 3  # 120 MiB
         assert int(shared) == 0
         assert float(share) > 0.95  # all that came had been given back before
+
+
+def test_the_heap_for_gradients_comes_in_huge_pages_from_then_on() -> None:
+    child = subprocess.run([sys.executable, "-c", MAIN_HEAP], capture_output=True, text=True, timeout=120)
+    if "nothing to see" in child.stderr:
+        pytest.skip("no huge pages, or malloc is not glibc's or set up by the environment")
+    assert (child.returncode, child.stdout) == (0, "True\n"), child.stderr
 
 
 def test_only_large_ones_are_taken_apart() -> None:
