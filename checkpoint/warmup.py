@@ -1,8 +1,8 @@
-"""Making an arena ready before it is needed: in the background, at low priority, in small steps.
+"""Making an arena ready before it is needed: in the background, at lower priority, in small steps.
 
 Faulting in pages and locking them takes five to ten times as long as copying into them, and a suspend that
-finds them ready only copies. Whoever needs the arena sooner does not wait for a thread of low priority: it
-says so, waits for the step that is under way, and does the rest itself.
+finds them ready only copies. Whoever needs the arena sooner does not wait for all of it: it says so, waits
+for the step that is under way, and does the rest itself.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from .arena import Arena
 
 #: Begins with gpuslice's own prefix, which lets the thread pass the gate (``gpuslice.threads``).
 _THREAD = "gpuslice-warm-up"
-_LOWEST_PRIORITY = 19
+#: Added to the thread's niceness. Not more: a suspend waits for the step under way, and where all cores are
+#: busy a thread of the lowest priority takes seconds for it.
+_NICER = 5
 
 
 class WarmUp:
@@ -38,7 +40,7 @@ class WarmUp:
 
     def _run(self) -> None:
         # Of this thread alone: on Linux a thread has a priority of its own.
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), min(os.nice(0) + _NICER, 19))
         try:
             self._arena.warm(self._nbytes, lambda: not self._wanted.is_set())
         except GpusliceError as error:
