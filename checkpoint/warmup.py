@@ -40,7 +40,7 @@ class WarmUp:
 
     def _run(self) -> None:
         # Of this thread alone: on Linux a thread has a priority of its own.
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), min(os.nice(0) + _NICER, 19))
+        os.nice(_NICER)
         try:
             self._arena.warm(self._nbytes, lambda: not self._wanted.is_set())
         except GpusliceError as error:

@@ -13,7 +13,7 @@ import ctypes
 import functools
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -80,40 +80,41 @@ def take_apart(take: Callable[[list[_Sized]], None], large: list[_Sized]) -> Non
         raise failures[0]
 
 
-def was_taken(storage: torch.UntypedStorage) -> None:
-    """If it is the first large one of a heap, have what follows it there come in huge pages."""
+def give(storage: torch.UntypedStorage, nbytes: int) -> None:
+    """Its bytes; if it is the first large one of a heap, what follows it there comes in huge pages."""
+    storage.resize_(nbytes)
     start = storage.data_ptr() % HEAP_BYTES
-    if start < _HEAD_BYTES and storage.nbytes() >= LARGE_BYTES:
+    if start < _HEAD_BYTES and nbytes >= LARGE_BYTES:
         ask_for_huge_pages(storage.data_ptr(), HEAP_BYTES - start)
 
 
 @contextmanager
 def _whole_heaps() -> Iterator[None]:
     """Meanwhile a heap is made as large as it can be, so that no header is written where it ends for now."""
-    if not may_set():
+    if may_set():
+        _set(_M_MMAP_THRESHOLD, _MAPPED_BYTES)
+        _set(_M_TRIM_THRESHOLD, _KEPT_BYTES)
+        _widen_main_heap()
+    with _meanwhile(_M_TOP_PAD, HEAP_BYTES, _USUAL_BYTES):
         yield
-        return
-    _set(_M_MMAP_THRESHOLD, _MAPPED_BYTES)
-    _set(_M_TRIM_THRESHOLD, _KEPT_BYTES)
-    _widen_main_heap()
-    try:
-        _set(_M_TOP_PAD, HEAP_BYTES)
-        yield
-    finally:
-        _set(_M_TOP_PAD, _USUAL_BYTES)
+
+
+def emptied_heaps() -> AbstractContextManager[None]:
+    """Meanwhile what becomes free at the end of a heap is given back to the kernel."""
+    return _meanwhile(_M_TRIM_THRESHOLD, _USUAL_BYTES, _KEPT_BYTES)
 
 
 @contextmanager
-def emptied_heaps() -> Iterator[None]:
-    """Meanwhile what becomes free at the end of a heap is given back to the kernel."""
+def _meanwhile(parameter: int, nbytes: int, afterwards_bytes: int) -> Iterator[None]:
+    """Have malloc set up so, if it may be."""
     if not may_set():
         yield
         return
     try:
-        _set(_M_TRIM_THRESHOLD, _USUAL_BYTES)
+        _set(parameter, nbytes)
         yield
     finally:
-        _set(_M_TRIM_THRESHOLD, _KEPT_BYTES)
+        _set(parameter, afterwards_bytes)
 
 
 def _widen_main_heap() -> None:

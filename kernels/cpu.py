@@ -15,7 +15,7 @@ from gpuslice.errors import DeviceMemoryError, EnvironmentUnusableError
 from gpuslice.types import DeviceName
 
 from . import copying, sums, uncached
-from .apart import by_size, emptied_heaps, take_apart, was_taken
+from .apart import by_size, emptied_heaps, give, take_apart
 from .copying import Inspector, Marks, Pairs, Wanted
 from .device import DeviceMemory, Hold, Way
 from .filepages import no_address_space
@@ -173,9 +173,8 @@ class CpuDevice:
         def take(some: _Sizes | Wanted) -> None:
             for storage, nbytes, *_ in some:
                 if storage.nbytes() != nbytes:
-                    storage.resize_(nbytes)
                     done.append(storage)
-                    was_taken(storage)
+                    give(storage, nbytes)
 
         try:
             yield take
