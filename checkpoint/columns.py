@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -53,12 +54,15 @@ class Storages:
 
     def in_turns(self, turns: Sequence[int]) -> Storages:
         """The same in another order, given by their positions."""
-        return self._picked(lambda column: list(map(column.__getitem__, turns)))
+        if len(turns) < 2:  # of one item `itemgetter` makes no sequence
+            return self._picked(lambda column: [column[turn] for turn in turns])
+        pick = itemgetter(*turns)
+        return self._picked(lambda column: list(pick(column)))
 
     def fix_overlapping(self) -> None:
         """Those over the same memory (DLPack, NumPy and back) are fixed: none of them may move alone."""
-        starts = np.array(self.addresses, np.int64)
-        ends = starts + np.array(self.sizes, np.int64)
+        starts = np.fromiter(self.addresses, np.int64)
+        ends = starts + np.fromiter(self.sizes, np.int64)
         if overlap(starts, ends):
             ranges = sorted(zip(self.addresses, ends.tolist(), self.keys, strict=True))
             self.fixed = self.fixed | _overlapping(ranges)

@@ -11,7 +11,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import compress, repeat
 from operator import attrgetter, is_not, mul, not_
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 
@@ -42,14 +42,14 @@ def sweep(device: Device) -> Storages:
         If a live object forbids emptying the device storage by storage (a captured CUDA graph), or if there
         is memory on a further device (another GPU), which would not be emptied.
     """
-    live = _instances(torch.Tensor, torch.UntypedStorage, *device.obstacles)
+    live = heap.instances(torch.Tensor, torch.UntypedStorage, *device.obstacles)
     _refuse_obstacles(live[2:], device)
     return _storages(live[0], live[1], device)
 
 
 def check_alone(device: Device) -> None:
     """For a route that does not sweep: refuse memory on further devices, as `sweep` does."""
-    live = _instances(torch.Tensor, torch.UntypedStorage)
+    live = heap.instances(torch.Tensor, torch.UntypedStorage)
     _storages(live[0], live[1], device)
 
 
@@ -59,11 +59,12 @@ def _storages(
     with torch.no_grad(), torch._C.DisableTorchFunction():
         found = _Found(device)
         # Taken away meanwhile: a look that does not come to its end leaves nothing half known.
-        known: Known = heap.notes().pop(device, None) or Known()
+        notes = heap.notes(torch.Tensor)
+        known = cast(Known, notes.pop(device, None)) or Known()
         found.add_tensors(tensors, known)
         found.add_gradients()
         found.add_bare(storages)
-        heap.notes()[device] = known
+        notes[device] = known
         return found.storages()
 
 
@@ -73,8 +74,12 @@ def _blocks(objects: Sequence[_T]) -> Iterator[Sequence[_T]]:
 
 
 def live_instances(*kinds: type) -> list[list[Any]]:
-    """For each of these types every live object of it, or of types derived from it."""
-    found = _instances(*kinds)
+    """For each of these types every live object of it, or of types derived from it.
+
+    The collector also shows objects that no Python code refers to any more and C++ keeps for later. A new
+    reference to such a one keeps nothing alive until torch is told of it (``_fix_weakref``).
+    """
+    found = heap.instances(*kinds)
     with torch._C.DisableTorchFunction():
         for number, kind in enumerate(kinds):
             if issubclass(kind, torch.Tensor):
@@ -82,15 +87,6 @@ def live_instances(*kinds: type) -> list[list[Any]]:
             elif issubclass(kind, torch.UntypedStorage):
                 found[number] = list(_firmly(found[number]))
     return found
-
-
-def _instances(*kinds: type) -> list[list[Any]]:
-    """The same by references that do not count yet.
-
-    The collector also shows objects that no Python code refers to any more and C++ keeps for later. A new
-    reference to such a one keeps nothing alive until torch is told of it (``_fix_weakref``).
-    """
-    return heap.instances(*map(_family, kinds))
 
 
 def _firmly(storages: Sequence[torch.UntypedStorage]) -> Sequence[torch.UntypedStorage]:
@@ -110,11 +106,6 @@ def _firmly(storages: Sequence[torch.UntypedStorage]) -> Sequence[torch.UntypedS
 def _each(call: Callable[..., object], *items: Iterable[object]) -> None:
     """Call for each item, without going through the interpreter's loop."""
     deque(map(call, *items), maxlen=0)
-
-
-def _family(kind: type) -> set[type]:
-    """A type and everything derived from it."""
-    return {kind}.union(*map(_family, type.__subclasses__(kind)))
 
 
 def with_gradients(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -158,13 +149,14 @@ class _Found:
         self._gradients: list[torch.Tensor] = []
         #: Whether C++ code refers to any of the tensors, for whatever reason.
         self._referred = False
+        #: The Python objects of all storages under tensors.
+        self._under: list[int] = []
         #: The device's storages, some of them several times.
         self._found = Storages()
 
     def add_tensors(self, tensors: Sequence[torch.Tensor], known: Known) -> None:
         """Tensors and the storages under them, what is known of these from there."""
-        old = known.recall(tensors)
-        start = 0
+        old, start = len(known), 0
         for block in (*_blocks(tensors[:old]), *_blocks(tensors[old:])):
             self._ask(block)
             under = known.under(start, block)
@@ -185,12 +177,10 @@ class _Found:
 
     def add_bare(self, storages: Sequence[torch.UntypedStorage]) -> None:
         """Those that are under none of the tensors, when these have been added."""
-        known = set(self._found.keys)
-        for block in _blocks(storages):
-            keys = list(map(_cdata, block))
-            if not known.issuperset(keys):
-                bare = _firmly([item for key, item in zip(keys, block, strict=True) if key not in known])
-                self._add(bare, [_BARE] * len(bare))
+        under = set(self._under)
+        if not under.issuperset(map(id, storages)):
+            bare = _firmly([item for item in storages if id(item) not in under])
+            self._add(bare, [_BARE] * len(bare))
 
     def _ask(self, tensors: Sequence[torch.Tensor]) -> None:
         """What has to be asked of every tensor at every look."""
@@ -220,9 +210,9 @@ class _Found:
 
     def _take(self, under: Under) -> None:
         """Those of the device."""
-        ours = under.ours
+        self._under += map(id, under.storages)
+        found, ours = self._found, under.ours
         storages = list(compress(under.storages, ours))
-        found = self._found
         found.storages += storages
         found.keys += compress(under.keys, ours)
         found.sizes += compress(under.sizes, ours)

@@ -14,11 +14,12 @@ import operator
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import chain, compress
-from typing import Any
+from itertools import chain, compress, repeat
+from operator import is_not
+from typing import Any, Protocol
 
 #: The collector of later versions goes through old objects little by little, without a full collection at
 #: which ours could be given back to it.
@@ -32,37 +33,59 @@ class _Witness:
     """
 
 
+class Note(Protocol):
+    """What somebody remembers of the first of a kind's objects, in their order."""
+
+    def keep(self, alive: Sequence[bool]) -> None:
+        """Of the kind's objects only these are left."""
+
+    def references(self) -> Iterable[object]:
+        """The weak references by which it knows other objects."""
+
+
 @dataclass(slots=True)
-class _Seen:
-    """What was wanted of the objects that were set aside, and their ids; of some that are gone, too."""
+class _Kind:
+    """The objects of a kind among those that were set aside, by weak references, and their ids.
+
+    Where one is that is gone another one may be, so among the ids are some of those that are gone, too.
+    """
 
     types: frozenset[type]
     references: list[weakref.ref[Any]] = field(default_factory=list)
     ids: set[int] = field(default_factory=set)
-    notes: dict[object, Any] = field(default_factory=dict)
+    notes: dict[object, Note] = field(default_factory=dict)
 
-    def add(self, found: list[object]) -> None:
-        """``TypeError``: one of them cannot be remembered."""
+    def add(self, objects: list[object]) -> None:
+        """Those of its types; ``TypeError``: one of them cannot be remembered."""
+        found = _of(objects, self.types)
         if not self.ids.isdisjoint(map(id, found)):
             # Thawed meanwhile, and so found again; or made where one was that is gone.
-            known = set(map(id, self.alive(self.types)[0]))
+            known = set(map(id, self.alive()))
             found = [item for item in found if id(item) not in known]
         self.references += map(weakref.ref, found)
         self.ids.update(map(id, found))
 
-    def alive(self, *families: Set[type]) -> list[list[Any]]:
+    def alive(self) -> list[Any]:
         objects = list(map(_call, self.references))
-        alive = _parted(objects, families)
-        if self.types.issubset(set().union(*families)) and 2 * sum(map(len, alive)) < len(objects):
-            present = [item for item in objects if item is not None]
-            self.references, self.ids = list(map(weakref.ref, present)), set(map(id, present))
-        return alive
+        alive = list(map(is_not, objects, repeat(None)))
+        if not all(alive):
+            # Taken away meanwhile: notes are not of use unless each is of the object in its place.
+            notes, self.notes = self.notes, {}
+            objects = list(compress(objects, alive))
+            self.references = list(compress(self.references, alive))
+            if len(self.ids) > 2 * len(objects):
+                self.ids = set(map(id, objects))
+            for note in notes.values():
+                note.keep(alive)
+            self.notes = notes
+        return objects
 
 
 # A script may have frozen its objects before it imported us.
 gc.unfreeze()
 _witness = _Witness()
-_seen: _Seen | None = None
+#: By kind; of none as long as nothing is set aside.
+_seen: dict[type, _Kind] = {}
 #: Whether the collector is off because of `uncollected`.
 _paused = False
 
@@ -71,7 +94,7 @@ def hide_imports() -> None:
     """Freeze all that is alive, once torch is imported and before the script makes its first tensor."""
     global _witness, _seen
     gc.freeze()
-    _witness, _seen = _Witness(), None
+    _witness, _seen = _Witness(), {}
 
 
 @contextmanager
@@ -93,33 +116,38 @@ def uncollected() -> Iterator[None]:
         gc.enable()
 
 
-def instances(*families: Set[type]) -> list[list[Any]]:
-    """For each set of types every live object of exactly these types, but for hidden imports.
+def instances(*kinds: type) -> list[list[Any]]:
+    """For each kind every live object of it, or of types derived from it, but for hidden imports.
 
     Objects that the script froze are thawed first. Where the collector is off, or cannot be told in time
     to take everything back, nothing is set aside and every look sees all but what was set aside before.
     """
-    types: frozenset[type] = frozenset().union(*families)
+    families = {kind: _family(kind) for kind in kinds}
     set_aside = _CAN_SET_ASIDE and (gc.isenabled() or _paused)
     if set_aside:
         gc.collect(1)  # young garbage need not be looked at, and must not be set aside
-    if _seen is not None and not types <= _seen.types:
+    seen = _seen
+    if seen and not all(kind in seen and types <= seen[kind].types for kind, types in families.items()):
         give_back()
-    seen = _seen or _Seen(types)
+        seen = {}
+    seen = seen or {kind: _Kind(types) for kind, types in families.items()}
     objects, witness = _take_all() if set_aside else (gc.get_objects(), None)
-    found, undisturbed = _of_types(objects, seen.types)
+    types = set[type]().union(*(kind.types for kind in seen.values()))
+    found, undisturbed = _of_types(objects, types)
     if undisturbed:
         try:
-            seen.add(found)
+            for kind in seen.values():
+                kind.add(found)
         except TypeError:  # of a type without weak references
             undisturbed = False
     if not undisturbed:
         # The script froze something, or an earlier look did not come to its end. All that is thawed.
         give_back()
-        return _parted(gc.get_objects(), families)
+        found, _ = _of_types(gc.get_objects(), types)
+        return [_of(found, family) for family in families.values()]
     if witness is not None:
         _remember(seen, witness)
-    return seen.alive(*families)
+    return [seen[kind].alive() for kind in kinds]
 
 
 #: As a C function, which ``map`` calls without going through the interpreter's loop.
@@ -136,19 +164,22 @@ def _take_all() -> tuple[list[object], _Witness]:
 
 def _of_types(objects: list[object], types: Set[type]) -> tuple[list[object], bool]:
     """Those of the types; and whether the witness is among ``objects``."""
-    with_witness = {*types, _Witness}
-    found = list(compress(objects, map(with_witness.__contains__, map(type, objects))))
-    wanted, witnesses = _parted(found, (types, {_Witness}))
-    return wanted, bool(witnesses) and witnesses[0] is _witness
+    found = _of(objects, {*types, _Witness})
+    witnesses = _of(found, {_Witness})
+    return _of(found, types), bool(witnesses) and witnesses[0] is _witness
 
 
-def _parted(objects: list[object], families: Iterable[Set[type]]) -> list[list[Any]]:
-    """Those of each set of types."""
-    kinds = list(map(type, objects))
-    return [list(compress(objects, map(family.__contains__, kinds))) for family in families]
+def _of(objects: list[object], types: Set[type]) -> list[Any]:
+    """Those of exactly these types."""
+    return list(compress(objects, map(types.__contains__, map(type, objects))))
 
 
-def _remember(seen: _Seen, witness: _Witness) -> None:
+def _family(kind: type) -> frozenset[type]:
+    """A type and everything derived from it."""
+    return frozenset({kind}).union(*map(_family, type.__subclasses__(kind)))
+
+
+def _remember(seen: dict[type, _Kind], witness: _Witness) -> None:
     """From now on ``seen`` is what was set aside, provided that ``witness`` is seen."""
     global _witness, _seen
     # In this order: whoever looks after an interruption in between still misses the old witness.
@@ -164,33 +195,29 @@ def referrers(item: object) -> list[object]:
     return gc.get_referrers(item)
 
 
-def notes() -> dict[object, Any]:
-    """What others remember of the objects that are remembered here, just as long as these are.
-
-    Each has a method ``references`` for the weak references by which it knows them.
-    """
-    return {} if _seen is None else _seen.notes
+def notes(kind: type) -> dict[object, Note]:
+    """What others remember of the objects of a kind, just as long as these are remembered here."""
+    seen = _seen.get(kind)
+    return {} if seen is None else seen.notes
 
 
 def own_references() -> Mapping[int, int]:
     """Ids of the weak references that are kept here or noted, and how many times each is."""
-    if _seen is None:
-        return {}
-    noted = (note.references() for note in _seen.notes.values())
-    return Counter(map(id, chain(_seen.references, *noted)))
+    noted = (note.references() for kind in _seen.values() for note in kind.notes.values())
+    return Counter(map(id, chain(*(kind.references for kind in _seen.values()), *noted)))
 
 
 def give_back() -> None:
     """Let the collector have everything again."""
     global _seen
     gc.unfreeze()
-    _seen = None
+    _seen = {}
 
 
 def _before_collection(phase: str, info: dict[str, int]) -> None:
     """A full collection sees everything, as if nothing had been set aside."""
     if phase == "start" and info["generation"] == 2:
-        if _seen is not None:
+        if _seen:
             give_back()
         # What a signal's handler raises in here is lost, so this is there only while it is needed. Of a list
         # that Python is going through, only the last one can be removed.

@@ -7,8 +7,8 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import compress, repeat
-from operator import attrgetter, is_, is_not
+from itertools import compress
+from operator import attrgetter, is_
 from typing import Any
 
 import torch
@@ -37,14 +37,14 @@ class Under:
 
 @dataclass(slots=True)
 class Known:
-    """Columns of the tensors of the last look, in its order.
+    """Columns of the tensors of the last look that still live, which are the first ones of every later look.
 
     Only what stays the same as long as the Python objects are the same is taken from here: that a tensor is a
     plain one, whose storage's device is, and the storage's key; and for people the label that it had when it
-    was asked. The objects are known by weak references: an address proves nothing.
+    was asked. That the tensors are the same `heap` says; storages are known by weak references, for an
+    address proves nothing.
     """
 
-    tensors: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
     kinds: list[type] = field(default_factory=list)
     #: Of a tensor that has to be asked again, what is no storage.
     storages: list[Callable[[], torch.UntypedStorage | None]] = field(default_factory=list)
@@ -53,17 +53,13 @@ class Known:
     labels: list[str] = field(default_factory=list)
     ours: list[bool] = field(default_factory=list)
 
-    def recall(self, tensors: Sequence[torch.Tensor]) -> int:
-        """How many of the present tensors, from the first on, are those of the last look that still live."""
-        present = list(map(_call, self.tensors))
-        alive = list(map(is_not, present, repeat(None)))
-        if not all(alive):
-            present = list(compress(present, alive))
-            for column in self._columns:
-                column[:] = compress(column, alive)
-        if len(present) > len(tensors) or not all(map(is_, present, tensors)):
-            self._set(slice(None), (), (), (), (), (), (), ())
-        return len(self.tensors)
+    def __len__(self) -> int:
+        return len(self.kinds)
+
+    def keep(self, alive: Sequence[bool]) -> None:
+        """Forget the tensors that are gone."""
+        for column in self._columns:
+            column[:] = compress(column, alive)
 
     def under(self, start: int, tensors: Sequence[torch.Tensor]) -> Under | None:
         """What is under the tensors from place ``start`` on, if each is over the same storage as then."""
@@ -87,19 +83,16 @@ class Known:
             row = [_nothing] * count, [0] * count, [0] * count, [""] * count, [False] * count
         else:
             row = map(weakref.ref, under.storages), under.keys, under.sizes, under.labels, under.ours
-        self._set(rows, map(weakref.ref, tensors), map(type, tensors), *row)
+        for column, of_rows in zip(self._columns, (map(type, tensors), *row), strict=True):
+            column[rows] = of_rows
 
     def references(self) -> list[object]:
         """The weak references."""
-        return [*self.tensors, *self.storages]
-
-    def _set(self, rows: slice, *values: Iterable[Any]) -> None:
-        for column, of_rows in zip(self._columns, values, strict=True):
-            column[rows] = of_rows
+        return [*self.storages]
 
     @property
     def _columns(self) -> tuple[list[Any], ...]:
-        return (self.tensors, self.kinds, self.storages, self.keys, self.sizes, self.labels, self.ours)
+        return (self.kinds, self.storages, self.keys, self.sizes, self.labels, self.ours)
 
 
 def _nothing() -> None:
