@@ -1,8 +1,9 @@
-"""Random number generator objects of torch, NumPy and the standard library: found, read and set."""
+"""Random number generator objects of torch, NumPy and the standard library: found, read, checked and set."""
 
 from __future__ import annotations
 
 import random
+import struct
 from collections.abc import Iterable, Iterator
 from functools import partial
 from types import CellType, FunctionType, MethodType, ModuleType
@@ -11,8 +12,14 @@ from typing import Any, TypeGuard
 import numpy as np
 import torch
 
+from gpuslice.errors import RefusedSnapshotError
+
 Generator = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
 GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+#: What the libraries raise when they are given something that is no state of theirs.
+_NO_STATE = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+#: Words of a Mersenne Twister, and bytes of a state of torch's.
+_WORDS, _TORCH_BYTES = 624, 5056
 #: What holds no generator of a loader's.
 _OPAQUE = (torch.Tensor, torch.nn.Module, np.ndarray, ModuleType, type, str, bytes, int, float, complex)
 #: How deep, how wide and how far a loader's own things are searched; beyond is data.
@@ -44,9 +51,78 @@ def set_generator_state(generator: Generator, state: Any) -> None:
     elif isinstance(generator, np.random.Generator):
         generator.bit_generator.state = state
     elif isinstance(generator, np.random.RandomState):
-        generator.set_state(state)
+        generator.set_state(dict(state))  # with a short tuple, NumPy before 1.26.3 reads beyond its end
     else:
         generator.setstate(state)
+
+
+def check_generator_state(generator: Generator, state: Any, path: str) -> None:
+    """See whether a generator can go on from a state that a file held; changes nothing.
+
+    torch and NumPy take states with which they then draw from beyond their words (``is_valid`` in
+    ATen/core/MT19937RNGEngine.h; ``state`` in numpy/random/_mt19937.pyx and _philox.pyx), and states whose
+    numbers never change, so that some distributions wait for ever. So another generator is set to it, and
+    looked at.
+
+    Parameters
+    ----------
+    path
+        Where the job keeps the generator.
+
+    Raises
+    ------
+    RefusedSnapshotError
+        If it cannot.
+    """
+    trial = _another(generator)
+    if trial is None:
+        return
+    library, _ = generator_state(trial)
+    try:
+        set_generator_state(trial, state)
+    except _NO_STATE as error:
+        raise RefusedSnapshotError(f"{path} was saved with no {library} state: {error}") from error
+    flaw = _flaw(library, generator_state(trial)[1])
+    if flaw:
+        raise RefusedSnapshotError(f"{path} was saved with an impossible {library} state: {flaw}")
+
+
+def _another(generator: Generator) -> Generator | None:
+    """One of the same kind that nobody draws from; ``None`` for kinds of others, who know their states."""
+    if isinstance(generator, torch.Generator):
+        return torch.Generator(generator.device)
+    if isinstance(generator, random.Random):
+        return random.Random() if type(generator) is random.Random else None
+    _, state = generator_state(generator)
+    kind = getattr(np.random, state["bit_generator"], None)
+    return None if kind is None else type(generator)(kind())
+
+
+def _flaw(library: str, state: Any) -> str:
+    """What is wrong with a state that a generator of a library has; "" if it can be drawn from."""
+    beyond = stuck = False  # it draws from beyond its words; its numbers may never change
+    match library.removeprefix("numpy ").removeprefix("legacy "):
+        case "torch cpu" if len(state) == _TORCH_BYTES:
+            left, _, following = struct.unpack_from("=iiQ", state.numpy(), 8)
+            beyond = left - 1 + following > _WORDS
+            stuck = _all_zero(np.frombuffer(state.numpy(), np.uint64, _WORDS, 24))
+        case "random":
+            stuck = _all_zero(np.array(state[1][:_WORDS]))
+        case "MT19937":
+            beyond = not 0 <= state["state"]["pos"] <= _WORDS
+            stuck = _all_zero(state["state"]["key"])
+        case "Philox":
+            beyond = state["buffer_pos"] < 0
+        case "PCG64" | "PCG64DXSM":
+            stuck = state["state"]["inc"] % 2 == 0
+    if beyond:
+        return "its next numbers would lie outside of it"
+    return "its numbers would not change" if stuck else ""
+
+
+def _all_zero(words: np.ndarray[Any, Any]) -> bool:
+    """Whether a Mersenne Twister has nothing to mix: of the first word only the highest bit counts."""
+    return not words[1:].any() and words[0] < 2**31
 
 
 def own_generators(loader: object) -> list[Generator]:

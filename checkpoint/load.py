@@ -31,9 +31,16 @@ from .describe import (
     named_tensors,
     unwrapped,
 )
-from .generators import Generator, generator_state, is_generator, own_generators, set_generator_state
+from .generators import (
+    Generator,
+    check_generator_state,
+    generator_state,
+    is_generator,
+    own_generators,
+    set_generator_state,
+)
 from .layout import columns
-from .moments import Moments
+from .moments import Moments, own_state
 from .nodes import (
     HOLDERS,
     ArrayNode,
@@ -72,6 +79,8 @@ class Checker:
         self.devices: dict[str, torch.device] = {}
         #: Plain tensors that exist under names: entries, live tensors, paths.
         self._named: list[tuple[Sequence[TensorNode], Sequence[torch.Tensor], Sequence[str]]] = []
+        #: Generators, what makes their states, paths.
+        self._generators: list[tuple[Generator, Load, str]] = []
 
     def check(self, node: Node, live: Any, path: str) -> Load:
         """Prepare to load ``node`` into ``live``.
@@ -164,8 +173,13 @@ class Checker:
         Raises
         ------
         RefusedSnapshotError
-            If they differed when they were saved.
+            If they differed when they were saved, or a generator cannot go on from what was saved of it.
         """
+        maker = Maker(self._source, {})
+        states = [load(maker) for _, load, _ in self._generators]
+        maker.settle()
+        for (generator, _, path), state in zip(self._generators, states, strict=True):
+            check_generator_state(generator, state, path)
         nodes = list(chain.from_iterable(nodes for nodes, _, _ in self._named))
         lives = list(chain.from_iterable(lives for _, lives, _ in self._named))
         paths = list(chain.from_iterable(paths for _, _, paths in self._named))
@@ -262,7 +276,7 @@ class Checker:
         owners = [(parameter, group) for group in groups for parameter in group["params"]]
         for number, device in node.devices.items():
             self.devices.setdefault(device, owners[number][0].device)
-        kept = _own_state(optimizer)
+        kept = own_state(optimizer)
         shared: dict[Any, Load] = {key: self.check(saved, None, path) for key, saved in node.shared.items()}
         loads: list[Callable[[Maker], dict[Any, Any]]] = []
         moments: dict[tuple[str, torch.device], Moments] = {}
@@ -328,41 +342,15 @@ class Checker:
         return load
 
     def _generator(self, node: GeneratorNode, generator: Generator, path: str) -> Load:
-        library, state = generator_state(generator)
+        library, _ = generator_state(generator)
         if library != node.library:
             raise RefusedSnapshotError(
                 f"{path} is a {library} generator here, a {node.library} one was saved", _REMEDY
             )
-        with self._source.strictly():  # torch draws past the end of a state that makes no sense
-            load = self.check(node.state, state, path)
+        with self._source.strictly():
+            load = self.check(node.state, None, path)
+        self._generators.append((generator, load, path))
         return lambda maker: _call(maker, generator, partial(set_generator_state, generator), load(maker))
-
-
-def _own_state(optimizer: torch.optim.Optimizer) -> dict[Any, dict[Any, Any]]:
-    """By parameter, the state that may be loaded in place: beside its parameter, and nobody else's memory."""
-    states = {
-        parameter: state
-        for parameter, state in optimizer.state.items()
-        if isinstance(parameter, torch.Tensor) and type(state) is dict
-    }
-    tensors = [
-        value for state in states.values() for value in state.values() if isinstance(value, torch.Tensor)
-    ]
-    if any(value.layout is not torch.strided for value in tensors):
-        return {}
-    if len({storage._cdata for storage in map(torch.Tensor.untyped_storage, tensors)}) < len(tensors):
-        return {}
-    if len({tensor.device for tensor in (*tensors, *states)}) <= 1:
-        return states
-    return {
-        parameter: state
-        for parameter, state in states.items()
-        if all(
-            value.device == parameter.device
-            for name, value in state.items()
-            if isinstance(value, torch.Tensor) and name != "step"
-        )
-    }
 
 
 def _beside(

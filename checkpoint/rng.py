@@ -15,6 +15,8 @@ import torch
 
 from gpuslice.errors import RefusedSnapshotError
 
+from .generators import check_generator_state
+
 
 def capture() -> dict[str, object]:
     """All states, as plain values and CPU tensors that ``tree.py`` can store.
@@ -32,39 +34,60 @@ def capture() -> dict[str, object]:
     return states
 
 
+def check(states: Any, gpus: Mapping[int, int]) -> None:
+    """See whether states that a file held can be put back; changes nothing.
+
+    Parameters
+    ----------
+    states, gpus
+        As for `restore`.
+
+    Raises
+    ------
+    RefusedSnapshotError
+        If they are no such states, or nobody could go on from them.
+    """
+    try:
+        own, numpy, cpu, cuda = _unpacked(states, gpus)
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise RefusedSnapshotError(f"the process's random states cannot be used: {error}") from error
+    check_generator_state(random.Random(), own, "the process")
+    check_generator_state(np.random.RandomState(), numpy, "the process")
+    check_generator_state(torch.Generator(), cpu, "the process")
+    for index, state in cuda.items():
+        check_generator_state(torch.Generator(torch.device("cuda", index)), state, "the process")
+
+
 def restore(states: Mapping[str, Any], gpus: Mapping[int, int] | None = None) -> None:
     """Put the states of `capture` back.
 
     Parameters
     ----------
     states
-        What `capture` returned.
+        What `capture` returned; what comes from a file must have passed `check`.
     gpus
         In another process: the index here of what was GPU ``i`` there. GPUs that are not here, and are
         not among these, are left out: the job does not use them.
-
-    Raises
-    ------
-    RefusedSnapshotError
-        If they are from a process with more GPUs than this one has, or not states at all.
     """
+    own, numpy, cpu, cuda = _unpacked(states, gpus)
+    random.setstate(own)
+    np.random.set_state(numpy)
+    torch.set_rng_state(cpu)
+    for index, state in cuda.items():
+        torch.cuda.set_rng_state(state, index)
+
+
+def _unpacked(
+    states: Mapping[str, Any], gpus: Mapping[int, int] | None
+) -> tuple[tuple[Any, ...], dict[str, Any], torch.Tensor, dict[int, torch.Tensor]]:
+    """As the libraries take them: of random, NumPy, torch, and torch on the GPUs here."""
+    version, words, gauss_next = states["random"]
+    kind, keys, position, has_gauss, gauss = states["numpy"]
+    numpy = {"bit_generator": kind, "state": {"key": keys.numpy(), "pos": position}}
     cuda = dict(enumerate(states.get("cuda", [])))
-    visible = torch.cuda.device_count() if cuda else 0
-    if gpus is not None:
+    if cuda and gpus is not None:
+        visible = torch.cuda.device_count()
         here = {index: state for index, state in cuda.items() if index < visible}
         cuda = here | {gpus[index]: state for index, state in cuda.items() if index in gpus}
-    elif len(cuda) > visible:
-        raise RefusedSnapshotError(
-            f"the snapshot has random states of {len(cuda)} GPUs, this process sees {visible}",
-            "restore where at least as many GPUs are visible",
-        )
-    try:
-        version, words, gauss_next = states["random"]
-        kind, keys, position, has_gauss, gauss = states["numpy"]
-        random.setstate((version, tuple(words), gauss_next))
-        np.random.set_state((kind, keys.numpy(), position, has_gauss, gauss))
-        torch.set_rng_state(states["torch"])
-        for index, state in cuda.items():
-            torch.cuda.set_rng_state(state, index)
-    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-        raise RefusedSnapshotError(f"the random states cannot be used: {error}") from error
+    own = (version, tuple(words), gauss_next)
+    return own, numpy | {"has_gauss": has_gauss, "gauss": gauss}, states["torch"], cuda

@@ -157,6 +157,12 @@ class Source:
                 )
                 raise RefusedSnapshotError(f"{path} was on {device!r}, no device") from error
             self._devices.add(device)
+        trained = [spec for node, spec in zip(plain, specs, strict=True) if node.requires_grad]
+        for dtype in {spec.dtype for spec in trained}:
+            kind = getattr(torch, dtype)
+            if not kind.is_floating_point and not kind.is_complex:
+                path = next(spec.path for spec in trained if spec.dtype == dtype)
+                raise RefusedSnapshotError(f"{path} was saved as {dtype} that requires a gradient")
         gradients = [node.grad for node in plain if node.grad is not None]
         if gradients:
             self.verify(gradients)

@@ -78,6 +78,14 @@ class Restoration:
             there.index or 0: here.index or 0 for there, here in pairs if there.type == here.type == "cuda"
         }
 
+    def value(self, name: str) -> Any:
+        """What `apply` will give under a name that was none of a live object; changes nothing."""
+        maker = Maker(self._source, {})
+        self._source.restart()
+        made = self._loads[name](maker)
+        maker.settle()
+        return made
+
     def apply(self) -> dict[str, Any]:
         """Load everything; returns the objects by name, new ones where the live one was a plain value."""
         moving, staying = Maker(self._source, self._devices), Maker(self._source, {})

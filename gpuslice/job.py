@@ -24,7 +24,7 @@ from gpuslice.checkpoint.state import OWN_PREFIX, check, describe
 from gpuslice.ending import say, undisturbed
 from gpuslice.errors import UsageError
 from gpuslice.gang import agree
-from gpuslice.progress import Progress
+from gpuslice.progress import Progress, goal
 from gpuslice.runtime import Runtime, runtime
 from gpuslice.types import DeviceName
 
@@ -206,20 +206,22 @@ class Job:
         """`restore`, from a snapshot that is closed when the loops have reached where it was taken."""
         live = {**self._objects, **self.values, _RNG: None, _PROGRESS: None}
         restoration = check(snapshot, live, entire=True, verify=self._runtime.settings.verify)
+        rng.check(restoration.value(_RNG), restoration.gpus)
+        target = goal(restoration.value(_PROGRESS), restoration.gpus)
 
-        def load() -> dict[str, Any]:
+        def load() -> None:
             loaded = restoration.apply()
             self.values.update((name, loaded[name]) for name in self.values)
             rng.restore(loaded[_RNG], restoration.gpus)
             self._runtime.boundary = snapshot.boundary
-            self._progress.count_from(loaded[_PROGRESS])
-            return loaded
+            self._progress.count_from(target)
 
         def reached() -> None:
             load()
             snapshot.close()
 
-        self._progress.head_for(load()[_PROGRESS], reached, restoration.gpus)
+        load()
+        self._progress.head_for(target, reached, restoration.gpus)
 
     def named_state(self) -> dict[str, object]:
         """All that another process needs to go on from here."""
@@ -295,6 +297,7 @@ def restore(path: str | os.PathLike[str], /, **named: object) -> dict[str, Any]:
     """
     with open_snapshot(Path(path)) as snapshot:
         restoration = check(snapshot, {**named, _RNG: None}, verify=config.load().verify)
+        rng.check(restoration.value(_RNG), restoration.gpus)
         loaded = restoration.apply()
         rng.restore(loaded.pop(_RNG), restoration.gpus)
         return loaded

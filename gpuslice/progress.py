@@ -13,12 +13,19 @@ from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
+import msgspec
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind, _SingleProcessDataLoaderIter
 
 from gpuslice.boundaries import BoundaryCounter
 from gpuslice.checkpoint import rng
 from gpuslice.checkpoint.describe import is_stateful
-from gpuslice.checkpoint.generators import Generator, generator_state, own_generators, set_generator_state
+from gpuslice.checkpoint.generators import (
+    Generator,
+    check_generator_state,
+    generator_state,
+    own_generators,
+    set_generator_state,
+)
 from gpuslice.ending import deliver
 from gpuslice.errors import RefusedSnapshotError, UsageError
 
@@ -64,6 +71,14 @@ class Pass(NamedTuple):
     loader: Any = None
 
 
+class Goal(NamedTuple):
+    """Where a restarted process goes on: position, pass that was going on, optimizer steps that were made."""
+
+    position: Position
+    current: Pass | None
+    steps: int
+
+
 class Progress:
     """The position of one job.
 
@@ -101,22 +116,18 @@ class Progress:
             "steps": self._boundaries.steps,
         }
 
-    def head_for(self, state: dict[str, Any], reached: Callable[[], None], gpus: Mapping[int, int]) -> None:
-        """Let the loops go to where ``state`` was taken; ``reached`` is called there, before all else.
+    def head_for(self, goal: Goal, reached: Callable[[], None], gpus: Mapping[int, int]) -> None:
+        """Let the loops go to where a snapshot was taken; ``reached`` is called there, before all else.
 
         ``gpus`` says which GPU of the old process is which one here.
         """
-        try:
-            self._target = Position(*state["position"])
-            self._resumed = None if state["pass"] is None else Pass(*state["pass"])
-        except (KeyError, TypeError) as error:
-            raise RefusedSnapshotError("the snapshot says nothing of epochs and batches") from error
+        self._target, self._resumed = goal.position, goal.current
         self._reached, self._gpus = reached, gpus
         self._go_to(self._position)
 
-    def count_from(self, state: dict[str, Any]) -> None:
-        """Let the optimizer steps go on from those that were made before ``state`` was taken."""
-        self._boundaries.steps = state.get("steps", 0)  # what an older version wrote does not say
+    def count_from(self, goal: Goal) -> None:
+        """Let the optimizer steps go on from those that were made before the snapshot was taken."""
+        self._boundaries.steps = goal.steps
 
     def restartable(self, *, explicit: bool) -> bool:
         """Whether another process could go on from a snapshot taken here and now.
@@ -215,8 +226,9 @@ class Progress:
             self._pass, self._loader = Pass(0, start), loader
             return iter(loader), self._pass
         self._pass, self._loader = resumed, loader
+        pairs = _paired(generators, resumed.start.get("own"))
         rng.restore(resumed.start["process"], self._gpus)
-        for generator, state in zip(generators, resumed.start["own"], strict=True):
+        for generator, state in pairs:
             set_generator_state(generator, state)
         if is_stateful(loader):
             loader.load_state_dict(resumed.loader)  # type: ignore[attr-defined]
@@ -226,6 +238,43 @@ class Progress:
                 _skip(iterator, resumed.batches)
         self._arrive()
         return iterator, resumed
+
+
+def goal(state: Any, gpus: Mapping[int, int]) -> Goal:
+    """What `Progress.state` gave, out of a file that somebody else may have made up.
+
+    Parameters
+    ----------
+    gpus
+        Which GPU of the old process is which one here.
+
+    Raises
+    ------
+    RefusedSnapshotError
+        If it is nothing of the kind, or has random states that nobody can go on from.
+    """
+    try:
+        position = msgspec.convert(state["position"], Position)
+        current = msgspec.convert(state["pass"], Pass | None)
+        steps = msgspec.convert(state.get("steps", 0), int)  # what an older version wrote does not say
+    except (AttributeError, LookupError, TypeError, msgspec.ValidationError) as error:
+        raise RefusedSnapshotError("the snapshot says nothing of epochs and batches") from error
+    if current is not None:
+        rng.check(current.start.get("process"), gpus)
+    return Goal(position, current, steps)
+
+
+def _paired(generators: list[Generator], states: Any) -> list[tuple[Generator, Any]]:
+    """A loader's generators with what a file has of them, as far as one can go on from that."""
+    if not isinstance(states, list) or len(states) != len(generators):
+        raise RefusedSnapshotError(
+            f"the loader has {len(generators)} random number generators, but others were saved",
+            "restart the script that wrote the snapshot, or use another job name",
+        )
+    pairs = list(zip(generators, states, strict=True))
+    for generator, state in pairs:
+        check_generator_state(generator, state, "a generator of the loader")
+    return pairs
 
 
 def _skip(iterator: Iterator[Any], batches: int) -> None:

@@ -11,6 +11,8 @@ import torch
 from gpuslice.checkpoint import rng
 from gpuslice.errors import RefusedSnapshotError
 
+from .harness import digest
+
 
 def draw() -> list[float]:
     return [random.random(), random.gauss(0, 1), np.random.random(), np.random.normal(), float(torch.rand(1))]
@@ -32,20 +34,45 @@ def test_a_captured_state_does_not_change_with_its_generator() -> None:
     assert draw() == first
 
 
-@pytest.mark.parametrize("damage", [{"random": 3}, {"numpy": ("MT19937",)}, {"torch": torch.zeros(3)}])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        *({"random": 3}, {"numpy": ("MT19937",)}, {"torch": torch.zeros(3)}, {"cuda": 1}),
+        *({"random": (3, (2**40,) * 625, None)}, {"random": (3, (1,) * 624 + (625,), None)}),
+        {"numpy": ("MT19937", torch.zeros(3), 1, 0, 0.0)},
+    ],
+    ids=str,
+)
 def test_what_is_not_a_state_is_refused(damage: dict[str, object]) -> None:
+    states, before = rng.capture() | damage, digest(rng.capture())
     with pytest.raises(RefusedSnapshotError):
-        rng.restore(rng.capture() | damage)
+        rng.check(states, {})
+    assert digest(rng.capture()) == before
 
 
-def test_states_of_missing_gpus_are_refused() -> None:
-    states = rng.capture() | {"cuda": [torch.zeros(16, dtype=torch.uint8)] * 99}
-    with pytest.raises(RefusedSnapshotError, match="99 GPUs"):
-        rng.restore(states)
+@pytest.mark.parametrize("states", [None, 3, {}, {"random": None}])
+def test_what_are_no_states_at_all_is_refused(states: object) -> None:
+    with pytest.raises(RefusedSnapshotError, match="the process's random states"):
+        rng.check(states, {})
+
+
+@pytest.mark.parametrize("library", ["random", "numpy", "torch"])
+def test_a_state_that_its_library_takes_but_cannot_go_on_from_is_refused(library: str) -> None:
+    words = torch.get_rng_state()
+    # The next word is the last one, and two are left.
+    words[8:24] = torch.tensor([3, 0, 0, 0, 1, 0, 0, 0, 111, 2, 0, 0, 0, 0, 0, 0])
+    forged = {
+        "random": (3, (0,) * 625, None),
+        "numpy": ("MT19937", torch.ones(624, dtype=torch.uint32), 625, 0, 0.0),
+        "torch": words,
+    }
+    with pytest.raises(RefusedSnapshotError, match="the process was saved with an impossible"):
+        rng.check(rng.capture() | {library: forged[library]}, {})
 
 
 def test_another_process_leaves_out_the_gpus_that_it_does_not_see() -> None:
     states = rng.capture() | {"cuda": [torch.zeros(16, dtype=torch.uint8)] * 99}
     first = draw()
+    rng.check(states, {})
     rng.restore(states, {})
     assert draw() == first

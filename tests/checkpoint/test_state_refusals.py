@@ -114,6 +114,14 @@ def test_trees_of_other_things_are_refused(store: JobStore) -> None:
         _refuse(store, tree)
 
 
+@pytest.mark.parametrize("held", [lambda tensor: tensor, lambda tensor: {"a": tensor}])
+def test_integers_that_need_a_gradient_are_refused(store: JobStore, held: Callable[[object], object]) -> None:
+    snapshot = save(store, {"m": held(torch.zeros(2, dtype=torch.int64))})
+    snapshot.tree = Tree(snapshot.tree.data.replace(b'"cpu",false', b'"cpu",true'))
+    with pytest.raises(RefusedSnapshotError, match="was saved as int64 that requires a gradient"):
+        check(snapshot, {"m": held(torch.zeros(2, dtype=torch.int64))})
+
+
 def _refuse(store: JobStore, tree: bytes) -> None:
     snapshot = store.begin(Layout(())).publish(Tree(tree), [], boundary=1, restartable=True)
     with pytest.raises((RefusedSnapshotError, CorruptSnapshotError)):
@@ -146,6 +154,7 @@ def trained(store: JobStore) -> tuple[dict[str, object], SnapshotFile]:
     model(torch.ones(2, 4)).sum().backward()
     optimizer.step()
     named = {"m": model, "o": optimizer, "d": {"a": [torch.ones(2), 1.5], ("b", 2): None}}
+    named |= {"g": [torch.Generator(), np.random.Generator(np.random.MT19937(1))]}
     return named, save(store, named)
 
 

@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -93,6 +94,23 @@ def test_restore_loads_what_it_is_given(start: Start) -> None:
         gpuslice.restore(path, optimizer=torch.optim.SGD(model.parameters(), lr=1.0))
     with pytest.raises(RefusedSnapshotError, match="there is no snapshot"):
         gpuslice.restore(path.with_name("C.gsnp"), model=other)
+
+
+def test_random_states_that_nobody_can_go_on_from_are_refused_before_anything_changes(start: Start) -> None:
+    other = nn.Linear(3, 3)
+    before = weights(other)
+    job = gpuslice.attach(model=nn.Linear(3, 3))
+    kind, keys, *rest = np.random.get_state()
+    np.random.set_state((kind, keys, 625, *rest[1:]))  # NumPy takes it; nobody draws from it here
+    path = job.suspend().path
+    job.resume()
+    np.random.seed(5)
+    for restore in (lambda: gpuslice.restore(path, model=other), lambda: job.restore(path)):
+        held = weights(job._objects["model"])
+        with pytest.raises(RefusedSnapshotError, match="the process was saved with an impossible numpy"):
+            restore()
+        assert np.random.get_state()[2] <= 624
+        assert (weights(other), weights(job._objects["model"])) == (before, held)
 
 
 def test_a_snapshot_is_opened_once_to_go_on_from_it(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -338,6 +338,52 @@ def test_a_script_without_the_pass_is_refused(start: Callable[..., Process]) -> 
         list(second.job.epochs(2))
 
 
+def impossible() -> torch.Tensor:
+    """A state that torch takes: the next word is the last, and two are left. Nobody draws from it here."""
+    state = torch.get_rng_state()
+    state[8:24] = torch.tensor([3, 0, 0, 0, 1, 0, 0, 0, 111, 2, 0, 0, 0, 0, 0, 0])
+    return state
+
+
+def test_impossible_random_states_of_a_pass_are_refused(start: Callable[..., Process]) -> None:
+    first, second = start(), start(seed=2)
+    good = torch.get_rng_state()
+    torch.set_rng_state(impossible())
+    for _ in first.job.batches("ab"):
+        torch.set_rng_state(good)
+        first.suspend(explicit=True)
+    assert first.path is not None
+    before = second.digest()[0]
+    with pytest.raises(RefusedSnapshotError, match="the process was saved with an impossible"):
+        second.job.restore(first.path)
+    assert second.digest()[0] == before
+    assert list(second.job.batches("ab")) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("states", "words"),
+    [
+        ([impossible()], "a generator of the loader was saved with an impossible torch cpu state"),
+        ([3], "a generator of the loader was saved with no torch cpu state"),
+        ([], "the loader has 1 random number generators, but others were saved"),
+        (None, "but others were saved"),
+    ],
+)
+def test_generators_of_the_loader_are_not_set_to_what_nobody_can_go_on_from(
+    start: Callable[..., Process], states: object, words: str
+) -> None:
+    first, second = start("generator"), start("generator", seed=2)
+    for _ in first.job.batches(first.loader):
+        assert first.job._progress._pass is not None
+        first.job._progress._pass.start["own"] = states
+        first.suspend(explicit=True)
+        break
+    assert first.path is not None
+    second.job.restore(first.path)
+    with pytest.raises(RefusedSnapshotError, match=words):
+        next(second.job.batches(second.loader))
+
+
 UNKNOWN: dict[str, Callable[[], DataLoader[torch.Tensor]]] = {
     "its own": lambda: DataLoader(Rows(), shuffle=True, generator=torch.Generator()),
     "in a closure": lambda: DataLoader(Noisy()),
