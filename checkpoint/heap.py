@@ -201,10 +201,15 @@ def notes(kind: type) -> dict[object, Note]:
     return {} if seen is None else seen.notes
 
 
+#: A number that no other living object has. ``id`` raises an audit event: once somebody has a hook for those,
+#: as lazy resumes do, it takes three to four times as long.
+identity: Callable[[object], int] = object.__hash__
+
+
 def own_references() -> Mapping[int, int]:
-    """Ids of the weak references that are kept here or noted, and how many times each is."""
+    """The weak references that are kept here or noted, by their `identity`, and how many times each is."""
     noted = (note.references() for kind in _seen.values() for note in kind.notes.values())
-    return Counter(map(id, chain(*(kind.references for kind in _seen.values()), *noted)))
+    return Counter(map(identity, chain(*(kind.references for kind in _seen.values()), *noted)))
 
 
 def give_back() -> None:

@@ -353,7 +353,7 @@ def _not_watched(item: object, known: Mapping[int, int]) -> bool:
     if not references:
         return True
     # References without a callback are shared: the sweep's own may be somebody else's, too.
-    ours = known.get(id(references[0]), 0)
+    ours = known.get(heap.identity(references[0]), 0)
     return len(references) == 1 and ours > 0 and sys.getrefcount(references[0]) == _ONCE + ours
 
 
