@@ -267,6 +267,7 @@ class JobStore:
         self._ahead = None
         for arena in self._holdings.arenas:
             arena.close()
+            arena.bind(MapHooks())  # whoever listened has this store, and the newest snapshot's mapping
 
     def __enter__(self) -> Self:
         return self

@@ -42,12 +42,14 @@ class Look:
         if copier is None:
             return
         rows, self._next = _rows(arena, chunks), np.zeros(1, np.uint64)
+        # `find` does not know this object, which has it: so the arena is let go of with its last user.
+        following, failures = self._next, self._failures
 
         def find() -> None:
             try:
-                copier.find_damaged(rows, inspect.expected, self._next)
+                copier.find_damaged(rows, inspect.expected, following)
             except BaseException as error:  # noqa: BLE001 - raised again by `finish`
-                self._failures.append(error)
+                failures.append(error)
 
         self._find = find
         with suppress(RuntimeError):  # the system gives no more threads; `finish` does it alone

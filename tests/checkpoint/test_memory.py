@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import gc
+from pathlib import Path
 
 import pytest
 import torch
 
 from gpuslice.checkpoint.ramdisk import RamDisk
+from gpuslice.checkpoint.snapshot import open_snapshot
+from gpuslice.checkpoint.state import check
 from gpuslice.checkpoint.switch import Switch
 
 from .harness import SpyGate
@@ -34,3 +37,31 @@ def test_snapshots_take_hardly_more_than_the_state(disk: RamDisk, slots: int, sh
             switch.resume()
         assert roomy.used_bytes <= share * STATE_BYTES
     assert all(bool(tensor.eq(1).all()) for tensor in tensors)
+
+
+def test_what_a_store_had_mapped_goes_without_the_collector(disk: RamDisk) -> None:
+    """When it is closed, and those who used it are gone."""
+    tensor = torch.ones(MIB)
+
+    def life() -> None:
+        with disk.open_store("job") as store:
+            switch = Switch(Watched([tensor]), store, gate=SpyGate())
+            for boundary in (1, 2):
+                switch.suspend(boundary=boundary, named={"t": tensor}, restartable=True)
+                switch.resume()
+            assert switch.snapshot is not None
+            with open_snapshot(switch.snapshot.path) as snapshot:
+                check(snapshot, {"t": tensor}).apply()
+            assert mapped(disk)
+
+    gc.disable()
+    try:
+        life()
+        assert mapped(disk) == []
+    finally:
+        gc.enable()
+
+
+def mapped(disk: RamDisk) -> list[str]:
+    """This process's mappings of files that are or were in the RAM disk."""
+    return [line for line in Path("/proc/self/maps").read_text().splitlines() if str(disk.directory) in line]
