@@ -13,6 +13,8 @@ import torch
 
 from gpuslice.kernels.host import overlap
 
+Pick = Callable[[Sequence[Any]], list[Any]]
+
 
 @dataclass(slots=True)
 class Storages:
@@ -49,15 +51,11 @@ class Storages:
         """Each once, where it came first."""
         if len(set(self.keys)) == len(self):
             return self
-        first = dict(zip(reversed(self.keys), range(len(self) - 1, -1, -1), strict=True))
-        return self.in_turns(sorted(first.values()))
+        return self.in_turns(firsts(self.keys))
 
     def in_turns(self, turns: Sequence[int]) -> Storages:
         """The same in another order, given by their positions."""
-        if len(turns) < 2:  # of one item `itemgetter` makes no sequence
-            return self._picked(lambda column: [column[turn] for turn in turns])
-        pick = itemgetter(*turns)
-        return self._picked(lambda column: list(pick(column)))
+        return self._picked(picker(turns))
 
     def fix_overlapping(self) -> None:
         """Those over the same memory (DLPack, NumPy and back) are fixed: none of them may move alone."""
@@ -67,7 +65,18 @@ class Storages:
             ranges = sorted(zip(self.addresses, ends.tolist(), self.keys, strict=True))
             self.fixed = self.fixed | _overlapping(ranges)
 
-    def _picked(self, pick: Callable[[Sequence[Any]], list[Any]]) -> Storages:
+    def and_those(self, others: Storages) -> Storages:
+        """These, and behind them the others."""
+        return Storages(
+            self.storages + others.storages,
+            self.keys + others.keys,
+            self.sizes + others.sizes,
+            self.addresses + others.addresses,
+            self.labels + others.labels,
+            self.fixed | others.fixed,
+        )
+
+    def _picked(self, pick: Pick) -> Storages:
         return Storages(
             pick(self.storages),
             pick(self.keys),
@@ -76,6 +85,19 @@ class Storages:
             pick(self.labels),
             self.fixed,
         )
+
+
+def picker(turns: Sequence[int]) -> Pick:
+    """What takes the items at these positions out of a column."""
+    if len(turns) < 2:  # `itemgetter` makes a sequence of two and more
+        return lambda column: [column[turn] for turn in turns]
+    pick = itemgetter(*turns)
+    return lambda column: list(pick(column))
+
+
+def firsts(keys: Sequence[int]) -> list[int]:
+    """The positions at which each key comes first."""
+    return sorted(dict(zip(reversed(keys), range(len(keys) - 1, -1, -1), strict=True)).values())
 
 
 def _overlapping(ranges: Iterable[tuple[int, int, int]]) -> set[int]:

@@ -42,29 +42,27 @@ def sweep(device: Device) -> Storages:
         If a live object forbids emptying the device storage by storage (a captured CUDA graph), or if there
         is memory on a further device (another GPU), which would not be emptied.
     """
-    live = heap.instances(torch.Tensor, torch.UntypedStorage, *device.obstacles)
-    _refuse_obstacles(live[2:], device)
-    return _storages(live[0], live[1], device)
+    tensors, storages, *obstacles = heap.look(torch.Tensor, torch.UntypedStorage, *device.obstacles)
+    _refuse_obstacles([kind.alive() for kind in obstacles], device)
+    return _storages(tensors, storages, device)
 
 
 def check_alone(device: Device) -> None:
     """For a route that does not sweep: refuse memory on further devices, as `sweep` does."""
-    live = heap.instances(torch.Tensor, torch.UntypedStorage)
-    _storages(live[0], live[1], device)
+    tensors, storages = heap.look(torch.Tensor, torch.UntypedStorage)
+    _storages(tensors, storages, device)
 
 
-def _storages(
-    tensors: Sequence[torch.Tensor], storages: Sequence[torch.UntypedStorage], device: Device
-) -> Storages:
+def _storages(tensors: heap.Kind, storages: heap.Kind, device: Device) -> Storages:
     with torch.no_grad(), torch._C.DisableTorchFunction():
-        found = _Found(device)
+        live = tensors.alive()
         # Taken away meanwhile: a look that does not come to its end leaves nothing half known.
-        notes = heap.notes(torch.Tensor)
-        known = cast(Known, notes.pop(device, None)) or Known()
-        found.add_tensors(tensors, known)
+        known = cast(Known, tensors.notes.pop(device, None)) or Known()
+        found = _Found(device, known)
+        found.add_tensors(live)
         found.add_gradients()
         found.add_bare(storages)
-        notes[device] = known
+        tensors.notes[device] = known
         return found.storages()
 
 
@@ -79,7 +77,7 @@ def live_instances(*kinds: type) -> list[list[Any]]:
     The collector also shows objects that no Python code refers to any more and C++ keeps for later. A new
     reference to such a one keeps nothing alive until torch is told of it (``_fix_weakref``).
     """
-    found = heap.instances(*kinds)
+    found = [kind.alive() for kind in heap.look(*kinds)]
     with torch._C.DisableTorchFunction():
         for number, kind in enumerate(kinds):
             if issubclass(kind, torch.Tensor):
@@ -143,27 +141,32 @@ def held_by_others(tensors: Sequence[torch.Tensor]) -> set[int]:
 class _Found:
     """The storages under tensors, and bare ones, as they are added block by block."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, known: Known) -> None:
         self._device = device
+        self._known = known
         self._tensors: list[torch.Tensor] = []
         self._gradients: list[torch.Tensor] = []
         #: Whether C++ code refers to any of the tensors, for whatever reason.
         self._referred = False
-        #: The Python objects of all storages under tensors.
-        self._under: list[int] = []
-        #: The device's storages, some of them several times.
-        self._found = Storages()
+        #: What is in the rows of what is known.
+        self._rows: list[torch.UntypedStorage | None] = []
+        #: Further storages of the device, some several times, and behind how many rows they were found.
+        self._further = Storages()
+        self._places: list[int] = []
 
-    def add_tensors(self, tensors: Sequence[torch.Tensor], known: Known) -> None:
-        """Tensors and the storages under them, what is known of these from there."""
-        old, start = len(known), 0
+    def add_tensors(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Tensors and the storages under them, as far as possible from what is known."""
+        known, start = self._known, 0
+        old = len(known)
         for block in (*_blocks(tensors[:old]), *_blocks(tensors[old:])):
             self._ask(block)
-            under = known.under(start, block)
-            if under is not None:
-                self._take(under)
+            storages = known.same(start, block)
+            if storages is None:
+                under = self._look_under(block)
+                known.learn(start, block, under)
+                self._rows += [None] * len(block) if under is None else under.storages
             else:
-                known.learn(start, block, self._look_under(block))
+                self._rows += storages
             start += len(block)
 
     def add_gradients(self) -> None:
@@ -173,14 +176,19 @@ class _Found:
             further = {id(gradient): gradient for gradient in self._gradients}
             new = [gradient for key, gradient in further.items() if key not in known]
             self._ask(new)
-            self._look_under(new)
+            under = self._look_under(new)
+            if under is not None:
+                self._take(under)
 
-    def add_bare(self, storages: Sequence[torch.UntypedStorage]) -> None:
+    def add_bare(self, storages: heap.Kind) -> None:
         """Those that are under none of the tensors, when these have been added."""
-        under = set(self._under)
-        if not under.issuperset(map(id, storages)):
-            bare = _firmly([item for item in storages if id(item) not in under])
-            self._add(bare, [_BARE] * len(bare))
+        if self._known.covers(storages.references):
+            return
+        under = set(map(id, self._rows))
+        bare = _firmly([item for item in storages.alive() if id(item) not in under])
+        self._take(self._owned(bare, [_BARE] * len(bare)))
+        if not bare:
+            self._known.cover(storages.references)
 
     def _ask(self, tensors: Sequence[torch.Tensor]) -> None:
         """What has to be asked of every tensor at every look."""
@@ -190,39 +198,44 @@ class _Found:
         self._referred = self._referred or max(map(_use_count, tensors), default=1) > 1
 
     def _look_under(self, tensors: Sequence[torch.Tensor]) -> Under | None:
-        """Add the storages under tensors; what is there, if it will stay so while the tensors are over it."""
+        """What is there, if it will stay so while the tensors are over it; otherwise take it."""
         described = plain(tensors)
-        if described is None:
-            self._add(*pieced(tensors))
-            return None
-        under = self._add(*described)
+        under = self._owned(*(described or pieced(tensors)))
         # What is empty on a further device may grow.
         elsewhere = compress(under.storages, map(not_, under.ours))
-        return under if all(storage.device.type in _HOST for storage in elsewhere) else None
+        if described and all(storage.device.type in _HOST for storage in elsewhere):
+            return under
+        self._take(under)
+        return None
 
-    def _add(self, storages: Sequence[torch.UntypedStorage], labels: Sequence[str]) -> Under:
+    def _owned(self, storages: Sequence[torch.UntypedStorage], labels: Sequence[str]) -> Under:
+        """And none of them is on a further device."""
         ours = list(map(self._device.owns, storages))
         for storage, label in compress(zip(storages, labels, strict=True), map(not_, ours)):
             _refuse_elsewhere(storage, label, self._device)
-        under = Under.of(storages, labels, ours)
-        self._take(under)
-        return under
+        return Under.of(storages, labels, ours)
 
     def _take(self, under: Under) -> None:
         """Those of the device."""
-        self._under += map(id, under.storages)
-        found, ours = self._found, under.ours
+        ours, further = under.ours, self._further
         storages = list(compress(under.storages, ours))
-        found.storages += storages
-        found.keys += compress(under.keys, ours)
-        found.sizes += compress(under.sizes, ours)
-        found.labels += compress(under.labels, ours)
-        found.addresses += _addresses(storages)
+        further.storages += storages
+        further.keys += compress(under.keys, ours)
+        further.sizes += compress(under.sizes, ours)
+        further.labels += compress(under.labels, ours)
+        further.addresses += _addresses(storages)
+        self._places += [len(self._rows)] * len(storages)
 
     def storages(self) -> Storages:
         """Those of the device that have memory (fake, functional and wrapper tensors have none)."""
-        found = self._found.once()
-        if 0 in found.sizes or 0 in found.addresses:
+        rows = self._known.settled()
+        storages = rows.pick(self._rows)
+        found = Storages(storages, rows.keys, rows.sizes, _addresses(storages), rows.labels)
+        if self._further:
+            places = [*self._places, *rows.pick(range(len(self._rows)))]
+            turns = sorted(range(len(places)), key=places.__getitem__)
+            found = self._further.and_those(found).in_turns(turns).once()
+        if 0 in found.addresses or 0 in self._further.sizes:
             found = found.those(list(map(mul, found.sizes, found.addresses)))
         if self._referred:
             found.fixed = self._fixed()

@@ -44,10 +44,15 @@ class Note(Protocol):
 
 
 @dataclass(slots=True)
-class _Kind:
-    """The objects of a kind among those that were set aside, by weak references, and their ids.
+class Kind:
+    """The objects of some types that were found, and what others remember of them just as long.
 
-    Where one is that is gone another one may be, so among the ids are some of those that are gone, too.
+    Attributes
+    ----------
+    references
+        Of all that live, and of some that are gone; the oldest first.
+    ids
+        Likewise.
     """
 
     types: frozenset[type]
@@ -56,7 +61,7 @@ class _Kind:
     notes: dict[object, Note] = field(default_factory=dict)
 
     def add(self, objects: list[object]) -> None:
-        """Those of its types; ``TypeError``: one of them cannot be remembered."""
+        """Those of its types."""
         found = _of(objects, self.types)
         if not self.ids.isdisjoint(map(id, found)):
             # Thawed meanwhile, and so found again; or made where one was that is gone.
@@ -66,6 +71,7 @@ class _Kind:
         self.ids.update(map(id, found))
 
     def alive(self) -> list[Any]:
+        """Those that live."""
         objects = list(map(_call, self.references))
         alive = list(map(is_not, objects, repeat(None)))
         if not all(alive):
@@ -85,7 +91,7 @@ class _Kind:
 gc.unfreeze()
 _witness = _Witness()
 #: By kind; of none as long as nothing is set aside.
-_seen: dict[type, _Kind] = {}
+_seen: dict[type, Kind] = {}
 #: Whether the collector is off because of `uncollected`.
 _paused = False
 
@@ -116,8 +122,8 @@ def uncollected() -> Iterator[None]:
         gc.enable()
 
 
-def instances(*kinds: type) -> list[list[Any]]:
-    """For each kind every live object of it, or of types derived from it, but for hidden imports.
+def look(*kinds: type) -> list[Kind]:
+    """For each kind the live objects of it, or of types derived from it, but for hidden imports.
 
     Objects that the script froze are thawed first. Where the collector is off, or cannot be told in time
     to take everything back, nothing is set aside and every look sees all but what was set aside before.
@@ -130,24 +136,19 @@ def instances(*kinds: type) -> list[list[Any]]:
     if seen and not all(kind in seen and types <= seen[kind].types for kind, types in families.items()):
         give_back()
         seen = {}
-    seen = seen or {kind: _Kind(types) for kind, types in families.items()}
+    seen = seen or {kind: Kind(types) for kind, types in families.items()}
     objects, witness = _take_all() if set_aside else (gc.get_objects(), None)
-    types = set[type]().union(*(kind.types for kind in seen.values()))
-    found, undisturbed = _of_types(objects, types)
-    if undisturbed:
-        try:
-            for kind in seen.values():
-                kind.add(found)
-        except TypeError:  # of a type without weak references
-            undisturbed = False
-    if not undisturbed:
+    found = _of(objects, {_Witness}.union(*(kind.types for kind in seen.values())))
+    if _witness not in _of(found, {_Witness}):
         # The script froze something, or an earlier look did not come to its end. All that is thawed.
         give_back()
-        found, _ = _of_types(gc.get_objects(), types)
-        return [_of(found, family) for family in families.values()]
+        seen, witness = {kind: Kind(types) for kind, types in families.items()}, None
+        found = _of(gc.get_objects(), frozenset().union(*families.values()))
+    for kind in seen.values():
+        kind.add(found)
     if witness is not None:
         _remember(seen, witness)
-    return [seen[kind].alive() for kind in kinds]
+    return [seen[kind] for kind in kinds]
 
 
 #: As a C function, which ``map`` calls without going through the interpreter's loop.
@@ -162,13 +163,6 @@ def _take_all() -> tuple[list[object], _Witness]:
     return objects, witness
 
 
-def _of_types(objects: list[object], types: Set[type]) -> tuple[list[object], bool]:
-    """Those of the types; and whether the witness is among ``objects``."""
-    found = _of(objects, {*types, _Witness})
-    witnesses = _of(found, {_Witness})
-    return _of(found, types), bool(witnesses) and witnesses[0] is _witness
-
-
 def _of(objects: list[object], types: Set[type]) -> list[Any]:
     """Those of exactly these types."""
     return list(compress(objects, map(types.__contains__, map(type, objects))))
@@ -179,7 +173,7 @@ def _family(kind: type) -> frozenset[type]:
     return frozenset({kind}).union(*map(_family, type.__subclasses__(kind)))
 
 
-def _remember(seen: dict[type, _Kind], witness: _Witness) -> None:
+def _remember(seen: dict[type, Kind], witness: _Witness) -> None:
     """From now on ``seen`` is what was set aside, provided that ``witness`` is seen."""
     global _witness, _seen
     # In this order: whoever looks after an interruption in between still misses the old witness.
@@ -193,12 +187,6 @@ def referrers(item: object) -> list[object]:
     """Every object that refers to ``item``, those that had been set aside among them."""
     give_back()  # the collector shows none of what is frozen
     return gc.get_referrers(item)
-
-
-def notes(kind: type) -> dict[object, Note]:
-    """What others remember of the objects of a kind, just as long as these are remembered here."""
-    seen = _seen.get(kind)
-    return {} if seen is None else seen.notes
 
 
 #: A number that no other living object has. ``id`` raises an audit event: once somebody has a hook for those,

@@ -97,11 +97,38 @@ CHANGES: list[Callable[[torch.Tensor], None]] = [
 def test_the_same_tensors_over_the_same_storages_are_known() -> None:
     tensors = row()
     known = learnt(tensors)
-    under = known.under(0, tensors)
-    assert under is not None
-    assert under.keys == keys(tensors)
-    assert under.labels == ["float32 [3]", "float32 [4]", "float32 [5]", "float32 [6]"]
-    assert under.sizes == [12, 16, 20, 24]
+    assert known.same(0, tensors) == [tensor.untyped_storage() for tensor in tensors]
+    settled = known.settled()
+    assert settled.pick("abcd") == list("abcd")
+    assert settled.keys == keys(tensors)
+    assert settled.labels == ["float32 [3]", "float32 [4]", "float32 [5]", "float32 [6]"]
+    assert settled.sizes == [12, 16, 20, 24]
+
+
+def test_what_follows_has_each_storage_of_the_device_once() -> None:
+    tensors = row()
+    known = Known()
+    described = plain([*tensors, tensors[2].view(5, 1), torch.empty(0)])
+    assert described is not None
+    known.learn(0, tensors * 2, Under.of(*described, [True, False, True, True, True, True]))
+    assert known.settled().pick("abcdef") == ["a", "c", "d"]
+    assert known.settled().sizes == [12, 20, 24]
+    known.keep([False, True, False, True, True, True])
+    assert known.settled().pick("bdef") == ["d", "e"]
+    assert known.settled().sizes == [24, 20]
+
+
+def test_what_follows_is_forgotten_with_the_first_row_that_changes() -> None:
+    tensors = row()
+    references = list(map(weakref.ref, (tensor.untyped_storage() for tensor in tensors)))
+    for change in (lambda known: known.keep([True] * 4), lambda known: learn(known, 2, tensors[2:3])):
+        known = learnt(tensors)
+        assert not known.covers(references)
+        known.cover(references)
+        assert known.covers(references)
+        assert not known.covers(references[:3])
+        change(known)
+        assert not known.covers(references)
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=[change.__name__ for change in CHANGES])
@@ -109,12 +136,11 @@ def test_nothing_is_known_of_a_tensor_that_changed(change: Callable[[torch.Tenso
     tensors = row()
     known = learnt(tensors)
     change(tensors[1])
-    assert known.under(0, tensors) is None
-    assert known.under(2, tensors[2:]) is not None
+    assert known.same(0, tensors) is None
+    assert known.same(2, tensors[2:]) is not None
     learn(known, 0, tensors)
-    under = known.under(0, tensors)
-    assert under is not None
-    assert under.keys == keys(tensors)
+    assert known.same(0, tensors) is not None
+    assert known.settled().keys == keys(tensors)
 
 
 def test_a_known_tensor_does_not_become_another_one() -> None:
@@ -126,7 +152,7 @@ def test_a_known_tensor_does_not_become_another_one() -> None:
         torch.utils.swap_tensors(tensors[1], torch.eye(4).to_sparse())
     with pytest.raises(RuntimeError, match="incompatible"):
         tensors[1].data = torch.eye(4).to_sparse()
-    assert known.under(0, tensors) is not None
+    assert known.same(0, tensors) is not None
     del references
 
 
@@ -161,13 +187,12 @@ def test_those_behind_one_that_is_gone_are_known_where_they_are_now() -> None:
     known.keep([True, False, True, True])
     tensors.append(torch.ones(7))
     assert len(known) == 3
-    under = known.under(0, tensors[:3])
-    assert under is not None
-    assert under.keys == keys(tensors[:3])
-    assert known.under(0, tensors) is None
+    assert known.same(0, tensors[:3]) is not None
+    assert known.settled().keys == keys(tensors[:3])
+    assert known.same(0, tensors) is None
     learn(known, 3, tensors[3:])
     assert len(known) == 4
-    assert known.under(0, tensors) is not None
+    assert known.same(0, tensors) is not None
 
 
 def test_what_is_not_plain_is_asked_every_time() -> None:
@@ -175,14 +200,14 @@ def test_what_is_not_plain_is_asked_every_time() -> None:
     known = Known()
     known.learn(0, tensors, None)
     assert len(known) == len(tensors)
-    assert known.under(0, tensors) is None
+    assert known.same(0, tensors) is None
 
 
 def test_nothing_is_kept_alive() -> None:
     tensors = row()
     traces = [weakref.ref(item) for item in (*tensors, *(tensor.untyped_storage() for tensor in tensors))]
     known = learnt(tensors)
-    assert known.under(0, tensors) is not None
+    assert known.same(0, tensors) is not None
     del tensors
     assert not any(trace() is not None for trace in traces)
 
@@ -194,9 +219,27 @@ def test_a_look_that_is_interrupted_leaves_nothing_half_known() -> None:
     trap = torch.ones(1234)
     with pytest.raises(KeyboardInterrupt):
         sweep(device)
-    assert device not in heap.notes(torch.Tensor)
+    assert device not in heap._seen[torch.Tensor].notes
     del trap
     after = torch.ones(1235)
     for _ in range(2):
         found = sweep(device)
         assert [found.sizes.count(tensor.nbytes) for tensor in (before, after)] == [1, 1]
+
+
+def test_a_storage_that_no_tensor_is_over_any_more_is_found() -> None:
+    device = CpuDevice(DeviceName("cpu", None))
+    tensor, bare = torch.ones(1238), []
+    for _ in range(3):
+        assert sweep(device).sizes.count(tensor.nbytes) == 1
+    bare.append(torch.UntypedStorage(12391))
+    for _ in range(3):
+        assert sweep(device).sizes.count(12391) == 1
+    bare.append(tensor.untyped_storage())
+    tensor.set_()  # type: ignore[call-overload]
+    for _ in range(3):
+        found = sweep(device)
+        assert found.labels[found.keys.index(bare[1]._cdata)] == "a bare storage"
+    del found
+    bare.clear()
+    assert not {12391, 4 * 1238} & set(sweep(device).sizes)
