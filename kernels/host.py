@@ -30,6 +30,8 @@ _MADV_POPULATE_WRITE = 23
 _MADV_COLLAPSE = 25
 _PR_SET_THP_DISABLE = 41
 _PR_GET_THP_DISABLE = 42
+#: For less memory, hundreds of vectors say, asking and putting together takes longer than its page faults.
+_WORTH_ASKING_BYTES = 2 * HUGE_PAGE_BYTES
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -88,9 +90,9 @@ class HugePages:
         Address and bytes of each; all of it is overwritten soon.
     """
 
-    def __init__(self, ranges: Iterable[tuple[int, int]]) -> None:
+    def __init__(self, ranges: Sequence[tuple[int, int]]) -> None:
         self._torn: set[int] = set()
-        if not _huge_pages_are_allowed():
+        if sum(nbytes for _, nbytes in ranges) < _WORTH_ASKING_BYTES or not _huge_pages_are_allowed():
             return
         filled: Counter[int] = Counter()
         edges: set[int] = set()

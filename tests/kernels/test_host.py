@@ -95,6 +95,16 @@ def test_blocks_with_an_edge_are_put_together_once(monkeypatch: pytest.MonkeyPat
     assert kernel.asked[2:] == [(host._MADV_COLLAPSE, torn, 1) for torn in (10, 11, 12, 14, 18)]
 
 
+def test_for_little_memory_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel, most = Kernel(), host._WORTH_ASKING_BYTES
+    monkeypatch.setattr(host, "_libc", kernel)
+    monkeypatch.setattr(host, "_huge_pages_are_allowed", lambda: True)
+    HugePages([(most, most // 2), (3 * most, most // 2 - 1)]).ready(most, most)
+    assert not kernel.asked
+    HugePages([(most, most // 2), (3 * most, most // 2)])
+    assert kernel.asked
+
+
 def test_where_the_machine_forbids_huge_pages_none_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = Kernel()
     monkeypatch.setattr(host, "_libc", kernel)
