@@ -41,7 +41,8 @@ def open_checked(path: Path, flags: int = os.O_RDONLY) -> int:
     except OSError as error:
         if is_full(error):
             raise _no_room(path) from error
-        raise RefusedSnapshotError(f"cannot open {path}: {error.strerror}", _REMEDY) from error
+        cause = "it is a symbolic link" if error.errno == errno.ELOOP else error.strerror
+        raise RefusedSnapshotError(f"cannot open {path}: {cause}", _REMEDY) from error
     problem = _problem(os.fstat(descriptor))
     if problem:
         os.close(descriptor)

@@ -24,6 +24,8 @@ from .dtypes import DTYPES
 from .layout import CHUNK_BYTES, PAGE_BYTES, Layout, StorageSpec, TensorSpec, align, columns
 
 VERSION = 2
+#: What to do about a snapshot of another one.
+OTHER_VERSION = f"this gpuslice reads GSNP/{VERSION} only: use the version that wrote it"
 RECORD_BYTES = 4096
 HEADER_LIMIT_BYTES = 64 << 20
 METADATA_LIMIT_BYTES = 64 << 20
@@ -108,7 +110,7 @@ class Record:
             raise CorruptSnapshotError("the commit record does not match its own checksum")
         _, version, *fields = _RECORD.unpack_from(data)
         if version != VERSION:
-            raise RefusedSnapshotError(f"the record has version {version}", f"this is GSNP/{VERSION}")
+            raise RefusedSnapshotError(f"the record has version {version}", OTHER_VERSION)
         record = cls._from_fields(fields)
         if record.encode() != data:
             raise CorruptSnapshotError("the commit record has bits set that mean nothing")

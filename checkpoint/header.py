@@ -21,7 +21,15 @@ import numpy as np
 from gpuslice.errors import CorruptSnapshotError, RefusedSnapshotError, UsageError
 
 from .dtypes import DTYPES
-from .format import HEADER_LIMIT_BYTES, RECORD_BYTES, VERSION, Record, StorageRow, check_tensors
+from .format import (
+    HEADER_LIMIT_BYTES,
+    OTHER_VERSION,
+    RECORD_BYTES,
+    VERSION,
+    Record,
+    StorageRow,
+    check_tensors,
+)
 from .layout import PAGE_BYTES, Layout, Placement, TensorSpec, align, columns, place
 
 _PREFIX = b'{"__metadata__":{"format":"pt","gsnp":"%d","record":"'
@@ -226,7 +234,7 @@ def decode_preamble(data: bytes) -> tuple[int, int]:
     if len(data) != PREAMBLE_BYTES or not text.startswith(head):
         raise CorruptSnapshotError("this is not a whole GSNP snapshot: its header is missing or torn")
     if text != mark:
-        raise RefusedSnapshotError("this snapshot has another version", f"this is GSNP/{VERSION}")
+        raise RefusedSnapshotError("this snapshot has another version", OTHER_VERSION)
     payload = 8 + int.from_bytes(data[:8], "little")
     digits = data[8 + len(mark) :]
     if not digits.isdigit() or payload > HEADER_LIMIT_BYTES or payload % PAGE_BYTES:
