@@ -1,45 +1,35 @@
-"""Memory for a state's large storages, apart from all else that the process allocates.
+"""Memory for a state's storages, apart from all else that the process allocates.
 
 glibc serves a thread from an arena of its own, which consists of heaps of 64 MiB. What one thread alone takes
 there lies together: no small object of Python's or torch's, living on between two storages, keeps a huge page
-from being whole, and giving the memory back is unmapping heaps. So large storages are taken in a thread that
-takes little else. Another C library, or a thread that shares its arena, gives memory all the same, in pieces.
-Why small ones are not is said in docs/decisions/host-copies.md.
+from being whole, and giving the memory back is unmapping heaps. So all but small storages are taken in a
+thread that takes little else. Another C library, or a thread that shares its arena, gives memory all the
+same, in pieces. What becomes of the place where they were made is said in ``mainheap``.
 """
 
 from __future__ import annotations
 
-import ctypes
-import functools
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
-from . import copying
-from .host import ask_for_huge_pages
+from . import copying, mainheap, malloc
+from .host import HUGE_PAGE_BYTES, ask_for_huge_pages, collapse
 
-#: From this size on a storage is taken apart.
-LARGE_BYTES = 1 << 20
+#: From this size on a storage is taken apart; smaller ones are many, and few bytes.
+LARGE_BYTES = malloc.USUAL_BYTES
 #: glibc's ``HEAP_MAX_SIZE`` on 64-bit machines; a heap begins at a multiple of it.
 HEAP_BYTES = 64 << 20
 #: Where in a heap the first storage begins at the latest: behind the arena's own data, in its first heap.
 _HEAD_BYTES = 64 << 10
-#: Of mallopt(3).
-_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
 #: The most to which glibc by itself raises the size from which a piece is a mapping of its own, and the free
 #: memory at a heap's end that it keeps: those of a program that has once freed so large a piece.
 _MAPPED_BYTES, _KEPT_BYTES = 32 << 20, 64 << 20
-#: What a heap's end keeps, and what it grows by beyond what is asked for, if nobody says anything else.
-_USUAL_BYTES = 128 << 10
-
-_libc = ctypes.CDLL(None)
-_libc.sbrk.restype = ctypes.c_ssize_t
 
 _Sized = TypeVar("_Sized", bound=tuple[Any, ...])
+_begun: list[int] = []
 
 
 def by_size(wanted: Sequence[_Sized]) -> tuple[list[_Sized], list[_Sized]]:
@@ -56,6 +46,7 @@ def take_apart(take: Callable[[list[_Sized]], None], large: list[_Sized]) -> Non
     BaseException
         What ``take`` raises, or what arrived.
     """
+    _begun.clear()
     if not large:
         return
     failures: list[BaseException] = []
@@ -68,7 +59,7 @@ def take_apart(take: Callable[[list[_Sized]], None], large: list[_Sized]) -> Non
             failures.append(error)
 
     (thread,) = copying.others(work, 2)
-    with _whole_heaps():
+    with _whole_heaps(sum(nbytes for _, nbytes, *_ in large)):
         try:
             thread.start()
         except RuntimeError:  # the system gives no more threads
@@ -85,65 +76,27 @@ def give(storage: torch.UntypedStorage, nbytes: int) -> None:
     storage.resize_(nbytes)
     start = storage.data_ptr() % HEAP_BYTES
     if start < _HEAD_BYTES and nbytes >= LARGE_BYTES:
-        ask_for_huge_pages(storage.data_ptr(), HEAP_BYTES - start)
+        heap = storage.data_ptr() - start
+        ask_for_huge_pages(heap, HEAP_BYTES)
+        collapse(heap, HUGE_PAGE_BYTES)  # malloc has written to it
+        _begun.append(heap)
+
+
+def begun() -> list[int]:
+    """Where the heaps begin that were begun since the last `take_apart` began: all of them in huge pages."""
+    return _begun
 
 
 @contextmanager
-def _whole_heaps() -> Iterator[None]:
+def _whole_heaps(nbytes: int) -> Iterator[None]:
     """Meanwhile a heap is made as large as it can be, so that no header is written where it ends for now."""
-    if may_set():
-        _set(_M_MMAP_THRESHOLD, _MAPPED_BYTES)
-        _set(_M_TRIM_THRESHOLD, _KEPT_BYTES)
-        _widen_main_heap()
-    with _meanwhile(_M_TOP_PAD, HEAP_BYTES, _USUAL_BYTES):
+    if malloc.may_set():
+        malloc.tell(malloc.MMAP_THRESHOLD, _MAPPED_BYTES)
+        mainheap.settle(nbytes)
+    with malloc.meanwhile(malloc.TOP_PAD, HEAP_BYTES, malloc.USUAL_BYTES):
         yield
 
 
 def emptied_heaps() -> AbstractContextManager[None]:
     """Meanwhile what becomes free at the end of a heap is given back to the kernel."""
-    return _meanwhile(_M_TRIM_THRESHOLD, _USUAL_BYTES, _KEPT_BYTES)
-
-
-@contextmanager
-def _meanwhile(parameter: int, nbytes: int, afterwards_bytes: int) -> Iterator[None]:
-    """Have malloc set up so, if it may be."""
-    if not may_set():
-        yield
-        return
-    try:
-        _set(parameter, nbytes)
-        yield
-    finally:
-        _set(parameter, afterwards_bytes)
-
-
-def _widen_main_heap() -> None:
-    """Have the heap of all other threads' arena, as far as it reaches now, come in huge pages.
-
-    Gradients come and go there from now on, a third of a state, where the state has left holes: in small
-    pages a suspend would take ten times as long to give them back.
-    """
-    start = _main_heap_start()
-    if start:
-        ask_for_huge_pages(start, _libc.sbrk(0) - start)
-
-
-@functools.cache
-def _main_heap_start() -> int:
-    """Its address; 0 without one."""
-    for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines():
-        if line.endswith("[heap]"):
-            return int(line.partition("-")[0], 16)
-    return 0
-
-
-def _set(parameter: int, nbytes: int) -> None:
-    _libc.mallopt(parameter, nbytes)
-
-
-@functools.cache
-def may_set() -> bool:
-    """Whether the C library is told anything: not if it is another one, or somebody has set it up himself."""
-    tuned = any(name.startswith("MALLOC_") for name in os.environ)
-    tuned = tuned or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "")
-    return not tuned and hasattr(_libc, "mallopt")
+    return malloc.meanwhile(malloc.TRIM_THRESHOLD, malloc.USUAL_BYTES, _KEPT_BYTES)

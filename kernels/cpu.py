@@ -14,7 +14,7 @@ import torch
 from gpuslice.errors import DeviceMemoryError, EnvironmentUnusableError
 from gpuslice.types import DeviceName
 
-from . import copying, sums, uncached
+from . import copying, mainheap, malloc, sums, uncached
 from .apart import by_size, emptied_heaps, give, take_apart
 from .copying import Inspector, Marks, Pairs, Wanted
 from .device import DeviceMemory, Hold, Way
@@ -27,7 +27,6 @@ from .host import (
     overlapping,
     resident_anonymous_bytes,
     small_pages,
-    trim_heap,
     whole_pages,
 )
 from .slots import check_slot
@@ -137,6 +136,7 @@ class CpuDevice:
 
     def free(self, storages: Sequence[torch.UntypedStorage]) -> None:
         self._steady.forget()
+        mainheap.leave(storages)
         with emptied_heaps():
             for storage in storages:
                 storage.resize_(0)
@@ -191,7 +191,7 @@ class CpuDevice:
         return storages
 
     def release_caches(self) -> None:
-        trim_heap()
+        malloc.trim()
 
     @property
     def registrations(self) -> int:

@@ -138,10 +138,10 @@ class Filling:
         """Its memory has been taken: it may be filled."""
         if self._copier is None:
             return
-        ranges = [(storage.data_ptr(), nbytes) for storage, nbytes, _ in portion]
-        table = np.array(ranges, np.uint64)
-        HugePages(ranges).all_ready(table)
+        table = np.array([(storage.data_ptr(), nbytes) for storage, nbytes, _ in portion], np.uint64)
         addresses, sizes = table.T
+        elsewhere = table[~np.isin(addresses - addresses % apart.HEAP_BYTES, apart.begun())]
+        HugePages(elsewhere.tolist()).all_ready(elsewhere)
         targets = np.repeat(addresses, -(-sizes.astype(np.int64) // copying.CHUNK_BYTES))
         self._chunks[self._ready : self._ready + len(targets), sums.TARGET] += targets
         self._ready += len(targets)

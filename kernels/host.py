@@ -217,18 +217,6 @@ def drop_pages(address: int, nbytes: int) -> None:
         raise OSError(number, f"madvise({first:#x}, {length}, MADV_DONTNEED) failed")
 
 
-@functools.cache
-def _malloc_trim() -> ctypes._NamedFuncPointer | None:
-    return getattr(_libc, "malloc_trim", None)  # glibc has it, musl does not
-
-
-def trim_heap() -> None:
-    """Make the C allocator return freed pages to the kernel, also those below the heap's top."""
-    trim = _malloc_trim()
-    if trim is not None:
-        trim(0)
-
-
 @dataclass(frozen=True, slots=True)
 class _Mapping:
     start: int
