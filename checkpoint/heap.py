@@ -41,6 +41,7 @@ class Note(Protocol):
 
     def references(self) -> Iterable[object]:
         """The weak references by which it knows other objects."""
+        ...
 
 
 @dataclass(slots=True)
