@@ -59,7 +59,7 @@ def take_apart(take: Callable[[list[_Sized]], None], large: list[_Sized]) -> Non
             failures.append(error)
 
     (thread,) = copying.others(work, 2)
-    with _whole_heaps(sum(nbytes for _, nbytes, *_ in large)):
+    with _whole_heaps([nbytes for _, nbytes, *_ in large]):
         try:
             thread.start()
         except RuntimeError:  # the system gives no more threads
@@ -78,7 +78,8 @@ def give(storage: torch.UntypedStorage, nbytes: int) -> None:
     if start < _HEAD_BYTES and nbytes >= LARGE_BYTES:
         heap = storage.data_ptr() - start
         ask_for_huge_pages(heap, HEAP_BYTES)
-        collapse(heap, HUGE_PAGE_BYTES)  # malloc has written to it
+        for header in (heap, storage.data_ptr() + nbytes):  # malloc has written there
+            collapse(header - header % HUGE_PAGE_BYTES, HUGE_PAGE_BYTES)
         _begun.append(heap)
 
 
@@ -88,11 +89,11 @@ def begun() -> list[int]:
 
 
 @contextmanager
-def _whole_heaps(nbytes: int) -> Iterator[None]:
+def _whole_heaps(sizes: Sequence[int]) -> Iterator[None]:
     """Meanwhile a heap is made as large as it can be, so that no header is written where it ends for now."""
     if malloc.may_set():
         malloc.tell(malloc.MMAP_THRESHOLD, _MAPPED_BYTES)
-        mainheap.settle(nbytes)
+        mainheap.settle(sizes)
     with malloc.meanwhile(malloc.TOP_PAD, HEAP_BYTES, malloc.USUAL_BYTES):
         yield
 

@@ -14,7 +14,7 @@ import torch
 from gpuslice.errors import DeviceMemoryError, EnvironmentUnusableError
 from gpuslice.types import DeviceName
 
-from . import copying, mainheap, malloc, sums, uncached
+from . import copying, malloc, sums, uncached
 from .apart import by_size, emptied_heaps, give, take_apart
 from .copying import Inspector, Marks, Pairs, Wanted
 from .device import DeviceMemory, Hold, Way
@@ -136,7 +136,6 @@ class CpuDevice:
 
     def free(self, storages: Sequence[torch.UntypedStorage]) -> None:
         self._steady.forget()
-        mainheap.leave(storages)
         with emptied_heaps():
             for storage in storages:
                 storage.resize_(0)
