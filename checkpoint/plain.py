@@ -14,9 +14,11 @@ from typing import Any
 
 import torch
 
+from gpuslice.errors import RefusedSnapshotError
+
 from .describe import is_plain
 from .layout import TensorColumns, columns
-from .nodes import TensorNode
+from .nodes import SparseNode, TensorNode
 from .source import Maker, Source
 
 Loads = Callable[[Maker], list[torch.Tensor]]
@@ -32,8 +34,17 @@ def alike(tensors: TensorColumns, lives: Sequence[torch.Tensor]) -> list[bool]:
 
 
 def into(source: Source, nodes: Sequence[TensorNode], lives: Sequence[torch.Tensor]) -> Loads:
-    """A function that loads entries into live tensors that are `alike`, with their gradients."""
+    """A function that loads entries into live tensors that are `alike`, with their gradients.
+
+    Raises
+    ------
+    RefusedSnapshotError
+        If a tensor cannot have the gradient that was saved of it.
+    """
     specs = source.specs(nodes)
+    for node, live in zip(nodes, lives, strict=True):
+        if node.grad is not None and live.is_leaf:
+            _check_gradient(source, node, node.grad, live)
 
     def load(maker: Maker) -> list[torch.Tensor]:
         source.copy_into(lives, specs)
@@ -79,6 +90,20 @@ def fits(source: Source, nodes: Sequence[TensorNode], lives: Sequence[Any]) -> l
     same_strides = map(eq, map(torch.Tensor.stride, those), tensors.strides)
     same = map(and_, alike(tensors, those), same_strides)
     return [fit and next(same) for fit in able]
+
+
+def _check_gradient(
+    source: Source, node: TensorNode, gradient: TensorNode | SparseNode, live: torch.Tensor
+) -> None:
+    values = source.spec(gradient if isinstance(gradient, TensorNode) else gradient.parts[-1])
+    shape = values.shape if isinstance(gradient, TensorNode) else gradient.shape
+    # Later versions of torch let a script say what its gradients are; `None`: anything.
+    wanted = getattr(live, "grad_dtype", live.dtype)
+    if shape != live.shape or wanted not in (None, _of_torch(values.dtype)):
+        raise RefusedSnapshotError(
+            f"{source.spec(node).path} was saved with a gradient of {values.dtype} {list(shape)}, "
+            "which it cannot have"
+        )
 
 
 def _complete(source: Source, node: TensorNode, live: torch.Tensor, maker: Maker) -> None:
