@@ -24,11 +24,9 @@ LARGE_BYTES = malloc.USUAL_BYTES
 HEAP_BYTES = 64 << 20
 #: Where in a heap the first storage begins at the latest: behind the arena's own data, in its first heap.
 _HEAD_BYTES = 64 << 10
-#: The most to which glibc by itself raises the size from which a piece is a mapping of its own, and the free
-#: memory at a heap's end that it keeps: those of a program that has once freed so large a piece.
-_MAPPED_BYTES, _KEPT_BYTES = 32 << 20, 64 << 20
 
 _Sized = TypeVar("_Sized", bound=tuple[Any, ...])
+#: As `begun` says.
 _begun: list[int] = []
 
 
@@ -92,7 +90,7 @@ def begun() -> list[int]:
 def _whole_heaps(sizes: Sequence[int]) -> Iterator[None]:
     """Meanwhile a heap is made as large as it can be, so that no header is written where it ends for now."""
     if malloc.may_set():
-        malloc.tell(malloc.MMAP_THRESHOLD, _MAPPED_BYTES)
+        malloc.tell(malloc.MMAP_THRESHOLD, malloc.MAPPED_BYTES)
         mainheap.settle(sizes)
     with malloc.meanwhile(malloc.TOP_PAD, HEAP_BYTES, malloc.USUAL_BYTES):
         yield
@@ -100,4 +98,4 @@ def _whole_heaps(sizes: Sequence[int]) -> Iterator[None]:
 
 def emptied_heaps() -> AbstractContextManager[None]:
     """Meanwhile what becomes free at the end of a heap is given back to the kernel."""
-    return malloc.meanwhile(malloc.TRIM_THRESHOLD, malloc.USUAL_BYTES, _KEPT_BYTES)
+    return malloc.meanwhile(malloc.TRIM_THRESHOLD, malloc.USUAL_BYTES, malloc.KEPT_BYTES)

@@ -17,8 +17,6 @@ from .host import ask_for_huge_pages
 #: Holes are plugged by pieces of these sizes, larger ones by several; each is about 0.84 of the one before.
 #: Smaller holes are left: plugging one may take a page, and small pieces go into them all the same.
 _SIZES = [int(2 ** (quarter / 4)) for quarter in range(4 * 26, 4 * 17 - 1, -1)]
-#: What the free end keeps at least: what glibc itself comes to once a program has freed a piece of 32 MiB.
-_KEPT_BYTES = 64 << 20
 #: A piece larger than nearly all holes, and how many are asked for at most until the end has moved. For a
 #: state that is smaller than one nothing is done.
 _PIECE_BYTES, _MOST_PIECES = 16 << 20, 8
@@ -33,7 +31,7 @@ def settle(sizes: Sequence[int]) -> None:
     """
     global _plugged
     nbytes = sum(sizes)
-    malloc.tell(malloc.TRIM_THRESHOLD, min(_KEPT_BYTES + 2 * nbytes, malloc.MOST_BYTES))
+    malloc.tell(malloc.TRIM_THRESHOLD, min(malloc.KEPT_BYTES + 2 * nbytes, malloc.MOST_BYTES))
     if nbytes < _PIECE_BYTES or not malloc.main_heap_start():
         return
     if not _plugged:

@@ -17,6 +17,9 @@ TRIM_THRESHOLD, TOP_PAD, MMAP_THRESHOLD = -1, -2, -3
 #: What the free end of a heap keeps, what a heap grows by beyond what is asked for, and from which size on a
 #: piece is a mapping of its own, if nobody says anything else.
 USUAL_BYTES = 128 << 10
+#: The most to which it raises the last and the first of these by itself: those of a program that has once
+#: freed a piece of 32 MiB.
+MAPPED_BYTES, KEPT_BYTES = 32 << 20, 64 << 20
 #: The most that it can be told.
 MOST_BYTES = (1 << 31) - 1
 
