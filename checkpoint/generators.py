@@ -17,7 +17,7 @@ from gpuslice.errors import RefusedSnapshotError
 Generator = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
 GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 #: What the libraries raise when they are given something that is no state of theirs.
-_NO_STATE = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+NO_STATE = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 #: Words of a Mersenne Twister, and bytes of a state of torch's.
 _WORDS, _TORCH_BYTES = 624, 5056
 #: What holds no generator of a loader's.
@@ -80,7 +80,7 @@ def check_generator_state(generator: Generator, state: Any, path: str) -> None:
     library, _ = generator_state(trial)
     try:
         set_generator_state(trial, state)
-    except _NO_STATE as error:
+    except NO_STATE as error:
         raise RefusedSnapshotError(f"{path} was saved with no {library} state: {error}") from error
     flaw = _flaw(library, generator_state(trial)[1])
     if flaw:

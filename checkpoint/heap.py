@@ -26,6 +26,11 @@ from typing import Any, Protocol
 _CAN_SET_ASIDE = sys.implementation.name == "cpython" and sys.version_info < (3, 14)
 
 
+#: A number that no other living object has. ``id`` raises an audit event: once somebody has a hook for those,
+#: as lazy resumes do, it takes three to four times as long.
+identity: Callable[[object], int] = object.__hash__
+
+
 class _Witness:
     """An object that must be seen in every look at the heap; if it is not, the script froze the heap.
 
@@ -38,6 +43,7 @@ class Note(Protocol):
 
     def keep(self, alive: Sequence[bool]) -> None:
         """Of the kind's objects only these are left."""
+        ...
 
     def references(self) -> Iterable[object]:
         """The weak references by which it knows other objects."""
@@ -53,7 +59,7 @@ class Kind:
     references
         Of all that live, and of some that are gone; the oldest first.
     ids
-        Likewise.
+        Likewise, by `identity`.
     """
 
     types: frozenset[type]
@@ -64,12 +70,12 @@ class Kind:
     def add(self, objects: list[object]) -> None:
         """Those of its types."""
         found = _of(objects, self.types)
-        if not self.ids.isdisjoint(map(id, found)):
+        if not self.ids.isdisjoint(map(identity, found)):
             # Thawed meanwhile, and so found again; or made where one was that is gone.
-            known = set(map(id, self.alive()))
-            found = [item for item in found if id(item) not in known]
+            known = set(map(identity, self.alive()))
+            found = [item for item in found if identity(item) not in known]
         self.references += map(weakref.ref, found)
-        self.ids.update(map(id, found))
+        self.ids.update(map(identity, found))
 
     def alive(self) -> list[Any]:
         """Those that live."""
@@ -81,7 +87,7 @@ class Kind:
             objects = list(compress(objects, alive))
             self.references = list(compress(self.references, alive))
             if len(self.ids) > 2 * len(objects):
-                self.ids = set(map(id, objects))
+                self.ids = set(map(identity, objects))
             for note in notes.values():
                 note.keep(alive)
             self.notes = notes
@@ -188,11 +194,6 @@ def referrers(item: object) -> list[object]:
     """Every object that refers to ``item``, those that had been set aside among them."""
     give_back()  # the collector shows none of what is frozen
     return gc.get_referrers(item)
-
-
-#: A number that no other living object has. ``id`` raises an audit event: once somebody has a hook for those,
-#: as lazy resumes do, it takes three to four times as long.
-identity: Callable[[object], int] = object.__hash__
 
 
 def own_references() -> Mapping[int, int]:

@@ -15,7 +15,7 @@ import torch
 
 from gpuslice.errors import RefusedSnapshotError
 
-from .generators import check_generator_state
+from .generators import NO_STATE, check_generator_state
 
 
 def capture() -> dict[str, object]:
@@ -49,7 +49,7 @@ def check(states: Any, gpus: Mapping[int, int]) -> None:
     """
     try:
         own, numpy, cpu, cuda = _unpacked(states, gpus)
-    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+    except NO_STATE as error:
         raise RefusedSnapshotError(f"the process's random states cannot be used: {error}") from error
     check_generator_state(random.Random(), own, "the process")
     check_generator_state(np.random.RandomState(), numpy, "the process")

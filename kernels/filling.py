@@ -140,7 +140,9 @@ class Filling:
             return
         table = np.array([(storage.data_ptr(), nbytes) for storage, nbytes, _ in portion], np.uint64)
         addresses, sizes = table.T
-        elsewhere = table[~np.isin(addresses - addresses % apart.HEAP_BYTES, apart.begun())]
+        # The others lie in heaps that come in huge pages as they are.
+        whole = np.array(apart.begun(), np.uint64)
+        elsewhere = table[~np.isin(addresses - addresses % apart.HEAP_BYTES, whole)]
         HugePages(elsewhere.tolist()).all_ready(elsewhere)
         targets = np.repeat(addresses, -(-sizes.astype(np.int64) // copying.CHUNK_BYTES))
         self._chunks[self._ready : self._ready + len(targets), sums.TARGET] += targets

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from . import malloc
 from .host import ask_for_huge_pages
 
-#: Holes are plugged by pieces of these sizes, larger ones by several; each is about 0.84 of the one before.
+#: Holes are plugged by pieces of 64 MiB to 128 KiB, larger ones by several; each is about 0.84 of the last.
 #: Smaller holes are left: plugging one may take a page, and small pieces go into them all the same.
 _SIZES = [int(2 ** (quarter / 4)) for quarter in range(4 * 26, 4 * 17 - 1, -1)]
 #: A piece larger than nearly all holes, and how many are asked for at most until the end has moved. For a

@@ -36,6 +36,10 @@ class _Books(ctypes.Structure):
     _fields_ = [(f"_{number}", ctypes.c_size_t) for number in range(9)] + [("keepcost", ctypes.c_size_t)]
 
 
+if hasattr(_libc, "mallinfo2"):
+    _libc.mallinfo2.restype = _Books
+
+
 @functools.cache
 def may_set() -> bool:
     """Whether it is told anything."""
@@ -95,6 +99,5 @@ def main_heap_end() -> int:
 
 def free_end_bytes() -> int:
     """How much of the main heap's end is free (its "top"); glibc's only."""
-    _libc.mallinfo2.restype = _Books
     end_bytes: int = _libc.mallinfo2().keepcost
     return end_bytes
