@@ -5,6 +5,9 @@ from __future__ import annotations
 import threading
 from typing import Protocol
 
+#: Threads of gpuslice's carry names that begin so (``gpuslice.threads``).
+_OWN_PREFIX = "gpuslice-"
+
 
 class Gate(Protocol):
     """Stops the process's other threads while the job is parked."""
@@ -35,7 +38,8 @@ class NoGate:
 
     @property
     def alone(self) -> bool:
-        return threading.active_count() == 1
+        others = (thread for thread in threading.enumerate() if thread is not threading.current_thread())
+        return all(thread.name.startswith(_OWN_PREFIX) for thread in others)
 
     def close(self) -> None:
         """There is nobody to stop."""

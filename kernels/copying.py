@@ -237,7 +237,7 @@ def copy_in_at(
             expected, past_caches = inspect.expected if inspect else None, are_past_caches(places)
 
             def copy_many(portion: _Rows) -> None:
-                pages.all_ready(portion[:, [sums.TARGET, sums.BYTES]])
+                pages.all_ready(portion[:, [sums.TARGET, sums.BYTES]].tolist())
                 copier.copy_expected(portion, expected, past_caches)
 
             chunks = incoming(places, arena, expected)

@@ -164,21 +164,20 @@ class CpuDevice:
 
         Checks first what the host has left: Linux promises memory that is not there, and kills later.
         """
-        missing_bytes = sum(nbytes for storage, nbytes, *_ in wanted if storage.nbytes() != nbytes)
+        missing = [one for one in wanted if one[0].nbytes() != one[1]]
+        missing_bytes = sum(nbytes for _, nbytes, *_ in missing)
         if missing_bytes > psutil.virtual_memory().available:
             raise _out_of_memory(self.name, missing_bytes)
-        done: list[torch.UntypedStorage] = []
 
         def take(some: _Sizes | Wanted) -> None:
             for storage, nbytes, *_ in some:
                 if storage.nbytes() != nbytes:
-                    done.append(storage)
                     give(storage, nbytes)
 
         try:
             yield take
         except BaseException as error:
-            self.free(done)
+            self.free([storage for storage, *_ in missing])
             self.release_caches()
             if isinstance(error, RuntimeError):
                 raise _refused(self.name, missing_bytes) from error

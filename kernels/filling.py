@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 
-import numpy as np
-
 from . import apart, copying, sums
 from .copying import Expecting, Inspector, Want, Wanted
 from .host import HugePages
@@ -106,6 +104,7 @@ class Filling:
         self._places = [(0, offset, nbytes) for _, nbytes, offset in wanted]
         #: Without addresses yet: their targets are counted from the beginning of their storage.
         self._chunks = copying.incoming(self._places, arena, self._expected)
+        self._targets = self._chunks[:, sums.TARGET].data
         self._advance = sums.Advance(len(self._chunks))
         self._ready = 0
         self._past_caches = copying.are_past_caches(self._places)
@@ -138,15 +137,16 @@ class Filling:
         """Its memory has been taken: it may be filled."""
         if self._copier is None:
             return
-        table = np.array([(storage.data_ptr(), nbytes) for storage, nbytes, _ in portion], np.uint64)
-        addresses, sizes = table.T
+        # Without NumPy: it keeps small pieces of memory for later, here some of the state's heaps.
+        taken = [(storage.data_ptr(), nbytes) for storage, nbytes, _ in portion]
         # The others lie in heaps that come in huge pages as they are.
-        whole = np.array(apart.begun(), np.uint64)
-        elsewhere = table[~np.isin(addresses - addresses % apart.HEAP_BYTES, whole)]
-        HugePages(elsewhere.tolist()).all_ready(elsewhere)
-        targets = np.repeat(addresses, -(-sizes.astype(np.int64) // copying.CHUNK_BYTES))
-        self._chunks[self._ready : self._ready + len(targets), sums.TARGET] += targets
-        self._ready += len(targets)
+        whole = frozenset(apart.begun())
+        elsewhere = [one for one in taken if one[0] - one[0] % apart.HEAP_BYTES not in whole]
+        HugePages(elsewhere).all_ready(elsewhere)
+        for address, nbytes in taken:
+            for _ in range(-(-nbytes // copying.CHUNK_BYTES)):
+                self._targets[self._ready] += address
+                self._ready += 1
         self._copier.allow(self._advance, self._ready)
 
     def finish(self) -> Transfer:

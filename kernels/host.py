@@ -114,10 +114,10 @@ class HugePages:
                 self._torn.discard(block)
                 collapse(block * HUGE_PAGE_BYTES, HUGE_PAGE_BYTES)
 
-    def all_ready(self, ranges: np.ndarray[Any, Any]) -> None:
-        """The same for rows of address and bytes."""
+    def all_ready(self, ranges: Iterable[Sequence[int]]) -> None:
+        """The same for the address and bytes of each."""
         if self._torn:
-            for address, nbytes in ranges.tolist():
+            for address, nbytes in ranges:
                 self.ready(address, nbytes)
 
 

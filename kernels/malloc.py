@@ -22,6 +22,8 @@ USUAL_BYTES = 128 << 10
 MAPPED_BYTES, KEPT_BYTES = 32 << 20, 64 << 20
 #: The most that it can be told.
 MOST_BYTES = (1 << 31) - 1
+#: What a thread's own cache of freed pieces has room for (tcache, since glibc 2.26).
+_CACHED_SIZES, _CACHED_EACH = range(24, 1033, 16), 7
 
 _libc = ctypes.CDLL(None)
 _libc.sbrk.restype = ctypes.c_ssize_t
@@ -80,6 +82,16 @@ def take(nbytes: int) -> int:
 def give_back(address: int) -> None:
     """Free a piece."""
     _libc.free(address)
+
+
+def fill_cache() -> None:
+    """Have the calling thread's cache of freed pieces full, of pieces that lie together.
+
+    A thread keeps so many of each size for itself; heaps in which one of them lies cannot be given back.
+    """
+    if may_set():
+        for piece in [take(nbytes) for nbytes in _CACHED_SIZES for _ in range(_CACHED_EACH)]:
+            give_back(piece)
 
 
 @functools.cache

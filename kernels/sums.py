@@ -95,10 +95,13 @@ class Advance:
     ----------
     row
         ``struct advance``.
+    address
+        Where it is.
     """
 
     def __init__(self, chunks: int) -> None:
         self.row = np.array([0, 0, 0, chunks], np.uint64)
+        self.address: int = self.row.ctypes.data
 
     @property
     def damaged(self) -> int:
@@ -178,14 +181,14 @@ class Copier:
             len(chunks),
             _lows(expected),
             past_caches,
-            advance.row.ctypes.data,
+            advance.address,
             most_bytes,
         )
         return bool(more)
 
     def allow(self, advance: Advance, ready: int, *, over: bool = False) -> None:
         """Let the first ``ready`` chunks be copied; ``over``: nobody shall begin another one."""
-        self._allow(advance.row.ctypes.data, ready, over)
+        self._allow(advance.address, ready, over)
 
     def refuse_damaged(self, chunks: _Table, expected: Expected | None, advance: Advance) -> None:
         """Raise ``expected.damaged`` for the chunk that `copy_ready` has found to be something else."""

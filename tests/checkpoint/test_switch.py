@@ -240,13 +240,12 @@ def test_states_must_alternate(store: JobStore, job: Job) -> None:
 
 
 def test_without_a_gate_another_thread_means_not_alone() -> None:
-    assert NoGate().alone == (threading.active_count() == 1)
+    before = NoGate().alone
     stop = threading.Event()
-    thread = threading.Thread(target=stop.wait)
-    thread.start()
-    assert not NoGate().alone
+    for name, alone in (("gpuslice-of-ours", before), ("of-theirs", False)):
+        threading.Thread(target=stop.wait, name=name, daemon=True).start()
+        assert NoGate().alone == alone
     stop.set()
-    thread.join()
 
 
 def test_a_null_device_takes_the_time_of_its_cost_model_and_moves_nothing(store: JobStore, job: Job) -> None:
