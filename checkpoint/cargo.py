@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress, count, repeat
 from operator import attrgetter, is_, not_
 
-import msgspec
 import torch
 
 from gpuslice.errors import SuspendRefusedError
 from gpuslice.kernels import Device, Hold, Way
-from gpuslice.kernels.copying import Pairs
 from gpuslice.kernels.transfer import Transfer
 
 from .columns import Storages
@@ -24,15 +22,7 @@ from .snapshot import SnapshotFile
 from .undo import undoing
 from .writer import SnapshotWriter
 
-_storage, _way = attrgetter("storage"), attrgetter("way")
-
-
-class Item(msgspec.Struct, frozen=True, gc=False):
-    """A storage that is copied and then emptied; its number in the snapshot is its position."""
-
-    storage: torch.UntypedStorage
-    nbytes: int
-    way: Way
+_way, _cdata = attrgetter("way"), attrgetter("_cdata")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +31,12 @@ class Cargo:
 
     Attributes
     ----------
-    items
-        Copied and emptied.
+    storages
+        Copied and emptied, in columns of the same order; one's number in the snapshot is its position.
+    keys
+        Their ``_cdata``.
+    ways
+        How each is emptied.
     extras
         Named tensors' storages that are copied only, because they live elsewhere or stay resident.
     resident_bytes
@@ -50,20 +44,27 @@ class Cargo:
     """
 
     layout: Layout
-    items: tuple[Item, ...]
+    storages: Sequence[torch.UntypedStorage]
+    keys: Sequence[int]
+    ways: Sequence[Way]
     extras: tuple[torch.UntypedStorage, ...]
     tensors: tuple[TensorSpec, ...]
     resident_bytes: dict[str, int]
 
     @property
-    def emptied_bytes(self) -> int:
-        """Bytes that leave the device."""
-        return sum(item.nbytes for item in self.items)
+    def sizes(self) -> Sequence[int]:
+        """Bytes of each of the storages."""
+        return self.layout.sizes[: len(self.storages)]
 
     @property
-    def storages(self) -> list[torch.UntypedStorage]:
-        """The items' storages."""
-        return list(map(_storage, self.items))
+    def emptied_bytes(self) -> int:
+        """Bytes that leave the device."""
+        return sum(self.sizes)
+
+    def freed(self, at_least_bytes: int) -> dict[int, int]:
+        """Key and position of the storages of so many bytes that have no memory while they are away."""
+        rows = enumerate(zip(self.keys, self.sizes, self.ways, strict=True))
+        return {key: sid for sid, (key, size, way) in rows if size >= at_least_bytes and way is Way.FREED}
 
     def unaccounted_bytes(self, device: Device) -> int:
         """After `empty`: what the allocator still counts as live and no found storage explains."""
@@ -80,30 +81,39 @@ class Cargo:
         DeviceMemoryError
             If they do not fit.
         """
-        for item, spec in zip(self.items, self.layout.storages, strict=False):
-            if item.way is not Way.FREED:
+        for way, spec in zip(self.ways, self.layout.storages, strict=False):
+            if way is not Way.FREED:
                 raise SuspendRefusedError(
                     f"{spec.label} cannot move to {device.name}: its memory belongs to another library",
                     "resume on the device it was suspended from",
                 )
-        storages = device.allocate([item.nbytes for item in self.items])
-        items = [Item(s, item.nbytes, Way.FREED) for s, item in zip(storages, self.items, strict=True)]
-        return replace(self, items=tuple(items))
+        storages = device.allocate(self.sizes)
+        return replace(self, storages=storages, keys=list(map(_cdata, storages)))
 
     def copy_out(self, device: Device, writer: SnapshotWriter) -> Transfer:
         """Copy everything into the arena."""
         return writer.take(device, zip([*self.storages, *self.extras], writer.offsets, strict=True))
 
-    def empty(self, device: Device) -> None:
-        """Take the memory away from what was copied."""
-        empty(device, self.items)
+    def empty(self, device: Device, sids: Sequence[int] | None = None) -> None:
+        """Take the memory away from these, or from all; what is empty already stays so."""
+        for way, leave in ((Way.FREED, device.free), (Way.DISCARDED, device.discard)):
+            if sids is None:
+                leave(list(compress(self.storages, map(is_, self.ways, repeat(way)))))
+            else:
+                leave([self.storages[sid] for sid in sids if self.ways[sid] is way])
+        device.release_caches()
+
+    def reserve(self, device: Device, sids: Sequence[int], *, soon: bool = True) -> None:
+        """Take the memory of these back, all of it or none; ``DeviceMemoryError``."""
+        freed = (sid for sid in sids if self.ways[sid] is Way.FREED)
+        device.reserve([(self.storages[sid], self.layout.sizes[sid]) for sid in freed], soon=soon)
 
     def refill(
-        self, device: Device, snapshot: SnapshotFile, *, verify: bool, later: Container[int] = ()
+        self, device: Device, snapshot: SnapshotFile, *, verify: bool, later: Collection[int] = ()
     ) -> Callable[[], Transfer]:
-        """Take the memory back, all of it or none; return what copies the items' bytes to where they were.
+        """Take the memory back, all of it or none; return what copies the storages' bytes to where they were.
 
-        Storages whose ``_cdata`` is in ``later`` are left for `copy_in_later`.
+        Those whose keys are in ``later`` are left for `copy_in_later`.
 
         Raises
         ------
@@ -112,18 +122,19 @@ class Cargo:
         CorruptSnapshotError
             By the function: names a damaged storage.
         """
-        wanted = list(zip(self.storages, self.layout.sizes, snapshot.offsets, strict=False))
-        late = [item.storage._cdata in later for item in self.items]
-        first = list(compress(wanted, map(not_, late)))
+        wanted = list(zip(self.storages, self.sizes, snapshot.offsets, strict=False))
         proof = snapshot.proof() if verify else None
-        copy_in = device.refill(first, snapshot.arena, proof)
-        if any(late):
-            try:
-                reserve(device, list(compress(self.items, late)), soon=False)
-            except BaseException as error:
-                with undoing(error, "taking memory back"):
-                    empty(device, list(compress(self.items, map(not_, late))))
-                raise
+        if not later:
+            return device.refill(wanted, snapshot.arena, proof)
+        late = list(map(later.__contains__, self.keys))
+        now = list(map(not_, late))
+        copy_in = device.refill(list(compress(wanted, now)), snapshot.arena, proof)
+        try:
+            self.reserve(device, list(compress(count(), late)), soon=False)
+        except BaseException as error:
+            with undoing(error, "taking memory back"):
+                self.empty(device, list(compress(count(), now)))
+            raise
         return copy_in
 
     def check(self, snapshot: SnapshotFile) -> None:
@@ -136,27 +147,11 @@ class Cargo:
         arena, proof = snapshot.arena, snapshot.proof() if verify else None
 
         def copy() -> Transfer:
-            pairs = [pair for pair in self._pairs(snapshot) if pair[0]._cdata in later]
-            pairs.sort(key=lambda pair: later[pair[0]._cdata])
-            return device.copy_in(pairs, arena, proof)
+            rows = zip(self.keys, self.storages, snapshot.offsets, strict=False)
+            left = sorted((later[key], storage, offset) for key, storage, offset in rows if key in later)
+            return device.copy_in([(storage, offset) for _, storage, offset in left], arena, proof)
 
         return copy
-
-    def _pairs(self, snapshot: SnapshotFile) -> Pairs:
-        return list(zip(self.storages, snapshot.offsets, strict=False))
-
-
-def empty(device: Device, items: Sequence[Item]) -> None:
-    """Take the memory away from these; what is empty already stays so."""
-    ways, storages = list(map(_way, items)), list(map(_storage, items))
-    device.free(list(compress(storages, map(is_, ways, repeat(Way.FREED)))))
-    device.discard(list(compress(storages, map(is_, ways, repeat(Way.DISCARDED)))))
-    device.release_caches()
-
-
-def reserve(device: Device, items: Sequence[Item], *, soon: bool = True) -> None:
-    """Take the memory of these back, all of it or none; ``DeviceMemoryError``."""
-    device.reserve([(item.storage, item.nbytes) for item in items if item.way is Way.FREED], soon=soon)
 
 
 def load(device: Device, found: Storages, named: Sequence[tuple[str, torch.Tensor]], *, alone: bool) -> Cargo:
@@ -189,7 +184,9 @@ def load(device: Device, found: Storages, named: Sequence[tuple[str, torch.Tenso
             extras.append(storage)
     return Cargo(
         _layout(str(device.torch_device), tuple(taken.sizes), tuple(taken.labels), tuple(described)),
-        tuple(map(Item, taken.storages, taken.sizes, compress(ways, going))),
+        taken.storages,
+        taken.keys,
+        list(compress(ways, going)),
         tuple(extras),
         tuple(_spec(path, tensor, sids[tensor.untyped_storage()._cdata]) for path, tensor in named),
         dict(resident),

@@ -19,7 +19,7 @@ from gpuslice.kernels import Device
 from gpuslice.kernels.transfer import Transfer
 
 from .blocks import BlockCargo
-from .cargo import Cargo, empty, reserve
+from .cargo import Cargo
 from .record import Stages
 from .snapshot import SnapshotFile
 from .swap import Giver, Successor, Taker
@@ -56,7 +56,7 @@ class Leaving:
         self._storages = [*cargo.storages, *cargo.extras]
         #: Both stay what they are when the snapshot is published, or given up.
         self._arena, self._tally = writer.arena, writer.tally
-        #: Positions of the items that have been emptied, or were about to be.
+        #: Positions of the storages that have been emptied, or were about to be.
         self._gone: list[int] = []
 
     @property
@@ -70,13 +70,13 @@ class Leaving:
             with self._stages.stage("copy_out_s"):
                 return self._cargo.copy_out(self._device, self._writer)
         before_bytes = self._device.memory().reserved_bytes
-        transfer = self._copy(range(len(self._cargo.items), len(self._storages)))
+        transfer = self._copy(range(len(self._cargo.storages), len(self._storages)))
         regions = self._device.regions(self._cargo.storages)
         for portion in portions(self._cargo.layout.sizes, regions, self._giver.portion_bytes):
             transfer += self._copy(portion)
             with self._stages.stage("free_s"):
                 self._gone += portion
-                empty(self._device, [self._cargo.items[sid] for sid in portion])
+                self._cargo.empty(self._device, portion)
                 given_bytes = before_bytes - self._device.memory().reserved_bytes
             self._giver.gave(given_bytes)
             self._stages.record.bytes_given = max(self._stages.record.bytes_given, given_bytes)
@@ -99,12 +99,11 @@ class Leaving:
             If the other has given everything back, and somebody else has taken it.
         """
         self._giver.failed(error)
-        items = [self._cargo.items[sid] for sid in self._gone]
-        back = not items or self._giver.await_back(self._giver.patience_s)
+        back = not self._gone or self._giver.await_back(self._giver.patience_s)
         attempts = max(1, int(self._giver.patience_s / _AGAIN_S))
         while True:
             try:
-                reserve(self._device, items)
+                self._cargo.reserve(self._device, self._gone)
                 return
             except DeviceMemoryError:
                 attempts -= back
@@ -118,7 +117,7 @@ class Leaving:
     def _undo(self, error: BaseException) -> None:
         """Put everything back where it was."""
         self._reclaim(error)
-        pairs = [(self._cargo.items[sid].storage, self._writer.offsets[sid]) for sid in self._gone]
+        pairs = [(self._storages[sid], self._writer.offsets[sid]) for sid in self._gone]
         self._device.copy_in(pairs, self._arena, self._tally.proof())
 
     def __enter__(self) -> Self:
@@ -197,7 +196,7 @@ class Arriving:
         self._proof = self._snapshot.proof() if self._verify else None
         memory = self._device.memory()
         free_bytes = memory.total_bytes - memory.used_bytes
-        sizes = self._cargo.layout.sizes[: len(self._cargo.items)]
+        sizes = self._cargo.sizes
         missing_bytes = sum(sizes) - free_bytes - self._taker.offered_bytes
         self._taker.answer(f"it would lack {missing_bytes} bytes even then" if missing_bytes > 0 else "")
         todo = deque(portions(sizes, range(len(sizes)), self._taker.portion_bytes))
@@ -235,10 +234,9 @@ class Arriving:
             self._taker.close()
 
     def _bring(self, sids: Sequence[int]) -> Transfer:
-        items = [self._cargo.items[sid] for sid in sids]
         with self._stages.stage("reserve_s"):
-            reserve(self._device, items)
-        pairs = [(item.storage, self._snapshot.offsets[sid]) for sid, item in zip(sids, items, strict=True)]
+            self._cargo.reserve(self._device, sids)
+        pairs = [(self._cargo.storages[sid], self._snapshot.offsets[sid]) for sid in sids]
         with self._stages.stage("copy_in_s"):
             return self._device.copy_in(pairs, self._snapshot.arena, self._proof)
 

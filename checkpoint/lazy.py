@@ -23,7 +23,6 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from gpuslice.clock import Clock, MonotonicClock
-from gpuslice.kernels import Way
 
 from . import heap
 from .record import SwitchRecord
@@ -37,15 +36,12 @@ _THREAD = "gpuslice-lazy"
 _EVENTS = frozenset({"gc.get_objects", "gc.get_referrers", "gc.get_referents", "code.__new__"})
 
 
-class Entry(Protocol):
-    """A storage of a cargo (``cargo.Item``)."""
+class Away(Protocol):
+    """State that is about to be brought back (``cargo.Cargo``); of ours, nobody else has its storages."""
 
     @property
-    def storage(self) -> torch.UntypedStorage: ...
-    @property
-    def nbytes(self) -> int: ...
-    @property
-    def way(self) -> Way: ...
+    def storages(self) -> Sequence[torch.UntypedStorage]: ...
+    def freed(self, at_least_bytes: int) -> Mapping[int, int]: ...
 
 
 class LazyResume:
@@ -67,7 +63,7 @@ class LazyResume:
         if not torch.compiler.is_compiling():
             self._optimizers.add(optimizer)
 
-    def hold_back(self, entries: Sequence[Entry]) -> Stream | None:
+    def hold_back(self, away: Away) -> Stream | None:
         """Choose what may come later of what is about to be brought back, and bar the way to it.
 
         The stream must be started or cancelled. ``None`` if nothing may.
@@ -78,7 +74,7 @@ class LazyResume:
         stream.bar()  # first: from here on nobody gets at the state who has no reference to it yet
         try:
             with torch._C.DisableTorchFunction():
-                stream.storages = self._later(entries)
+                stream.storages = self._later(away)
         except BaseException:
             stream.cancel()
             raise
@@ -87,16 +83,12 @@ class LazyResume:
             return None
         return stream
 
-    def _later(self, entries: Sequence[Entry]) -> dict[int, int]:
-        candidates = {
-            entry.storage._cdata: entry
-            for entry in entries
-            if entry.way is Way.FREED and entry.nbytes >= self._smallest_bytes
-        }
+    def _later(self, away: Away) -> dict[int, int]:
+        candidates = away.freed(self._smallest_bytes)
         known = heap.own_references()
         order: dict[int, int] = {}
         for optimizer in list(self._optimizers):
-            for address in _lonely(optimizer, candidates, known):
+            for address in _lonely(optimizer, away.storages, candidates, known):
                 order.setdefault(address, len(order))
         return order
 
@@ -302,7 +294,10 @@ _OWN_DICT = sys.getrefcount(object.__getattribute__(_SAMPLE, "__dict__"))
 
 
 def _lonely(
-    optimizer: torch.optim.Optimizer, candidates: Mapping[int, Entry], known: Mapping[int, int]
+    optimizer: torch.optim.Optimizer,
+    storages: Sequence[torch.UntypedStorage],
+    candidates: Mapping[int, int],
+    known: Mapping[int, int],
 ) -> list[int]:
     """``_cdata`` of the candidates that can be reached only through the state of ``optimizer``.
 
@@ -324,7 +319,7 @@ def _lonely(
             if slots[name].untyped_storage()._cdata not in candidates or not _alone(slots, name, known):
                 continue
             address = _its_only_storage(slots[name])
-            if address is not None and _only_ours(candidates[address], known):
+            if address is not None and _only_ours(storages, candidates[address], known):
                 found.append(address)
     return found
 
@@ -369,6 +364,6 @@ def _its_only_storage(tensor: torch.Tensor) -> int | None:
     return address if uses == 2 and tensor._use_count() == 1 else None  # type: ignore[attr-defined]
 
 
-def _only_ours(entry: Entry, known: Mapping[int, int]) -> bool:
+def _only_ours(storages: Sequence[torch.UntypedStorage], position: int, known: Mapping[int, int]) -> bool:
     """Whether the storage's Python object is in nobody's hands but ours."""
-    return _not_watched(entry.storage, known) and sys.getrefcount(entry.storage) == _STORAGE_ONCE
+    return _not_watched(storages[position], known) and _count(storages, position) == _STORAGE_ONCE

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import compress
 
 import torch
 
@@ -329,7 +330,7 @@ class Switch:
         with ExitStack() as barred:
             with stages.stage("reserve_s"):
                 if self._lazy is not None and isinstance(cargo, Cargo) and not moving:
-                    stream = self._lazy.hold_back(cargo.items)
+                    stream = self._lazy.hold_back(cargo)
                 later = {} if stream is None else stream.storages
                 if stream is not None:
                     barred.callback(stream.cancel)
@@ -358,7 +359,7 @@ class Switch:
     def _follow(self, stream: Stream, parked: _Parked, cargo: Cargo) -> None:
         """Let the rest come, behind the training."""
         record, later = parked.stages.record, stream.storages
-        record.bytes_later = sum(item.nbytes for item in cargo.items if item.storage._cdata in later)
+        record.bytes_later = sum(compress(cargo.sizes, map(later.__contains__, cargo.keys)))
         copy = cargo.copy_in_later(self.device, parked.snapshot, verify=self._verify, later=later)
         self._stream = stream
         stream.start(copy, record, self._lost_later)

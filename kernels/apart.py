@@ -108,9 +108,11 @@ def take_apart(take: Callable[[list[_Sized]], None], large: list[_Sized]) -> Non
 def give(storage: torch.UntypedStorage, nbytes: int) -> None:
     """Its bytes; if it is the first large one of a heap, what follows it there comes in huge pages."""
     storage.resize_(nbytes)
+    if nbytes < LARGE_BYTES:
+        return
     start = storage.data_ptr() % HEAP_BYTES
     heap = storage.data_ptr() - start
-    if start < _HEAD_BYTES and nbytes >= LARGE_BYTES and heap not in _begun:
+    if start < _HEAD_BYTES and heap not in _begun:
         ask_for_huge_pages(heap, HEAP_BYTES)
         for header in (heap, storage.data_ptr() + nbytes):  # malloc has written there
             collapse(header - header % HUGE_PAGE_BYTES, HUGE_PAGE_BYTES)

@@ -11,30 +11,31 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 
-from . import apart, copying, sums
+from . import apart, copying, malloc, sums
 from .copying import Expecting, Inspector, Want, Wanted
 from .host import HugePages
 from .steady import SteadyMemory
 from .transfer import Transfer
 
-#: What is taken before the others hear of it, and put behind huge pages. Where every storage is a mapping of
-#: its own, the block that two portions share stays in small pages, so portions are large.
+#: What is taken before the others hear of it, where that comes in huge pages as it is.
+_APART_BYTES = 16 << 20
+#: And elsewhere: it is put behind huge pages then, and the block that two portions share stays in small ones.
 _PORTION_BYTES = 64 << 20
 #: What the calling thread copies before it looks for signals again.
 _MOST_BYTES = 64 << 20
 _ALL_BYTES = (1 << 64) - 1
 
 
-def portions(wanted: Wanted) -> Iterator[Wanted]:
+def portions(wanted: Wanted, portion_bytes: int = _PORTION_BYTES) -> Iterator[Wanted]:
     """What is wanted, in portions, each to be taken and then followed before the next one."""
     portion: list[Want] = []
-    room = _PORTION_BYTES
+    room = portion_bytes
     for piece in wanted:
         portion.append(piece)
         room -= piece[1]
         if room <= 0:
             yield portion
-            portion, room = [], _PORTION_BYTES
+            portion, room = [], portion_bytes
     if portion:
         yield portion
 
@@ -62,13 +63,14 @@ def fill(
     large, small = apart.by_size(wanted)
     filling = Filling([*large, *small], arena, inspect, threads, steady)
 
-    def take_and_follow(some: Wanted) -> None:
-        for portion in portions(some):
+    def take_and_follow(some: Wanted, portion_bytes: int = _PORTION_BYTES) -> None:
+        for portion in portions(some, portion_bytes):
             take(portion)
             filling.follow(portion)
 
     with filling.beside():
-        apart.take_apart(take_and_follow, large)
+        portion_bytes = _APART_BYTES if malloc.may_set() else _PORTION_BYTES
+        apart.take_apart(partial(take_and_follow, portion_bytes=portion_bytes), large)
         take_and_follow(small)
     return filling.finish
 

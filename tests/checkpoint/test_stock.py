@@ -51,8 +51,8 @@ def found_anew() -> Inventory:
     with heap.uncollected():
         cargo = stock.load(DEVICE, stock.find(DEVICE), ())
     assert isinstance(cargo, Cargo)
-    specs = zip(cargo.items, cargo.layout.storages, strict=True)
-    return Counter((spec.nbytes, spec.label, _content(item.storage)) for item, spec in specs)
+    specs = zip(cargo.storages, cargo.layout.storages, strict=True)
+    return Counter((spec.nbytes, spec.label, _content(storage)) for storage, spec in specs)
 
 
 def unlabelled(inventory: Inventory) -> list[tuple[int, bytes]]:
