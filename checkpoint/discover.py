@@ -239,7 +239,9 @@ class _Found:
             found = found.those(list(map(mul, found.sizes, found.addresses)))
         if self._referred:
             found.fixed = self._fixed()
-        found.fix_overlapping()
+        if not all(map(torch.UntypedStorage.resizable, found.storages)):
+            # Of what torch itself allocated, nothing lies over anything else.
+            found.fix_overlapping()
         return found
 
     def _fixed(self) -> set[int]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import os
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, nullcontext
+from itertools import repeat
 from pathlib import Path
 
 import psutil
@@ -137,8 +139,7 @@ class CpuDevice:
     def free(self, storages: Sequence[torch.UntypedStorage]) -> None:
         self._steady.forget()
         with emptied_heaps():
-            for storage in storages:
-                storage.resize_(0)
+            deque(map(torch.UntypedStorage.resize_, storages, repeat(0)), maxlen=0)
 
     def discard(self, storages: Sequence[torch.UntypedStorage]) -> None:
         self._steady.forget()
