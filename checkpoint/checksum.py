@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
-import struct
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
+import numpy as np
 from xxhash import xxh3_64_intdigest, xxh3_128_digest
 
 #: Two threads reach the memory's bandwidth; below this many bytes starting one costs more than it gains.
 _THREADED_BYTES = 16 << 20
+_IN_FILES = np.dtype("<u8")
+
+#: xxh3-64 of each chunk, as ``uint64``.
+Digests = np.ndarray[Any, np.dtype[np.uint64]]
 
 
 def fingerprint(data: bytes | memoryview) -> bytes:
@@ -23,14 +28,14 @@ def digest(data: bytes | memoryview) -> int:
     return xxh3_64_intdigest(data)
 
 
-def pack_digests(digests: Sequence[int]) -> bytes:
+def pack_digests(digests: Digests) -> bytes:
     """Digests as little-endian u64, the form they have in the file."""
-    return struct.pack(f"<{len(digests)}Q", *digests)
+    return digests.astype(_IN_FILES).tobytes()
 
 
-def unpack_digests(table: bytes, count: int) -> tuple[int, ...]:
+def unpack_digests(table: bytes, count: int) -> Digests:
     """The first ``count`` digests of a checksum table."""
-    return struct.unpack_from(f"<{count}Q", table)
+    return np.ndarray(count, _IN_FILES, table).astype(np.uint64)
 
 
 def chunk_digests(data: memoryview, ranges: Sequence[tuple[int, int]]) -> list[int]:

@@ -13,7 +13,7 @@ from gpuslice.kernels.filepages import map_file
 
 from . import heap
 from .ahead import Ahead
-from .checksum import chunk_digests, fingerprint, unpack_digests
+from .checksum import Digests, chunk_digests, fingerprint, unpack_digests
 from .files import open_checked, read_at
 from .format import RECORD_BYTES, Metadata, Record
 from .header import PREAMBLE_BYTES, Content, decode_preamble
@@ -49,7 +49,7 @@ class SnapshotFile:
         record: Record,
         content: Content,
         tree: Tree,
-        digests: Sequence[int],
+        digests: Digests,
         memory: memoryview,
     ) -> None:
         self.path = path
@@ -145,8 +145,9 @@ class SnapshotFile:
     def _compare(self, first: int, stop: int) -> None:
         """Check chunks ``first`` to ``stop - 1``."""
         ranges = self.content.placement.chunks[first:stop]
+        wanted = self._digests[first:stop].tolist()
         found = chunk_digests(self._mapped(), ranges)
-        for (offset, _), value, expected in zip(ranges, found, self._digests[first:stop], strict=True):
+        for (offset, _), value, expected in zip(ranges, found, wanted, strict=True):
             if value != expected:
                 raise self._corrupt_at(offset)
 
@@ -237,7 +238,7 @@ def read_record(descriptor: int) -> Record:
     return record
 
 
-def _read_tail(descriptor: int, record: Record) -> tuple[Content, Tree, Sequence[int]]:
+def _read_tail(descriptor: int, record: Record) -> tuple[Content, Tree, Digests]:
     """Content, tree and digests, from private copies of header, metadata and table that were checked."""
     header = read_at(descriptor, record.payload, 0)
     data = read_at(descriptor, record.table - record.tail, record.tail)

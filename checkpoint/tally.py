@@ -6,9 +6,9 @@ be that have not changed since the arena's last snapshot. A `Proof` watches the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from xxhash import xxh3_128, xxh3_128_intdigest
@@ -16,7 +16,7 @@ from xxhash import xxh3_128, xxh3_128_intdigest
 from gpuslice.errors import CorruptSnapshotError, SnapshotError
 from gpuslice.kernels.sums import ROW, Expected, Sums
 
-from .checksum import chunk_digests, digest
+from .checksum import Digests, chunk_digests, digest
 from .layout import PAGE_BYTES, Placement
 
 _ZEROS = bytes(2 * PAGE_BYTES)
@@ -83,19 +83,18 @@ class Tally:
         """What the arena holds now, for its next snapshot."""
         return Residue(self._placement, self.sums.now, tuple(self._marks))
 
-    def digests(self) -> list[int]:
+    def digests(self) -> Digests:
         """XXH3-64 of every chunk; those that were not seen on their way are read from the arena.
 
         It is the lower half of XXH3-128, for everything longer than 240 bytes; no chunk is shorter than 256.
         """
         now = self.sums.now
+        found: Digests = now["low"].copy()
         unseen = np.flatnonzero(now["known"] == 0)
         if len(unseen):
             ranges = [self._placement.chunks[index] for index in unseen]
-            found = now["low"].copy()
             found[unseen] = np.array(chunk_digests(self._memory, ranges), np.uint64)
-            return cast(list[int], found.tolist())
-        return cast(list[int], now["low"].tolist())
+        return found
 
     def proof(self) -> Proof:
         """An inspector for taking back, before anything was published, what has been copied out."""
@@ -119,12 +118,12 @@ class Proof:
         self,
         memory: memoryview,
         placement: Placement,
-        digests: Sequence[int],
+        digests: Digests,
         corrupt: Callable[[int], SnapshotError],
     ) -> None:
         self._memory = memory
         self._placement = placement
-        self.expected = Expected(placement.chunk_table, np.array(digests, np.uint64), corrupt)
+        self.expected = Expected(placement.chunk_table, digests, corrupt)
 
     def __call__(self, offset: int, data: memoryview) -> bool:
         index = self._placement.chunk_at[offset]
