@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from typing import Protocol
 
-#: Threads of gpuslice's carry names that begin so (``gpuslice.threads``).
-_OWN_PREFIX = "gpuslice-"
+#: Threads of gpuslice's own carry names that begin so; they pass every gate.
+OWN_PREFIX = "gpuslice-"
 
 
 class Gate(Protocol):
@@ -39,7 +39,7 @@ class NoGate:
     @property
     def alone(self) -> bool:
         others = (thread for thread in threading.enumerate() if thread is not threading.current_thread())
-        return all(thread.name.startswith(_OWN_PREFIX) for thread in others)
+        return all(thread.name.startswith(OWN_PREFIX) for thread in others)
 
     def close(self) -> None:
         """There is nobody to stop."""

@@ -20,10 +20,9 @@ from typing import Any, Protocol
 
 from torch.overrides import TorchFunctionMode
 
+from gpuslice.checkpoint.gate import OWN_PREFIX
 from gpuslice.errors import SuspendRefusedError
 
-#: Threads of gpuslice itself carry names that begin so; they pass the gate.
-OWN_PREFIX = "gpuslice-"
 #: How long a thread may take to leave torch before the suspend is refused.
 PATIENCE_S = 10.0
 #: Leaving a frame (``torch.save``) sends no signal, so stacks are looked at again after this long.

@@ -240,12 +240,18 @@ def test_states_must_alternate(store: JobStore, job: Job) -> None:
 
 
 def test_without_a_gate_another_thread_means_not_alone() -> None:
-    before = NoGate().alone
+    others = {thread for thread in threading.enumerate() if not thread.name.startswith("gpuslice-")}
+    alone = others == {threading.current_thread()}
+    assert NoGate().alone == alone
     stop = threading.Event()
-    for name, alone in (("gpuslice-of-ours", before), ("of-theirs", False)):
-        threading.Thread(target=stop.wait, name=name, daemon=True).start()
-        assert NoGate().alone == alone
+    threads = [threading.Thread(target=stop.wait, name=name) for name in ("gpuslice-of-ours", "of-theirs")]
+    threads[0].start()
+    assert NoGate().alone == alone
+    threads[1].start()
+    assert not NoGate().alone
     stop.set()
+    for thread in threads:
+        thread.join()
 
 
 def test_a_null_device_takes_the_time_of_its_cost_model_and_moves_nothing(store: JobStore, job: Job) -> None:

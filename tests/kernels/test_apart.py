@@ -88,27 +88,26 @@ def settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, int]]]
     malloc.may_set.cache_clear()
 
 
-def test_large_storages_lie_together_and_leave_together() -> None:
-    child = subprocess.run([sys.executable, "-c", TOGETHER], capture_output=True, text=True, timeout=120)
+def _rounds(script: str) -> list[list[str]]:
+    """What each of three rounds said."""
+    child = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
     if "another C library" in child.stderr:
         pytest.skip("malloc is not glibc's, or set up by the environment")
     assert child.returncode == 0, child.stderr
     rounds = [line.split() for line in child.stdout.splitlines()]
     assert len(rounds) == 3
-    for heaps, shared, share in rounds:
+    return rounds
+
+
+def test_large_storages_lie_together_and_leave_together() -> None:
+    for heaps, shared, share in _rounds(TOGETHER):
         assert int(heaps) <= 3  # 120 MiB
         assert int(shared) == 0
         assert float(share) > 0.95  # all that came had been given back before
 
 
 def test_whole_heaps_go_back_whatever_other_threads_keep() -> None:
-    child = subprocess.run([sys.executable, "-c", WHOLE], capture_output=True, text=True, timeout=120)
-    if "another C library" in child.stderr:
-        pytest.skip("malloc is not glibc's, or set up by the environment")
-    assert child.returncode == 0, child.stderr
-    rounds = [line.split() for line in child.stdout.splitlines()]
-    assert len(rounds) == 3
-    for heaps, left in rounds:
+    for heaps, left in _rounds(WHOLE):
         assert int(heaps) >= 4  # 252 MiB
         assert int(left) <= 1  # the one that the thread's arena begins in
 
