@@ -70,11 +70,32 @@ struct row {
     uint64_t known;
 };
 
-static struct sum padded_sum(const struct hasher *hash, void *state, const struct chunk *chunk)
+/* What is hashed and then copied at once: it fits into a core's own cache, where the second look finds it. */
+enum { BLOCK_BYTES = 256 << 10, PROBE_BYTES = 4096 };
+
+static void copy_bytes(char *target, const char *source, size_t nbytes, int past_caches)
+{
+    if (past_caches)
+        uncached_copy(target, source, nbytes);
+    else
+        memcpy(target, source, nbytes);
+}
+
+/* Begins a hash with a chunk's bytes, and copies them on the way. */
+static void copy_hashing(const struct hasher *hash, void *state, const struct chunk *chunk, int past_caches)
+{
+    hash->reset(state);
+    for (uint64_t done = 0; done < chunk->nbytes; done += BLOCK_BYTES) {
+        uint64_t rest = chunk->nbytes - done, block = rest < BLOCK_BYTES ? rest : BLOCK_BYTES;
+        hash->update(state, chunk->source + done, block);
+        copy_bytes(chunk->target + done, chunk->source + done, block, past_caches);
+    }
+}
+
+/* Ends it with the zeros of a chunk's padding. */
+static struct sum end_padded(const struct hasher *hash, void *state, const struct chunk *chunk)
 {
     static const char zeros[4096];
-    hash->reset(state);
-    hash->update(state, chunk->source, chunk->nbytes);
     for (uint64_t rest = chunk->padded_bytes - chunk->nbytes; rest > 0;) {
         uint64_t part = rest < sizeof zeros ? rest : sizeof zeros;
         hash->update(state, zeros, part);
@@ -83,12 +104,19 @@ static struct sum padded_sum(const struct hasher *hash, void *state, const struc
     return hash->end(state);
 }
 
-static void copy_one(const struct chunk *chunk, int past_caches)
+static struct sum sum_of(const struct hasher *hash, void *state, const struct chunk *chunk)
 {
-    if (past_caches)
-        uncached_copy(chunk->target, chunk->source, chunk->nbytes);
-    else
-        memcpy(chunk->target, chunk->source, chunk->nbytes);
+    if (chunk->padded_bytes == chunk->nbytes)
+        return hash->whole(chunk->source, chunk->nbytes);
+    hash->reset(state);
+    hash->update(state, chunk->source, chunk->nbytes);
+    return end_padded(hash, state, chunk);
+}
+
+/* Whether a chunk is large, and something else than what its target has, as its beginning shows already. */
+static int differs_at_once(const struct chunk *chunk)
+{
+    return chunk->nbytes > BLOCK_BYTES && memcmp(chunk->source, chunk->target, PROBE_BYTES);
 }
 
 /* Returns the bytes that were not copied because the target has them; -1 without memory for a state. A sum that is
@@ -101,17 +129,20 @@ int64_t copy_changed(const struct hasher *hash, const struct chunk *chunks, size
     if (!state)
         return -1;
     for (const struct chunk *chunk = chunks; chunk < chunks + count; chunk++) {
-        uint64_t padding_bytes = chunk->padded_bytes - chunk->nbytes;
-        struct sum sum = now[chunk->row].known ? now[chunk->row].sum
-                         : padding_bytes       ? padded_sum(hash, state, chunk)
-                                               : hash->whole(chunk->source, chunk->nbytes);
         const struct row *had = before + chunk->row;
-        memset(chunk->target + chunk->nbytes, 0, padding_bytes);
-        now[chunk->row] = (struct row){sum, 1};
-        if (had->known && had->sum.low == sum.low && had->sum.high == sum.high)
+        struct row *row = now + chunk->row;
+        memset(chunk->target + chunk->nbytes, 0, chunk->padded_bytes - chunk->nbytes);
+        if (!row->known && differs_at_once(chunk)) {
+            copy_hashing(hash, state, chunk, past_caches);
+            *row = (struct row){end_padded(hash, state, chunk), 1};
+            continue;
+        }
+        if (!row->known)
+            *row = (struct row){sum_of(hash, state, chunk), 1};
+        if (had->known && had->sum.low == row->sum.low && had->sum.high == row->sum.high)
             unchanged_bytes += chunk->nbytes;
         else
-            copy_one(chunk, past_caches);
+            copy_bytes(chunk->target, chunk->source, chunk->nbytes, past_caches);
     }
     hash->drop(state);
     return unchanged_bytes;
@@ -132,7 +163,7 @@ size_t copy_expected(const struct hasher *hash, const struct chunk *chunks, size
     for (const struct chunk *chunk = chunks; position < count; chunk++, position++) {
         if (expected && is_damaged(hash, chunk, expected))
             break;
-        copy_one(chunk, past_caches);
+        copy_bytes(chunk->target, chunk->source, chunk->nbytes, past_caches);
     }
     return position;
 }
@@ -165,11 +196,24 @@ void allow_copies(struct advance *advance, uint64_t ready, uint64_t over)
     __atomic_store_n(&advance->over, over, __ATOMIC_RELEASE);
 }
 
-/* Copies as copy_expected does, each chunk as soon as its target is there, by several threads at once; until there are
-   no more, or it is over, or one is damaged, or this thread has copied as much as it was to. Whatever is begun is copied
-   when all have returned, unless it is over before its target is there. Returns whether there may be more. */
-int copy_ready(const struct hasher *hash, const struct chunk *chunks, size_t count, const uint64_t *expected,
-               int past_caches, struct advance *advance, uint64_t most_bytes)
+/* Copies a chunk that is what it should be; but a large one in any case, while it is compared, if there is a state.
+   Returns whether it is something else. */
+static int copy_comparing(const struct hasher *hash, void *state, const struct chunk *chunk, const uint64_t *expected,
+                          int past_caches)
+{
+    if (!expected || !state || chunk->nbytes <= BLOCK_BYTES) {
+        int damaged = expected && is_damaged(hash, chunk, expected);
+        if (!damaged)
+            copy_bytes(chunk->target, chunk->source, chunk->nbytes, past_caches);
+        return damaged;
+    }
+    copy_hashing(hash, state, chunk, past_caches);
+    hash->update(state, chunk->source + chunk->nbytes, chunk->padded_bytes - chunk->nbytes);
+    return hash->end(state).low != expected[chunk->row];
+}
+
+static int copy_as_they_come(const struct hasher *hash, void *state, const struct chunk *chunks, size_t count,
+                             const uint64_t *expected, int past_caches, struct advance *advance, uint64_t most_bytes)
 {
     const struct timespec moment = {.tv_nsec = 20000};
     for (uint64_t copied_bytes = 0; !__atomic_load_n(&advance->over, __ATOMIC_RELAXED);) {
@@ -184,13 +228,24 @@ int copy_ready(const struct hasher *hash, const struct chunk *chunks, size_t cou
                 return 0;
             nanosleep(&moment, NULL);
         }
-        if (expected && is_damaged(hash, chunks + position, expected)) {
+        if (copy_comparing(hash, state, chunks + position, expected, past_caches)) {
             __atomic_store_n(&advance->damaged, position, __ATOMIC_RELAXED);
             __atomic_store_n(&advance->over, 1, __ATOMIC_RELAXED);
             return 0;
         }
-        copy_one(chunks + position, past_caches);
         copied_bytes += chunks[position].nbytes;
     }
     return 0;
+}
+
+/* Copies chunks into new memory, each as soon as that is there, by several threads at once; until there are no more,
+   or it is over, or one is damaged, or this thread has copied as much as it was to. Whatever is begun is copied when all
+   have returned, unless it is over before its target is there. Returns whether there may be more. */
+int copy_ready(const struct hasher *hash, const struct chunk *chunks, size_t count, const uint64_t *expected,
+               int past_caches, struct advance *advance, uint64_t most_bytes)
+{
+    void *state = hash->begin();
+    int more = copy_as_they_come(hash, state, chunks, count, expected, past_caches, advance, most_bytes);
+    hash->drop(state);
+    return more;
 }
