@@ -103,17 +103,17 @@ class Cargo:
                 leave([self.storages[sid] for sid in sids if self.ways[sid] is way])
         device.release_caches()
 
-    def reserve(self, device: Device, sids: Sequence[int], *, soon: bool = True) -> None:
+    def reserve(self, device: Device, sids: Sequence[int]) -> None:
         """Take the memory of these back, all of it or none; ``DeviceMemoryError``."""
         freed = (sid for sid in sids if self.ways[sid] is Way.FREED)
-        device.reserve([(self.storages[sid], self.layout.sizes[sid]) for sid in freed], soon=soon)
+        device.reserve([(self.storages[sid], self.layout.sizes[sid]) for sid in freed])
 
     def refill(
         self, device: Device, snapshot: SnapshotFile, *, verify: bool, later: Collection[int] = ()
     ) -> Callable[[], Transfer]:
         """Take the memory back, all of it or none; return what copies the storages' bytes to where they were.
 
-        Those whose keys are in ``later`` are left for `copy_in_later`.
+        Those whose keys are in ``later``, of the `freed` ones, are left for `copy_in_later`.
 
         Raises
         ------
@@ -130,7 +130,7 @@ class Cargo:
         now = list(map(not_, late))
         copy_in = device.refill(list(compress(wanted, now)), snapshot.arena, proof)
         try:
-            self.reserve(device, list(compress(count(), late)), soon=False)
+            device.reserve(list(compress(zip(self.storages, self.sizes, strict=True), late)), soon=False)
         except BaseException as error:
             with undoing(error, "taking memory back"):
                 self.empty(device, list(compress(count(), now)))

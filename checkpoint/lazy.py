@@ -15,9 +15,9 @@ import os
 import sys
 import threading
 import weakref
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -25,6 +25,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from gpuslice.clock import Clock, MonotonicClock
 
 from . import heap
+from .lonely import COUNTS_ARE_EXACT, lonely, state_of
 from .record import SwitchRecord
 
 #: Smaller storages come with the rest: watching them takes longer than copying them.
@@ -56,6 +57,7 @@ class LazyResume:
     def __init__(self, *, smallest_bytes: int = LATER_BYTES) -> None:
         self._smallest_bytes = smallest_bytes
         self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self._foresight: _Foresight | None = None
         _watch_once()
         self._hook = register_optimizer_step_post_hook(self._stepped)
 
@@ -63,18 +65,40 @@ class LazyResume:
         if not torch.compiler.is_compiling():
             self._optimizers.add(optimizer)
 
+    def foresee(self, away: Away) -> None:
+        """Find out now what may come later, so that `hold_back` need not: it takes milliseconds.
+
+        That holds until somebody gets at an optimizer's state, which is noticed.
+        """
+        self.forget()
+        if not _is_possible():
+            return
+        foresight = self._foresight = _Foresight(away)
+        try:
+            _raise_bar(foresight, _foresights)  # first: from here on whoever gets at the state is noticed
+            foresight.storages = self._later(away)
+        except BaseException:
+            self.forget()
+            raise
+
+    def forget(self) -> None:
+        """Whatever was foreseen."""
+        if self._foresight is not None:
+            _lower_bar(self._foresight, _foresights)
+            self._foresight = None
+
     def hold_back(self, away: Away) -> Stream | None:
         """Choose what may come later of what is about to be brought back, and bar the way to it.
 
         The stream must be started or cancelled. ``None`` if nothing may.
         """
-        if not _COUNTS_ARE_EXACT or _compiled_code_exists() or not _bar_is_free():
+        if not _is_possible():
             return None
         stream = Stream()
         stream.bar()  # first: from here on nobody gets at the state who has no reference to it yet
         try:
-            with torch._C.DisableTorchFunction():
-                stream.storages = self._later(away)
+            foreseen = self._foreseen(away)
+            stream.storages = self._later(away) if foreseen is None else foreseen
         except BaseException:
             stream.cancel()
             raise
@@ -83,18 +107,39 @@ class LazyResume:
             return None
         return stream
 
+    def _foreseen(self, away: Away) -> dict[int, int] | None:
+        """What was foreseen for this, if it still holds."""
+        foresight = self._foresight
+        if foresight is None or foresight.away is not away or not foresight.holds:
+            return None
+        if any(state_of(optimizer, _asked) is None for optimizer in list(self._optimizers)):
+            return None
+        return foresight.storages
+
     def _later(self, away: Away) -> dict[int, int]:
-        candidates = away.freed(self._smallest_bytes)
-        known = heap.own_references()
-        order: dict[int, int] = {}
-        for optimizer in list(self._optimizers):
-            for address in _lonely(optimizer, away.storages, candidates, known):
-                order.setdefault(address, len(order))
-        return order
+        with torch._C.DisableTorchFunction():
+            candidates = away.freed(self._smallest_bytes)
+            known = heap.own_references()
+            order: dict[int, int] = {}
+            for optimizer in list(self._optimizers):
+                state = state_of(optimizer, _asked)
+                for address in lonely(state, away.storages, candidates, known) if state else ():
+                    order.setdefault(address, len(order))
+            return order
 
     def close(self) -> None:
         """Look at no more optimizers."""
+        self.forget()
         self._hook.remove()
+
+
+@dataclass(slots=True, eq=False)
+class _Foresight:
+    """What may come later of what is away, as long as nobody has come near it since."""
+
+    away: Away
+    storages: dict[int, int] = field(default_factory=dict)
+    holds: bool = True
 
 
 class Stream:
@@ -120,10 +165,7 @@ class Stream:
 
     def bar(self) -> None:
         """From now on whoever asks for an optimizer's state waits."""
-        with _lock:
-            _under_way.append(self)
-            torch.optim.Optimizer.__getattribute__ = _asked  # type: ignore[method-assign, assignment]
-            torch.cuda.CUDAGraph.capture_begin = _capture  # type: ignore[method-assign, assignment]
+        _raise_bar(self, _under_way)
 
     def start(
         self,
@@ -176,11 +218,7 @@ class Stream:
 
     def cancel(self) -> None:
         """Lift the bar; also at the end, when all has come."""
-        with _lock:
-            _under_way.remove(self)
-            if not _under_way:
-                del torch.optim.Optimizer.__getattribute__
-                torch.cuda.CUDAGraph.capture_begin = _capture_begin  # type: ignore[method-assign]
+        _lower_bar(self, _under_way)
         self._over.set()
 
     def wait(self) -> None:
@@ -199,8 +237,28 @@ class Stream:
 
 _lock = threading.Lock()
 _under_way: list[Stream] = []
+_foresights: list[_Foresight] = []
 _watching = False
 _capture_begin = torch.cuda.CUDAGraph.capture_begin
+_Behind = TypeVar("_Behind", Stream, _Foresight)
+
+
+def _raise_bar(one: _Behind, those: list[_Behind]) -> None:
+    """Have whoever asks for an optimizer's state come by `_approached`, for the sake of ``one``."""
+    with _lock:
+        those.append(one)
+        torch.optim.Optimizer.__getattribute__ = _asked  # type: ignore[method-assign, assignment]
+        torch.cuda.CUDAGraph.capture_begin = _capture  # type: ignore[method-assign, assignment]
+
+
+def _lower_bar(one: _Behind, those: list[_Behind]) -> None:
+    """``one`` needs it no more; the last one takes it away."""
+    with _lock:
+        if one in those:
+            those.remove(one)
+        if not (_under_way or _foresights) and "__getattribute__" in vars(torch.optim.Optimizer):
+            del torch.optim.Optimizer.__getattribute__
+            torch.cuda.CUDAGraph.capture_begin = _capture_begin  # type: ignore[method-assign]
 
 
 def under_way() -> bool:
@@ -214,16 +272,24 @@ def await_all() -> None:
         stream.wait()
 
 
+def _approached() -> None:
+    """Somebody may come by an optimizer's state: wait until it is there, and foresee nothing of it."""
+    for foresight in tuple(_foresights):
+        foresight.holds = False
+    await_all()
+
+
 def _asked(optimizer: torch.optim.Optimizer, name: str) -> Any:
-    """``Optimizer.__getattribute__`` while something is under way."""
+    """``Optimizer.__getattribute__`` meanwhile."""
+    found = object.__getattribute__(optimizer, name)
     if name in ("state", "__dict__"):
-        await_all()
-    return object.__getattribute__(optimizer, name)
+        _approached()  # now: whoever counts references before this has us come by, and afterwards counts ours
+    return found
 
 
 def _capture(graph: torch.cuda.CUDAGraph, *arguments: Any, **options: Any) -> None:
     """``CUDAGraph.capture_begin`` meanwhile: a capture does not bear copies beside it."""
-    await_all()
+    _approached()
     _capture_begin(graph, *arguments, **options)
 
 
@@ -233,8 +299,13 @@ def _watch_once() -> None:
     if not _watching:
         _watching = True
         sys.addaudithook(_audit)
-        os.register_at_fork(before=await_all)
+        os.register_at_fork(before=_approached)
         register_optimizer_step_pre_hook(_before_step)
+
+
+def _is_possible() -> bool:
+    """Whether anything may come later in this process as it is."""
+    return COUNTS_ARE_EXACT and not _compiled_code_exists() and _bar_is_free()
 
 
 def _bar_is_free() -> bool:
@@ -243,13 +314,13 @@ def _bar_is_free() -> bool:
 
 
 def _audit(event: str, arguments: tuple[Any, ...]) -> None:
-    if _under_way and event in _EVENTS:
-        await_all()
+    if (_under_way or _foresights) and event in _EVENTS:
+        _approached()
 
 
 def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    if _under_way and not torch.compiler.is_compiling():
-        await_all()
+    if (_under_way or _foresights) and not torch.compiler.is_compiling():
+        _approached()
 
 
 def _compiled_code_exists() -> bool:
@@ -259,111 +330,3 @@ def _compiled_code_exists() -> bool:
         return False
     codes = getattr(module, "input_codes", None)
     return bool(getattr(codes, "seen", True))
-
-
-class _Sample:
-    """An object to which one dict refers."""
-
-    def __init__(self) -> None:
-        self.itself = 0
-
-
-def _count(holder: Any, key: Any) -> int:
-    return sys.getrefcount(holder[key])
-
-
-_COUNTS_ARE_EXACT = sys.implementation.name == "cpython" and getattr(sys, "_is_gil_enabled", lambda: True)()
-
-
-def _counts_of_a_tensor() -> tuple[int, int]:
-    """What ``_count`` gives for a tensor that one dict has, and for the Python object of its storage.
-
-    Some versions of torch count themselves, too.
-    """
-    tensor = {"": torch.empty(1, device="cpu")}
-    storage = {"": tensor[""].untyped_storage()}
-    return _count(tensor, ""), _count(storage, "")
-
-
-#: What ``_count`` gives for any other object to which only ``holder`` refers.
-_ONCE = _count({"": _Sample()}, "")
-_TENSOR_ONCE, _STORAGE_ONCE = _counts_of_a_tensor()
-_SAMPLE = _Sample()
-#: What ``sys.getrefcount`` gives for the ``__dict__`` of an object that nobody else has asked for it.
-_OWN_DICT = sys.getrefcount(object.__getattribute__(_SAMPLE, "__dict__"))
-
-
-def _lonely(
-    optimizer: torch.optim.Optimizer,
-    storages: Sequence[torch.UntypedStorage],
-    candidates: Mapping[int, int],
-    known: Mapping[int, int],
-) -> list[int]:
-    """``_cdata`` of the candidates that can be reached only through the state of ``optimizer``.
-
-    From the outside in: who has no reference to the outer object by then cannot get one to the inner.
-    """
-    own = _state_of(optimizer)
-    if own is None:
-        return []
-    found = []
-    everyone = list(own.values())
-    for index in range(len(everyone)):
-        # Besides the state, our list refers to it.
-        if type(everyone[index]) is not dict or _count(everyone, index) != _ONCE + 1:
-            continue
-        slots = everyone[index]
-        for name in list(slots):
-            if type(slots[name]) is not torch.Tensor or not torch._C._has_storage(slots[name]):
-                continue
-            if slots[name].untyped_storage()._cdata not in candidates or not _alone(slots, name, known):
-                continue
-            address = _its_only_storage(slots[name])
-            if address is not None and _only_ours(storages, candidates[address], known):
-                found.append(address)
-    return found
-
-
-def _state_of(optimizer: torch.optim.Optimizer) -> dict[Any, Any] | None:
-    """The optimizer's state, if our bar is the only way to it."""
-    kind = type(optimizer)
-    if kind.__getattribute__ is not _asked or any("state" in vars(base) for base in kind.__mro__):
-        return None
-    if sys.getrefcount(object.__getattribute__(optimizer, "__dict__")) != _OWN_DICT:
-        return None
-    attributes = object.__getattribute__(optimizer, "__dict__")
-    if "state" not in attributes or _count(attributes, "state") != _ONCE:
-        return None
-    state = attributes["state"]
-    return state if type(state) in (dict, defaultdict) else None
-
-
-def _alone(holder: Mapping[Any, Any], key: Any, known: Mapping[int, int]) -> bool:
-    """Whether only ``holder`` refers to its tensor, and nobody weakly but the sweep."""
-    return _not_watched(holder[key], known) and _count(holder, key) == _TENSOR_ONCE
-
-
-def _not_watched(item: object, known: Mapping[int, int]) -> bool:
-    references = weakref.getweakrefs(item)
-    if not references:
-        return True
-    # References without a callback are shared: the sweep's own may be somebody else's, too.
-    ours = known.get(heap.identity(references[0]), 0)
-    return len(references) == 1 and ours > 0 and sys.getrefcount(references[0]) == _ONCE + ours
-
-
-def _its_only_storage(tensor: torch.Tensor) -> int | None:
-    """``_cdata`` of the memory of a tensor that nothing of torch's refers to either, or to that memory."""
-    if tensor.layout is not torch.strided or tensor.requires_grad or tensor.grad_fn is not None:
-        return None
-    if tensor._is_view() or tensor.grad is not None:
-        return None
-    address: int = tensor.untyped_storage()._cdata
-    # The tensor and the Python object of the storage count once each.
-    uses = torch._C._storage_Use_Count(address)
-    return address if uses == 2 and tensor._use_count() == 1 else None  # type: ignore[attr-defined]
-
-
-def _only_ours(storages: Sequence[torch.UntypedStorage], position: int, known: Mapping[int, int]) -> bool:
-    """Whether the storage's Python object is in nobody's hands but ours."""
-    return _not_watched(storages[position], known) and _count(storages, position) == _STORAGE_ONCE

@@ -222,11 +222,11 @@ class Orders:
             self._boundaries.stop_at = 0
 
     def quiet_for(self, duration_s: float) -> bool:
-        """Wait for an order, but not longer than this; whether there was none."""
+        """Wait for an order, or something to expect, but not longer than this; whether there was neither."""
         ends_s = time.monotonic() + duration_s
-        while not self.called and (left_s := ends_s - time.monotonic()) > 0:
+        while self.expected is None and not self.called and (left_s := ends_s - time.monotonic()) > 0:
             self._await_news((), left_s * 1e3)
-        return not self.called
+        return self.expected is None and not self.called
 
     def await_order(self) -> Resume | Cancel | None:
         """Wait for a lease or the end; ``None`` if a signal asks the script to end (``interrupt``)."""

@@ -257,6 +257,10 @@ class Runtime:
             self.upkeep.resumed()
         return record
 
+    def foresee(self) -> None:
+        """While the job is suspended and nobody waits, do what its resume can be spared."""
+        self.switch.foresee()
+
     def offering(self) -> AbstractContextManager[object]:
         """Inside the block, while the job is suspended, its room in the RAM disk is there for others."""
         assert self.switch.snapshot is not None

@@ -7,7 +7,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, nullcontext
-from itertools import repeat
+from itertools import repeat, starmap
 from pathlib import Path
 
 import psutil
@@ -148,7 +148,8 @@ class CpuDevice:
 
     def reserve(self, pairs: Sequence[tuple[torch.UntypedStorage, int]], *, soon: bool = True) -> None:
         large, small = by_size(pairs)
-        with nullcontext() if soon else small_pages(), self._all_or_none(pairs) as take:
+        with nullcontext() if soon else small_pages(), self._all_or_none(pairs):
+            take = _take if soon else _take_for_later
             take_apart(take, large)
             take(small)
 
@@ -156,12 +157,12 @@ class CpuDevice:
         self, wanted: Wanted, arena: memoryview, inspect: Inspector | None = None
     ) -> Callable[[], Transfer]:
         """Fills what is reserved while it reserves the rest."""
-        with self._all_or_none(wanted) as take:
-            return fill(wanted, arena, take, len(self.cores), inspect, self._steady)
+        with self._all_or_none(wanted):
+            return fill(wanted, arena, _take, len(self.cores), inspect, self._steady)
 
     @contextmanager
-    def _all_or_none(self, wanted: _Sizes | Wanted) -> Iterator[Callable[[_Sizes | Wanted], None]]:
-        """What takes some of these at a time; if it cannot, it takes none of them.
+    def _all_or_none(self, wanted: _Sizes | Wanted) -> Iterator[None]:
+        """If the memory of one of these cannot be taken inside, none of them has any afterwards.
 
         Checks first what the host has left: Linux promises memory that is not there, and kills later.
         """
@@ -170,13 +171,8 @@ class CpuDevice:
         if missing_bytes > psutil.virtual_memory().available:
             raise _out_of_memory(self.name, missing_bytes)
 
-        def take(some: _Sizes | Wanted) -> None:
-            for storage, nbytes, *_ in some:
-                if storage.nbytes() != nbytes:
-                    give(storage, nbytes)
-
         try:
-            yield take
+            yield
         except BaseException as error:
             self.free([storage for storage, *_ in missing])
             self.release_caches()
@@ -208,6 +204,19 @@ class CpuDevice:
 
     def set_rng_state(self, state: torch.Tensor) -> None:
         raise EnvironmentUnusableError(f"{self.name} has no generator besides the host's")
+
+
+def _take(some: _Sizes | Wanted) -> None:
+    """Memory for these that is filled right away."""
+    for storage, nbytes, *_ in some:
+        if storage.nbytes() != nbytes:
+            give(storage, nbytes)
+
+
+def _take_for_later(some: _Sizes) -> None:
+    """Memory for these of which hardly anything is touched now."""
+    missing = (one for one in some if one[0].nbytes() != one[1])
+    deque(starmap(torch.UntypedStorage.resize_, missing), maxlen=0)
 
 
 def _slot_cores(name: DeviceName, slots: int) -> frozenset[int]:

@@ -287,9 +287,9 @@ def test_the_bar_is_gone_when_all_has_come(
     capture = torch.cuda.CUDAGraph.capture_begin
     switch = Switch(device, store, lazy=later)
     assert away_and_back(switch) > 0
-    assert "__getattribute__" in vars(torch.optim.Optimizer)
+    assert bar_is_there()
     switch.settle()
-    assert "__getattribute__" not in vars(torch.optim.Optimizer)
+    assert not bar_is_there()
     assert torch.cuda.CUDAGraph.capture_begin is capture
 
 
@@ -410,6 +410,135 @@ def test_nothing_comes_later_where_code_was_compiled(
     torch._dynamo.reset()
 
 
+class Witness(LazyResume):
+    """Counts how many times it finds out what may come later."""
+
+    looked = 0
+
+    def _later(self, away: lazy.Away) -> dict[int, int]:
+        self.looked += 1
+        return super()._later(away)
+
+
+@pytest.fixture
+def witness() -> Iterator[Witness]:
+    resume = Witness(smallest_bytes=1)
+    yield resume
+    resume.close()
+    lazy.await_all()
+
+
+def bar_is_there() -> bool:
+    return "__getattribute__" in vars(torch.optim.Optimizer)
+
+
+def test_what_was_foreseen_is_not_found_out_again(
+    store: JobStore, device: Laggard, witness: Witness, training: Training
+) -> None:
+    expected = training.moments()
+    switch = Switch(device, store, lazy=witness)
+    switch.foresee()
+    assert (witness.looked, bar_is_there()) == (0, False), "it is not suspended"
+    without = away_and_back(switch)
+    for _ in range(2):
+        switch.suspend(boundary=1)
+        switch.foresee()
+        looked = witness.looked
+        assert bar_is_there()
+        assert switch.resume().bytes_later == without > 0
+        assert witness.looked == looked
+    assert training.moments() == expected
+    assert not bar_is_there()
+
+
+@pytest.mark.parametrize(
+    "holder", [*HOLDERS, *sorted({*HOLDERS_OF_ONE} - {"a view"})]
+)  # of nothing there is none
+def test_nothing_foreseen_holds_when_somebody_has_taken_hold_since(
+    holder: str, store: JobStore, device: Laggard, witness: Witness, training: Training
+) -> None:
+    switch = Switch(device, store, lazy=witness)
+    without = away_and_back(switch)
+    switch.suspend(boundary=2)
+    switch.foresee()
+    held = (HOLDERS | HOLDERS_OF_ONE)[holder](training)
+    lost = without if holder in HOLDERS else training.model.weight.nbytes
+    assert switch.resume().bytes_later == without - lost
+    del held
+
+
+#: And how many times it is found out again, and whether anything comes later then.
+OTHER_WAYS: dict[str, tuple[Callable[[], object], int, bool]] = {
+    "collector": (
+        lambda: [item for item in gc.get_objects() if type(item) is torch.UntypedStorage],
+        1,
+        False,
+    ),
+    "fork": (lambda: os.waitpid(os.fork() or os._exit(0), 0), 1, True),
+    "compiler": (lambda: torch.compile(lambda number: number + 1, backend="eager")(torch.ones(1)), 0, False),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize("way", OTHER_WAYS)
+def test_nothing_foreseen_holds_when_it_could_be_come_upon_otherwise(
+    way: str, store: JobStore, device: Laggard, witness: Witness, training: Training
+) -> None:
+    switch = Switch(device, store, lazy=witness)
+    switch.suspend(boundary=1)
+    switch.foresee()
+    looked = witness.looked
+    come_upon, again, comes_later = OTHER_WAYS[way]
+    seen = come_upon()
+    later = switch.resume().bytes_later
+    torch._dynamo.reset()
+    assert (witness.looked - looked, later > 0) == (again, comes_later)
+    del seen
+
+
+def test_nothing_foreseen_holds_when_the_state_got_a_way_of_its_own(
+    store: JobStore, device: Laggard, witness: Witness, training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    switch = Switch(device, store, lazy=witness)
+    switch.suspend(boundary=1)
+    switch.foresee()
+    monkeypatch.setattr(torch.optim.Adam, "state", property(lambda adam: None), raising=False)
+    assert switch.resume().bytes_later == 0
+
+
+class Nothing:
+    """Another state that is away."""
+
+    storages = ()
+
+    def freed(self, at_least_bytes: int) -> dict[int, int]:
+        return {}
+
+
+def test_what_was_foreseen_of_another_state_does_not_hold(
+    store: JobStore, device: Laggard, witness: Witness, training: Training
+) -> None:
+    switch = Switch(device, store, lazy=witness)
+    switch.suspend(boundary=1)
+    witness.foresee(Nothing())
+    assert switch.resume().bytes_later > 0
+
+
+def test_what_was_foreseen_is_forgotten_when_a_resume_fails(
+    store: JobStore, device: Laggard, witness: Witness, training: Training
+) -> None:
+    expected = training.moments()
+    switch = Switch(device, store, lazy=witness)
+    switch.suspend(boundary=1)
+    switch.foresee()
+    device.failures["copy_in"] = 1
+    with pytest.raises(Broken):
+        switch.resume()
+    assert not bar_is_there()
+    assert switch.resume().bytes_later > 0
+    assert training.moments() == expected
+
+
 def test_damage_to_what_comes_later_is_told_to_whoever_asks(
     store: JobStore, device: Laggard, later: LazyResume, training: Training
 ) -> None:
@@ -448,6 +577,6 @@ def test_a_resume_that_fails_at_once_can_be_tried_again(
     device.failures["copy_in"] = 1
     with pytest.raises(Broken):
         switch.resume()
-    assert "__getattribute__" not in vars(torch.optim.Optimizer)
+    assert not bar_is_there()
     assert switch.resume().bytes_later > 0
     assert training.moments() == expected

@@ -224,6 +224,12 @@ def test_a_cancel_terminates_a_job_on_leave(rank: Rank) -> None:
 EXPECTED = Expect(epoch=2, device="cpu:0", giver="other")
 
 
+def test_something_to_expect_ends_the_quiet(rank: Rank) -> None:
+    rank.parked(boundary=3)
+    rank.orders.expect(EXPECTED)
+    assert not rank.orders.quiet_for(60.0)
+
+
 def declined(answers: list[FromAgent]) -> list[int]:
     return [answer.epoch for answer in answers if isinstance(answer, Declined)]
 
