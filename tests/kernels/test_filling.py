@@ -115,11 +115,15 @@ def test_what_was_taken_is_given_back_when_the_rest_cannot_be(
     assert parked.is_back()
 
 
-@pytest.mark.parametrize("index", [0, 4, 10, -1])
-def test_a_damaged_chunk_is_an_error_once_all_is_taken(device: CpuDevice, index: int) -> None:
+#: The seventh is large, and has a byte of padding.
+DAMAGED = [(0, 0), (4, 0), (7, 0), (7, CHUNK_BYTES - 2), (7, CHUNK_BYTES - 1), (10, 0), (-1, CHUNK_BYTES - 1)]
+
+
+@pytest.mark.parametrize(("index", "byte"), DAMAGED)
+def test_a_damaged_chunk_is_an_error_once_all_is_taken(device: CpuDevice, index: int, byte: int) -> None:
     parked = Parked(device)
     wrong = parked.arena.chunks[index][0]
-    parked.arena.memory[wrong] ^= 1
+    parked.arena.memory[wrong + byte] ^= 1
     finish = device.refill(parked.wanted, parked.arena.memory, Check(parked.arena))
     with pytest.raises(LookupError) as caught:
         finish()

@@ -96,9 +96,9 @@ def test_c_and_python_do_the_same(monkeypatch: pytest.MonkeyPatch, past_caches: 
     state = storages()
     one, other = Arena(state), Arena(state)
     history = []
-    for changed in ([], [0], [4, 8, len(SIZES) - 1]):
-        for number in changed:
-            state[number][SIZES[number] - 1] ^= 1
+    for changed in ([], [(0, 0)], [(4, -1), (7, 0), (8, 0), (len(SIZES) - 1, -1)]):
+        for number, byte in changed:
+            state[number][byte % SIZES[number]] ^= 1
         moved = one.copy()
         with monkeypatch.context() as patch:
             _by_python(patch)
@@ -109,7 +109,7 @@ def test_c_and_python_do_the_same(monkeypatch: pytest.MonkeyPatch, past_caches: 
         history.append(moved.get("unchanged", 0))
         for arena in (one, other):
             arena.next_snapshot(arena.sums.now)
-    last = [257, CHUNK_BYTES, CHUNK_BYTES]
+    last = [257, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES]
     assert history == [0, sum(SIZES) - 1, sum(SIZES) - sum(last)]
 
 
