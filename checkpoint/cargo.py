@@ -61,6 +61,10 @@ class Cargo:
         """Bytes that leave the device."""
         return sum(self.sizes)
 
+    def bytes_of(self, keys: Collection[int]) -> int:
+        """Bytes of the storages with these keys."""
+        return sum(compress(self.sizes, map(keys.__contains__, self.keys)))
+
     def freed(self, at_least_bytes: int) -> dict[int, int]:
         """Key and position of the storages of so many bytes that have no memory while they are away."""
         rows = enumerate(zip(self.keys, self.sizes, self.ways, strict=True))

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
-from itertools import compress
+from typing import NamedTuple
 
 import torch
 
@@ -41,8 +40,7 @@ from .undo import undoing
 from .warmup import WarmUp
 
 
-@dataclass(frozen=True, slots=True)
-class _Parked:
+class _Parked(NamedTuple):
     """What a suspended process must remember."""
 
     stages: Stages
@@ -368,7 +366,7 @@ class Switch:
     def _follow(self, stream: Stream, parked: _Parked, cargo: Cargo) -> None:
         """Let the rest come, behind the training."""
         record, later = parked.stages.record, stream.storages
-        record.bytes_later = sum(compress(cargo.sizes, map(later.__contains__, cargo.keys)))
+        record.bytes_later = cargo.bytes_of(later)
         copy = cargo.copy_in_later(self.device, parked.snapshot, verify=self._verify, later=later)
         self._stream = stream
         stream.start(copy, record, self._lost_later)
