@@ -256,8 +256,9 @@ def _lower_bar(one: _Behind, those: list[_Behind]) -> None:
     with _lock:
         if one in those:
             those.remove(one)
-        if not (_under_way or _foresights) and "__getattribute__" in vars(torch.optim.Optimizer):
-            del torch.optim.Optimizer.__getattribute__
+        if not (_under_way or _foresights):
+            if vars(torch.optim.Optimizer).get("__getattribute__") is _asked:
+                del torch.optim.Optimizer.__getattribute__
             torch.cuda.CUDAGraph.capture_begin = _capture_begin  # type: ignore[method-assign]
 
 

@@ -506,6 +506,18 @@ def test_nothing_foreseen_holds_when_the_state_got_a_way_of_its_own(
     assert switch.resume().bytes_later == 0
 
 
+def test_a_bar_of_somebody_else_s_is_left_where_it_is(
+    store: JobStore, device: Laggard, witness: Witness, training: Training
+) -> None:
+    switch = Switch(device, store, lazy=witness)
+    switch.suspend(boundary=1)
+    switch.foresee()
+    type.__setattr__(torch.optim.Optimizer, "__getattribute__", object.__getattribute__)
+    assert switch.resume().bytes_later == 0
+    assert bar_is_there()
+    type.__delattr__(torch.optim.Optimizer, "__getattribute__")
+
+
 class Nothing:
     """Another state that is away."""
 
