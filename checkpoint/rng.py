@@ -17,21 +17,32 @@ from gpuslice.errors import RefusedSnapshotError
 
 from .generators import NO_STATE, check_generator_state
 
+#: The generator behind ``np.random`` unless ``np.random.set_bit_generator`` has put another one there.
+_OF_NUMPY = "MT19937"
+
 
 def capture() -> dict[str, object]:
     """All states, as plain values and CPU tensors that ``tree.py`` can store.
 
     Keys: ``random``, ``numpy``, ``torch``, and ``cuda`` (one state per device) if CUDA is in use.
     """
-    kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
     states: dict[str, object] = {
         "random": random.getstate(),
-        "numpy": (kind, torch.from_numpy(keys), position, has_gauss, gauss),
+        "numpy": _of_numpy(),
         "torch": torch.get_rng_state(),
     }
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         states["cuda"] = list(torch.cuda.get_rng_state_all())
     return states
+
+
+def _of_numpy() -> object:
+    """NumPy's state: five values of its own generator; of one that was put there instead, a dict."""
+    state: Any = np.random.get_state(legacy=False)
+    if state["bit_generator"] != _OF_NUMPY:
+        return state
+    words = state["state"]
+    return _OF_NUMPY, torch.from_numpy(words["key"]), words["pos"], state["has_gauss"], state["gauss"]
 
 
 def check(states: Any, gpus: Mapping[int, int]) -> None:
@@ -52,7 +63,7 @@ def check(states: Any, gpus: Mapping[int, int]) -> None:
     except NO_STATE as error:
         raise RefusedSnapshotError(f"the process's random states cannot be used: {error}") from error
     check_generator_state(random.Random(), own, "the process")
-    check_generator_state(np.random.RandomState(), numpy, "the process")
+    check_generator_state(np.random.mtrand._rand, numpy, "the process")
     check_generator_state(torch.Generator(), cpu, "the process")
     for index, state in cuda.items():
         check_generator_state(torch.Generator(torch.device("cuda", index)), state, "the process")
@@ -82,12 +93,15 @@ def _unpacked(
 ) -> tuple[tuple[Any, ...], dict[str, Any], torch.Tensor, dict[int, torch.Tensor]]:
     """As the libraries take them: of random, NumPy, torch, and torch on the GPUs here."""
     version, words, gauss_next = states["random"]
-    kind, keys, position, has_gauss, gauss = states["numpy"]
-    numpy = {"bit_generator": kind, "state": {"key": keys.numpy(), "pos": position}}
+    numpy = states["numpy"]
+    if not isinstance(numpy, Mapping):
+        kind, keys, position, has_gauss, gauss = numpy
+        twister = {"key": keys.numpy(), "pos": position}
+        numpy = {"bit_generator": kind, "state": twister, "has_gauss": has_gauss, "gauss": gauss}
     cuda = dict(enumerate(states.get("cuda", [])))
     if cuda and gpus is not None:
         visible = torch.cuda.device_count()
         here = {index: state for index, state in cuda.items() if index < visible}
         cuda = here | {gpus[index]: state for index, state in cuda.items() if index in gpus}
     own = (version, tuple(words), gauss_next)
-    return own, numpy | {"has_gauss": has_gauss, "gauss": gauss}, states["torch"], cuda
+    return own, dict(numpy), states["torch"], cuda

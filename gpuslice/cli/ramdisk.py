@@ -101,7 +101,8 @@ def gc(
     if as_json:
         _print_json(removed=[msgspec.to_builtins(store) for store in removed], freed_bytes=freed)
     else:
-        print(f"{disk.directory}: {len(removed)} stores removed, {format_size(freed)} freed")
+        stores = "1 store" if len(removed) == 1 else f"{len(removed)} stores"
+        print(f"{disk.directory}: {stores} removed, {format_size(freed)} freed")
 
 
 @app.command()

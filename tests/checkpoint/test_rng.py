@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from gpuslice.checkpoint import rng
+from gpuslice.checkpoint.ramdisk import RamDisk
+from gpuslice.checkpoint.snapshot import open_snapshot
+from gpuslice.checkpoint.state import check
+from gpuslice.checkpoint.switch import Switch
 from gpuslice.errors import RefusedSnapshotError
+from gpuslice.kernels import open_device
+from gpuslice.types import DeviceName
 
 from .harness import digest
 
@@ -32,6 +40,37 @@ def test_a_captured_state_does_not_change_with_its_generator() -> None:
     draw()
     rng.restore(states)
     assert draw() == first
+
+
+@pytest.fixture(params=["MT19937", "PCG64", "Philox", "SFC64"])
+def numpy_generator(request: pytest.FixtureRequest) -> Iterator[str]:
+    """What ``np.random`` draws from meanwhile."""
+    own = np.random.get_bit_generator()
+    np.random.set_bit_generator(getattr(np.random, request.param)(7))
+    yield request.param
+    np.random.set_bit_generator(own)
+
+
+def test_numpy_may_have_been_given_another_generator(numpy_generator: str, tmp_path: Path) -> None:
+    with RamDisk(tmp_path / "ramdisk", 1 << 24).open_store("mine") as store:
+        switch = Switch(open_device(DeviceName("cpu", None)), store)
+        switch.suspend(boundary=1, named={"random": rng.capture()}, restartable=True)
+        first = draw()
+        switch.resume()
+        assert draw() == first
+        assert switch.snapshot is not None
+        with open_snapshot(switch.snapshot.path) as snapshot:
+            states = check(snapshot, {"random": None}).value("random")
+    rng.check(states, {})
+    rng.restore(states)
+    assert draw() == first
+
+
+def test_a_state_of_another_generator_of_numpys_is_refused(numpy_generator: str) -> None:
+    states = rng.capture()
+    np.random.set_bit_generator(np.random.PCG64DXSM(7))
+    with pytest.raises(RefusedSnapshotError, match="no numpy legacy PCG64DXSM state"):
+        rng.check(states, {})
 
 
 @pytest.mark.parametrize(
