@@ -113,6 +113,11 @@ def test_gc_removes_the_dead_and_says_how_much(disk: RamDisk, store: JobStore) -
     assert gpuslice("gc", disk=disk).stdout == f"{disk.directory}: 0 stores removed, 0 B freed\n"
 
 
+def test_gc_counts_one_store_as_one(disk: RamDisk, store: JobStore) -> None:
+    store.close(keep=True)
+    assert gpuslice("gc", "--all", disk=disk).stdout.startswith(f"{disk.directory}: 1 store removed, ")
+
+
 def test_ls_shows_what_tenants_use_of_their_limits(disk: RamDisk) -> None:
     ours = RamDisk(disk.directory, 64 << 20, tenant=Tenant("vision", 8 << 20))
     theirs = RamDisk(disk.directory, 64 << 20, tenant=Tenant("audio"))
