@@ -86,7 +86,7 @@ def test_nothing_is_filled_of_nothing(device: CpuDevice) -> None:
 class Failing(torch.UntypedStorage):
     """Its memory cannot be taken back."""
 
-    failure: BaseException
+    failure: type[BaseException]
 
     def resize_(self, size: int) -> None:
         if size:
@@ -95,11 +95,11 @@ class Failing(torch.UntypedStorage):
 
 @pytest.mark.parametrize(
     ("failure", "raised"),
-    [(RuntimeError("can't allocate memory"), DeviceMemoryError), (KeyboardInterrupt(), KeyboardInterrupt)],
+    [(RuntimeError, DeviceMemoryError), (KeyboardInterrupt, KeyboardInterrupt)],
 )
 @pytest.mark.parametrize("position", [0, 6, -1])
 def test_what_was_taken_is_given_back_when_the_rest_cannot_be(
-    device: CpuDevice, failure: BaseException, raised: type[BaseException], position: int
+    device: CpuDevice, failure: type[BaseException], raised: type[BaseException], position: int
 ) -> None:
     """Also if others are filling it; nobody touches it any more."""
     parked = Parked(device)
