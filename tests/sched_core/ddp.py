@@ -1,10 +1,15 @@
-"""An ordinary DistributedDataParallel training; rank 0 prints the digest of model and optimizer."""
+"""An ordinary DistributedDataParallel training; rank 0 prints the digest of model and optimizer.
+
+Words: how many epochs, and a file before which it does not begin, if there is to be one.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import io
 import sys
+import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -19,6 +24,8 @@ torch.manual_seed(0)
 layers = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 1))
 model = DistributedDataParallel(layers, gradient_as_bucket_view=True)
 optimizer = torch.optim.Adam(model.parameters())
+while len(sys.argv) > 2 and not Path(sys.argv[2]).exists():
+    time.sleep(0.01)
 for _ in range(int(sys.argv[1])):
     for inputs, targets in DataLoader(data, batch_size=16, shuffle=True):
         loss = torch.nn.functional.mse_loss(model(inputs), targets)

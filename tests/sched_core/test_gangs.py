@@ -15,12 +15,13 @@ import pytest
 from gpuslice import launch
 from gpuslice.config import Settings
 from gpuslice.sched_core.core import Core
-from gpuslice.sched_core.events import Command, Event, Program
+from gpuslice.sched_core.events import Command, Event, Program, Reported
 from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.live import Scheduler
 from gpuslice.sched_core.policies.rr import RoundRobin
 from gpuslice.sched_core.states import JobState
 from gpuslice.types import DeviceName
+from gpuslice.wire import Hello
 
 SCRIPT = Path(__file__).with_name("ddp.py")
 EPOCHS = "8"
@@ -47,10 +48,18 @@ def test_gangs_that_share_devices_end_as_undisturbed_ones(tmp_path: Path, ramdis
     alone = subprocess.run(argv, env=environ, capture_output=True, text=True, check=True, timeout=DEADLINE_S)
     core = Core([DeviceName("cpu", 0), DeviceName("cpu", 1)], RoundRobin(quantum_s=0.5))
 
+    begin, here = tmp_path / "begin", set[tuple[str, int]]()
+
     def observe(event: Event, now: float, commands: Sequence[Command]) -> None:
         core.check()
+        if isinstance(event, Reported) and isinstance(event.message, Hello):
+            here.add((event.job, event.rank))
+            if len(here) == 4:  # or one gang might be done before the other is there
+                begin.touch()
 
-    program = Program(argv, "/", launch.environment(Settings(device="cpu:0", ramdisk_dir=ramdisk), environ))
+    program = Program(
+        (*argv, str(begin)), "/", launch.environment(Settings(device="cpu:0", ramdisk_dir=ramdisk), environ)
+    )
     with Scheduler(core, tmp_path / "s", observer=observe) as scheduler:
         for job in "gh":
             scheduler.submit(JobSpec(id=job, submit_s=0.0, demand=2), program)
