@@ -72,9 +72,19 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Laggard:
     return found
 
 
+class Witness(LazyResume):
+    """Counts how many times it finds out what may come later."""
+
+    looked = 0
+
+    def _later(self, away: lazy.Away) -> dict[int, int]:
+        self.looked += 1
+        return super()._later(away)
+
+
 @pytest.fixture
-def later() -> Iterator[LazyResume]:
-    resume = LazyResume(smallest_bytes=1)
+def later() -> Iterator[Witness]:
+    resume = Witness(smallest_bytes=1)
     yield resume
     resume.close()
     lazy.await_all()
@@ -410,43 +420,25 @@ def test_nothing_comes_later_where_code_was_compiled(
     torch._dynamo.reset()
 
 
-class Witness(LazyResume):
-    """Counts how many times it finds out what may come later."""
-
-    looked = 0
-
-    def _later(self, away: lazy.Away) -> dict[int, int]:
-        self.looked += 1
-        return super()._later(away)
-
-
-@pytest.fixture
-def witness() -> Iterator[Witness]:
-    resume = Witness(smallest_bytes=1)
-    yield resume
-    resume.close()
-    lazy.await_all()
-
-
 def bar_is_there() -> bool:
     return "__getattribute__" in vars(torch.optim.Optimizer)
 
 
 def test_what_was_foreseen_is_not_found_out_again(
-    store: JobStore, device: Laggard, witness: Witness, training: Training
+    store: JobStore, device: Laggard, later: Witness, training: Training
 ) -> None:
     expected = training.moments()
-    switch = Switch(device, store, lazy=witness)
+    switch = Switch(device, store, lazy=later)
     switch.foresee()
-    assert (witness.looked, bar_is_there()) == (0, False), "it is not suspended"
+    assert (later.looked, bar_is_there()) == (0, False), "it is not suspended"
     without = away_and_back(switch)
     for _ in range(2):
         switch.suspend(boundary=1)
         switch.foresee()
-        looked = witness.looked
+        looked = later.looked
         assert bar_is_there()
         assert switch.resume().bytes_later == without > 0
-        assert witness.looked == looked
+        assert later.looked == looked
     assert training.moments() == expected
     assert not bar_is_there()
 
@@ -455,9 +447,9 @@ def test_what_was_foreseen_is_not_found_out_again(
     "holder", [*HOLDERS, *sorted({*HOLDERS_OF_ONE} - {"a view"})]
 )  # of nothing there is none
 def test_nothing_foreseen_holds_when_somebody_has_taken_hold_since(
-    holder: str, store: JobStore, device: Laggard, witness: Witness, training: Training
+    holder: str, store: JobStore, device: Laggard, later: Witness, training: Training
 ) -> None:
-    switch = Switch(device, store, lazy=witness)
+    switch = Switch(device, store, lazy=later)
     without = away_and_back(switch)
     switch.suspend(boundary=2)
     switch.foresee()
@@ -482,24 +474,24 @@ OTHER_WAYS: dict[str, tuple[Callable[[], object], int, bool]] = {
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize("way", OTHER_WAYS)
 def test_nothing_foreseen_holds_when_it_could_be_come_upon_otherwise(
-    way: str, store: JobStore, device: Laggard, witness: Witness, training: Training
+    way: str, store: JobStore, device: Laggard, later: Witness, training: Training
 ) -> None:
-    switch = Switch(device, store, lazy=witness)
+    switch = Switch(device, store, lazy=later)
     switch.suspend(boundary=1)
     switch.foresee()
-    looked = witness.looked
+    looked = later.looked
     come_upon, again, comes_later = OTHER_WAYS[way]
     seen = come_upon()
-    later = switch.resume().bytes_later
+    bytes_later = switch.resume().bytes_later
     torch._dynamo.reset()
-    assert (witness.looked - looked, later > 0) == (again, comes_later)
+    assert (later.looked - looked, bytes_later > 0) == (again, comes_later)
     del seen
 
 
 def test_nothing_foreseen_holds_when_the_state_got_a_way_of_its_own(
-    store: JobStore, device: Laggard, witness: Witness, training: Training, monkeypatch: pytest.MonkeyPatch
+    store: JobStore, device: Laggard, later: Witness, training: Training, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    switch = Switch(device, store, lazy=witness)
+    switch = Switch(device, store, lazy=later)
     switch.suspend(boundary=1)
     switch.foresee()
     monkeypatch.setattr(torch.optim.Adam, "state", property(lambda adam: None), raising=False)
@@ -507,9 +499,9 @@ def test_nothing_foreseen_holds_when_the_state_got_a_way_of_its_own(
 
 
 def test_a_bar_of_somebody_else_s_is_left_where_it_is(
-    store: JobStore, device: Laggard, witness: Witness, training: Training
+    store: JobStore, device: Laggard, later: Witness, training: Training
 ) -> None:
-    switch = Switch(device, store, lazy=witness)
+    switch = Switch(device, store, lazy=later)
     switch.suspend(boundary=1)
     switch.foresee()
     type.__setattr__(torch.optim.Optimizer, "__getattribute__", object.__getattribute__)
@@ -528,27 +520,12 @@ class Nothing:
 
 
 def test_what_was_foreseen_of_another_state_does_not_hold(
-    store: JobStore, device: Laggard, witness: Witness, training: Training
+    store: JobStore, device: Laggard, later: Witness, training: Training
 ) -> None:
-    switch = Switch(device, store, lazy=witness)
+    switch = Switch(device, store, lazy=later)
     switch.suspend(boundary=1)
-    witness.foresee(Nothing())
+    later.foresee(Nothing())
     assert switch.resume().bytes_later > 0
-
-
-def test_what_was_foreseen_is_forgotten_when_a_resume_fails(
-    store: JobStore, device: Laggard, witness: Witness, training: Training
-) -> None:
-    expected = training.moments()
-    switch = Switch(device, store, lazy=witness)
-    switch.suspend(boundary=1)
-    switch.foresee()
-    device.failures["copy_in"] = 1
-    with pytest.raises(Broken):
-        switch.resume()
-    assert not bar_is_there()
-    assert switch.resume().bytes_later > 0
-    assert training.moments() == expected
 
 
 def test_damage_to_what_comes_later_is_told_to_whoever_asks(
@@ -580,12 +557,15 @@ def damage(path: Path, bytes_there: bytes) -> None:
         file.write(bytes([bytes_there[len(bytes_there) // 2] ^ 1]))
 
 
+@pytest.mark.parametrize("foreseen", [False, True])
 def test_a_resume_that_fails_at_once_can_be_tried_again(
-    store: JobStore, device: Laggard, later: LazyResume, training: Training
+    store: JobStore, device: Laggard, later: LazyResume, training: Training, foreseen: bool
 ) -> None:
     expected = training.moments()
     switch = Switch(device, store, lazy=later)
     switch.suspend(boundary=1)
+    if foreseen:
+        switch.foresee()
     device.failures["copy_in"] = 1
     with pytest.raises(Broken):
         switch.resume()
