@@ -19,6 +19,8 @@ from .generators import NO_STATE, check_generator_state
 
 #: The generator behind ``np.random`` unless ``np.random.set_bit_generator`` has put another one there.
 _OF_NUMPY = "MT19937"
+#: What the functions of ``np.random`` are methods of.
+_SHARED = np.random.mtrand._rand
 
 
 def capture() -> dict[str, object]:
@@ -63,7 +65,7 @@ def check(states: Any, gpus: Mapping[int, int]) -> None:
     except NO_STATE as error:
         raise RefusedSnapshotError(f"the process's random states cannot be used: {error}") from error
     check_generator_state(random.Random(), own, "the process")
-    check_generator_state(np.random.mtrand._rand, numpy, "the process")
+    check_generator_state(_SHARED, numpy, "the process")
     check_generator_state(torch.Generator(), cpu, "the process")
     for index, state in cuda.items():
         check_generator_state(torch.Generator(torch.device("cuda", index)), state, "the process")

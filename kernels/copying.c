@@ -153,18 +153,31 @@ static int is_damaged(const struct hasher *hash, const struct chunk *chunk, cons
     return hash->whole(chunk->source, chunk->padded_bytes).low != expected[chunk->row];
 }
 
-/* Returns the position of the first chunk that, with its padding, is not what it should be: neither it nor what
-   follows is copied; or their number. What they should be are the lower halves of their sums; without any
-   nothing is compared. */
+/* Copies a chunk that is what it should be; with a state to hash it by, a large one in any case, while it is compared.
+   Returns whether it is something else. What chunks should be are the lower halves of their sums, with their padding;
+   without any nothing is compared. */
+static int copy_comparing(const struct hasher *hash, void *state, const struct chunk *chunk, const uint64_t *expected,
+                          int past_caches)
+{
+    if (state && chunk->nbytes > BLOCK_BYTES) {
+        copy_hashing(hash, state, chunk, past_caches);
+        hash->update(state, chunk->source + chunk->nbytes, chunk->padded_bytes - chunk->nbytes);
+        return hash->end(state).low != expected[chunk->row];
+    }
+    if (expected && is_damaged(hash, chunk, expected))
+        return 1;
+    copy_bytes(chunk->target, chunk->source, chunk->nbytes, past_caches);
+    return 0;
+}
+
+/* Returns the position of the first chunk that is not what it should be: neither it nor what follows is copied; or their
+   number. */
 size_t copy_expected(const struct hasher *hash, const struct chunk *chunks, size_t count, const uint64_t *expected,
                      int past_caches)
 {
     size_t position = 0;
-    for (const struct chunk *chunk = chunks; position < count; chunk++, position++) {
-        if (expected && is_damaged(hash, chunk, expected))
-            break;
-        copy_bytes(chunk->target, chunk->source, chunk->nbytes, past_caches);
-    }
+    while (position < count && !copy_comparing(hash, NULL, chunks + position, expected, past_caches))
+        position++;
     return position;
 }
 
@@ -194,22 +207,6 @@ void allow_copies(struct advance *advance, uint64_t ready, uint64_t over)
 {
     __atomic_store_n(&advance->ready, ready, __ATOMIC_RELEASE);
     __atomic_store_n(&advance->over, over, __ATOMIC_RELEASE);
-}
-
-/* Copies a chunk that is what it should be; but a large one in any case, while it is compared, if there is a state.
-   Returns whether it is something else. */
-static int copy_comparing(const struct hasher *hash, void *state, const struct chunk *chunk, const uint64_t *expected,
-                          int past_caches)
-{
-    if (!expected || !state || chunk->nbytes <= BLOCK_BYTES) {
-        int damaged = expected && is_damaged(hash, chunk, expected);
-        if (!damaged)
-            copy_bytes(chunk->target, chunk->source, chunk->nbytes, past_caches);
-        return damaged;
-    }
-    copy_hashing(hash, state, chunk, past_caches);
-    hash->update(state, chunk->source + chunk->nbytes, chunk->padded_bytes - chunk->nbytes);
-    return hash->end(state).low != expected[chunk->row];
 }
 
 static int copy_as_they_come(const struct hasher *hash, void *state, const struct chunk *chunks, size_t count,
@@ -244,7 +241,7 @@ static int copy_as_they_come(const struct hasher *hash, void *state, const struc
 int copy_ready(const struct hasher *hash, const struct chunk *chunks, size_t count, const uint64_t *expected,
                int past_caches, struct advance *advance, uint64_t most_bytes)
 {
-    void *state = hash->begin();
+    void *state = expected ? hash->begin() : NULL; /* without memory for one chunks are compared first */
     int more = copy_as_they_come(hash, state, chunks, count, expected, past_caches, advance, most_bytes);
     hash->drop(state);
     return more;

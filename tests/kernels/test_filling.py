@@ -115,7 +115,7 @@ def test_what_was_taken_is_given_back_when_the_rest_cannot_be(
     assert parked.is_back()
 
 
-#: The seventh is large, and has a byte of padding.
+#: Chunk and byte; chunk 7 is large, and has a byte of padding.
 DAMAGED = [(0, 0), (4, 0), (7, 0), (7, CHUNK_BYTES - 2), (7, CHUNK_BYTES - 1), (10, 0), (-1, CHUNK_BYTES - 1)]
 
 
