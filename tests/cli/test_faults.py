@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -33,6 +34,16 @@ def command(job: str) -> psutil.Process:
         except psutil.Error:
             continue
     raise AssertionError(f"{job} has no process")
+
+
+def stop(job: str) -> psutil.Process:
+    """Stop the process that ``job`` is: until it has noticed it would die of SIGTERM, or take orders."""
+    process = command(job)
+    process.suspend()
+    tasks = Path(f"/proc/{process.pid}/task")
+    while any(psutil.Process(int(task.name)).status() != psutil.STATUS_STOPPED for task in tasks.iterdir()):
+        time.sleep(0.01)
+    return process
 
 
 def running(shell: Shell, client: Client, *options: str) -> str:
@@ -102,8 +113,7 @@ def test_a_stopped_job_keeps_its_device_until_it_goes_on(shell: Shell) -> None:
     shell.up()
     client = shell.client()
     stopped = running(shell, client)
-    process = command(stopped)
-    process.suspend()
+    process = stop(stopped)
     waiting = shell.submit(20)
     until(client, stopped, lambda info: info.state == "suspending")
     (found,) = [job for job in client.jobs() if job.id == waiting]
@@ -120,7 +130,7 @@ def test_a_stopped_job_can_be_cancelled(shell: Shell) -> None:
     shell.up()
     client = shell.client()
     stopped = running(shell, client)
-    command(stopped).suspend()
+    stop(stopped)
     client.cancel(stopped)
     ended = client.wait(stopped, 60.0)
     assert ended is not None
