@@ -129,7 +129,12 @@ assert intact()
 
 
 @pytest.mark.parametrize(
-    "script", ["cuMemcpyDtoHAsync_v2:2:700", "cuMemUnmap:2:999", "cuCtxSynchronize:3:700"]
+    "script",
+    [
+        "cuMemcpyDtoHAsync_v2:2:700",
+        pytest.param("cuMemUnmap:2:999", marks=pytest.mark.slow),
+        pytest.param("cuCtxSynchronize:3:700", marks=pytest.mark.slow),
+    ],
 )
 def test_a_suspend_that_fails_changes_nothing(scenario: Scenario, script: str) -> None:
     scenario(

@@ -136,7 +136,7 @@ assert sizes().count(1100) == len(made) == 2000
 """
 
 
-@pytest.mark.parametrize("script", [SCRIPT, SET_ASIDE])
+@pytest.mark.parametrize("script", [SCRIPT, pytest.param(SET_ASIDE, marks=pytest.mark.slow)])
 def test_what_is_made_later_is_found_whoever_freezes(script: str) -> None:
     child = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=600, check=False
@@ -221,6 +221,7 @@ assert not listens()
 """
 
 
+@pytest.mark.slow
 def test_collections_are_watched_only_while_something_is_set_aside() -> None:
     command = [sys.executable, "-c", LISTENING]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)

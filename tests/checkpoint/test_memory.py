@@ -21,6 +21,7 @@ MIB = 1 << 20
 STATE_BYTES = 256 * MIB
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("slots", "share"), [(1, 1.05), (2, 2.05)])
 def test_snapshots_take_hardly_more_than_the_state(disk: RamDisk, slots: int, share: float) -> None:
     """Two restartable ones after each other; and the process itself keeps next to nothing."""

@@ -460,6 +460,7 @@ def test_gc_spares_the_parked_and_finds_what_a_killed_one_left(
     assert (files(place), os.listdir(disk.directory)) == ([], ["lock"])
 
 
+@pytest.mark.slow
 def test_whatever_happens_at_any_step_every_snapshot_is_whole(shm: Path, actor: Actor) -> None:
     """A parked job dies in the first, second, ... step of moving out and back; then the power goes, too."""
     process, seen, left = actor(), set(), set()

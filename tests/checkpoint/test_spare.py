@@ -302,6 +302,7 @@ def test_a_training_whose_slots_are_taken_again_and_again_is_bit_for_bit_as_befo
         assert boundary - (not restartable) in disk.boundaries("a")
 
 
+@pytest.mark.slow
 def test_whatever_happens_at_any_step_every_snapshot_is_whole(shm: Path, actor: Actor) -> None:
     """A running job dies in the first, second, ... step of giving its slots and of the next save."""
     process, seen, left = actor(), set(), set()

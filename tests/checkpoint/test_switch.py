@@ -323,6 +323,7 @@ with RamDisk(Path(sys.argv[1])).open_store(None) as store:
 """
 
 
+@pytest.mark.slow
 def test_a_parked_job_leaves_the_resident_set(tmp_path: Path) -> None:
     child = subprocess.run(
         [sys.executable, "-c", REALISTIC, str(tmp_path / "ramdisk")],

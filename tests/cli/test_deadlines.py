@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import sys
 
+import pytest
+
 from .conftest import RANK, Shell
 from .waiting import until
 
 
+@pytest.mark.slow
 def test_a_deadline_is_guaranteed_or_the_job_refused(shell: Shell) -> None:
     options = ("--devices", "null:1", "--policy", "chronus", "--quantum", "500ms")
     shell("up", *options)

@@ -203,6 +203,7 @@ def test_verify_tells_whole_from_damaged(disk: RamDisk, store: JobStore) -> None
     assert list(json.loads(answer.stdout)) == ["path", "whole", "error", "remedy"]
 
 
+@pytest.mark.slow
 def test_export_writes_safetensors(disk: RamDisk, store: JobStore, tmp_path: Path) -> None:
     path, out = saved(disk), tmp_path / "out.safetensors"
     done = gpuslice("export", path, out, "--json")
@@ -216,7 +217,7 @@ def test_export_writes_safetensors(disk: RamDisk, store: JobStore, tmp_path: Pat
     assert gpuslice("export", path, tmp_path / "no" / "where").returncode == 3
 
 
-@pytest.mark.parametrize("kind", ["safetensors", "dcp"])
+@pytest.mark.parametrize("kind", ["safetensors", pytest.param("dcp", marks=pytest.mark.slow)])
 def test_an_export_that_cannot_be_written_leaves_nothing(disk: RamDisk, tmp_path: Path, kind: str) -> None:
     with disk.open_store("night") as store:
         with store.begin(Layout((StorageSpec(0, 1 << 20, "cpu", "w"),))) as writer:

@@ -39,6 +39,7 @@ def test_jobs_run_on_or_stay_parked_and_the_next_scheduler_goes_on_with_them(she
     shell("down")
 
 
+@pytest.mark.slow
 def test_killed_again_and_again_the_jobs_keep_taking_turns(shell: Shell) -> None:
     shell.up()
     client = shell.client()

@@ -195,6 +195,7 @@ def test_the_first_boundary_is_told_without_waiting_for_a_heartbeat(workshop: Wo
         desk.hear(Progress, lambda progress: progress.boundary == 1)
 
 
+@pytest.mark.slow
 def test_who_waits_for_a_lease_imports_meanwhile_what_optimizers_need(workshop: Workshop, desk: Desk) -> None:
     script = "import sys, torch\nprint('torch._dynamo' in sys.modules)"
     with job(workshop, desk, "", script=script) as process:

@@ -241,6 +241,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_only_the_training_process_suspends(workshop: Workshop) -> None:
     workshop.write("children.py", CHILDREN)
     done = workshop.gpuslice_run("--suspend-every", "1", "--report", "r.json", "children.py")

@@ -116,6 +116,7 @@ for x in DataLoader(Data()):
 """
 
 
+@pytest.mark.slow
 def test_an_exception_shows_the_user_s_own_traceback(
     workshop: Workshop, others_lines: Callable[[str], str]
 ) -> None:

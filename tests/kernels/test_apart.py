@@ -106,6 +106,7 @@ def test_large_storages_lie_together_and_leave_together() -> None:
         assert float(share) > 0.95  # all that came had been given back before
 
 
+@pytest.mark.slow
 def test_whole_heaps_go_back_whatever_other_threads_keep() -> None:
     for heaps, left in _rounds(WHOLE):
         assert int(heaps) >= 4  # 252 MiB

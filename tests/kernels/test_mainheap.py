@@ -109,6 +109,7 @@ def test_gradients_go_to_the_end_and_not_into_the_holes_that_the_state_has_left(
     assert _run(GRADIENTS) == ["True", "0", "0 200", "True"]
 
 
+@pytest.mark.slow
 def test_holes_are_plugged_once_so_that_addresses_do_not_run_out() -> None:
     assert _run(ONCE) == ["True", "1"]
 
@@ -117,6 +118,7 @@ def test_the_end_comes_in_huge_pages() -> None:
     assert _run(HUGE) == ["True", "True"]
 
 
+@pytest.mark.slow
 def test_the_heap_does_not_grow_from_switch_to_switch() -> None:
     made, level = _run(ENDURANCE)
     assert made == "True"

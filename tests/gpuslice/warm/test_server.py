@@ -28,6 +28,7 @@ sys.exit(int(sys.argv[1]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("word", "status"), [("7", 7), ("interrupted", -2)])
 def test_it_begins_and_ends_like_any_python(tmp_path: Path, servers: Servers, word: str, status: int) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
