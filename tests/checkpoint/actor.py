@@ -223,13 +223,21 @@ class Actor:
         return answer
 
     def fork(self) -> int:
-        """A child that lives on until this process's stdin ends, as a DataLoader's worker might."""
+        """A child that lives on until this process's stdin ends, as a DataLoader's worker might.
+
+        When this answers, it has let go of what children let go of.
+        """
+        read, write = os.pipe()
         pid = os.fork()
         if pid == 0:
             os.close(1)
+            os.write(write, b".")
             while os.read(0, 1):
                 pass
             os._exit(0)
+        os.read(read, 1)
+        os.close(read)
+        os.close(write)
         return pid
 
 
