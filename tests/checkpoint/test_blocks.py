@@ -77,6 +77,7 @@ for boundary in (3, 5):
 """)
 
 
+@pytest.mark.slow
 def test_named_tensors_are_views_of_their_blocks(scenario: Scenario) -> None:
     scenario("""
 from gpuslice.checkpoint.blocks import load_blocks
@@ -149,6 +150,7 @@ assert intact()
     )
 
 
+@pytest.mark.slow
 def test_a_failed_undo_names_both_failures(scenario: Scenario) -> None:
     scenario(
         """

@@ -99,6 +99,7 @@ def test_a_save_meets_a_full_disk_at_any_call(
     assert {"open", "ftruncate", "posix_fallocate", "pwrite", "mmap", "replace"} <= set(hits)
 
 
+@pytest.mark.slow
 def test_coming_back_from_the_spill_directory_meets_a_full_disk_at_any_call(
     shm: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -183,6 +183,7 @@ for what in (gc.freeze, interrupt, gc.freeze, gc.collect, interrupt):
 """
 
 
+@pytest.mark.slow
 def test_a_look_that_is_disturbed_or_interrupted_hides_nothing_from_the_next() -> None:
     done = subprocess.run(
         [sys.executable, "-c", FROZEN], capture_output=True, text=True, timeout=300, check=False

@@ -35,7 +35,7 @@ from .harness import FaultyDevice, digest, disturb, flip_a_byte, seed
 MODULES = (frameworks, loops, optimizers, places, tensors)
 #: Bytes of the first layer's weights, and of their gradients and moments.
 WEIGHTS = 32 * 128 * 4
-SLOW = {"compiled-inductor"}
+SLOW = {"compiled-inductor", "compiled-aot_eager"}
 #: torch announces the end of some features that must survive while they are there.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*[Ss]parse.*:UserWarning"),

@@ -124,6 +124,7 @@ def test_a_signal_ends_the_scheduler_and_not_its_jobs(shell: Shell, number: int)
     shell("down")
 
 
+@pytest.mark.slow
 def test_other_options_are_refused_while_jobs_are_unfinished(shell: Shell) -> None:
     shell.up()
     job = shell.submit(10**6)

@@ -56,12 +56,12 @@ if __name__ == "__main__":
 """
 
 
-def test_a_suspend_at_every_boundary_changes_no_bit(workshop: Workshop) -> None:
-    workshop.write("train.py", TRAIN)
-    plain = workshop.python("train.py")
-    ours = workshop.gpuslice_run("--suspend-every", "1", "--report", "r.json", "train.py")
+def test_a_suspend_at_every_boundary_changes_no_bit(warm_workshop: Workshop) -> None:
+    warm_workshop.write("train.py", TRAIN)
+    plain = warm_workshop.python("train.py")
+    ours = warm_workshop.gpuslice_run("--suspend-every", "1", "--report", "r.json", "train.py")
     assert (ours.returncode, ours.stdout) == (0, plain.stdout), ours.stderr
-    report = json.loads((workshop.directory / "r.json").read_text())
+    report = json.loads((warm_workshop.directory / "r.json").read_text())
     assert [switch["boundary"] for switch in report["switches"]] == list(range(1, 3 * 9 + 1))
     assert report["totals"]["steps"] == 12
     assert all(switch["bytes_freed"] > 60_000 for switch in report["switches"][4:])

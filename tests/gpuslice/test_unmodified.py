@@ -118,9 +118,8 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [name if name == "module" else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
 def test_nothing_tells_it_from_plain_python(
     workshop: Workshop, others_lines: Callable[[str], str], name: str
 ) -> None:

@@ -114,6 +114,7 @@ def test_holes_are_plugged_once_so_that_addresses_do_not_run_out() -> None:
     assert _run(ONCE) == ["True", "1"]
 
 
+@pytest.mark.slow
 def test_the_end_comes_in_huge_pages() -> None:
     assert _run(HUGE) == ["True", "True"]
 

@@ -113,6 +113,7 @@ def utility(truth: Bid, award: Award) -> float:
     return real.get(tuple(sorted(award.option.counts.items())), truth.nothing) * award.fraction
 
 
+@pytest.mark.slow
 @given(auctions(), bids("a0"))
 @settings(max_examples=300, deadline=None)
 def test_truth_is_the_best_bid(case: tuple[list[int], list[Bid]], lie: Bid) -> None:

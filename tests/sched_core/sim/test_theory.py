@@ -100,6 +100,7 @@ def test_ever_shorter_turns_share_the_device(service: Draw) -> None:
     agrees(jct_s(run(service, "rr", jobs=3_000, quantum_s=0.1)), 1 / (1 - LOAD), most=0.15)
 
 
+@pytest.mark.slow
 def test_least_attained_service_is_foreground_background() -> None:
     """M/G/1 with sizes 0.5 and 1.5. Short jobs wait for parts of 0.5 only; long ones for everybody.
 
