@@ -8,8 +8,6 @@ name, and nothing is pickled; a value of another type is an error that names its
 
 from __future__ import annotations
 
-import base64
-import math
 import sys
 from collections import OrderedDict
 from collections.abc import Callable
@@ -17,13 +15,12 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
-import numpy as np
 
 from gpuslice.errors import CorruptSnapshotError, RefusedSnapshotError, UsageError
 
+from .leaves import LEAVES, encode_leaf, named, stands_for_itself
+
 DEPTH_LIMIT = 64
-_EXACT_INT = 2**53
-_ARRAY_KINDS = "biufcSUmM"
 
 T = TypeVar("T")
 
@@ -126,24 +123,19 @@ class _Encoder:
         kind = type(value)
         if kind is TensorRef:
             return self._reference(value, path, depth)
-        if _stands_for_itself(value):
+        if stands_for_itself(value):
             return value
         if kind is str:
             return self._text(value, path)
-        if kind is int:
-            return ["int", hex(value)]
-        if kind is float:
-            return ["float", value.hex()]
-        if depth >= DEPTH_LIMIT:
-            raise UsageError(f"{_name(path)} is nested more than {DEPTH_LIMIT} deep", "flatten it")
         if kind in _SEQUENCES:
+            depth = _below(path, depth)
             items = [
-                item if _stands_for_itself(item) else self.encode(item, _join(path, i), depth + 1)
+                item if stands_for_itself(item) else self.encode(item, _join(path, i), depth)
                 for i, item in enumerate(value)
             ]
             return [_SEQUENCES[kind], *(sorted(items, key=repr) if kind in (set, frozenset) else items)]
         if kind is dict or kind is OrderedDict:
-            return ["dict" if kind is dict else "odict", *self._pairs(value, path, depth + 1)]
+            return ["dict" if kind is dict else "odict", *self._pairs(value, path, _below(path, depth))]
         return self._other(value, path, depth)
 
     def _text(self, value: str, path: str) -> str:
@@ -151,14 +143,14 @@ class _Encoder:
             try:
                 value.encode()
             except UnicodeEncodeError:
-                raise UsageError(f"{_name(path)} is not valid Unicode text", "save it as bytes") from None
+                raise UsageError(f"{named(path)} is not valid Unicode text", "save it as bytes") from None
         return value
 
     def _pairs(self, value: dict[Any, Any], path: str, depth: int) -> list[list[object]]:
         return [
             [
-                key if _stands_for_itself(key) else self.encode(key, f"{_join(path, key)} (the key)", depth),
-                item if _stands_for_itself(item) else self.encode(item, _join(path, key), depth),
+                key if stands_for_itself(key) else self.encode(key, f"{_join(path, key)} (the key)", depth),
+                item if stands_for_itself(item) else self.encode(item, _join(path, key), depth),
             ]
             for key, item in value.items()
         ]
@@ -170,64 +162,31 @@ class _Encoder:
         kind = type(value)
         if kind in self._by_type:
             name, codec = self._by_type[kind]
-            return ["codec", name, self.encode(codec.encode(value), path, depth + 1)]
-        if kind is bytes or kind is bytearray:
-            return [kind.__name__, base64.b64encode(value).decode()]
-        if kind is complex:
-            return ["complex", value.real.hex(), value.imag.hex()]
-        if isinstance(value, np.generic) or kind is np.ndarray:
-            return _encode_numpy(value, path)
+            return ["codec", name, self.encode(codec.encode(value), path, _below(path, depth))]
         if self._torch_tensor and isinstance(value, self._torch_tensor) and self._tensor is not None:
             return self._reference(self._tensor(value, path), path, depth)
-        tagged = _encode_torch(value)
-        if tagged is not None:
-            return tagged
+        leaf = encode_leaf(value, path)
+        if leaf is not None:
+            return leaf
         raise UsageError(
-            f"{_name(path)} is a {kind.__module__}.{kind.__qualname__}, which cannot be saved",
+            f"{named(path)} is a {kind.__module__}.{kind.__qualname__}, which cannot be saved",
             "give plain values, or teach its type with gpuslice.checkpoint.tree.register_codec",
         )
-
-
-def _stands_for_itself(value: Any) -> bool:
-    """Whether JSON has the value as it is. Most have, and need neither a path nor a tag."""
-    kind = type(value)
-    if kind is str:
-        return value.isascii()  # type: ignore[no-any-return]
-    return value is None or kind is bool or (kind is int and -_EXACT_INT <= value <= _EXACT_INT)
 
 
 _SEQUENCES: dict[type, str] = {list: "list", tuple: "tuple", set: "set", frozenset: "frozenset"}
 
 
-def _name(path: str) -> str:
-    return path or "the value"
+def _below(path: str, depth: int) -> int:
+    """The depth of what is in a value at ``depth``."""
+    if depth >= DEPTH_LIMIT:
+        raise UsageError(f"{named(path)} is nested more than {DEPTH_LIMIT} deep", "flatten it")
+    return depth + 1
 
 
 def _join(path: str, key: object) -> str:
     part = key if isinstance(key, str) else repr(key)
     return f"{path}.{part}" if path else part
-
-
-def _encode_numpy(value: Any, path: str) -> list[object]:
-    array = np.asarray(value)
-    if array.dtype.kind not in _ARRAY_KINDS or array.dtype.hasobject:
-        raise UsageError(f"{_name(path)} is an array of {array.dtype}, which cannot be saved", "convert it")
-    tag = "scalar" if isinstance(value, np.generic) else "array"
-    data = base64.b64encode(array.tobytes()).decode()
-    return [tag, array.dtype.str, list(array.shape), data]
-
-
-def _encode_torch(value: Any) -> list[object] | None:
-    torch = sys.modules.get("torch")
-    if torch is None:
-        return None
-    if type(value) is torch.Size:
-        return ["size", *value]
-    if type(value) is torch.dtype:
-        return ["dtype", str(value).removeprefix("torch.")]
-    if type(value) is torch.device:
-        return ["device", str(value)]
-    return None
 
 
 def decode(tree: Tree, tensor: Callable[[TensorRef], object] | None = None) -> Any:
@@ -331,72 +290,10 @@ class _Decoder:
         raise CorruptSnapshotError("the tree has a malformed codec")
 
 
-def _decode_float(text: str) -> float:
-    value = float.fromhex(text)
-    if value.hex() != text:
-        raise ValueError(f"{text} is not the hexadecimal form of a float")
-    return value
-
-
-def _decode_int(text: str) -> int:
-    value = int(text, 16)
-    if hex(value) != text or -_EXACT_INT <= value <= _EXACT_INT:
-        raise ValueError(f"{text} is not the form of a large integer")
-    return value
-
-
-def _decode_numpy(tag: str) -> Callable[[str, list[int], str], Any]:
-    def decode_array(dtype: str, shape: list[int], data: str) -> Any:
-        kind = np.dtype(dtype)
-        raw = base64.b64decode(data, validate=True)
-        if kind.kind not in _ARRAY_KINDS or kind.hasobject or math.prod(shape) * kind.itemsize != len(raw):
-            raise ValueError("an array's bytes do not fit its shape")
-        array = np.frombuffer(raw, kind).reshape(shape) if raw else np.empty(shape, kind)
-        return array[()] if tag == "scalar" else array.copy()
-
-    return decode_array
-
-
-def _decode_dtype(name: str) -> object:
-    import torch
-
-    value = getattr(torch, name, None)
-    if not isinstance(value, torch.dtype):
-        raise ValueError(f"torch has no dtype {name!r}")
-    return value
-
-
-def _decode_device(name: str) -> object:
-    import torch
-
-    try:
-        return torch.device(name)
-    except RuntimeError as error:
-        raise ValueError(f"{name!r} is no device") from error
-
-
-def _decode_size(*sizes: int) -> object:
-    import torch
-
-    return torch.Size(sizes)
-
-
 _COLLECTIONS: dict[str, Callable[[list[Any]], object]] = {
     "list": list,
     "tuple": tuple,
     "set": set,
     "frozenset": frozenset,
 }
-_LEAVES: dict[str, Callable[..., object]] = {
-    "int": _decode_int,
-    "float": _decode_float,
-    "complex": lambda real, imag: complex(_decode_float(real), _decode_float(imag)),
-    "bytes": lambda text: base64.b64decode(text, validate=True),
-    "bytearray": lambda text: bytearray(base64.b64decode(text, validate=True)),
-    "scalar": _decode_numpy("scalar"),
-    "array": _decode_numpy("array"),
-    "size": _decode_size,
-    "dtype": _decode_dtype,
-    "device": _decode_device,
-}
-_BUILDERS: dict[str, Callable[..., object]] = {**_COLLECTIONS, **_LEAVES}
+_BUILDERS: dict[str, Callable[..., object]] = {**_COLLECTIONS, **LEAVES}

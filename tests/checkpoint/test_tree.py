@@ -155,6 +155,16 @@ def test_depth_has_a_limit_and_cycles_end() -> None:
         encode(cycle)
 
 
+@pytest.mark.parametrize("leaf", [None, 2**60, 1.5, 1j, b"x", np.int8(1), torch.float32, torch.Size([2])])
+def test_what_holds_nothing_may_be_in_the_deepest_list(leaf: object) -> None:
+    value = leaf
+    for _ in range(tree.DEPTH_LIMIT):
+        value = [value]
+    assert same(decode(encode(value)), value)
+    with pytest.raises(UsageError, match="nested"):
+        encode([value])
+
+
 def test_tensors_become_references_with_their_paths() -> None:
     seen: list[str] = []
 
@@ -173,6 +183,14 @@ def test_a_codec_teaches_one_type() -> None:
     register_codec("pure-path", PurePosixPath, str, PurePosixPath)
     register_codec("pure-path", PurePosixPath, str, PurePosixPath)
     assert decode(encode({"p": PurePosixPath("/a")})) == {"p": PurePosixPath("/a")}
+
+
+def test_a_codec_may_teach_what_is_refused_of_numpy() -> None:
+    pair = np.array((1, 2.0), "i4,f8")[()]
+    with pytest.raises(UsageError, match="an array of"):
+        encode(pair)
+    register_codec("pair", np.void, np.void.item, lambda values: np.array(values, "i4,f8")[()])
+    assert same(decode(encode(pair)), pair)
     with pytest.raises(UsageError, match="collides"):
         register_codec("pure-path", Colour, int, Colour)
     with pytest.raises(UsageError, match="collides"):
