@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from enum import StrEnum
@@ -16,7 +17,7 @@ from gpuslice.checkpoint.listing import StoreInfo, TenantInfo
 from gpuslice.checkpoint.ramdisk import RamDisk
 from gpuslice.checkpoint.snapshot import SnapshotFile, open_snapshot
 from gpuslice.config import format_size, load
-from gpuslice.errors import SnapshotError
+from gpuslice.errors import SnapshotError, UsageError
 
 app = typer.Typer(help="Look after the RAM disk and its snapshots.", no_args_is_help=True)
 
@@ -26,7 +27,13 @@ Limit = Annotated[
     str | None, typer.Option("--spill-limit", metavar="50G", help="Most bytes that they may take there.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON; the keys are documented and stay.")]
-File = Annotated[Path, typer.Argument(help="A snapshot file.", metavar="FILE")]
+Snapshot = Annotated[
+    str,
+    typer.Argument(
+        help="A snapshot's file, or the job whose newest one is meant (JOB.r1: of its rank 1).",
+        metavar="FILE|JOB",
+    ),
+]
 
 
 class Format(StrEnum):
@@ -101,8 +108,7 @@ def gc(
     if as_json:
         _print_json(removed=[msgspec.to_builtins(store) for store in removed], freed_bytes=freed)
     else:
-        stores = "1 store" if len(removed) == 1 else f"{len(removed)} stores"
-        print(f"{disk.directory}: {stores} removed, {format_size(freed)} freed")
+        print(f"{disk.directory}: {_count(len(removed), 'store')} removed, {format_size(freed)} freed")
 
 
 @app.command()
@@ -115,17 +121,19 @@ def spill(
     if as_json:
         _print_json(spilled=[msgspec.to_builtins(store) for store in moved])
     else:
-        print(f"{disk.directory}: {len(moved)} snapshots spilled")
+        print(f"{disk.directory}: {_count(len(moved), 'snapshot')} spilled")
 
 
 @app.command()
-def verify(file: File, directory: Directory = None, as_json: Json = False) -> None:
-    """Check every byte of a snapshot file; exit code 4 if it is damaged or not acceptable."""
-    del directory  # accepted by every command of the group; a file needs no RAM disk
+def verify(
+    snapshot: Snapshot, directory: Directory = None, spill_dir: Spill = None, as_json: Json = False
+) -> None:
+    """Check every byte of a snapshot; exit code 4 if it is damaged or not acceptable."""
+    file = _file(snapshot, directory, spill_dir)
     try:
-        with open_snapshot(file) as snapshot:
-            snapshot.verify()
-            description = _describe(snapshot)
+        with open_snapshot(file) as opened:
+            opened.verify()
+            description = _describe(opened)
     except SnapshotError as error:
         if as_json:
             _print_json(path=str(file), whole=False, error=error.message, remedy=error.remedy)
@@ -136,40 +144,61 @@ def verify(file: File, directory: Directory = None, as_json: Json = False) -> No
         return
     print(
         f"{file}: whole; generation {description['generation']}, boundary {description['boundary']},"
-        f" {description['tensors']} tensors, {format_size(description['bytes'])}"
+        f" {_count(description['tensors'], 'tensor')}, {format_size(description['bytes'])}"
     )
 
 
 @app.command()
 def export(
-    file: File,
+    snapshot: Snapshot,
     out: Annotated[Path, typer.Argument(help="The file to write; for dcp, the directory.", metavar="OUT")],
     kind: Annotated[
         Format, typer.Option("--format", help="A safetensors file or a torch.distributed.checkpoint.")
     ] = Format.SAFETENSORS,
     directory: Directory = None,
+    spill_dir: Spill = None,
     as_json: Json = False,
 ) -> None:
     """Write a snapshot's tensors in a format that other tools read."""
-    del directory
-    with open_snapshot(file) as snapshot:
+    with open_snapshot(_file(snapshot, directory, spill_dir)) as opened:
         if kind is Format.DCP:
             from gpuslice.checkpoint.dcp import export_dcp
 
-            count = export_dcp(snapshot, out)
+            count = export_dcp(opened, out)
         else:
             from gpuslice.checkpoint.export import export_safetensors
 
-            count = export_safetensors(snapshot, out)
+            count = export_safetensors(opened, out)
     nbytes = sum(path.stat().st_size for path in ([out] if out.is_file() else out.iterdir()))
     if as_json:
         _print_json(path=str(out), tensors=count, bytes=nbytes)
     else:
-        print(f"{out}: {count} tensors, {format_size(nbytes)}")
+        print(f"{out}: {_count(count, 'tensor')}, {format_size(nbytes)}")
 
 
 def _open(directory: str | None, spill_dir: str | None, spill_limit: str | None = None) -> RamDisk:
     return RamDisk.from_settings(load(ramdisk_dir=directory, spill_dir=spill_dir, spill_limit=spill_limit))
+
+
+def _file(snapshot: str, directory: str | None, spill_dir: str | None) -> Path:
+    """The file of the snapshot that is meant; a file of that name comes before a job."""
+    path = Path(snapshot)
+    if os.path.lexists(path) or path.name != snapshot:
+        return path
+    disk = _open(directory, spill_dir)
+    stores = {Path(store.directory).name: store for store in disk.listing()}
+    found = {name: store for name, store in stores.items() if snapshot in (name, store.job)}
+    if len(found) > 1:
+        raise UsageError(
+            f"{snapshot} has several snapshots in {disk.directory}", f"name one of {', '.join(found)}"
+        )
+    for store in found.values():
+        if store.snapshot is None:
+            raise UsageError(
+                f"{snapshot} has no snapshot in {disk.directory}", "suspend or checkpoint it first"
+            )
+        return Path(store.snapshot)
+    return path
 
 
 def _describe(snapshot: SnapshotFile) -> dict[str, Any]:
@@ -184,6 +213,10 @@ def _describe(snapshot: SnapshotFile) -> dict[str, Any]:
         "storages": len(snapshot.storages),
         "tensors": len(snapshot.tensors),
     }
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _print_json(**values: object) -> None:

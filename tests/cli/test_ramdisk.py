@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from gpuslice.checkpoint.budget import Tenant
 from gpuslice.checkpoint.layout import Layout, StorageSpec, TensorSpec
 from gpuslice.checkpoint.ramdisk import RamDisk
 from gpuslice.checkpoint.store import JobStore
+from gpuslice.errors import RefusedSnapshotError, UsageError
 
 STORE_KEYS = [
     "job",
@@ -150,7 +152,7 @@ def test_spill_and_ls_say_what_is_where(disk: RamDisk, store: JobStore, tmp_path
     store.close(keep=True)
     place = tmp_path / "spill"
     done = gpuslice("spill", "--spill-dir", place, disk=disk)
-    assert done.stdout == f"{disk.directory}: 1 snapshots spilled\n"
+    assert done.stdout == f"{disk.directory}: 1 snapshot spilled\n"
     listed = gpuslice("ls", "--spill-dir", place, disk=disk).stdout
     assert re.search(r"night +0 +- +- +- +dead +[\d.]+ MiB +spilled ", listed)
     assert re.search(rf"{place}: [\d.]+ MiB spilled, [\d.]+ [KMGT]iB free\n", listed)
@@ -178,7 +180,7 @@ def test_verify_tells_whole_from_damaged(disk: RamDisk, store: JobStore) -> None
     path = saved(disk)
     whole = gpuslice("verify", path)
     assert whole.returncode == 0
-    assert whole.stdout == f"{path}: whole; generation 1, boundary 12, 1 tensors, 40 B\n"
+    assert whole.stdout == f"{path}: whole; generation 1, boundary 12, 1 tensor, 40 B\n"
     assert json.loads(gpuslice("verify", path, "--json").stdout) == {
         "path": str(path),
         "whole": True,
@@ -210,7 +212,7 @@ def test_export_writes_safetensors(disk: RamDisk, store: JobStore, tmp_path: Pat
     assert json.loads(done.stdout) == {"path": str(out), "tensors": 1, "bytes": out.stat().st_size}
     assert load_file(out)["model.w"].shape == (5, 2)
     done = gpuslice("export", path, tmp_path / "out.dcp", "--format", "dcp")
-    assert done.stdout.startswith(f"{tmp_path / 'out.dcp'}: 1 tensors, ")
+    assert done.stdout.startswith(f"{tmp_path / 'out.dcp'}: 1 tensor, ")
     assert {entry.name for entry in (tmp_path / "out.dcp").iterdir()} == {".metadata", "__0_0.distcp"}
     assert gpuslice("export", path, tmp_path / "out.dcp", "--format", "dcp").returncode == 2
     assert gpuslice("export", tmp_path / "nothing", out).returncode == 4
@@ -232,6 +234,45 @@ def test_an_export_that_cannot_be_written_leaves_nothing(disk: RamDisk, tmp_path
         "gpuslice: choose another place with enough room",
     ]
     assert os.listdir(tmp_path) == ["disk"]
+
+
+def test_a_job_stands_for_its_newest_snapshot(
+    disk: RamDisk, store: JobStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from gpuslice.cli.ramdisk import export, verify
+
+    where, whole = str(disk.directory), "whole; generation 1, boundary 12, 1 tensor, 40 B"
+    for name in ("night", "night.r0"):
+        verify(name, where)
+        assert capsys.readouterr().out == f"{saved(disk)}: {whole}\n"
+    with disk.open_store("night", 1):
+        with pytest.raises(UsageError, match=r"night\.r1 has no snapshot in "):
+            verify("night.r1", where)
+        with pytest.raises(UsageError, match="night has several snapshots") as several:
+            verify("night", where)
+    assert several.value.remedy == "name one of night.r0, night.r1"
+    store.close(keep=True)
+    place = str(tmp_path / "spill")
+    RamDisk(disk.directory, disk.limit_bytes, spill_directory=tmp_path / "spill").spill()
+    export("night", tmp_path / "out", directory=where, spill_dir=place)
+    assert list(load_file(tmp_path / "out")) == ["model.w"]
+    with pytest.raises(RefusedSnapshotError, match="there is no snapshot day"):
+        verify("day", where)
+
+
+def test_a_file_comes_before_a_job_of_its_name(
+    disk: RamDisk,
+    store: JobStore,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from gpuslice.cli.ramdisk import verify
+
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(saved(disk), "night")
+    verify("night", str(disk.directory))
+    assert capsys.readouterr().out.startswith("night: whole; ")
 
 
 def test_an_unusable_directory_is_named(tmp_path: Path) -> None:
