@@ -97,6 +97,7 @@ assert intact()
 """)
 
 
+@pytest.mark.slow
 def test_a_resume_that_fails_takes_nothing_and_can_be_tried_again(scenario: Scenario) -> None:
     scenario("""
 def still_away():

@@ -110,6 +110,7 @@ def test_every_overwritten_range_is_found(victim: Victim, data: st.DataObject) -
         victim.check()
 
 
+@pytest.mark.slow
 @fuzz
 @given(data=st.data())
 def test_every_truncation_is_found(victim: Victim, data: st.DataObject) -> None:

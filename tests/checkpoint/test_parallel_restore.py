@@ -122,6 +122,7 @@ def gang(shm: Path) -> Iterator[list[Rank]]:
         rank.end()
 
 
+@pytest.mark.slow
 def test_no_rank_waits_for_another_to_come_back(gang: list[Rank]) -> None:
     """One stands still in the midst of its copy, or of reading what was spilled; the other comes back."""
     for stage in ("copy", "fetch"):

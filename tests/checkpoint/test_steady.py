@@ -109,6 +109,7 @@ def test_a_single_write_is_in_the_next_snapshot(watched: Job, way: str) -> None:
     assert paths["unread"] == unread
 
 
+@pytest.mark.slow
 def test_any_writes_at_any_time(watched: Job) -> None:
     chance = random.Random(5)
     for _ in range(40):

@@ -92,6 +92,7 @@ def completed(shell: Shell, line: str) -> list[str]:
     return done.stdout.split()
 
 
+@pytest.mark.slow
 def test_the_shell_completes_commands_options_and_jobs(shell: Shell) -> None:
     assert completed(shell, "gpuslice can") == ["cancel"]
     assert "--timeout" in completed(shell, "gpuslice wait --t")

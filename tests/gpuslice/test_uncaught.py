@@ -86,6 +86,7 @@ job = gpuslice.attach(model=torch.nn.Linear(1, 1), augment=[len])
 """
 
 
+@pytest.mark.slow
 def test_a_script_under_the_launcher(workshop: Workshop) -> None:
     path = workshop.write("train.py", ATTACHED)
     done = workshop.gpuslice_run(str(path))

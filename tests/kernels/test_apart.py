@@ -99,6 +99,7 @@ def _rounds(script: str) -> list[list[str]]:
     return rounds
 
 
+@pytest.mark.slow
 def test_large_storages_lie_together_and_leave_together() -> None:
     for heaps, shared, share in _rounds(TOGETHER):
         assert int(heaps) <= 3  # 120 MiB

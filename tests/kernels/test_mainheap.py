@@ -128,6 +128,7 @@ def test_the_heap_does_not_grow_from_switch_to_switch() -> None:
     assert int(more_mib) <= 2
 
 
+@pytest.mark.slow
 def test_where_malloc_is_set_up_by_the_user_it_is_asked_nothing() -> None:
     script = """
 from gpuslice.kernels import apart, malloc
