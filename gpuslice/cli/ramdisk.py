@@ -186,19 +186,15 @@ def _file(snapshot: str, directory: str | None, spill_dir: str | None) -> Path:
     if os.path.lexists(path) or path.name != snapshot:
         return path
     disk = _open(directory, spill_dir)
-    stores = {Path(store.directory).name: store for store in disk.listing()}
-    found = {name: store for name, store in stores.items() if snapshot in (name, store.job)}
-    if len(found) > 1:
-        raise UsageError(
-            f"{snapshot} has several snapshots in {disk.directory}", f"name one of {', '.join(found)}"
-        )
-    for store in found.values():
-        if store.snapshot is None:
-            raise UsageError(
-                f"{snapshot} has no snapshot in {disk.directory}", "suspend or checkpoint it first"
-            )
-        return Path(store.snapshot)
-    return path
+    stores = [store for store in disk.listing() if snapshot in (store.job, Path(store.directory).name)]
+    if not stores:
+        return path
+    if len(stores) > 1:
+        names = ", ".join(Path(store.directory).name for store in stores)
+        raise UsageError(f"{snapshot} has several snapshots in {disk.directory}", f"name one of {names}")
+    if stores[0].snapshot is None:
+        raise UsageError(f"{snapshot} has no snapshot in {disk.directory}", "suspend or checkpoint it first")
+    return Path(stores[0].snapshot)
 
 
 def _describe(snapshot: SnapshotFile) -> dict[str, Any]:
