@@ -183,6 +183,10 @@ def test_a_codec_teaches_one_type() -> None:
     register_codec("pure-path", PurePosixPath, str, PurePosixPath)
     register_codec("pure-path", PurePosixPath, str, PurePosixPath)
     assert decode(encode({"p": PurePosixPath("/a")})) == {"p": PurePosixPath("/a")}
+    with pytest.raises(UsageError, match="collides"):
+        register_codec("pure-path", Colour, int, Colour)
+    with pytest.raises(UsageError, match="collides"):
+        register_codec("another", PurePosixPath, str, PurePosixPath)
 
 
 def test_a_codec_may_teach_what_is_refused_of_numpy() -> None:
@@ -191,10 +195,6 @@ def test_a_codec_may_teach_what_is_refused_of_numpy() -> None:
         encode(pair)
     register_codec("pair", np.void, np.void.item, lambda values: np.array(values, "i4,f8")[()])
     assert same(decode(encode(pair)), pair)
-    with pytest.raises(UsageError, match="collides"):
-        register_codec("pure-path", Colour, int, Colour)
-    with pytest.raises(UsageError, match="collides"):
-        register_codec("another", PurePosixPath, str, PurePosixPath)
 
 
 def test_a_codec_that_is_not_here_is_refused() -> None:
