@@ -19,7 +19,6 @@ import torch
 
 from . import sums, uncached
 from .host import HugePages, address_space, view_address
-from .steady import SteadyMemory
 from .transfer import Transfer
 
 #: What is inspected and copied at once. It stays in a core's share of the last cache, so the second look
@@ -102,14 +101,8 @@ class Marks(Protocol):
         ...
 
 
-def copy_out(
-    pairs: Pairs,
-    arena: memoryview,
-    inspect: Inspector | None,
-    threads: int,
-    steady: SteadyMemory | None = None,
-) -> Transfer:
-    """Copy host storages into ``arena`` at their offsets; of ``steady`` memory checksums may be known."""
+def copy_out(pairs: Pairs, arena: memoryview, inspect: Inspector | None, threads: int) -> Transfer:
+    """Copy host storages into ``arena`` at their offsets."""
     places = pieces(pairs)
     declined: list[int] = []
     problem = ""
@@ -121,12 +114,8 @@ def copy_out(
             def copy_many(portion: _Rows) -> None:
                 declined.append(copier.copy_changed(portion, table, past_caches))
 
-            chunks = _chunks(places, arena, table.chunks, _OUT)
-            if steady is not None:
-                steady.foresee(chunks, table)
-            run(_portions(chunks), copy_many, threads)
-            unread_bytes = 0 if steady is None else steady.left(chunks, table)
-            return by_host(places, sum(declined), unread_bytes)
+            run(_portions(_chunks(places, arena, table.chunks, _OUT)), copy_many, threads)
+            return by_host(places, sum(declined))
     base, memory = view_address(arena), address_space()
     move, fallbacks = _mover(places, problem)
 
@@ -196,17 +185,11 @@ def _misfit(offset: int, nbytes: int, arena_bytes: int) -> ValueError:
     return ValueError(f"a storage of {nbytes} bytes does not fit at {offset} of {arena_bytes} bytes")
 
 
-def copy_in(
-    pairs: Pairs,
-    arena: memoryview,
-    inspect: Inspector | None,
-    threads: int,
-    steady: SteadyMemory | None = None,
-) -> Transfer:
+def copy_in(pairs: Pairs, arena: memoryview, inspect: Inspector | None, threads: int) -> Transfer:
     """Copy from ``arena`` into host storages; fresh pages of theirs are faulted in on the way."""
     places = pieces(pairs)
     fresh = [(address, nbytes) for address, _, nbytes in places]
-    return copy_in_at(places, arena, threads, inspect, fresh=fresh, steady=steady)
+    return copy_in_at(places, arena, threads, inspect, fresh=fresh)
 
 
 def copy_in_at(
@@ -216,7 +199,6 @@ def copy_in_at(
     inspect: Inspector | None = None,
     *,
     fresh: Sequence[tuple[int, int]] = (),
-    steady: SteadyMemory | None = None,
 ) -> Transfer:
     """Copy from ``arena`` to host addresses.
 
@@ -226,8 +208,6 @@ def copy_in_at(
         Address, offset in ``arena``, bytes.
     fresh
         Address and bytes of what the places have of memory that was taken just now.
-    steady
-        Told of what has come.
     """
     pages = HugePages(fresh)
     problem = ""
@@ -242,8 +222,6 @@ def copy_in_at(
 
             chunks = incoming(places, arena, expected)
             run(_portions(chunks), copy_many, threads)
-            if steady is not None and expected is not None:
-                steady.came(chunks, expected)
             return by_host(places, 0)
     base = view_address(arena)
     move, fallbacks = _mover(places, problem)
@@ -258,19 +236,9 @@ def copy_in_at(
     return by_host(places, 0, fallbacks=fallbacks)
 
 
-def by_host(
-    places: Sequence[Piece],
-    unchanged_bytes: int,
-    unread_bytes: int = 0,
-    *,
-    fallbacks: tuple[str, ...] = (),
-) -> Transfer:
+def by_host(places: Sequence[Piece], unchanged_bytes: int, *, fallbacks: tuple[str, ...] = ()) -> Transfer:
     nbytes = sum(nbytes for _, _, nbytes in places)
-    paths = {
-        "host": nbytes - unchanged_bytes,
-        "unchanged": unchanged_bytes - unread_bytes,
-        "unread": unread_bytes,
-    }
+    paths = {"host": nbytes - unchanged_bytes, "unchanged": unchanged_bytes}
     return Transfer({path: nbytes for path, nbytes in paths.items() if nbytes}, fallbacks=fallbacks)
 
 

@@ -32,7 +32,6 @@ from .host import (
     whole_pages,
 )
 from .slots import check_slot
-from .steady import SteadyMemory
 from .transfer import Transfer
 
 _HOST = torch.device("cpu")
@@ -72,7 +71,6 @@ class CpuDevice:
         #: A slot's threads run on its cores, so pages are near anyway.
         self.memory_node: int | None = None
         self.cores = _slot_cores(name, slots)
-        self._steady = SteadyMemory()
         uncached.load()  # a suspend must not wait for a compiler
         sums.load()
 
@@ -131,18 +129,16 @@ class CpuDevice:
         self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None, marks: Marks | None = None
     ) -> Transfer:
         """Makes no marks: the inspector looks at every chunk before it is copied, anyway."""
-        return copying.copy_out(pairs, arena, inspect, len(self.cores), self._steady)
+        return copying.copy_out(pairs, arena, inspect, len(self.cores))
 
     def copy_in(self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None) -> Transfer:
-        return copying.copy_in(pairs, arena, inspect, len(self.cores), self._steady)
+        return copying.copy_in(pairs, arena, inspect, len(self.cores))
 
     def free(self, storages: Sequence[torch.UntypedStorage]) -> None:
-        self._steady.forget()
         with emptied_heaps():
             deque(map(torch.UntypedStorage.resize_, storages, repeat(0)), maxlen=0)
 
     def discard(self, storages: Sequence[torch.UntypedStorage]) -> None:
-        self._steady.forget()
         for storage in storages:
             drop_pages(storage.data_ptr(), storage.nbytes())
 
@@ -158,7 +154,7 @@ class CpuDevice:
     ) -> Callable[[], Transfer]:
         """Fills what is reserved while it reserves the rest."""
         with self._all_or_none(wanted):
-            return fill(wanted, arena, _take, len(self.cores), inspect, self._steady)
+            return fill(wanted, arena, _take, len(self.cores), inspect)
 
     @contextmanager
     def _all_or_none(self, wanted: _Sizes | Wanted) -> Iterator[None]:

@@ -14,7 +14,6 @@ from functools import partial
 from . import apart, copying, malloc, sums
 from .copying import Expecting, Inspector, Want, Wanted
 from .host import HugePages
-from .steady import SteadyMemory
 from .transfer import Transfer
 
 #: What is taken before the others hear of it, where that comes in huge pages as it is.
@@ -46,7 +45,6 @@ def fill(
     take: Callable[[Wanted], None],
     threads: int,
     inspect: Inspector | None = None,
-    steady: SteadyMemory | None = None,
 ) -> Callable[[], Transfer]:
     """Take memory, and begin to fill it meanwhile; nobody copies any more when this returns or raises.
 
@@ -61,7 +59,7 @@ def fill(
         `Filling.finish`.
     """
     large, small = apart.by_size(wanted)
-    filling = Filling([*large, *small], arena, inspect, threads, steady)
+    filling = Filling([*large, *small], arena, inspect, threads)
 
     def take_and_follow(some: Wanted, portion_bytes: int = _PORTION_BYTES) -> None:
         for portion in portions(some, portion_bytes):
@@ -84,8 +82,6 @@ class Filling:
     ----------
     wanted
         In the order in which their memory is taken.
-    steady
-        Told of what has come.
     """
 
     def __init__(
@@ -94,9 +90,8 @@ class Filling:
         arena: memoryview,
         inspect: Inspector | None,
         threads: int,
-        steady: SteadyMemory | None,
     ) -> None:
-        self._wanted, self._arena, self._inspect, self._steady = wanted, arena, inspect, steady
+        self._wanted, self._arena, self._inspect = wanted, arena, inspect
         self._threads = threads
         self._copier: sums.Copier | None = None
         if not wanted or not (inspect is None or isinstance(inspect, Expecting)):
@@ -161,15 +156,13 @@ class Filling:
         """
         if self._copier is None:
             pairs = [(storage, offset) for storage, _, offset in self._wanted]
-            return copying.copy_in(pairs, self._arena, self._inspect, self._threads, self._steady)
+            return copying.copy_in(pairs, self._arena, self._inspect, self._threads)
         if self._advance.damaged == len(self._chunks):
             self._copier.allow(self._advance, self._ready)
             with self.beside():
                 while self._copy(_MOST_BYTES):
                     pass
         self._copier.refuse_damaged(self._chunks, self._expected, self._advance)
-        if self._expected is not None and self._steady is not None:
-            self._steady.came(self._chunks, self._expected)
         return copying.by_host(self._places, 0)
 
     def _copy(self, most_bytes: int) -> bool:

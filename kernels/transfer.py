@@ -16,7 +16,7 @@ class Transfer:
     paths
         Bytes by path. ``host``: by threads of this process. ``direct``: by a GPU's copy engine, from or to
         where they are. ``packed``: with many others by way of a staging buffer on the GPU. ``unchanged``:
-        not at all, because they were there already; ``unread``: nor looked at, as nobody had written there.
+        not at all, because they were there already.
     copies, launches
         Queued on the GPU.
     fallbacks
@@ -30,7 +30,7 @@ class Transfer:
 
     @property
     def unchanged_bytes(self) -> int:
-        return self.paths.get("unchanged", 0) + self.paths.get("unread", 0)
+        return self.paths.get("unchanged", 0)
 
     def __add__(self, other: Transfer) -> Transfer:
         return Transfer(

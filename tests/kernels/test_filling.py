@@ -134,7 +134,7 @@ def test_a_damaged_chunk_is_an_error_once_all_is_taken(device: CpuDevice, index:
 def test_what_is_not_there_yet_is_not_touched(device: CpuDevice) -> None:
     """A chunk is copied after its storage has been followed, whoever waits for it."""
     parked = Parked(device)
-    begun = filling.Filling(parked.wanted, parked.arena.memory, None, 4, device._steady)
+    begun = filling.Filling(parked.wanted, parked.arena.memory, None, 4)
     first, *rest = filling.portions(parked.wanted)
     device.reserve([(s, nbytes) for s, nbytes, _ in parked.wanted])
     for storage in parked.storages:
