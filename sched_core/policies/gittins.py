@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from decimal import ROUND_HALF_UP, Decimal
 from importlib.resources import files
 from itertools import accumulate
 from math import nan
@@ -54,7 +55,8 @@ class PublishedIndex:
     """The lookup table of the simulator published with Tiresias, with its mistake.
 
     D is fixed; the expectation adds up S where the definition has S - a, so it is right at a = 0 only; the
-    largest sample is left out of the counts; results are rounded on the way.
+    largest sample is left out of the counts; results are rounded on the way, as Python 2 rounds: exact halves
+    go away from zero, not to the even digit.
     """
 
     def __init__(self, services: Sequence[int], more: int = 3250) -> None:
@@ -73,9 +75,14 @@ class PublishedIndex:
         beyond = total - 1
         if attained + more <= services[-1] - 1:
             beyond = bisect_right(services, attained + more)
-        chance = round((beyond - first) / (total - first), 5)
+        chance = _half_up((beyond - first) / (total - first), 5)
         used = self.sums[beyond] - self.sums[first] + more * (total - beyond)
-        return round(chance * 1_000_000 / (used // (total - first)), 4)
+        return _half_up(chance * 1_000_000 / (used // (total - first)), 4)
+
+
+def _half_up(value: float, digits: int) -> float:
+    """Round to so many decimals; what lies exactly between two goes up."""
+    return float(Decimal(value).quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP))
 
 
 def yarn_services() -> list[int]:

@@ -65,3 +65,9 @@ def test_the_published_mistake() -> None:
     assert published.at(3250) == pytest.approx(87.4, abs=0.1)
     assert 1e6 * index.within(3250, 3250) == pytest.approx(122.2, abs=0.1)
     assert published.at(10**9) == 0.0
+
+
+def test_published_rounding_is_that_of_python_2() -> None:
+    """One of 64 jobs ends within the next second: 0.015625 becomes 0.01563, not 0.01562."""
+    index = PublishedIndex(range(1, 65), more=1)
+    assert index.at(0) == 15_630.0
