@@ -134,7 +134,7 @@ class Cargo:
         now = list(map(not_, late))
         copy_in = device.refill(list(compress(wanted, now)), snapshot.arena, proof)
         try:
-            device.reserve(list(compress(zip(self.storages, self.sizes, strict=True), late)), soon=False)
+            device.reserve(list(compress(zip(self.storages, self.sizes, strict=True), late)))
         except BaseException as error:
             with undoing(error, "taking memory back"):
                 self.empty(device, list(compress(count(), now)))

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 
 from gpuslice.kernels import copying
-from gpuslice.kernels.apart import give
 from gpuslice.kernels.copying import Wanted
 from gpuslice.kernels.filling import fill
 from gpuslice.kernels.host import overlap
@@ -132,7 +131,7 @@ def _in_one_piece(lives: Sequence[torch.Tensor], strides: Sequence[tuple[int, ..
 
 def _take(wanted: Wanted) -> None:
     for storage, nbytes, _ in wanted:
-        give(storage, nbytes)
+        storage.resize_(nbytes)
 
 
 def _threads() -> int:

@@ -6,8 +6,8 @@ import functools
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager, nullcontext
-from itertools import repeat, starmap
+from contextlib import contextmanager
+from itertools import repeat
 from pathlib import Path
 
 import psutil
@@ -16,8 +16,7 @@ import torch
 from gpuslice.errors import DeviceMemoryError, EnvironmentUnusableError
 from gpuslice.types import DeviceName
 
-from . import copying, malloc, sums, uncached
-from .apart import by_size, emptied_heaps, give, take_apart
+from . import copying, sums, uncached
 from .copying import Inspector, Marks, Pairs, Wanted
 from .device import DeviceMemory, Hold, Way
 from .filepages import no_address_space
@@ -28,7 +27,7 @@ from .host import (
     drop_pages,
     overlapping,
     resident_anonymous_bytes,
-    small_pages,
+    trim,
     whole_pages,
 )
 from .slots import check_slot
@@ -135,19 +134,15 @@ class CpuDevice:
         return copying.copy_in(pairs, arena, inspect, len(self.cores))
 
     def free(self, storages: Sequence[torch.UntypedStorage]) -> None:
-        with emptied_heaps():
-            deque(map(torch.UntypedStorage.resize_, storages, repeat(0)), maxlen=0)
+        deque(map(torch.UntypedStorage.resize_, storages, repeat(0)), maxlen=0)
 
     def discard(self, storages: Sequence[torch.UntypedStorage]) -> None:
         for storage in storages:
             drop_pages(storage.data_ptr(), storage.nbytes())
 
-    def reserve(self, pairs: Sequence[tuple[torch.UntypedStorage, int]], *, soon: bool = True) -> None:
-        large, small = by_size(pairs)
-        with nullcontext() if soon else small_pages(), self._all_or_none(pairs):
-            take = _take if soon else _take_for_later
-            take_apart(take, large)
-            take(small)
+    def reserve(self, pairs: Sequence[tuple[torch.UntypedStorage, int]]) -> None:
+        with self._all_or_none(pairs):
+            _take(pairs)
 
     def refill(
         self, wanted: Wanted, arena: memoryview, inspect: Inspector | None = None
@@ -182,7 +177,7 @@ class CpuDevice:
         return storages
 
     def release_caches(self) -> None:
-        malloc.trim()
+        trim()
 
     @property
     def registrations(self) -> int:
@@ -203,16 +198,10 @@ class CpuDevice:
 
 
 def _take(some: _Sizes | Wanted) -> None:
-    """Memory for these that is filled right away."""
+    """Memory for these."""
     for storage, nbytes, *_ in some:
         if storage.nbytes() != nbytes:
-            give(storage, nbytes)
-
-
-def _take_for_later(some: _Sizes) -> None:
-    """Memory for these of which hardly anything is touched now."""
-    missing = (one for one in some if one[0].nbytes() != one[1])
-    deque(starmap(torch.UntypedStorage.resize_, missing), maxlen=0)
+            storage.resize_(nbytes)
 
 
 def _slot_cores(name: DeviceName, slots: int) -> frozenset[int]:

@@ -137,7 +137,7 @@ class CudaDevice:
     def discard(self, storages: Sequence[torch.UntypedStorage]) -> None:
         raise EnvironmentUnusableError(f"{self.name} cannot drop pages under a tensor; `holds` never says so")
 
-    def reserve(self, pairs: Sequence[tuple[torch.UntypedStorage, int]], *, soon: bool = True) -> None:
+    def reserve(self, pairs: Sequence[tuple[torch.UntypedStorage, int]]) -> None:
         done: list[torch.UntypedStorage] = []
         try:
             for storage, nbytes in pairs:

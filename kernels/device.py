@@ -165,15 +165,10 @@ class Device(Protocol):
         """Empty storages that are held as ``Way.DISCARDED``; reading them then gives zeros or old bytes."""
         ...
 
-    def reserve(self, pairs: Sequence[tuple[torch.UntypedStorage, int]], *, soon: bool = True) -> None:
+    def reserve(self, pairs: Sequence[tuple[torch.UntypedStorage, int]]) -> None:
         """Give freed storages their bytes back: all of them, or none and ``DeviceMemoryError``.
 
         A storage that already has its size is left alone.
-
-        Parameters
-        ----------
-        soon
-            Whether they are filled right after this; if not, what can be left until then is left.
         """
         ...
 

@@ -11,30 +11,29 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 
-from . import apart, copying, malloc, sums
+from . import copying, sums
 from .copying import Expecting, Inspector, Want, Wanted
 from .host import HugePages
 from .transfer import Transfer
 
-#: What is taken before the others hear of it, where that comes in huge pages as it is.
-_APART_BYTES = 16 << 20
-#: And elsewhere: it is put behind huge pages then, and the block that two portions share stays in small ones.
+#: What is taken before the others hear of it, and put behind huge pages; the block that two portions share
+#: stays in small ones.
 _PORTION_BYTES = 64 << 20
 #: What the calling thread copies before it looks for signals again.
 _MOST_BYTES = 64 << 20
 _ALL_BYTES = (1 << 64) - 1
 
 
-def portions(wanted: Wanted, portion_bytes: int = _PORTION_BYTES) -> Iterator[Wanted]:
+def portions(wanted: Wanted) -> Iterator[Wanted]:
     """What is wanted, in portions, each to be taken and then followed before the next one."""
     portion: list[Want] = []
-    room = portion_bytes
+    room = _PORTION_BYTES
     for piece in wanted:
         portion.append(piece)
         room -= piece[1]
         if room <= 0:
             yield portion
-            portion, room = [], portion_bytes
+            portion, room = [], _PORTION_BYTES
     if portion:
         yield portion
 
@@ -58,18 +57,11 @@ def fill(
     callable
         `Filling.finish`.
     """
-    large, small = apart.by_size(wanted)
-    filling = Filling([*large, *small], arena, inspect, threads)
-
-    def take_and_follow(some: Wanted, portion_bytes: int = _PORTION_BYTES) -> None:
-        for portion in portions(some, portion_bytes):
+    filling = Filling(wanted, arena, inspect, threads)
+    with filling.beside():
+        for portion in portions(wanted):
             take(portion)
             filling.follow(portion)
-
-    with filling.beside():
-        portion_bytes = _APART_BYTES if malloc.may_set() else _PORTION_BYTES
-        apart.take_apart(partial(take_and_follow, portion_bytes=portion_bytes), large)
-        take_and_follow(small)
     return filling.finish
 
 
@@ -134,12 +126,8 @@ class Filling:
         """Its memory has been taken: it may be filled."""
         if self._copier is None:
             return
-        # Without NumPy: it keeps small pieces of memory for later, here some of the state's heaps.
         taken = [(storage.data_ptr(), nbytes) for storage, nbytes, _ in portion]
-        # The others lie in heaps that come in huge pages as they are.
-        whole = frozenset(apart.begun())
-        elsewhere = [one for one in taken if one[0] - one[0] % apart.HEAP_BYTES not in whole]
-        HugePages(elsewhere).all_ready(elsewhere)
+        HugePages(taken).all_ready(taken)
         for address, nbytes in taken:
             for _ in range(-(-nbytes // copying.CHUNK_BYTES)):
                 self._targets[self._ready] += address

@@ -10,7 +10,7 @@ import mmap
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -28,15 +28,12 @@ _MADV_POPULATE_WRITE = 23
 #: Of Linux 6.1: make one huge page of the small ones that are there. It needs no privilege, as a mount's
 #: option ``huge=`` does, and for files only the setting ``deny`` forbids it.
 _MADV_COLLAPSE = 25
-_PR_SET_THP_DISABLE = 41
-_PR_GET_THP_DISABLE = 42
 #: For less memory, hundreds of vectors say, asking and putting together takes longer than its page faults.
 _WORTH_ASKING_BYTES = 2 * HUGE_PAGE_BYTES
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-_libc.prctl.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
 
 
 def resident_anonymous_bytes() -> int:
@@ -55,13 +52,6 @@ def view_address(view: memoryview) -> int:
 def advise(address: int, nbytes: int, advice: int) -> int:
     """``madvise(2)``: 0, or the number of the error."""
     return 0 if _libc.madvise(address, nbytes, advice) == 0 else ctypes.get_errno()
-
-
-def ask_for_huge_pages(address: int, nbytes: int) -> None:
-    """Have page faults in a range be for whole ones, where they are allowed; a kernel may say no."""
-    if _huge_pages_are_allowed():
-        first = address // PAGE_BYTES * PAGE_BYTES
-        advise(first, address + nbytes - first, _MADV_HUGEPAGE)
 
 
 def collapse(address: int, nbytes: int) -> int:
@@ -121,17 +111,10 @@ class HugePages:
                 self.ready(address, nbytes)
 
 
-@contextmanager
-def small_pages() -> Iterator[None]:
-    """Meanwhile no page fault of this process clears a whole huge page; for writes here and there."""
-    set_before = _libc.prctl(_PR_GET_THP_DISABLE, 0, 0, 0, 0)
-    if set_before != 0 or _libc.prctl(_PR_SET_THP_DISABLE, 1, 0, 0, 0) != 0:
-        yield
-        return
-    try:
-        yield
-    finally:
-        _libc.prctl(_PR_SET_THP_DISABLE, 0, 0, 0, 0)
+def trim() -> None:
+    """Have glibc return freed pages to the kernel, also those below a heap's top; musl keeps them."""
+    if hasattr(_libc, "malloc_trim"):
+        _libc.malloc_trim(0)
 
 
 def _runs(blocks: Iterable[int]) -> Iterator[tuple[int, int]]:

@@ -111,7 +111,7 @@ class NullDevice:
     def discard(self, storages: Sequence[torch.UntypedStorage]) -> None:
         self.free(storages)
 
-    def reserve(self, pairs: Sequence[tuple[torch.UntypedStorage, int]], *, soon: bool = True) -> None:
+    def reserve(self, pairs: Sequence[tuple[torch.UntypedStorage, int]]) -> None:
         self._admit(sum(nbytes for storage, nbytes in pairs if storage._cdata in self._away))
         for storage, _ in pairs:
             self._away.pop(storage._cdata, None)

@@ -197,12 +197,12 @@ class FaultyDevice(CpuDevice):
             raise Broken("release_caches")
         super().release_caches()
 
-    def reserve(self, pairs: Sequence[tuple[torch.UntypedStorage, int]], *, soon: bool = True) -> None:
+    def reserve(self, pairs: Sequence[tuple[torch.UntypedStorage, int]]) -> None:
         if self._step("reserve"):
             half = len(pairs) // 2
-            super().reserve([*pairs[:half], (OutOfMemory(0), 1), *pairs[half:]], soon=soon)
+            super().reserve([*pairs[:half], (OutOfMemory(0), 1), *pairs[half:]])
         else:
-            super().reserve(pairs, soon=soon)
+            super().reserve(pairs)
 
     def refill(
         self, wanted: Wanted, arena: memoryview, inspect: Inspector | None = None

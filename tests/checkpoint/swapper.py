@@ -186,14 +186,14 @@ class ScriptedDevice(CpuDevice):
         super().release_caches()
         _unless(broken, None)
 
-    def reserve(self, pairs: Sequence[tuple[torch.UntypedStorage, int]], *, soon: bool = True) -> None:
+    def reserve(self, pairs: Sequence[tuple[torch.UntypedStorage, int]]) -> None:
         _unless(self._step(), None)
         missing = [(storage, nbytes) for storage, nbytes in pairs if storage.nbytes() != nbytes]
         needed = int(sum(nbytes for _, nbytes in missing) * self.overhead)
         self.shared.take(needed)
         self.shared.give(needed)
         self._came([storage for storage, _ in missing])
-        super().reserve(pairs, soon=soon)
+        super().reserve(pairs)
 
     def refill(
         self, wanted: Wanted, arena: memoryview, inspect: Inspector | None = None

@@ -44,8 +44,8 @@ class Laggard(FaultyDevice):
         self.awaited = threading.Event()
         self.late = 0
 
-    def reserve(self, pairs: Pairs, *, soon: bool = True) -> None:
-        super().reserve(pairs, soon=soon)
+    def reserve(self, pairs: Pairs) -> None:
+        super().reserve(pairs)
         for storage, _ in pairs:
             torch.empty(0, dtype=torch.uint8).set_(storage).fill_(JUNK)
 
