@@ -194,12 +194,18 @@ class View:
     least_slice_s
         How long a slice must last for switching to stay a small part of the time, from measured costs; 0
         where switching costs nothing or is not measured.
+    measures_rates
+        Whether ``Job.rate`` is what a job really makes beside others on its devices. Where it is not, nobody
+        can tell whether packing pays.
     compute
         The answer of a ``Task``, or ``None`` if it is not there yet: then the policy does without, is called
         again when it is, and asks for the same task. In a simulation, where time stands still, it always is.
     """
 
-    __slots__ = ("changes", "cluster", "compute", "jobs", "knowledge", "least_slice_s", "losses", "now_s")
+    __slots__ = (
+        *("changes", "cluster", "compute", "jobs", "knowledge", "least_slice_s", "losses"),
+        *("measures_rates", "now_s"),
+    )
 
     def __init__(
         self,
@@ -214,6 +220,7 @@ class View:
         self.losses: Losses = NoLosses()
         self.now_s = now_s
         self.least_slice_s = 0.0
+        self.measures_rates = False
         self.compute: Compute = Task.compute
         self.changes = Changes(reset=True)
 

@@ -23,6 +23,11 @@ class Wrapper:
         return dict(getattr(self.policy, "promotions", {}))
 
     @property
+    def solver_version(self) -> str:
+        """Which solver the policy uses; empty: none."""
+        return str(getattr(self.policy, "solver_version", ""))
+
+    @property
     def counters(self) -> dict[str, int]:
         """What the policy counted."""
         return dict(getattr(self.policy, "counters", {}))

@@ -99,6 +99,7 @@ class Simulation:
         knowledge = TraceKnowledge(trace) if policy.needs_durations else TraceDistribution(trace)
         self.view = View(cluster, self._jobs, knowledge)
         self.view.losses = TraceLosses(trace)
+        self.view.measures_rates = True
         #: (end, number, job); stale unless ``job.end_s`` is still that end.
         self._completions: list[tuple[float, int, SimJob]] = []
         self.outcome = Outcome.empty(trace, str(cluster), cluster.size, policy.name)
@@ -131,6 +132,7 @@ class Simulation:
                 self._note(job)
         self.outcome.promotions = getattr(self.policy, "promotions", {})
         self.outcome.counters = getattr(self.policy, "counters", {})
+        self.outcome.solver = getattr(self.policy, "solver_version", "")
         self.outcome.wall_s = time.perf_counter() - started
         return self.outcome
 

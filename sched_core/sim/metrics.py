@@ -50,6 +50,7 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         "migrations": int(outcome.migrations.sum()),
         "promotions": sum(outcome.promotions.values()),
         "policy_counters": dict(outcome.counters),
+        "solver": outcome.solver or None,
         "lost_device_s": float(outcome.lost_s.sum()),
         "rho": spread(rho[done]),
         "jain": jain(1.0 / rho[done]) if done.any() else None,

@@ -43,6 +43,8 @@ class Outcome:
         Average number of unfinished jobs during the job's life.
     counters
         What the policy counted of its own work, such as how often its solver was of no use.
+    solver
+        Name and version of the solver that the policy used; empty: none.
     spans
         Who held what when, in order of the spans' ends; empty unless asked for.
     complete
@@ -65,6 +67,7 @@ class Outcome:
     contention: Column
     promotions: Mapping[int, int] = field(default_factory=dict)
     counters: Mapping[str, int] = field(default_factory=dict)
+    solver: str = ""
     spans: list[Span] = field(default_factory=list)
     events: int = 0
     wall_s: float = 0.0

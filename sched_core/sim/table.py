@@ -32,13 +32,14 @@ def render(outcomes: Sequence[Outcome]) -> str:
         column = ["max app rho", *(_number((numbers["rho_apps"] or {}).get("max"), 2) for numbers in found)]
         rows = [(*row, cell) for row, cell in zip(rows, column, strict=True)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return "\n".join(
+    lines = [
         "  ".join(
             cell.ljust(w) if i == 0 else cell.rjust(w)
             for i, (cell, w) in enumerate(zip(row, widths, strict=True))
         )
         for row in rows
-    )
+    ]
+    return "\n".join([*lines, *(f"{o.policy}: plans by {o.solver}" for o in outcomes if o.solver)])
 
 
 def _line(numbers: Mapping[str, Any]) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ asked for* by its holders are as many as there are; the paper prints their runni
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 from collections.abc import Sequence
 from typing import Any
@@ -67,6 +68,11 @@ def solution(answer: bytes) -> Solved:
 def available() -> bool:
     """Whether HiGHS is installed."""
     return importlib.util.find_spec("highspy") is not None
+
+
+def version() -> str:
+    """Which HiGHS that is: another one may choose another of several equally good plans."""
+    return f"highspy {importlib.metadata.version('highspy')}"
 
 
 def solve(
@@ -151,9 +157,8 @@ class _Model:
     def solve(self, start: LeasePlan | None, nodes: int, seconds: float) -> Solved:
         import highspy
 
-        solver = highspy.Highs()
+        solver = _silent(highspy)
         options: dict[str, bool | int | float | str] = {
-            "output_flag": False,
             "parallel": "off",
             "threads": 1,
             "random_seed": 0,
@@ -214,6 +219,18 @@ class _Model:
                 slots[need.job] = tuple(slot for slot, column in held.items() if values[column] > 0.5)
                 reward += need.levels[_level(need, slots[need.job])].value
         return LeasePlan(slots, reward)
+
+
+def _silent(highspy: Any) -> Any:
+    """A solver that never writes to stdout, which is somebody's table."""
+
+    class Silent(highspy.Highs):  # type: ignore[misc]
+        def enableCallbacks(self) -> None:
+            """Called by the constructor: it prints a banner, before anything can be told not to."""
+
+    solver = Silent()
+    solver.setOptionValue("output_flag", False)
+    return solver
 
 
 def _level(need: Need, slots: Sequence[int]) -> int:

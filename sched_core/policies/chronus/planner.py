@@ -35,9 +35,12 @@ class Planner:
         ``milp_limit`` (best found within the limits), ``greedy_fallback`` (the solver found none within the
         limits), ``greedy_unsolved`` (there is no solver). The same after ``admission_``.
         ``solver_failed``: solutions that ended in an error.
+    solver_version
+        Name and version of the solver; empty if there is none to use.
     """
 
     def __init__(self, solver: Solver, nodes: int, seconds: float) -> None:
+        self.solver_version = ""
         self._use_milp = solver != "greedy" and milp.available()
         if solver == "highs" and not self._use_milp:
             raise EnvironmentUnusableError("HiGHS is not installed", "pip install 'gpuslice[plan]'")
@@ -47,6 +50,8 @@ class Planner:
                 RuntimeWarning,
                 stacklevel=2,
             )
+        if self._use_milp:
+            self.solver_version = milp.version()
         self._limits = (nodes, seconds)
         self.counters: dict[str, int] = {}
 

@@ -118,6 +118,11 @@ class Chronus:
         """How plans were found, and how many jobs were guaranteed a deadline or refused the guarantee."""
         return self._planner.counters
 
+    @property
+    def solver_version(self) -> str:
+        """Which solver makes the plans; empty: they are greedy."""
+        return self._planner.solver_version
+
     def guaranteed(self, job: str) -> bool | None:
         """Whether the deadline of a job is guaranteed; ``None``: not decided yet, or it has none."""
         return True if job in self._guaranteed else False if job in self._best_effort else None

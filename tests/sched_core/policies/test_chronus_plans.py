@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Sequence
+from importlib.metadata import version
 from itertools import combinations
 
 import pytest
@@ -137,3 +140,19 @@ def test_a_search_that_finds_nothing_falls_back_and_says_so(monkeypatch: pytest.
     crowded = [Need(name, 4, (Level(1, 1, 1.0),)) for name in "ab"]
     assert planner.plan(crowded, CAPACITY, Task.compute)[0].reward == 1.0
     assert planner.counters == {"greedy_fallback": 1}
+
+
+def test_the_solver_writes_nothing_to_stdout() -> None:
+    """Its banner, printed when the first solver is made, would stand in the table of results."""
+    script = (
+        "from gpuslice.sched_core.policies.chronus.leases import Level, Need\n"
+        "from gpuslice.sched_core.policies.chronus.milp import solve\n"
+        "assert solve([Need('a', 1, (Level(2, 1, 5.0),))], 4).plan.reward == 5.0\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True, timeout=60)
+    assert ran.stdout == b""
+
+
+def test_the_solver_is_named_with_its_version() -> None:
+    assert Planner("highs", 200, 0.0).solver_version == f"highspy {version('highspy')}"
+    assert Planner("greedy", 200, 0.0).solver_version == ""

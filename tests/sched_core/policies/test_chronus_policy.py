@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
+
 import pytest
 from hypothesis import given, settings
 
 from gpuslice.errors import ConfigError
 from gpuslice.sched_core.policies.chronus.policy import Chronus
+from gpuslice.sched_core.sim import table
+from gpuslice.sched_core.sim.metrics import summary
 from gpuslice.sched_core.traces.trace import Trace
 
 from .worlds import check, jct_s, same, simulate, trace, traces
@@ -55,3 +59,11 @@ def test_without_deadlines_it_is_shortest_remaining_work_first() -> None:
 def test_impossible_options_are_refused() -> None:
     with pytest.raises(ConfigError, match="lease_s=0"):
         Chronus(lease_s=0)
+
+
+def test_results_name_the_solver() -> None:
+    outcome = simulate(trace((0, 1, 10)), Chronus())
+    assert outcome.solver == f"highspy {version('highspy')}"
+    assert summary(outcome)["solver"] == outcome.solver
+    assert table.render([outcome]).splitlines()[-1] == f"chronus: plans by {outcome.solver}"
+    assert summary(simulate(trace((0, 1, 10)), Chronus(solver="greedy")))["solver"] is None
