@@ -35,7 +35,8 @@ class Gandiva:
     overload
         How loaded over-subscription may make a server; beyond, jobs queue.
     packing, migration, growing
-        Whether these are used.
+        Whether these are used. Packing needs a world that measures how packed jobs get along
+        (``View.measures_rates``).
     gain
         Packed jobs stay together if they make more than ``gain`` times the progress of taking turns.
     utilization
@@ -213,7 +214,7 @@ class Gandiva:
     def _look(self, view: View) -> None:
         """Introspection: packing where jobs take turns, emptying a server for a job that queues."""
         self._next_look_s = (floor(view.now_s / self._look_s) + 1) * self._look_s
-        if self._packs:
+        if self._packs and view.measures_rates:
             for guest in self._packing.judge(view):
                 self._servers.changed.update(self._servers.homes[guest])
             for server in self._servers.all:
@@ -257,21 +258,35 @@ class Gandiva:
         ranked = list(units)
         if not rotate:
             ranked.sort(key=lambda unit: not unit[0].running)
+        left = {node: len(devices) for node, devices in enumerate(free.on_node)}
+        chosen: list[list[Job]] = []
         for unit in ranked:
-            host = unit[0]
-            parts = [(server.node, server.parts[host.id]) for server in self._servers.homes[host.id]]
-            if any(len(free.on_node[node]) < part for node, part in parts):
-                continue
-            kept = [device for device in host.placement if free.has([device])]
-            devices: list[int] = []
-            for node, part in parts:
-                before = [device for device in kept if view.cluster.node_of[device] == node]
-                others = [device for device in free.on_node[node] if device not in before]
-                devices += (before + others)[:part]
+            parts = self._parts(unit[0])
+            if all(left[node] >= part for node, part in parts):
+                chosen.append(unit)
+                left.update((node, left[node] - part) for node, part in parts)
+        # Devices of a server are alike: whoever runs on some and goes on running keeps them.
+        chosen.sort(key=lambda unit: not unit[0].running)
+        for unit in chosen:
+            devices = self._devices(unit[0], view, free)
             free.take(devices)
             for job in unit:
-                target[job.id] = tuple(devices)
+                target[job.id] = devices
         return target
+
+    def _parts(self, job: Job) -> list[tuple[int, int]]:
+        """How many devices of which node ``job`` runs on when it is its turn."""
+        return [(server.node, server.parts[job.id]) for server in self._servers.homes[job.id]]
+
+    def _devices(self, job: Job, view: View, free: FreeDevices) -> tuple[int, ...]:
+        """Which ones, of those that are ``free``: if it can be, those that it held last."""
+        kept = [device for device in job.placement if free.has([device])]
+        devices: list[int] = []
+        for node, part in self._parts(job):
+            before = [device for device in kept if view.cluster.node_of[device] == node]
+            others = [device for device in free.on_node[node] if device not in before]
+            devices += (before + others)[:part]
+        return tuple(devices)
 
     def _grow(self, view: View, free: FreeDevices, target: dict[str, tuple[int, ...]]) -> None:
         """Give devices of servers that have been quiet for a while to elastic jobs there."""

@@ -13,9 +13,12 @@ from gpuslice.sched_core.cluster import Cluster
 from gpuslice.sched_core.job import Job, JobSpec
 from gpuslice.sched_core.policies.gandiva.policy import Gandiva
 from gpuslice.sched_core.policies.gandiva.servers import Servers
+from gpuslice.sched_core.sim.engine import Simulation
+from gpuslice.sched_core.sim.model import FixedCost
 from gpuslice.sched_core.sim.speed import MeasuredSpeed, SpeedFile
 from gpuslice.sched_core.traces.trace import Trace
 
+from ..driver import Driver
 from .worlds import check, jct_s, same, simulate, trace, traces
 
 
@@ -90,6 +93,36 @@ def test_packing_is_kept_where_it_pays_and_undone_where_it_does_not() -> None:
     assert bad.counters["packings_undone"] == 1
     # The trial costs 300 s at six tenths of the progress.
     assert max(undone.finish_s) == pytest.approx(6120, abs=60)
+
+
+def test_nobody_is_packed_where_rates_are_not_measured() -> None:
+    """A live scheduler takes every job's rate for 1: each pair would seem to make twice the progress."""
+    jobs = trace((0, 4, 3000), (0, 4, 3000))
+    policy = Gandiva()
+    simulation = Simulation(jobs, Cluster.parse("1x4"), policy)
+    simulation.view.measures_rates = False
+    simulation.run()
+    assert policy.counters["packings_kept"] == policy.counters["packings_undone"] == 0
+    assert not simulation.view.changes.reset
+    assert (
+        simulation.outcome.finish_s.tolist()
+        == simulate(jobs, Gandiva(packing=False), "1x4").finish_s.tolist()
+    )
+
+
+def test_a_live_scheduler_does_not_measure_rates() -> None:
+    driver = Driver(1, Gandiva(quantum_s=10, look_s=20))
+    driver.running_pair()
+    driver.wake(40)
+    assert len(driver.core.allotment.holders(0)) == 1
+
+
+def test_nobody_moves_within_a_server() -> None:
+    """Two of three have the slice in turn: who goes on keeps its device, though another comes first."""
+    jobs = trace((0, 1, 1000), (0, 1, 1000), (0, 1, 1000), (0, 1, 1000), weight=[3.0, 1.0, 1.0, 1.0])
+    outcome = simulate(jobs, Gandiva(packing=False), "1x2", cost=FixedCost(1.0))
+    assert outcome.preemptions.sum() > 0
+    assert outcome.migrations.tolist() == [0, 0, 0, 0]
 
 
 def test_elastic_jobs_grow_into_idle_devices_and_shrink_for_others() -> None:
