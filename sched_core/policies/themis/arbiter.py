@@ -38,9 +38,9 @@ class Contender(msgspec.Struct, frozen=True):
 class Arbiter:
     """Offers devices to the apps that are worst off.
 
-    Winning multiplies the value of an app by (age + wait + work) / (age + work), which tends to 1 as it waits:
-    a product of values would let the oldest wait for ever. So the app that is worst off is served first and
-    pays nothing, and the rest is auctioned among the others.
+    Winning multiplies the value of an app by (age + wait + work) / (age + work), which tends to 1 with its
+    age: a product of values would let the oldest wait for ever. So the app that is worst off is served first
+    and pays nothing, and the rest is auctioned among the others.
 
     Parameters
     ----------
