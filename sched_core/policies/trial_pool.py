@@ -127,7 +127,8 @@ class TrialPool(Wrapper):
         """Let a new job wait for its trial, go on, or end at once because it could never run afterwards."""
         if job.demand > self._rest.size:
             self._refused += 1
-            return [Stop(job.id, f"it asks for {job.demand} devices; the trial pool leaves {self._rest.size}")]
+            reason = f"it asks for {job.demand} devices; the trial pool leaves {self._rest.size}"
+            return [Stop(job.id, reason)]
         on_pool = job.running and min(job.placement) >= self._rest.size
         left_s = self._trial_s - job.executed_at(view.now_s)
         if on_pool:
