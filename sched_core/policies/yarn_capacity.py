@@ -93,7 +93,7 @@ class YarnCapacity(StartingPolicy):
     def _reserved(self, head: Job, left: FreeDevices, promised: Set[int]) -> tuple[int, ...]:
         """The devices that ``head`` waits for; none if those ``promised`` to others leave too few.
 
-        Devices are added in the order in which jobs began, so that it waits for none that was given away since.
+        Devices are added in the order in which jobs began: it never waits for one that was given away since.
         """
         trial = left.copy()
         for devices in self._held.values():
