@@ -15,7 +15,6 @@ from pathlib import Path
 
 from gpuslice.config import format_size
 from gpuslice.errors import EnvironmentUnusableError, RamDiskFullError
-from gpuslice.kernels.filepages import allocate
 
 from .files import is_full
 from .layout import PAGE_BYTES
@@ -166,7 +165,7 @@ class Budget:
         try:
             with self.taking(after - before):
                 if after > allocated_bytes:
-                    allocate(descriptor, allocated_bytes, after - allocated_bytes)
+                    os.posix_fallocate(descriptor, allocated_bytes, after - allocated_bytes)
         except BaseException:
             # Without its pages the length would be a trap: touching a missing one ends in SIGBUS.
             os.ftruncate(descriptor, before)
