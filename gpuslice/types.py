@@ -13,6 +13,8 @@ JobId = NewType("JobId", str)
 Rank = NewType("Rank", int)
 #: The fencing token of a lease: grows by one with every lease of a job; reports of older epochs are dropped.
 Epoch = NewType("Epoch", int)
+#: From which tensor skew on a job is placed on as few nodes as possible (docs/profiling.md).
+CONSOLIDATION_SKEW = 0.3
 
 _DEVICE = re.compile(r"(cpu|cuda|null)(?::(\d{1,3}))?")
 _JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
