@@ -17,6 +17,7 @@ from gpuslice import eventlog
 from gpuslice.clock import ContinuedClock
 from gpuslice.config import load
 from gpuslice.errors import ConfigError, GpusliceError
+from gpuslice.memory import available_bytes
 from gpuslice.private import private_directory
 from gpuslice.sched_core.core import Core
 from gpuslice.sched_core.desk import Desk
@@ -29,6 +30,8 @@ from gpuslice.witness import Witness
 
 LOG = "scheduler.log"
 _READY = b"r"
+#: What a job that has imported torch, and more of its own, is expected to take while it waits.
+_WAITING_BYTES = 512 << 20
 #: So many objects more than before are worth a collection when there is time for it.
 _YOUNG = 1000
 
@@ -40,6 +43,7 @@ def serve(
     *,
     tcp: tuple[str, Path] | None = None,
     metrics_port: int | None = None,
+    prestart: int | None = None,
 ) -> None:
     """Be the scheduler of ``directory`` until it is taken down, or told by a signal to leave its jobs alone.
 
@@ -51,6 +55,8 @@ def serve(
         Where to listen besides, and the directory of keys for that.
     metrics_port
         Where to serve numbers for Prometheus; 0: at any port.
+    prestart
+        How many jobs are started beyond those that run; as a rule one a device, if memory allows.
     """
 
     def observe(event: Event, now: float, commands: Sequence[Command]) -> None:
@@ -85,6 +91,12 @@ def serve(
         past = list(journal.replay())
         clock.continue_from(max((when_s for _, when_s in past), default=0.0))
         scheduler.take_over(past, witness.note)
+
+        def limit_prestart() -> None:
+            scheduler.limit_prestart(_affordable(len(setup.devices)) if prestart is None else prestart)
+
+        limit_prestart()
+        scheduler.chores.add(limit_prestart)
         scheduler.attend(signalled, lambda: None)
         scheduler.chores.add(witness.write)
         scheduler.chores.add(journal.tidy_up)
@@ -100,6 +112,11 @@ def serve(
             _discard_snapshots(directory)
         desk.close()
         eventlog.tell("ended", "the scheduler leaves", details={"dismissed": desk.dismissed})
+
+
+def _affordable(device_count: int) -> int:
+    """How many jobs may wait for their first lease beside those that run, with the memory there is."""
+    return max(0, min(device_count, available_bytes() // _WAITING_BYTES))
 
 
 def _discard_snapshots(directory: Path) -> None:

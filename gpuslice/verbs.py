@@ -200,6 +200,7 @@ class JobInfo(Verb, frozen=True):
     failure: str | None
     reason: str
     command: tuple[str, ...]
+    started: bool = True
 
     @property
     def ended(self) -> bool:

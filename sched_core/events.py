@@ -121,17 +121,26 @@ class Computed(msgspec.Struct, frozen=True, tag="computed"):
     error: str = ""
 
 
+class Limited(msgspec.Struct, frozen=True, tag="limited"):
+    """At most ``prestart`` jobs are to be started beyond those that run."""
+
+    prestart: int
+
+
 class Woken(msgspec.Struct, frozen=True, tag="woken"):
     """The moment of the last ``WakeAt`` has come."""
 
 
 #: What a job's owner asks for.
 Owned = Cancelled | Held | Released | Moved | Weighted
-Event = Submitted | Reported | RankGone | Exited | Owned | Noted | Computed | Woken
+Event = Submitted | Reported | RankGone | Exited | Owned | Noted | Computed | Limited | Woken
 
 
 class Launch(msgspec.Struct, frozen=True, tag="launch"):
-    """Start the processes of ``job``; they will say Hello and hold still. ``attempt`` counts from 0."""
+    """Start the processes of ``job``, whose turn is near; they will say Hello and hold still.
+
+    ``attempt`` counts from 0.
+    """
 
     job: str
     program: Program

@@ -7,7 +7,7 @@ import msgspec
 from gpuslice.verbs import EventInfo, History
 from gpuslice.wire import Progress
 
-from .events import Computed, Event, Moved, Noted, Plain, Reported, Submitted, Woken
+from .events import Computed, Event, Limited, Moved, Noted, Plain, Reported, Submitted, Woken
 from .journal import Journal
 
 #: Entries looked at for one answer; keeps it short.
@@ -22,7 +22,7 @@ def history(journal: Journal, after: int) -> History:
 
 
 def _dull(event: Event) -> bool:
-    return isinstance(event, Computed | Woken) or (
+    return isinstance(event, Computed | Limited | Woken) or (
         isinstance(event, Reported) and isinstance(event.message, Progress)
     )
 

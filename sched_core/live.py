@@ -33,6 +33,7 @@ from .events import (
     Exited,
     Kill,
     Launch,
+    Limited,
     Noted,
     Notice,
     Owned,
@@ -167,8 +168,13 @@ class Scheduler:
         return self._clock.now()
 
     def submit(self, spec: JobSpec, program: Program) -> None:
-        """Accept a job and start its processes; it trains when its turn comes."""
+        """Accept a job; its processes are started when its turn is near, and train when it has come."""
         self._handle(Submitted(spec, program))
+
+    def limit_prestart(self, jobs: int) -> None:
+        """Start at most so many jobs beyond those that run, from now on."""
+        if self.core.prestart.limit != jobs:
+            self._handle(Limited(jobs))
 
     def obey(self, wish: Owned) -> None:
         """Do what the owner of a job wants."""
