@@ -24,6 +24,7 @@ from gpuslice.sched_core.desk import Desk
 from gpuslice.sched_core.events import Command, Event
 from gpuslice.sched_core.journal import FILE, Journal
 from gpuslice.sched_core.live import Scheduler
+from gpuslice.sched_core.replay import Replay
 from gpuslice.sched_core.standing import Overview
 from gpuslice.scheduler_setup import Setup
 from gpuslice.witness import Witness
@@ -88,9 +89,17 @@ def serve(
         _metrics(witness, core, setup, metrics_port),
         _open_journal(directory, setup) as journal,
     ):
-        past = list(journal.replay())
-        clock.continue_from(max((when_s for _, when_s in past), default=0.0))
+        replay = Replay(journal, core, setup.make_core)
+
+        def mend() -> None:
+            journal.flush()
+            replay.repeat()
+
+        scheduler.mend = mend
+        past = list(replay.advance())
+        clock.continue_from(max((when_s for _, when_s, _ in past), default=0.0))
         scheduler.take_over(past, witness.note)
+        scheduler.set_aside([one.noted() for one in replay.rejected.values()])
 
         def limit_prestart() -> None:
             scheduler.limit_prestart(_affordable(len(setup.devices)) if prestart is None else prestart)
@@ -184,8 +193,8 @@ def _open_journal(directory: Path, setup: Setup) -> Journal:
 
 def _unfinished(journal: Journal, setup: Setup) -> list[str]:
     core = setup.make_core()
-    for event, when_s in journal.replay():
-        core.handle(event, when_s)
+    for _ in Replay(journal, core, setup.make_core).advance():
+        pass
     return [job.id for job in core.jobs.values() if not (job.state.ended and job.processes_gone)]
 
 

@@ -148,6 +148,10 @@ class Core:
         commands, self._commands = self._commands, []
         return commands
 
+    def become(self, other: Core) -> None:
+        """Be what ``other`` is, from now on: both share all they know."""
+        self.__dict__ = other.__dict__
+
     def check(self) -> None:
         """Raise ``InvariantError`` if a promise is broken."""
         check(self)
