@@ -96,9 +96,7 @@ def serve(
             replay.repeat()
 
         scheduler.mend = mend
-        past = list(replay.advance())
-        clock.continue_from(max((when_s for _, when_s, _ in past), default=0.0))
-        scheduler.take_over(past, witness.note)
+        scheduler.take_over(_lived(replay, clock), witness.note)
         scheduler.set_aside([one.noted() for one in replay.rejected.values()])
 
         def limit_prestart() -> None:
@@ -121,6 +119,15 @@ def serve(
             _discard_snapshots(directory)
         desk.close()
         eventlog.tell("ended", "the scheduler leaves", details={"dismissed": desk.dismissed})
+
+
+def _lived(replay: Replay, clock: ContinuedClock) -> Iterator[tuple[Event, float, Sequence[Command]]]:
+    """What ``replay`` tells, one event after the other; then ``clock`` goes on from there."""
+    last_s = 0.0
+    for event, when_s, commands in replay.advance():
+        last_s = max(last_s, when_s)
+        yield event, when_s, commands
+    clock.continue_from(last_s)
 
 
 def _affordable(device_count: int) -> int:

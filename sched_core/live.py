@@ -200,7 +200,7 @@ class Scheduler:
         Their ranks greet every new scheduler; what was on its way to or from them is made up for then.
         """
         for event, when_s, commands in past:
-            note(event, when_s, commands)
+            self._guarded(event, note, event, when_s, commands)
             for command in commands:
                 if isinstance(command, WakeAt):
                     self._wake_s = command.when_s
