@@ -65,12 +65,16 @@ class BlockCargo:
         del device
         return 0
 
-    def moved_to(self, device: Device) -> BlockCargo:
+    def check_movable(self, device: Device) -> None:
         """Never: addresses belong to their GPU."""
         raise SuspendRefusedError(
-            f"a job under the route vmm cannot move to {device.name}",
+            f"a job under the route vmm cannot move off {device.name}",
             "resume it where it was, or run it with --route tensor",
         )
+
+    def moved_to(self, device: Device) -> BlockCargo:
+        """Not reached: `check_movable` comes first."""
+        raise AssertionError(device)
 
     def copy_out(self, device: Device, writer: SnapshotWriter) -> Transfer:
         """Copy everything into the arena."""

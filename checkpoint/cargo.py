@@ -18,6 +18,7 @@ from gpuslice.kernels.transfer import Transfer
 from .columns import Storages
 from .layout import Layout, StorageSpec, TensorSpec
 from .naming import name_of
+from .rehome import check_movable
 from .snapshot import SnapshotFile
 from .undo import undoing
 from .writer import SnapshotWriter
@@ -75,22 +76,24 @@ class Cargo:
         allocated_bytes = device.memory().allocated_bytes
         return 0 if allocated_bytes is None else max(0, allocated_bytes - sum(self.resident_bytes.values()))
 
-    def moved_to(self, device: Device) -> Cargo:
-        """The same cargo over new storages on another device.
-
-        Raises
-        ------
-        SuspendRefusedError
-            If something must keep its address.
-        DeviceMemoryError
-            If they do not fit.
-        """
+    def check_movable(self, device: Device) -> None:
+        """Refuse what must stay on its device, by name: ``SuspendRefusedError``."""
         for way, spec in zip(self.ways, self.layout.storages, strict=False):
             if way is not Way.FREED:
                 raise SuspendRefusedError(
-                    f"{spec.label} cannot move to {device.name}: its memory belongs to another library",
+                    f"{spec.label} cannot move off {device.name}: its memory belongs to another library",
                     "resume on the device it was suspended from",
                 )
+        check_movable(self.storages)
+
+    def moved_to(self, device: Device) -> Cargo:
+        """The same cargo, which is movable, over new storages on another device.
+
+        Raises
+        ------
+        DeviceMemoryError
+            If they do not fit.
+        """
         storages = device.allocate(self.sizes)
         return replace(self, storages=storages, keys=list(map(_cdata, storages)))
 
@@ -102,9 +105,11 @@ class Cargo:
         """Take the memory away from these, or from all; what is empty already stays so."""
         for way, leave in ((Way.FREED, device.free), (Way.DISCARDED, device.discard)):
             if sids is None:
-                leave(list(compress(self.storages, map(is_, self.ways, repeat(way)))))
+                leaving = list(compress(self.storages, map(is_, self.ways, repeat(way))))
             else:
-                leave([self.storages[sid] for sid in sids if self.ways[sid] is way])
+                leaving = [self.storages[sid] for sid in sids if self.ways[sid] is way]
+            if leaving:  # a device knows only the ways that it names itself
+                leave(leaving)
         device.release_caches()
 
     def reserve(self, device: Device, sids: Sequence[int]) -> None:

@@ -126,14 +126,22 @@ def _gradients(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return list(compress(gradients, map(is_not, gradients, repeat(None))))
 
 
-def held_by_others(tensors: Sequence[torch.Tensor]) -> set[int]:
-    """Ids of the tensors that C++ code refers to, beyond being a gradient or the base of a known view."""
+def held_by_others(tensors: Sequence[torch.Tensor], *, gradient_nodes: bool = False) -> set[int]:
+    """Ids of the tensors that C++ code refers to, beyond being a gradient or the base of a known view.
+
+    Parameters
+    ----------
+    gradient_nodes
+        Whether nodes that collect leaves' gradients are no such code; any graph, also a dead one, keeps them.
+    """
     counts = list(map(_use_count, tensors))
     if max(counts, default=1) <= 1:
         return set()
     explained = Counter(map(id, _gradients(tensors)))
     views = compress(tensors, map(torch.Tensor._is_view, tensors))
     explained.update(id(view._base) for view in views)
+    if gradient_nodes:
+        explained.update(id(tensor) for tensor in tensors if tensor.is_leaf and tensor.requires_grad)
     several = ((id(tensor), count) for tensor, count in zip(tensors, counts, strict=True) if count > 1)
     return {key for key, count in several if count > 1 + explained[key]}
 

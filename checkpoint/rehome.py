@@ -7,14 +7,18 @@ A storage cannot change its device, so each tensor object keeps its identity and
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, Sequence, Set
+from contextlib import contextmanager
 
 import torch
 
 from gpuslice.errors import SuspendRefusedError
+from gpuslice.kernels import Device
 
 from .discover import held_by_others, live_instances, with_gradients
+from .graphs import collects_for_somebody, pending_node
 from .parts import describe_tensor, strided_parts
+from .undo import undoing
 
 
 def rehome(old: Sequence[torch.UntypedStorage], new: Sequence[torch.UntypedStorage]) -> None:
@@ -27,13 +31,51 @@ def rehome(old: Sequence[torch.UntypedStorage], new: Sequence[torch.UntypedStora
     """
     target = {before._cdata: after for before, after in zip(old, new, strict=True)}
     with torch.no_grad(), torch._C.DisableTorchFunction():
-        tensors = with_gradients(*live_instances(torch.Tensor))
-        affected = [tensor for tensor in tensors if _storages(tensor) & target.keys()]
-        _refuse(affected, old, held_by_others(tensors))
+        affected = _checked(old)
         # Everything that could fail comes before the first tensor changes.
         data = [_over(target[tensor.untyped_storage()._cdata], tensor) for tensor in affected]
         for tensor, its_data in zip(affected, data, strict=True):
+            # It also lets go of the node that collects the gradient on the old device (torch's `set_data`).
             tensor.data = its_data
+
+
+def check_movable(storages: Sequence[torch.UntypedStorage]) -> None:
+    """Raise what `rehome` would raise for these storages, of one device; whether they have memory or not."""
+    with torch.no_grad(), torch._C.DisableTorchFunction():
+        _checked(storages)
+
+
+@contextmanager
+def computing_on(target: Device, home: Device) -> Iterator[None]:
+    """Compute on ``target`` from now on; if the block fails, at home as before."""
+    if target is home:
+        yield
+        return
+    try:
+        target.pin()
+        yield
+    except BaseException as error:
+        with undoing(error, f"moving to {target.name}"):
+            home.pin()
+        raise
+
+
+def _checked(old: Sequence[torch.UntypedStorage]) -> list[torch.Tensor]:
+    """All tensors over these storages, if each can be redirected."""
+    keys = {storage._cdata for storage in old}
+    tensors = _with_bases(with_gradients(*live_instances(torch.Tensor)))
+    affected = [tensor for tensor in tensors if not keys.isdisjoint(_storages(tensor))]
+    _refuse(affected, old, held_by_others(tensors, gradient_nodes=True))
+    if old and (node := pending_node(tensors, old[0].device)) is not None:
+        raise _refusal("an autograd graph", f"{node} has saved tensors for a backward pass that is to come")
+    return affected
+
+
+def _with_bases(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """And what they are views of, which C++ may be alone in holding."""
+    known = set(map(id, tensors))
+    bases = {id(view._base): view._base for view in tensors if view._is_view()}
+    return tensors + [base for key, base in bases.items() if base is not None and key not in known]
 
 
 def _storages(tensor: torch.Tensor) -> set[int]:
@@ -57,6 +99,8 @@ def _refuse(affected: Sequence[torch.Tensor], old: Sequence[torch.UntypedStorage
             raise _refusal(
                 describe_tensor(tensor), "C++ code refers to it (a pending autograd graph, DDP, DLPack)"
             )
+        if tensor.is_leaf and tensor.requires_grad and collects_for_somebody(tensor):
+            raise _refusal(describe_tensor(tensor), "Python code holds the node that collects its gradient")
     if any(storage._cdata not in over for storage in old):
         raise _refusal("a bare storage", "no tensor is over it")
 

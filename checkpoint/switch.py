@@ -12,9 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from typing import NamedTuple
-
-import torch
 
 from gpuslice.clock import Clock, MonotonicClock
 from gpuslice.errors import GpusliceError, RollbackError, SuspendedStateError, SuspendRefusedError
@@ -29,8 +26,9 @@ from .duplex import Arriving, Leaving, meet
 from .gate import Gate, NoGate
 from .layout import Layout
 from .lazy import LazyResume, Stream
+from .parked import Parked, empty
 from .record import Stages, SwitchRecord
-from .rehome import rehome
+from .rehome import computing_on, rehome
 from .snapshot import SnapshotFile
 from .state import describe
 from .stock import Stock
@@ -38,17 +36,6 @@ from .store import JobStore
 from .swap import Successor, Taker
 from .undo import undoing
 from .warmup import WarmUp
-
-
-class _Parked(NamedTuple):
-    """What a suspended process must remember."""
-
-    stages: Stages
-    cargo: Cargo | BlockCargo
-    snapshot: SnapshotFile
-    shared_random: dict[str, object]
-    device_random: torch.Tensor | None
-    since_s: float
 
 
 class Switch:
@@ -93,7 +80,7 @@ class Switch:
         self._gate = gate or NoGate()
         self._verify = verify
         self._clock = clock or MonotonicClock()
-        self._parked: _Parked | None = None
+        self._parked: Parked | None = None
         self._lost: RollbackError | None = None
         self._arena_is_new = False
         self._stock = Stock(self._gate, shim)
@@ -107,6 +94,11 @@ class Switch:
     def suspended(self) -> bool:
         """Whether the job's state is away; then no tensor of the device may be touched."""
         return self._parked is not None
+
+    @property
+    def whole(self) -> bool:
+        """Whether the state is there, so that the script may go on: neither away nor lost."""
+        return self._parked is None and self._lost is None
 
     @heap.uncollected()
     def suspend(
@@ -169,16 +161,17 @@ class Switch:
                 shared, own = rng.capture(), self.device.rng_state()
                 if leaving is None or not leaving.emptied:
                     with stages.stage("free_s"):
-                        self._empty(cargo, snapshot)
+                        empty(cargo, self.device, snapshot, record, verify=self._verify)
+                else:
+                    record.weigh(cargo, self.device)
         except RollbackError as error:
             self._lose(error)
             raise
         except BaseException:
             self._gate.open()
             raise
-        self._parked = _Parked(stages, cargo, snapshot, shared, own, self._clock.now())
+        self._parked = Parked(stages, cargo, snapshot, shared, own, self._clock.now())
         self.snapshot = snapshot
-        record.weigh(cargo, self.device)
         return record
 
     def _save(
@@ -237,18 +230,6 @@ class Switch:
                 return None
         return self._store.warm_up(self._layout)
 
-    def _empty(self, cargo: Cargo | BlockCargo, snapshot: SnapshotFile) -> None:
-        """Take the memory away; if that fails half-way, bring back what is gone."""
-        try:
-            cargo.empty(self.device)
-        except BaseException as error:
-            with undoing(error, "emptying the device"):
-                copy_in = cargo.refill(self.device, snapshot, verify=self._verify)
-                if self._verify:
-                    cargo.check(snapshot)
-                copy_in()
-            raise
-
     @heap.uncollected()
     def foresee(self) -> None:
         """While the job is suspended, find out what its resume would have to find out first."""
@@ -287,13 +268,13 @@ class Switch:
         record = parked.stages.record
         resumed_at_s = self._clock.now()
         try:
-            self._restore(parked, target, taker)
+            with computing_on(target, self.device):
+                self._restore(parked, target, taker)
+            self._parked = None
             record.parked_s = resumed_at_s - parked.since_s
             record.verified = self._verify
             if target is not self.device:
-                target.pin()
                 self._bind(target)
-            self._parked = None
             record.rss_after_bytes = resident_anonymous_bytes()
             self._gate.open()
         except RollbackError as error:
@@ -305,6 +286,16 @@ class Switch:
             if self._stream is not None:
                 self._stream.go()
         return record
+
+    def obstacle_to_moves(self) -> str:
+        """While the job is suspended: why it cannot resume on another device, or an empty string."""
+        if self._parked is None:
+            raise SuspendedStateError("the job is not suspended", "suspend it first")
+        try:
+            self._parked.cargo.check_movable(self.device)
+        except SuspendRefusedError as error:
+            return error.message
+        return ""
 
     def settle(self) -> None:
         """Wait until all of a lazily resumed state is there; before the store is used for anything.
@@ -318,7 +309,7 @@ class Switch:
             self._stream.wait()
             self._stream = None
 
-    def _restore(self, parked: _Parked, target: Device, taker: Taker | None) -> None:
+    def _restore(self, parked: Parked, target: Device, taker: Taker | None) -> None:
         stages, cargo = parked.stages, parked.cargo
         moving = target.torch_device != self.device.torch_device
         if taker is not None and isinstance(cargo, Cargo) and not moving:
@@ -331,6 +322,8 @@ class Switch:
         if taker is not None:
             with stages.stage("handover_s"):
                 taker.await_the_whole(f"a job that comes by the route {stages.record.route} comes whole")
+        if moving:
+            cargo.check_movable(self.device)
         stream: Stream | None = None
         with stages.stage("fetch_s"):
             self._store.bring_back(parked.snapshot)
@@ -343,6 +336,7 @@ class Switch:
                     barred.callback(stream.cancel)
                 if moving:
                     cargo = cargo.moved_to(target)
+                    barred.callback(cargo.empty, target)
                 copy_in = cargo.refill(target, parked.snapshot, verify=self._verify, later=later)
             try:
                 if self._verify:
@@ -363,7 +357,7 @@ class Switch:
         if stream is not None and isinstance(cargo, Cargo):
             self._follow(stream, parked, cargo)
 
-    def _follow(self, stream: Stream, parked: _Parked, cargo: Cargo) -> None:
+    def _follow(self, stream: Stream, parked: Parked, cargo: Cargo) -> None:
         """Let the rest come, behind the training."""
         record, later = parked.stages.record, stream.storages
         record.bytes_later = cargo.bytes_of(later)

@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import NoReturn
 
 from gpuslice.checkpoint.record import SwitchRecord
-from gpuslice.ending import die_parked, end_parked, say, undisturbed
+from gpuslice.ending import die_parked, end, say, undisturbed, whole_or_ended
 from gpuslice.errors import (
     AddressSpaceError,
     ConfigError,
@@ -23,7 +23,7 @@ from gpuslice.errors import (
     GpusliceError,
     HandoverError,
     RamDiskFullError,
-    RollbackError,
+    SuspendRefusedError,
 )
 from gpuslice.handover import Coming, Handovers
 from gpuslice.link import Link
@@ -57,7 +57,7 @@ _AT_ONCE_S = 0.5
 #: Failures that another attempt, with more room, may not meet.
 _RETRYABLE = (AddressSpaceError, DeviceMemoryError, RamDiskFullError)
 #: After these a resume left everything as it was.
-_STILL_PARKED = (AddressSpaceError, DeviceMemoryError, HandoverError)
+_STILL_PARKED = (AddressSpaceError, DeviceMemoryError, HandoverError, SuspendRefusedError)
 
 
 class Agent:
@@ -117,7 +117,8 @@ class Agent:
         leased, late = self._orders.phase is Phase.RUNNING, list[int]()
         if not self._runtime.interruptible() or not self._orders.arrive(boundary):
             return late
-        with undisturbed(self._orders.interrupt, late=late) as held:
+        whole = whole_or_ended(lambda: self._runtime.whole)
+        with undisturbed(self._orders.interrupt, late=late) as held, whole:
             if self._suspend(boundary, leased=leased):
                 self._stay_parked(held)
         return late
@@ -133,9 +134,9 @@ class Agent:
         try:
             successor = self._handovers.successor() if leased else None
             record = self._runtime.suspend(explicit=self._boundaries.explicit, successor=successor)
-        except RollbackError as error:
-            end_parked(error)
         except GpusliceError as error:
+            if not self._runtime.whole:
+                raise
             say(error.message, error.remedy)
             if leased:
                 self._orders.run_on()
@@ -176,8 +177,10 @@ class Agent:
         try:
             record = self._runtime.resume(DeviceName.parse(order.device) if order else None, taker=taker)
         except GpusliceError as error:
+            if self._runtime.whole:
+                end(error)
             if order is None or not isinstance(error, _STILL_PARKED):
-                end_parked(error)
+                raise
             if isinstance(called, Coming):
                 self._report(self._orders.decline(error.message))
             else:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from gpuslice import config
 from gpuslice.boundaries import NEVER
-from gpuslice.ending import end, end_parked, undisturbed
-from gpuslice.errors import ConfigError, GpusliceError, RollbackError
+from gpuslice.ending import end, undisturbed, whole_or_ended
+from gpuslice.errors import ConfigError, GpusliceError
 from gpuslice.runtime import Runtime
 
 
@@ -42,17 +42,14 @@ class Drill:
         runtime, late = self._runtime, list[int]()
         if not runtime.interruptible():
             return late
-        with undisturbed(late=late):
+        with undisturbed(late=late), whole_or_ended(lambda: runtime.whole):
             try:
                 runtime.suspend(explicit=runtime.boundaries.explicit)
-            except RollbackError as error:
-                end_parked(error)
-            except GpusliceError as error:
-                end(error)
-            try:
                 runtime.resume()
             except GpusliceError as error:
-                end_parked(error)
+                if runtime.whole:
+                    end(error)
+                raise
         self._ask(boundary)
         return late
 

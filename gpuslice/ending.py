@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NoReturn, cast
 
-from gpuslice.errors import GpusliceError
+from gpuslice.errors import GpusliceError, SwitchFailedError
 
 #: What asks a script to end, if it lets it: Ctrl-C, `kill`, a terminal that closes.
 ENDING_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})
@@ -77,11 +77,58 @@ def ended_well() -> bool:
     return not hasattr(sys, "last_value") and _exit_status in (_NOT_ENDED, None, 0)
 
 
+#: Said by a process that ends without its state; the scheduler knows by it that the script did nothing wrong.
+WITHOUT_STATE = "the job's state is not in this process any more, which ends here; its snapshots are kept"
+
+
 def end_parked(error: GpusliceError) -> NoReturn:
-    """End a job whose state is away, at once: its own code must not run, it would touch empty tensors."""
-    say(error.message, error.remedy)
-    _flush()
-    os._exit(error.exit_code)
+    """End a job whose state is away, at once: its own code must not run, it would touch empty tensors.
+
+    No exception gets out of here, whatever has become of stderr: it would unwind the script.
+    """
+    try:
+        say(error.message, error.remedy, WITHOUT_STATE)
+        _flush()
+    finally:
+        os._exit(error.exit_code)
+
+
+@contextmanager
+def whole_or_ended(whole: Callable[[], bool]) -> Iterator[None]:
+    """Let an error out only while the job's state is there; otherwise the process ends (`end_parked`).
+
+    Directly around what may fail: neither a `finally` nor a signal's handler of the script may come between.
+
+    Parameters
+    ----------
+    whole
+        Whether the state is there.
+    """
+    try:
+        yield
+    except BaseException as error:  # whatever it is, the script must not see it
+        if not whole():
+            end_parked(as_ours(error, "bringing the job's state back"))
+        raise
+
+
+@contextmanager
+def ours(step: str) -> Iterator[None]:
+    """Errors of CUDA, torch and the system in one of our steps are ours: they tell nothing of the script."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, GpusliceError):
+            raise
+        raise as_ours(error, step) from error
+
+
+def as_ours(error: BaseException, step: str) -> GpusliceError:
+    """An error, or one of ours that says what went wrong in which step."""
+    if isinstance(error, GpusliceError):
+        return error
+    text = f"{type(error).__name__}: {error}".rstrip(": ").replace("\n", " ")
+    return SwitchFailedError(f"{step} failed: {text}")
 
 
 def die_parked(signum: signal.Signals) -> NoReturn:

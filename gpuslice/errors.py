@@ -57,6 +57,10 @@ class SuspendRefusedError(EnvironmentUnusableError):
     """The job's state cannot be suspended by the chosen route; nothing was touched."""
 
 
+class SwitchFailedError(EnvironmentUnusableError):
+    """A suspend or a resume met an error that is not gpuslice's: of CUDA, of torch, of the system."""
+
+
 class SuspendedStateError(UsageError):
     """A suspended job was asked to suspend, or a running one to resume."""
 
@@ -121,10 +125,6 @@ class LocalProtocolError(ProtocolError):
 
 class RemoteProtocolError(ProtocolError):
     """The peer sent something illegal; the message was dropped and the state is unchanged."""
-
-
-class UnforeseenError(GpusliceError):
-    """A bug, met while one message or event was dealt with; nothing was changed by that."""
 
 
 class IllegalTransitionError(GpusliceError):

@@ -21,8 +21,13 @@ from gpuslice.checkpoint.describe import is_holder
 from gpuslice.checkpoint.generators import Generator, is_generator, own_generators
 from gpuslice.checkpoint.snapshot import SnapshotFile, open_snapshot
 from gpuslice.checkpoint.state import OWN_PREFIX, check, describe
-from gpuslice.ending import say, undisturbed
-from gpuslice.errors import UsageError
+from gpuslice.ending import say, undisturbed, whole_or_ended
+from gpuslice.errors import (
+    AddressSpaceError,
+    DeviceMemoryError,
+    SuspendRefusedError,
+    UsageError,
+)
 from gpuslice.gang import agree
 from gpuslice.progress import Progress, goal
 from gpuslice.runtime import Runtime, runtime
@@ -30,6 +35,8 @@ from gpuslice.types import DeviceName
 
 Batch = TypeVar("Batch")
 
+#: After these a resume left everything as it was, and the script itself decides.
+_MAY_BE_TRIED_AGAIN = (AddressSpaceError, DeviceMemoryError, SuspendRefusedError, UsageError)
 _RNG = f"{OWN_PREFIX}rng"
 _PROGRESS = f"{OWN_PREFIX}progress"
 
@@ -104,13 +111,14 @@ class Job:
             If the device could neither be emptied nor be filled again: the state is lost, end the process.
         """
         _check_main_thread("job.suspend")
-        record = None
+        record, away = None, not self._runtime.whole
         try:
-            with undisturbed():
+            with undisturbed(), whole_or_ended(lambda: away or self._runtime.whole):
                 record = self._runtime.suspend(explicit=True)
         except BaseException:
             if record is not None:  # a signal's handler raised: the script unwinds with its state
-                self.resume()
+                with undisturbed(), whole_or_ended(lambda: self._runtime.whole):
+                    self._runtime.resume()
             raise
         snapshot = self._runtime.switch.snapshot
         assert snapshot is not None
@@ -162,11 +170,21 @@ class Job:
             If the job is not suspended.
         DeviceMemoryError
             If the device lacks memory; the snapshot is kept, and this may be called again.
+        SuspendRefusedError
+            If the state cannot move to that device; it may be called for the one that it left.
+
+        Any other failure ends the process at once, with the error's exit code and the snapshot kept: the
+        script must not go on, nor save anything, without its state.
         """
         _check_main_thread("job.resume")
         target = None if device is None else DeviceName.parse(device)
-        with undisturbed():
-            self._runtime.resume(target)
+        retry = False
+        with undisturbed(), whole_or_ended(lambda: self._runtime.whole or retry):
+            try:
+                self._runtime.resume(target)
+            except _MAY_BE_TRIED_AGAIN:
+                retry = True
+                raise
 
     @contextmanager
     def suspended(self) -> Iterator[Snapshot]:

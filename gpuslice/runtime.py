@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import atexit
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 import torch
 
 from gpuslice import config
+from gpuslice.attached import Attached
 from gpuslice.boundaries import BoundaryCounter, counter
-from gpuslice.checkpoint import livegraph
 from gpuslice.checkpoint.background import BackgroundSnapshot
 from gpuslice.checkpoint.lazy import LazyResume
 from gpuslice.checkpoint.ramdisk import RamDisk
@@ -30,30 +29,22 @@ from gpuslice.checkpoint.swappable import keep_tensors_swappable
 from gpuslice.checkpoint.switch import Switch
 from gpuslice.checkpoints import Checkpoints, Schedule
 from gpuslice.config import Settings
-from gpuslice.ending import end_parked, ended_well, say, watch_exit
-from gpuslice.errors import GpusliceError, SuspendedStateError, SuspendRefusedError
+from gpuslice.ending import end_parked, ended_well, ours, say, watch_exit
+from gpuslice.errors import (
+    EnvironmentUnusableError,
+    GpusliceError,
+    SuspendedStateError,
+    SuspendRefusedError,
+)
 from gpuslice.gang import awaited, newest_common
 from gpuslice.kernels import Device, open_device, vmm
 from gpuslice.kernels.routes import choose
-from gpuslice.launch import ARMED
 from gpuslice.place import Place
 from gpuslice.report import Report, rank_path
 from gpuslice.residence import HOST, found_device, named_device
 from gpuslice.threads import ThreadGate
 from gpuslice.types import DeviceName, Route, job_id
 from gpuslice.upkeep import Upkeep
-
-
-class Attached(Protocol):
-    """An attached job, as far as a suspend is concerned."""
-
-    def named_state(self) -> Mapping[str, object]:
-        """What a restart in another process needs."""
-        ...
-
-    def restartable(self, *, explicit: bool) -> bool:
-        """Whether that is consistent now. ``explicit``: the script marked this boundary itself."""
-        ...
 
 
 class Runtime:
@@ -153,11 +144,8 @@ class Runtime:
     @cached_property
     def switch(self) -> Switch:
         shim = vmm.loaded() if self.route is Route.VMM else None
-        lost = end_parked if ARMED in os.environ else None
-        verify = self.settings.verify
-        return Switch(
-            self.device, self.store, gate=self.gate, verify=verify, shim=shim, lazy=self._lazy, lost=lost
-        )
+        lazy, lost, verify = self._lazy, end_parked, self.settings.verify
+        return Switch(self.device, self.store, gate=self.gate, verify=verify, shim=shim, lazy=lazy, lost=lost)
 
     @property
     def suspended(self) -> bool:
@@ -219,23 +207,19 @@ class Runtime:
 
         Raises
         ------
-        SuspendRefusedError, RamDiskFullError
+        SuspendRefusedError, RamDiskFullError, SwitchFailedError
             Nothing has changed.
         """
         self.checkpoints.settle()
         self._look_for_state()
-        # Elsewhere a graph has given up what it had saved; the other routes take along what it has.
-        amid_graphs = self.boundaries.amid_graphs and self.route is Route.TENSOR
-        graph_bytes = livegraph.held_bytes(self.device) if amid_graphs else 0
         named, restartable = None, False
         if self.attached is not None:
             named = self.attached.named_state()
             restartable = self.attached.restartable(explicit=explicit)
-        record = self.switch.suspend(
-            boundary=self.boundary, named=named, restartable=restartable, successor=successor
-        )
-        record.leave(livegraph.REASON, graph_bytes)
-        return record
+        with ours("the suspend"):
+            return self.switch.suspend(
+                boundary=self.boundary, named=named, restartable=restartable, successor=successor
+            )
 
     def resume(self, device: DeviceName | None = None, *, taker: Taker | None = None) -> SwitchRecord:
         """Bring the state back, to ``device`` if it is given, and record the switch.
@@ -247,14 +231,16 @@ class Runtime:
 
         Raises
         ------
-        DeviceMemoryError, HandoverError
-            The snapshot is kept and the resume may be tried again.
+        DeviceMemoryError, HandoverError, SuspendRefusedError
+            The snapshot is kept and the resume may be tried again; refused, on the device that it left.
+        SwitchFailedError
+            The state did not come back.
         """
         target = None
-        if device is not None and device != self.device.name:
-            target = open_device(device, cpu_slots=self.settings.cpu_slots)
-            target.pin()
-        record = self.switch.resume(target, taker=taker)
+        with ours("the resume"):
+            if device is not None and device != self.device.name:
+                target = self._open_other(device)
+            record = self.switch.resume(target, taker=taker)
         if target is not None:
             self.__dict__["device"] = target
         self.report.add(record)
@@ -262,6 +248,18 @@ class Runtime:
         if self.upkeep is not None:
             self.upkeep.resumed()
         return record
+
+    def _open_other(self, name: DeviceName) -> Device:
+        """A device to move to; one that is not there is refused like a state that cannot move."""
+        try:
+            return open_device(name, cpu_slots=self.settings.cpu_slots)
+        except EnvironmentUnusableError as error:
+            raise SuspendRefusedError(error.message, error.remedy) from error
+
+    @property
+    def whole(self) -> bool:
+        """Whether the job's state is where the script expects it: neither away nor lost."""
+        return "switch" not in self.__dict__ or self.switch.whole
 
     def foresee(self) -> None:
         """While the job is suspended and nobody waits, do what its resume can be spared."""

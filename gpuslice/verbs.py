@@ -11,19 +11,7 @@ from typing import Literal
 import msgspec
 
 from gpuslice.errors import RemoteProtocolError
-from gpuslice.types import (
-    ByteCount,
-    Count,
-    JobName,
-    Label,
-    PathText,
-    RankCount,
-    Seconds,
-    VariableName,
-    Word,
-)
-from gpuslice.types import Weight as WeightValue
-from gpuslice.wire import MAX_MESSAGE_BYTES, NOT_A_VALUE
+from gpuslice.wire import MAX_MESSAGE_BYTES
 
 VERSION = b"1"
 
@@ -64,94 +52,94 @@ class Submit(Verb, tag="submit", frozen=True):
         How long it may take to reach a boundary when told to stop (0: for ever), and what then.
     """
 
-    name: JobName
+    name: str
     numbered: bool
-    argv: tuple[Word, ...]
-    directory: PathText
-    environ: dict[VariableName, Word]
-    devices: RankCount = 1
-    tenant: Label = ""
-    weight: WeightValue = 1.0
-    max_restarts: Count = 0
-    steps: Count = 0
-    max_steps: Count = 0
-    memory_bytes: ByteCount = 0
-    expected_s: Seconds = 0.0
-    trial_batches: Count = 0
-    deadline_s: Seconds = 0.0
+    argv: tuple[str, ...]
+    directory: str
+    environ: dict[str, str]
+    devices: int = 1
+    tenant: str = ""
+    weight: float = 1.0
+    max_restarts: int = 0
+    steps: int = 0
+    max_steps: int = 0
+    memory_bytes: int = 0
+    expected_s: float = 0.0
+    trial_batches: int = 0
+    deadline_s: float = 0.0
     guaranteed: bool = False
-    boundary_timeout_s: Seconds = 60.0
+    boundary_timeout_s: float = 60.0
     on_boundary_timeout: Literal["leave", "kill"] = "leave"
 
 
 class Status(Verb, tag="status", frozen=True):
     """What is there and how it stands; of the jobs, some at a time, those that follow the first ``after``."""
 
-    after: Count = 0
+    after: int = 0
 
 
 class Wait(Verb, tag="wait", frozen=True):
     """Answer when the job has ended."""
 
-    job: JobName
+    job: str
 
 
 class Admission(Verb, tag="admission", frozen=True):
     """Answer when it is decided whether the job's deadline is guaranteed: ``Done``, if refused ``Failed``."""
 
-    job: JobName
+    job: str
 
 
 class Cancel(Verb, tag="cancel", frozen=True):
     """End the job."""
 
-    job: JobName
+    job: str
 
 
 class Suspend(Verb, tag="suspend", frozen=True):
     """Keep the job off the devices until ``Resume``."""
 
-    job: JobName
+    job: str
 
 
 class Resume(Verb, tag="resume", frozen=True):
     """Let a suspended job take part again."""
 
-    job: JobName
+    job: str
 
 
 class Migrate(Verb, tag="migrate", frozen=True):
     """Run the job on ``devices`` (names, rank order), now or when its turn comes."""
 
-    job: JobName
-    devices: tuple[Label, ...]
+    job: str
+    devices: tuple[str, ...]
 
 
 class Weight(Verb, tag="weight", frozen=True):
     """Give the job another weight."""
 
-    job: JobName
-    weight: WeightValue
+    job: str
+    weight: float
 
 
 class Logs(Verb, tag="logs", frozen=True):
     """Where the job's output is."""
 
-    job: JobName
+    job: str
 
 
 class ReadLog(Verb, tag="read_log", frozen=True):
     """The job's output from byte ``offset`` on, or (``err``) what it wrote to stderr; some at a time."""
 
-    job: JobName
+    job: str
     err: bool = False
-    offset: ByteCount = 0
+    offset: int = 0
 
 
 class Events(Verb, tag="events", frozen=True):
     """What happened after event ``after`` (0: from the beginning), the oldest first, some at a time."""
 
-    after: Count = 0
+    after: int = 0
 
 
 class Down(Verb, tag="down", frozen=True):
@@ -212,7 +200,6 @@ class JobInfo(Verb, frozen=True):
     failure: str | None
     reason: str
     command: tuple[str, ...]
-    started: bool = True
 
     @property
     def ended(self) -> bool:
@@ -326,7 +313,7 @@ def decode_request(frames: list[bytes]) -> Request:
     body = _body(frames)
     try:
         return _requests.decode(body)  # type: ignore[no-any-return]
-    except NOT_A_VALUE as error:
+    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
         raise RemoteProtocolError(f"not a request: {error}") from error
 
 
@@ -335,7 +322,7 @@ def decode_answer(frames: list[bytes]) -> Answer:
     body = _body(frames)
     try:
         return _answers.decode(body)  # type: ignore[no-any-return]
-    except NOT_A_VALUE as error:
+    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
         raise RemoteProtocolError(f"not an answer: {error}") from error
 
 

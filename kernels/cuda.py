@@ -135,7 +135,10 @@ class CudaDevice:
                 storage.resize_(0)
 
     def discard(self, storages: Sequence[torch.UntypedStorage]) -> None:
-        raise EnvironmentUnusableError(f"{self.name} cannot drop pages under a tensor; `holds` never says so")
+        if storages:
+            raise EnvironmentUnusableError(
+                f"{self.name} cannot drop pages under a tensor; `holds` never says so"
+            )
 
     def reserve(self, pairs: Sequence[tuple[torch.UntypedStorage, int]]) -> None:
         done: list[torch.UntypedStorage] = []

@@ -7,21 +7,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from gpuslice.errors import UsageError
-from gpuslice.types import (
-    Count,
-    ExitCode,
-    JobName,
-    Label,
-    PathText,
-    RankNumber,
-    Text,
-    VariableName,
-    Weight,
-    Word,
-    explain,
-)
-from gpuslice.wire import NOT_A_VALUE, FromAgent, ToAgent
+from gpuslice.wire import FromAgent, ToAgent
 
 from .job import JobSpec
 from .policy import Task
@@ -43,9 +29,9 @@ class Program(msgspec.Struct, frozen=True):
         All of its environment; the scheduler adds its socket and the job's name.
     """
 
-    argv: tuple[Word, ...]
-    directory: PathText
-    environ: dict[VariableName, Word] = {}
+    argv: tuple[str, ...]
+    directory: str
+    environ: dict[str, str] = {}
 
 
 class Submitted(msgspec.Struct, frozen=True, tag="submitted"):
@@ -58,8 +44,8 @@ class Submitted(msgspec.Struct, frozen=True, tag="submitted"):
 class Reported(msgspec.Struct, frozen=True, tag="reported"):
     """A rank said something."""
 
-    job: JobName
-    rank: RankNumber
+    job: str
+    rank: int
     message: FromAgent
 
 
@@ -70,8 +56,8 @@ class RankGone(msgspec.Struct, frozen=True, tag="rank_gone"):
     the job's exit code tells.
     """
 
-    job: JobName
-    rank: RankNumber
+    job: str
+    rank: int
     unseen: bool = False
 
 
@@ -81,42 +67,42 @@ class Exited(msgspec.Struct, frozen=True, tag="exited"):
     ``code`` is negative for a signal; ``said`` are lines of its stderr that tell why it failed.
     """
 
-    job: JobName
-    code: ExitCode
-    said: Text = ""
+    job: str
+    code: int
+    said: str = ""
 
 
 class Cancelled(msgspec.Struct, frozen=True, tag="cancelled"):
     """Its owner gave the job up."""
 
-    job: JobName
-    reason: Text
+    job: str
+    reason: str
 
 
 class Held(msgspec.Struct, frozen=True, tag="held"):
     """Its owner wants the job off its devices until it is ``Released``."""
 
-    job: JobName
+    job: str
 
 
 class Released(msgspec.Struct, frozen=True, tag="released"):
     """Its owner lets a held job take part again."""
 
-    job: JobName
+    job: str
 
 
 class Moved(msgspec.Struct, frozen=True, tag="moved"):
     """Its owner wants the job on ``devices`` (names, rank order) for its present or its next lease."""
 
-    job: JobName
-    devices: tuple[Label, ...]
+    job: str
+    devices: tuple[str, ...]
 
 
 class Weighted(msgspec.Struct, frozen=True, tag="weighted"):
     """Its owner gives the job another weight."""
 
-    job: JobName
-    weight: Weight
+    job: str
+    weight: float
 
 
 class Noted(msgspec.Struct, frozen=True, tag="noted"):
@@ -130,15 +116,9 @@ class Noted(msgspec.Struct, frozen=True, tag="noted"):
 class Computed(msgspec.Struct, frozen=True, tag="computed"):
     """The answer to ``Compute`` number ``number``, or why there is none."""
 
-    number: Count
+    number: int
     answer: bytes = b""
     error: str = ""
-
-
-class Limited(msgspec.Struct, frozen=True, tag="limited"):
-    """At most ``prestart`` jobs are to be started beyond those that run."""
-
-    prestart: Count
 
 
 class Woken(msgspec.Struct, frozen=True, tag="woken"):
@@ -147,50 +127,11 @@ class Woken(msgspec.Struct, frozen=True, tag="woken"):
 
 #: What a job's owner asks for.
 Owned = Cancelled | Held | Released | Moved | Weighted
-Event = Submitted | Reported | RankGone | Exited | Owned | Noted | Computed | Limited | Woken
-
-_encoder = msgspec.msgpack.Encoder()
-_decoder: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)
-
-
-def encode(event: Event) -> bytes:
-    """``event`` as the journal keeps it.
-
-    Raises
-    ------
-    UsageError
-        If a value in it is none that an event may have: the journal could not be replayed.
-    """
-    try:
-        written = _encoder.encode(event)
-        _decoder.decode(written)
-    except (OverflowError, UnicodeEncodeError, TypeError, *NOT_A_VALUE) as error:
-        raise UsageError(f"{type(event).__name__} is not possible: {explain(error)}") from error
-    return written
-
-
-def named(event: Event) -> str:
-    """What to call ``event`` for people: its kind, and the rank's message or the note that it is about."""
-    if isinstance(event, Noted):
-        return event.what
-    return str((event.message if isinstance(event, Reported) else event).__struct_config__.tag)
-
-
-def job_of(event: Event) -> str:
-    """The job that ``event`` is about; empty: none."""
-    return event.spec.id if isinstance(event, Submitted) else str(getattr(event, "job", ""))
-
-
-def decode(written: bytes) -> Event:
-    """What ``encode`` wrote; one of ``wire.NOT_A_VALUE`` for anything else."""
-    return _decoder.decode(written)
+Event = Submitted | Reported | RankGone | Exited | Owned | Noted | Computed | Woken
 
 
 class Launch(msgspec.Struct, frozen=True, tag="launch"):
-    """Start the processes of ``job``, whose turn is near; they will say Hello and hold still.
-
-    ``attempt`` counts from 0.
-    """
+    """Start the processes of ``job``; they will say Hello and hold still. ``attempt`` counts from 0."""
 
     job: str
     program: Program

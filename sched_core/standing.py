@@ -97,7 +97,6 @@ class Overview:
             failure=job.failure or None,
             reason=job.reason,
             command=_shortened(job.program.argv),
-            started=job.launched,
         )
 
     def _recent(self, account: Account) -> tuple[SliceInfo, ...]:

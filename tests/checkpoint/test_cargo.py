@@ -115,3 +115,22 @@ def test_named_state_is_in_the_snapshot_for_another_process(store: JobStore, job
     assert found == expected
     assert record.bytes_copied == record.bytes_freed + shared.nbytes
     switch.resume()
+
+
+class FreesOnly(FaultyDevice):
+    """Knows one way to empty storages, as GPUs do, and no other."""
+
+    def holds(self, storages: Any, *, fixed: Any, alone: bool) -> list[Hold]:
+        holds = super().holds(storages, fixed=fixed, alone=alone)
+        return [hold if hold.way is Way.FREED else Hold(Way.RESIDENT, "it stays") for hold in holds]
+
+    def discard(self, storages: Any) -> None:
+        raise AssertionError("it never said so")
+
+
+def test_a_device_is_asked_to_empty_storages_only_in_ways_that_it_named(store: JobStore, job: Job) -> None:
+    before = job.digest()
+    switch = Switch(FreesOnly(), store, gate=SpyGate())
+    switch.suspend(boundary=1)
+    switch.resume()
+    assert job.digest() == before

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+import torch.utils.checkpoint
 
-from gpuslice.checkpoint.rehome import rehome
+from gpuslice.checkpoint.rehome import check_movable, rehome
 from gpuslice.checkpoint.store import JobStore
 from gpuslice.checkpoint.switch import Switch
 from gpuslice.errors import SuspendRefusedError
@@ -134,3 +135,52 @@ def test_numpy_memory_cannot_move(store: JobStore, job: Job) -> None:
         switch.resume(Only([], other=True))
     switch.resume()
     assert np.array_equal(job.array, before)
+
+
+def test_what_an_ordinary_loop_leaves_behind_moves() -> None:
+    """The graph of the last batch is dead, but its root, and views whose base nobody else has, are there."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    output = model(torch.ones(3, 4))[:, 0]
+    hidden = model[0](torch.ones(3, 4)).relu().view(-1)
+    loss = output.square().mean() + hidden.mean()
+    loss.backward()
+    everything = [*model.parameters(), *(p.grad for p in model.parameters() if p.grad is not None)]
+    everything += [output, hidden, loss]
+    before = [tensor.tolist() for tensor in everything]
+    old, new = moved(*everything)
+    check_movable(old)
+    rehome(old, new)
+    for storage in old:
+        storage.fill_(0)
+    assert [tensor.tolist() for tensor in everything] == before
+    gradient = everything[4].clone()
+    model(torch.ones(3, 4))[:, 0].square().mean().backward()
+    assert not torch.equal(everything[4], gradient)
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_a_graph_is_pending_while_its_activations_are_kept(checkpointed: bool) -> None:
+    """The parameter itself is in no node's memory: its layer comes first, and its input needs no gradient."""
+    layer = torch.nn.Linear(4, 4)
+
+    def forward() -> torch.Tensor:
+        return layer(torch.ones(2, 4)).exp().sum()
+
+    loss = torch.utils.checkpoint.checkpoint(forward, use_reentrant=False) if checkpointed else forward()
+    old, new = moved(*layer.parameters())
+    with pytest.raises(SuspendRefusedError, match=r"Backward.* a backward pass that is to come"):
+        rehome(old, new)
+    loss.backward()
+    rehome(old, new)
+
+
+def test_a_node_with_the_script_s_own_hooks_is_not_lost() -> None:
+    layer = torch.nn.Linear(4, 4)
+    node = torch.autograd.graph.get_gradient_edge(layer.weight).node
+    seen: list[object] = []
+    node.register_hook(lambda *gradients: seen.append(gradients))
+    old, _ = moved(*layer.parameters())
+    with pytest.raises(SuspendRefusedError, match="holds the node that collects its gradient"):
+        check_movable(old)
+    layer(torch.ones(4)).sum().backward()
+    assert len(seen) == 1

@@ -1,0 +1,18 @@
+"""What a runtime wants to know of the job that a script attached."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+
+class Attached(Protocol):
+    """An attached job, as far as a suspend is concerned."""
+
+    def named_state(self) -> Mapping[str, object]:
+        """What a restart in another process needs."""
+        ...
+
+    def restartable(self, *, explicit: bool) -> bool:
+        """Whether that is consistent now. ``explicit``: the script marked this boundary itself."""
+        ...

@@ -1,0 +1,233 @@
+"""Fails every call of the device once, with every kind of error, and tells what each training script saw.
+
+A script of its own, which forks a process for each case. In each a training loop suspends and resumes as one
+of the controllers says, and does what careless scripts do: it passes over errors, and saves its model in a
+``finally``. One line of JSON a case: what was failed, how the process ended, what the script saved.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+
+import gpuslice.runtime
+from gpuslice.agent import Agent
+from gpuslice.boundaries import BoundaryCounter
+from gpuslice.checkpoint import heap
+from gpuslice.checkpoint.lazy import LazyResume
+from gpuslice.config import Settings
+from gpuslice.drill import Drill
+from gpuslice.errors import DeviceMemoryError, HandoverError, RollbackError
+from gpuslice.job import Job
+from gpuslice.kernels import Device
+from gpuslice.kernels.cpu import CpuDevice
+from gpuslice.place import Place
+from gpuslice.runtime import Runtime
+from gpuslice.types import DeviceName
+from gpuslice.wire import FromAgent, Refused, Resume, Suspend, Suspended
+
+#: What a device's calls fail with.
+ERRORS: dict[str, Callable[[], BaseException]] = {
+    "cuda": lambda: RuntimeError("CUDA error: unspecified launch failure"),
+    "memory": lambda: DeviceMemoryError("no memory", "wait"),
+    "torch-memory": lambda: torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+    "host-memory": MemoryError,
+    "interrupt": KeyboardInterrupt,
+    "exit": lambda: SystemExit(0),
+    "handover": lambda: HandoverError("nobody left"),
+    "rollback": lambda: RollbackError("nothing works"),
+}
+#: The protocol's methods and attributes that do something.
+CALLS = [name for name in vars(Device) if not name.startswith("_") and name not in ("name", "torch_device")]
+
+
+class Faulty:
+    """A device of which the n-th call fails, before it has done anything or after all is done."""
+
+    def __init__(
+        self, device: Device, number: int, error: Callable[[], BaseException], *, late: bool
+    ) -> None:
+        self._device = device
+        self._number = number
+        self._error = error
+        self._late = late
+        self.calls: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in CALLS:
+            return getattr(self._device, name)
+        if callable(getattr(type(self._device), name, None)):
+            return lambda *args, **options: self._call(name, args, options)
+        self._count(name)
+        return getattr(self._device, name)
+
+    def _call(self, name: str, args: Any, options: Any) -> Any:
+        due = len(self.calls) == self._number
+        self.calls.append(name)
+        if due and not self._late:
+            raise self._error()
+        result = getattr(self._device, name)(*args, **options)
+        if due:
+            raise self._error()
+        if name == "refill":
+            return lambda: self._fill(result)
+        return result
+
+    def _fill(self, fill: Callable[[], Any]) -> Any:
+        due = self._count("refill()", raising=not self._late)
+        result = fill()
+        if due:
+            raise self._error()
+        return result
+
+    def _count(self, name: str, *, raising: bool = True) -> bool:
+        due = len(self.calls) == self._number
+        self.calls.append(name)
+        if due and raising:
+            raise self._error()
+        return due
+
+
+class Script:
+    """A model whose weights are known."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(1)
+        self.model = torch.nn.Linear(60, 90)
+        self.optimizer = torch.optim.Adam(self.model.parameters())
+        self.step()
+
+    def step(self) -> None:
+        self.model(torch.ones(3, 60)).sum().backward()
+        self.optimizer.step()
+
+    def digest(self) -> str:
+        tensors = [*self.model.state_dict().values()]
+        for state in self.optimizer.state.values():
+            tensors += [value for value in state.values() if isinstance(value, torch.Tensor)]
+        texts = [
+            f"{t.untyped_storage().nbytes()} {t.tolist()}" for t in tensors if t.untyped_storage().nbytes()
+        ]
+        return hashlib.sha256(f"{len(texts)} {texts}".encode()).hexdigest()
+
+
+class Post:
+    """In place of the agent's link: what it says is answered at once by an order."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+        self._epoch = 1
+
+    def send(self, message: FromAgent) -> None:
+        if isinstance(message, Suspended) or (isinstance(message, Refused) and not message.running):
+            self._epoch += 1
+            self._agent._orders.resume(Resume(epoch=self._epoch, device="cpu"))
+
+
+def drill(runtime: Runtime) -> None:
+    Drill(runtime, every=1).at_boundary(1)
+
+
+def agent(runtime: Runtime) -> None:
+    obeying = Agent(runtime)
+    obeying._link = Post(obeying)  # type: ignore[assignment]
+    obeying._began = True
+    orders = obeying._orders
+    orders.resume(Resume(epoch=1, device="cpu"))
+    orders.await_order()
+    orders.run_on()
+    orders.suspend(Suspend(epoch=1, stop_at=1))
+    runtime.boundaries.count = 1
+    obeying.at_boundary(1)
+
+
+def script(runtime: Runtime) -> None:
+    job = Job(runtime, {})
+    job.suspend()
+    with suppress(DeviceMemoryError):
+        job.resume()
+        return
+    job.resume()
+
+
+CONTROLLERS = {"drill": drill, "agent": agent, "script": script}
+
+
+def train(controller: str, device: Faulty, directory: Path, *, lazy: bool) -> Script:
+    """One boundary of a job whose device is ``device``."""
+    settings = Settings(
+        ramdisk_dir=str(directory / "ramdisk"), job="kept", socket="ipc:///nowhere", lazy_resume=lazy
+    )
+    runtime = Runtime(settings, Place(), BoundaryCounter())
+    runtime._lazy = LazyResume(smallest_bytes=1) if lazy else None
+    runtime.__dict__["device"] = device
+    gpuslice.runtime._runtime = runtime
+    state = Script()
+    try:
+        CONTROLLERS[controller](runtime)
+        runtime.switch.settle()
+    finally:
+        (directory / "saved").write_text(state.digest(), encoding="ascii")
+    return state
+
+
+def case(controller: str, device: Faulty, directory: Path, *, lazy: bool) -> NoReturn:
+    """Be the process of one case; ends with the script's exit code, or with ours."""
+    try:
+        train(controller, device, directory, lazy=lazy)
+    except BaseException:  # noqa: BLE001 - as a script that ends by an error, whatever it is
+        (directory / "error").write_text(traceback.format_exc(), encoding="utf-8")
+        os._exit(99)
+    (directory / "calls").write_text(json.dumps(device.calls), encoding="ascii")
+    os._exit(0)
+
+
+def run(
+    controller: str, number: int, kind: str, directory: Path, *, lazy: bool, late: bool
+) -> dict[str, Any]:
+    """How one case ended."""
+    directory.mkdir(parents=True)
+    device = Faulty(CpuDevice(DeviceName("cpu", None)), number, ERRORS[kind], late=late)
+    pid = os.fork()
+    if pid == 0:
+        case(controller, device, directory, lazy=lazy)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    texts = {name: _read(directory / name) for name in ("saved", "error", "calls")}
+    snapshots = [str(path) for path in (directory / "ramdisk").rglob("*.gsnp")]
+    return {"case": [controller, number, kind, lazy, late], "code": code, "files": snapshots, **texts}
+
+
+def _read(path: Path) -> str:
+    return path.read_text(encoding="utf-8") if path.exists() else ""
+
+
+def cases(directory: Path, controllers: list[str], kinds: list[str]) -> Iterator[dict[str, Any]]:
+    """An undisturbed run of each controller, then all its failures."""
+    for controller in controllers:
+        for lazy in (False, True):
+            place = directory / controller / ("lazy" if lazy else "whole")
+            whole = run(controller, -1, "cuda", place / "undisturbed", lazy=lazy, late=False)
+            yield whole
+            calls = json.loads(whole["calls"])
+            # Of those in a row, such as `owns` of every storage, the first stands for all.
+            for number in [n for n, call in enumerate(calls) if n == 0 or calls[n - 1] != call]:
+                for late in (False, True):
+                    for kind in kinds:
+                        name = f"{number}-{kind}-{late}"
+                        yield run(controller, number, kind, place / name, lazy=lazy, late=late)
+
+
+if __name__ == "__main__":
+    Script()  # makes torch import all that optimizers need, which the forks then have
+    heap.hide_imports()
+    for outcome in cases(Path(sys.argv[1]), sys.argv[2].split(","), sys.argv[3].split(",")):
+        print(json.dumps(outcome), flush=True)
