@@ -18,7 +18,7 @@ from .header import Content
 from .layout import align
 from .tally import Residue
 
-#: Arenas have whole huge pages; the spare part is small enough for two slots in 2.05 times the state.
+#: The spare part is small enough for two slots in 2.05 times the state.
 STEP_BYTES = 2 << 20
 _SPARE_SHARE = 128
 #: What is allocated, and what is faulted in, at once where somebody may want the arena sooner.

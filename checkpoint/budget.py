@@ -15,7 +15,7 @@ from pathlib import Path
 
 from gpuslice.config import format_size
 from gpuslice.errors import EnvironmentUnusableError, RamDiskFullError
-from gpuslice.kernels.filepages import allocate
+from gpuslice.memory import UNLIMITED_BYTES, available_bytes
 
 from .files import is_full
 from .layout import PAGE_BYTES
@@ -23,9 +23,6 @@ from .locks import FileLock
 from .slots import read_owner
 
 _BLOCK_BYTES = 512
-_MEMINFO = Path("/proc/meminfo")
-_CGROUP = Path("/sys/fs/cgroup")
-_UNLIMITED = 1 << 62
 
 Own = Callable[[], bool]
 
@@ -93,7 +90,7 @@ class Budget:
 
     def _tenant_room(self) -> int:
         limit_bytes = self.tenant.limit_bytes
-        return _UNLIMITED if limit_bytes is None else limit_bytes - self.tenant_bytes()
+        return UNLIMITED_BYTES if limit_bytes is None else limit_bytes - self.tenant_bytes()
 
     def _directories(self) -> list[Path]:
         with os.scandir(self.root) as stores:
@@ -107,7 +104,7 @@ class Budget:
         """Bytes that the file system and the machine's memory can still give, promises deducted."""
         status = os.statvfs(self.root)
         promised = sum(max(0, s.st_size - s.st_blocks * _BLOCK_BYTES) for s in self._files())
-        free = min(status.f_bavail * status.f_frsize, _memory_available(), _cgroup_available())
+        free = min(status.f_bavail * status.f_frsize, available_bytes())
         return max(0, free - promised)
 
     def extend(
@@ -166,7 +163,7 @@ class Budget:
         try:
             with self.taking(after - before):
                 if after > allocated_bytes:
-                    allocate(descriptor, allocated_bytes, after - allocated_bytes)
+                    os.posix_fallocate(descriptor, allocated_bytes, after - allocated_bytes)
         except BaseException:
             # Without its pages the length would be a trap: touching a missing one ends in SIGBUS.
             os.ftruncate(descriptor, before)
@@ -234,27 +231,3 @@ def _statuses(directory: Path) -> Iterator[os.stat_result]:
                     continue
     except FileNotFoundError:
         return
-
-
-def _memory_available() -> int:
-    for line in _MEMINFO.read_text(encoding="ascii").splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    raise EnvironmentUnusableError(f"{_MEMINFO} names no MemAvailable", "use Linux 3.14 or newer")
-
-
-def _cgroup_available() -> int:
-    """What this process's memory cgroup (version 2) still allows; a huge number where there is no limit.
-
-    The kernel drops cached files before it says no; pages of tmpfs are not among them.
-    """
-    try:
-        limit = (_CGROUP / "memory.max").read_text(encoding="ascii").strip()
-        current = int((_CGROUP / "memory.current").read_text(encoding="ascii"))
-        lines = (_CGROUP / "memory.stat").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return _UNLIMITED
-    if limit == "max":
-        return _UNLIMITED
-    statistics = dict(line.split() for line in lines)
-    return int(limit) - current + int(statistics["active_file"]) + int(statistics["inactive_file"])

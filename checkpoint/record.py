@@ -118,6 +118,14 @@ class SwitchRecord:
         self.bytes_unaccounted = cargo.unaccounted_bytes(device)
         self.rss_parked_bytes = resident_anonymous_bytes()
 
+    def leave(self, reason: str, nbytes: int) -> None:
+        """Note bytes of the device that no Python object has, and that a suspend leaves where they are."""
+        if nbytes:
+            self.resident[reason] = self.resident.get(reason, 0) + nbytes
+            self.bytes_resident += nbytes
+            self.bytes_found += nbytes
+            self.bytes_unaccounted = max(0, self.bytes_unaccounted - nbytes)
+
     @property
     def gb_per_s_out(self) -> float:
         """Rate of the copy out of the device, in 1e9 bytes per second."""

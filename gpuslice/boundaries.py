@@ -20,6 +20,12 @@ NEVER = sys.maxsize
 #: After how many optimizer steps without a new batch a loop counts as one without a DataLoader
 #: (a GAN's critic steps several times on one batch).
 LOADERLESS_STEPS = 16
+#: After how many backward passes without a batch or a step it counts as one without an optimizer, too
+#: (an attack on one batch, gradients accumulated over many), unless it has had neither so far.
+STEPLESS_BACKWARDS = 64
+#: After how many calls of modules without any of these it counts as one that only evaluates.
+EVALUATION_CALLS = 16
+_NOT_COUNTED = -1
 
 
 class Controller(Protocol):
@@ -46,8 +52,12 @@ class BoundaryCounter:
         The first boundary that concerns the controller. Other threads may set it.
     explicit
         Whether the script marks its boundaries itself; then the hooks count none.
+    amid_graphs
+        Whether the latest boundary is of a backward pass or a call: graphs may be alive that go on.
     hooked
         Whether DataLoaders tell of their fetches by themselves.
+    compiled_step
+        Set by compiled code each time that it has made an optimizer step.
     save_at, saver
         The first boundary that concerns ``saver``, and whom to call there (after the controller): it takes
         checkpoints and sets ``save_at`` anew.
@@ -57,8 +67,12 @@ class BoundaryCounter:
     """
 
     __slots__ = (
+        "_backwards_since_step",
         "_by_hooks",
+        "_calls",
         "_steps_since_fetch",
+        "amid_graphs",
+        "compiled_step",
         "controller",
         "count",
         "errand",
@@ -84,19 +98,67 @@ class BoundaryCounter:
         self.errand: Callable[[int], None] | None = None
         self._by_hooks = True
         self._steps_since_fetch = LOADERLESS_STEPS
+        self._backwards_since_step = STEPLESS_BACKWARDS
+        self._calls = 0
+        self.compiled_step = False
+        self.amid_graphs = False
 
     def fetching(self) -> Sequence[int]:
         """A DataLoader is about to fetch a batch for the main thread; returns the signals to deliver."""
-        self._steps_since_fetch = 0
+        self.settle_steps()
+        self._steps_since_fetch = self._backwards_since_step = 0
+        self._calls = _NOT_COUNTED
         return self._cross() if self._by_hooks else ()
 
     def stepped(self) -> Sequence[int]:
         """An optimizer step has ended in the main thread, outside backward; the signals to deliver."""
+        self.settle_steps()
+        self._count_step()
+        return self._cross() if self._loaderless and self._by_hooks else ()
+
+    def settle_steps(self) -> bool:
+        """Count the step that compiled code has made since this was last asked; whether there was one."""
+        settled, self.compiled_step = self.compiled_step, False
+        if settled:
+            self._count_step()
+        return settled
+
+    def _count_step(self) -> None:
         self.steps += 1
         self._steps_since_fetch += 1
-        if self._steps_since_fetch > LOADERLESS_STEPS and self._by_hooks:
-            return self._cross()
-        return ()
+        self._backwards_since_step = 0
+        self._calls = _NOT_COUNTED
+
+    @property
+    def _loaderless(self) -> bool:
+        return self._steps_since_fetch > LOADERLESS_STEPS
+
+    def backward_ended(self) -> Sequence[int]:
+        """An outermost backward pass has ended in the main thread; returns the signals to deliver."""
+        stepped = self.settle_steps()
+        self._backwards_since_step += 1
+        self._calls = _NOT_COUNTED
+        counts = self._backwards_since_step > STEPLESS_BACKWARDS or (stepped and self._loaderless)
+        return self._cross(amid_graphs=True) if counts and self._by_hooks else ()
+
+    def expect_steps(self) -> None:
+        """There is an optimizer, so the first backward passes come before its first step."""
+        self._backwards_since_step = 0
+
+    def expect_calls(self) -> None:
+        """The script begins to evaluate: calls of modules count, until something better does."""
+        self._calls = 0
+
+    @property
+    def calls_count(self) -> bool:
+        """Whether there was no batch, step or backward pass since the evaluation began."""
+        return self._calls != _NOT_COUNTED
+
+    def calling(self) -> Sequence[int]:
+        """An outermost module is about to be called in the main thread; returns the signals to deliver."""
+        self._calls += 1
+        counts = self._calls > EVALUATION_CALLS
+        return self._cross(amid_graphs=True) if counts and self._by_hooks else ()
 
     def mark(self) -> Sequence[int]:
         """The script says that this is a boundary, and from now on only it does; the signals to deliver."""
@@ -118,8 +180,9 @@ class BoundaryCounter:
         finally:
             self._by_hooks = before and not self.explicit
 
-    def _cross(self) -> Sequence[int]:
+    def _cross(self, *, amid_graphs: bool = False) -> Sequence[int]:
         self.count += 1
+        self.amid_graphs = amid_graphs
         late: Sequence[int] = ()
         if self.count >= self.stop_at and self.controller is not None:
             late = self.controller.at_boundary(self.count)

@@ -20,6 +20,7 @@ from gpuslice.errors import (
     RemoteProtocolError,
     UsageError,
 )
+from gpuslice.types import checked
 from gpuslice.verbs import Answer, EventInfo, JobInfo, LogFiles, Request, Standing
 from gpuslice.wire import MAX_MESSAGE_BYTES
 
@@ -140,12 +141,13 @@ class Client:
 
         argv = command_line(words)
         variables = os.environ if environ is None else environ
+        _check_utf8(argv, variables)
         settings = config.load(variables, route=route, checkpoint_every=checkpoint_every)
         request = verbs.Submit(
             name=name or _stem(words),
             numbered=name is None,
             argv=tuple(argv),
-            directory=os.path.abspath(directory or os.getcwd()),
+            directory=_absolute(directory),
             environ=environment(settings, variables),
             devices=devices,
             tenant=tenant,
@@ -239,7 +241,7 @@ class Client:
     def _await(self, request: Request, kind: type[_A], timeout_s: float | None) -> _A | None:
         """Ask and wait. Whoever waits for a job asks again: a new scheduler may have taken over meanwhile."""
         self._reach.look()
-        frames = verbs.encode(request)
+        frames = verbs.encode(checked(request))
         if len(frames[1]) > MAX_MESSAGE_BYTES:
             raise UsageError(
                 f"the request has {len(frames[1])} bytes of {MAX_MESSAGE_BYTES}",
@@ -265,7 +267,7 @@ class Client:
         if ends_s is None:
             return _LOOK_AGAIN_MS
         left_ms = max(0.0, ends_s - self._clock.now()) * 1000.0
-        return min(_LOOK_AGAIN_MS, int(left_ms) + 1)
+        return int(min(_LOOK_AGAIN_MS, left_ms + 1))
 
 
 def _expect(answer: Answer, kind: type[_A]) -> _A:
@@ -274,6 +276,34 @@ def _expect(answer: Answer, kind: type[_A]) -> _A:
     if not isinstance(answer, kind):
         raise RemoteProtocolError(f"{type(answer).__name__} is no answer to this request")
     return answer
+
+
+def _absolute(directory: str | Path | None) -> str:
+    try:
+        return os.path.abspath(directory or os.getcwd())
+    except FileNotFoundError as error:
+        raise UsageError("the present directory is gone", "cd to one that exists") from error
+
+
+def _check_utf8(argv: Sequence[str], environ: Mapping[str, str]) -> None:
+    """Refuse, by name, what cannot be handed on; ``checked`` would only say where in the request it is."""
+    for word in argv:
+        if not _is_utf8(word):
+            raise UsageError(f"{word!r} is not UTF-8 text", "rename the file, or leave the word out")
+    for name, value in environ.items():
+        if not _is_utf8(name):
+            raise UsageError(f"the name of the variable {name!r} is not UTF-8 text", "unset it with `env -u`")
+        if not _is_utf8(value):
+            remedy = f"unset it, or set another value: --env {name}=VALUE"
+            raise UsageError(f"the variable {name} is {value!r}, which is not UTF-8 text", remedy)
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _stem(words: Sequence[str]) -> str:

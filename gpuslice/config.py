@@ -17,12 +17,18 @@ from typing import Any, Literal
 import msgspec
 
 from gpuslice.errors import ConfigError
+from gpuslice.types import MAX_BYTES, MAX_COUNT, MAX_SECONDS, Count, PathText, Word, explain
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _UNITS |= {f"{unit}i": 2 ** (10 * power) for power, unit in enumerate("kmgt", start=1)}
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)?")
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h)?")
 _SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?", re.IGNORECASE)
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?i?)b?", re.IGNORECASE)
+#: A boundary in a list of them; longer numbers are out of range anyway.
+_BOUNDARY = re.compile(r"\s*-?[0-9]{1,20}\s*")
+
+#: Characters of a wrong value that an error shows.
+_SHOWN = 60
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -66,29 +72,26 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         ZeroMQ endpoint of the scheduler, or empty.
     """
 
-    device: str = ""
-    cpu_slots: int = 0
+    device: Word = ""
+    cpu_slots: Count = 0
     route: Literal["auto", "tensor", "vmm", "driver"] = "auto"
-    ramdisk_dir: str = ""
-    ramdisk_limit: str = ""
-    tenant: str = ""
-    tenant_ramdisk: str = ""
-    spill_dir: str = ""
-    spill_limit: str = ""
-    suspend_every: int = 0
-    suspend_at: str = ""
-    checkpoint_every: int = 0
+    ramdisk_dir: PathText = ""
+    ramdisk_limit: Word = ""
+    tenant: Word = ""
+    tenant_ramdisk: Word = ""
+    spill_dir: PathText = ""
+    spill_limit: Word = ""
+    suspend_every: Count = 0
+    suspend_at: Word = ""
+    checkpoint_every: Count = 0
     lazy_resume: bool = False
     verify: bool = True
-    report: str = ""
-    job: str = ""
+    report: PathText = ""
+    job: Word = ""
     standby: bool = False
-    socket: str = ""
+    socket: Word = ""
 
     def __post_init__(self) -> None:
-        for name in ("cpu_slots", "suspend_every", "checkpoint_every"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name} is {getattr(self, name)}", "give zero or a positive number")
         for size in filter(None, (self.ramdisk_limit, self.tenant_ramdisk, self.spill_limit)):
             parse_size(size)
         parse_boundaries(self.suspend_at)
@@ -121,10 +124,10 @@ def load(environ: Mapping[str, str] | None = None, **flags: Any) -> Settings:
     try:
         return msgspec.convert(values, Settings, strict=False)
     except msgspec.ValidationError as error:
-        what, _, where = str(error).partition(" - at `$.")
+        _, _, where = str(error).partition(" - at `$.")
         name = where.rstrip("`")
         raise ConfigError(
-            f"wrong setting {name}: {what}",
+            f"wrong setting {explain(error)}",
             f"it is set by a flag, by {variable(name)} or in the configuration file",
         ) from error
 
@@ -163,7 +166,9 @@ def parse_duration(text: str) -> float:
     match = _DURATION.fullmatch(text.strip())
     seconds = float(match[1]) * _SECONDS[match[2] or "s"] if match else 0.0
     if seconds <= 0:
-        raise ConfigError(f"{text!r} is not a time", "write for instance 2s or 500ms")
+        raise ConfigError(f"{_short(text)} is not a time", "write for instance 2s or 500ms")
+    if seconds > MAX_SECONDS:
+        raise ConfigError(f"{_short(text)} is too long a time", f"at most {MAX_SECONDS:.0f}s are possible")
     return seconds
 
 
@@ -171,8 +176,11 @@ def parse_size(text: str) -> int:
     """Bytes from ``4G``, ``512MiB``, ``1000``; K, M, G, T are powers of 1000, Ki … Ti of 1024."""
     match = _SIZE.fullmatch(text.strip())
     if match is None or match[2].lower() not in _UNITS:
-        raise ConfigError(f"{text!r} is not a size", "write for instance 4G or 512MiB")
-    return int(float(match[1]) * _UNITS[match[2].lower()])
+        raise ConfigError(f"{_short(text)} is not a size", "write for instance 4G or 512MiB")
+    nbytes = float(match[1]) * _UNITS[match[2].lower()]
+    if nbytes > MAX_BYTES:
+        raise ConfigError(f"{_short(text)} is too large a size", f"at most {MAX_BYTES} bytes are possible")
+    return int(nbytes)
 
 
 def format_size(nbytes: int) -> str:
@@ -183,10 +191,17 @@ def format_size(nbytes: int) -> str:
 
 def parse_boundaries(text: str) -> frozenset[int]:
     """Boundary numbers from ``3,17,40``; empty text is the empty set."""
-    try:
-        numbers = frozenset(int(part) for part in text.split(",")) if text.strip() else frozenset[int]()
-    except ValueError:
-        raise ConfigError(f"{text!r} is not a list of boundaries", "write for instance 3,17,40") from None
+    parts = text.split(",") if text.strip() else []
+    if not all(map(_BOUNDARY.fullmatch, parts)):
+        raise ConfigError(f"{_short(text)} is not a list of boundaries", "write for instance 3,17,40")
+    numbers = frozenset(map(int, parts))
     if any(number < 1 for number in numbers):
         raise ConfigError(f"boundary {min(numbers)} does not exist", "the first boundary is 1")
+    if any(number > MAX_COUNT for number in numbers):
+        raise ConfigError(f"boundary {max(numbers)} is never reached", f"the last one is {MAX_COUNT}")
     return numbers
+
+
+def _short(text: str) -> str:
+    """``text`` for a message, which it shall not drown."""
+    return repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...")

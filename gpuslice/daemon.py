@@ -17,18 +17,22 @@ from gpuslice import eventlog
 from gpuslice.clock import ContinuedClock
 from gpuslice.config import load
 from gpuslice.errors import ConfigError, GpusliceError
+from gpuslice.memory import available_bytes
 from gpuslice.private import private_directory
 from gpuslice.sched_core.core import Core
 from gpuslice.sched_core.desk import Desk
 from gpuslice.sched_core.events import Command, Event
 from gpuslice.sched_core.journal import FILE, Journal
 from gpuslice.sched_core.live import Scheduler
+from gpuslice.sched_core.replay import Replay
 from gpuslice.sched_core.standing import Overview
 from gpuslice.scheduler_setup import Setup
 from gpuslice.witness import Witness
 
 LOG = "scheduler.log"
 _READY = b"r"
+#: What a job that has imported torch, and more of its own, is expected to take while it waits.
+_WAITING_BYTES = 512 << 20
 #: So many objects more than before are worth a collection when there is time for it.
 _YOUNG = 1000
 
@@ -40,6 +44,7 @@ def serve(
     *,
     tcp: tuple[str, Path] | None = None,
     metrics_port: int | None = None,
+    prestart: int | None = None,
 ) -> None:
     """Be the scheduler of ``directory`` until it is taken down, or told by a signal to leave its jobs alone.
 
@@ -51,6 +56,8 @@ def serve(
         Where to listen besides, and the directory of keys for that.
     metrics_port
         Where to serve numbers for Prometheus; 0: at any port.
+    prestart
+        How many jobs are started beyond those that run; as a rule one a device, if memory allows.
     """
 
     def observe(event: Event, now: float, commands: Sequence[Command]) -> None:
@@ -82,9 +89,21 @@ def serve(
         _metrics(witness, core, setup, metrics_port),
         _open_journal(directory, setup) as journal,
     ):
-        past = list(journal.replay())
-        clock.continue_from(max((when_s for _, when_s in past), default=0.0))
-        scheduler.take_over(past, witness.note)
+        replay = Replay(journal, core, setup.make_core)
+
+        def mend() -> None:
+            journal.flush()
+            replay.repeat()
+
+        scheduler.mend = mend
+        scheduler.take_over(_lived(replay, clock), witness.note)
+        scheduler.set_aside([one.noted() for one in replay.rejected.values()])
+
+        def limit_prestart() -> None:
+            scheduler.limit_prestart(_affordable(len(setup.devices)) if prestart is None else prestart)
+
+        limit_prestart()
+        scheduler.chores.add(limit_prestart)
         scheduler.attend(signalled, lambda: None)
         scheduler.chores.add(witness.write)
         scheduler.chores.add(journal.tidy_up)
@@ -100,6 +119,20 @@ def serve(
             _discard_snapshots(directory)
         desk.close()
         eventlog.tell("ended", "the scheduler leaves", details={"dismissed": desk.dismissed})
+
+
+def _lived(replay: Replay, clock: ContinuedClock) -> Iterator[tuple[Event, float, Sequence[Command]]]:
+    """What ``replay`` tells, one event after the other; then ``clock`` goes on from there."""
+    last_s = 0.0
+    for event, when_s, commands in replay.advance():
+        last_s = max(last_s, when_s)
+        yield event, when_s, commands
+    clock.continue_from(last_s)
+
+
+def _affordable(device_count: int) -> int:
+    """How many jobs may wait for their first lease beside those that run, with the memory there is."""
+    return max(0, min(device_count, available_bytes() // _WAITING_BYTES))
 
 
 def _discard_snapshots(directory: Path) -> None:
@@ -167,8 +200,8 @@ def _open_journal(directory: Path, setup: Setup) -> Journal:
 
 def _unfinished(journal: Journal, setup: Setup) -> list[str]:
     core = setup.make_core()
-    for event, when_s in journal.replay():
-        core.handle(event, when_s)
+    for _ in Replay(journal, core, setup.make_core).advance():
+        pass
     return [job.id for job in core.jobs.values() if not (job.state.ended and job.processes_gone)]
 
 

@@ -20,7 +20,6 @@ from gpuslice.checkpoint.ramdisk import RamDisk, default_directory
 from gpuslice.config import Settings
 from gpuslice.errors import GpusliceError
 from gpuslice.kernels.compiler import find_compiler
-from gpuslice.kernels.filepages import huge_pages_in
 from gpuslice.kernels.nvml import Gpu, visible
 from gpuslice.kernels.routes import Ground, verdicts
 from gpuslice.types import Route
@@ -113,14 +112,10 @@ class MemoryState(msgspec.Struct, frozen=True):
 
 
 class HugePagesState(msgspec.Struct, frozen=True):
-    """Settings of transparent huge pages (``None`` where the kernel has none), and the reserved ones.
-
-    ``arenas`` is whether the RAM disk's files get huge ones, by making one.
-    """
+    """Settings of transparent huge pages (``None`` where the kernel has none), and the reserved ones."""
 
     transparent: str | None
     shared_memory: str | None
-    arenas: bool
     reserved: int
     page_bytes: int
 
@@ -189,7 +184,7 @@ def diagnose(settings: Settings, environ: Mapping[str, str], *, check: bool = Fa
         page_lock_limit_bytes=_page_lock_limit(),
         shm=_space("/dev/shm"),
         memory=memory,
-        huge_pages=_huge_pages(settings),
+        huge_pages=_huge_pages(),
         ramdisk=_ramdisk(settings),
     )
 
@@ -295,13 +290,11 @@ def _cgroup_limit(total_bytes: int, root: Path = Path("/sys/fs/cgroup")) -> int 
     return None
 
 
-def _huge_pages(settings: Settings) -> HugePagesState:
+def _huge_pages() -> HugePagesState:
     base, meminfo = Path("/sys/kernel/mm/transparent_hugepage"), _meminfo()
-    ramdisk = _ramdisk_directory(settings)
     return HugePagesState(
         _chosen(_read(base / "enabled")),
         _chosen(_read(base / "shmem_enabled")),
-        huge_pages_in(ramdisk if ramdisk.is_dir() else ramdisk.parent),
         meminfo.get("HugePages_Total", 0),
         meminfo.get("Hugepagesize", 0),
     )

@@ -127,6 +127,10 @@ class RemoteProtocolError(ProtocolError):
     """The peer sent something illegal; the message was dropped and the state is unchanged."""
 
 
+class UnforeseenError(GpusliceError):
+    """A bug, met while one message or event was dealt with; nothing was changed by that."""
+
+
 class IllegalTransitionError(GpusliceError):
     """An event is impossible in the present state; nothing was changed. Carries the history."""
 

@@ -15,10 +15,11 @@ from typing import Any, Protocol
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import dataloader
-from torch.utils.hooks import RemovableHandle
 
 from gpuslice import agent, drill, uncaught
+from gpuslice.backward import AfterBackward, outermost
 from gpuslice.boundaries import BoundaryCounter, Controller
+from gpuslice.calls import OutermostCalls
 from gpuslice.checkpoint.heap import hide_imports
 from gpuslice.ending import deliver, end, ended_well, say
 from gpuslice.errors import GpusliceError
@@ -84,6 +85,7 @@ def _finish(job: Runtime, controller: JobController | None, pid: int) -> None:
     if os.getpid() != pid:
         return
     job.boundaries.forget_controller()
+    job.boundaries.settle_steps()
     job.checkpoints.settle(keep=not ended_well())
     if controller is not None:
         controller.finish()
@@ -113,26 +115,67 @@ class BeforeFetch:
         return fetch
 
 
-def count_boundaries(boundaries: BoundaryCounter) -> RemovableHandle:
-    """Hook this process's DataLoaders and optimizers, those that exist already included.
+class Hooks:
+    """The hooks of this process's DataLoaders, optimizers, backward passes and modules."""
 
-    Returns the handle of the optimizer hook.
-    """
-    iterator = dataloader._BaseDataLoaderIter
-    boundaries.hooked = True
-    iterator.__next__ = BeforeFetch(iterator.__next__, boundaries.fetching)  # type: ignore[method-assign, assignment]
-    main = threading.main_thread().ident
+    def __init__(self, boundaries: BoundaryCounter) -> None:
+        self._boundaries = boundaries
+        self._main = threading.main_thread().ident
+        self._has_run_backward = False
+        boundaries.hooked = True
+        self._fetch = dataloader._BaseDataLoaderIter.__next__
+        fetch = BeforeFetch(self._fetch, boundaries.fetching)
+        dataloader._BaseDataLoaderIter.__next__ = fetch  # type: ignore[method-assign, assignment]
+        self._others = (
+            register_optimizer_step_post_hook(self._stepped),
+            AfterBackward(self._backward_ended),
+            OutermostCalls(boundaries, _has_optimizer),
+        )
 
-    def stepped(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        # In a graph that dynamo traces, counting would be a side effect to guard on.
-        if torch.compiler.is_compiling() or threading.get_ident() != main:
+    def remove(self) -> None:
+        """Leave torch as it was."""
+        dataloader._BaseDataLoaderIter.__next__ = self._fetch  # type: ignore[method-assign]
+        for hook in self._others:
+            hook.remove()
+
+    def _stepped(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        # Of a graph that dynamo traces only the mark remains: counting would be a side effect to guard on.
+        if torch.compiler.is_compiling():
+            self._boundaries.compiled_step = True
+            return
+        if threading.get_ident() != self._main:
             return
         if torch._C._current_graph_task_id() == -1 and not _inside_another_step():
-            late = boundaries.stepped()
+            late = self._boundaries.stepped()
             if late:
                 deliver(late)
 
-    return register_optimizer_step_post_hook(stepped)
+    def _backward_ended(self) -> None:
+        if torch.compiler.is_compiling() or threading.get_ident() != self._main or not outermost():
+            return
+        boundaries = self._boundaries
+        if not self._has_run_backward:
+            self._has_run_backward = True
+            if _has_optimizer():
+                boundaries.expect_steps()
+        late = boundaries.backward_ended()
+        if late:
+            deliver(late)
+
+
+def count_boundaries(boundaries: BoundaryCounter) -> Hooks:
+    """Hook this process's DataLoaders, optimizers and modules, those that exist already included."""
+    return Hooks(boundaries)
+
+
+def _has_optimizer() -> bool:
+    """Whether an optimizer was made in this process: torch then wraps the step of its class."""
+    kinds = [torch.optim.Optimizer]
+    for kind in kinds:
+        if getattr(vars(kind).get("step"), "hooked", False):
+            return True
+        kinds += kind.__subclasses__()
+    return False
 
 
 def _inside_another_step() -> bool:

@@ -19,6 +19,7 @@ import torch
 from gpuslice import config
 from gpuslice.attached import Attached
 from gpuslice.boundaries import BoundaryCounter, counter
+from gpuslice.checkpoint import livegraph
 from gpuslice.checkpoint.background import BackgroundSnapshot
 from gpuslice.checkpoint.lazy import LazyResume
 from gpuslice.checkpoint.ramdisk import RamDisk
@@ -212,14 +213,19 @@ class Runtime:
         """
         self.checkpoints.settle()
         self._look_for_state()
+        # Elsewhere a graph has given up what it had saved; the other routes take along what it has.
+        amid_graphs = self.boundaries.amid_graphs and self.route is Route.TENSOR
+        graph_bytes = livegraph.held_bytes(self.device) if amid_graphs else 0
         named, restartable = None, False
         if self.attached is not None:
             named = self.attached.named_state()
             restartable = self.attached.restartable(explicit=explicit)
         with ours("the suspend"):
-            return self.switch.suspend(
+            record = self.switch.suspend(
                 boundary=self.boundary, named=named, restartable=restartable, successor=successor
             )
+        record.leave(livegraph.REASON, graph_bytes)
+        return record
 
     def resume(self, device: DeviceName | None = None, *, taker: Taker | None = None) -> SwitchRecord:
         """Bring the state back, to ``device`` if it is given, and record the switch.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import math
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,8 @@ from gpuslice.sched_core.endpoint import host_and_port
 from gpuslice.sched_core.policies.registry import POLICIES, make_policy, policy_options
 from gpuslice.types import DeviceName
 
+#: More devices than there can be; `isdigit` would take digits that `int` does not.
+_QUOTA = re.compile(r"[0-9]{1,9}")
 #: What ``--quantum`` is called in policies.
 _QUANTA = ("quantum_s", "first_slice_s")
 #: Policies that must know how long jobs run, for which what ``submit --steps`` tells is enough.
@@ -145,7 +148,9 @@ def quotas(settings: Sequence[str]) -> dict[str, int]:
     UsageError
         If one is not that.
     """
-    found = _by_tenant("--quota", settings, "DEVICES", "vision=2", lambda _, devices: devices.isdigit())
+    found = _by_tenant(
+        "--quota", settings, "DEVICES", "vision=2", lambda _, devices: _QUOTA.fullmatch(devices) is not None
+    )
     return {tenant: int(devices) for tenant, devices in found.items()}
 
 

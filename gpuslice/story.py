@@ -11,9 +11,8 @@ import msgspec
 from gpuslice.errors import EnvironmentUnusableError
 from gpuslice.sched_core.events import Command, Event
 from gpuslice.sched_core.journal import Journal
+from gpuslice.sched_core.replay import Replay
 from gpuslice.scheduler_setup import Setup
-
-_AT_ONCE = 500
 
 
 class Story:
@@ -47,8 +46,9 @@ class Story:
         if setup is None:
             self._journal.close()
             raise EnvironmentUnusableError(f"{path} is the journal of nobody", "try again once it is up")
-        self.core = msgspec.json.decode(setup, type=Setup).make_core()
-        self._number = 0
+        make_core = msgspec.json.decode(setup, type=Setup).make_core
+        self.core = make_core()
+        self._replay = Replay(self._journal, self.core, make_core)
 
     def __enter__(self) -> Story:
         return self
@@ -60,7 +60,4 @@ class Story:
 
     def advance(self) -> Iterator[tuple[Event, float, Sequence[Command]]]:
         """What was added since: events, when they happened, and what the scheduler did about them."""
-        while part := self._journal.after(self._number, _AT_ONCE):
-            for number, at_s, event in part:
-                self._number = number
-                yield event, at_s, self.core.handle(event, at_s)
+        return self._replay.advance()

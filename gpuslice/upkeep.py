@@ -48,7 +48,8 @@ class Upkeep:
 
     def _at_boundary(self, boundary: int) -> None:
         job = self._job
-        if job.boundaries.steps < 2:  # Adam's moments come with the first
+        # Adam's moments come with the first step; where there are none, gradients with the first pass.
+        if job.boundaries.steps < 2 and not (job.boundaries.amid_graphs and boundary > 1):
             job.boundaries.errand_at = boundary + 1
             return
         job.boundaries.errand_at = NEVER

@@ -11,7 +11,19 @@ from typing import Literal
 import msgspec
 
 from gpuslice.errors import RemoteProtocolError
-from gpuslice.wire import MAX_MESSAGE_BYTES
+from gpuslice.types import (
+    ByteCount,
+    Count,
+    JobName,
+    Label,
+    PathText,
+    RankCount,
+    Seconds,
+    VariableName,
+    Word,
+)
+from gpuslice.types import Weight as WeightValue
+from gpuslice.wire import MAX_MESSAGE_BYTES, NOT_A_VALUE
 
 VERSION = b"1"
 
@@ -52,94 +64,94 @@ class Submit(Verb, tag="submit", frozen=True):
         How long it may take to reach a boundary when told to stop (0: for ever), and what then.
     """
 
-    name: str
+    name: JobName
     numbered: bool
-    argv: tuple[str, ...]
-    directory: str
-    environ: dict[str, str]
-    devices: int = 1
-    tenant: str = ""
-    weight: float = 1.0
-    max_restarts: int = 0
-    steps: int = 0
-    max_steps: int = 0
-    memory_bytes: int = 0
-    expected_s: float = 0.0
-    trial_batches: int = 0
-    deadline_s: float = 0.0
+    argv: tuple[Word, ...]
+    directory: PathText
+    environ: dict[VariableName, Word]
+    devices: RankCount = 1
+    tenant: Label = ""
+    weight: WeightValue = 1.0
+    max_restarts: Count = 0
+    steps: Count = 0
+    max_steps: Count = 0
+    memory_bytes: ByteCount = 0
+    expected_s: Seconds = 0.0
+    trial_batches: Count = 0
+    deadline_s: Seconds = 0.0
     guaranteed: bool = False
-    boundary_timeout_s: float = 60.0
+    boundary_timeout_s: Seconds = 60.0
     on_boundary_timeout: Literal["leave", "kill"] = "leave"
 
 
 class Status(Verb, tag="status", frozen=True):
     """What is there and how it stands; of the jobs, some at a time, those that follow the first ``after``."""
 
-    after: int = 0
+    after: Count = 0
 
 
 class Wait(Verb, tag="wait", frozen=True):
     """Answer when the job has ended."""
 
-    job: str
+    job: JobName
 
 
 class Admission(Verb, tag="admission", frozen=True):
     """Answer when it is decided whether the job's deadline is guaranteed: ``Done``, if refused ``Failed``."""
 
-    job: str
+    job: JobName
 
 
 class Cancel(Verb, tag="cancel", frozen=True):
     """End the job."""
 
-    job: str
+    job: JobName
 
 
 class Suspend(Verb, tag="suspend", frozen=True):
     """Keep the job off the devices until ``Resume``."""
 
-    job: str
+    job: JobName
 
 
 class Resume(Verb, tag="resume", frozen=True):
     """Let a suspended job take part again."""
 
-    job: str
+    job: JobName
 
 
 class Migrate(Verb, tag="migrate", frozen=True):
     """Run the job on ``devices`` (names, rank order), now or when its turn comes."""
 
-    job: str
-    devices: tuple[str, ...]
+    job: JobName
+    devices: tuple[Label, ...]
 
 
 class Weight(Verb, tag="weight", frozen=True):
     """Give the job another weight."""
 
-    job: str
-    weight: float
+    job: JobName
+    weight: WeightValue
 
 
 class Logs(Verb, tag="logs", frozen=True):
     """Where the job's output is."""
 
-    job: str
+    job: JobName
 
 
 class ReadLog(Verb, tag="read_log", frozen=True):
     """The job's output from byte ``offset`` on, or (``err``) what it wrote to stderr; some at a time."""
 
-    job: str
+    job: JobName
     err: bool = False
-    offset: int = 0
+    offset: ByteCount = 0
 
 
 class Events(Verb, tag="events", frozen=True):
     """What happened after event ``after`` (0: from the beginning), the oldest first, some at a time."""
 
-    after: int = 0
+    after: Count = 0
 
 
 class Down(Verb, tag="down", frozen=True):
@@ -200,6 +212,7 @@ class JobInfo(Verb, frozen=True):
     failure: str | None
     reason: str
     command: tuple[str, ...]
+    started: bool = True
 
     @property
     def ended(self) -> bool:
@@ -313,7 +326,7 @@ def decode_request(frames: list[bytes]) -> Request:
     body = _body(frames)
     try:
         return _requests.decode(body)  # type: ignore[no-any-return]
-    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
+    except NOT_A_VALUE as error:
         raise RemoteProtocolError(f"not a request: {error}") from error
 
 
@@ -322,7 +335,7 @@ def decode_answer(frames: list[bytes]) -> Answer:
     body = _body(frames)
     try:
         return _answers.decode(body)  # type: ignore[no-any-return]
-    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
+    except NOT_A_VALUE as error:
         raise RemoteProtocolError(f"not an answer: {error}") from error
 
 

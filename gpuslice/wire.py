@@ -1,8 +1,8 @@
 """Messages between a job's agents and the scheduler: small tagged structs, one union per direction.
 
 Each message is one ZeroMQ frame of msgpack, at most ``MAX_MESSAGE_BYTES``. ``decode_*`` is the edge:
-whatever is not exactly one of the messages becomes a ``RemoteProtocolError``, and nothing behind the
-edge ever sees it. Tensors never ride this socket.
+whatever is not exactly one of the messages, each value within its range (``types``), becomes a
+``RemoteProtocolError``, and nothing behind the edge ever sees it. Tensors never ride this socket.
 """
 
 from __future__ import annotations
@@ -12,9 +12,12 @@ from typing import TypeVar, cast
 import msgspec
 
 from gpuslice.errors import LocalProtocolError, RemoteProtocolError
+from gpuslice.types import ByteCount, Count, JobName, Label, Pid, RankCount, RankNumber, Stages, StopAt, Text
 
 PROTOCOL_VERSION = 2
 MAX_MESSAGE_BYTES = 1 << 20
+#: What msgspec raises for bytes that are not what they should be; text that is not UTF-8 has its own error.
+NOT_A_VALUE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -27,86 +30,86 @@ class Hello(Message, tag="hello", frozen=True):
     ``boundary`` and ``epoch`` are 0 in a fresh process; ``parked``: it holds still.
     """
 
-    version: int
-    job: str
-    rank: int
-    world_size: int
-    pid: int
-    boundary: int = 0
-    epoch: int = 0
+    version: Count
+    job: JobName
+    rank: RankNumber
+    world_size: RankCount
+    pid: Pid
+    boundary: Count = 0
+    epoch: Count = 0
     parked: bool = True
 
 
 class Progress(Message, tag="progress", frozen=True):
     """Where a rank is: mini-batch boundaries passed, optimizer steps done. Also the heartbeat."""
 
-    epoch: int
-    boundary: int
-    step: int
+    epoch: Count
+    boundary: Count
+    step: Count
 
 
 class Suspended(Message, tag="suspended", frozen=True):
     """State is in the RAM disk, device memory is free. ``stages_s`` holds seconds by stage name."""
 
-    epoch: int
-    boundary: int
-    step: int
-    nbytes: int
-    stages_s: dict[str, float]
+    epoch: Count
+    boundary: Count
+    step: Count
+    nbytes: ByteCount
+    stages_s: Stages
 
 
 class Resumed(Message, tag="resumed", frozen=True):
     """State is on the device again and training goes on."""
 
-    epoch: int
-    boundary: int
-    stages_s: dict[str, float]
+    epoch: Count
+    boundary: Count
+    stages_s: Stages
 
 
 class Overshot(Message, tag="overshot", frozen=True):
     """The rank had already passed ``stop_at``; answered from the I/O thread."""
 
-    epoch: int
-    boundary: int
+    epoch: Count
+    boundary: Count
 
 
 class Refused(Message, tag="refused", frozen=True):
     """A suspend or resume failed; the rank is as it was before (``running`` tells which)."""
 
-    epoch: int
-    boundary: int
+    epoch: Count
+    boundary: Count
     running: bool
-    error: str
-    remedy: str
+    error: Text
+    remedy: Text
     retryable: bool
 
 
 class Declined(Message, tag="declined", frozen=True):
     """The rank has not come to the device that it was told to expect, and will not without a Resume."""
 
-    epoch: int
-    error: str
+    epoch: Count
+    error: Text
 
 
 class Bye(Message, tag="bye", frozen=True):
     """The script ended by itself; the process is about to exit."""
 
-    epoch: int
-    boundary: int
-    step: int
+    epoch: Count
+    boundary: Count
+    step: Count
 
 
 class Welcome(Message, tag="welcome", frozen=True):
     """Answer to Hello. The rank holds still until a Resume grants it a lease."""
 
-    version: int
+    version: Count
 
 
 class Heir(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The job that expects the device of one that is told to stop, and the epoch of its coming lease."""
 
-    job: str
-    epoch: int
+    job: JobName
+    epoch: Count
 
 
 class Suspend(Message, tag="suspend", frozen=True):
@@ -115,16 +118,16 @@ class Suspend(Message, tag="suspend", frozen=True):
     ``heir``: whom the device may be handed to directly, if it waits there (docs/duplex.md).
     """
 
-    epoch: int
-    stop_at: int
+    epoch: Count
+    stop_at: StopAt
     heir: Heir | None = None
 
 
 class Resume(Message, tag="resume", frozen=True):
     """A new lease: bring the state back to ``device`` and go on."""
 
-    epoch: int
-    device: str
+    epoch: Count
+    device: Label
 
 
 class Expect(Message, tag="expect", frozen=True):
@@ -133,29 +136,29 @@ class Expect(Message, tag="expect", frozen=True):
     A Resume with this epoch or a later one, or a Forget, ends the waiting.
     """
 
-    epoch: int
-    device: str
-    giver: str
+    epoch: Count
+    device: Label
+    giver: JobName
 
 
 class Forget(Message, tag="forget", frozen=True):
     """Expect nothing any more: answer Declined, unless you have come."""
 
-    epoch: int
+    epoch: Count
 
 
 class Cancel(Message, tag="cancel", frozen=True):
     """End now: the job was cancelled or its lease is void."""
 
-    epoch: int
-    reason: str
+    epoch: Count
+    reason: Text
 
 
 class Rejected(Message, tag="rejected", frozen=True):
     """Your last message was not accepted, and why. Nothing was changed by it."""
 
-    error: str
-    remedy: str
+    error: Text
+    remedy: Text
 
 
 FromAgent = Hello | Progress | Suspended | Resumed | Overshot | Refused | Declined | Bye
@@ -197,5 +200,5 @@ def _decode(decoder: msgspec.msgpack.Decoder[_M], frame: bytes) -> _M:
         raise RemoteProtocolError(f"a frame of {len(frame)} bytes exceeds {MAX_MESSAGE_BYTES}")
     try:
         return decoder.decode(frame)
-    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
+    except NOT_A_VALUE as error:
         raise RemoteProtocolError(f"not a message of protocol version {PROTOCOL_VERSION}: {error}") from error

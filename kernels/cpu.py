@@ -30,7 +30,7 @@ from .host import (
     trim,
     whole_pages,
 )
-from .slots import check_slot
+from .slots import check_slot, slot_cores
 from .transfer import Transfer
 
 _HOST = torch.device("cpu")
@@ -208,11 +208,7 @@ def _slot_cores(name: DeviceName, slots: int) -> frozenset[int]:
     cores = _host_cores()
     if name.index is None:
         return frozenset(cores)
-    slots = check_slot(name, slots, len(cores))
-    # More slots than cores share cores; that is what a user asks for who wants to try things out.
-    width = max(1, len(cores) // slots)
-    first = name.index * width % len(cores)
-    return frozenset(cores[first : first + width])
+    return slot_cores(name.index, check_slot(name, slots, len(cores)), cores)
 
 
 def _hold(storage: torch.UntypedStorage, fixed: bool, alone: bool, space: AddressSpace) -> Hold:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 from gpuslice.errors import EnvironmentUnusableError
 from gpuslice.types import DeviceName
@@ -31,3 +32,14 @@ def check_slot(name: DeviceName, slots: int, cores: int | None = None) -> int:
             f"use {last}",
         )
     return slots
+
+
+def slot_cores(index: int, slots: int, cores: Sequence[int]) -> frozenset[int]:
+    """Which of ``cores`` are those of slot ``index`` of ``slots``.
+
+    All slots have the same number of cores. More slots than cores share cores: that is what a user asks for
+    who wants to try things out.
+    """
+    width = max(1, len(cores) // slots)
+    first = index * width % len(cores)
+    return frozenset(cores[first : first + width])

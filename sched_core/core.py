@@ -28,6 +28,7 @@ from .events import (
     Exited,
     Held,
     Kill,
+    Limited,
     Moved,
     Noted,
     Notice,
@@ -46,6 +47,7 @@ from .handover import Handovers
 from .invariants import check
 from .planning import Planning
 from .policy import Policy
+from .prestart import Prestart
 from .reports import Reports
 from .states import IN_TRANSIT, JobState, Trigger
 from .switching import Switching
@@ -94,6 +96,7 @@ class Core:
         self.trials = Trials(self)
         self.handovers = Handovers(self, allowed=handover)
         self.reports = Reports(self)
+        self.prestart = Prestart(self, policy)
         self._jobs: dict[str, Gang] = {}
         #: Jobs whose lease is not what the policy wants, or that wait for another try.
         self._unsettled: dict[str, Gang] = {}
@@ -136,12 +139,18 @@ class Core:
                 self.planning.due = True
             case Computed():
                 self.planning.learn_answer(event)
+            case Limited():
+                self.prestart.set_limit(event.prestart)
             case Noted():
                 return []
         self._pursue(now)
         self.planning.waits.update(now)
         commands, self._commands = self._commands, []
         return commands
+
+    def become(self, other: Core) -> None:
+        """Be what ``other`` is, from now on: both share all they know."""
+        self.__dict__ = other.__dict__
 
     def check(self) -> None:
         """Raise ``InvariantError`` if a promise is broken."""
@@ -195,6 +204,7 @@ class Core:
     def grant(self, job: Gang, devices: tuple[int, ...], now: float) -> None:
         """Give ``job`` a lease on ``devices``, which it can enter."""
         job.move(Trigger.GRANT, now)
+        self.prestart.leave(job)
         job.epoch += 1
         job.refusals = 0
         self.occupy(job, devices)
@@ -273,7 +283,7 @@ class Core:
         job.history.append((now, "submitted"))
         self.planning.quotas.enter(job)
         self.deadlines.expect(job)
-        restarts.launch(self, job)
+        self.prestart.offer(job, now)
 
     def _rank_gone(self, event: RankGone, now: float) -> None:
         job = self._known(event.job, event)
@@ -322,13 +332,15 @@ class Core:
         self.trials.update(now)
         for job in list(self._unsettled.values()):
             self._approach(job, now)
+        self.prestart.update(now)
         if self.planning.due:  # somebody was late
             self._pursue(now)
             return
         waits = [job.retry_at_s for job in self._unsettled.values() if job.retry_at_s > now]
         waits += [due_s for job in self._unsettled.values() if (due_s := lateness.due_s(job)) < inf]
         self.deadlines.deal(now)
-        waits += [due_s for due_s in (self.deadlines.due_s(), self.trials.due_s()) if due_s < inf]
+        others = (self.deadlines.due_s(), self.trials.due_s(), self.prestart.due_s())
+        waits += [due_s for due_s in others if due_s < inf]
         wake_s = min((when for when in (self.planning.wake_s, *waits) if when is not None), default=None)
         if wake_s != self._wake_s:
             self._wake_s = wake_s
@@ -339,8 +351,7 @@ class Core:
             lateness.deal(self, self.reports, job, now)
         if now < job.retry_at_s or job.state.ended:
             return
-        if not job.launched:
-            restarts.launch(self, job)
+        self.prestart.offer(job, now)
         if job.state is JobState.RUNNING and job.lease != job.wanted:
             job.move(Trigger.REVOKE, now)
             self.switching.begun(job)

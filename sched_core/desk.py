@@ -11,9 +11,16 @@ from functools import partial
 from pathlib import Path
 
 import zmq
+from msgspec.structs import replace
 
-from gpuslice.errors import EnvironmentUnusableError, GpusliceError, IllegalTransitionError, UsageError
-from gpuslice.types import job_id
+from gpuslice.errors import (
+    EnvironmentUnusableError,
+    GpusliceError,
+    IllegalTransitionError,
+    RemoteProtocolError,
+    UsageError,
+)
+from gpuslice.types import job_id, shortened
 from gpuslice.verbs import (
     Accepted,
     Admission,
@@ -92,9 +99,9 @@ class Desk:
         self._overview = overview
         self._sockets = [bind(scheduler.context, f"ipc://{directory / CLIENT_SOCKET}")]
         #: Who waits for the end of a job, by job; whoever gave up is still among them.
-        self._waiting: dict[str, list[_Visitor]] = {}
+        self._waiting: dict[str, dict[_Visitor, None]] = {}
         #: Who waits to hear whether a job's deadline is guaranteed, by job.
-        self._hoping: dict[str, list[_Visitor]] = {}
+        self._hoping: dict[str, dict[_Visitor, None]] = {}
         #: Who waits for the end of the scheduler.
         self._leaving: list[_Visitor] = []
         if tcp is not None:
@@ -145,6 +152,10 @@ class Desk:
             visitor = (socket, identity)
             answer: Answer | None
             try:
+                if not frames:
+                    raise RemoteProtocolError(
+                        "a message of too many frames or bytes", "send version and body"
+                    )
                 if socket is self._sockets[0]:  # the door has looked at all others
                     check_sender(frames[0])
                 answer = self._answer(visitor, decode_request([frame.bytes for frame in frames]))
@@ -152,6 +163,10 @@ class Desk:
                 raise  # not the client's fault, and the end of this scheduler
             except GpusliceError as error:
                 answer = Failed(error=error.message, remedy=error.remedy, exit_code=error.exit_code)
+            except Exception as error:  # noqa: BLE001 - a request is no reason to end; told and logged
+                _log.exception("a request failed")
+                told = f"the request failed: {type(error).__name__}: {error}"
+                answer = Failed(error=told, remedy="this is a bug; scheduler.log says more", exit_code=1)
             if answer is not None:
                 self._send(visitor, answer)
 
@@ -163,11 +178,11 @@ class Desk:
             case Status():
                 return self._overview.standing(request.after, self._scheduler.now(), self.endpoints)
             case Wait():
-                self._waiting.setdefault(self._known(request.job).id, []).append(visitor)
+                self._waiting.setdefault(self._known(request.job).id, {})[visitor] = None
                 self.notify()
                 return None
             case Admission():
-                self._hoping.setdefault(self._known(request.job).id, []).append(visitor)
+                self._hoping.setdefault(self._known(request.job).id, {})[visitor] = None
                 self.notify()
                 return None
             case Logs():
@@ -243,6 +258,8 @@ class Desk:
 
     def _send(self, visitor: _Visitor, answer: Answer) -> None:
         socket, identity = visitor
+        if isinstance(answer, Failed):
+            answer = replace(answer, error=shortened(answer.error), remedy=shortened(answer.remedy))
         try:
             socket.send_multipart([identity, *encode(answer)], flags=zmq.NOBLOCK)
         except zmq.ZMQError as error:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import re
 from pathlib import Path
 
 import zmq
@@ -18,6 +20,9 @@ CLIENT_SOCKET = "client.sock"
 LOCK = "scheduler.pid"
 #: What sockaddr_un can hold, less the final zero.
 _MAX_SOCKET_PATH_BYTES = 107
+#: No message has more frames, nor more bytes in all of them together.
+_MOST_FRAMES = 2
+_MOST_BYTES = wire.MAX_MESSAGE_BYTES + 64
 
 
 def lock(path: Path) -> int:
@@ -26,9 +31,13 @@ def lock(path: Path) -> int:
     Raises
     ------
     EnvironmentUnusableError
-        If another scheduler holds it.
+        If another scheduler holds it, or it is no file of ours.
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        what = "is a symbolic link" if error.errno == errno.ELOOP else f"cannot be opened: {error.strerror}"
+        raise EnvironmentUnusableError(f"{path} {what}", "remove it, or choose another directory") from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -40,6 +49,26 @@ def lock(path: Path) -> int:
     os.ftruncate(descriptor, 0)
     os.write(descriptor, b"%d\n" % os.getpid())
     return descriptor
+
+
+def logs_directory(directory: Path) -> Path:
+    """Where the jobs' output goes: made in ``directory`` if need be.
+
+    Raises
+    ------
+    EnvironmentUnusableError
+        If something else has its name, such as a link that leads out of the private directory.
+    """
+    logs = directory / "logs"
+    try:
+        logs.mkdir()
+    except FileExistsError:
+        pass
+    except OSError as error:
+        raise EnvironmentUnusableError(f"cannot make {logs}: {error.strerror}", "make room") from error
+    if logs.is_symlink() or not logs.is_dir():
+        raise EnvironmentUnusableError(f"{logs} is no directory", "remove it, or choose another directory")
+    return logs
 
 
 def bind(context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> zmq.Socket[bytes]:
@@ -101,9 +130,13 @@ def host_and_port(endpoint: str) -> tuple[str, str]:
     """
     scheme, _, address = endpoint.partition("://")
     host, _, port = address.rpartition(":")
-    if scheme != "tcp" or not host or not (port == "*" or (port.isdecimal() and int(port) < 1 << 16)):
+    if scheme != "tcp" or not host or not (port == "*" or _is_port(port)):
         raise UsageError(f"{endpoint!r} is no TCP endpoint", "write for instance tcp://127.0.0.1:7311")
     return host.strip("[]"), port
+
+
+def _is_port(text: str) -> bool:
+    return re.fullmatch("[0-9]{1,5}", text) is not None and int(text) < 1 << 16
 
 
 def _router(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
@@ -116,14 +149,23 @@ def _router(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
 
 
 def receive(socket: zmq.Socket[bytes]) -> tuple[bytes, list[zmq.Frame]] | None:
-    """The next message of a ROUTER socket and, before it, who sent it; ``None`` if there is none yet."""
+    """The next message of a ROUTER socket and, before it, who sent it; ``None`` if there is none yet.
+
+    One of too many frames, or too long altogether, is thrown away frame by frame; then there are none.
+    """
     try:
         identity = socket.recv(zmq.NOBLOCK)
     except zmq.Again:
         return None
-    frames = [socket.recv(copy=False)]
-    while frames[-1].more:
-        frames.append(socket.recv(copy=False))
+    frame = socket.recv(copy=False)
+    frames, nbytes, more = [frame], len(frame), frame.more
+    while more:
+        frame = socket.recv(copy=False)
+        nbytes, more = nbytes + len(frame), frame.more
+        if frames:
+            frames.append(frame)
+        if len(frames) > _MOST_FRAMES or nbytes > _MOST_BYTES:
+            frames = []
     return identity, frames
 
 

@@ -7,7 +7,21 @@ from collections.abc import Mapping
 
 import msgspec
 
-from gpuslice.wire import FromAgent, ToAgent
+from gpuslice.errors import UsageError
+from gpuslice.types import (
+    Count,
+    ExitCode,
+    JobName,
+    Label,
+    PathText,
+    RankNumber,
+    Text,
+    VariableName,
+    Weight,
+    Word,
+    explain,
+)
+from gpuslice.wire import NOT_A_VALUE, FromAgent, ToAgent
 
 from .job import JobSpec
 from .policy import Task
@@ -29,9 +43,9 @@ class Program(msgspec.Struct, frozen=True):
         All of its environment; the scheduler adds its socket and the job's name.
     """
 
-    argv: tuple[str, ...]
-    directory: str
-    environ: dict[str, str] = {}
+    argv: tuple[Word, ...]
+    directory: PathText
+    environ: dict[VariableName, Word] = {}
 
 
 class Submitted(msgspec.Struct, frozen=True, tag="submitted"):
@@ -44,8 +58,8 @@ class Submitted(msgspec.Struct, frozen=True, tag="submitted"):
 class Reported(msgspec.Struct, frozen=True, tag="reported"):
     """A rank said something."""
 
-    job: str
-    rank: int
+    job: JobName
+    rank: RankNumber
     message: FromAgent
 
 
@@ -56,8 +70,8 @@ class RankGone(msgspec.Struct, frozen=True, tag="rank_gone"):
     the job's exit code tells.
     """
 
-    job: str
-    rank: int
+    job: JobName
+    rank: RankNumber
     unseen: bool = False
 
 
@@ -67,42 +81,42 @@ class Exited(msgspec.Struct, frozen=True, tag="exited"):
     ``code`` is negative for a signal; ``said`` are lines of its stderr that tell why it failed.
     """
 
-    job: str
-    code: int
-    said: str = ""
+    job: JobName
+    code: ExitCode
+    said: Text = ""
 
 
 class Cancelled(msgspec.Struct, frozen=True, tag="cancelled"):
     """Its owner gave the job up."""
 
-    job: str
-    reason: str
+    job: JobName
+    reason: Text
 
 
 class Held(msgspec.Struct, frozen=True, tag="held"):
     """Its owner wants the job off its devices until it is ``Released``."""
 
-    job: str
+    job: JobName
 
 
 class Released(msgspec.Struct, frozen=True, tag="released"):
     """Its owner lets a held job take part again."""
 
-    job: str
+    job: JobName
 
 
 class Moved(msgspec.Struct, frozen=True, tag="moved"):
     """Its owner wants the job on ``devices`` (names, rank order) for its present or its next lease."""
 
-    job: str
-    devices: tuple[str, ...]
+    job: JobName
+    devices: tuple[Label, ...]
 
 
 class Weighted(msgspec.Struct, frozen=True, tag="weighted"):
     """Its owner gives the job another weight."""
 
-    job: str
-    weight: float
+    job: JobName
+    weight: Weight
 
 
 class Noted(msgspec.Struct, frozen=True, tag="noted"):
@@ -116,9 +130,15 @@ class Noted(msgspec.Struct, frozen=True, tag="noted"):
 class Computed(msgspec.Struct, frozen=True, tag="computed"):
     """The answer to ``Compute`` number ``number``, or why there is none."""
 
-    number: int
+    number: Count
     answer: bytes = b""
     error: str = ""
+
+
+class Limited(msgspec.Struct, frozen=True, tag="limited"):
+    """At most ``prestart`` jobs are to be started beyond those that run."""
+
+    prestart: Count
 
 
 class Woken(msgspec.Struct, frozen=True, tag="woken"):
@@ -127,11 +147,50 @@ class Woken(msgspec.Struct, frozen=True, tag="woken"):
 
 #: What a job's owner asks for.
 Owned = Cancelled | Held | Released | Moved | Weighted
-Event = Submitted | Reported | RankGone | Exited | Owned | Noted | Computed | Woken
+Event = Submitted | Reported | RankGone | Exited | Owned | Noted | Computed | Limited | Woken
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)
+
+
+def encode(event: Event) -> bytes:
+    """``event`` as the journal keeps it.
+
+    Raises
+    ------
+    UsageError
+        If a value in it is none that an event may have: the journal could not be replayed.
+    """
+    try:
+        written = _encoder.encode(event)
+        _decoder.decode(written)
+    except (OverflowError, UnicodeEncodeError, TypeError, *NOT_A_VALUE) as error:
+        raise UsageError(f"{type(event).__name__} is not possible: {explain(error)}") from error
+    return written
+
+
+def named(event: Event) -> str:
+    """What to call ``event`` for people: its kind, and the rank's message or the note that it is about."""
+    if isinstance(event, Noted):
+        return event.what
+    return str((event.message if isinstance(event, Reported) else event).__struct_config__.tag)
+
+
+def job_of(event: Event) -> str:
+    """The job that ``event`` is about; empty: none."""
+    return event.spec.id if isinstance(event, Submitted) else str(getattr(event, "job", ""))
+
+
+def decode(written: bytes) -> Event:
+    """What ``encode`` wrote; one of ``wire.NOT_A_VALUE`` for anything else."""
+    return _decoder.decode(written)
 
 
 class Launch(msgspec.Struct, frozen=True, tag="launch"):
-    """Start the processes of ``job``; they will say Hello and hold still. ``attempt`` counts from 0."""
+    """Start the processes of ``job``, whose turn is near; they will say Hello and hold still.
+
+    ``attempt`` counts from 0.
+    """
 
     job: str
     program: Program

@@ -98,7 +98,8 @@ class Gang(Job):
     waited_s, fair_share_s, fragmentation_s
         How long it waited, and of that for its quota and for devices that were free (``waiting``).
     waits_since
-        Since when it waits, what the clock of its size showed then, and whether for its quota.
+        Since when it waits, what the clock of its size showed then (``None``: it is not started), and whether
+        for its quota.
     finishing
         Whether it has made all the steps that its owner wanted, and is about to end well.
     trains
@@ -110,7 +111,7 @@ class Gang(Job):
     attempt
         How often it was started again after a failure.
     launched
-        Whether this attempt's command was started.
+        Whether this attempt's command was started; a queued job may have to wait for that (``prestart``).
     pace
         How long its steps take, in this attempt, if it said how many it has.
     deadline_missed
@@ -197,7 +198,7 @@ class Gang(Job):
         self.late = False
         self.missed = 0
         self.waited_s = self.fair_share_s = self.fragmentation_s = 0.0
-        self.waits_since: tuple[float, float, bool] | None = None
+        self.waits_since: tuple[float, float | None, bool] | None = None
         self.finishing = False
         self.trains = False
         self.setup_s = 0.0

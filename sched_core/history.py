@@ -5,24 +5,34 @@ from __future__ import annotations
 import msgspec
 
 from gpuslice.verbs import EventInfo, History
-from gpuslice.wire import Progress
+from gpuslice.wire import MAX_MESSAGE_BYTES, Progress
 
-from .events import Computed, Event, Moved, Noted, Plain, Reported, Submitted, Woken
+from .events import Computed, Event, Limited, Moved, Noted, Plain, Reported, Submitted, Woken, job_of, named
 from .journal import Journal
 
 #: Entries looked at for one answer; keeps it short.
 _MOST = 500
+#: An answer is no longer than that and one entry; ranks' errors can be long.
+_MOST_BYTES = MAX_MESSAGE_BYTES // 4
 
 
 def history(journal: Journal, after: int) -> History:
     """The next part of the journal that follows event ``after``."""
-    entries = journal.after(after, _MOST)
-    shown = [_info(*entry) for entry in entries if not _dull(entry[2])]
-    return History(events=tuple(shown), after=entries[-1][0] if entries else after)
+    shown: list[EventInfo] = []
+    nbytes = 0
+    for number, at_s, event in journal.after(after, _MOST):
+        if not _dull(event):
+            info = _info(number, at_s, event)
+            nbytes += len(msgspec.msgpack.encode(info))
+            if shown and nbytes > _MOST_BYTES:
+                break
+            shown.append(info)
+        after = number
+    return History(events=tuple(shown), after=after)
 
 
 def _dull(event: Event) -> bool:
-    return isinstance(event, Computed | Woken) or (
+    return isinstance(event, Computed | Limited | Woken) or (
         isinstance(event, Reported) and isinstance(event.message, Progress)
     )
 
@@ -34,7 +44,6 @@ def _info(number: int, at_s: float, event: Event) -> EventInfo:
     elif isinstance(event, Submitted):
         told = event.spec
     fields = event.details if isinstance(event, Noted) else msgspec.structs.asdict(told)
-    job = event.spec.id if isinstance(event, Submitted) else getattr(event, "job", "")
     details: dict[str, Plain] = {
         name: value
         for name, value in fields.items()
@@ -44,9 +53,11 @@ def _info(number: int, at_s: float, event: Event) -> EventInfo:
         details["deadline_s"] = event.spec.deadline_s
     if isinstance(event, Moved):
         details["devices"] = ",".join(event.devices)
-    what = str((event if isinstance(event, Submitted) else told).__struct_config__.tag)
-    if isinstance(event, Noted):
-        what = event.what
     return EventInfo(
-        number=number, at_s=at_s, what=what, job=job, rank=getattr(event, "rank", None), details=details
+        number=number,
+        at_s=at_s,
+        what=named(event),
+        job=job_of(event),
+        rank=getattr(event, "rank", None),
+        details=details,
     )

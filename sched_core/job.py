@@ -6,6 +6,8 @@ from math import inf
 
 import msgspec
 
+from gpuslice.types import ByteCount, Count, JobName, Label, Moment, RankCount, Seconds, Text, Weight
+
 
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What is known when a job is submitted. How long it really runs is not part of it (see ``Knowledge``).
@@ -48,28 +50,28 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
         What the whole job needs of the hosts, for multi-resource policies; 0: not stated.
     """
 
-    id: str
-    submit_s: float
-    demand: int = 1
-    min_demand: int = 0
-    max_demand: int = 0
-    model: str = ""
-    tenant: str = ""
-    app: str = ""
-    weight: float = 1.0
-    deadlines: tuple[tuple[float, float], ...] = ()
+    id: JobName
+    submit_s: Moment
+    demand: RankCount = 1
+    min_demand: Count = 0
+    max_demand: Count = 0
+    model: Text = ""
+    tenant: Label = ""
+    app: Text = ""
+    weight: Weight = 1.0
+    deadlines: tuple[tuple[Seconds, float], ...] = ()
     only_guaranteed: bool = False
     skew: float | None = None
-    iterations: int = 0
-    expected_s: float = 0.0
-    max_steps: int = 0
-    boundary_timeout_s: float = 60.0
+    iterations: Count = 0
+    expected_s: Seconds = 0.0
+    max_steps: Count = 0
+    boundary_timeout_s: Seconds = 60.0
     kill_when_late: bool = False
-    max_restarts: int = 0
-    trial_batches: int = 0
-    device_memory_bytes: int = 0
-    cpus: int = 0
-    memory_bytes: int = 0
+    max_restarts: Count = 0
+    trial_batches: Count = 0
+    device_memory_bytes: ByteCount = 0
+    cpus: Count = 0
+    memory_bytes: ByteCount = 0
 
     @property
     def deadline_s(self) -> float | None:

@@ -13,9 +13,10 @@ from pathlib import Path
 import msgspec
 
 from gpuslice.errors import GpusliceError
-from gpuslice.wire import Progress
+from gpuslice.types import explain, shortened
+from gpuslice.wire import NOT_A_VALUE, Progress
 
-from .events import Event, Reported
+from .events import Event, Noted, Reported, decode
 
 FILE = "journal.sqlite"
 _SCHEMA = """
@@ -26,7 +27,11 @@ CREATE TABLE IF NOT EXISTS events (number INTEGER PRIMARY KEY, at_s REAL NOT NUL
 _MANY = 500
 _INSERT = "INSERT INTO events (at_s, event) VALUES (?, ?)"
 _encoder = msgspec.msgpack.Encoder()
-_decoder: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)
+#: What is noted in the place of an event whose values are none that an event may have, with the reason.
+UNREADABLE = "unreadable"
+#: So many entries are read at a time.
+_PAGE = 500
+_REASON_CHARACTERS = 1000
 
 
 class JournalError(GpusliceError):
@@ -83,8 +88,7 @@ class Journal:
     def close(self) -> None:
         """Write what is left to write and close the file."""
         try:
-            if self._heartbeats:
-                self._insert(list(self._heartbeats.values()))
+            self.flush()
         finally:
             self._database.close()
 
@@ -138,19 +142,48 @@ class Journal:
 
     def replay(self) -> Iterator[tuple[Event, float]]:
         """All events and when they happened, the oldest first."""
+        for _, at_s, event in self.entries(0):
+            yield event, at_s
+
+    def entries(self, number: int) -> Iterator[tuple[int, float, Event]]:
+        """All events that follow event ``number``, with number and time, the oldest first."""
+        while page := self.after(number, _PAGE):
+            yield from page
+            number = page[-1][0]
+
+    def notes(self, what: str) -> list[Noted]:
+        """All ``Noted`` of ``what``."""
+        query = "SELECT number, event FROM events WHERE instr(event, ?) ORDER BY number"
         try:
-            for at_s, event in self._database.execute("SELECT at_s, event FROM events ORDER BY number"):
-                yield _decoder.decode(event), at_s
-        except (sqlite3.Error, msgspec.DecodeError, msgspec.ValidationError) as error:
+            found = [self._event(*row) for row in self._database.execute(query, (what.encode(),))]
+        except sqlite3.Error as error:
             raise self._broken(error) from error
+        return [event for event in found if isinstance(event, Noted) and event.what == what]
+
+    def flush(self) -> None:
+        """Write down heartbeats that were put off."""
+        if self._heartbeats:
+            self._insert(list(self._heartbeats.values()))
+            self._written |= {rank: beat for rank, (_, beat) in self._heartbeats.items()}
+            self._heartbeats.clear()
 
     def after(self, number: int, most: int) -> list[tuple[int, float, Event]]:
         """At most ``most`` events that follow event ``number``, with number and time."""
         query = "SELECT number, at_s, event FROM events WHERE number > ? ORDER BY number LIMIT ?"
         try:
             found = self._database.execute(query, (number, most)).fetchall()
-            return [(found_number, at_s, _decoder.decode(event)) for found_number, at_s, event in found]
-        except (sqlite3.Error, msgspec.DecodeError, msgspec.ValidationError) as error:
+        except sqlite3.Error as error:
+            raise self._broken(error) from error
+        return [(found_number, at_s, self._event(found_number, event)) for found_number, at_s, event in found]
+
+    def _event(self, number: int, written: bytes) -> Event:
+        """An entry's event; a note in its place if that is whole, but has a value that no event may have."""
+        try:
+            return decode(written)
+        except msgspec.ValidationError as error:
+            reason = shortened(explain(error), _REASON_CHARACTERS)
+            return Noted(UNREADABLE, details={"number": number, "reason": reason})
+        except NOT_A_VALUE as error:
             raise self._broken(error) from error
 
     def _insert(self, entries: list[tuple[float, Event]]) -> None:

@@ -1,7 +1,8 @@
-"""The live shell: a ROUTER socket, a timer and processes around the core, in one thread.
+"""The live shell: the ranks' socket, a timer and processes around the core, in one thread.
 
-Everything the core decides is carried out here, and everything that happens becomes one of its events. A
-frame that is not a message, or not one its sender may send, is answered with ``Rejected`` and reaches nobody.
+Everything the core decides is carried out here, and everything that happens becomes one of its events. No
+event ends it: its values are checked before the core sees it, and if the core fails nevertheless, what it had
+begun is undone (``mend``). Only a journal that cannot be written is the end.
 """
 
 from __future__ import annotations
@@ -13,19 +14,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
-import msgspec
 import zmq
 
-from gpuslice import config, wire
+from gpuslice import config
 from gpuslice.clock import Clock, MonotonicClock
-from gpuslice.errors import GpusliceError, IllegalTransitionError, RemoteProtocolError
+from gpuslice.errors import GpusliceError, UnforeseenError
 from gpuslice.private import private_directory
+from gpuslice.types import shortened
 
 from . import record
 from .chores import Chores
 from .computing import Computing
 from .core import Core
-from .endpoint import LOCK, bind, check_sender, lock, receive
+from .endpoint import LOCK, bind, lock, logs_directory
 from .events import (
     Command,
     Compute,
@@ -33,27 +34,38 @@ from .events import (
     Exited,
     Kill,
     Launch,
+    Limited,
     Noted,
     Notice,
     Owned,
     Program,
     RankGone,
-    Reported,
     Submitted,
     Tell,
     WakeAt,
     Woken,
+    encode,
+    job_of,
+    named,
 )
 from .gang import Gang
 from .job import JobSpec
+from .journal import JournalError
 from .processes import Processes
+from .rank_socket import RankSocket
 from .strays import kill_strays
 
-_FRAMES_AT_ONCE = 100
+#: No pause is longer; what poll() takes ends at 2**31 milliseconds, which are 25 days.
+_PAUSE_AT_MOST_MS = 3_600_000
+#: Before the policy is asked again after it failed.
+_AGAIN_S = 1.0
+_REASON_CHARACTERS = 1000
 #: Notices that nobody needs to worry about.
 _EXPECTED = frozenset({"began", "first_step", "guaranteed", "switched", "timed", "trial_passed"})
 
 Observer = Callable[[Event, float, Sequence[Command]], object]
+#: An event that the core has taken, when it happened, and what followed from it.
+Lived = tuple[Event, float, Sequence[Command]]
 _log = logging.getLogger(__name__)
 
 
@@ -82,11 +94,13 @@ class Scheduler:
         Called with every event, when it happened, and the commands that followed from it, before they leave.
     witness
         Called likewise when what ranks are told has left, so that nobody waits for it.
-
     Attributes
     ----------
     chores
         What is done when nobody waits for this scheduler.
+    mend
+        Called when an event has failed in the midst of the core, which was not observed: to make the core
+        again what the events so far had made of it.
 
     Raises
     ------
@@ -113,20 +127,18 @@ class Scheduler:
         self._clock: Clock = MonotonicClock() if clock is None else clock
         self._observer = observer
         self._witness = witness
+        self.mend: Callable[[], object] = lambda: None
         self._wake_s: float | None = None
-        self._routes: dict[tuple[str, int], bytes] = {}
-        self._peers: dict[bytes, tuple[str, int]] = {}
         private_directory(directory, option="--state-dir", parents=True)
+        self.processes = Processes(logs_directory(directory))
         self._lock = lock(directory / LOCK)
-        (directory / "logs").mkdir(exist_ok=True)
-        self.processes = Processes(directory / "logs")
         self.endpoint = f"ipc://{directory / 'scheduler.sock'}"
         self.context = zmq.Context()
         self._poller = zmq.Poller()
         #: Every process of every job; one descriptor for the poller, however many they are.
         self._watched = select.epoll()
         try:
-            self._socket = bind(self.context, self.endpoint)
+            socket = bind(self.context, self.endpoint)
         except BaseException:
             self.context.destroy()
             self._watched.close()
@@ -135,7 +147,8 @@ class Scheduler:
         self.chores = Chores()
         self._computing = Computing()
         self._attended: dict[zmq.Socket[bytes] | int, Callable[[], None]] = {}
-        self.attend(self._socket, self._receive)
+        self._ranks = RankSocket(socket, self._handle, self._greeted)
+        self.attend(socket, self._ranks.receive)
         self._poller.register(self._watched.fileno(), zmq.POLLIN)
 
     def __enter__(self) -> Scheduler:
@@ -167,23 +180,27 @@ class Scheduler:
         return self._clock.now()
 
     def submit(self, spec: JobSpec, program: Program) -> None:
-        """Accept a job and start its processes; it trains when its turn comes."""
+        """Accept a job; its processes are started when its turn is near, and train when it has come."""
         self._handle(Submitted(spec, program))
+
+    def limit_prestart(self, jobs: int) -> None:
+        """Start at most so many jobs beyond those that run, from now on."""
+        if self.core.prestart.limit != jobs:
+            self._occur(Limited(jobs))
 
     def obey(self, wish: Owned) -> None:
         """Do what the owner of a job wants."""
         self._handle(wish)
 
-    def take_over(self, past: Iterable[tuple[Event, float]], note: Observer = _ignore) -> None:
-        """Become the scheduler that lived through ``past``, and see what became of its jobs.
+    def take_over(self, past: Iterable[Lived], note: Observer = _ignore) -> None:
+        """Become the scheduler that lived through ``past``, as the core has, and see what became of its jobs.
 
         ``note`` is called with each event of the past.
 
         Their ranks greet every new scheduler; what was on its way to or from them is made up for then.
         """
-        for event, when_s in past:
-            commands = self.core.handle(event, when_s)
-            note(event, when_s, commands)
+        for event, when_s, commands in past:
+            self._guarded(event, note, event, when_s, commands)
             for command in commands:
                 if isinstance(command, WakeAt):
                     self._wake_s = command.when_s
@@ -193,6 +210,11 @@ class Scheduler:
         if (left := self.core.planning.deliberation.unanswered) is not None:
             self._perform(left)
 
+    def set_aside(self, noted: Iterable[Noted]) -> None:
+        """Write down what of the past was left out, so that it stays left out."""
+        for note in noted:
+            self._occur(note)
+
     def _find(self, job: Gang) -> None:
         found = self.processes.find(job.id, job.attempt) if job.exit_code is None else None
         if isinstance(found, int):
@@ -200,14 +222,14 @@ class Scheduler:
         elif found is not None:
             self._exited(found)
         elif job.exit_code is None and job.state.ended:
-            self._handle(Exited(job.id, record.KILLED))  # cancelled before it was started
+            self._occur(Exited(job.id, record.KILLED))  # cancelled before it was started
         elif job.exit_code is None:
             self._launch(Launch(job.id, job.program, job.attempt))
         mark = os.fsencode(f"{config.variable('job')}={job.id}")
         for rank in job.there():
             descriptor = self.processes.find_rank(job.id, rank.number, rank.pid, mark)
             if descriptor is None:
-                self._handle(RankGone(job.id, rank.number, unseen=True))
+                self._occur(RankGone(job.id, rank.number, unseen=True))
             else:
                 self._watched.register(descriptor, select.EPOLLIN)
         if job.state.ended:
@@ -238,7 +260,8 @@ class Scheduler:
             self._kill_strays(job)
         if self._wake_s is not None and now >= self._wake_s:
             self._wake_s = None
-            self._handle(Woken())
+            if not self._occur(Woken()):
+                self._wake_s = now + _AGAIN_S
         else:
             self.chores.look(now, quiet=not ready)
 
@@ -247,22 +270,59 @@ class Scheduler:
         now = self._clock.now()
         moments = (ends_s, self._wake_s, self.processes.next_deadline_s)
         # Rounded up, or the last fraction of a millisecond would be spent polling without a pause.
-        pauses_ms = [int(max(0.0, when_s - now) * 1000.0) + 1 for when_s in moments if when_s is not None]
+        pauses_s = [max(0.0, when_s - now) for when_s in moments if when_s is not None]
+        pauses_ms = [min(_PAUSE_AT_MOST_MS, int(pause_s * 1000.0) + 1) for pause_s in pauses_s]
         if (chores_ms := self.chores.pause_ms) is not None:
             pauses_ms.append(chores_ms)
         return min(pauses_ms, default=None)
 
     def _handle(self, event: Event) -> None:
+        """Let the core decide on ``event``, and carry out what it says; errors of the core change nothing."""
         now = self._clock.now()
-        commands = self.core.handle(event, now)
+        encode(event)  # what the core may see, the journal can give back
+        try:
+            commands = self.core.handle(event, now)
+        except GpusliceError:
+            raise
+        except Exception as error:
+            raise self._unforeseen(event, error) from error
         self._observer(event, now, commands)
         for command in commands:
             if isinstance(command, Tell):
-                self._tell(command)
-        self._witness(event, now, commands)
+                self._guarded(command, self._ranks.tell, command)
+        self._guarded(event, self._witness, event, now, commands)
         self.chores.happened(now)
         for command in commands:
-            self._perform(command)
+            self._guarded(command, self._perform, command)
+
+    def _occur(self, event: Event) -> bool:
+        """Handle what nobody said, but happened; whether the core took it. What it rejects is in the log."""
+        try:
+            self._handle(event)
+        except JournalError:
+            raise
+        except GpusliceError as error:
+            _log.warning("rejected %s of %s: %s", named(event), job_of(event) or "nobody", error)
+            return False
+        return True
+
+    def _unforeseen(self, event: Event, error: Exception) -> UnforeseenError:
+        """Undo what of ``event`` the core may have done before it failed, and let people know."""
+        _log.exception("%s of %s failed in the core", named(event), job_of(event) or "nobody")
+        told = shortened(f"{type(error).__name__}: {error}", _REASON_CHARACTERS)
+        self._guarded(event, self.mend)
+        if not isinstance(event, Noted):
+            self._occur(Noted("rejected", job_of(event), {"event": named(event), "reason": told}))
+        return UnforeseenError(f"{named(event)} failed: {told}", "this is a bug; scheduler.log says more")
+
+    def _guarded(self, what: Event | Command, act: Callable[..., object], *words: object) -> None:
+        """Do what follows from an event that has happened: its failure is logged, and no reason to end."""
+        try:
+            act(*words)
+        except JournalError:
+            raise
+        except Exception:  # noqa: BLE001 - logged; the event has happened, and others wait
+            _log.exception("what follows from %s could not be done", type(what).__name__)
 
     def _perform(self, command: Command) -> None:
         match command:
@@ -281,10 +341,18 @@ class Scheduler:
                 _log.log(level, "%s %s %s", command.job, command.what, command.details)
                 self._handle(Noted(command.what, command.job, command.details))
 
-    def _tell(self, command: Tell) -> None:
-        identity = self._routes.get((command.job, command.rank))
-        if identity is not None:  # else it has not greeted us yet, and hears of it then
-            self._send(identity, command.message)
+    def _greeted(self, job: str, rank: int, pid: int) -> None:
+        """A rank, process ``pid``, has said who it is."""
+        try:
+            descriptor = self.processes.watch_rank(job, rank, pid)
+        except ProcessLookupError:
+            # It died between its Hello and now; there is nothing to watch, so this is how we learn of it.
+            self._handle(RankGone(job, rank))
+            return
+        if descriptor is not None:
+            self._watched.register(descriptor, select.EPOLLIN)
+        if self.core.jobs[job].state.ended:
+            self.processes.end(job, self.now())  # its end was before it could be told
 
     def _launch(self, command: Launch) -> None:
         tenant = self.core.jobs[command.job].spec.tenant
@@ -297,7 +365,7 @@ class Scheduler:
         environ = self._environ | {config.variable(name): value for name, value in own.items()}
         try:
             descriptor = self.processes.launch(command.job, command.program, environ, attempt=command.attempt)
-        except OSError as error:
+        except (OSError, ValueError) as error:
             # The shell's convention for a command that cannot be executed.
             self.processes.log(command.job, "err").write_text(f"gpuslice: cannot start: {error}\n")
             self._handle(Exited(command.job, 127))
@@ -310,17 +378,17 @@ class Scheduler:
             if isinstance(event, Exited):
                 self._exited(event)
             else:
-                self._handle(event)
+                self._occur(event)
         for answer in self._computing.reap(ready):
             if answer.error:
                 _log.warning("%s", answer.error)
-            self._handle(answer)
+            self._occur(answer)
 
     def _exited(self, event: Exited) -> None:
         """A command has ended; if it was killed, what it had started goes, too."""
         if event.code == record.KILLED:
             self._kill_strays(event.job)
-        self._handle(event)
+        self._occur(event)
 
     def _kill_strays(self, job: str) -> None:
         """Kill what is left of ``job``, in whichever sessions."""
@@ -328,69 +396,3 @@ class Scheduler:
         killed = kill_strays([os.fsencode(f"{name}={value}") for name, value in own.items()])
         if killed:
             _log.info("killed %d processes that job %s left behind", killed, job)
-
-    # The socket.
-
-    def _receive(self) -> None:
-        """Deal with what is there, but not with so much of it that timers and processes would wait."""
-        for _ in range(_FRAMES_AT_ONCE):
-            if (message := receive(self._socket)) is None:
-                return
-            identity, frames = message
-            try:
-                self._take(identity, frames)
-            except (RemoteProtocolError, IllegalTransitionError) as error:
-                _log.info("rejected a message of %s: %s", self._peers.get(identity, "a stranger"), error)
-                self._send(identity, wire.Rejected(error=error.message, remedy=error.remedy))
-
-    def _take(self, identity: bytes, frames: list[zmq.Frame]) -> None:
-        if len(frames) != 1:
-            raise RemoteProtocolError(f"a message of {len(frames)} frames", "send one frame")
-        pid = check_sender(frames[0])
-        message = wire.decode_from_agent(frames[0].bytes)
-        if isinstance(message, wire.Hello):
-            self._welcome(identity, message, pid)
-            return
-        peer = self._peers.get(identity)
-        if peer is None:
-            raise RemoteProtocolError(f"{type(message).__name__} of an unknown rank", "say Hello first")
-        self._handle(Reported(*peer, message))
-
-    def _welcome(self, identity: bytes, hello: wire.Hello, pid: int) -> None:
-        if hello.version != wire.PROTOCOL_VERSION:
-            raise RemoteProtocolError(
-                f"protocol version {hello.version} is not {wire.PROTOCOL_VERSION}",
-                "run the same gpuslice on both sides",
-            )
-        peer = (hello.job, hello.rank)
-        # Known before the core answers, because the answer may already be a lease.
-        former, self._routes[peer] = self._routes.get(peer), identity
-        self._send(identity, wire.Welcome(version=wire.PROTOCOL_VERSION))
-        try:
-            self._handle(Reported(*peer, msgspec.structs.replace(hello, pid=pid)))
-        except GpusliceError:
-            del self._routes[peer]
-            if former is not None:
-                self._routes[peer] = former
-            raise
-        self._peers[identity] = peer
-        try:
-            descriptor = self.processes.watch_rank(*peer, pid)
-        except ProcessLookupError:
-            # It died between its Hello and now; there is nothing to watch, so this is how we learn of it.
-            self._handle(RankGone(*peer))
-            return
-        if descriptor is not None:
-            self._watched.register(descriptor, select.EPOLLIN)
-        if self.core.jobs[hello.job].state.ended:
-            self.processes.end(hello.job, self.now())  # its end was before it could be told
-
-    def _send(self, identity: bytes, message: wire.ToAgent) -> None:
-        try:
-            self._socket.send_multipart([identity, wire.encode(message)], flags=zmq.NOBLOCK)
-        except zmq.ZMQError as error:
-            # Unreachable: its process is ending, which the pidfd reports. Full: it does not read, which is
-            # the same as not answering.
-            if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
-                raise
-            _log.warning("%s could not be sent: %s", type(message).__name__, error)

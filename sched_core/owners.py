@@ -94,6 +94,7 @@ def _release(core: Core, job: Gang, now: float) -> None:
     job.history.append((now, "released by its owner"))
     if job.ready:
         core.announce(job, now)
+    core.unsettle(job)  # it may not be started yet
 
 
 def _move(core: Core, job: Gang, event: Moved, now: float) -> None:

@@ -68,6 +68,8 @@ class Planning:
         Who shall hold which device.
     deliberation
         What the policy wants computed.
+    estimates
+        What policies are told of how long jobs run.
     due
         Whether there is reason to ask the policy.
     needs_durations, guarantees
@@ -92,9 +94,9 @@ class Planning:
         self._eligible: dict[str, Gang] = {}
         #: Those of them that have deadlines.
         self._dated: dict[str, Gang] = {}
-        self._estimates = Estimates()
+        self.estimates = Estimates()
         self.deliberation = Deliberation(core.order)
-        self._view = View(cluster, self._eligible, self._estimates)
+        self._view = View(cluster, self._eligible, self.estimates)
         self._view.compute = self.deliberation.compute
         #: Jobs that are held from now on; the policy is still to be told.
         self._withheld: list[Gang] = []
@@ -134,6 +136,7 @@ class Planning:
         """Take from the policy a job that it can no longer choose."""
         self.waits.end(job, now)
         self._core.trials.leave(job, now)
+        self._core.prestart.leave(job)
         self._dated.pop(job.id, None)
         if self._eligible.pop(job.id, None) is not None and not self._view.changes.reset:
             self._view.changes.finished.append(job)
@@ -141,8 +144,10 @@ class Planning:
             job.settle(now)
             self.allotment.release(job)
         for follower in self.quotas.leave(job):
-            if follower.waits_since is not None:  # else it is shown once it is announced
-                self._show(follower, now)
+            if not follower.launched:
+                self._core.unsettle(follower)  # it may be started now
+            elif follower.ready and follower.tried and not follower.held:
+                self._show(follower, now)  # else it is shown once it is announced
         self.due = True
 
     def knows(self, job: Gang) -> bool:
@@ -169,7 +174,7 @@ class Planning:
 
     def learn(self, job: Gang) -> None:
         """``job`` has ended well: let policies know how much service that took."""
-        self._estimates.learn(job)
+        self.estimates.learn(job)
 
     def learn_answer(self, computed: Computed) -> None:
         """What the policy wanted computed is there."""
@@ -189,6 +194,7 @@ class Planning:
     def reweigh(self, job: Gang, weight: float) -> None:
         """Give ``job`` another weight."""
         job.spec = msgspec.structs.replace(job.spec, weight=weight)
+        self._core.prestart.reweigh(job)
         self._start_again()
         self.due = True
 
@@ -196,7 +202,7 @@ class Planning:
         """Ask the policy for as long as there is reason to, and enter what it wants in the ledger."""
         while self.due:
             self.due = False
-            self._view.now_s = self._estimates.now_s = now
+            self._view.now_s = self.estimates.now_s = now
             self._view.least_slice_s = self._core.switching.least_slice_s()
             plan = self._plan(now)
             # Only now: the policy had to see who held devices.

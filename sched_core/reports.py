@@ -149,7 +149,7 @@ class Reports:
     def _hello(self, job: Gang, rank: Rank, message: Hello, now: float) -> None:
         again = rank.phase in (RankPhase.PARKED, RankPhase.COMING, RankPhase.ON)
         welcome = message.pid == rank.pid if again else rank.phase is RankPhase.ABSENT
-        if not welcome or message.world_size != len(job.ranks):
+        if not welcome or not job.launched or message.world_size != len(job.ranks):
             raise job.illegal(f"Hello of rank {rank.number} ({rank.phase.value}) of {message.world_size}")
         if again:
             self._hello_again(job, rank, message, now)

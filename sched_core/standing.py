@@ -97,6 +97,7 @@ class Overview:
             failure=job.failure or None,
             reason=job.reason,
             command=_shortened(job.program.argv),
+            started=job.launched,
         )
 
     def _recent(self, account: Account) -> tuple[SliceInfo, ...]:

@@ -21,7 +21,7 @@ from enum import Enum
 class JobState(Enum):
     """Where a job is in its life."""
 
-    QUEUED = "queued"  # accepted; its processes may be importing, none touches a device
+    QUEUED = "queued"  # accepted; its processes may be started and importing, none touches a device
     STARTING = "starting"  # first lease given, not all ranks have begun
     RUNNING = "running"
     SUSPENDING = "suspending"  # told to stop, not all ranks are parked

@@ -48,11 +48,11 @@ class Waits:
             elif since_s is not None and free < size:
                 self._clocks[size] = (shown_s + (now - since_s), None)
 
-    def begin(self, job: Gang, now: float, *, quota: bool = False) -> None:
-        """``job`` waits from now on, perhaps for its tenant's quota."""
+    def begin(self, job: Gang, now: float, *, quota: bool = False, unstarted: bool = False) -> None:
+        """``job`` waits from now on, perhaps for its tenant's quota, or to be started."""
         self.end(job, now)
         self._clocks.setdefault(job.demand, (0.0, None))
-        job.waits_since = (now, self._clock_s(job.demand, now), quota)
+        job.waits_since = (now, None if unstarted else self._clock_s(job.demand, now), quota)
 
     def end(self, job: Gang, now: float) -> None:
         """``job`` does not wait any more, if it did."""
@@ -69,7 +69,7 @@ class Waits:
             waited_s = now - since_s
             if quota:
                 fair_s = waited_s
-            else:
+            elif clock_s is not None:  # else it could not have used what was free
                 fragmented_s = self._clock_s(job.demand, now) - clock_s
         return Delays(job.waited_s + waited_s, job.fair_share_s + fair_s, job.fragmentation_s + fragmented_s)
 

@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PARTS = ("gpuslice", "kernels", "checkpoint", "profiler", "sched_core")
-FOUNDATION = {"types", "errors", "clock", "wire", "verbs", "config", "private"}
+FOUNDATION = {"types", "errors", "clock", "wire", "verbs", "config", "private", "memory"}
 #: What each part may import of gpuslice, besides itself and the foundation.
 ALLOWED: dict[str, set[str]] = {
     "kernels": set(),

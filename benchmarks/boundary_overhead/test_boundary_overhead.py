@@ -42,10 +42,8 @@ def test_fetch(benchmark: Any, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["plain", "hooked"])
-def test_training_step(benchmark: Any, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_step(benchmark: Any, kind: str) -> None:
     """One small training step, forward, backward and Adam; with the hooks of DataLoaders and optimizers."""
-    iterator = torch.utils.data.dataloader._BaseDataLoaderIter
-    monkeypatch.setattr(iterator, "__next__", iterator.__next__)
     counter = BoundaryCounter()
     handle = count_boundaries(counter) if kind == "hooked" else None
     model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 1))
@@ -62,3 +60,48 @@ def test_training_step(benchmark: Any, kind: str, monkeypatch: pytest.MonkeyPatc
         handle.remove()
         assert counter.steps == 550
     benchmark.extra_info["ns_per_step"] = benchmark.stats.stats.median * 1e9
+
+
+@pytest.mark.parametrize("kind", ["plain", "hooked"])
+def test_backward(benchmark: Any, kind: str) -> None:
+    """What follows a backward pass, in a loop without loader and optimizer: every pass is a boundary."""
+    counter = BoundaryCounter()
+    hooks = count_boundaries(counter)
+    ended = vars(torch.autograd.graph)["_gpuslice_backward_ended"] if kind == "hooked" else lambda: None
+
+    def many() -> None:
+        for _ in range(CALLS):
+            ended()
+
+    benchmark.pedantic(many, rounds=7, warmup_rounds=1)
+    hooks.remove()
+    assert counter.count >= (7 * CALLS if kind == "hooked" else 0)
+    benchmark.extra_info["ns_per_pass"] = benchmark.stats.stats.median / CALLS * 1e9
+
+
+@pytest.mark.parametrize("kind", ["plain", "hooked"])
+def test_call(benchmark: Any, kind: str) -> None:
+    """One call of a model of three modules, in a script that only evaluates: every call is a boundary."""
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = torch.nn.Sequential(torch.nn.Identity())
+
+        def forward(self, x: None) -> None:
+            return self.layers(x)  # type: ignore[no-any-return]
+
+    counter = BoundaryCounter()
+    hooks = count_boundaries(counter) if kind == "hooked" else None
+    model = Model().eval()
+
+    def many() -> None:
+        for _ in range(CALLS // 10):
+            model(None)
+
+    with torch.no_grad():
+        benchmark.pedantic(many, rounds=7, warmup_rounds=1)
+    if hooks is not None:
+        hooks.remove()
+        assert counter.count > 7 * CALLS // 10
+    benchmark.extra_info["ns_per_call"] = benchmark.stats.stats.median / (CALLS // 10) * 1e9

@@ -35,7 +35,9 @@ def scheduler(device: str, policy: Sequence[str]) -> Iterator[Client]:
     with tempfile.TemporaryDirectory(prefix="gpuslice-bench-") as name:
         place = ["--state-dir", str(Path(name) / "s")]
         subprocess.run(
-            [*gpuslice, "up", "--devices", device, *policy, *place], check=True, stdout=subprocess.DEVNULL
+            [*gpuslice, "up", "--devices", device, "--prestart", str(LONG + SHORT), *policy, *place],
+            check=True,
+            stdout=subprocess.DEVNULL,
         )
         try:
             with Client(Path(name) / "s") as client:

@@ -35,6 +35,7 @@ COMMANDS: dict[str, str] = {
     "keys": "gpuslice.cli.keys",
     "demo": "gpuslice.cli.demo",
     "doctor": "gpuslice.cli.doctor",
+    "smi": "gpuslice.cli.smi",
     "ramdisk": "gpuslice.cli.ramdisk",
     "sim": "gpuslice.cli.sim",
     "trace": "gpuslice.cli.trace",

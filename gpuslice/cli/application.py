@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
+import importlib.util
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import FunctionType
 from typing import Annotated, Any, cast, get_args
 
@@ -40,7 +43,7 @@ def _root(
 
 def build(modules: Mapping[str, str]) -> typer.Typer:
     """The typer application with the commands in ``modules``, by name."""
-    app = typer.Typer(name="gpuslice", no_args_is_help=True, pretty_exceptions_enable=False, callback=_root)
+    app = _empty()
     for name, path in modules.items():
         module = importlib.import_module(path)
         if hasattr(module, "app"):
@@ -48,6 +51,42 @@ def build(modules: Mapping[str, str]) -> typer.Typer:
         else:
             app.command(name, **_settings(module.command))(_typed(module.command))
     return app
+
+
+def outline(modules: Mapping[str, str]) -> typer.Typer:
+    """The same with the names and the help of the commands, for a command line that names none of them.
+
+    The modules are read and not imported: that takes longer than all the rest.
+    """
+    app = _empty()
+    for name, path in modules.items():
+        app.command(name, short_help=" ".join(_help(path).partition("\n\n")[0].split()))(lambda: None)
+    return app
+
+
+def _empty() -> typer.Typer:
+    # Without rich, whose import would take half of the time of a `gpuslice --help`.
+    return typer.Typer(
+        name="gpuslice",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        callback=_root,
+    )
+
+
+def _help(module: str) -> str:
+    """What the command in ``module`` says of itself: its docstring, or its ``typer.Typer``'s ``help``."""
+    spec = importlib.util.find_spec(module)
+    assert spec is not None
+    assert spec.origin is not None
+    for node in ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body:
+        match node:
+            case ast.FunctionDef(name="command"):
+                return ast.get_docstring(node) or ""
+            case ast.Assign(value=ast.Call(func=ast.Attribute(attr="Typer"), keywords=keywords)):
+                return next(str(ast.literal_eval(one.value)) for one in keywords if one.arg == "help")
+    return ""
 
 
 class _Rest(TyperCommand):
@@ -101,10 +140,17 @@ def _hint(hint: Any) -> Any:
 
 
 def run(modules: Mapping[str, str], arguments: Sequence[str]) -> int:
-    """Parse and do what ``arguments`` say; returns the exit code."""
+    """Parse and do what ``arguments`` say; returns the exit code.
+
+    Parameters
+    ----------
+    modules
+        The module of the command that ``arguments`` name; of all commands if they name none.
+    """
+    app = build(modules) if len(modules) == 1 else outline(modules)
     try:
         # Not standalone: the parser would print a box of many lines where one says it all.
-        status = build(modules)(args=list(arguments), prog_name="gpuslice", standalone_mode=False)
+        status = app(args=list(arguments), prog_name="gpuslice", standalone_mode=False)
     except ParserError as error:
         command = " ".join(["gpuslice", *modules]) if len(modules) == 1 else "gpuslice"
         what = cast(Any, error).format_message()

@@ -47,8 +47,7 @@ def _lines(found: Diagnosis) -> Iterator[str]:
     pages = found.huge_pages
     yield _row(
         "huge pages",
-        f"transparent {pages.transparent}, on tmpfs {pages.shared_memory}, {pages.reserved} reserved; "
-        + ("snapshots get them" if pages.arenas else "snapshots get none, which Linux 6.1 could give them"),
+        f"transparent {pages.transparent}, on tmpfs {pages.shared_memory}, {pages.reserved} reserved",
     )
     for device in found.devices:
         yield ""

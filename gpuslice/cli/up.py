@@ -17,6 +17,9 @@ from gpuslice.sched_core.desk import Desk
 
 from .options import Json, StateDir
 
+#: More slots than that no policy needs to fill.
+MOST_PRESTARTED = 100_000
+
 
 def command(
     devices: Annotated[
@@ -59,6 +62,15 @@ def command(
     tenant_ramdisk: Annotated[
         list[str] | None,
         typer.Option(metavar="TENANT=8G", help="Most bytes that snapshots of a tenant's jobs may take."),
+    ] = None,
+    prestart: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=0,
+            max=MOST_PRESTARTED,
+            help="Most jobs to be started beyond those that run; as a rule one a device.",
+        ),
     ] = None,
     foreground: Annotated[bool, typer.Option("--foreground", help="Stay; Ctrl-C ends it.")] = False,
     as_json: Json = False,
@@ -110,4 +122,4 @@ def command(
             if tcp is not None:
                 print(f"listening at {desk.endpoints[-1]}", flush=True)
 
-    daemon.serve(directory, setup, ready, tcp=tcp, metrics_port=metrics_port)
+    daemon.serve(directory, setup, ready, tcp=tcp, metrics_port=metrics_port, prestart=prestart)

@@ -6,6 +6,7 @@ import random
 
 from gpuslice.sched_core.cluster import FreeDevices
 from gpuslice.sched_core.job import Job
+from gpuslice.types import CONSOLIDATION_SKEW
 
 from .placement import Count, Forgetful
 
@@ -178,7 +179,7 @@ class SkewAware(Forgetful):
 
     name = "skew"
 
-    def __init__(self, *, threshold: float = 0.2) -> None:
+    def __init__(self, *, threshold: float = CONSOLIDATION_SKEW) -> None:
         self._threshold = threshold
         self._consolidated = Consolidated()
         self._anywhere = Count()

@@ -12,7 +12,7 @@ from math import inf
 from gpuslice.errors import ConfigError
 from gpuslice.sched_core.cluster import Cluster, FreeDevices
 from gpuslice.sched_core.job import Job
-from gpuslice.sched_core.policy import Changes, Decision, Plan, Policy, Start, Suspend, View
+from gpuslice.sched_core.policy import Changes, Decision, Plan, Policy, Start, Stop, Suspend, View
 
 from .wrapper import Wrapper
 
@@ -23,7 +23,7 @@ _HAND_OVER_S = 1.0
 class TrialPool(Wrapper):
     """The last nodes are a pool where jobs run first, in order of arrival; ``policy`` has the rest.
 
-    A job that does not fit into the pool skips the trial.
+    A job that does not fit into the pool skips the trial. One that does not fit into the rest is stopped.
 
     Parameters
     ----------
@@ -37,7 +37,7 @@ class TrialPool(Wrapper):
     Attributes
     ----------
     counters
-        Those of ``policy``, and jobs that ended during their trial.
+        Those of ``policy``, jobs that ended during their trial, and jobs stopped as too large.
     """
 
     def __init__(self, policy: Policy, nodes: int, trial_s: float) -> None:
@@ -47,11 +47,12 @@ class TrialPool(Wrapper):
         self._nodes = nodes
         self._trial_s = trial_s
         self._ended = 0
+        self._refused = 0
 
     @property
     def counters(self) -> dict[str, int]:
-        """What the policy counted, and how many jobs ended during their trial."""
-        return {**super().counters, "ended_in_trial": self._ended}
+        """What the policy counted, how many jobs ended during their trial, and how many were too large."""
+        return {**super().counters, "ended_in_trial": self._ended, "too_large_for_trials": self._refused}
 
     def plan(self, view: View) -> Plan:
         """Run trials on the pool; let the policy plan for the others."""
@@ -116,13 +117,18 @@ class TrialPool(Wrapper):
             self._free.give(view.jobs[name].placement)
             self._handed_over_s[name] = view.now_s + _HAND_OVER_S
         for job in view.jobs.values() if view.changes.reset else view.changes.arrived:
-            self._sort_in(job, view, changes)
+            decisions += self._sort_in(job, view, changes)
         if not changes.reset:
             changes.begun += [job for job in view.changes.begun if job.id in self._jobs]
         self._now_s = view.now_s
         return decisions
 
-    def _sort_in(self, job: Job, view: View, changes: Changes) -> None:
+    def _sort_in(self, job: Job, view: View, changes: Changes) -> list[Decision]:
+        """Let a new job wait for its trial, go on, or end at once because it could never run afterwards."""
+        if job.demand > self._rest.size:
+            self._refused += 1
+            reason = f"it asks for {job.demand} devices; the trial pool leaves {self._rest.size}"
+            return [Stop(job.id, reason)]
         on_pool = job.running and min(job.placement) >= self._rest.size
         left_s = self._trial_s - job.executed_at(view.now_s)
         if on_pool:
@@ -131,13 +137,9 @@ class TrialPool(Wrapper):
             self._pass_on(job, changes)
         else:
             self._queue[job.id] = job
+        return []
 
     def _pass_on(self, job: Job, changes: Changes) -> None:
-        if job.demand > self._rest.size:
-            raise ConfigError(
-                f"job {job.id} asks for {job.demand} devices; the trial pool leaves {self._rest.size}",
-                "choose a smaller pool",
-            )
         self._jobs[job.id] = job
         if not changes.reset:
             changes.arrived.append(job)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
+
+from gpuslice.sched_core.cluster import FreeDevices
 from gpuslice.sched_core.job import Job
 from gpuslice.sched_core.placement.placement import Placement
 from gpuslice.sched_core.policy import View
@@ -12,8 +15,11 @@ from .starting import Choice, StartingPolicy, parse_shares
 class YarnCapacity(StartingPolicy):
     """Every tenant has a queue with a guaranteed share; first in, first out inside; gangs; no preemption.
 
-    The queue that uses the least of what is guaranteed to it is served first, ties by name. The head of a
-    queue that does not fit blocks its own queue only.
+    The queue that uses the least of what is guaranteed to it is served first, of equals the one whose head
+    came first. The head of a queue that does not fit blocks its own queue. If what is guaranteed to its queue
+    would hold it, or nobody of its queue runs, devices are reserved for it, which no other queue gets: free
+    ones, and those of the jobs that began first. Without that, small jobs of others would keep it waiting for
+    as long as there are any.
 
     Parameters
     ----------
@@ -33,10 +39,13 @@ class YarnCapacity(StartingPolicy):
         self._elastic = elastic
         self._used: dict[str, int] = {}
         self._queues: dict[str, dict[str, Job]] = {}
+        #: What each running job holds, in the order in which they began.
+        self._held: dict[str, tuple[int, ...]] = {}
 
     def reset(self, view: View) -> None:
         self._used = dict.fromkeys(self._stated, 0)
         self._queues = {tenant: {} for tenant in self._stated}
+        self._held = {}
 
     def came(self, job: Job) -> None:
         queue = self._queues.setdefault(job.spec.tenant, {})
@@ -47,24 +56,53 @@ class YarnCapacity(StartingPolicy):
     def began(self, job: Job, devices: tuple[int, ...]) -> None:
         self._queues.setdefault(job.spec.tenant, {}).pop(job.id, None)
         self._used[job.spec.tenant] = self._used.get(job.spec.tenant, 0) + len(devices)
+        self._held[job.id] = devices
 
     def ended(self, job: Job) -> None:
         self._used[job.spec.tenant] -= len(job.placement)
+        self._held.pop(job.id, None)
 
     def choose(self, view: View) -> Choice | None:
-        whole = sum(self._share(tenant) for tenant in self._queues)
-        loads = sorted((self._used[tenant] / self._share(tenant), tenant) for tenant in self._queues)
-        for _, tenant in loads:
-            head = self._head(tenant)
-            if head is None or head.demand > self.free.total:
+        heads = [head for tenant in self._queues if (head := self._head(tenant)) is not None]
+        heads.sort(key=lambda head: (self._load(head.spec.tenant), head.number))
+        left, promised = self.free, set[int]()
+        for place, head in enumerate(heads):
+            entitled = self._entitled(head, view.cluster.size)
+            if not (self._elastic or entitled):
                 continue
-            guaranteed = view.cluster.size * self._share(tenant) / whole
-            if not self._elastic and self._used[tenant] and self._used[tenant] + head.demand > guaranteed:
-                continue
-            devices = self.placement.choose(head, self.free)
+            devices = self.placement.choose(head, left) if head.demand <= left.total else None
             if devices is not None:
                 return head, devices
+            if entitled and any(other.demand <= left.total for other in heads[place + 1 :]):
+                reserved = self._reserved(head, left, promised)
+                promised.update(reserved)
+                left = left.copy()
+                left.take([device for device in reserved if left.has((device,))])
         return None
+
+    def _load(self, tenant: str) -> float:
+        """What ``tenant`` uses of its share."""
+        return self._used[tenant] / self._share(tenant)
+
+    def _entitled(self, head: Job, size: int) -> bool:
+        """Whether ``head`` keeps its queue within what is guaranteed to it; the only job of a queue does."""
+        used = self._used[head.spec.tenant]
+        whole = sum(self._share(tenant) for tenant in self._queues)
+        return not used or used + head.demand <= size * self._share(head.spec.tenant) / whole
+
+    def _reserved(self, head: Job, left: FreeDevices, promised: Set[int]) -> tuple[int, ...]:
+        """The devices that ``head`` waits for; none if those ``promised`` to others leave too few.
+
+        Devices are added in the order in which jobs began: it never waits for one that was given away since.
+        """
+        trial = left.copy()
+        for devices in self._held.values():
+            trial.give([device for device in devices if device not in promised])
+            if trial.total >= head.demand:
+                chosen = self.placement.choose(head, trial)
+                if chosen is not None:
+                    return chosen
+        return ()
 
     def _share(self, tenant: str) -> float:
         return self._stated.get(tenant, 1.0)

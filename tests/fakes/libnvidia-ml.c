@@ -54,4 +54,78 @@ int nvmlDeviceGetCudaComputeCapability(void *handle, int *major, int *minor) {
     *minor = 0;
     return 0;
 }
+/* What the instruments show; the second GPU is a model that cannot tell its power. */
+typedef struct { unsigned gpu, memory; } utilization_t;
+typedef struct { unsigned pid; unsigned long long used; unsigned gi, ci; } process_t;
+typedef struct {
+    unsigned field, scope;
+    long long at, latency;
+    unsigned type, result;
+    union { double d; unsigned long long ull; } value;
+} field_t;
+
+int nvmlDeviceGetUtilizationRates(void *handle, utilization_t *rates) {
+    *rates = (utilization_t){handle == (void *)1 ? 87 : 0, 40};
+    return 0;
+}
+int nvmlDeviceGetTemperature(void *handle, unsigned sensor, unsigned *celsius) {
+    (void)handle;
+    *celsius = 61;
+    return sensor;
+}
+int nvmlDeviceGetPowerUsage(void *handle, unsigned *milliwatt) {
+    *milliwatt = 305500;
+    return handle == (void *)1 ? 0 : 3; /* not supported */
+}
+int nvmlDeviceGetEnforcedPowerLimit(void *handle, unsigned *milliwatt) {
+    (void)handle;
+    *milliwatt = 700000;
+    return 0;
+}
+int nvmlDeviceGetClockInfo(void *handle, unsigned kind, unsigned *mhz) {
+    (void)handle;
+    *mhz = kind == 1 ? 1980 : 2619;
+    return 0;
+}
+int nvmlDeviceGetPcieThroughput(void *handle, unsigned counter, unsigned *kb_per_s) {
+    (void)handle;
+    *kb_per_s = counter ? 2000 : 1000;
+    return 0;
+}
+int nvmlDeviceGetCurrentClocksEventReasons(void *handle, unsigned long long *bits) {
+    (void)handle;
+    *bits = 0x4 | 0x20;
+    return 0;
+}
+int nvmlDeviceGetMigMode(void *handle, unsigned *current, unsigned *pending) {
+    *current = *pending = handle != (void *)1;
+    return 0;
+}
+static int processes(unsigned *room, process_t *found) {
+    unsigned had = *room;
+    *room = 1;
+    if (had < 1) return 7; /* insufficient size */
+    const char *pid = getenv("FAKE_NVML_PID");
+    *found = (process_t){pid ? (unsigned)atoi(pid) : 1, 512ULL << 20, -1, -1};
+    return 0;
+}
+int nvmlDeviceGetComputeRunningProcesses_v3(void *handle, unsigned *room, process_t *found) {
+    (void)handle;
+    return processes(room, found);
+}
+int nvmlDeviceGetMPSComputeRunningProcesses_v3(void *handle, unsigned *room, process_t *found) {
+    if (handle != (void *)1) return processes(room, found);
+    *room = 0;
+    return 0;
+}
+int nvmlDeviceGetFieldValues(void *handle, int count, field_t *values) {
+    static unsigned long long kib;
+    (void)handle;
+    for (int i = 0; i < count; i++) {
+        kib += 1024;
+        values[i].value.ull = kib;
+        values[i].result = values[i].scope == 0xFFFFFFFFu ? 0 : 2;
+    }
+    return 0;
+}
 #endif

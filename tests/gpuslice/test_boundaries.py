@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from gpuslice import boundaries
-from gpuslice.boundaries import LOADERLESS_STEPS, NEVER, BoundaryCounter
+from gpuslice.boundaries import EVALUATION_CALLS, LOADERLESS_STEPS, NEVER, STEPLESS_BACKWARDS, BoundaryCounter
 from gpuslice.errors import UsageError
 
 
@@ -69,6 +69,51 @@ def test_a_loop_that_stops_using_its_dataloader_goes_on_having_boundaries(counte
     counter.stepped()
     counter.stepped()
     assert counter.count == 3
+
+
+def test_backward_passes_are_boundaries_without_loader_and_optimizer(counter: BoundaryCounter) -> None:
+    for _ in range(5):
+        counter.backward_ended()
+    assert (counter.count, counter.steps, counter.amid_graphs) == (5, 0, True)
+
+
+@pytest.mark.parametrize("better", ["fetching", "stepped", "expect_steps"])
+def test_backward_passes_are_none_beside_something_better(counter: BoundaryCounter, better: str) -> None:
+    getattr(counter, better)()
+    before = counter.count
+    for _ in range(STEPLESS_BACKWARDS):
+        counter.backward_ended()
+    assert counter.count == before
+    counter.backward_ended()
+    assert counter.count == before + 1
+    counter.fetching()
+    counter.backward_ended()
+    assert (counter.count, counter.amid_graphs) == (before + 2, False)
+
+
+def test_calls_are_boundaries_where_nothing_better_is(counter: BoundaryCounter) -> None:
+    for _ in range(EVALUATION_CALLS + 3):
+        counter.calling()
+    assert counter.count == 3
+
+
+@pytest.mark.parametrize("better", ["fetching", "stepped", "backward_ended"])
+def test_calls_do_not_count_any_more_after_something_better(counter: BoundaryCounter, better: str) -> None:
+    counter.calling()
+    assert counter.calls_count
+    getattr(counter, better)()
+    assert not counter.calls_count
+    counter.expect_calls()
+    assert counter.calls_count
+
+
+def test_a_step_of_compiled_code_is_counted_at_what_comes_next(counter: BoundaryCounter) -> None:
+    for _ in range(3):
+        counter.backward_ended()
+        counter.compiled_step = True
+    assert counter.steps == 2
+    assert counter.settle_steps()
+    assert (counter.steps, counter.settle_steps()) == (3, False)
 
 
 def test_after_the_first_explicit_boundary_only_those_count(counter: BoundaryCounter) -> None:

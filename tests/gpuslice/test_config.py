@@ -82,7 +82,7 @@ def test_sizes(text: str, nbytes: int) -> None:
     assert config.parse_size(text) == nbytes
 
 
-@pytest.mark.parametrize("text", ["", "G", "-1", "1e9", "4Q", "4 G B"])
+@pytest.mark.parametrize("text", ["", "G", "-1", "1e9", "4Q", "4 G B", "9" * 400, "²", "2000000T"])
 def test_what_is_not_a_size(text: str) -> None:
     with pytest.raises(ConfigError):
         config.parse_size(text)
@@ -122,7 +122,30 @@ def test_durations(text: str, seconds: float) -> None:
     assert config.parse_duration(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "soon", "-1s", "0", "1 day"])
+@pytest.mark.parametrize("text", ["", "soon", "-1s", "0", "1 day", "²s"])
 def test_what_is_no_duration(text: str) -> None:
     with pytest.raises(ConfigError, match="is not a time"):
         config.parse_duration(text)
+
+
+@pytest.mark.parametrize("text", ["1" + "0" * 320, "300000h"])
+def test_what_is_too_long_a_duration(text: str) -> None:
+    with pytest.raises(ConfigError, match="is too long a time"):
+        config.parse_duration(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("GPUSLICE_CPU_SLOTS", "-1"),
+        ("GPUSLICE_CHECKPOINT_EVERY", "9" * 30),
+        ("GPUSLICE_SUSPEND_AT", "9" * 5000),
+        ("GPUSLICE_SUSPEND_AT", "9" * 20),
+        ("GPUSLICE_SUSPEND_AT", "²"),
+        ("GPUSLICE_REPORT", "caf\udce9"),
+        ("GPUSLICE_RAMDISK_LIMIT", "9" * 400),
+    ],
+)
+def test_what_no_setting_can_be(name: str, value: str) -> None:
+    with pytest.raises(ConfigError):
+        config.load({name: value, "HOME": "/nowhere"})

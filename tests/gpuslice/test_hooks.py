@@ -11,10 +11,11 @@ from types import FrameType
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset, dataloader
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from gpuslice.boundaries import BoundaryCounter, boundary
+from gpuslice.boundaries import EVALUATION_CALLS, BoundaryCounter, boundary
 from gpuslice.ending import undisturbed
 from gpuslice.hooks import count_boundaries
 
@@ -22,13 +23,11 @@ from .conftest import Workshop
 
 
 @pytest.fixture
-def counter(monkeypatch: pytest.MonkeyPatch) -> Iterator[BoundaryCounter]:
+def counter() -> Iterator[BoundaryCounter]:
     counter = BoundaryCounter()
-    iterator = dataloader._BaseDataLoaderIter
-    monkeypatch.setattr(iterator, "__next__", iterator.__next__)
-    handle = count_boundaries(counter)
+    hooks = count_boundaries(counter)
     yield counter
-    handle.remove()
+    hooks.remove()
 
 
 def loader(**options: object) -> DataLoader[tuple[torch.Tensor, ...]]:
@@ -208,6 +207,128 @@ def test_steps_inside_a_compiled_function_are_not_traced(counter: BoundaryCounte
         twin(x).sum().backward()
         twin_optimizer.step()
     assert torch.equal(net.weight, twin.weight)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_steps_inside_a_compiled_function_are_counted(counter: BoundaryCounter) -> None:
+    net, x = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    compiled = torch.compile(optimizer.step, backend="eager")
+    for _ in loader():
+        net(x).sum().backward()
+        compiled()
+    assert (counter.steps, counter.count) == (3, 4)
+    for _ in range(20):
+        net(x).sum().backward()
+        compiled()
+    counter.settle_steps()
+    assert counter.steps == 23
+    assert counter.count > 4  # and they are boundaries, in a loop without a loader
+
+
+@pytest.fixture
+def no_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a process that has made none; this one may have."""
+    monkeypatch.setattr("gpuslice.hooks._has_optimizer", lambda: False)
+
+
+def descend(weight: torch.Tensor, steps: int) -> None:
+    for _ in range(steps):
+        weight.square().sum().backward()
+        with torch.no_grad():
+            assert weight.grad is not None
+            weight -= 0.1 * weight.grad
+            weight.grad = None
+
+
+def test_a_loop_of_its_own_has_boundaries_at_backward(counter: BoundaryCounter, no_optimizer: None) -> None:
+    descend(torch.ones(3, requires_grad=True), 4)
+    weight = torch.ones(3, requires_grad=True)
+    (slope,) = torch.autograd.grad(weight.square().sum(), weight, create_graph=True)
+    torch.autograd.grad(slope.sum(), weight)
+    assert (counter.count, counter.steps) == (6, 0)
+
+
+def test_a_backward_pass_within_another_is_no_boundary(counter: BoundaryCounter, no_optimizer: None) -> None:
+    weight = torch.ones(3, requires_grad=True)
+    checkpoint = torch.utils.checkpoint.checkpoint
+    checkpoint(lambda x: x.square().sum(), weight, use_reentrant=True).backward()
+    assert counter.count == 1
+
+
+def test_a_backward_pass_that_fails_is_no_boundary_and_shows_no_frame_of_ours(
+    counter: BoundaryCounter, no_optimizer: None
+) -> None:
+    loss = torch.ones(3, requires_grad=True).square().sum()
+    loss.backward()
+    with pytest.raises(RuntimeError, match="a second time") as info:
+        loss.backward()
+    assert counter.count == 1
+    frames = traceback.extract_tb(info.value.__traceback__)
+    assert [frame.filename for frame in frames if "gpuslice" in frame.filename] == [__file__]
+    assert "run_backward" in str(frames[-1].line)
+
+
+def test_backward_passes_of_other_threads_are_no_boundaries(
+    counter: BoundaryCounter, no_optimizer: None
+) -> None:
+    thread = threading.Thread(target=descend, args=(torch.ones(3, requires_grad=True), 2))
+    thread.start()
+    thread.join()
+    assert counter.count == 0
+
+
+def test_an_optimizer_that_has_not_stepped_yet_is_waited_for(counter: BoundaryCounter) -> None:
+    net, x = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(3):
+        net(x).sum().backward()
+        net(x).sum().backward()
+        optimizer.step()
+    assert (counter.count, counter.steps) == (3, 3)
+
+
+class Twice(nn.Module):
+    """A model of layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.layers(x)
+        return found
+
+
+@pytest.mark.parametrize("kind", [Twice, lambda: nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.ReLU()))])
+def test_where_nothing_else_is_calls_of_the_model_are_boundaries(
+    counter: BoundaryCounter, kind: Callable[[], nn.Module]
+) -> None:
+    model = kind()
+    call = type(model).__call__
+    with torch.no_grad():
+        for _ in range(EVALUATION_CALLS + 4):
+            model(torch.ones(1, 2))
+        assert counter.count == 4
+        list(loader())
+        before = counter.count
+        for _ in range(EVALUATION_CALLS + 4):
+            model(torch.ones(1, 2))
+        assert counter.count == before
+        assert "__call__" not in vars(type(model))  # nobody pays for it any more
+        model.eval()
+        for _ in range(EVALUATION_CALLS + 4):
+            model(torch.ones(1, 2))
+        assert counter.count == before + 4
+    assert type(model).__call__ is call
+
+
+def test_calls_that_an_optimizer_s_step_follows_are_no_boundaries(counter: BoundaryCounter) -> None:
+    net, x = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    sum(net(x).sum() for _ in range(EVALUATION_CALLS + 4)).backward()  # type: ignore[union-attr]
+    optimizer.step()
+    assert (counter.count, counter.steps) == (1, 1)
 
 
 CHILDREN = """

@@ -47,6 +47,9 @@ def test_answers_come_back(answer: verbs.Answer) -> None:
         ([b"1", msgspec.msgpack.encode({"type": "wait", "job": "a", "more": 1})], "unknown field `more`"),
         ([b"1", verbs.encode(verbs.Done())[1]], "not a request"),
         ([b"1", bytes(MAX_MESSAGE_BYTES + 1)], "exceeds"),
+        ([b"1", verbs.encode(verbs.Wait(job="a"))[1].replace(b"\xa1a", b"\xa1\xff")], "utf-8"),
+        ([b"1", msgspec.msgpack.encode({"type": "events", "after": 2**63})], "after"),
+        ([b"1", msgspec.msgpack.encode({"type": "weight", "job": "a", "weight": float("nan")})], "weight"),
     ],
 )
 def test_anything_else_is_refused(frames: list[bytes], why: str) -> None:

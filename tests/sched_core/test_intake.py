@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from math import inf, nan
-
 import pytest
 
 from gpuslice.config import variable
@@ -16,9 +14,9 @@ GPUS = [DeviceName("cuda", 0), DeviceName("cuda", 1)]
 SLOTS = [DeviceName("cpu", 0)]
 
 
-def request(route: str = "", weight: float = 1.0) -> Submit:
+def request(route: str = "") -> Submit:
     environ = {variable("route"): route} if route else {}
-    return Submit(name="x", numbered=False, argv=("true",), directory="/", environ=environ, weight=weight)
+    return Submit(name="x", numbered=False, argv=("true",), directory="/", environ=environ)
 
 
 @pytest.mark.parametrize("route", ["", *(route.value for route in Route)])
@@ -43,9 +41,3 @@ def test_other_routes_are_for_all_devices(route: str) -> None:
 def test_there_are_no_other_routes() -> None:
     with pytest.raises(UsageError, match="no route 'teleport'"):
         check(request("teleport"), GPUS)
-
-
-@pytest.mark.parametrize("weight", [0.0, -1.0, inf, nan])
-def test_a_weight_is_a_positive_number(weight: float) -> None:
-    with pytest.raises(UsageError, match="is no share"):
-        check(request(weight=weight), SLOTS)

@@ -74,9 +74,9 @@ def test_what_is_no_journal_is_refused(tmp_path: Path) -> None:
         Journal(tmp_path / "j")
 
 
-def test_an_event_nobody_knows_is_refused(tmp_path: Path) -> None:
+def test_bytes_that_are_no_event_are_refused(tmp_path: Path) -> None:
     with Journal(tmp_path / "j") as journal:
-        journal._database.execute("INSERT INTO events (at_s, event) VALUES (0.0, x'ff')")
+        journal._database.execute("INSERT INTO events (at_s, event) VALUES (0.0, x'c1')")
         with pytest.raises(JournalError, match="cannot be used"):
             list(journal.replay())
 

@@ -17,7 +17,7 @@ import pytest
 import zmq
 
 from gpuslice import wire
-from gpuslice.errors import EnvironmentUnusableError
+from gpuslice.errors import EnvironmentUnusableError, UnforeseenError, UsageError
 from gpuslice.sched_core import processes, record
 from gpuslice.sched_core.core import Core
 from gpuslice.sched_core.events import (
@@ -25,6 +25,7 @@ from gpuslice.sched_core.events import (
     Command,
     Event,
     Exited,
+    Held,
     Noted,
     Program,
     RankGone,
@@ -337,6 +338,8 @@ HELLO = wire.Hello(version=wire.PROTOCOL_VERSION, job="a", rank=0, world_size=1,
         ((b"\xff\xfegarbage",), "not a message"),
         ((b"",), "not a message"),
         ((b"a", b"b"), "2 frames"),
+        ((b"a",) * 3, "too many frames"),
+        ((bytes(1 << 19),) * 30, "too many frames or bytes"),
         ((wire.encode(wire.Welcome(version=1)),), "not a message"),
         ((wire.encode(wire.Progress(epoch=1, boundary=1, step=1)),), "unknown rank"),
         ((wire.encode(wire.Hello(version=99, job="a", rank=0, world_size=1, pid=1)),), "version 99"),
@@ -469,6 +472,75 @@ def test_a_job_that_is_started_again_while_its_scheduler_takes_over_is_watched_o
         Submitted(JobSpec(id="again", submit_s=0.0, demand=1, max_restarts=1), program),
         Exited("again", record.KILLED),
     ]
-    bench.scheduler.take_over((event, 0.0) for event in past)
+    bench.scheduler.take_over((event, 0.0, bench.core.handle(event, 0.0)) for event in past)
     assert bench.finish() == {"gone": JobState.CANCELLED, "again": JobState.SUCCEEDED}
     assert [event.code for event, _ in bench.story if isinstance(event, Exited)] == [record.KILLED, 0]
+
+
+def test_a_wait_that_is_longer_than_poll_can_take_is_no_trouble(open_bench: Callable[[int], Bench]) -> None:
+    bench = open_bench(1)
+    program = Program((sys.executable, str(RANK), "40", "0"), "/", dict(os.environ))
+    bench.scheduler.submit(JobSpec(id="a", submit_s=0.0, deadlines=((700 * 3600.0, 1.0),)), program)
+    assert bench.finish() == {"a": JobState.SUCCEEDED}
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        Program((sys.executable, "a\0"), "/", {}),
+        Program((sys.executable,), "/\0", {}),
+        Program((sys.executable,), "/", {"A=B": "c"}),
+        Program((sys.executable,), "/", {"A": "\0"}),
+        Program((sys.executable, "caf\udce9"), "/", {}),
+    ],
+)
+def test_what_no_process_can_be_given_never_becomes_an_event(
+    open_bench: Callable[[int], Bench], program: Program
+) -> None:
+    bench = open_bench(1)
+    with pytest.raises(UsageError, match="Submitted is not possible"):
+        bench.scheduler.submit(JobSpec(id="a", submit_s=0.0), program)
+    assert (bench.story, dict(bench.core.jobs)) == ([], {})
+
+
+def test_an_error_nobody_foresaw_ends_nothing_and_is_told(
+    open_bench: Callable[[int], Bench], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = open_bench(1)
+    mended: list[bool] = []
+    bench.scheduler.mend = lambda: mended.append(True)
+    bench.submit("a", 10**6)
+    bench.wait_for("a", JobState.RUNNING)
+    with monkeypatch.context() as patched:
+        patched.setattr("gpuslice.sched_core.owners.obey", lambda *_: {}["nobody knows"])
+        with pytest.raises(UnforeseenError, match="held failed: KeyError: 'nobody knows'"):
+            bench.scheduler.obey(Held("a"))
+        patched.setattr(bench.core.reports, "take", lambda *_: 1 / 0)
+        bench.run(lambda: "progress of a failed in the core" in caplog.text)
+    assert len(mended) >= 2
+    assert "held of a failed in the core\nTraceback" in caplog.text
+    noted = [event for event, _ in bench.story if isinstance(event, Noted) and event.what == "rejected"]
+    assert (noted[0].job, noted[0].details) == ("a", {"event": "held", "reason": "KeyError: 'nobody knows'"})
+    bench.scheduler.obey(Cancelled("a", "enough"))
+    assert bench.finish() == {"a": JobState.CANCELLED}
+
+
+def test_a_failure_of_what_follows_from_an_event_is_logged_and_the_rest_is_done(
+    open_bench: Callable[[int], Bench], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = open_bench(1)
+    monkeypatch.setattr(bench.scheduler, "_witness", lambda *_: 1 / 0)
+    bench.submit("a", 20)
+    assert bench.finish() == {"a": JobState.SUCCEEDED}
+    assert "what follows from Submitted could not be done" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["scheduler.pid", "logs"])
+def test_a_link_in_the_place_of_a_file_of_ours_is_refused_by_name(tmp_path: Path, name: str) -> None:
+    directory = tmp_path / "s"
+    directory.mkdir(mode=0o700)
+    (directory / name).symlink_to(tmp_path)
+    with pytest.raises(EnvironmentUnusableError, match=f"{name} is"):
+        Scheduler(Core([DeviceName("null", 0)], RoundRobin()), directory)
+    (directory / name).unlink()
+    Scheduler(Core([DeviceName("null", 0)], RoundRobin()), directory).close()

@@ -38,6 +38,10 @@ class Contender(msgspec.Struct, frozen=True):
 class Arbiter:
     """Offers devices to the apps that are worst off.
 
+    Winning multiplies the value of an app by (age + wait + work) / (age + work), which tends to 1 with its
+    age: a product of values would let the oldest wait for ever. So the app that is worst off is served first
+    and pays nothing, and the rest is auctioned among the others.
+
     Parameters
     ----------
     fairness
@@ -81,20 +85,36 @@ class Arbiter:
         )
         asked = min(max(1, ceil((1.0 - self._fairness) * len(ranked) - 1e-9)), self._bidders)
         bidding, others = ranked[:asked], ranked[asked:]
-        grants = self._auction(view, crowd_s, offer, bidding, wait_s)
+        grants = self._serve(view, crowd_s, offer, bidding[0], bidding[0].asking, wait_s)
+        if len(bidding) > 1 and offer.total:
+            grants += self._auction(view, crowd_s, offer, bidding[1:], wait_s)
         self._random.shuffle(others)
         granted = {grant.job.id for grant in grants}
         for contender in (*others, *bidding):
             asking = [job for job in contender.asking if job.id not in granted]
             while any(job.demand <= offer.total for job in asking):
-                options = contender.agent.bid(view, crowd_s, offer, asking, wait_s).options
-                if not options:
+                taken = self._serve(view, crowd_s, offer, contender, asking, wait_s)
+                if not taken:
                     break
-                best = max(options, key=lambda option: (option.value, option.size))
-                taken = _settle(offer, [(gang, 1.0) for gang in best.gangs], asking)
                 grants += taken
                 asking = [job for job in asking if all(grant.job is not job for grant in taken)]
         return grants
+
+    def _serve(
+        self,
+        view: View,
+        crowd_s: float,
+        offer: FreeDevices,
+        contender: Contender,
+        asking: Sequence[Job],
+        wait_s: float,
+    ) -> list[Grant]:
+        """Give ``contender`` what of ``offer`` is best for it, for the whole lease."""
+        options = contender.agent.bid(view, crowd_s, offer, asking, wait_s).options
+        if not options:
+            return []
+        best = max(options, key=lambda option: (option.value, option.size))
+        return _settle(offer, [(gang, 1.0) for gang in best.gangs], asking)
 
     def _auction(
         self, view: View, crowd_s: float, offer: FreeDevices, bidding: Sequence[Contender], wait_s: float

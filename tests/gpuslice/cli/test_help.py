@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 import typer
 
 from gpuslice.cli import COMMANDS, main
-from gpuslice.cli.application import build
+from gpuslice.cli.application import build, outline
 
 
 def parameters(command: Any) -> list[Any]:
@@ -30,3 +32,20 @@ def test_no_help_is_taken_for_markup(name: str) -> None:
     """In the help of an option ``[cores]`` would vanish, and ``[/dev]`` ends the program."""
     for parameter in parameters(typer.main.get_command(build({name: COMMANDS[name]}))):
         assert not re.search(r"\[[a-z/#@]", getattr(parameter, "help", None) or ""), parameter.name
+
+
+def test_the_outline_says_what_the_commands_say_of_themselves() -> None:
+    outlined = typer.main.get_command(outline(COMMANDS)).commands  # type: ignore[attr-defined]
+    built = typer.main.get_command(build(COMMANDS)).commands  # type: ignore[attr-defined]
+    own = {name: " ".join(one.help.partition("\n\n")[0].split()) for name, one in built.items()}
+    assert {name: one.short_help for name, one in outlined.items()} == own
+    assert all(own.values())
+
+
+def test_the_outline_imports_no_command() -> None:
+    code = (
+        "import sys; from gpuslice.cli import COMMANDS, main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit: sys.exit(len({'rich', 'numpy', *COMMANDS.values()} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0

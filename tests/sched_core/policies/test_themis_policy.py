@@ -10,9 +10,12 @@ from hypothesis import strategies as st
 
 from gpuslice.errors import ConfigError
 from gpuslice.sched_core.cluster import FreeDevices
+from gpuslice.sched_core.policies.fifo import Fifo
 from gpuslice.sched_core.policies.themis.agent import Agent
 from gpuslice.sched_core.policies.themis.arbiter import Arbiter, Contender
 from gpuslice.sched_core.policies.themis.policy import Themis
+from gpuslice.sched_core.sim.metrics import finish_time_fairness
+from gpuslice.sched_core.sim.outcome import Outcome
 from gpuslice.sched_core.slowdown import Slowdown
 from gpuslice.sched_core.traces.trace import Trace
 
@@ -104,3 +107,23 @@ def test_impossible_options_are_refused_by_name() -> None:
         Themis(fairness=2)
     with pytest.raises(ConfigError, match="rung_s=0"):
         Themis(rung_s=0)
+
+
+@pytest.mark.parametrize("fairness", [0.0, 0.8])
+def test_whoever_waits_longest_is_served(fairness: float) -> None:
+    """Winning multiplies the value of an old app by almost 1: by the product alone it never had its turn."""
+    jobs = trace(*[(i * 10_800, 1, 12_000) for i in range(45)])
+    outcome = simulate(jobs, Themis(fairness=fairness), "1x1")
+    in_turn = simulate(jobs, Fifo(), "1x1")
+    assert longest_wait_s(outcome) < longest_wait_s(in_turn) == 52_800
+    assert finish_time_fairness(outcome).max() < finish_time_fairness(in_turn).max()
+
+
+def longest_wait_s(outcome: Outcome) -> float:
+    """The longest time that a job was without devices, before its start or between its runs."""
+    since_s = dict(enumerate(outcome.trace.submit_s))
+    longest_s = 0.0
+    for span in sorted(outcome.spans, key=lambda span: span.start_s):
+        longest_s = max(longest_s, span.start_s - since_s[span.job])
+        since_s[span.job] = span.end_s
+    return longest_s

@@ -36,10 +36,18 @@ def test_a_broken_job_ends_on_the_pool_beside_a_full_cluster() -> None:
     assert policy.counters["ended_in_trial"] == 1  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_job_that_is_larger_than_the_rest_is_stopped_and_the_others_go_on(name: str) -> None:
+    policy = make_policy(name, {"trial_nodes": 1, "trial_s": 100})
+    outcome = simulate(trace((0, 1, 500), (10, 6, 100), (20, 4, 500)), policy)
+    assert outcome.stopped.tolist() == [False, True, False]
+    assert outcome.finish_s[1] == 10
+    assert outcome.executed_s.tolist() == [500, 0, 500]
+    assert policy.counters["too_large_for_trials"] == 1  # type: ignore[attr-defined]
+
+
 def test_a_pool_that_leaves_too_little_is_refused() -> None:
     with pytest.raises(ConfigError, match="leaves nothing"):
         simulate(trace((0, 1, 1)), make_policy("fifo", {"trial_nodes": 2}))
-    with pytest.raises(ConfigError, match="job j0 asks for 6 devices; the trial pool leaves 4"):
-        simulate(trace((0, 6, 1)), make_policy("fifo", {"trial_nodes": 1}))
     with pytest.raises(ConfigError, match="trial_s=0"):
         make_policy("fifo", {"trial_nodes": 1, "trial_s": 0})

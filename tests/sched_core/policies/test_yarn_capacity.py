@@ -6,6 +6,8 @@ import pytest
 from hypothesis import given, settings
 
 from gpuslice.errors import ConfigError
+from gpuslice.sched_core.placement.nodes import Consolidated
+from gpuslice.sched_core.placement.placement import Count, Placement
 from gpuslice.sched_core.policies.yarn_capacity import YarnCapacity
 from gpuslice.sched_core.traces.trace import Trace
 
@@ -38,6 +40,31 @@ def test_a_rigid_queue_does_not_outgrow_its_share() -> None:
     assert simulate(jobs, YarnCapacity(capacities="a:1,b:1")).first_start_s.tolist() == [0, 0]
     held = simulate(jobs, YarnCapacity(capacities="a:1,b:1", elastic=False))
     assert held.first_start_s.tolist() == [0, 100]
+
+
+@pytest.mark.parametrize("placement", [Count(), Consolidated()])
+def test_small_jobs_of_others_do_not_starve_the_tenant_with_the_largest_share(placement: Placement) -> None:
+    """One job of b ends every 10 s, another always waits: a, with 90 %, never found its 4 devices free."""
+    small = [(10.0 * i, 1, 75) for i in range(200)]
+    jobs = trace((35, 4, 100), *small, tenant=["a", *["b"] * len(small)])
+    outcome = simulate(jobs, YarnCapacity(placement, capacities="a:9,b:1"), "2x4")
+    check(outcome)
+    assert outcome.first_start_s[0] <= 35 + 75
+
+
+def test_a_reservation_holds_even_where_the_whole_cluster_is_asked_for() -> None:
+    small = [(7.0 * i, 1, 50) for i in range(100)]
+    jobs = trace((20, 8, 100), *small, tenant=["a", *["b"] * len(small)])
+    assert simulate(jobs, YarnCapacity(capacities="a:9,b:1")).first_start_s[0] <= 20 + 50
+
+
+def test_what_is_not_reserved_goes_to_others_meanwhile() -> None:
+    # j2 waits for the node of j0, which began first: the last device of the other node is left for j3.
+    jobs = trace(
+        (0, 3, 100), (0, 3, 100), (1, 4, 100), (2, 1, 10), (3, 1, 10), tenant=["b", "b", "a", "b", "b"]
+    )
+    outcome = simulate(jobs, YarnCapacity(Consolidated(), capacities="a:9,b:1"), "2x4")
+    assert outcome.first_start_s.tolist() == [0, 0, 100, 2, 12]
 
 
 @pytest.mark.parametrize("text", ["a", "a:x", "a:-1", "a:0"])

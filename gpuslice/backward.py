@@ -1,0 +1,66 @@
+"""What torch does at the end of a backward pass: ``backward()``, ``autograd.grad`` and all that call them.
+
+Each of them runs the engine in one function of torch's. That function gets a last step of ours; a wrapper
+around it would be seen in the traceback of whatever a backward pass raises.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+import textwrap
+from collections.abc import Callable
+from types import CodeType
+
+import torch
+from torch.autograd import graph
+
+_STEP = "_gpuslice_backward_ended"
+
+
+class AfterBackward:
+    """Has ``ended`` called after every backward pass that has come to its end, in the thread that began it.
+
+    Also after those that a backward pass begins itself (checkpointing); ``outermost`` tells them apart.
+    """
+
+    def __init__(self, ended: Callable[[], None]) -> None:
+        def step() -> None:
+            if sys.exc_info()[0] is None:
+                ended()
+
+        self._function = graph._engine_run_backward
+        self._original: CodeType = self._function.__code__
+        vars(graph)[_STEP] = step
+        self._function.__code__ = _with_last_step(self._function)
+
+    def remove(self) -> None:
+        """Leave torch as it was."""
+        self._function.__code__ = self._original
+
+
+def outermost() -> bool:
+    """Whether the calling thread is in no backward pass."""
+    return torch._C._current_graph_task_id() == -1
+
+
+def _with_last_step(function: Callable[..., object]) -> CodeType:
+    """The function's code with a call of ``_STEP`` behind it; its lines are where they were."""
+    lines, first = inspect.getsourcelines(function)
+    tree = ast.parse(textwrap.dedent("".join(lines)))
+    definition = tree.body[0]
+    assert isinstance(definition, ast.FunctionDef)
+    arguments = definition.args
+    for argument in (*arguments.args, arguments.vararg, arguments.kwarg):
+        if argument is not None:
+            argument.annotation = None
+    definition.returns = None
+    call = ast.Expr(ast.Call(ast.Name(_STEP, ast.Load()), [], []))
+    ast.copy_location(call, definition.body[-1])
+    body = ast.Try(body=definition.body, handlers=[], orelse=[], finalbody=[call])
+    definition.body = [ast.copy_location(body, definition.body[0])]
+    ast.increment_lineno(tree, first - 1)
+    found: dict[str, Callable[..., object]] = {}
+    exec(compile(ast.fix_missing_locations(tree), inspect.getfile(function), "exec"), found)  # noqa: S102
+    return found[definition.name].__code__

@@ -1,0 +1,108 @@
+"""The instruments of the host's slots: a slot is its cores, read through psutil."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import psutil
+
+from gpuslice.kernels.slots import check_slot, slot_cores
+from gpuslice.types import DeviceName
+
+from .devices import MIB, DeviceProcess, Gaps, Reading
+
+_ONLY_GPUS = ("power_draw", "power_limit", "pcie_tx", "pcie_rx", "nvlink_tx", "nvlink_rx", "mig", "mps")
+
+
+class HostReader:
+    """The slots ``cpu:0``, ``cpu:1``, … of this host.
+
+    Parameters
+    ----------
+    slots
+        Into how many the cores are divided; 0 means one per core.
+    """
+
+    def __init__(self, slots: int = 0) -> None:
+        self._all = tuple(sorted(os.sched_getaffinity(0)))
+        count = check_slot(DeviceName("cpu", None), slots, len(self._all))
+        self._slots = [slot_cores(index, count, self._all) for index in range(count)]
+        # Not psutil.cpu_percent, whose last reading is that of the thread that asks.
+        self._times = psutil.cpu_times(percpu=True)
+
+    def read(self) -> list[Reading]:
+        before, self._times = self._times, psutil.cpu_times(percpu=True)
+        busy = [_busy_percent(*pair) for pair in zip(before, self._times, strict=False)]
+        memory = psutil.virtual_memory()
+        return [
+            self._read(index, cores, [busy[core] for core in cores if core < len(busy)], memory)
+            for index, cores in enumerate(self._slots)
+        ]
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _read(self, index: int, cores: frozenset[int], busy: Sequence[float], memory: Any) -> Reading:
+        gaps = Gaps()
+        for field in _ONLY_GPUS:
+            gaps.missing(field, "only GPUs have it")
+        for field in ("temperature", "clock_memory", "throttle_reasons"):
+            gaps.missing(field, "the host does not tell it by core")
+        clock = _clock_mhz(cores)
+        if clock is None:
+            gaps.missing("clock_sm", "the host does not tell it")
+        if not busy:
+            gaps.missing("utilization", "the host does not tell it by core")
+        return Reading(
+            index=index,
+            device=f"cpu:{index}",
+            name=f"{platform.machine()}, {'cores' if len(cores) > 1 else 'core'} {_ranges(cores)}",
+            utilization=sum(busy) / len(busy) if busy else None,
+            memory_used=(memory.total - memory.available) / MIB,
+            memory_total=memory.total / MIB,
+            clock_sm=clock,
+            processes=tuple(_pinned(cores)) if len(cores) < len(self._all) else (),
+            unavailable=gaps.reasons,
+        )
+
+
+def _busy_percent(before: Any, after: Any) -> float:
+    """Per cent of the time between two ``cpu_times`` of a core in which it worked."""
+    spent = [later - earlier for earlier, later in zip(before, after, strict=True)]
+    # Guests' time is part of user's and nice's.
+    total_s = sum(spent) - sum(getattr(after, n, 0) - getattr(before, n, 0) for n in ("guest", "guest_nice"))
+    idle_s = sum(getattr(after, n, 0) - getattr(before, n, 0) for n in ("idle", "iowait"))
+    return 100 * min(1.0, max(0.0, 1 - idle_s / total_s)) if total_s > 0 else 0.0
+
+
+def _clock_mhz(cores: frozenset[int]) -> float | None:
+    """The mean clock of ``cores``."""
+    try:
+        clocks = psutil.cpu_freq(percpu=True)
+    except (OSError, NotImplementedError):
+        return None
+    found = [clocks[core].current for core in cores if core < len(clocks)]
+    return sum(found) / len(found) if found else None
+
+
+def _pinned(cores: frozenset[int]) -> Iterator[DeviceProcess]:
+    """The processes that may run on nothing but ``cores``."""
+    for process in psutil.process_iter(["username", "name", "memory_info", "cpu_affinity"]):
+        found = process.info
+        if found["cpu_affinity"] and cores.issuperset(found["cpu_affinity"]) and found["memory_info"].rss:
+            mib = found["memory_info"].rss / MIB
+            yield DeviceProcess(process.pid, found["username"], found["name"], mib)
+
+
+def _ranges(cores: frozenset[int]) -> str:
+    """``0-3,8`` of 0, 1, 2, 3, 8."""
+    pieces: list[list[int]] = []
+    for core in sorted(cores):
+        if pieces and pieces[-1][-1] == core - 1:
+            pieces[-1].append(core)
+        else:
+            pieces.append([core])
+    return ",".join(str(piece[0]) if len(piece) == 1 else f"{piece[0]}-{piece[-1]}" for piece in pieces)

@@ -1,0 +1,189 @@
+"""What a job does between its boundaries, recorded in its own process at a cost of about a microsecond.
+
+The boundaries at which a step ends cut the run into intervals; ``steps`` makes step times of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from time import perf_counter
+from typing import Protocol
+
+import msgspec
+
+from .memory import MemoryUse
+from .skew import Skew
+
+#: Reading the memory in use costs some microseconds; it is done no more often than this.
+_MEMORY_EVERY_S = 0.02
+
+
+class MemoryMeter(Protocol):
+    """Says how much memory this process uses on its device."""
+
+    def sample(self) -> None:
+        """Take note of what is in use now; called at boundaries."""
+        ...
+
+    def report(self) -> MemoryUse:
+        """What was noted."""
+        ...
+
+
+class DeviceClock(Protocol):
+    """Times on the device itself, where work is queued (CUDA events)."""
+
+    def mark(self) -> None:
+        """Called at every boundary at which a step ends."""
+        ...
+
+    def intervals_s(self) -> list[float]:
+        """Seconds between successive marks, shape (marks - 1,); waits for the device."""
+        ...
+
+
+class Recording(msgspec.Struct, frozen=True):
+    """What was recorded of one rank. All lists have one value for each interval.
+
+    Attributes
+    ----------
+    rank
+        Whose it is.
+    clock
+        Where ``interval_s`` comes from: ``monotonic`` or ``cuda``.
+    interval_s
+        From one boundary at which a step ends to the next.
+    fetching_s
+        The part of it in which the script waited for batches of a DataLoader.
+    after_step_s
+        The part between the last optimizer step and the boundary.
+    batches
+        How many batches were fetched.
+    without_grad
+        How many of them while gradients were not computed: for an evaluation.
+    recorder_s
+        What recording took, in all.
+    total_s
+        What the intervals took on the host's clock, in all.
+    """
+
+    rank: int
+    clock: str
+    interval_s: list[float]
+    fetching_s: list[float]
+    after_step_s: list[float]
+    batches: list[int]
+    without_grad: list[int]
+    recorder_s: float
+    total_s: float
+    memory: MemoryUse | None = None
+    skew: Skew | None = None
+
+
+class StepRecorder:
+    """Cuts the time of a process into intervals of one step each.
+
+    Parameters
+    ----------
+    memory
+        Asked now and then, at boundaries.
+    device_clock
+        For devices that work behind the host's back.
+    clock
+        Seconds, never running backwards.
+    """
+
+    def __init__(
+        self,
+        memory: MemoryMeter | None = None,
+        device_clock: DeviceClock | None = None,
+        clock: Callable[[], float] = perf_counter,
+    ) -> None:
+        self._memory = memory
+        self._device_clock = device_clock
+        self._clock = clock
+        #: One row per boundary at which a step ended: time, and what happened since the row before.
+        self._rows: list[tuple[float, float, float, int, int]] = []
+        self._fetching_s = 0.0
+        self._batches = 0
+        self._without_grad = 0
+        self._stepped_s: float | None = None
+        self._memory_s = 0.0
+        self._memory_due_s = 0.0
+        #: Calls of the hooks, for what they cost.
+        self._calls = 0
+
+    @property
+    def intervals(self) -> int:
+        """How many are complete."""
+        return max(0, len(self._rows) - 1)
+
+    def fetched(self, since_s: float, *, grad: bool) -> None:
+        """A batch is there for which the script has waited since ``since_s``."""
+        self._fetching_s += self._clock() - since_s
+        self._batches += 1
+        self._without_grad += not grad
+
+    def exhausted(self, since_s: float) -> None:
+        """There is no further batch, which took as long to find out."""
+        self._fetching_s += self._clock() - since_s
+
+    def stepped(self) -> None:
+        """An optimizer step has ended."""
+        self._stepped_s = self._clock()
+
+    def boundary(self) -> None:
+        """The script is at a boundary. If a step has ended since the last one, an interval is complete."""
+        self._calls += 1
+        if self._stepped_s is None and self._rows:
+            return
+        now = self._clock()
+        after_s = 0.0 if self._stepped_s is None else now - self._stepped_s
+        self._rows.append((now, self._fetching_s, after_s, self._batches, self._without_grad))
+        self._fetching_s, self._batches, self._without_grad, self._stepped_s = 0.0, 0, 0, None
+        if self._device_clock is not None:
+            self._device_clock.mark()
+        if self._memory is not None and now >= self._memory_due_s:
+            self._memory.sample()
+            done = self._clock()
+            self._memory_due_s = done + _MEMORY_EVERY_S
+            self._memory_s += done - now
+
+    def finish(self, rank: int = 0, skew: Skew | None = None) -> Recording:
+        """What was recorded; the time before the first boundary is no interval."""
+        rows, clock = self._rows, "monotonic"
+        intervals_s = [later[0] - earlier[0] for earlier, later in pairwise(rows)]
+        total_s = sum(intervals_s)
+        if self._device_clock is not None and rows:
+            clock, intervals_s = "cuda", self._device_clock.intervals_s()
+        hooks_s = self._calls * hooks_cost_s(self._device_clock)
+        return Recording(
+            rank,
+            clock,
+            intervals_s,
+            fetching_s=[row[1] for row in rows[1:]],
+            after_step_s=[row[2] for row in rows[1:]],
+            batches=[row[3] for row in rows[1:]],
+            without_grad=[row[4] for row in rows[1:]],
+            recorder_s=hooks_s + self._memory_s,
+            total_s=total_s,
+            memory=None if self._memory is None else self._memory.report(),
+            skew=skew,
+        )
+
+
+def hooks_cost_s(device_clock: DeviceClock | None = None, rounds: int = 200) -> float:
+    """What recording one ordinary step costs here and now, without the memory: a fetch, a step, a boundary.
+
+    Marks of ``device_clock`` are made after the last interval, so they belong to none.
+    """
+    scratch = StepRecorder(None, device_clock)
+    costs_s = []
+    for _ in range(rounds):
+        begun = perf_counter()
+        scratch.fetched(perf_counter(), grad=True)
+        scratch.stepped()
+        scratch.boundary()
+        costs_s.append(perf_counter() - begun)
+    return sorted(costs_s)[rounds // 2]

@@ -1,0 +1,110 @@
+"""One thread that reads all instruments again and again, and keeps count."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from .devices import DeviceReader, Reading
+
+
+class DeviceUse(msgspec.Struct, frozen=True):
+    """A device's readings over a time: means, and the most memory; ``None``: no reading had it.
+
+    Attributes
+    ----------
+    utilization
+        Mean, per cent.
+    memory_used
+        The most, MiB.
+    power_draw
+        Mean, W.
+    readings
+        How many there were.
+    """
+
+    device: str
+    utilization: float | None
+    memory_used: float | None
+    power_draw: float | None
+    readings: int
+
+
+class Sampler:
+    """Reads ``readers`` every ``interval_s`` in a thread of its own; a context manager.
+
+    Parameters
+    ----------
+    taken
+        Called in that thread with every set of readings.
+
+    Raises
+    ------
+    Exception
+        From ``__exit__``: what reading raised, if it failed; it ended then.
+    """
+
+    def __init__(
+        self,
+        readers: Sequence[DeviceReader],
+        interval_s: float = 1.0,
+        taken: Callable[[list[Reading]], None] | None = None,
+    ) -> None:
+        self._readers = readers
+        self._interval_s = interval_s
+        self._taken = taken
+        self._ended = threading.Event()
+        self._failure: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name="gpuslice-sampler", daemon=True)
+        self._lock = threading.Lock()
+        self._readings: dict[str, list[Reading]] = {}
+
+    def __enter__(self) -> Sampler:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+        if self._failure is not None:
+            raise self._failure
+
+    @property
+    def running(self) -> bool:
+        """Whether it still reads; it ends by itself only if reading failed."""
+        return self._thread.is_alive()
+
+    def use(self) -> list[DeviceUse]:
+        """What was read so far, by device."""
+        with self._lock:
+            kept = {device: list(found) for device, found in self._readings.items()}
+        return [
+            DeviceUse(
+                device,
+                _mean([one.utilization for one in found]),
+                max((one.memory_used for one in found if one.memory_used is not None), default=None),
+                _mean([one.power_draw for one in found]),
+                len(found),
+            )
+            for device, found in kept.items()
+        ]
+
+    def _run(self) -> None:
+        try:
+            # The first readings come after an interval: some values are rates since the last ones.
+            while not self._ended.wait(self._interval_s):
+                readings = [reading for reader in self._readers for reading in reader.read()]
+                with self._lock:
+                    for reading in readings:
+                        self._readings.setdefault(reading.device, []).append(reading)
+                if self._taken is not None:
+                    self._taken(readings)
+        except Exception as error:  # noqa: BLE001 (raised where the sampler is used)
+            self._failure = error
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
