@@ -38,7 +38,7 @@ class Training:
 TRAININGS = (
     Training("chars", "transformer, Alice in Wonderland", 160),
     Training("digits", "CNN, handwritten digits", 450),
-    Training("wine", "MLP with Adam, wines", 1500),
+    Training("wine", "wide MLP with Adam, wines", 80),
 )
 
 

@@ -24,34 +24,34 @@ def load() -> TensorDataset:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
     torch.manual_seed(13)
     torch.use_deterministic_algorithms(True)
     loader = DataLoader(load(), batch_size=16, shuffle=True)
     model = nn.Sequential(
-        nn.Linear(13, 384),
+        nn.Linear(13, 4096),
         nn.GELU(),
         nn.Dropout(0.2),
-        nn.Linear(384, 384),
+        nn.Linear(4096, 4096),
         nn.GELU(),
         nn.Dropout(0.2),
-        nn.Linear(384, 3),
+        nn.Linear(4096, 3),
     ).to(options.device)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, weight_decay=1e-4)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, weight_decay=1e-4)
     step, smoothed = 0, 0.0
     while step < options.steps:
         for measured, cultivar in loader:
             loss = nn.functional.cross_entropy(
                 model(measured.to(options.device)), cultivar.to(options.device)
             )
-            optimizer.zero_grad()
+            optimizer.zero_grad(set_to_none=False)
             loss.backward()
             optimizer.step()
             step += 1
             smoothed += 0.05 * (loss.item() - smoothed)
-            if step % 300 == 0:
+            if step % 20 == 0:
                 print(f"step {step} loss {smoothed:.6f}", flush=True)
             if step == options.steps:
                 break
