@@ -14,6 +14,7 @@ from .failures import Kind
 from .job import Job, JobSpec
 from .pace import Pace
 from .states import TRANSITIONS, JobState, Trigger
+from .waiting import Since
 
 if TYPE_CHECKING:
     from .handover import Promise
@@ -98,8 +99,7 @@ class Gang(Job):
     waited_s, fair_share_s, fragmentation_s
         How long it waited, and of that for its quota and for devices that were free (``waiting``).
     waits_since
-        Since when it waits, what the clock of its size showed then (``None``: it is not started), and whether
-        for its quota.
+        Since when it waits, and what its clocks showed then.
     finishing
         Whether it has made all the steps that its owner wanted, and is about to end well.
     trains
@@ -198,7 +198,7 @@ class Gang(Job):
         self.late = False
         self.missed = 0
         self.waited_s = self.fair_share_s = self.fragmentation_s = 0.0
-        self.waits_since: tuple[float, float | None, bool] | None = None
+        self.waits_since: Since | None = None
         self.finishing = False
         self.trains = False
         self.setup_s = 0.0

@@ -27,6 +27,7 @@ from .policy import (
     Policy,
     PolicyError,
     Queues,
+    Shares,
     Start,
     Stop,
     Suspend,
@@ -81,7 +82,8 @@ class Planning:
 
     def __init__(self, core: Core, cluster: Cluster, policy: Policy, quotas: Mapping[str, int]) -> None:
         self.quotas = Quotas(quotas)
-        self.waits = Waits(lambda: self.allotment.free)
+        self._sharer = policy if isinstance(policy, Shares) else None
+        self.waits = Waits(lambda: self.allotment.free, self._over_share if self._sharer else None)
         self.allotment = Allotment(cluster, policy.name)
         self.due = False
         self.needs_durations = policy.needs_durations
@@ -115,6 +117,15 @@ class Planning:
             return self._policy.level(job.id)
         except Exception:  # noqa: BLE001 (anybody's code, see _plan; without it, only a column stays empty)
             return None
+
+    def _over_share(self, tenant: str, demand: int) -> bool:
+        """Whether the policy says that ``tenant`` has used up its share."""
+        try:
+            return self._sharer is not None and self._sharer.over_share(tenant, demand)
+        except Exception as error:  # noqa: BLE001 (anybody's code, see _plan)
+            self._complain(error, None)
+            self._sharer = None
+            return False
 
     def announce(self, job: Gang, now: float) -> None:
         """Let the policy know of a job that is ready to run, as soon as its tenant's quota allows."""

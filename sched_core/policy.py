@@ -306,6 +306,15 @@ class Guarantees(Protocol):
         ...
 
 
+@runtime_checkable
+class Shares(Protocol):
+    """What a policy that gives tenants shares can say besides: who has used up its own."""
+
+    def over_share(self, tenant: str, demand: int) -> bool:
+        """Whether ``tenant`` would have more than its share with ``demand`` devices more."""
+        ...
+
+
 class PolicyError(UsageError):
     """A policy asked for something impossible or unknown; the message names it and the plan."""
 

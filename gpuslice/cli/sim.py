@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpuslice.errors import UsageError
+from gpuslice.sched_core.core import SWITCH_SHARE
 
 if TYPE_CHECKING:
     from gpuslice.sched_core.sim.outcome import Outcome
@@ -34,6 +35,9 @@ def command(
     ] = None,
     placement: Annotated[str | None, typer.Option(metavar="NAME", help="Where jobs go.")] = None,
     cost: Annotated[str, typer.Option(help="Of a switch: none, fixed:62s, or a measured .json.")] = "none",
+    switch_share: Annotated[
+        float, typer.Option(metavar="SHARE", help="Slices last until --cost is at most this part of them.")
+    ] = SWITCH_SHARE,
     speed: Annotated[str, typer.Option(help="Of jobs spread or packed: linear, or a .json.")] = "linear",
     peer: Annotated[
         str | None, typer.Option(metavar="tiresias:SCHEDULE/SCHEME", help="Compute what that simulator does.")
@@ -87,6 +91,7 @@ def command(
         names[0],
         placement=placement,
         cost=cost,
+        switch_share=switch_share,
         speed=speed,
         peer=peer,
         keep_spans=json_out is not None or html is not None,

@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from heapq import heappop, heappush
 from math import inf
+from typing import Literal
 
 from gpuslice.errors import ConfigError
 from gpuslice.sched_core.job import Job
@@ -14,6 +15,11 @@ from gpuslice.sched_core.policy import View
 
 from .ranked import RankedPolicy
 from .ranking import Entry
+
+#: Which waits count towards a promotion.
+PromoteWaits = Literal["all", "last"]
+#: When a promotion takes place that is due already.
+SOON_S = 1.0
 
 
 class MlfqEntry(Entry):
@@ -58,6 +64,9 @@ class Mlfq(RankedPolicy[MlfqEntry]):
     promote
         PromoteKnob: a job that waited ``promote`` times as long as it has run rises to the first queue and
         starts anew. Infinite: never.
+    promote_waits
+        Which waits count for it: ``all`` since it arrived or was promoted last, or only the ``last`` one,
+        which any short run ends.
     by_devices
         Service is devices times time (2D); otherwise time alone.
     first_slice_s
@@ -74,6 +83,7 @@ class Mlfq(RankedPolicy[MlfqEntry]):
         *,
         thresholds: tuple[float, ...] = (3600.0,),
         promote: float = inf,
+        promote_waits: PromoteWaits = "all",
         by_devices: bool = True,
         first_slice_s: float = 0.0,
     ) -> None:
@@ -89,6 +99,7 @@ class Mlfq(RankedPolicy[MlfqEntry]):
         if thresholds and 0 < first_slice_s < thresholds[0]:
             self.limits = (first_slice_s, *thresholds)
         self.promote = promote
+        self.promote_waits: PromoteWaits = promote_waits
         self.by_devices = by_devices
         #: (due, number, entry); stale unless the entry still has that due time.
         self._due: list[tuple[float, int, MlfqEntry]] = []
@@ -155,7 +166,10 @@ class Mlfq(RankedPolicy[MlfqEntry]):
             return None
         while self._due and self._due[0][2].due_s != self._due[0][0]:
             heappop(self._due)
-        return self._due[0][0] if self._due else None
+        if not self._due:
+            return None
+        # A job that waited long in the first queue may be due for promotion as soon as it is suspended.
+        return self._due[0][0] if self._due[0][0] > view.now_s else view.now_s + SOON_S
 
     def left(self, entry: MlfqEntry) -> None:
         entry.due_s = inf
@@ -189,7 +203,8 @@ class Mlfq(RankedPolicy[MlfqEntry]):
         executed_s = entry.job.executed_at(now_s) - entry.base_executed_s
         if entry.level == 0 or self.promote == inf or executed_s <= 0:
             return inf
-        return now_s + self.promote * executed_s
+        due_s = now_s + self.promote * executed_s
+        return due_s - entry.waited_s if self.promote_waits == "all" else due_s
 
     def _expect(self, entry: MlfqEntry, due_s: float) -> None:
         entry.due_s = due_s

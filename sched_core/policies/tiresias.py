@@ -9,7 +9,7 @@ from gpuslice.sched_core.placement.placement import Placement
 from gpuslice.sched_core.policy import View
 
 from .gittins import GittinsIndex, yarn_services
-from .mlfq import Mlfq, MlfqEntry
+from .mlfq import Mlfq, MlfqEntry, PromoteWaits
 from .ranking import Key
 
 
@@ -52,9 +52,16 @@ class TwoDGittins(TwoDas):
         *,
         thresholds: tuple[float, ...] = (3600.0,),
         promote: float = inf,
+        promote_waits: PromoteWaits = "all",
         first_slice_s: float = 0.0,
     ) -> None:
-        super().__init__(placement, thresholds=thresholds, promote=promote, first_slice_s=first_slice_s)
+        super().__init__(
+            placement,
+            thresholds=thresholds,
+            promote=promote,
+            promote_waits=promote_waits,
+            first_slice_s=first_slice_s,
+        )
         self._index: GittinsIndex | None = None
         self._edition = 0
 

@@ -86,9 +86,15 @@ class YarnCapacity(StartingPolicy):
 
     def _entitled(self, head: Job, size: int) -> bool:
         """Whether ``head`` keeps its queue within what is guaranteed to it; the only job of a queue does."""
-        used = self._used[head.spec.tenant]
-        whole = sum(self._share(tenant) for tenant in self._queues)
-        return not used or used + head.demand <= size * self._share(head.spec.tenant) / whole
+        return not self._used[head.spec.tenant] or not self._over_share(head.spec.tenant, head.demand, size)
+
+    def over_share(self, tenant: str, demand: int) -> bool:
+        """Whether ``tenant`` would use more than is guaranteed to it with ``demand`` devices more."""
+        return self._over_share(tenant, demand, self.free.cluster.size)
+
+    def _over_share(self, tenant: str, demand: int, size: int) -> bool:
+        whole = sum(self._share(name) for name in self._queues)
+        return self._used.get(tenant, 0) + demand > size * self._share(tenant) / whole
 
     def _reserved(self, head: Job, left: FreeDevices, promised: Set[int]) -> tuple[int, ...]:
         """The devices that ``head`` waits for; none if those ``promised`` to others leave too few.

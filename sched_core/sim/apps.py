@@ -23,7 +23,7 @@ class App:
         How many it has.
     submit_s, end_s
         Its first submission, and when the last of its jobs had ended or was stopped.
-    rho
+    rho, rho_paper
         T_sh / T_id, dynamic, see ``apps_of``.
     """
 
@@ -32,6 +32,7 @@ class App:
     submit_s: float
     end_s: float
     rho: float
+    rho_paper: float
 
 
 def apps_of(outcome: Outcome) -> list[App]:
@@ -39,8 +40,9 @@ def apps_of(outcome: Outcome) -> list[App]:
 
     T_sh is the life of the app. T_id is how long it would take at least on a 1/N share of the cluster, until
     its longest job is done and all its work; N is the average number of unfinished apps during its life. Of a
-    job that the policy stopped only what it did counts. A job without an app is an app of its own, whose ρ is
-    that of ``metrics.finish_time_fairness`` if there are no others. Apps that take no time are left out.
+    job that the policy stopped only what it did counts. The paper's T_id is N times the time that it would
+    take at least on the whole cluster. A job without an app is an app of its own, whose ρ is that of
+    ``metrics.finish_time_fairness`` if there are no others. Apps that take no time are left out.
     """
     names = outcome.trace.extras.get("app", ())
     if not any(names):
@@ -53,9 +55,14 @@ def apps_of(outcome: Outcome) -> list[App]:
     crowds = _average_crowd(lives[:, 0], lives[:, 1])
     found: list[App] = []
     for ((name, _), jobs), (begin_s, end_s), crowd in zip(members.items(), lives, crowds, strict=True):
-        alone_s = _alone_s(outcome, jobs, outcome.devices / max(1.0, crowd))
+        crowd = max(1.0, crowd)
+        alone_s = _alone_s(outcome, jobs, outcome.devices / crowd)
+        times_n_s = _alone_s(outcome, jobs, outcome.devices) * crowd
         if alone_s > 0 and not np.isnan(end_s):
-            found.append(App(name, len(jobs), float(begin_s), float(end_s), float(end_s - begin_s) / alone_s))
+            life_s = float(end_s - begin_s)
+            found.append(
+                App(name, len(jobs), float(begin_s), float(end_s), life_s / alone_s, life_s / times_n_s)
+            )
     return found
 
 

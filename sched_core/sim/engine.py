@@ -9,10 +9,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
-from math import inf
+from math import inf, isnan
 
 from gpuslice.sched_core.allotment import Allotment
 from gpuslice.sched_core.cluster import Cluster
+from gpuslice.sched_core.core import SWITCH_SHARE
 from gpuslice.sched_core.job import Job, JobSpec
 from gpuslice.sched_core.policy import (
     Changes,
@@ -20,12 +21,14 @@ from gpuslice.sched_core.policy import (
     Plan,
     Policy,
     PolicyError,
+    Shares,
     Start,
     Stop,
     Suspend,
     View,
 )
 from gpuslice.sched_core.traces.trace import Trace
+from gpuslice.sched_core.waiting import Since, Waits
 
 from .knowledge import TraceDistribution, TraceKnowledge
 from .losses import TraceLosses
@@ -42,9 +45,12 @@ Progress = Callable[[int, int], None]
 class SimJob(Job):
     """A job and what the simulator alone knows of it."""
 
-    __slots__ = ("born_job_s", "end_s", "fragmented_s", "granted_s", "lost_s", "room_s")
+    __slots__ = (
+        *("born_job_s", "busy_s", "end_s", "fair_share_s", "fragmentation_s", "granted_s", "holds"),
+        *("lost_s", "switching_s", "waited_s", "waits_since"),
+    )
 
-    def __init__(self, spec: JobSpec, number: int, born_job_s: float, room_s: float) -> None:
+    def __init__(self, spec: JobSpec, number: int, born_job_s: float) -> None:
         super().__init__(spec, number)
         #: When the present run will complete the job; infinite while it waits.
         self.end_s = inf
@@ -52,11 +58,19 @@ class SimJob(Job):
         self.granted_s = inf
         #: The engine's job-seconds clock at arrival.
         self.born_job_s = born_job_s
-        #: The engine's room clock of this demand when the job began to wait.
-        self.room_s = room_s
-        #: Seconds waited so far while enough devices were free, and device-seconds lost to switching.
-        self.fragmented_s = 0.0
-        self.lost_s = 0.0
+        #: Why it waited (``waiting``).
+        self.waits_since: Since | None = None
+        self.waited_s = self.fair_share_s = self.fragmentation_s = 0.0
+        #: Devices it holds; of one that n jobs share, each holds 1/n.
+        self.holds = 0.0
+        #: Of these, device-seconds of progress and those lost to switching; and the seconds that took.
+        self.busy_s = self.lost_s = 0.0
+        self.switching_s = 0.0
+
+    def settle(self, now_s: float) -> None:
+        if self.running and now_s > self.since_s:
+            self.busy_s += (now_s - self.since_s) * self.holds
+        super().settle(now_s)
 
 
 class Simulation:
@@ -86,6 +100,7 @@ class Simulation:
         speed: SpeedModel | None = None,
         cost: SwitchCost | None = None,
         keep_spans: bool = False,
+        switch_share: float = SWITCH_SHARE,
     ) -> None:
         trace.check_fits(cluster.size)
         self.trace = trace
@@ -94,6 +109,7 @@ class Simulation:
         self.speed = LinearSpeed() if speed is None else speed
         self.cost = NoCost() if cost is None else cost
         self.keep_spans = keep_spans
+        self.switch_share = switch_share
         self._allotment = Allotment(cluster, policy.name)
         self._jobs: dict[str, SimJob] = {}
         knowledge = TraceKnowledge(trace) if policy.needs_durations else TraceDistribution(trace)
@@ -104,11 +120,13 @@ class Simulation:
         self._completions: list[tuple[float, int, SimJob]] = []
         self.outcome = Outcome.empty(trace, str(cluster), cluster.size, policy.name)
         self._now_s = trace.submit_s[0]
-        self._waiting = 0
         #: Clock that runs once per second for every unfinished job.
         self._job_s = 0.0
-        #: By demand: clock that runs while jobs wait and that many devices are free.
-        self._room_s: dict[int, float] = {}
+        self._waits = Waits(
+            lambda: self._allotment.free, policy.over_share if isinstance(policy, Shares) else None
+        )
+        #: What a switch costs of whom: (-seconds, number), the dearest first; some have finished.
+        self._switches: list[tuple[float, int]] = []
 
     def run(self, progress: Progress | None = None) -> Outcome:
         """Simulate until every job has ended; interrupted by Ctrl-C, return what is known so far.
@@ -150,6 +168,7 @@ class Simulation:
                 self._arrive(arrived)
                 arrived += 1
             view.now_s = now_s
+            view.least_slice_s = self._least_slice_s()
             plan = self.policy.plan(view)
             view.changes = Changes()
             if plan.decisions:
@@ -157,6 +176,7 @@ class Simulation:
             wake_s = plan.wake_at_s
             if wake_s is not None and wake_s <= now_s:
                 raise PolicyError(f"policy {self.policy.name} asks at {now_s:g} to be woken at {wake_s:g}")
+            self._waits.update(now_s)
             outcome.events += 1
             idle_plans = 0 if plan.decisions or self._completions or arrived < total else idle_plans + 1
             if progress is not None and not outcome.events % _PROGRESS_EVERY:
@@ -179,25 +199,29 @@ class Simulation:
                 self._finish(job, now_s)
 
     def _pass_time(self, now_s: float) -> None:
-        """Let the clocks run that jobs share: how many there are, and which could have run."""
+        """Let the clock run that jobs share."""
         elapsed_s = now_s - self._now_s
-        if elapsed_s <= 0.0:
-            return
-        self._now_s = now_s
-        self._job_s += elapsed_s * len(self._jobs)
-        free = self._allotment.free
-        if self._waiting and free:
-            for demand in self._room_s:
-                if demand <= free:
-                    self._room_s[demand] += elapsed_s
+        if elapsed_s > 0.0:
+            self._now_s = now_s
+            self._job_s += elapsed_s * len(self._jobs)
 
     def _arrive(self, number: int) -> None:
         spec = self.trace.spec(number)
-        job = SimJob(spec, number, self._job_s, self._room_s.setdefault(spec.demand, 0.0))
+        job = SimJob(spec, number, self._job_s)
         self._jobs[job.id] = job
-        self._waiting += 1
+        self._waits.begin(job, self._now_s)
+        switch_s = self.cost.resume_s(job)
+        if switch_s > 0 and self.switch_share > 0:
+            heappush(self._switches, (-switch_s, number))
         if not self.view.changes.reset:
             self.view.changes.arrived.append(job)
+
+    def _least_slice_s(self) -> float:
+        """How long slices must be for switching to take at most its share, as a live scheduler has it."""
+        switches, finish_s = self._switches, self.outcome.finish_s
+        while switches and not isnan(finish_s[switches[0][1]]):
+            heappop(switches)
+        return -switches[0][0] / self.switch_share if switches else 0.0
 
     def _apply(self, plan: Plan, now_s: float) -> None:
         """Release first, then grant; the allotment refuses what is impossible."""
@@ -223,16 +247,17 @@ class Simulation:
 
     def _grant(self, job: SimJob, grant: Start | Migrate, plan: Plan, now_s: float) -> None:
         self._allotment.grant(job, grant.devices, shared=grant.shared, plan=plan)
-        job.fragmented_s += self._room_s[job.demand] - job.room_s
+        self._waits.end(job, now_s)
+        job.placement = grant.devices
+        job.holds = self._held_by(job)
         if job.first_start_s is None:
             job.first_start_s = self.outcome.first_start_s[job.number] = now_s
             resume_s = 0.0
         else:
             resume_s = self.cost.resume_s(job)
-            job.lost_s += resume_s * len(grant.devices)
-        self._waiting -= 1
+            job.switching_s += resume_s
+            job.lost_s += resume_s * job.holds
         job.running = True
-        job.placement = grant.devices
         job.epoch += 1
         job.granted_s = now_s
         job.since_s = now_s + resume_s
@@ -243,7 +268,8 @@ class Simulation:
     def _release(self, job: SimJob, now_s: float) -> None:
         """Take its devices from ``job``, which waits from now on."""
         if now_s < job.since_s:
-            job.lost_s -= (job.since_s - now_s) * len(job.placement)
+            job.switching_s -= job.since_s - now_s
+            job.lost_s -= (job.since_s - now_s) * job.holds
         job.settle(now_s)
         if self.keep_spans:
             self.outcome.spans.append(Span(job.number, job.granted_s, now_s, job.placement))
@@ -252,8 +278,7 @@ class Simulation:
         job.running = False
         job.since_s = now_s
         job.end_s = inf
-        job.room_s = self._room_s[job.demand]
-        self._waiting += 1
+        self._waits.begin(job, now_s)
         for neighbour in neighbours:
             self._set_rate(neighbour, now_s)
 
@@ -262,7 +287,7 @@ class Simulation:
         held = job.running
         if held:
             self._release(job, now_s)
-        self._waiting -= 1
+        self._waits.end(job, now_s)
         job.running = held
         self._note(job)
         self.outcome.finish_s[job.number] = now_s
@@ -280,9 +305,18 @@ class Simulation:
         outcome.preemptions[number] = job.preemptions
         outcome.migrations[number] = job.migrations
         outcome.executed_s[number] = job.executed_s
-        outcome.service_s[number] = job.service_s
-        outcome.fragmented_s[number] = job.fragmented_s
+        outcome.service_s[number] = job.progress_s * job.demand
+        outcome.fair_share_s[number] = job.fair_share_s
+        outcome.fragmented_s[number] = job.fragmentation_s
+        outcome.busy_s[number] = job.busy_s
         outcome.lost_s[number] = job.lost_s
+        outcome.switching_s[number] = job.switching_s
+
+    def _held_by(self, job: SimJob) -> float:
+        """How many devices ``job`` holds, those that it shares in part."""
+        if not self._allotment.shares(job):
+            return float(len(job.placement))
+        return sum(1.0 / len(self._allotment.holders(device)) for device in job.placement)
 
     def _neighbours(self, job: SimJob) -> list[SimJob]:
         """Jobs that share a device with ``job``."""
@@ -297,6 +331,10 @@ class Simulation:
     def _set_rate(self, job: SimJob, now_s: float) -> None:
         """Work out how fast ``job`` runs from now on and when it will complete."""
         job.settle(now_s)
+        holds = self._held_by(job)
+        if now_s < job.since_s:
+            job.lost_s += (job.since_s - now_s) * (holds - job.holds)
+        job.holds = holds
         neighbours: Sequence[Job] = ()
         if self._allotment.shares(job):
             crowded = max(job.placement, key=lambda device: len(self._allotment.holders(device)))

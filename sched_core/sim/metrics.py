@@ -19,9 +19,10 @@ def summary(outcome: Outcome) -> dict[str, Any]:
     done = ~np.isnan(outcome.finish_s) & ~outcome.stopped
     submit_s, duration_s = np.array(outcome.trace.submit_s), np.array(outcome.trace.duration_s)
     jct_s = outcome.finish_s - submit_s
-    queueing_s = np.maximum(0.0, jct_s - outcome.executed_s - lost_time_s(outcome))
+    queueing_s = np.maximum(0.0, jct_s - outcome.executed_s - outcome.switching_s)
     rho = finish_time_fairness(outcome)
-    rho_apps = np.array([app.rho for app in apps_of(outcome)])
+    apps = apps_of(outcome)
+    rho_apps = np.array([app.rho for app in apps])
     ended = outcome.finish_s[~np.isnan(outcome.finish_s)]
     makespan_s = float(ended.max() - submit_s.min()) if ended.size else None
     available = outcome.devices * makespan_s if makespan_s else None
@@ -40,12 +41,15 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         "jct_best_effort_s": spread(jct_s[done & best_effort]),
         "first_start_s": spread(outcome.first_start_s - submit_s),
         "queueing_s": spread(queueing_s[done]),
-        "queueing_fair_share_s": spread(np.maximum(0.0, queueing_s - outcome.fragmented_s)[done]),
+        "queueing_fair_share_s": spread(outcome.fair_share_s[done]),
         "queueing_fragmentation_s": spread(outcome.fragmented_s[done]),
+        "queueing_turns_s": spread(
+            np.maximum(0.0, queueing_s - outcome.fair_share_s - outcome.fragmented_s)[done]
+        ),
         "slowdown": spread((jct_s / np.where(duration_s > 0, duration_s, np.nan))[done & (duration_s > 0)]),
         "makespan_s": makespan_s,
-        "utilization": float(outcome.service_s.sum() / available) if available else None,
-        "held": float((outcome.service_s + outcome.lost_s).sum() / available) if available else None,
+        "utilization": float(outcome.busy_s.sum() / available) if available else None,
+        "held": float((outcome.busy_s + outcome.lost_s).sum() / available) if available else None,
         "preemptions": int(outcome.preemptions.sum()),
         "migrations": int(outcome.migrations.sum()),
         "promotions": sum(outcome.promotions.values()),
@@ -54,8 +58,10 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         "lost_device_s": float(outcome.lost_s.sum()),
         "rho": spread(rho[done]),
         "jain": jain(1.0 / rho[done]) if done.any() else None,
+        "rho_paper": spread(finish_time_fairness(outcome, times_n=True)[done]),
         "rho_apps": spread(rho_apps),
         "jain_apps": jain(1.0 / rho_apps) if rho_apps.size else None,
+        "rho_apps_paper": spread(np.array([app.rho_paper for app in apps])),
         "deadlines": deadlines,
         "deadline_misses": strict,
         "deadline_misses_soft": soft,
@@ -77,21 +83,22 @@ def spread(values: Column) -> dict[str, float] | None:
     }
 
 
-def lost_time_s(outcome: Outcome) -> Column:
-    """Seconds of each job's life that switching took."""
-    return outcome.lost_s / np.array(outcome.trace.demand, dtype=np.float64)
-
-
-def finish_time_fairness(outcome: Outcome) -> Column:
+def finish_time_fairness(outcome: Outcome, *, times_n: bool = False) -> Column:
     """rho of each job, dynamic: T_sh / T_id (Themis, section 2).
 
     T_id is the job's duration on a 1/N share of the cluster, N being the average number of unfinished jobs
     during its life; a share of at least what the job asks for does not slow it down, a smaller one linearly.
+    With ``times_n`` it is N times the duration on the whole cluster, as the paper has it: the same for jobs
+    that can use every device, and more for all others, whose rho is smaller therefore.
     NaN for jobs that take no time: whatever they wait is infinitely more.
     """
     shared_s = outcome.finish_s - np.array(outcome.trace.submit_s)
-    share = outcome.devices / np.maximum(1.0, outcome.contention)
-    alone_s = np.array(outcome.trace.duration_s) * np.maximum(1.0, np.array(outcome.trace.demand) / share)
+    crowd = np.maximum(1.0, outcome.contention)
+    duration_s, demand = np.array(outcome.trace.duration_s), np.array(outcome.trace.demand)
+    if times_n:
+        alone_s = crowd * duration_s * np.maximum(1.0, demand / outcome.devices)
+    else:
+        alone_s = duration_s * np.maximum(1.0, demand / (outcome.devices / crowd))
     rho: Column = shared_s / np.where(alone_s > 0, alone_s, np.nan)
     return rho
 

@@ -34,11 +34,14 @@ class Outcome:
     stopped
         Ended by the policy before its time.
     service_s
-        Device-seconds of progress.
-    lost_s
-        Device-seconds held without progress, because of switching.
-    fragmented_s
-        Part of the waiting time during which as many devices as the job asks for were free.
+        Work done, in device-seconds of a dedicated run.
+    busy_s, lost_s
+        Device-seconds held in making progress, and without any because of switching; of a device that n jobs
+        share each holds 1/n.
+    switching_s
+        Time without progress on devices, because of switching.
+    fair_share_s, fragmented_s
+        Parts of the waiting time (``waiting``).
     contention
         Average number of unfinished jobs during the job's life.
     counters
@@ -62,7 +65,10 @@ class Outcome:
     migrations: NDArray[np.int64]
     executed_s: Column
     service_s: Column
+    busy_s: Column
     lost_s: Column
+    switching_s: Column
+    fair_share_s: Column
     fragmented_s: Column
     contention: Column
     promotions: Mapping[int, int] = field(default_factory=dict)
@@ -89,7 +95,10 @@ class Outcome:
             migrations=np.zeros(jobs, dtype=np.int64),
             executed_s=np.zeros(jobs),
             service_s=np.zeros(jobs),
+            busy_s=np.zeros(jobs),
             lost_s=np.zeros(jobs),
+            switching_s=np.zeros(jobs),
+            fair_share_s=np.zeros(jobs),
             fragmented_s=np.zeros(jobs),
             contention=np.zeros(jobs),
         )

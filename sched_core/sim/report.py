@@ -30,12 +30,15 @@ PER_JOB_COLUMNS: tuple[str, ...] = (
     "migrate",
     "rho",
     "stopped",
+    "fair_share_time",
+    "rho_paper",
 )
 
 
 def per_job(outcome: Outcome) -> list[dict[str, Any]]:
     """One row per job with the keys of ``PER_JOB_COLUMNS``; ``None`` where something did not happen."""
     trace, rho = outcome.trace, finish_time_fairness(outcome)
+    rho_paper = finish_time_fairness(outcome, times_n=True)
     return [
         {
             "job_id": trace.ids[i],
@@ -53,6 +56,8 @@ def per_job(outcome: Outcome) -> list[dict[str, Any]]:
             "migrate": int(outcome.migrations[i]),
             "rho": _number(float(rho[i])),
             "stopped": int(outcome.stopped[i]),
+            "fair_share_time": _number(float(outcome.fair_share_s[i])),
+            "rho_paper": _number(float(rho_paper[i])),
         }
         for i in range(len(trace))
     ]
@@ -101,6 +106,7 @@ def _apps(outcome: Outcome) -> list[dict[str, Any]]:
             "submit_time": _number(app.submit_s),
             "end_time": _number(app.end_s),
             "rho": _number(app.rho),
+            "rho_paper": _number(app.rho_paper),
         }
         for app in apps_of(outcome)
     ]

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from gpuslice.errors import UsageError
 from gpuslice.sched_core.cluster import Cluster
+from gpuslice.sched_core.core import SWITCH_SHARE
 from gpuslice.sched_core.lookup import nearest
 from gpuslice.sched_core.placement.registry import make_placement
 from gpuslice.sched_core.policies.registry import make_policy
@@ -47,6 +48,9 @@ class Request:
     engine
         ``plain``, ``compiled`` (``compiled/``: orders only, without ``keep_spans``), or ``auto``: whichever
         takes less time. Results are the same.
+    switch_share
+        Part of the time that switching may take: slices are long enough for that; 0: as long as the policy
+        says.
     """
 
     trace: Trace
@@ -60,6 +64,7 @@ class Request:
     peer: str | None = None
     keep_spans: bool = False
     engine: str = "auto"
+    switch_share: float = SWITCH_SHARE
 
     def prepare(self) -> Simulation:
         """Build the simulation; raises ``UsageError`` for everything that is wrong with the request."""
@@ -79,7 +84,19 @@ class Request:
         placement = make_placement(self.placement, self.placement_options) if self.placement else None
         policy = make_policy(self.policy, self.options, placement)
         cost, speed = parse_cost(self.cost), parse_speed(self.speed)
-        return Simulation(self.trace, cluster, policy, speed=speed, cost=cost, keep_spans=self.keep_spans)
+        if not 0 <= self.switch_share < 1:
+            raise UsageError(
+                f"--switch-share {self.switch_share} is no part of the time", "give 0.03 or the like"
+            )
+        return Simulation(
+            self.trace,
+            cluster,
+            policy,
+            speed=speed,
+            cost=cost,
+            keep_spans=self.keep_spans,
+            switch_share=self.switch_share,
+        )
 
 
 def run_one(

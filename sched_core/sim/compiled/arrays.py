@@ -6,6 +6,7 @@ Few arrays hold everything, because numba takes longer to compile the more of th
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 from typing import Any, NamedTuple, TypeVar
 
 import numba
@@ -28,41 +29,51 @@ FREE, NEXT = range(2)
 #: ``group`` is its row in ``World.groups``, ``at`` where it is in each heap, or -1; ``whole`` is the first of
 #: the nodes that it has for itself, ``rest`` the one that it shares, or -1; ``after`` is the next job of
 #: its node set (``node_sets.py``), which it joined when it ``started``.
+#: ``own`` is its key while it is spared.
 JOB = np.dtype(
     [(name, np.float64) for name in ("submit", "duration", "resume", "executed", "service", "since", "end")]
     + [(name, np.float64) for name in ("born", "room", "fragmented", "lost", "first", "finish", "contention")]
+    + [("switching", np.float64)]
     + [(name, np.float64) for name in ("entered", "started", "base_service", "base_executed", "waited")]
     + [(name, np.float64) for name in ("due", "spent")]
-    + [("key", np.float64, (5,)), ("at", np.int32, (4,))]
+    + [("key", np.float64, (5,)), ("own", np.float64, (5,)), ("at", np.int32, (4,))]
     + [(name, np.int32) for name in ("demand", "group", "level", "preemptions", "promotions")]
     + [(name, np.int32) for name in ("whole", "rest", "after")]
     + [(name, np.bool_) for name in ("running", "runs", "touched", "sunk")],
     align=True,
 )
-#: All jobs of one demand. ``room`` is the clock that runs while that many devices are free and somebody
-#: waits; ``start`` and ``filled`` say where in ``slots`` a heap is; ``blocked``: none can be placed now.
-#: Three more records for the other heaps.
+#: All jobs of one demand. ``room`` is the clock of ``waiting.Waits`` that runs while that many devices are
+#: free, since ``since`` if it runs now (``roomy``); ``start`` and ``filled`` say where in ``slots`` a heap
+#: is; ``blocked``: none can be placed now. Three more records for the other heaps.
 GROUP = np.dtype(
     [
         ("room", np.float64),
+        ("since", np.float64),
         *((name, np.int64) for name in ("demand", "start", "filled", "sets", "wanted")),
         ("known", np.bool_),
+        ("roomy", np.bool_),
         ("blocked", np.bool_),
     ],
     align=True,
 )
 #: Everything else: the policy in numbers (``rules.Rule``), and what changes as time passes. ``alert`` is when
 #: the policy looks at the order again (las, rr), ``newest`` who came last, at ``newest_s`` (``EXPECTED``).
+#: A slice lasts ``slice_s``; nobody who began less than ``least_s`` ago is suspended, before ``spared_s``.
 CLOCK = np.dtype(
     [
         (name, np.float64)
-        for name in ("promote", "quantum_s", "now", "wake", "job_s", "alert", "tied_s", "newest_s")
+        for name in (
+            *("promote", "quantum_s", "now", "wake", "job_s", "alert", "tied_s", "newest_s"),
+            *("slice_s", "least_s", "spared_s"),
+        )
     ]
     + [(name, np.int64) for name in ("kind", "placing", "queues", "samples", "groups", "capacity", "newest")]
     + [(name, np.int64) for name in ("arrived", "alive", "count", "free", "asked", "events", "turn")]
     + [(name, np.int64) for name in ("flipped", "started", "suspended", "tied", "pending", "node_size")]
     + [(name, np.int64) for name in ("sizes", "idle_nodes")]
-    + [(name, np.bool_) for name in ("strict", "by_devices", "stale", "was_crowded")],
+    + [
+        (name, np.bool_) for name in ("strict", "by_devices", "stale", "was_crowded", "sparing", "sums_waits")
+    ],
     align=True,
 )
 
@@ -334,6 +345,40 @@ def repair(w: World) -> None:
         if job < 0:
             return
         flip(w, job)
+
+
+@compiled
+def spare(w: World, now: float) -> None:
+    """``repair``, but suspend nobody whose slice was not worth the switch yet (``RankedPolicy._spare``)."""
+    clock, order, young, count = w.clock[0], w.slots[ORDER], w.slots[JOINING], 0
+    clock.spared_s = inf
+    if clock.sparing and clock.least_s > 0 and crowded(w):
+        for i in range(clock.count):
+            j = w.jobs[order[i]]
+            if j.since + clock.least_s > now:
+                clock.spared_s = min(clock.spared_s, j.since + clock.least_s)
+                young[count] = order[i]
+                count += 1
+    for i in range(count):
+        j = w.jobs[young[i]]
+        for column in range(5):
+            j.own[column] = j.key[column]
+        j.key[0], j.key[1] = -inf, young[i]
+    if count:
+        sort(w, ORDER, clock.count, True)
+    repair(w)
+    for i in range(count):
+        j = w.jobs[young[i]]
+        for column in range(5):
+            j.key[column] = j.own[column]
+    if count:
+        sort(w, ORDER, clock.count, True)
+
+
+@compiled
+def crowded(w: World) -> bool:
+    """Whether anybody waits."""
+    return bool(w.clock[0].alive > w.clock[0].count)
 
 
 @compiled

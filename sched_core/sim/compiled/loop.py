@@ -16,11 +16,12 @@ from .arrays import (
     TIED,
     World,
     compiled,
+    crowded,
     pull,
     push,
     rank,
-    repair,
     sort,
+    spare,
     top,
     unrank,
     vacate,
@@ -71,7 +72,29 @@ def carry_out(w: World, now: float) -> None:
         w.jobs[w.slots[SUSPENDED, i]].preemptions += 1
     for i in range(clock.started):
         grant(w, int(w.slots[STARTED, i]), now)
+    watch_room(w, now)
     clock.events += 1
+
+
+@compiled
+def watch_room(w: World, now: float) -> None:
+    """Start and stop the clocks of who waits although there is room (``Waits.update``)."""
+    free = w.clock[0].free
+    for row in range(w.clock[0].groups):
+        group = w.groups[row]
+        roomy = group.known and group.demand <= free
+        if roomy and not group.roomy:
+            group.since = now
+        elif group.roomy and not roomy:
+            group.room += now - group.since
+        group.roomy = roomy
+
+
+@compiled
+def room_at(w: World, job: int, now: float) -> float:
+    """What the clock of jobs as large as ``job`` shows (``Clock.at``)."""
+    group = w.groups[w.jobs[job].group]
+    return float(group.room + (now - group.since) if group.roomy else group.room)
 
 
 @compiled
@@ -81,10 +104,13 @@ def take_order(w: World, now: float) -> None:
     if w.clock[0].kind == PENDING_LONGEST:
         walk(w)
     else:
-        repair(w)
+        spare(w, now)
     decide(w)
     settle(w, now)
-    w.clock[0].wake = wake_at(w, now)
+    clock = w.clock[0]
+    clock.wake = wake_at(w, now)
+    if clock.spared_s < clock.wake and crowded(w):
+        clock.wake = clock.spared_s
 
 
 @compiled
@@ -104,18 +130,13 @@ def next_instant(w: World) -> float:
 
 @compiled
 def pass_time(w: World, now: float) -> None:
-    """Let the clocks run that jobs share (``Simulation._pass_time``)."""
+    """Let the clock run that jobs share (``Simulation._pass_time``)."""
     clock = w.clock[0]
     elapsed = now - clock.now
     if elapsed <= 0:
         return
     clock.now = now
     clock.job_s += elapsed * clock.alive
-    if clock.alive > clock.count and clock.free:
-        for row in range(clock.groups):
-            group = w.groups[row]
-            if group.known and group.demand <= clock.free:
-                group.room += elapsed
 
 
 @compiled
@@ -139,7 +160,7 @@ def arrive(w: World, now: float) -> None:
     job = clock.arrived
     group = w.groups[w.jobs[job].group]
     group.known = True
-    w.jobs[job].born, w.jobs[job].room = clock.job_s, group.room
+    w.jobs[job].born, w.jobs[job].room = clock.job_s, room_at(w, job, now)
     clock.arrived += 1
     clock.alive += 1
     clock.asked += w.jobs[job].demand
@@ -194,12 +215,13 @@ def grant(w: World, job: int, now: float) -> None:
     """Give ``job`` its devices (``Simulation._grant``)."""
     j = w.jobs[job]
     hold(w, j.demand)
-    j.fragmented += w.groups[j.group].room - j.room
+    j.fragmented += room_at(w, job, now) - j.room
     j.since = now
     if isnan(j.first):
         j.first = now
     else:
         j.since = now + j.resume
+        j.switching += j.resume
         j.lost += j.resume * j.demand
     j.running = True
     j.end = j.since + (j.duration - j.executed)
@@ -213,6 +235,7 @@ def release(w: World, job: int, now: float) -> None:
     hold(w, -j.demand)
     pull(w, ENDING, job)
     if now < j.since:
+        j.switching -= j.since - now
         j.lost -= (j.since - now) * j.demand
     else:
         elapsed = now - j.since
@@ -221,7 +244,7 @@ def release(w: World, job: int, now: float) -> None:
     j.running = False
     j.since = now
     j.end = inf
-    j.room = w.groups[j.group].room
+    j.room = room_at(w, job, now)
 
 
 @compiled

@@ -8,6 +8,8 @@ from __future__ import annotations
 from math import floor, inf
 from typing import Any
 
+from gpuslice.sched_core.policies.mlfq import SOON_S
+
 from .arrays import (
     DUE,
     JOINING,
@@ -17,6 +19,7 @@ from .arrays import (
     SUSPENDED,
     World,
     compiled,
+    crowded,
     pull,
     push,
     rank,
@@ -185,7 +188,8 @@ def promotion(w: World, job: int, now: float) -> float:
         return inf
     if clock.kind >= PUBLISHED_QUEUES:
         return float(now + floor(executed * clock.promote) - j.waited)
-    return float(now + clock.promote * executed)
+    due = float(now + clock.promote * executed)
+    return float(due - j.waited) if clock.sums_waits else due
 
 
 @compiled
@@ -341,21 +345,23 @@ def wake_at(w: World, now: float) -> float:
     """When keys will change although nothing happens, or infinity (``RankedPolicy.wake_at``)."""
     clock = w.clock[0]
     kind = clock.kind
-    crowded = clock.alive > clock.count
+    waits = crowded(w)
     if kind >= PUBLISHED_QUEUES:
         return published_wake(w, now)
     if kind >= QUEUES:
-        job = top(w, DUE) if crowded else -1
+        job = top(w, DUE) if waits else -1
+        if job >= 0 and w.jobs[job].due <= now:
+            return now + SOON_S
         return float(w.jobs[job].due) if job >= 0 else inf
-    if kind == ATTAINED and not crowded:
+    if kind == ATTAINED and not waits:
         clock.alert = inf
     elif kind == ATTAINED and clock.alert == inf:
-        clock.alert = now + clock.quantum_s
-    elif kind == TURNS and crowded and clock.alert == inf:
-        slices = floor(now / clock.quantum_s) + 1
-        while slices * clock.quantum_s <= now:
+        clock.alert = now + clock.slice_s
+    elif kind == TURNS and waits and clock.alert == inf:
+        slices = floor(now / clock.slice_s) + 1
+        while slices * clock.slice_s <= now:
             slices += 1
-        clock.alert = slices * clock.quantum_s
+        clock.alert = slices * clock.slice_s
     return float(clock.alert)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any, NamedTuple
 
+from gpuslice.sched_core.job import Job
 from gpuslice.sched_core.placement.nodes import Consolidated, PublishedYarn
 from gpuslice.sched_core.placement.placement import Count
 from gpuslice.sched_core.policies.fifo import Fifo, FitFirst, SmallestFirst
@@ -60,7 +61,10 @@ _PLACINGS: dict[type[Any], int] = {Count: ANYWHERE, Consolidated: FULLEST, Publi
 
 
 class Rule(NamedTuple):
-    """A policy and its options in numbers; ``stale``: completions as in ``StaleCompletions``."""
+    """A policy and its options in numbers; ``stale``: completions as in ``StaleCompletions``.
+
+    ``sparing``: nobody is suspended within ``View.least_slice_s``; ``sums_waits``: ``promote_waits=all``.
+    """
 
     kind: int
     placing: int
@@ -69,6 +73,8 @@ class Rule(NamedTuple):
     promote: float
     quantum_s: float
     stale: bool
+    sparing: bool
+    sums_waits: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +107,7 @@ def form_of(simulation: Simulation) -> Form | None:
         or type(simulation.speed) is not LinearSpeed
         or type(simulation.cost) not in (NoCost, FixedCost, MeasuredCost)
         or simulation.keep_spans
+        or not _costs_alike(simulation)
         or (kind == TURNS and len(set(simulation.trace.extras.get("weight", ()))) > 1)
     ):
         return None
@@ -112,6 +119,8 @@ def form_of(simulation: Simulation) -> Form | None:
         float(getattr(policy, "promote", inf)),
         float(getattr(policy, "quantum_s", inf)),
         type(simulation) is StaleCompletions,
+        getattr(policy, "sparing", False) and getattr(policy, "preemptive", False),
+        getattr(policy, "promote_waits", "last") == "all",
     )
     limits = getattr(policy, "limits", ())
     if kind == GITTINS:
@@ -125,6 +134,14 @@ def form_of(simulation: Simulation) -> Form | None:
     if kind == PUBLISHED_GITTINS:
         return Form(rule, limits, policy.index.services, policy.index.table)
     return Form(rule, limits)
+
+
+def _costs_alike(simulation: Simulation) -> bool:
+    """Whether all jobs have the same cost of switching: slices are as long as the dearest one asks for."""
+    if type(simulation.cost) is not MeasuredCost:
+        return True
+    trace = simulation.trace
+    return len({simulation.cost.resume_s(Job(trace.spec(i), i)) for i in range(len(trace))}) == 1
 
 
 def _placing(simulation: Simulation) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from math import ceil
 from typing import Any
 
 import numba
@@ -87,6 +88,11 @@ def _world(simulation: Simulation, form: Form) -> World:
     clock = np.zeros(1, CLOCK)
     for name, value in form.rule._asdict().items():
         clock[name] = value
+    dearest_s, share = float(jobs["resume"].max(initial=0.0)), simulation.switch_share
+    least_s = dearest_s / share if share else 0.0
+    clock["least_s"], clock["spared_s"] = least_s, np.inf
+    quantum_s = form.rule.quantum_s
+    clock["slice_s"] = quantum_s * max(1, ceil(least_s / quantum_s))
     clock["queues"] = clock["sizes"] = len(form.limits)
     clock["samples"] = len(form.samples)
     clock["groups"] = len(demands)
@@ -114,8 +120,10 @@ def _sets(world: World) -> Sets:
 def _told(outcome: Outcome, world: World) -> Outcome:
     """Copy what became of the jobs to ``outcome``."""
     jobs = world.jobs
-    for name in ("executed", "service", "fragmented", "lost", "finish"):
+    for name in ("executed", "fragmented", "lost", "switching", "finish"):
         getattr(outcome, f"{name}_s")[:] = jobs[name]
+    outcome.busy_s[:] = jobs["service"]
+    outcome.service_s[:] = jobs["executed"] * jobs["demand"]
     outcome.first_start_s[:] = jobs["first"]
     outcome.contention[:] = jobs["contention"]
     outcome.preemptions[:] = jobs["preemptions"]

@@ -74,6 +74,26 @@ def test_promotion_restarts_the_counters(simulate) -> None:
     assert promoted.promotions[0] >= 1
 
 
+def test_waits_add_up_so_that_short_runs_between_them_do_not_starve_a_job(simulate) -> None:
+    """Job 0 runs for 10 s of every 100: no wait is twice as long as it ran, all together soon are."""
+    rows = [(0, 1, 1000), *((100.0 * i, 1, 90) for i in range(1, 60))]
+    options = {"thresholds": (100.0,), "promote": 2.0}
+    last = simulate(rows, "1x1", "2das", **options, promote_waits="last")
+    assert last.promotions == {}
+    assert last.finish_s[0] > 6000
+    every = simulate(rows, "1x1", "2das", **options)
+    assert every.promotions[0] >= 1
+    assert every.finish_s[0] < last.finish_s[0] - 900
+
+
+def test_a_promotion_that_is_due_when_a_job_is_suspended_takes_place_soon_after(simulate) -> None:
+    """The index suspends a job within the first queue: it waits there for longer than half of its time."""
+    rows = [(4, 1, 1), (10, 2, 30), (12, 1, 29), (17, 2, 3), (19, 1, 18), (19, 1, 22)]
+    outcome = simulate(rows, "1x2", "gittins", thresholds=(10.0,), promote=0.5)
+    assert sum(outcome.promotions.values()) >= 1
+    assert outcome.executed_s.tolist() == [duration_s for _, _, duration_s in rows]
+
+
 def test_gittins_prefers_what_is_likely_to_end(simulate) -> None:
     """Services are 2 or 100: a job that got past 2 has 98 to go and gives way to a new one."""
     rows = [(0, 1, 100), (3, 1, 2), (4, 1, 2)]

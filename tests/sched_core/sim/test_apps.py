@@ -28,8 +28,16 @@ def test_two_apps_one_after_the_other() -> None:
     """a holds both devices until 10, b from then to 20; N is 2 for a and 1.5 for b."""
     outcome = outcome_of([(0, 1, 10, "a"), (0, 1, 10, "a"), (0, 1, 10, "b"), (0, 1, 10, "b")], 2)
     first, second = apps_of(outcome)
-    assert first == App("a", 2, 0.0, 10.0, pytest.approx(10 / 20))
-    assert second == App("b", 2, 0.0, 20.0, pytest.approx(20 / (20 / (2 / 1.5))))
+    rho = pytest.approx(10 / 20)
+    assert first == App("a", 2, 0.0, 10.0, rho, rho), "both use every device"
+    rho = pytest.approx(20 / (20 / (2 / 1.5)))
+    assert second == App("b", 2, 0.0, 20.0, rho, rho)
+
+
+def test_the_papers_rho_of_an_app_that_needs_less_than_its_share() -> None:
+    """Each takes 10 s on the whole cluster, and N is 2."""
+    found = apps_of(outcome_of([(0, 1, 10, "a"), (0, 1, 10, "b")], 4))
+    assert [(app.rho, app.rho_paper) for app in found] == [(1.0, 0.5), (1.0, 0.5)]
 
 
 def test_an_app_alone_waits_for_its_longest_job_or_for_all_its_work() -> None:
@@ -50,7 +58,7 @@ def test_of_a_stopped_job_counts_what_it_did() -> None:
     rows = [(0.0, 1, 10.0, "a"), (0.0, 1, 1000.0, "a")]
     trace = Trace(["0", "1"], *map(list, zip(*[r[:3] for r in rows], strict=True)), {"app": ["a", "a"]})
     outcome = Simulation(trace, Cluster([2]), make_policy("themis", {"tuner": "first"})).run()
-    assert apps_of(outcome) == [App("a", 2, 0.0, 10.0, 1.0)]
+    assert apps_of(outcome) == [App("a", 2, 0.0, 10.0, 1.0, 1.0)]
 
 
 def test_they_are_reported_where_there_are_any(tmp_path: Path) -> None:
@@ -61,5 +69,7 @@ def test_they_are_reported_where_there_are_any(tmp_path: Path) -> None:
     assert "max app rho" not in render([without])
     report.write_json([with_apps, without], tmp_path / "out.json")
     policies = json.loads((tmp_path / "out.json").read_text())["policies"]
-    assert policies[0]["apps"] == [{"app": "a", "num_jobs": 1, "submit_time": 0, "end_time": 10, "rho": 1}]
+    assert policies[0]["apps"] == [
+        {"app": "a", "num_jobs": 1, "submit_time": 0, "end_time": 10, "rho": 1, "rho_paper": 1}
+    ]
     assert policies[1]["apps"] == []

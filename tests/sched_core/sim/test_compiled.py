@@ -29,7 +29,7 @@ PACKAGE = "gpuslice.sched_core.sim.compiled"
 DATA = Path(__file__).resolve().parents[2] / "data"
 COLUMNS = (
     *("first_start_s", "finish_s", "stopped", "preemptions", "migrations", "executed_s", "service_s"),
-    *("lost_s", "fragmented_s", "contention"),
+    *("busy_s", "lost_s", "switching_s", "fair_share_s", "fragmented_s", "contention"),
 )
 ORDERS: tuple[tuple[str, dict[str, object]], ...] = (
     *((name, {}) for name in ("fifo", "fjf", "smallest", "sjf", "srtf", "srsf", "2das", "gittins")),
@@ -43,6 +43,7 @@ ORDERS: tuple[tuple[str, dict[str, object]], ...] = (
 PROMOTING: tuple[tuple[str, dict[str, object]], ...] = (
     ("2das", {"thresholds": "500,4000", "promote": "1.5"}),
     ("2das", {"by_devices": "false", "promote": "3"}),
+    ("2das", {"thresholds": "500,4000", "promote": "1.5", "promote_waits": "last"}),
     ("gittins", {"thresholds": "500,4000", "promote": "2"}),
 )
 PEERS = (

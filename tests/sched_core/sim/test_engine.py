@@ -103,7 +103,9 @@ def test_all_names_build() -> None:
 def test_a_switch_costs_time_on_the_devices() -> None:
     """Job 0 is suspended at 2 and resumed at 5: 3 s later it makes progress again."""
     trace = trace_of([(0, 1, 10), (2, 1, 3)])
-    outcome = Simulation(trace, Cluster([1]), make_policy("srtf"), cost=FixedCost(3.0), keep_spans=True).run()
+    outcome = Simulation(
+        trace, Cluster([1]), make_policy("srtf"), cost=FixedCost(3.0), switch_share=0.0, keep_spans=True
+    ).run()
     assert outcome.finish_s.tolist() == [16, 5]
     assert outcome.lost_s.tolist() == [3, 0]
     assert outcome.executed_s.tolist() == [10, 3]
@@ -112,7 +114,9 @@ def test_a_switch_costs_time_on_the_devices() -> None:
 def test_cost_is_not_charged_for_time_it_did_not_take() -> None:
     """Job 0 is suspended again 1 s into its resume of 3 s."""
     trace = trace_of([(0, 1, 10), (2, 1, 3), (6, 1, 1)])
-    outcome = Simulation(trace, Cluster([1]), make_policy("srtf"), cost=FixedCost(3.0)).run()
+    outcome = Simulation(
+        trace, Cluster([1]), make_policy("srtf"), cost=FixedCost(3.0), switch_share=0.0
+    ).run()
     assert outcome.lost_s.tolist() == [1 + 3, 0, 0]
     assert outcome.finish_s.tolist() == [7 + 3 + 8, 5, 7]
 

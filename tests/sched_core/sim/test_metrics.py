@@ -29,7 +29,8 @@ def test_summary(simulate: Simulate) -> None:
     found = summary(simulate([(0, 2, 10), (4, 1, 6)], "1x2", "fifo"))
     assert found["jct_s"]["mean"] == 11
     assert found["jct_s"]["median"] == 11
-    assert found["queueing_s"]["max"] == found["queueing_fair_share_s"]["max"] == 6
+    assert found["queueing_s"]["max"] == found["queueing_turns_s"]["max"] == 6
+    assert found["queueing_fair_share_s"]["max"] == found["queueing_fragmentation_s"]["max"] == 0
     assert found["makespan_s"] == 16
     assert found["utilization"] == pytest.approx(26 / 32)
     assert found["jobs_done"] == 2
@@ -47,6 +48,16 @@ def test_rho_against_the_share_of_two(simulate: Simulate) -> None:
     outcome = simulate([(0, 4, 10), (0, 4, 10)], "1x4", "fifo")
     assert outcome.contention.tolist() == [2, 1.5]
     assert finish_time_fairness(outcome) == pytest.approx([10 / 20, 20 / 15])
+
+
+def test_rho_as_the_paper_has_it_is_against_n_times_the_whole_cluster(simulate: Simulate) -> None:
+    """Four jobs that each use a quarter: alone on the whole cluster they take 10 s, and N is 4."""
+    outcome = simulate([(0, 1, 10)] * 4, "1x4", "fifo")
+    assert finish_time_fairness(outcome, times_n=True).tolist() == [0.25] * 4
+    found = summary(outcome)
+    assert (found["rho"]["max"], found["rho_paper"]["max"]) == (1.0, 0.25)
+    wide = simulate([(0, 4, 10), (0, 4, 10)], "1x4", "fifo")
+    assert finish_time_fairness(wide, times_n=True) == pytest.approx(finish_time_fairness(wide))
 
 
 def test_small_jobs_are_not_slowed_by_a_share_that_suffices(simulate: Simulate) -> None:

@@ -1,0 +1,42 @@
+"""Waiting for one's share under a live scheduler, by the same definition as in the simulator."""
+
+from __future__ import annotations
+
+from gpuslice.sched_core.events import Submitted
+from gpuslice.sched_core.job import JobSpec
+from gpuslice.sched_core.policies.yarn_capacity import YarnCapacity
+
+from ..driver import PROGRAM, Driver, notices
+
+
+def waiting_for_its_share(policy: YarnCapacity) -> Driver:
+    """Of tenant a, who may have two of four devices, one job holds two, and one waits for 5 s."""
+    driver = Driver(4, policy)
+    for name in ("held", "waits"):
+        driver.do(Submitted(JobSpec(id=name, submit_s=driver.now_s, demand=2, tenant="a"), PROGRAM))
+        driver.hello(name)
+    driver.wake(5.0)
+    return driver
+
+
+def test_a_tenant_that_has_used_up_its_share_does_not_wait_for_a_place() -> None:
+    driver = waiting_for_its_share(YarnCapacity(capacities="a:1,b:1", elastic=False))
+    delays = driver.core.planning.waits.delays(driver.core.jobs["waits"], driver.now_s)
+    assert (delays.waited_s, delays.fair_share_s, delays.fragmentation_s) == (5.0, 5.0, 0.0)
+
+
+class Broken(YarnCapacity):
+    """Cannot say whose share is used up."""
+
+    def over_share(self, tenant: str, demand: int) -> bool:
+        raise RuntimeError("no books")
+
+
+def test_a_policy_that_fails_to_say_so_is_reported_and_does_not_end_the_scheduler() -> None:
+    driver = Driver(4, Broken())
+    commands = driver.do(Submitted(JobSpec(id="a", submit_s=driver.now_s), PROGRAM))
+    commands += driver.hello("a")
+    said = [notice for notice in notices(commands) if notice.what == "policy_failed"]
+    assert len(said) == 1
+    assert "no books" in str(said[0].details["error"])
+    assert driver.core.jobs["a"].running
