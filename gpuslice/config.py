@@ -64,6 +64,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         Compare a snapshot's bytes with their checksums when a resume or a restart takes them back.
     report
         File for the JSON report, or empty.
+    profile, profile_steps
+        File for what is recorded of so many steps, after which the script ends; empty and 0 for nothing.
     job
         The job's name; a named job's snapshots outlive it and a restarted process continues from them.
     standby
@@ -87,6 +89,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     lazy_resume: bool = False
     verify: bool = True
     report: PathText = ""
+    profile: PathText = ""
+    profile_steps: Count = 0
     job: Word = ""
     standby: bool = False
     socket: Word = ""

@@ -16,7 +16,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import dataloader
 
-from gpuslice import agent, drill, uncaught
+from gpuslice import agent, drill, profiling, uncaught
 from gpuslice.backward import AfterBackward, outermost
 from gpuslice.boundaries import BoundaryCounter, Controller
 from gpuslice.calls import OutermostCalls
@@ -57,6 +57,8 @@ def install(early: Early | None = None) -> None:
         job = runtime()
         if early is not None:
             job.gate.take_in(early)
+        if job.settings.profile:
+            profiling.install(job)
         count_boundaries(job.boundaries)
         controller = _controller(job)
         job.boundaries.controller = controller

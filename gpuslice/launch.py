@@ -85,7 +85,7 @@ def check(settings: Settings) -> Settings:
     choose(route, device)
     paths = {
         name: os.path.abspath(getattr(settings, name))
-        for name in ("report", "ramdisk_dir", "spill_dir")
+        for name in ("report", "profile", "ramdisk_dir", "spill_dir")
         if getattr(settings, name)
     }
     if "report" in paths:
@@ -151,6 +151,11 @@ def check_writable(option: str, path: str) -> None:
 def draft_path(path: Path) -> Path:
     """Where this process writes what is then renamed to ``path``."""
     return path.with_name(f".{path.name}.{os.getpid()}")
+
+
+def rank_path(path: Path, rank: int) -> Path:
+    """Where a rank reports: rank 0 in ``FILE.json`` itself, rank 1 in ``FILE.rank1.json``."""
+    return path if rank == 0 else path.with_suffix(f".rank{rank}{path.suffix}")
 
 
 def _has_nvidia_driver() -> bool:

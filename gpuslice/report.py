@@ -16,11 +16,6 @@ from gpuslice.errors import EnvironmentUnusableError
 from gpuslice.launch import draft_path
 
 
-def rank_path(path: Path, rank: int) -> Path:
-    """Where a rank reports: rank 0 in ``FILE.json`` itself, rank 1 in ``FILE.rank1.json``."""
-    return path if rank == 0 else path.with_suffix(f".rank{rank}{path.suffix}")
-
-
 class Report:
     """Collects the switches of one rank and keeps the file up to date.
 

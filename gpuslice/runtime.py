@@ -40,8 +40,9 @@ from gpuslice.errors import (
 from gpuslice.gang import awaited, newest_common
 from gpuslice.kernels import Device, open_device, vmm
 from gpuslice.kernels.routes import choose
+from gpuslice.launch import rank_path
 from gpuslice.place import Place
-from gpuslice.report import Report, rank_path
+from gpuslice.report import Report
 from gpuslice.residence import HOST, found_device, named_device
 from gpuslice.threads import ThreadGate
 from gpuslice.types import DeviceName, Route, job_id

@@ -24,9 +24,12 @@ class HostReader:
     ----------
     slots
         Into how many the cores are divided; 0 means one per core.
+    processes
+        Whether to look for those that are pinned to a slot, which takes some milliseconds of a core.
     """
 
-    def __init__(self, slots: int = 0) -> None:
+    def __init__(self, slots: int = 0, *, processes: bool = True) -> None:
+        self._processes = processes
         self._all = tuple(sorted(os.sched_getaffinity(0)))
         count = check_slot(DeviceName("cpu", None), slots, len(self._all))
         self._slots = [slot_cores(index, count, self._all) for index in range(count)]
@@ -64,7 +67,7 @@ class HostReader:
             memory_used=(memory.total - memory.available) / MIB,
             memory_total=memory.total / MIB,
             clock_sm=clock,
-            processes=tuple(_pinned(cores)) if len(cores) < len(self._all) else (),
+            processes=tuple(_pinned(cores)) if self._processes and len(cores) < len(self._all) else (),
             unavailable=gaps.reasons,
         )
 

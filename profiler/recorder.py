@@ -16,7 +16,7 @@ from .memory import MemoryUse
 from .skew import Skew
 
 #: Reading the memory in use costs some microseconds; it is done no more often than this.
-_MEMORY_EVERY_S = 0.02
+_MEMORY_EVERY_S = 0.1
 
 
 class MemoryMeter(Protocol):
@@ -111,6 +111,7 @@ class StepRecorder:
         self._stepped_s: float | None = None
         self._memory_s = 0.0
         self._memory_due_s = 0.0
+        self._steps = 0
         #: Calls of the hooks, for what they cost.
         self._calls = 0
 
@@ -126,18 +127,19 @@ class StepRecorder:
         self._without_grad += not grad
 
     def exhausted(self, since_s: float) -> None:
-        """There is no further batch, which took as long to find out."""
+        """There is no further batch, or fetching failed: the script has waited for that all the same."""
         self._fetching_s += self._clock() - since_s
 
     def stepped(self) -> None:
-        """An optimizer step has ended."""
+        """An optimizer's step has ended now."""
         self._stepped_s = self._clock()
 
-    def boundary(self) -> None:
-        """The script is at a boundary. If a step has ended since the last one, an interval is complete."""
+    def boundary(self, steps: int) -> None:
+        """The script is at a boundary, after so many steps. If a step has ended, an interval is complete."""
         self._calls += 1
-        if self._stepped_s is None and self._rows:
+        if steps == self._steps and self._rows:
             return
+        self._steps = steps
         now = self._clock()
         after_s = 0.0 if self._stepped_s is None else now - self._stepped_s
         self._rows.append((now, self._fetching_s, after_s, self._batches, self._without_grad))
@@ -180,10 +182,10 @@ def hooks_cost_s(device_clock: DeviceClock | None = None, rounds: int = 200) -> 
     """
     scratch = StepRecorder(None, device_clock)
     costs_s = []
-    for _ in range(rounds):
+    for number in range(rounds):
         begun = perf_counter()
         scratch.fetched(perf_counter(), grad=True)
         scratch.stepped()
-        scratch.boundary()
+        scratch.boundary(number)
         costs_s.append(perf_counter() - begun)
     return sorted(costs_s)[rounds // 2]

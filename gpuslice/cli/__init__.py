@@ -36,6 +36,8 @@ COMMANDS: dict[str, str] = {
     "demo": "gpuslice.cli.demo",
     "doctor": "gpuslice.cli.doctor",
     "smi": "gpuslice.cli.smi",
+    "profile": "gpuslice.cli.profile",
+    "skew": "gpuslice.cli.skew",
     "ramdisk": "gpuslice.cli.ramdisk",
     "sim": "gpuslice.cli.sim",
     "trace": "gpuslice.cli.trace",

@@ -10,7 +10,8 @@ import pytest
 
 from gpuslice.checkpoint.record import SwitchRecord
 from gpuslice.errors import EnvironmentUnusableError
-from gpuslice.report import Report, rank_path
+from gpuslice.launch import rank_path
+from gpuslice.report import Report
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "report.md"
 #: Keys that are promised to stay.

@@ -16,10 +16,11 @@ class Job:
 
     def __init__(self) -> None:
         self.now_s = 100.0
+        self.steps = 0
         self.recorder = StepRecorder(clock=lambda: self.now_s)
 
     def fetch(self, seconds: float = 0.0, *, grad: bool = True) -> None:
-        self.recorder.boundary()
+        self.recorder.boundary(self.steps)
         since_s = self.now_s
         self.now_s += seconds
         self.recorder.fetched(since_s, grad=grad)
@@ -27,11 +28,12 @@ class Job:
     def step(self, fetch_s: float = 0.001, compute_s: float = 0.009, after_s: float = 0.0) -> None:
         self.fetch(fetch_s)
         self.now_s += compute_s
+        self.steps += 1
         self.recorder.stepped()
         self.now_s += after_s
 
     def finish(self) -> Recording:
-        self.recorder.boundary()
+        self.recorder.boundary(self.steps)
         return self.recorder.finish()
 
 
@@ -69,6 +71,7 @@ def test_several_optimizers_between_two_boundaries_are_one_step() -> None:
     for _ in range(40):
         job.step(compute_s=0.004)
         job.now_s += 0.005
+        job.steps += 1
         job.recorder.stepped()
     assert analyse(job.finish()).steps == 39
 
@@ -113,7 +116,7 @@ def test_the_end_of_an_epoch_is_a_step_like_others() -> None:
     job = Job()
     for number in range(60):
         if number % 10 == 9:
-            job.recorder.boundary()
+            job.recorder.boundary(job.steps)
             job.recorder.exhausted(job.now_s)
         job.step()
     assert analyse(job.finish()).steps == 59

@@ -1,0 +1,73 @@
+"""``gpuslice skew``: whether a model's tensors ask for few nodes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated
+
+from gpuslice import config
+from gpuslice.errors import UsageError
+
+from .declare import Option
+from .options import Words
+
+if TYPE_CHECKING:
+    from gpuslice.profiler.skew import Skew
+
+
+def command(
+    words: Words = None,
+    model: Annotated[
+        str | None, Option(metavar="PACKAGE.MODULE:FACTORY", help="Make this model, without its memory.")
+    ] = None,
+    json: Annotated[Path | None, Option(metavar="FILE", help="Write the figures as JSON.")] = None,
+) -> None:
+    """Measure the tensor skew of a training script's model, or of a factory's (docs/profiling.md).
+
+    A script runs until its optimizers have made three steps.
+    """
+    import msgspec
+
+    from gpuslice.launch import check_writable
+
+    if bool(words) == bool(model):
+        raise UsageError("give a script, or --model", "one of the two")
+    if json is not None:
+        check_writable("--json", str(json.absolute()))
+    skew = _of_script(words) if words else _of_factory(model or "")
+    if json is not None:
+        json.write_bytes(msgspec.json.encode(skew) + b"\n")
+    _show(skew)
+
+
+def _of_factory(model: str) -> Skew:
+    from gpuslice.trainable import skew_of_factory
+
+    return skew_of_factory(model)
+
+
+def _of_script(words: list[str]) -> Skew:
+    from gpuslice.recording import record
+
+    with TemporaryDirectory(prefix="gpuslice-skew-") as directory:
+        found = record(words, config.load(), 3, Path(directory))
+    skew = found.ranks[0].skew
+    if skew is None:
+        raise UsageError("the script's optimizers made no step", "torch.optim's optimizers are looked at")
+    return skew
+
+
+def _show(skew: Skew) -> None:
+    from gpuslice.config import format_size
+    from gpuslice.profiler.profile import verdict
+    from gpuslice.profiler.skew import published_models
+
+    print(f"{skew.tensors} trainable tensors, {format_size(skew.bytes)}")
+    print(f"largest: {format_size(skew.largest_bytes)}")
+    print(f"skew: {verdict(skew)}")
+    known = sorted((found.skew, name) for name, found in published_models().items())
+    print("for comparison: " + ", ".join(f"{name} {value:.2f}" for value, name in known))
+    print("sizes up to:")
+    for one in skew.distribution:
+        print(f"  {format_size(one.at_most_bytes):>12}  {one.tensors:5} tensors  {format_size(one.bytes)}")

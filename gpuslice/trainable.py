@@ -1,0 +1,92 @@
+"""The trainable tensors of a job: what its optimizers step, or what a model has."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from gpuslice.errors import UsageError
+from gpuslice.profiler.skew import Skew, measure_skew
+
+#: So many optimizer steps show every optimizer of a usual loop.
+FIRST_STEPS = 3
+
+
+def tensor_sizes(parameters: Iterable[torch.Tensor]) -> list[int]:
+    """Bytes of every one of ``parameters`` that is trained; one that is there twice counts once."""
+    unique = {id(parameter): parameter for parameter in parameters if parameter.requires_grad}
+    return [parameter.numel() * parameter.element_size() for parameter in unique.values()]
+
+
+class Optimizers:
+    """The optimizers that make steps in this process, once `watch` was called."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, weakref.ref[torch.optim.Optimizer]] = {}
+
+    def saw(self, optimizer: torch.optim.Optimizer) -> None:
+        """``optimizer`` has made a step."""
+        if id(optimizer) not in self._seen:
+            self._seen[id(optimizer)] = weakref.ref(optimizer)
+
+    def skew(self) -> Skew | None:
+        """The skew of what they train; ``None`` if that is nothing."""
+        alive = [optimizer for found in self._seen.values() if (optimizer := found()) is not None]
+        groups = (group for optimizer in alive for group in optimizer.param_groups)
+        sizes = tensor_sizes(parameter for group in groups for parameter in group["params"])
+        return measure_skew(sizes) if any(sizes) else None
+
+
+def report_skew(report: Callable[[Skew], None]) -> None:
+    """Call ``report`` with the job's skew after its first optimizer steps; costs nothing from then on."""
+    optimizers, steps = Optimizers(), 0
+
+    def stepped(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        nonlocal steps
+        if torch.compiler.is_compiling():
+            return
+        optimizers.saw(optimizer)
+        steps += 1
+        if steps == FIRST_STEPS:
+            handle.remove()
+            skew = optimizers.skew()
+            if skew is not None:
+                report(skew)
+
+    handle = register_optimizer_step_post_hook(stepped)
+
+
+def skew_of_factory(name: str) -> Skew:
+    """The skew of the model that ``package.module:factory`` makes, on the ``meta`` device: without memory.
+
+    Raises
+    ------
+    UsageError
+        If there is no such factory, or what it makes is no model.
+    """
+    module_name, colon, attribute = name.partition(":")
+    if not colon or not module_name or not attribute:
+        raise UsageError(f"{name!r} names no factory", "write package.module:factory")
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # as `python -m` has it
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise UsageError(f"cannot import {module_name}: {error}", "check the name and PYTHONPATH") from error
+    factory = getattr(module, attribute, None)
+    if not callable(factory):
+        raise UsageError(f"{module_name} has no factory {attribute!r}", "name a function or class in it")
+    with torch.device("meta"):
+        try:
+            model = factory()
+        except TypeError as error:
+            raise UsageError(f"{name} cannot be called without arguments: {error}") from error
+    if not isinstance(model, torch.nn.Module):
+        raise UsageError(f"{name} makes a {type(model).__name__}", "name a factory of torch.nn.Module")
+    return measure_skew(tensor_sizes(model.parameters()))

@@ -1,0 +1,76 @@
+"""Measuring on a GPU: its own clock, and the memory of this process there."""
+
+from __future__ import annotations
+
+import os
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+import pynvml
+import torch
+
+from .memory import MemoryUse, unaccounted
+
+
+class CudaClock:
+    """CUDA events on the current stream: when the GPU gets there, not when the host has queued it."""
+
+    def __init__(self) -> None:
+        self._events: list[Any] = []
+
+    def mark(self) -> None:
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        self._events.append(event)
+
+    def intervals_s(self) -> list[float]:
+        events = list(self._events)
+        if events:
+            events[-1].synchronize()
+        return [earlier.elapsed_time(later) / 1e3 for earlier, later in pairwise(events)]
+
+
+class CudaMemory:
+    """The memory of this process on GPU ``index``, by torch's allocator and by NVML."""
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+        self._samples_bytes: list[int] = []
+        self._context_bytes: int | None = None
+        #: What live tensors hold; the owner of the meter sets it at the last boundary.
+        self.tensors_bytes: int | None = None
+
+    def sample(self) -> None:
+        if not self._samples_bytes:
+            torch.cuda.reset_peak_memory_stats(self._index)
+            held_bytes = self._held_bytes()
+            if held_bytes is not None:
+                self._context_bytes = held_bytes - torch.cuda.memory_reserved(self._index)
+        self._samples_bytes.append(torch.cuda.memory_allocated(self._index))
+
+    def report(self) -> MemoryUse:
+        samples = self._samples_bytes
+        kept = torch.cuda.memory_reserved(self._index) - torch.cuda.memory_allocated(self._index)
+        return MemoryUse(
+            peak_bytes=torch.cuda.max_memory_allocated(self._index),
+            boundary_bytes=int(median(samples)) if samples else None,
+            tensors_bytes=self.tensors_bytes,
+            reserved_bytes=kept,
+            context_bytes=self._context_bytes,
+            unaccounted_bytes=unaccounted(self._held_bytes(), self.tensors_bytes, kept, self._context_bytes),
+        )
+
+    def _held_bytes(self) -> int | None:
+        """What the driver says that this process holds; ``None`` where it does not (containers, WSL)."""
+        uuid = f"GPU-{torch.cuda.get_device_properties(self._index).uuid}"
+        try:
+            pynvml.nvmlInit()
+            try:
+                handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+                found = pynvml.nvmlDeviceGetComputeRunningProcesses_v3(handle)
+            finally:
+                pynvml.nvmlShutdown()
+        except pynvml.NVMLError:
+            return None
+        return next((one.usedGpuMemory for one in found if one.pid == os.getpid()), None)

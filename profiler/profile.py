@@ -1,0 +1,147 @@
+"""The profile of a job: what `gpuslice profile` makes of a recording, as JSON and as a page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from .charts import Axis, Line, cumulative, duration, line_chart
+from .html import Table, document, render_table, round_step
+from .memory import MemoryUse
+from .recorder import Recording
+from .sampler import DeviceUse
+from .skew import Skew
+from .steps import Change, Kind, Phase, StepSeconds, analyse, classify
+
+_MIB = 1 << 20
+_PER_CENT = 100
+
+
+class Profile(msgspec.Struct, frozen=True):
+    """The profile of one rank; docs/profiling.md has types and units."""
+
+    rank: int
+    steps: int
+    step_seconds: StepSeconds | None
+    warmup_steps: int
+    clock: str
+    phases: dict[str, Phase]
+    changes: tuple[Change, ...]
+    overhead: float
+    memory: MemoryUse | None
+    skew: Skew | None
+    devices: tuple[DeviceUse, ...]
+
+
+def make_profile(recording: Recording, devices: Sequence[DeviceUse] = ()) -> Profile:
+    """The profile of what was recorded of a rank, and of the devices meanwhile."""
+    times = analyse(recording)
+    fields = {name: getattr(times, name) for name in times.__struct_fields__}
+    return Profile(
+        rank=recording.rank,
+        memory=recording.memory,
+        skew=recording.skew,
+        devices=tuple(devices),
+        **fields,
+    )
+
+
+def summary(profile: Profile) -> list[tuple[str, str]]:
+    """The profile for a person: names and values."""
+    rows = [("steps", f"{profile.steps} ({profile.warmup_steps} of warm-up left out)")]
+    seconds = profile.step_seconds
+    if seconds is not None:
+        low, high = map(_time, seconds.interval)
+        rows += [
+            ("step time", f"{_time(seconds.median)} (median; 95 %: {low} to {high})"),
+            ("p10, p90", f"{_time(seconds.p10)}, {_time(seconds.p90)}"),
+            ("jitter", f"{seconds.jitter * _PER_CENT:.1f} %"),
+        ]
+    rows += [
+        (name.replace("_", " "), f"{phase.count}x, {_time(phase.seconds)} together")
+        for name, phase in profile.phases.items()
+        if phase.count
+    ]
+    rows += [
+        ("change", f"at step {one.step}: {_time(one.before_seconds)} to {_time(one.after_seconds)}")
+        for one in profile.changes
+    ]
+    if profile.memory is not None:
+        rows += [
+            (f"memory, {name.removesuffix('_bytes')}", "not told" if value is None else _size(value))
+            for name, value in msgspec.structs.asdict(profile.memory).items()
+        ]
+    if profile.skew is not None:
+        rows.append(("tensor skew", verdict(profile.skew)))
+    rows += [(one.device, _use(one)) for one in profile.devices]
+    return [*rows, ("overhead", f"{profile.overhead * _PER_CENT:.3f} % of the time")]
+
+
+def verdict(skew: Skew) -> str:
+    """The skew and what follows from it, in words."""
+    where = "consolidate" if skew.consolidate else "may be spread"
+    return f"{skew.skew:.3f} (threshold {skew.threshold:g}): {where}"
+
+
+def page(name: str, profile: Profile, recording: Recording) -> str:
+    """The profile as one HTML file that needs no network."""
+    kinds = classify(recording)
+    intervals_s = np.array(recording.interval_s)
+    steps_s = intervals_s[kinds == Kind.STEP]
+    lead = [f"Rank {profile.rank}, {len(intervals_s)} intervals between boundaries, clock: {profile.clock}."]
+    charts = []
+    if steps_s.size:
+        charts = [_over_time(intervals_s, kinds), _distribution(steps_s)]
+    table = Table("Figures", ("figure", "value"), summary(profile))
+    others = [
+        (str(index), kinds[index].value, _time(intervals_s[index]))
+        for index in np.flatnonzero((kinds != Kind.STEP) & (kinds != Kind.WARMUP))
+    ]
+    more = [Table("What was no step", ("interval", "kind", "time"), others)] if others else []
+    return document(f"Profile of {name}", lead, [*charts, *(render_table(one) for one in (table, *more))])
+
+
+def _over_time(intervals_s: Any, kinds: Any) -> str:
+    """Each interval over its number; the vertical axis ends at twice the highest step."""
+    top_s = max(2 * float(intervals_s[kinds == Kind.STEP].max()), 1e-9)
+    axis = _number_axis("interval", len(intervals_s))
+    lines = []
+    for kind in Kind:
+        at = np.flatnonzero(kinds == kind).astype(float)
+        if at.size:
+            lines.append(Line(kind.value, at, intervals_s[at.astype(int)] / top_s))
+    levels = {share: duration(share * top_s) for share in (0.0, 0.25, 0.5, 0.75, 1.0)}
+    return line_chart("Time of each interval", axis, lines, levels=levels, width=1100, height=280)
+
+
+def _distribution(steps_s: Any) -> str:
+    high_s = float(steps_s.max()) * 1.05
+    step_s = round_step(high_s / 8)
+    marks = {i * step_s: duration(i * step_s) for i in range(int(high_s / step_s) + 1)}
+    axis = Axis("step time", 0.0, high_s, marks)
+    return line_chart("Share of steps that take at most", axis, [cumulative("steps", steps_s)])
+
+
+def _number_axis(title: str, count: int) -> Axis:
+    step = max(1.0, round_step(count / 10))
+    marks = {i * step: f"{i * step:g}" for i in range(int(count / step) + 1)}
+    return Axis(title, 0.0, float(max(count, 1)), marks)
+
+
+def _time(seconds: float) -> str:
+    """A time in the unit that reads best, milliseconds too."""
+    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else duration(seconds)
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes / _MIB:.1f} MiB"
+
+
+def _use(use: DeviceUse) -> str:
+    parts = [] if use.utilization is None else [f"{use.utilization:.0f} % used"]
+    parts += [] if use.memory_used is None else [f"{use.memory_used:.0f} MiB at most"]
+    parts += [] if use.power_draw is None else [f"{use.power_draw:.0f} W"]
+    return ", ".join(parts) or "not told"
