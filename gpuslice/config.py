@@ -70,6 +70,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         The job's name; a named job's snapshots outlive it and a restarted process continues from them.
     standby
         Be ready to go on with the named job when the process that has it ends: wait in ``gpuslice.attach``.
+    keep_children
+        Leave processes that a submitted job has started and left behind alone when it ends.
     socket
         ZeroMQ endpoint of the scheduler, or empty.
     """
@@ -93,6 +95,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     profile_steps: Count = 0
     job: Word = ""
     standby: bool = False
+    keep_children: bool = False
     socket: Word = ""
 
     def __post_init__(self) -> None:

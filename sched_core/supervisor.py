@@ -3,6 +3,7 @@
     supervisor.py DESCRIPTOR COMMAND [ARGUMENTS]...
 
 ``DESCRIPTOR`` is the job's record, locked by whoever started this; the lock lasts as long as this process.
+What the command leaves behind is ended with it, unless ``GPUSLICE_KEEP_CHILDREN`` says otherwise.
 The record has two lines of fixed length, our process id and the exit code (negative: a signal), so that the
 second is written in place, on a full disk, too. Run as a script and without ``site``, standard library only.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from contextlib import suppress
 
 LINE_BYTES = 16
@@ -19,6 +21,11 @@ LINE_BYTES = 16
 _OUTLIVED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 #: prctl(2)
 _PR_SET_CHILD_SUBREAPER = 36
+#: ``keep_children`` of the settings, as the command finds it.
+_KEEP = "GPUSLICE_KEEP_CHILDREN"
+#: Between the polite signal and the one that cannot be refused.
+_GRACE_S = 3.0
+_LOOK_AGAIN_S = 0.02
 
 
 def line(number: int | None) -> bytes:
@@ -33,6 +40,7 @@ def main(argv: list[str]) -> None:
     # Until the command is there, signals meant for it wait here.
     signal.pthread_sigmask(signal.SIG_BLOCK, _OUTLIVED)
     os.pwrite(record, line(os.getpid()) + line(None), 0)
+    _adopt_orphans()  # before there are any: a command may leave a process behind and end at once
     child = os.fork()
     if child == 0:
         _become(command)
@@ -42,7 +50,6 @@ def main(argv: list[str]) -> None:
     for number in _OUTLIVED:
         signal.signal(number, lambda number, _: asked.append(number))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _OUTLIVED)
-    _adopt_orphans()
     pid, status = os.wait()
     while pid != child:
         pid, status = os.wait()
@@ -51,11 +58,46 @@ def main(argv: list[str]) -> None:
         with suppress(ChildProcessError):
             while True:
                 os.wait()
+    elif os.environ.get(_KEEP, "").lower() not in ("1", "true"):
+        with suppress(ChildProcessError):
+            _end_orphans()
+
+
+def _end_orphans() -> None:
+    """End all that the command left behind; whatever they leave behind comes to us in turn.
+
+    Raises
+    ------
+    ChildProcessError
+        When nobody is left.
+    """
+    late_s = time.monotonic() + _GRACE_S
+    told: set[int] = set()
+    while True:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+        late = time.monotonic() >= late_s
+        for pid in _children() - (set() if late else told):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL if late else signal.SIGTERM)
+            told.add(pid)
+        time.sleep(_LOOK_AGAIN_S)
+
+
+def _children() -> set[int]:
+    """The processes whose parent we are."""
+    found = set()
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+        with suppress(OSError), open(f"/proc/{name}/stat", "rb") as status:
+            # The name, in brackets, may hold anything; the state and the parent follow it.
+            if int(status.read().rpartition(b")")[2].split()[1]) == os.getpid():
+                found.add(int(name))
+    return found
 
 
 def _adopt_orphans() -> None:
     """Become the parent of what the command leaves behind."""
-    import ctypes  # late: the command starts meanwhile
+    import ctypes  # late: whoever only reads records does not need it
 
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 

@@ -105,3 +105,44 @@ def test_a_rank_is_known_by_its_environment(tmp_path: Path) -> None:
     descriptor = processes.find_rank("a", 0, os.getpid(), mark)
     assert descriptor is not None
     os.close(descriptor)
+
+
+LEAVING = """
+import os, signal, sys
+reading, writing = os.pipe()
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        if {deaf}:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        os.write(writing, b"%d" % os.getpid())
+        while True:
+            signal.pause()
+    os._exit(0)
+print(os.read(reading, 9).decode(), flush=True)
+sys.exit({code})
+"""
+
+
+def leave_one_behind(directory: Path, code: int, *, deaf: bool = False, keep: str = "") -> int:
+    """A job that ends and leaves a process behind, in a session of its own; its number."""
+    processes = Processes(directory)
+    words = (sys.executable, "-c", LEAVING.format(code=code, deaf=deaf))
+    environ = {"GPUSLICE_KEEP_CHILDREN": keep} if keep else {}
+    processes.launch("a", Program(words, "/", environ), {})
+    (ended,) = processes.wait(60.0)
+    assert isinstance(ended, Exited)
+    assert ended.code == code
+    return int((directory / "a.out").read_text())
+
+
+@pytest.mark.parametrize(("code", "deaf"), [(0, False), (1, False), (0, True)])
+def test_what_a_job_left_behind_ends_with_it(tmp_path: Path, code: int, deaf: bool) -> None:
+    with pytest.raises(ProcessLookupError):
+        os.kill(leave_one_behind(tmp_path, code, deaf=deaf), 0)
+
+
+@pytest.mark.parametrize("keep", ["1", "True"])
+def test_a_job_may_ask_to_keep_what_it_leaves_behind(tmp_path: Path, keep: str) -> None:
+    left = leave_one_behind(tmp_path, 0, keep=keep)
+    os.kill(left, signal.SIGKILL)
