@@ -5,36 +5,33 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import msgspec
-
 from gpuslice import eventlog
 from gpuslice.clock import ContinuedClock
 from gpuslice.config import load
-from gpuslice.errors import ConfigError, GpusliceError
+from gpuslice.errors import EnvironmentUnusableError, GpusliceError
 from gpuslice.memory import available_bytes
-from gpuslice.private import private_directory
+from gpuslice.recovery import open_journal
 from gpuslice.sched_core.core import Core
 from gpuslice.sched_core.desk import Desk
 from gpuslice.sched_core.events import Command, Event
-from gpuslice.sched_core.journal import FILE, Journal
 from gpuslice.sched_core.live import Scheduler
 from gpuslice.sched_core.replay import Replay
 from gpuslice.sched_core.standing import Overview
 from gpuslice.scheduler_setup import Setup
 from gpuslice.witness import Witness
 
-LOG = "scheduler.log"
-_READY = b"r"
 #: What a job that has imported torch, and more of its own, is expected to take while it waits.
 _WAITING_BYTES = 512 << 20
 #: So many objects more than before are worth a collection when there is time for it.
 _YOUNG = 1000
+
+
+def _ignore(text: str) -> None:
+    """Nobody wants to know."""
 
 
 def serve(
@@ -45,6 +42,8 @@ def serve(
     tcp: tuple[str, Path] | None = None,
     metrics_port: int | None = None,
     prestart: int | None = None,
+    accept_loss: bool = False,
+    warn: Callable[[str], None] = _ignore,
 ) -> None:
     """Be the scheduler of ``directory`` until it is taken down, or told by a signal to leave its jobs alone.
 
@@ -58,6 +57,15 @@ def serve(
         Where to serve numbers for Prometheus; 0: at any port.
     prestart
         How many jobs are started beyond those that run; as a rule one a device, if memory allows.
+    accept_loss
+        Go on with what is whole of a damaged journal.
+    warn
+        Called with what whoever started this should know.
+
+    Raises
+    ------
+    EnvironmentUnusableError
+        If the directory cannot be used, for instance because the disk is full.
     """
 
     def observe(event: Event, now: float, commands: Sequence[Command]) -> None:
@@ -74,6 +82,7 @@ def serve(
     witness = Witness(core)
     clock = ContinuedClock()
     with (
+        _used(directory),
         _interruption() as (stopped, signalled),
         Scheduler(
             core,
@@ -87,7 +96,7 @@ def serve(
         ) as scheduler,
         eventlog.kept_in(directory),
         _metrics(witness, core, setup, metrics_port),
-        _open_journal(directory, setup) as journal,
+        open_journal(directory, setup, accept_loss=accept_loss, warn=warn) as journal,
     ):
         replay = Replay(journal, core, setup.make_core)
 
@@ -130,6 +139,19 @@ def _lived(replay: Replay, clock: ContinuedClock) -> Iterator[tuple[Event, float
     clock.continue_from(last_s)
 
 
+@contextmanager
+def _used(directory: Path) -> Iterator[None]:
+    """Say of what the system refuses that it did; whatever else goes wrong with files has its own error."""
+    try:
+        yield
+    except OSError as error:
+        place = directory if error.filename is None else error.filename
+        raise EnvironmentUnusableError(
+            f"cannot use {place}: {error.strerror or error}",
+            "make room or see to its permissions, or choose another --state-dir",
+        ) from error
+
+
 def _affordable(device_count: int) -> int:
     """How many jobs may wait for their first lease beside those that run, with the memory there is."""
     return max(0, min(device_count, available_bytes() // _WAITING_BYTES))
@@ -170,87 +192,6 @@ def _metrics(witness: Witness, core: Core, setup: Setup, port: int | None) -> It
         url = f"http://{metrics.ADDRESS}:{taken}/metrics"
         eventlog.tell("metrics", f"metrics are served at {url}", details={"url": url})
         yield
-
-
-def _open_journal(directory: Path, setup: Setup) -> Journal:
-    """The journal of the last scheduler if it was set up alike, else a new one.
-
-    Raises
-    ------
-    ConfigError
-        If jobs of a scheduler that was set up differently have not ended.
-    """
-    journal = Journal(directory / FILE)
-    written = journal.about()
-    former = None if written is None else msgspec.json.decode(written, type=Setup)
-    if former is not None and former != setup:
-        unfinished = _unfinished(journal, former)
-        journal.close()
-        if unfinished:
-            raise ConfigError(
-                f"{', '.join(unfinished)} of the last scheduler in {directory} have not ended; it had "
-                f"--devices {','.join(map(str, former.devices))} --policy {former.policy}",
-                "start it with the same options, or choose another --state-dir",
-            )
-        _set_aside(directory)
-        journal = Journal(directory / FILE)
-    journal.introduce(msgspec.json.encode(setup))
-    return journal
-
-
-def _unfinished(journal: Journal, setup: Setup) -> list[str]:
-    core = setup.make_core()
-    for _ in Replay(journal, core, setup.make_core).advance():
-        pass
-    return [job.id for job in core.jobs.values() if not (job.state.ended and job.processes_gone)]
-
-
-def _set_aside(directory: Path) -> None:
-    """Keep what the last scheduler wrote, under other names."""
-    number = 1
-    while (past := directory / f"past-{number}").exists():
-        number += 1
-    past.mkdir()
-    for name in (FILE, "logs"):
-        (directory / name).rename(past / name)
-    (directory / "logs").mkdir()
-
-
-def start(directory: Path, words: Sequence[str]) -> int:
-    """Start ``gpuslice up`` with ``words`` in the background; returns its pid when users may come.
-
-    Raises
-    ------
-    SystemExit
-        If it ends instead, with its exit code; its words are on stderr.
-    """
-    private_directory(directory, option="--state-dir", parents=True)
-    with (directory / LOG).open("ab") as log:
-        begins = log.tell()
-        receiving, sending = os.pipe()
-        with os.fdopen(receiving, "rb") as answer:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "gpuslice", "up", *words, "--ready-fd", str(sending)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                pass_fds=[sending],
-                start_new_session=True,
-            )
-            os.close(sending)
-            if answer.read(1) == _READY:
-                return process.pid
-    code = process.wait()
-    with (directory / LOG).open("rb") as log_again:
-        log_again.seek(begins)
-        sys.stderr.write(log_again.read().decode(errors="replace"))
-    raise SystemExit(code)
-
-
-def tell_ready(descriptor: int) -> None:
-    """Let ``start`` return."""
-    os.write(descriptor, _READY)
-    os.close(descriptor)
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Every error that gpuslice raises, split by whose fault it is, with the exit code the CLI maps it to.
 
 Exit codes: 2 wrong command line or configuration, 3 unusable environment, 4 corrupt or refused
-snapshot, 5 full RAM disk. A message names the thing that is wrong; ``remedy`` says what to do.
+snapshot or journal, 5 full RAM disk. A message names the thing that is wrong; ``remedy`` says what to do.
 """
 
 from __future__ import annotations

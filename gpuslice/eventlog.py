@@ -41,12 +41,17 @@ class JsonLines(logging.Formatter):
         return msgspec.json.encode(line, enc_hook=str).decode()
 
 
+class _Files(RotatingFileHandler):
+    """The files of the log."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Go without what cannot be written, on a full disk say: nothing depends on it."""
+
+
 @contextmanager
 def kept_in(directory: Path, *, most_bytes: int = _MOST_BYTES) -> Iterator[None]:
     """Keep what is logged in ``directory``, in at most four files of ``most_bytes``."""
-    handler = RotatingFileHandler(
-        directory / FILE, maxBytes=most_bytes, backupCount=_OLDER_FILES, encoding="utf-8"
-    )
+    handler = _Files(directory / FILE, maxBytes=most_bytes, backupCount=_OLDER_FILES, encoding="utf-8")
     handler.setFormatter(JsonLines())
     former = _logger.level
     _logger.addHandler(handler)

@@ -232,15 +232,21 @@ class Desk:
         return Accepted(job=name)
 
     def _free_name(self, request: Submit) -> str:
-        jobs = self._scheduler.core.jobs
+        jobs, logged = self._scheduler.core.jobs, self._scheduler.processes.logged
         if not request.numbered:
             if request.name in jobs:
                 raise UsageError(f"there is a job {request.name!r} already", "choose another name")
-            return job_id(request.name)
+            name = job_id(request.name)
+            if logged(name):
+                raise UsageError(
+                    f"there are logs of a job {name!r} that the journal does not know",
+                    "choose another name, or move them out of the scheduler's logs",
+                )
+            return name
         number = len(jobs) + 1
-        while (name := f"{request.name}-{number}") in jobs:
+        while (name := job_id(f"{request.name}-{number}")) in jobs or logged(name):
             number += 1
-        return job_id(name)
+        return name
 
     def _down(self, visitor: _Visitor, *, drain: bool) -> None:
         self._leaving.append(visitor)

@@ -80,7 +80,7 @@ class Processes:
     def launch(self, job: str, program: Program, extra: Mapping[str, str], *, attempt: int = 0) -> int:
         """Start ``program`` and return the descriptor to watch.
 
-        Further attempts (``attempt`` above 0) add to the output of those before.
+        What it prints is added to what is there: further attempts (``attempt`` above 0) follow those before.
 
         Raises
         ------
@@ -88,11 +88,10 @@ class Processes:
             If it cannot be started.
         """
         self._deadlines_s.pop(job, None)  # of a former attempt
-        mode = "ab" if attempt else "wb"
         with (
             uninterrupted(),
-            self.log(job, "out").open(mode) as out,
-            self.log(job, "err").open(mode) as err,
+            self.log(job, "out").open("ab") as out,
+            self.log(job, "err").open("ab") as err,
         ):
             if attempt:
                 err.write(f"{ATTEMPT_MARK}{attempt + 1}\n".encode())
@@ -177,6 +176,10 @@ class Processes:
     def log(self, job: str, stream: str) -> Path:
         """The file of ``stream`` (``out``, ``err`` or ``exit``) of ``job``."""
         return self._logs / f"{job}.{stream}"
+
+    def logged(self, job: str) -> bool:
+        """Whether there are logs of a job of that name, known or not."""
+        return any(self.log(job, stream).exists() for stream in ("out", "err", "exit"))
 
     def _record(self, job: str, attempt: int) -> Path:
         """The supervisor's record; no job's name has a tilde."""

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from gpuslice import config, daemon, scheduler_setup
+from gpuslice import background, config, daemon, scheduler_setup
 from gpuslice.errors import UsageError
 from gpuslice.private import private_directory
 from gpuslice.sched_core.core import SWITCH_SHARE
@@ -72,6 +72,9 @@ def command(
             help="Most jobs to be started beyond those that run; as a rule one a device.",
         ),
     ] = None,
+    accept_loss: Annotated[
+        bool, typer.Option("--accept-loss", help="Go on with what is whole of a damaged journal.")
+    ] = False,
     foreground: Annotated[bool, typer.Option("--foreground", help="Stay; Ctrl-C ends it.")] = False,
     as_json: Json = False,
     state_dir: StateDir = None,
@@ -79,47 +82,56 @@ def command(
 ) -> None:
     """Start the scheduler in the background (docs/scheduler.md); prints where it runs once it can be used.
 
-    Exit code 2 for a wrong option, 3 if it cannot run here or one runs already.
+    Exit code 2 for a wrong option, 3 if it cannot run here or one runs already, 4 for a damaged journal.
     """
     directory = config.state_directory(state_dir)
     if not foreground and ready_fd is None:
         words = [*sys.argv[sys.argv.index("up") + 1 :], "--state-dir", str(directory)]
-        pid = daemon.start(directory, words)
+        pid = background.start(directory, words)
         said = json.dumps({"pid": pid, "directory": str(directory)})
         print(said if as_json else f"scheduler {pid} runs in {directory}")
         return
-    for size in filter(None, (ramdisk_limit, spill_limit)):
-        config.parse_size(size)
-    if spill_limit and spill_dir is None:
-        raise UsageError("--spill-limit without --spill-dir", "say where to: --spill-dir DIR")
-    if spill_dir is not None:
-        private_directory(spill_dir, option="--spill-dir", parents=True)
-    tcp = scheduler_setup.tcp_door(bind, curve_keys)
-    if not 0 <= switch_share < 1:
-        raise UsageError(f"--switch-share {switch_share} is no part of the time", "give 0.03 or the like")
-    quantum_s = None if quantum is None else config.parse_duration(quantum)
-    options = scheduler_setup.options(policy, settings or [], quantum_s)
-    names = scheduler_setup.parse_devices(devices)
-    setup = scheduler_setup.Setup(
-        names,
-        policy,
-        options,
-        ramdisk_limit,
-        switch_share,
-        scheduler_setup.quotas(quota or []),
-        scheduler_setup.device_memory(names),
-        scheduler_setup.tenant_ramdisk(tenant_ramdisk or []),
-        "" if spill_dir is None else str(spill_dir.absolute()),
-        spill_limit,
-        handover=True,
-    )
+    with background.Starter(ready_fd) as starter:
+        for size in filter(None, (ramdisk_limit, spill_limit)):
+            config.parse_size(size)
+        if spill_limit and spill_dir is None:
+            raise UsageError("--spill-limit without --spill-dir", "say where to: --spill-dir DIR")
+        if spill_dir is not None:
+            private_directory(spill_dir, option="--spill-dir", parents=True)
+        tcp = scheduler_setup.tcp_door(bind, curve_keys)
+        if not 0 <= switch_share < 1:
+            raise UsageError(f"--switch-share {switch_share} is no part of the time", "give 0.03 or the like")
+        quantum_s = None if quantum is None else config.parse_duration(quantum)
+        options = scheduler_setup.options(policy, settings or [], quantum_s)
+        names = scheduler_setup.parse_devices(devices)
+        setup = scheduler_setup.Setup(
+            names,
+            policy,
+            options,
+            ramdisk_limit,
+            switch_share,
+            scheduler_setup.quotas(quota or []),
+            scheduler_setup.device_memory(names),
+            scheduler_setup.tenant_ramdisk(tenant_ramdisk or []),
+            "" if spill_dir is None else str(spill_dir.absolute()),
+            spill_limit,
+            handover=True,
+        )
 
-    def ready(desk: Desk) -> None:
-        if ready_fd is not None:
-            daemon.tell_ready(ready_fd)
-        else:
-            print(f"scheduling {', '.join(map(str, setup.devices))} in {directory}", flush=True)
-            if tcp is not None:
-                print(f"listening at {desk.endpoints[-1]}", flush=True)
+        def ready(desk: Desk) -> None:
+            if ready_fd is None:
+                print(f"scheduling {', '.join(map(str, setup.devices))} in {directory}", flush=True)
+                if tcp is not None:
+                    print(f"listening at {desk.endpoints[-1]}", flush=True)
+            starter.ready()
 
-    daemon.serve(directory, setup, ready, tcp=tcp, metrics_port=metrics_port, prestart=prestart)
+        daemon.serve(
+            directory,
+            setup,
+            ready,
+            tcp=tcp,
+            metrics_port=metrics_port,
+            prestart=prestart,
+            accept_loss=accept_loss,
+            warn=starter.tell,
+        )

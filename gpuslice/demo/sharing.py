@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from gpuslice import daemon
+from gpuslice import background
 from gpuslice.client import Client
 from gpuslice.clock import Clock
 from gpuslice.config import variable
@@ -86,7 +86,7 @@ def _scheduler(device: DeviceName, quantum_s: float, directory: Path) -> Iterato
     words = ("--devices", str(device), "--policy", "rr", "--quantum", f"{quantum_s:f}s")
     try:
         with uninterrupted():
-            daemon.start(directory, [*words, "--state-dir", str(directory)])
+            background.start(directory, [*words, "--state-dir", str(directory)])
         with Client(directory) as client:
             yield client
     finally:

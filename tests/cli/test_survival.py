@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import signal
+import subprocess
+import sys
 
 import psutil
 import pytest
 
 from gpuslice.client import Client
-from gpuslice.errors import EnvironmentUnusableError
+from gpuslice.errors import EnvironmentUnusableError, UsageError
 from gpuslice.sched_core.journal import FILE
 from gpuslice.verbs import JobInfo
 
@@ -156,4 +160,63 @@ def test_a_full_disk_ends_the_scheduler_and_not_its_jobs(shell: Shell) -> None:
     assert states(client) == {job: "running"}, "what could not be written was not begun"
     client.cancel(job)
     assert finish(client)[job].state == "cancelled"
+    shell("down")
+
+
+OPTIONS = ("up", "--devices", "null:1", "--quantum", "100ms")
+
+
+def test_a_damaged_journal_is_refused_until_told_and_no_log_is_overwritten(shell: Shell) -> None:
+    shell.up()
+    client = shell.client()
+    lost = shell.submit(10, name="lost")
+    numbered = shell.submit(10)
+    finish(client)
+    output = client.read_log(lost)
+    shell.kill()
+    log = shell.directory / f"{FILE}-wal"
+    data = bytearray(log.read_bytes())
+    data[200] ^= 1
+    log.write_bytes(data)
+    said = shell(*OPTIONS, code=4)
+    assert "is damaged: it ends with event 0" in said
+    assert f"logs of jobs that it does not know: {lost}, {numbered}" in said
+    assert "--accept-loss" in said
+    assert log.read_bytes() == bytes(data)
+    shell(*OPTIONS, "--accept-loss")
+    assert shell.status().jobs == ()
+    with pytest.raises(UsageError, match="there are logs of a job 'lost'"):
+        shell.submit(10, name="lost")
+    assert shell.submit(10) != numbered
+    assert (shell.directory / "logs" / "lost.out").read_bytes() == output
+    finish(client)
+    shell("down")
+
+
+def test_up_says_that_the_disk_is_full(shell: Shell) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "gpuslice", *OPTIONS],
+        env={**os.environ, "GPUSLICE_STATE_DIR": str(shell.directory)},
+        # No file may grow: what a full disk looks like from inside.
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY)),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (3, "")
+    assert "cannot use" in done.stderr
+    assert "make room" in done.stderr
+    assert "Traceback" not in done.stderr
+    shell.up()
+    shell("down")
+
+
+def test_what_a_job_left_behind_is_gone_when_it_has_ended(shell: Shell) -> None:
+    shell.up()
+    client = shell.client()
+    job = client.submit(["--", "sh", "-c", "setsid sleep 1000 & echo $!"])
+    ended = client.wait(job, 60.0)
+    assert ended is not None
+    assert ended.state == "succeeded"
+    assert not psutil.pid_exists(int(client.read_log(job)))
     shell("down")

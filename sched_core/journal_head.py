@@ -1,0 +1,98 @@
+"""How far a journal goes, in a small file beside it: the number of its last event and its running checksum.
+
+SQLite takes a log that breaks off for one that ends there. So where it ends is written down outside of it, in
+place and without waiting for the disk: the file survives whatever the log of SQLite survives.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+
+_SUM_BYTES = 16
+#: Before the first event.
+START = bytes(_SUM_BYTES)
+_NUMBERS = struct.Struct("<qd")
+
+
+def link(former: bytes, number: int, at_s: float, event: bytes) -> bytes:
+    """The running checksum of event ``number``, after ``former``, that of the one before."""
+    return blake2b(former + _NUMBERS.pack(number, at_s) + event, digest_size=_SUM_BYTES).digest()
+
+
+def checksum(data: bytes) -> bytes:
+    """The checksum of ``data`` by itself."""
+    return blake2b(data, digest_size=_SUM_BYTES).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The end of a journal.
+
+    Attributes
+    ----------
+    number
+        Of the last event; 0: none.
+    chain
+        Its running checksum.
+    introduced
+        Whether the journal says what core it is of.
+    """
+
+    number: int = 0
+    chain: bytes = START
+    introduced: bool = False
+
+    def encode(self) -> bytes:
+        """A line of fixed length."""
+        line = b"%020d %s %d " % (self.number, self.chain.hex().encode(), self.introduced)
+        return line + checksum(line).hex().encode() + b"\n"
+
+
+def decode(line: bytes) -> Head:
+    """The head that ``line`` stands for.
+
+    Raises
+    ------
+    ValueError
+        If it stands for none.
+    """
+    number, chain, introduced, _ = line.split(b" ")
+    head = Head(int(number), bytes.fromhex(chain.decode("ascii")), introduced == b"1")
+    if head.encode() != line:
+        raise ValueError("its checksum is wrong")
+    return head
+
+
+def path_of(journal: Path) -> Path:
+    """Where the head of ``journal`` is."""
+    return journal.with_suffix(".head")
+
+
+class HeadFile:
+    """The file of a head, open for writing.
+
+    Parameters
+    ----------
+    path
+        Made if need be.
+    """
+
+    def __init__(self, path: Path) -> None:
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        self._descriptor = os.open(path, flags, 0o600)
+
+    def write(self, head: Head) -> None:
+        """Replace what is there; a process that dies meanwhile leaves one or the other."""
+        os.pwrite(self._descriptor, head.encode(), 0)
+
+    def sync(self) -> None:
+        """Wait until it is on the medium."""
+        os.fdatasync(self._descriptor)
+
+    def close(self) -> None:
+        """Give the file back."""
+        os.close(self._descriptor)
