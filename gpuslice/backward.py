@@ -13,7 +13,6 @@ import textwrap
 from collections.abc import Callable
 from types import CodeType
 
-import torch
 from torch.autograd import graph
 
 _STEP = "_gpuslice_backward_ended"
@@ -22,7 +21,7 @@ _STEP = "_gpuslice_backward_ended"
 class AfterBackward:
     """Has ``ended`` called after every backward pass that has come to its end, in the thread that began it.
 
-    Also after those that a backward pass begins itself (checkpointing); ``outermost`` tells them apart.
+    Also after those that a backward pass begins itself (checkpointing).
     """
 
     def __init__(self, ended: Callable[[], None]) -> None:
@@ -38,11 +37,6 @@ class AfterBackward:
     def remove(self) -> None:
         """Leave torch as it was."""
         self._function.__code__ = self._original
-
-
-def outermost() -> bool:
-    """Whether the calling thread is in no backward pass."""
-    return torch._C._current_graph_task_id() == -1
 
 
 def _with_last_step(function: Callable[..., object]) -> CodeType:

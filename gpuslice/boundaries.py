@@ -135,7 +135,7 @@ class BoundaryCounter:
 
     def backward_ended(self) -> Sequence[int]:
         """An outermost backward pass has ended in the main thread; returns the signals to deliver."""
-        stepped = self.settle_steps()
+        stepped = self.compiled_step and self.settle_steps()
         self._backwards_since_step += 1
         self._calls = _NOT_COUNTED
         counts = self._backwards_since_step > STEPLESS_BACKWARDS or (stepped and self._loaderless)

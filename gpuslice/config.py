@@ -74,6 +74,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         Leave processes that a submitted job has started and left behind alone when it ends.
     socket
         ZeroMQ endpoint of the scheduler, or empty.
+    ranks
+        How many ranks the scheduler has devices for; 0 without one.
     """
 
     device: Word = ""
@@ -97,6 +99,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     standby: bool = False
     keep_children: bool = False
     socket: Word = ""
+    ranks: Count = 0
 
     def __post_init__(self) -> None:
         for size in filter(None, (self.ramdisk_limit, self.tenant_ramdisk, self.spill_limit)):

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import _thread
+import atexit
 import ctypes
 import gc
+import multiprocessing.process
+import multiprocessing.util
 import os
 import signal
 import sys
@@ -71,8 +74,22 @@ def watch_exit() -> None:
     sys.exit = exit
 
 
+def at_end(function: Callable[..., None], *arguments: object) -> None:
+    """Have ``function`` called when the script has ended; those that come later are called earlier.
+
+    A fork of multiprocessing's runs its finalizers, but no exit handlers.
+    """
+    if multiprocessing.process.parent_process() is None:
+        atexit.register(function, *arguments)
+    else:
+        multiprocessing.util.Finalize(None, function, arguments, exitpriority=0)
+
+
 def ended_well() -> bool:
     """At exit: whether neither an exception nor an exit status other than 0 ended the script."""
+    error = sys.exc_info()[1]  # a process of multiprocessing's finalizes while its error is on the way
+    if error is not None:
+        return isinstance(error, SystemExit) and error.code in (None, 0)
     # Python keeps the exception that it printed a traceback of.
     return not hasattr(sys, "last_value") and _exit_status in (_NOT_ENDED, None, 0)
 

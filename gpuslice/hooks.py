@@ -1,99 +1,23 @@
 """Hooks into an unmodified script: DataLoader's ``__next__`` and the optimizers' step (docs/hooks.md).
 
-``install`` is called once, right after the script's ``import torch``, by gpuslice's ``sitecustomize``.
+Every process below ``gpuslice run`` counts boundaries; ``installation`` lets somebody ask for them.
 """
 
 from __future__ import annotations
 
-import atexit
-import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import dataloader
 
-from gpuslice import agent, drill, profiling, uncaught
-from gpuslice.backward import AfterBackward, outermost
-from gpuslice.boundaries import BoundaryCounter, Controller
+from gpuslice.backward import AfterBackward
+from gpuslice.boundaries import BoundaryCounter
 from gpuslice.calls import OutermostCalls
-from gpuslice.checkpoint.heap import hide_imports
-from gpuslice.ending import deliver, end, ended_well, say
-from gpuslice.errors import GpusliceError
-from gpuslice.runtime import Runtime, runtime
-from gpuslice.threads import Early
-
-
-class JobController(Controller, Protocol):
-    """A controller with a beginning and an end."""
-
-    def start(self) -> None:
-        """Called before the script has any state; may hold it there."""
-        ...
-
-    def finish(self) -> None:
-        """Called when the script has ended."""
-        ...
-
-
-def install(early: Early | None = None) -> None:
-    """Make this process a job under gpuslice, as the settings in the environment say.
-
-    Parameters
-    ----------
-    early
-        The script's threads that have started before.
-
-    Raises
-    ------
-    SystemExit
-        After a message, with the error's exit code, if what the user asked for is impossible here.
-    """
-    uncaught.install()
-    try:
-        job = runtime()
-        if early is not None:
-            job.gate.take_in(early)
-        if job.settings.profile:
-            profiling.install(job)
-        count_boundaries(job.boundaries)
-        controller = _controller(job)
-        job.boundaries.controller = controller
-        os.register_at_fork(after_in_child=job.boundaries.forget_controller)
-        if job.settings.checkpoint_every:
-            job.checkpoint_every(job.settings.checkpoint_every)
-        if controller is not None:
-            job.keep_ready()
-            controller.start()
-        if not job.settings.socket:
-            job.move_in()
-    except GpusliceError as error:
-        end(error)
-    hide_imports()
-    atexit.register(_finish, job, controller, os.getpid())
-
-
-def _controller(job: Runtime) -> JobController | None:
-    if job.settings.socket:
-        return agent.Agent(job)
-    return drill.from_settings(job)
-
-
-def _finish(job: Runtime, controller: JobController | None, pid: int) -> None:
-    """The script has ended, well or not."""
-    if os.getpid() != pid:
-        return
-    job.boundaries.forget_controller()
-    job.boundaries.settle_steps()
-    job.checkpoints.settle(keep=not ended_well())
-    if controller is not None:
-        controller.finish()
-    job.write_report()
-    if controller is not None or job.settings.report:
-        say(job.summary())
+from gpuslice.ending import deliver
 
 
 class BeforeFetch:
@@ -153,7 +77,9 @@ class Hooks:
                 deliver(late)
 
     def _backward_ended(self) -> None:
-        if torch.compiler.is_compiling() or threading.get_ident() != self._main or not outermost():
+        if torch._C._current_graph_task_id() != -1 or threading.get_ident() != self._main:
+            return
+        if torch.compiler.is_compiling():
             return
         boundaries = self._boundaries
         if not self._has_run_backward:

@@ -21,6 +21,7 @@ from gpuslice.checkpoint.describe import is_holder
 from gpuslice.checkpoint.generators import Generator, is_generator, own_generators
 from gpuslice.checkpoint.snapshot import SnapshotFile, open_snapshot
 from gpuslice.checkpoint.state import OWN_PREFIX, check, describe
+from gpuslice.current import runtime
 from gpuslice.ending import say, undisturbed, whole_or_ended
 from gpuslice.errors import (
     AddressSpaceError,
@@ -30,7 +31,7 @@ from gpuslice.errors import (
 )
 from gpuslice.gang import agree
 from gpuslice.progress import Progress, goal
-from gpuslice.runtime import Runtime, runtime
+from gpuslice.runtime import Runtime
 from gpuslice.types import DeviceName
 
 Batch = TypeVar("Batch")

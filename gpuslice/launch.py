@@ -13,14 +13,13 @@ import msgspec
 
 from gpuslice.config import Settings, variable
 from gpuslice.errors import EnvironmentUnusableError, UsageError
+from gpuslice.place import ARMED as ARMED
 from gpuslice.residence import HOST, named_device
 from gpuslice.types import Route, job_id
 
 SITEDIR = Path(__file__).resolve().parent / "sitedir"
 #: Set by the launcher: Pythons below it look whether they train.
 LAUNCH = "GPUSLICE_LAUNCH"
-#: Set by the process that got the hooks; see sitedir/sitecustomize.py.
-ARMED = "GPUSLICE_ARMED"
 
 
 def command_line(words: Sequence[str]) -> list[str]:

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from gpuslice.types import DeviceName
 
+#: Set by the process that got the hooks, for those below it; see sitedir/sitecustomize.py.
+ARMED = "GPUSLICE_ARMED"
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -27,6 +30,21 @@ class Place:
         local_world_size = int(environ.get("LOCAL_WORLD_SIZE", world_size))
         return cls(rank, int(environ.get("LOCAL_RANK", rank)), world_size, local_world_size)
 
+    @classmethod
+    def in_group(cls, rank: int, world_size: int, environ: Mapping[str, str]) -> Place:
+        """Of a process group's member. What launchers say besides its rank is taken as far as it fits.
+
+        Where nobody says which rank of its node it is, all ranks are on this one.
+        """
+        local_rank = _number(environ, "LOCAL_RANK")
+        if local_rank is None or local_rank > rank:
+            return cls(rank, rank, world_size, world_size)
+        local_world_size = _number(environ, "LOCAL_WORLD_SIZE")
+        node = _number(environ, "NODE_RANK") or _number(environ, "GROUP_RANK")
+        if local_world_size is None:
+            local_world_size = (rank - local_rank) // node if node else world_size
+        return cls(rank, local_rank, world_size, max(local_world_size, local_rank + 1))
+
     @property
     def local_ranks(self) -> range:
         """The job's ranks on this node, this one included."""
@@ -38,3 +56,8 @@ class Place:
         if first.index is None:
             return first
         return DeviceName(first.kind, first.index + self.local_rank)
+
+
+def _number(environ: Mapping[str, str], name: str) -> int | None:
+    text = environ.get(name, "")
+    return int(text) if text.isdecimal() and text.isascii() else None

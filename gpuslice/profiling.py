@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import sys
 import threading
@@ -18,7 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import dataloader
 
 from gpuslice.checkpoint.discover import sweep
-from gpuslice.ending import say
+from gpuslice.ending import at_end, say
 from gpuslice.errors import SuspendRefusedError
 from gpuslice.launch import draft_path, rank_path
 from gpuslice.profiler.memory import HostMemory
@@ -36,7 +35,7 @@ def install(runtime: Runtime) -> None:
         kind._next_data = profiling.timed(kind._next_data)  # type: ignore[method-assign]
     register_optimizer_step_post_hook(profiling.stepped)
     runtime.boundaries.errand, runtime.boundaries.errand_at = profiling.at_boundary, 0
-    atexit.register(profiling.write, os.getpid())
+    at_end(profiling.write, os.getpid())
 
 
 class Profiling:

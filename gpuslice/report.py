@@ -45,7 +45,13 @@ class Report:
         self._checkpoint_bytes = 0
         self._checkpoint_blocked_s = 0.0
         self._stale = False
+        self._written: tuple[int, int] | None = None
         self.write(boundaries=0, steps=0)
+
+    def take_place(self, rank: int, path: Path | None) -> None:
+        """Report as this rank, to its own file, from now on."""
+        if rank != self._rank:
+            self._rank, self._path, self._written = rank, path, None
 
     def add(self, record: SwitchRecord) -> None:
         """Append a switch; `write` makes it visible. Until the next one it may still change (`lazy`)."""
@@ -114,7 +120,7 @@ class Report:
 
     def write(self, *, boundaries: int, steps: int) -> None:
         """Replace the file by the present state, atomically."""
-        if self._path is None:
+        if self._path is None or self._is_others():
             return
         versions = {
             "gpuslice": __version__,
@@ -130,6 +136,7 @@ class Report:
         draft = draft_path(self._path)
         try:
             draft.write_bytes(b"{\n%s\n}\n" % b",\n".join(lines))
+            self._written = _stamp(draft)
             draft.replace(self._path)
         except OSError as error:
             with suppress(OSError):
@@ -137,6 +144,21 @@ class Report:
             raise EnvironmentUnusableError(
                 f"cannot write the report {self._path}: {error.strerror}", "choose another --report file"
             ) from error
+
+    def _is_others(self) -> bool:
+        """Whether another process writes this file now: one that this one started is its job's rank."""
+        assert self._path is not None
+        if self._written is None:
+            return False
+        try:
+            return _stamp(self._path) != self._written
+        except FileNotFoundError:
+            return False
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_ino, found.st_mtime_ns
 
 
 def _row(record: SwitchRecord) -> bytes:

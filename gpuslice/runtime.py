@@ -1,13 +1,10 @@
-"""The job's runtime: device, RAM disk, switch and report of this process, behind suspend and resume.
+"""The job's runtime: device, RAM disk, switch and report of a process, behind suspend and resume.
 
-``runtime()`` gives this process's own. Under ``gpuslice run`` the hooks start it when torch is imported;
-elsewhere the first use does. The RAM disk and the switch are made when the first suspend needs them.
+The RAM disk and the switch are made when the first suspend needs them.
 """
 
 from __future__ import annotations
 
-import atexit
-import os
 from collections.abc import Collection
 from contextlib import AbstractContextManager
 from functools import cached_property
@@ -16,9 +13,8 @@ from pathlib import Path
 import msgspec
 import torch
 
-from gpuslice import config
 from gpuslice.attached import Attached
-from gpuslice.boundaries import BoundaryCounter, counter
+from gpuslice.boundaries import BoundaryCounter
 from gpuslice.checkpoint import livegraph
 from gpuslice.checkpoint.background import BackgroundSnapshot
 from gpuslice.checkpoint.lazy import LazyResume
@@ -26,16 +22,16 @@ from gpuslice.checkpoint.ramdisk import RamDisk
 from gpuslice.checkpoint.record import SwitchRecord
 from gpuslice.checkpoint.store import JobStore
 from gpuslice.checkpoint.swap import Successor, Taker
-from gpuslice.checkpoint.swappable import keep_tensors_swappable
 from gpuslice.checkpoint.switch import Switch
 from gpuslice.checkpoints import Checkpoints, Schedule
 from gpuslice.config import Settings
-from gpuslice.ending import end_parked, ended_well, ours, say, watch_exit
+from gpuslice.ending import end_parked, ended_well, ours, say
 from gpuslice.errors import (
     EnvironmentUnusableError,
     GpusliceError,
     SuspendedStateError,
     SuspendRefusedError,
+    UsageError,
 )
 from gpuslice.gang import awaited, newest_common
 from gpuslice.kernels import Device, open_device, vmm
@@ -89,17 +85,40 @@ class Runtime:
         self.attached: Attached | None = None
         self.gate = ThreadGate()
         self.upkeep: Upkeep | None = None
-        path = rank_path(Path(settings.report), place.rank) if settings.report else None
-        self.report = Report(path, job=settings.job, rank=place.rank)
+        self.report = Report(self._report_path(), job=settings.job, rank=place.rank)
         self.checkpoints = Checkpoints(self.report)
         wanted = Route(settings.route)
         named = named_device(settings.device, wanted)
         #: Whether the device is settled; if not, every suspend looks where the script's state is.
         self.device_known = named is not None
-        self._device_name = place.device(named or HOST)
+        self._first_device = named or HOST
+        self._device_name = place.device(self._first_device)
         self.route = choose(wanted, self._device_name)
         # From the beginning, because it has to see the optimizers' steps.
         self._lazy = LazyResume() if settings.lazy_resume else None
+
+    def _report_path(self) -> Path | None:
+        return rank_path(Path(self.settings.report), self.place.rank) if self.settings.report else None
+
+    def take_place(self, place: Place) -> None:
+        """Be this rank, which the script has just become.
+
+        Raises
+        ------
+        UsageError
+            If the named job's snapshots of another rank are open already.
+        """
+        if place.rank != self.place.rank and self.settings.job and "store" in self.__dict__:
+            raise UsageError(
+                f"rank {place.rank} of job {self.settings.job} was suspended as rank {self.place.rank}",
+                "call torch.distributed.init_process_group before the training begins",
+            )
+        self.place = place
+        self.report.take_place(place.rank, self._report_path())
+        if self.device_known and not self.settings.socket:
+            name = place.device(self._first_device)
+            if name != self._device_name:
+                self.move_in(name)
 
     def name_job(self, name: str) -> None:
         """Give the job a name, unless the launcher gave it one; before its first suspend."""
@@ -349,7 +368,7 @@ class Runtime:
         return True
 
     def write_report(self) -> None:
-        """Bring the report file up to date."""
+        """Update the report file."""
         self.report.update(boundaries=self.boundary, steps=self.boundaries.steps)
 
     def summary(self) -> str:
@@ -378,29 +397,3 @@ class Runtime:
             # Another rank may have died before its newest snapshot: as after a kill, both of ours stay.
             return
         self.store.close(keep=keep)
-
-
-_runtime: Runtime | None = None
-
-
-def runtime() -> Runtime:
-    """This process's runtime, made on the first call from the settings in the environment.
-
-    Raises
-    ------
-    ConfigError
-        If the settings are wrong.
-    """
-    global _runtime
-    if _runtime is None:
-        _runtime = Runtime(config.load(), Place.from_environ(os.environ), counter)
-        _runtime.gate.install()
-        keep_tensors_swappable()
-        watch_exit()
-        atexit.register(_close, _runtime, os.getpid())
-    return _runtime
-
-
-def _close(job: Runtime, pid: int) -> None:
-    if os.getpid() == pid:  # a fork that ends by itself is not the job
-        job.close()

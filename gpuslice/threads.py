@@ -55,6 +55,9 @@ class ThreadGate:
 
     def __init__(self, patience_s: float = PATIENCE_S) -> None:
         self._patience_s = patience_s
+        self._begin()
+
+    def _begin(self) -> None:
         self._opened = threading.Event()
         self._opened.set()
         self._is_shut = False
@@ -78,6 +81,11 @@ class ThreadGate:
                 original(thread)
 
         threading.Thread._bootstrap_inner = _bootstrap_inner  # type: ignore[attr-defined]
+
+    def forked(self) -> ThreadGate:
+        """The gate of a fork: the same one, as what sends threads through it is there; but none is inside."""
+        self._begin()
+        return self
 
     def take_in(self, early: Early) -> None:
         """Let threads that are older than the gate enter it."""

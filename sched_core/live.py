@@ -355,12 +355,13 @@ class Scheduler:
             self.processes.end(job, self.now())  # its end was before it could be told
 
     def _launch(self, command: Launch) -> None:
-        tenant = self.core.jobs[command.job].spec.tenant
+        spec = self.core.jobs[command.job].spec
         own = {
             "socket": self.endpoint,
             "job": command.job,
-            "tenant": tenant,
-            "tenant_ramdisk": self._tenant_ramdisk.get(tenant, ""),
+            "ranks": str(spec.demand),
+            "tenant": spec.tenant,
+            "tenant_ramdisk": self._tenant_ramdisk.get(spec.tenant, ""),
         }
         environ = self._environ | {config.variable(name): value for name, value in own.items()}
         try:

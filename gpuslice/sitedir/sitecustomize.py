@@ -1,12 +1,14 @@
 """Run by every Python that `gpuslice run` starts: gives way to the user's own, then waits for torch.
 
-Only the process that trains gets the hooks: not a launcher's agent, not what a training process forks or
-spawns. Everything here is standard library, and nothing here may keep a script from running.
+The process that trains gets the hooks. Whatever else imports torch stands ready to become a rank: whoever
+joins a process group is one. Everything here is standard library, and nothing here may keep a script from
+running.
 """
 
 from __future__ import annotations
 
 import _thread
+import importlib
 import importlib.machinery
 import importlib.util
 import os
@@ -25,6 +27,8 @@ LAUNCHERS = {"torchrun", "accelerate", "deepspeed", "torch.distributed.run", "to
 LAUNCHERS |= {"accelerate.commands.launch", "deepspeed.launcher.runner", "deepspeed.launcher.launch"}
 #: Arguments of helper processes: multiprocessing's children and servers, inductor's compile workers.
 HELPERS = ("--multiprocessing-fork", "multiprocessing.", "compile_worker")
+#: Of those, the ones that never train.
+SERVANTS = ("multiprocessing.resource_tracker", "compile_worker")
 #: Rank and process that have the hooks. A process of another rank trains, too, and this one after `exec`.
 ARMED = "GPUSLICE_ARMED"
 
@@ -38,8 +42,19 @@ def trains(environ: Mapping[str, str], argv: Sequence[str]) -> bool:
     if ARMED in environ:
         rank, _, pid = environ[ARMED].partition(" ")
         return rank != environ.get("RANK", "") or pid == str(os.getpid())
+    return not _launches(argv)
+
+
+def may_join(environ: Mapping[str, str], argv: Sequence[str]) -> bool:
+    """Whether this process, if it does not train by itself, may yet become a rank of the job."""
+    if "GPUSLICE_LAUNCH" not in environ or _launches(argv):
+        return False
+    return not any(servant in argument for argument in argv[1:] for servant in SERVANTS)
+
+
+def _launches(argv: Sequence[str]) -> bool:
     program = argv[argv.index("-m") + 1 :] if "-m" in argv[:-1] else argv[1:]
-    return os.path.basename(next((word for word in program if word[:1] != "-"), "")) not in LAUNCHERS
+    return os.path.basename(next((word for word in program if word[:1] != "-"), "")) in LAUNCHERS
 
 
 class AfterTorch:
@@ -193,10 +208,17 @@ def load_shim() -> None:
 def install_hooks(early: EarlyThreads | None = None) -> None:
     """Install the hooks; if that fails, say so, and go on without unless the user asked for suspends."""
     os.environ[ARMED] = f"{os.environ.get('RANK', '')} {os.getpid()}"
-    try:
-        from gpuslice import hooks
+    _or_without(lambda: importlib.import_module("gpuslice.installation").install(early))
 
-        hooks.install(early)
+
+def stand_ready() -> None:
+    """Have this process notice that it becomes a rank."""
+    _or_without(lambda: importlib.import_module("gpuslice.joining").stand_ready())
+
+
+def _or_without(install: Callable[[], None]) -> None:
+    try:
+        install()
     except Exception as error:  # noqa: BLE001 - whatever is wrong with us, it must not break `import torch`
         sys.stderr.write(f"gpuslice: no hooks in this process: {type(error).__name__}: {error}\n")
         wanted = ("GPUSLICE_SUSPEND_EVERY", "GPUSLICE_SUSPEND_AT", "GPUSLICE_SOCKET")
@@ -222,4 +244,6 @@ if __name__ == "sitecustomize":
         early_threads = EarlyThreads()
         early_threads.watch()
         sys.meta_path.insert(0, AfterTorch(lambda: install_hooks(early_threads), load_shim))
+    elif may_join(os.environ, sys.orig_argv):
+        sys.meta_path.insert(0, AfterTorch(stand_ready, load_shim))
     users_own()

@@ -96,3 +96,15 @@ def test_the_summary_is_one_line() -> None:
     report.add(record())
     line = report.summary(boundaries=7, steps=7)
     assert line == "1 switch at 7 boundaries, 1.0 MB copied and 3.0 ms of blackout each on average"
+
+
+def test_a_file_that_another_process_writes_now_is_left_to_it(tmp_path: Path) -> None:
+    """A launcher's own report gives way to that of the rank which it has started."""
+    path = tmp_path / "r.json"
+    launcher = Report(path)
+    rank = Report(path)
+    rank.write(boundaries=3, steps=3)
+    launcher.write(boundaries=0, steps=0)
+    assert json.loads(path.read_text())["totals"]["boundaries"] == 3
+    rank.write(boundaries=4, steps=4)
+    assert json.loads(path.read_text())["totals"]["boundaries"] == 4

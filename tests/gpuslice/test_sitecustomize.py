@@ -61,6 +61,25 @@ def test_who_trains(ours: ModuleType, environ: dict[str, str], argv: list[str], 
     assert ours.trains(environ, argv) is trains
 
 
+@pytest.mark.parametrize(
+    ("environ", "argv", "may"),
+    [
+        ({}, [PYTHON, "train.py"], False),
+        (RUN | {ARMED: " 1"}, [PYTHON, "train.py"], True),
+        (
+            RUN | {ARMED: " 1"},
+            [PYTHON, "-c", "from multiprocessing.spawn import x", "--multiprocessing-fork"],
+            True,
+        ),
+        (RUN, [PYTHON, "-c", "from multiprocessing.resource_tracker import main;main(9)"], False),
+        (RUN, [PYTHON, "/x/torch/_inductor/compile_worker/__main__.py", "--pickler=x"], False),
+        (RUN, [PYTHON, "/usr/bin/torchrun", "train.py"], False),
+    ],
+)
+def test_who_may_become_a_rank(ours: ModuleType, environ: dict[str, str], argv: list[str], may: bool) -> None:
+    assert ours.may_join(environ, argv) is may
+
+
 def python(code: str, *path: Path, **environ: str) -> subprocess.CompletedProcess[str]:
     """Run code with our directory first on PYTHONPATH, then ``path``."""
     variables = {"PYTHONPATH": ":".join(str(entry) for entry in (SITEDIR, *path))} | environ
@@ -93,12 +112,12 @@ def test_an_error_in_the_users_own_is_reported_as_ever(tmp_path: Path) -> None:
 #: A user's sitecustomize that puts a gpuslice in place whose hooks do what the test wants.
 FAKE_GPUSLICE = """
 import sys, types
-hooks = types.ModuleType("gpuslice.hooks")
+hooks = types.ModuleType("gpuslice.installation")
 def install(early):
     {body}
 hooks.install = install
 sys.modules["gpuslice"] = package = types.ModuleType("gpuslice")
-sys.modules["gpuslice.hooks"] = package.hooks = hooks
+sys.modules["gpuslice.installation"] = package.installation = hooks
 """
 
 

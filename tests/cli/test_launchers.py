@@ -1,0 +1,47 @@
+"""Gangs whose ranks a script starts itself, under a scheduler: they wait, park and come back together."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from .conftest import Shell
+from .waiting import until
+
+SCRIPT = Path(__file__).parents[1] / "gpuslice" / "launched.py"
+STEADY = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+PATIENCE_S = 600.0
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("how", ["spawn", "lightning"])
+def test_a_gang_that_starts_itself_parks_whole(shell: Shell, tmp_path: Path, how: str) -> None:
+    shell("up", "--devices", "cpu:2", "--policy", "fifo")
+    client = shell.client()
+    job = client.submit([str(SCRIPT), how, str(tmp_path), "300"], devices=2, environ=STEADY)
+    until(client, job, lambda info: info.steps > 20)
+    client.suspend(job)
+    until(client, job, lambda info: info.state == "suspended")
+    client.resume(job)
+    ended = client.wait(job, PATIENCE_S)
+    assert ended is not None
+    assert (ended.state, ended.slices, ended.steps) == ("succeeded", 2, 1800)
+    digests = {(tmp_path / f"digest.{rank}").read_text() for rank in (0, 1)}
+    assert len(digests) == 1
+    shell("down")
+
+
+def test_a_group_of_more_ranks_than_devices_is_refused(shell: Shell, tmp_path: Path) -> None:
+    shell("up", "--devices", "cpu:2", "--policy", "fifo")
+    client = shell.client()
+    job = client.submit([str(SCRIPT), "lightning", str(tmp_path), "1"], devices=1, environ=STEADY)
+    ended = client.wait(job, PATIENCE_S)
+    assert ended is not None
+    assert ended.state == "failed"
+    told = Path(client.logs(job).err).read_text(encoding="utf-8")
+    assert "a process group of 2 ranks, but its job has 1 device" in told
+    assert "--devices 2" in told
+    shell("down")

@@ -1,0 +1,40 @@
+"""Launchers that start their ranks themselves and tell them less than torchrun does: all ranks park."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from .conftest import Workshop
+
+SCRIPT = Path(__file__).with_name("launched.py")
+
+
+def digests(directory: Path) -> list[str]:
+    return [(directory / f"digest.{rank}").read_text() for rank in range(2)]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    directory = tmp_path_factory.mktemp("undisturbed")
+    workshop = Workshop(directory, directory / "ramdisk")
+    done = workshop.python(str(SCRIPT), "fork", str(directory), "1")
+    assert done.returncode == 0, done.stderr
+    return digests(directory)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["spawn", "fork", "lightning"])
+def test_every_rank_parks_at_its_boundaries(workshop: Workshop, undisturbed: list[str], how: str) -> None:
+    flags = ("--suspend-every", "2", "--report", "r.json", "--job", "gang")
+    done = workshop.gpuslice_run(*flags, str(SCRIPT), how, str(workshop.directory), "1")
+    assert done.returncode == 0, done.stderr
+    assert digests(workshop.directory) == undisturbed
+    for rank, name in enumerate(["r.json", "r.rank1.json"]):
+        report = json.loads((workshop.directory / name).read_text())
+        assert report["rank"] == rank
+        assert [switch["boundary"] for switch in report["switches"]] == [2, 4, 6], (name, done.stderr)
+        assert report["totals"]["steps"] == 6
+    assert not list(workshop.ramdisk.glob("gang.r*"))  # all have ended well
