@@ -34,7 +34,7 @@ from gpuslice.errors import (
     UsageError,
 )
 from gpuslice.gang import awaited, newest_common
-from gpuslice.kernels import Device, open_device, vmm
+from gpuslice.kernels import Device, gpu_memory, open_device, vmm
 from gpuslice.kernels.routes import choose
 from gpuslice.launch import rank_path
 from gpuslice.place import Place
@@ -196,13 +196,8 @@ class Runtime:
 
     def _look_for_state(self) -> None:
         """Settle on a GPU if nobody named a device and the script has begun to use one."""
-        if self.device_known or self.suspended:
-            return
-        if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            return
-        allocated_bytes = [torch.cuda.memory_allocated(gpu) for gpu in range(torch.cuda.device_count())]
-        found = found_device(torch.cuda.current_device(), allocated_bytes)
-        if found != HOST:
+        held = None if self.device_known or self.suspended else gpu_memory.held_by_gpu()
+        if held is not None and (found := found_device(*held)) != HOST:
             self._settle_on(found)
 
     def interruptible(self) -> bool:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import replace
 
 import torch
 from torch.multiprocessing.reductions import shared_cache
 
-from gpuslice.errors import DeviceMemoryError, EnvironmentUnusableError, SuspendRefusedError
+from gpuslice.errors import EnvironmentUnusableError, SuspendRefusedError
 from gpuslice.types import DeviceName
 
-from . import copying
+from . import copying, cudart, gpu_memory
 from .copying import Inspector, Marks, Pairs, Wanted
 from .cuda_engine import CudaEngine
 from .device import DeviceMemory, Hold, Way, refill_in_turn
@@ -88,11 +88,15 @@ class CudaDevice:
 
     def memory(self) -> DeviceMemory:
         free_bytes, total_bytes = torch.cuda.mem_get_info(self._index)
+        used_bytes = total_bytes - free_bytes
+        allocated_bytes = gpu_memory.statistics(lambda: torch.cuda.memory_allocated(self._index))
+        reserved_bytes = gpu_memory.statistics(lambda: torch.cuda.memory_reserved(self._index))
+        # Of an allocator that keeps no count, at most all that is used is this process's.
         return DeviceMemory(
             total_bytes,
-            total_bytes - free_bytes,
-            torch.cuda.memory_allocated(self._index),
-            torch.cuda.memory_reserved(self._index),
+            used_bytes,
+            allocated_bytes,
+            used_bytes if reserved_bytes is None else reserved_bytes,
         )
 
     def holds(self, storages: Sequence[torch.UntypedStorage], *, fixed: Set[int], alone: bool) -> list[Hold]:
@@ -104,8 +108,8 @@ class CudaDevice:
         """By the allocator's segments, which ``empty_cache`` gives back whole, but for expandable ones."""
         segments = [
             (segment["address"], segment["total_size"])
-            for segment in torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
-            if segment["device"] == self._index and not segment.get("is_expandable", False)
+            for segment in gpu_memory.segments(self._index)
+            if not segment.get("is_expandable", False)
         ]
         return enclosing([storage.data_ptr() for storage in storages], segments)
 
@@ -114,12 +118,16 @@ class CudaDevice:
     ) -> Transfer:
         on_host, here = _by_place(pairs)
         by_host = copying.copy_out(on_host, arena, inspect, _threads())
-        return by_host + self._noting_locks(self._copies.copy_out(here, arena, inspect, marks), arena)
+        with cudart.on_gpu(self._index):
+            copied = self._copies.copy_out(here, arena, inspect, marks)
+        return by_host + self._noting_locks(copied, arena)
 
     def copy_in(self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None) -> Transfer:
         on_host, here = _by_place(pairs)
         by_host = copying.copy_in(on_host, arena, inspect, _threads())
-        return by_host + self._noting_locks(self._copies.copy_in(here, arena, inspect), arena)
+        with cudart.on_gpu(self._index):
+            copied = self._copies.copy_in(here, arena, inspect)
+        return by_host + self._noting_locks(copied, arena)
 
     def _noting_locks(self, transfer: Transfer, arena: memoryview) -> Transfer:
         problem = _page_locks.problem(view_address(arena), arena.nbytes) if transfer.copies else ""
@@ -141,20 +149,33 @@ class CudaDevice:
             )
 
     def reserve(self, pairs: Sequence[tuple[torch.UntypedStorage, int]]) -> None:
-        done: list[torch.UntypedStorage] = []
-        try:
-            for storage, nbytes in pairs:
-                if storage.nbytes() != nbytes:
-                    with self._as_made(storage):
-                        storage.resize_(nbytes)
-                    done.append(storage)
-        except torch.OutOfMemoryError as error:
-            for storage in done:
+        freed = [(storage, nbytes) for storage, nbytes in pairs if storage.nbytes() != nbytes]
+        # One stream after the other: to enter a stream costs more than a small allocation.
+        by_stream: dict[int, list[tuple[torch.UntypedStorage, int]]] = {}
+        for storage, nbytes in freed:
+            by_stream.setdefault(self._made_on.get(storage._cdata, 0), []).append((storage, nbytes))
+
+        def give_back() -> None:
+            for storage, _ in freed:
                 storage.resize_(0)
             self.release_caches()
-            raise self._out_of_memory(nbytes for _, nbytes in pairs) from error
-        for storage in done:
+
+        try:
+            for pointer, those in by_stream.items():
+                with self._on_stream(pointer):
+                    self._fill(those, give_back)
+        except torch.OutOfMemoryError as error:
+            raise gpu_memory.lack_of_memory(str(self.name), self._index, [n for _, n in pairs]) from error
+        for storage, _ in freed:
             self._made_on.pop(storage._cdata, None)
+
+    def _fill(
+        self, wanted: Sequence[tuple[torch.UntypedStorage, int]], give_back: Callable[[], None]
+    ) -> None:
+        sizes = [nbytes for _, nbytes in wanted]
+        gpu_memory.fill_up(
+            sizes, self.torch_device, lambda at: wanted[at][0].resize_(wanted[at][1]), give_back
+        )
 
     def refill(
         self, wanted: Wanted, arena: memoryview, inspect: Inspector | None = None
@@ -163,13 +184,18 @@ class CudaDevice:
 
     def allocate(self, sizes: Sequence[int]) -> list[torch.UntypedStorage]:
         made: list[torch.UntypedStorage] = []
-        try:
-            for nbytes in sizes:
-                made.append(torch.UntypedStorage(nbytes, device=self.torch_device))  # type: ignore[no-untyped-call]
-        except torch.OutOfMemoryError as error:
+
+        def take(position: int) -> None:
+            made.append(torch.UntypedStorage(sizes[position], device=self.torch_device))  # type: ignore[no-untyped-call]
+
+        def give_back() -> None:
             made.clear()
             self.release_caches()
-            raise self._out_of_memory(sizes) from error
+
+        try:
+            gpu_memory.fill_up(sizes, self.torch_device, take, give_back)
+        except torch.OutOfMemoryError as error:
+            raise gpu_memory.lack_of_memory(str(self.name), self._index, sizes) from error
         return made
 
     def release_caches(self) -> None:
@@ -202,11 +228,9 @@ class CudaDevice:
         The caching allocator reuses a block in the order of the stream it was allocated on. A storage that
         came back on another stream could be reused while kernels of its own stream still run.
         """
-        if torch.cuda.get_allocator_backend() != "native":
-            return {}
         found = {}
-        for segment in torch.cuda.memory_snapshot():  # type: ignore[no-untyped-call]
-            if segment["device"] != self._index or segment["stream"] == 0:
+        for segment in gpu_memory.segments(self._index):
+            if segment["stream"] == 0:
                 continue
             address = segment["address"]
             for block in segment["blocks"]:
@@ -214,18 +238,10 @@ class CudaDevice:
                 address += block["size"]
         return found
 
-    def _as_made(self, storage: torch.UntypedStorage) -> torch.cuda.StreamContext:
-        pointer = self._made_on.get(storage._cdata, 0)
+    def _on_stream(self, pointer: int) -> torch.cuda.StreamContext:
         if pointer == 0:
             return torch.cuda.stream(torch.cuda.default_stream(self._index))
         return torch.cuda.stream(torch.cuda.ExternalStream(pointer, self._index))  # type: ignore[no-untyped-call]
-
-    def _out_of_memory(self, sizes: Iterable[int]) -> DeviceMemoryError:
-        free_bytes, _ = torch.cuda.mem_get_info(self._index)
-        return DeviceMemoryError(
-            f"{self.name} has {free_bytes} bytes free, {sum(sizes)} are needed to resume",
-            "let another job be suspended first, then resume again; the snapshot is kept",
-        )
 
 
 class _Runtime:
@@ -235,17 +251,17 @@ class _Runtime:
         self._index = index
 
     def host_register(self, address: int, nbytes: int) -> int:
-        with torch.cuda.device(self._index):
+        with cudart.on_gpu(self._index):
             return self._cleared(torch.cuda.cudart().cudaHostRegister(address, nbytes, _PORTABLE))  # type: ignore[no-untyped-call]
 
     def host_unregister(self, address: int) -> int:
-        with torch.cuda.device(self._index):
+        with cudart.on_gpu(self._index):
             return self._cleared(torch.cuda.cudart().cudaHostUnregister(address))  # type: ignore[no-untyped-call]
 
     def _cleared(self, code: object) -> int:
         """Spend the error that a failed call leaves in this thread for the next launch to report."""
         number = int(code)  # type: ignore[call-overload]
-        if number != 0:
+        if number != 0 and not cudart.spend_error():
             with suppress(RuntimeError):
                 torch.zeros(1, device=torch.device("cuda", self._index))
                 torch.cuda.synchronize(self._index)

@@ -10,6 +10,7 @@ import torch
 
 from gpuslice.errors import EnvironmentUnusableError
 
+from . import cudart
 from .gpu_copies import Lane
 from .gpu_kernels import GpuKernels, Pieces, combine, table
 
@@ -27,7 +28,7 @@ class CudaLane:
         self._tables: list[torch.Tensor] = []
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        with torch.cuda.stream(self._stream):
+        with cudart.outside_captures(), torch.cuda.stream(self._stream):
             target.copy_(source, non_blocking=True)
 
     def staging(self, nbytes: int) -> torch.Tensor | None:
@@ -51,7 +52,7 @@ class CudaLane:
             self._engine.kernels.gather(rows.data_ptr(), pieces, staging.data_ptr(), self._stream.cuda_stream)
 
     def scatter(self, pieces: Pieces, staging: torch.Tensor) -> None:
-        with torch.cuda.stream(self._stream):
+        with cudart.outside_captures(), torch.cuda.stream(self._stream):
             rows = self._upload(pieces)
             self._engine.kernels.scatter(
                 rows.data_ptr(), pieces, staging.data_ptr(), self._stream.cuda_stream
@@ -100,7 +101,7 @@ class CudaEngine:
     def lanes(self) -> Sequence[Lane]:
         with self._lock:
             if not self._streams:
-                self._streams = [torch.cuda.Stream(self._index) for _ in range(_LANES)]  # type: ignore[no-untyped-call]
+                self._streams = [cudart.make_stream(self._index) for _ in range(_LANES)]
         current = torch.cuda.current_stream(self._index)
         for stream in self._streams:
             stream.wait_stream(current)
@@ -123,7 +124,7 @@ class CudaEngine:
     def _load(self) -> str:
         """Compile the kernels (seconds, once per machine: CuPy keeps them) and load them."""
         try:
-            with torch.cuda.device(self._index):
+            with cudart.on_gpu(self._index):
                 self._kernels = GpuKernels()
         except EnvironmentUnusableError as error:
             return error.message

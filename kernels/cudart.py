@@ -1,0 +1,72 @@
+"""Calls of the CUDA runtime that torch uses and does not show: one funnel, by ctypes into the same library.
+
+Where the library cannot be found by its name (some builds of torch link it statically), they are missing, and
+callers do with what torch offers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+#: ``cudaStreamNonBlocking``: it does not wait for the default stream, nor that one for it.
+_NON_BLOCKING = 1
+#: ``cudaStreamCaptureModeRelaxed``: what this thread calls is no matter of captures in other threads.
+_RELAXED = 2
+
+
+@functools.cache
+def _library() -> ctypes.CDLL | None:
+    """The runtime that torch has loaded; asked for by its name, and never loaded anew."""
+    major = (torch.version.cuda or "").split(".")[0]
+    try:
+        return ctypes.CDLL(f"libcudart.so.{major}", mode=os.RTLD_NOLOAD | os.RTLD_LAZY) if major else None
+    except OSError:
+        return None
+
+
+def spend_error() -> bool:
+    """Take away the error that a failed call has left in this thread; whether that could be done."""
+    library = _library()
+    if library is not None:
+        library.cudaGetLastError()
+    return library is not None
+
+
+@contextmanager
+def outside_captures() -> Iterator[None]:
+    """Nothing that this thread calls in the block invalidates a graph that another thread is capturing."""
+    library = _library()
+    if library is None:
+        yield
+        return
+    mode = ctypes.c_int(_RELAXED)
+    library.cudaThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+    try:
+        yield
+    finally:
+        library.cudaThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+
+
+@contextmanager
+def on_gpu(index: int) -> Iterator[None]:
+    """Call for one GPU, from whatever thread: its context, and no captured graph is the worse for it."""
+    with torch.cuda.device(index), outside_captures():
+        yield
+
+
+def make_stream(index: int) -> torch.cuda.Stream:
+    """A stream of its own; torch's constructor would make the whole pool of streams, 128 of them."""
+    library = _library()
+    pointer = ctypes.c_void_p()
+    with torch.cuda.device(index):
+        # Torch has set a context up by then; without one the runtime would do that by itself.
+        if library is None or library.cudaStreamCreateWithFlags(ctypes.byref(pointer), _NON_BLOCKING) != 0:
+            spend_error()
+            return torch.cuda.Stream(index)  # type: ignore[no-untyped-call]
+        return torch.cuda.ExternalStream(pointer.value or 0, index)  # type: ignore[no-untyped-call]

@@ -1,0 +1,128 @@
+"""Memory of torch's CUDA allocator for storages: all of it or none, and what the allocator says of it.
+
+The caching allocator asks CUDA for a segment for each large tensor, and rounds it up to 2 MiB. A state that
+comes back whole would come back so, and might not fit any more. So room is made for many storages at a time:
+a segment is taken and handed back to the allocator, which then divides it among them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from typing import Any
+
+import torch
+
+from gpuslice.errors import DeviceMemoryError, RollbackError
+
+#: One segment for many storages has about this many bytes.
+SEGMENT_BYTES = 512 << 20
+#: The allocator gives smaller storages a share of segments anyway.
+_LARGE_BYTES = 10 << 20
+#: What it rounds sizes to.
+_ROUNDED_BYTES = 512
+
+
+def statistics(ask: Callable[[], Any]) -> Any:
+    """What the allocator says of itself, or ``None``: one that is not torch's own may keep no count."""
+    try:
+        return ask()
+    except (RuntimeError, NotImplementedError):
+        return None
+
+
+def held_by_gpu() -> tuple[int, list[int]] | None:
+    """The current GPU, and the bytes of live tensors on each; ``None`` if this process has not begun CUDA.
+
+    An allocator that keeps no count is taken to hold one byte on the current GPU.
+    """
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return None
+    current = torch.cuda.current_device()
+    counts = [statistics(functools.partial(torch.cuda.memory_allocated, gpu)) for gpu in _gpus()]
+    return current, [int(gpu == current) if count is None else count for gpu, count in enumerate(counts)]
+
+
+def _gpus() -> range:
+    return range(torch.cuda.device_count())
+
+
+def segments(index: int) -> list[dict[str, Any]]:
+    """Segments of one GPU by the native allocator; none by any other."""
+    if torch.cuda.get_allocator_backend() != "native":
+        return []
+    found = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
+    return [segment for segment in found if segment["device"] == index]
+
+
+def in_segments(sizes: Sequence[int]) -> list[tuple[int, int]]:
+    """Sizes in their order, divided: how many follow each other, and the segment's bytes, or 0 for none."""
+    divided: list[list[int]] = []
+    for large, group in groupby(sizes, lambda nbytes: nbytes >= _LARGE_BYTES):
+        divided.append([])
+        room = SEGMENT_BYTES
+        for nbytes in group:
+            if large and divided[-1] and nbytes > room:
+                divided.append([])
+                room = SEGMENT_BYTES
+            divided[-1].append(nbytes)
+            room -= nbytes
+    return [(len(few), _segment_bytes(few)) for few in divided]
+
+
+def _segment_bytes(sizes: Sequence[int]) -> int:
+    if len(sizes) < 2 or sizes[0] < _LARGE_BYTES:
+        return 0
+    return sum(-(-nbytes // _ROUNDED_BYTES) * _ROUNDED_BYTES for nbytes in sizes)
+
+
+def make_room(nbytes: int, device: torch.device) -> None:
+    """Have the allocator hold a free segment of so many bytes for what is asked for next, if there is one."""
+    if nbytes and torch.cuda.get_allocator_backend() == "native":
+        try:
+            torch.empty(nbytes, dtype=torch.uint8, device=device)
+        except torch.OutOfMemoryError:
+            return  # smaller ones may be there
+
+
+def fill_up(
+    sizes: Sequence[int], device: torch.device, take: Callable[[int], None], give_back: Callable[[], None]
+) -> None:
+    """Call ``take`` for each position of ``sizes``; if anything fails, have all given back.
+
+    Raises
+    ------
+    torch.OutOfMemoryError
+        If there is not enough memory. Any other error as it came.
+    RollbackError
+        If it could not be given back.
+    """
+    positions = iter(range(len(sizes)))
+    try:
+        for count, segment_bytes in in_segments(sizes):
+            make_room(segment_bytes, device)
+            for position in _next(positions, count):
+                take(position)
+    except BaseException as error:
+        try:
+            give_back()
+        except BaseException as failure:  # noqa: BLE001 - whatever it is, the state is not known any more
+            raise RollbackError(
+                f"taking memory of {device} failed ({error}) and giving it back, too ({failure})",
+                "end the process and restart the job from its snapshot",
+            ) from error
+        raise
+
+
+def _next(positions: Iterator[int], count: int) -> Iterator[int]:
+    return (next(positions) for _ in range(count))
+
+
+def lack_of_memory(name: str, index: int, sizes: Sequence[int]) -> DeviceMemoryError:
+    """The error for storages that do not fit."""
+    free_bytes, _ = torch.cuda.mem_get_info(index)
+    return DeviceMemoryError(
+        f"{name} has {free_bytes} bytes free, {sum(sizes)} are needed to resume",
+        "let another job be suspended first, then resume again; the snapshot is kept",
+    )
