@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -11,7 +11,7 @@ import msgspec
 from gpuslice.errors import EnvironmentUnusableError
 from gpuslice.sched_core.events import Command, Event
 from gpuslice.sched_core.journal import Journal
-from gpuslice.sched_core.replay import Replay
+from gpuslice.sched_core.replay import Replay, SetAside
 from gpuslice.scheduler_setup import Setup
 
 
@@ -61,3 +61,8 @@ class Story:
     def advance(self) -> Iterator[tuple[Event, float, Sequence[Command]]]:
         """What was added since: events, when they happened, and what the scheduler did about them."""
         return self._replay.advance()
+
+    @property
+    def left_out(self) -> Mapping[int, SetAside]:
+        """The events that the core has not taken, by number."""
+        return self._replay.rejected

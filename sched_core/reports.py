@@ -37,6 +37,8 @@ NEVER = 2**62
 MAX_RESUME_REFUSALS = 5
 _RETRY_S = 0.5
 _MAX_RETRY_S = 60.0
+#: Beyond that, doubling a time or a distance once more makes no difference, until it is no number any more.
+_MOST_DOUBLINGS = 30
 
 
 class Reports:
@@ -242,7 +244,7 @@ class Reports:
             raise job.illegal(f"Overshot of rank {rank.number}, which is {rank.phase.value}")
         self._advance(job, rank, now, message.boundary)
         if job.state is JobState.SUSPENDING and message.boundary >= job.stop_at:
-            self.aim(job, message.boundary + 2**job.overshoots)
+            self.aim(job, message.boundary + 2 ** min(job.overshoots, _MOST_DOUBLINGS))
             job.overshoots += 1
 
     def _refused(self, job: Gang, rank: Rank, message: Refused, now: float) -> None:
@@ -260,7 +262,7 @@ class Reports:
                 return
         elif job.state is JobState.SUSPENDING:
             self.call_off(job, now)
-        job.retry_at_s = now + min(_RETRY_S * 2**job.refusals, _MAX_RETRY_S)
+        job.retry_at_s = now + min(_RETRY_S * 2 ** min(job.refusals, _MOST_DOUBLINGS), _MAX_RETRY_S)
         job.refusals += 1
         self._core.unsettle(job)
 

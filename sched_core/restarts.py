@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 #: Before the second attempt; doubled each time.
 BACK_OFF_S = 1.0
 MAX_BACK_OFF_S = 60.0
+_MOST_DOUBLINGS = 10
 
 
 def close(core: Core, job: Gang, now: float) -> None:
@@ -27,7 +28,7 @@ def close(core: Core, job: Gang, now: float) -> None:
     job.failure, job.reason = failure.kind.value, failure.reason
     wait_s: float | None = None
     if failure.kind is not Kind.USER and job.may_restart:
-        wait_s = min(BACK_OFF_S * 2**job.attempt, MAX_BACK_OFF_S)
+        wait_s = min(BACK_OFF_S * 2 ** min(job.attempt, _MOST_DOUBLINGS), MAX_BACK_OFF_S)
     details = {
         "class": job.failure,
         "reason": job.reason,
