@@ -107,6 +107,8 @@ def serve(
         scheduler.mend = mend
         scheduler.take_over(_lived(replay, clock), witness.note)
         scheduler.set_aside([one.noted() for one in replay.rejected.values()])
+        if replay.rejected:
+            warn(_left_out(replay))
 
         def limit_prestart() -> None:
             scheduler.limit_prestart(_affordable(len(setup.devices)) if prestart is None else prestart)
@@ -137,6 +139,16 @@ def _lived(replay: Replay, clock: ContinuedClock) -> Iterator[tuple[Event, float
         last_s = max(last_s, when_s)
         yield event, when_s, commands
     clock.continue_from(last_s)
+
+
+def _left_out(replay: Replay) -> str:
+    """One line about the events that were set aside."""
+    first = next(iter(replay.rejected.values()))
+    about = " ".join(filter(None, (first.event, first.job)))
+    return (
+        f"{len(replay.rejected)} of the journal's events were set aside, the first is number {first.number} "
+        f"({about}): {first.reason}; `gpuslice events` shows them"
+    )
 
 
 @contextmanager

@@ -24,6 +24,8 @@ from gpuslice.wire import Resumed, Suspended
 ADDRESS = "127.0.0.1"
 _SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 _SUFFIX = "_s"
+#: So many stages have numbers of their own; more than any rank of ours reports.
+_MOST_STAGES = 64
 
 
 class Metrics:
@@ -33,6 +35,7 @@ class Metrics:
         self.registry = registry = CollectorRegistry()
         self._core = core
         self._chronicle = chronicle
+        self._stages: set[str] = set()
         #: Steps, service, switches and blackout of each job that are counted already.
         self._counted: dict[str, tuple[int, float, int, float]] = {}
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -106,6 +109,10 @@ class Metrics:
             return
         stages = self._suspend if isinstance(message, Suspended) else self._resume
         for stage, seconds in message.stages_s.items():
+            if stage not in self._stages:
+                if len(self._stages) >= _MOST_STAGES:
+                    continue  # a rank that makes up names
+                self._stages.add(stage)
             stages.labels(stage.removesuffix(_SUFFIX)).observe(seconds)
         if isinstance(message, Suspended):
             self._bytes.labels("out").inc(message.nbytes)

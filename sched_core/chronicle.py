@@ -20,6 +20,8 @@ from .switching import costs_s
 
 #: Slices kept for each job.
 RECENT = 8
+#: Stages, and the bytes, of a phase; more than any rank of ours reports.
+_DETAILS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +125,8 @@ class Account:
         return ended
 
     def _remember(self, name: str, value: float) -> None:
+        if len(self.phase.details) >= _DETAILS and name not in self.phase.details:
+            return  # a rank that makes up names
         self.phase.details[name] = max(value, self.phase.details.get(name, 0.0))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import signal
 import threading
 from dataclasses import dataclass
@@ -82,4 +83,6 @@ def _lockable(descriptor: int) -> bool:
 
 
 def _number(line: bytes) -> int | None:
-    return int(line) if line.strip() else None
+    """The number in ``line``; ``None`` if there is none, or what no supervisor of ours has written."""
+    found = re.fullmatch(rb"\s*(-?[0-9]{1,10})\s*", line)
+    return int(found[1]) if found else None

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
 from gpuslice.verbs import DeviceInfo, JobInfo, SliceInfo, Standing
+from gpuslice.wire import MAX_MESSAGE_BYTES
 
 from .chronicle import Account, Chronicle
 from .core import Core
@@ -11,6 +16,7 @@ from .states import JobState
 
 #: Jobs in one answer; with those limits it stays well below the longest message.
 JOBS_AT_ONCE = 200
+_JOBS_BYTES = MAX_MESSAGE_BYTES // 2
 _COMMAND_CHARACTERS = 1000
 
 
@@ -43,10 +49,21 @@ class Overview:
             policy=policy,
             now_s=now_s,
             devices=tuple(devices),
-            jobs=tuple(self.job(job, now_s) for job in jobs[after : after + JOBS_AT_ONCE]),
+            jobs=tuple(self._some(jobs[after : after + JOBS_AT_ONCE], now_s)),
             job_count=len(jobs),
             endpoints=endpoints,
         )
+
+    def _some(self, jobs: Sequence[Gang], now_s: float) -> Iterator[JobInfo]:
+        """As many of ``jobs``, at least one, as fit into an answer: reasons can be long."""
+        left_bytes = _JOBS_BYTES
+        for job in jobs:
+            info = self.job(job, now_s)
+            size_bytes = len(msgspec.msgpack.encode(info))
+            if size_bytes > left_bytes < _JOBS_BYTES:
+                return
+            left_bytes -= size_bytes
+            yield info
 
     def job(self, job: Gang, now_s: float) -> JobInfo:
         """One job."""

@@ -70,7 +70,7 @@ def parse_cost(text: str) -> SwitchCost:
         return MeasuredCost(_pair_s(measured), {name: _pair_s(pair) for name, pair in models.items()})
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UsageError(
             f"{path} holds no switching costs ({type(error).__name__}: {error})",
             "give a report of `gpuslice run --report`, or suspend_s and resume_s",

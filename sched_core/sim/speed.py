@@ -11,6 +11,7 @@ from gpuslice.errors import UsageError
 from gpuslice.sched_core.cluster import Cluster
 from gpuslice.sched_core.job import Job
 from gpuslice.sched_core.slowdown import Slowdown
+from gpuslice.wire import NOT_A_VALUE
 
 from .model import LinearSpeed, SpeedModel
 
@@ -73,7 +74,7 @@ def parse_speed(text: str) -> SpeedModel:
         measured = msgspec.json.decode(path.read_bytes(), type=SpeedFile)
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
-    except msgspec.DecodeError as error:
+    except NOT_A_VALUE as error:
         raise UsageError(f"{path} holds no speeds: {error}", "see SpeedFile in docs/policies.md") from error
     for value in (measured.packed, *(v for pair in measured.pairs.values() for v in pair.values())):
         if not 0 < value <= 1:

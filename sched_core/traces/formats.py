@@ -216,6 +216,8 @@ def read_philly(path: Path) -> Trace:
         log = json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
         raise TraceError(f"{path}, line {error.lineno}, column {error.colno}: {error.msg}") from error
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise TraceError(f"{path} is no JSON: {error}", "give Philly's cluster_job_log") from error
     ids: list[str] = []
     submits: list[datetime] = []
     demand: list[int] = []

@@ -66,7 +66,7 @@ def _rates(path: Path) -> dict[str, Any]:
     try:
         table = json.loads(path.read_text(encoding="utf-8"))
         first = next(iter(table.values()))
-    except (OSError, ValueError, AttributeError, StopIteration) as error:
+    except (OSError, ValueError, AttributeError, StopIteration, RecursionError) as error:
         raise UsageError(f"{path} is no table of throughputs: {error}") from error
     if not isinstance(first, dict):
         raise UsageError(f"{path} is no table of throughputs: its first entry is not a device")
