@@ -30,6 +30,7 @@ from gpuslice.link import Link
 from gpuslice.orders import Orders, Phase
 from gpuslice.runtime import Runtime
 from gpuslice.types import DeviceName
+from gpuslice.watch import Watch
 from gpuslice.wire import (
     PROTOCOL_VERSION,
     Bye,
@@ -81,6 +82,7 @@ class Agent:
         self._handovers = Handovers(runtime, self._orders, self._report)
         self._standing: Suspended | None = None
         self._began = False
+        self._watch = Watch(runtime.boundaries, lambda: self._orders.asked)
         identity = f"{settings.job}:{place.rank}"
         self._link = Link(
             settings.socket,
@@ -104,6 +106,7 @@ class Agent:
         self._orders.run_on()
         self._link.send(Resumed(epoch=order.epoch, boundary=self._boundaries.count, stages_s={}))
         self._orders.listen()
+        self._watch.start()
 
     def at_boundary(self, boundary: int) -> Sequence[int]:
         """Suspend if that is still wanted, and stay parked until the next lease.
@@ -239,7 +242,12 @@ class Agent:
 
     def _progress(self) -> Progress:
         boundaries = self._boundaries
-        return Progress(epoch=self._orders.epoch, boundary=boundaries.count, step=boundaries.steps)
+        return Progress(
+            epoch=self._orders.epoch,
+            boundary=boundaries.count,
+            step=boundaries.steps,
+            stuck=self._watch.stuck,
+        )
 
     def _handle(self, message: ToAgent) -> Sequence[FromAgent]:
         match message:

@@ -10,6 +10,7 @@ from gpuslice.boundaries import NEVER
 from gpuslice.ending import end, undisturbed, whole_or_ended
 from gpuslice.errors import ConfigError, GpusliceError
 from gpuslice.runtime import Runtime
+from gpuslice.watch import Watch
 
 
 class Drill:
@@ -36,6 +37,7 @@ class Drill:
         """Check the RAM disk before training begins, and ask for the first boundary."""
         _ = self._runtime.ramdisk
         self._ask(self._runtime.boundary)
+        Watch(self._runtime.boundaries).start()
 
     def at_boundary(self, boundary: int) -> Sequence[int]:
         """Suspend and resume; ends the job, by an error's exit code, if that is not possible."""

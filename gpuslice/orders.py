@@ -33,6 +33,8 @@ from gpuslice.wire import Cancel, Declined, Expect, Forget, FromAgent, Heir, Ove
 
 #: How often the parked main thread looks for itself: a signal may come just before it waits.
 _LOOK_AGAIN_MS = 500
+#: A ``stop_at`` from here on is never reached: a suspend that was called off.
+_CALLED_OFF = 2**62
 
 
 class Phase(Enum):
@@ -220,6 +222,12 @@ class Orders:
             if self._boundaries.stop_at > self._boundaries.count:
                 self._later = self._boundaries.stop_at
             self._boundaries.stop_at = 0
+
+    @property
+    def asked(self) -> bool:
+        """Whether the job runs and is to park."""
+        ordered = not self._listening and self._boundaries.stop_at < _CALLED_OFF
+        return self.phase is Phase.RUNNING and ordered
 
     def quiet_for(self, duration_s: float) -> bool:
         """Wait for an order, or something to expect, but not longer than this; whether there was neither."""

@@ -205,6 +205,7 @@ class JobInfo(Verb, frozen=True):
     switch_predicted_s: float | None
     switch_s: float | None
     missed_boundaries: int
+    stuck: str | None
     trial: str | None
     restarts: int
     max_restarts: int

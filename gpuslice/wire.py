@@ -41,11 +41,15 @@ class Hello(Message, tag="hello", frozen=True):
 
 
 class Progress(Message, tag="progress", frozen=True):
-    """Where a rank is: mini-batch boundaries passed, optimizer steps done. Also the heartbeat."""
+    """Where a rank is: mini-batch boundaries passed, optimizer steps done. Also the heartbeat.
+
+    ``stuck``: where the script is, if it has passed no boundary for so long that it should be known.
+    """
 
     epoch: Count
     boundary: Count
     step: Count
+    stuck: Text = ""
 
 
 class Suspended(Message, tag="suspended", frozen=True):

@@ -48,9 +48,11 @@ class Rank:
         The newest it reported: mini-batch boundaries passed, optimizer steps done.
     pid
         Its process, as the kernel told the shell; 0 before its Hello.
+    stuck
+        Where its script is, if it passes no boundary; else empty.
     """
 
-    __slots__ = ("boundary", "number", "phase", "pid", "step")
+    __slots__ = ("boundary", "number", "phase", "pid", "step", "stuck")
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -58,6 +60,7 @@ class Rank:
         self.boundary = 0
         self.pid = 0
         self.step = 0
+        self.stuck = ""
 
 
 class Gang(Job):

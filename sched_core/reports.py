@@ -80,6 +80,7 @@ class Reports:
         match message:
             case Progress():
                 self._advance(job, rank, now, message.boundary, message.step)
+                rank.stuck = message.stuck
                 self._time(job, message.step, now)
                 self._core.trials.look(job, now)
                 if job.through:
@@ -213,7 +214,7 @@ class Reports:
         called_off = _called_off(job)
         if rank.phase is not RankPhase.ON or not (job.state is JobState.SUSPENDING or called_off):
             raise job.illegal(f"Suspended of rank {rank.number}, which is {rank.phase.value}")
-        rank.phase = RankPhase.PARKED
+        rank.phase, rank.stuck = RankPhase.PARKED, ""
         job.pace.suspended()
         self._core.switching.parked(job, rank.number, message)
         self._advance(job, rank, now, message.boundary, message.step)

@@ -107,6 +107,7 @@ class Overview:
             switch_predicted_s=job.switch_predicted_s,
             switch_s=job.switch_s,
             missed_boundaries=job.missed,
+            stuck=_stuck(job),
             trial=_trial(job),
             restarts=job.attempt,
             max_restarts=job.spec.max_restarts,
@@ -125,6 +126,14 @@ class Overview:
 
     def _names(self, devices: tuple[int, ...]) -> tuple[str, ...]:
         return tuple(str(self._core.devices[device]) for device in devices)
+
+
+def _stuck(job: Gang) -> str | None:
+    """Where a script is that passes no boundary, of a gang with its rank."""
+    stuck = next((rank for rank in job.there() if rank.stuck), None)
+    if stuck is None or job.state.ended:
+        return None
+    return stuck.stuck if len(job.ranks) == 1 else f"{stuck.stuck} (rank {stuck.number})"
 
 
 def _trial(job: Gang) -> str | None:

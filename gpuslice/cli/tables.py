@@ -108,6 +108,8 @@ def state(job: JobInfo) -> str:
         words.append(f"to {','.join(job.moving_to)}")
     if job.missed_boundaries:
         words.append(f"late {job.missed_boundaries}x")
+    if job.stuck:
+        words.append(f"no boundary {job.stuck}")
     if job.trial in ("waiting", "running"):
         words.append("trial")
     if job.restarts:
