@@ -29,7 +29,7 @@ from gpuslice.handover import Coming, Handovers
 from gpuslice.link import Link
 from gpuslice.orders import Orders, Phase
 from gpuslice.runtime import Runtime
-from gpuslice.types import DeviceName
+from gpuslice.types import DeviceName, shortened
 from gpuslice.watch import Watch
 from gpuslice.wire import (
     PROTOCOL_VERSION,
@@ -50,6 +50,8 @@ from gpuslice.wire import (
     Welcome,
 )
 
+#: Of an error that the scheduler is told.
+_ERROR_CHARACTERS = 4096
 #: What ``stages_s`` of the messages names.
 SUSPEND_STAGES = ("quiesce_s", "find_s", "admit_s", "copy_out_s", "publish_s", "free_s")
 RESUME_STAGES = ("parked_s", "fetch_s", "reserve_s", "verify_s", "copy_in_s")
@@ -214,8 +216,8 @@ class Agent:
                 epoch=self._orders.epoch,
                 boundary=self._boundaries.count,
                 running=running,
-                error=error.message,
-                remedy=error.remedy,
+                error=shortened(error.message, _ERROR_CHARACTERS),
+                remedy=shortened(error.remedy, _ERROR_CHARACTERS),
                 retryable=isinstance(error, _RETRYABLE),
             )
         )

@@ -29,8 +29,11 @@ from enum import Enum
 
 from gpuslice.boundaries import NEVER, BoundaryCounter
 from gpuslice.ending import ENDING_SIGNALS
+from gpuslice.types import shortened
 from gpuslice.wire import Cancel, Declined, Expect, Forget, FromAgent, Heir, Overshot, Resume, Suspend
 
+#: Of an error that the scheduler is told.
+_ERROR_CHARACTERS = 4096
 #: How often the parked main thread looks for itself: a signal may come just before it waits.
 _LOOK_AGAIN_MS = 500
 #: A ``stop_at`` from here on is never reached: a suspend that was called off.
@@ -143,7 +146,7 @@ class Orders:
     def _decline(self, epoch: int, error: str) -> Declined:
         self._declined = max(self._declined, epoch)
         self.expected, self._coming = None, False
-        return Declined(epoch=epoch, error=error)
+        return Declined(epoch=epoch, error=shortened(error, _ERROR_CHARACTERS))
 
     def suspend(self, order: Suspend) -> list[FromAgent]:
         """A boundary to stop at."""

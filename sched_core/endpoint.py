@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 
 import zmq
@@ -22,6 +24,7 @@ LOCK = "scheduler.pid"
 _MAX_SOCKET_PATH_BYTES = 107
 #: No message has more frames, nor more bytes in all of them together.
 _MOST_FRAMES = 2
+_MUCH_BYTES = 4 * wire.MAX_MESSAGE_BYTES
 _MOST_BYTES = wire.MAX_MESSAGE_BYTES + 64
 
 
@@ -151,7 +154,8 @@ def _router(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
 def receive(socket: zmq.Socket[bytes]) -> tuple[bytes, list[zmq.Frame]] | None:
     """The next message of a ROUTER socket and, before it, who sent it; ``None`` if there is none yet.
 
-    One of too many frames, or too long altogether, is thrown away frame by frame; then there are none.
+    One of too many frames, or too long altogether, is thrown away frame by frame; then there are none. libzmq
+    hands a message over when its last frame is there, so all of it is in memory for a moment.
     """
     try:
         identity = socket.recv(zmq.NOBLOCK)
@@ -166,7 +170,16 @@ def receive(socket: zmq.Socket[bytes]) -> tuple[bytes, list[zmq.Frame]] | None:
             frames.append(frame)
         if len(frames) > _MOST_FRAMES or nbytes > _MOST_BYTES:
             frames = []
+    if nbytes > _MUCH_BYTES:
+        del frame
+        _give_back()
     return identity, frames
+
+
+def _give_back() -> None:
+    """Have the C library give free memory back, which it may keep for ever after a message of many frames."""
+    with suppress(AttributeError):  # there are C libraries without it
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def check_sender(frame: zmq.Frame) -> int:

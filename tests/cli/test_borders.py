@@ -17,6 +17,7 @@ from gpuslice.client import Client
 from gpuslice.errors import RemoteProtocolError
 from gpuslice.sched_core.journal import FILE
 from gpuslice.story import Story
+from gpuslice.wire import MAX_MESSAGE_BYTES
 
 from .conftest import DEADLINE_S, Shell
 from .extremes import at_extremes, mutated, requests
@@ -93,6 +94,16 @@ def sent_by(client: Client, job: str) -> int:
     return int(lines[-1]) if lines else 0
 
 
+def flood(shell: Shell, name: str) -> None:
+    """One message of many frames, each as long as one may be; its answer."""
+    with zmq.Context.instance().socket(zmq.DEALER) as socket:
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.connect(f"ipc://{shell.directory / name}")
+        socket.send_multipart([bytes(MAX_MESSAGE_BYTES)] * 200, copy=False)
+        assert socket.poll(DEADLINE_S * 1e3)
+        assert b"too many frames" in socket.recv_multipart()[-1]
+
+
 def check_the_journal(shell: Shell, client: Client) -> None:
     """Its replay comes to what the scheduler says."""
     states = {job.id: job.state for job in client.jobs()}
@@ -136,6 +147,8 @@ def test_whatever_is_said_on_both_sockets_the_scheduler_answers_and_nothing_is_l
             said += sent_by(client, rank)
             assert ended.state in ("succeeded", "failed", "cancelled")
             level = level or daemon.memory_info().rss
+    for name in ("client.sock", "scheduler.sock"):
+        flood(shell, name)
     assert daemon.memory_info().rss - level < _MAY_GROW_BYTES
     (tmp_path / "enough").touch()
     ended = client.wait(bystander, DEADLINE_S)

@@ -15,9 +15,12 @@ from gpuslice.sched_core.events import (
     Launch,
     RankGone,
     Released,
+    Reported,
+    Tell,
     WakeAt,
 )
 from gpuslice.sched_core.states import JobState
+from gpuslice.types import MAX_COUNT
 
 from .driver import PROGRAM, Driver, picture, refused, suspended, told
 
@@ -312,3 +315,22 @@ def test_a_job_whose_process_is_gone_is_given_no_device_before_its_exit_is_known
     assert driver.state("b") is JobState.QUEUED
     driver.do(Exited("b", 1))
     assert driver.state("b") is JobState.FAILED
+
+
+def test_what_is_said_again_and_again_comes_to_no_number_that_is_none() -> None:
+    """A distance or a pause that is doubled each time is a float's infinity after 1,024 times."""
+    driver = Driver(1)
+    driver.running_pair()
+    for _ in range(1100):
+        driver.core.handle(Reported("a", 0, refused(1, 10, running=True)), driver.now_s)
+    assert driver.core.jobs["a"].retry_at_s <= driver.now_s + 60.0
+    driver = Driver(1)
+    driver.running_pair()
+    driver.wake()
+    gang = driver.core.jobs["a"]
+    for _ in range(1100):
+        report = wire.Overshot(epoch=1, boundary=min(gang.stop_at, MAX_COUNT))
+        for command in driver.core.handle(Reported("a", 0, report), driver.now_s):
+            if isinstance(command, Tell):
+                wire.decode_to_agent(wire.encode(command.message))
+    assert 2**30 < gang.stop_at < 2**62

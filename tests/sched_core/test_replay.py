@@ -10,6 +10,7 @@ import pytest
 
 from gpuslice.sched_core.core import Core
 from gpuslice.sched_core.events import Event, Held, Program, Submitted, Weighted
+from gpuslice.sched_core.gang import Gang
 from gpuslice.sched_core.history import history
 from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.journal import Journal
@@ -117,3 +118,24 @@ def test_a_long_history_is_told_in_parts_that_fit_into_an_answer(tmp_path: Path)
             seen += len(part.events)
             assert len(msgspec.msgpack.encode(part)) < 1 << 20
         assert seen == 20
+
+
+def test_a_core_is_made_again_what_its_journal_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Journal(tmp_path / "j") as journal:
+        write(journal, submitted("a"), submitted("b"))
+        core, replay = taken(journal)
+        sound = picture(core)
+        with monkeypatch.context() as patched:
+            patched.setattr("gpuslice.sched_core.owners._weigh", half_done)
+            with pytest.raises(ZeroDivisionError):
+                core.handle(Weighted("a", 2.0), 2.0)
+        assert picture(core) != sound
+        replay.repeat()
+        core.check()
+        assert picture(core) == sound
+        assert core.handle(Weighted("a", 2.0), 2.0) is not None
+
+
+def half_done(core: Core, job: Gang, *_: object) -> None:
+    job.held = True
+    raise ZeroDivisionError
