@@ -18,12 +18,13 @@ from .copying import Inspector, Marks, Pairs, Wanted
 from .cuda_engine import CudaEngine
 from .device import DeviceMemory, Hold, Way, refill_in_turn
 from .gpu_copies import GpuCopies
-from .host import enclosing, view_address
+from .host import enclosing, overlapping, view_address
 from .numa import node_of_gpu
 from .pagelock import PageLocks
 from .transfer import Transfer
 
 _FREED = Hold(Way.FREED)
+_OVERLAID = Hold(Way.RESIDENT, "another library knows its address")
 #: ``cudaHostRegisterPortable``: page-locked for all devices of the process, also for a later move.
 _PORTABLE = 1
 #: Locks are the process's, whichever of its GPUs asked.
@@ -102,7 +103,10 @@ class CudaDevice:
     def holds(self, storages: Sequence[torch.UntypedStorage], *, fixed: Set[int], alone: bool) -> list[Hold]:
         """``fixed`` is ignored: on a GPU it means autograd or DDP, and both go through the storage."""
         between_processes = {reference.cdata for reference in shared_cache.values()}
-        return [_hold(storage, between_processes) for storage in storages]
+        holds = [_hold(storage, between_processes) for storage in storages]
+        if all(hold is _FREED for hold in holds):
+            return holds  # of what torch itself allocated, nothing lies over anything else
+        return together(holds, [(storage.data_ptr(), storage.nbytes()) for storage in storages])
 
     def regions(self, storages: Sequence[torch.UntypedStorage]) -> list[int]:
         """By the allocator's segments, which ``empty_cache`` gives back whole, but for expandable ones."""
@@ -274,6 +278,22 @@ def _hold(storage: torch.UntypedStorage, between_processes: Set[int]) -> Hold:
     if not storage.resizable():
         return Hold(Way.RESIDENT, "its memory belongs to another library")
     return _FREED
+
+
+def together(holds: Sequence[Hold], ranges: Sequence[tuple[int, int]]) -> list[Hold]:
+    """Keep what lies over memory that stays: views that went to another library and came back, for instance.
+
+    Parameters
+    ----------
+    ranges
+        Address and bytes of each storage.
+    """
+    starts = overlapping(ranges)
+    staying = {start for start, hold in zip(starts, holds, strict=True) if hold is not _FREED}
+    return [
+        _OVERLAID if hold is _FREED and start in staying else hold
+        for start, hold in zip(starts, holds, strict=True)
+    ]
 
 
 def _by_place(pairs: Pairs) -> tuple[Pairs, Pairs]:

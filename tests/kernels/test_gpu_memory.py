@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from gpuslice.errors import DeviceMemoryError, RollbackError
-from gpuslice.kernels import gpu_memory, open_device
+from gpuslice.kernels import Hold, Way, gpu_memory, open_device
+from gpuslice.kernels.cuda import _FREED, together
 from gpuslice.kernels.gpu_memory import SEGMENT_BYTES, fill_up, in_segments, statistics
 from gpuslice.types import DeviceName
 
@@ -62,6 +63,14 @@ def test_an_allocator_without_counts_has_none() -> None:
     assert statistics(lambda: 3) == 3
 
 
+def test_what_lies_over_memory_that_stays_stays_too() -> None:
+    foreign = Hold(Way.RESIDENT, "its memory belongs to another library")
+    holds = [_FREED, foreign, _FREED, _FREED]
+    kept = together(holds, [(0, 9), (8, 2), (10, 5), (15, 5)])
+    assert [hold.way for hold in kept] == [Way.RESIDENT, Way.RESIDENT, Way.FREED, Way.FREED]
+    assert "another library knows its address" in kept[0].reason
+
+
 class TestOnAGpu:
     pytestmark = on_a_gpu
 
@@ -104,3 +113,11 @@ class TestOnAGpu:
         before = len(gpu_memory.segments(0))
         device.reserve(list(zip(storages, sizes, strict=True)))
         assert len(gpu_memory.segments(0)) - before == 1
+
+    def test_a_view_that_went_through_another_library_keeps_what_it_shows(self) -> None:
+        device = open_device(DeviceName.parse("cuda:0"))
+        own, plain = torch.ones(1000, device="cuda:0"), torch.ones(1000, device="cuda:0")
+        view = torch.from_dlpack(own.__dlpack__())[500:]
+        storages = [tensor.untyped_storage() for tensor in (own, plain, view)]
+        holds = device.holds(storages, fixed=frozenset(), alone=True)
+        assert [hold.way for hold in holds] == [Way.RESIDENT, Way.FREED, Way.RESIDENT]
