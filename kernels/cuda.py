@@ -20,15 +20,13 @@ from .device import DeviceMemory, Hold, Way, refill_in_turn
 from .gpu_copies import GpuCopies
 from .host import enclosing, overlapping, view_address
 from .numa import node_of_gpu
-from .pagelock import PageLocks
+from .pagelock import LOCKS
 from .transfer import Transfer
 
 _FREED = Hold(Way.FREED)
 _OVERLAID = Hold(Way.RESIDENT, "another library knows its address")
 #: ``cudaHostRegisterPortable``: page-locked for all devices of the process, also for a later move.
 _PORTABLE = 1
-#: Locks are the process's, whichever of its GPUs asked.
-_page_locks = PageLocks()
 
 
 class CudaDevice:
@@ -134,7 +132,7 @@ class CudaDevice:
         return by_host + self._noting_locks(copied, arena)
 
     def _noting_locks(self, transfer: Transfer, arena: memoryview) -> Transfer:
-        problem = _page_locks.problem(view_address(arena), arena.nbytes) if transfer.copies else ""
+        problem = LOCKS.problem(view_address(arena), arena.nbytes) if transfer.copies else ""
         if not problem:
             return transfer
         return replace(transfer, fallbacks=(*transfer.fallbacks, f"the arena is not page-locked: {problem}"))
@@ -210,15 +208,15 @@ class CudaDevice:
 
     @property
     def registrations(self) -> int:
-        return _page_locks.count
+        return LOCKS.count
 
     def register(self, arena: memoryview) -> bool:
         """Also loads the kernels: whoever warms an arena up warms up the first copy with it."""
         self._engine.kernels_missing()
-        return _page_locks.take(_Runtime(self._index), view_address(arena), arena.nbytes)
+        return LOCKS.take(_Runtime(self._index), view_address(arena), arena.nbytes)
 
     def unregister(self, arena: memoryview) -> None:
-        _page_locks.release(_Runtime(self._index), view_address(arena))
+        LOCKS.release(_Runtime(self._index), view_address(arena))
 
     def rng_state(self) -> torch.Tensor | None:
         return torch.cuda.get_rng_state(self._index)

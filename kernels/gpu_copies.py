@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -19,7 +19,8 @@ from . import pipeline
 from .copying import Inspector, Marks, Pairs, run
 from .gpu_kernels import Pieces
 from .host import view_address
-from .pipeline import Packed, Piece, Place
+from .pagelock import LOCKS
+from .pipeline import Packed, Piece, Place, Span
 from .transfer import Transfer
 
 
@@ -189,6 +190,7 @@ class _Cargo:
         pipeline.check(self.places, len(arena))
         self._arena = arena
         self._bytes = bytes_of_memory(arena)
+        self._base = view_address(arena) if arena.nbytes else 0
         self._staging: dict[int, torch.Tensor] = {}
         self._copies = 0
         self._packed_bytes = 0
@@ -226,25 +228,36 @@ class _Cargo:
         if isinstance(step, Packed):
             staging = self._staging[id(lane)]
             lane.gather(self._table(step), staging)
-            for offset, staged, nbytes in step.spans:
+            for offset, staged, nbytes in self._apart(step.spans):
                 lane.copy(self._bytes[offset : offset + nbytes], staging[staged : staged + nbytes])
             self._count_packed(step)
             return
-        for piece in pipeline.copies(step):
+        for piece in self._copies_of(step):
             lane.copy(self._in_arena(piece), self._on_device(piece))
             self._copies += 1
 
     def queue_in(self, lane: Lane, step: _Step) -> None:
         if isinstance(step, Packed):
             staging = self._staging[id(lane)]
-            for offset, staged, nbytes in step.spans:
+            for offset, staged, nbytes in self._apart(step.spans):
                 lane.copy(staging[staged : staged + nbytes], self._bytes[offset : offset + nbytes])
             lane.scatter(self._table(step), staging)
             self._count_packed(step)
             return
-        for piece in pipeline.copies(step):
+        for piece in self._copies_of(step):
             lane.copy(self._on_device(piece), self._in_arena(piece))
             self._copies += 1
+
+    def _copies_of(self, block: list[Piece]) -> Iterator[Piece]:
+        """The fewest copies that move a block, none of them across two page-locks."""
+        for storage, start, offset, nbytes in pipeline.copies(block):
+            for at, part_bytes in LOCKS.apart(self._base + offset, nbytes):
+                yield Piece(storage, start + at, offset + at, part_bytes)
+
+    def _apart(self, spans: Iterable[Span]) -> Iterator[Span]:
+        for offset, staged, nbytes in spans:
+            for at, part_bytes in LOCKS.apart(self._base + offset, nbytes):
+                yield Span(offset + at, staged + at, part_bytes)
 
     def transfer(self) -> Transfer:
         nbytes = sum(place.nbytes for place in self.places)

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import resource
 import threading
+from collections.abc import Sequence
 from typing import Protocol
 
 from gpuslice.errors import EnvironmentUnusableError
 
+#: How much is locked by one call: the driver holds a lock of its own meanwhile, which others wait for.
+LOCK_BYTES = 256 << 20
 #: ``cudaErrorHostMemoryAlreadyRegistered``
 ALREADY_REGISTERED = 712
 
@@ -38,10 +41,7 @@ class PageLocks:
         with self._lock:
             if self._held.get(address) == nbytes:
                 return True
-            code = runtime.host_register(address, nbytes)
-            if code == ALREADY_REGISTERED and runtime.host_unregister(address) == 0:
-                # A lock of a mapping that was here before, whose pages are not these.
-                code = runtime.host_register(address, nbytes)
+            code = self._lock_parts(runtime, address, nbytes)
             if code != 0:
                 self._problems[address] = _explain(code, nbytes)
                 return False
@@ -49,6 +49,20 @@ class PageLocks:
             self._held[address] = nbytes
             self.count += 1
             return True
+
+    def _lock_parts(self, runtime: Runtime, address: int, nbytes: int) -> int:
+        """Lock all parts of a mapping or none; the code of the first that was refused."""
+        done: list[int] = []
+        for part, part_bytes in _parts(address, nbytes):
+            code = runtime.host_register(part, part_bytes)
+            if code == ALREADY_REGISTERED and runtime.host_unregister(part) == 0:
+                # A lock of a mapping that was here before, whose pages are not these.
+                code = runtime.host_register(part, part_bytes)
+            if code != 0:
+                _unlock(runtime, done)
+                return code
+            done.append(part)
+        return 0
 
     def release(self, runtime: Runtime, address: int) -> None:
         """Unlock a mapping, which must come before it goes away; nothing if it is not locked.
@@ -60,13 +74,19 @@ class PageLocks:
         """
         with self._lock:
             self._problems.pop(address, None)
-            if self._held.pop(address, None) is None:
-                return
-            code = runtime.host_unregister(address)
-        if code != 0:
-            raise EnvironmentUnusableError(
-                f"cudaHostUnregister of the arena at {address:#x} failed with CUDA error {code}"
-            )
+            nbytes = self._held.pop(address, None)
+            if nbytes is not None:
+                _unlock(runtime, [part for part, _ in _parts(address, nbytes)])
+
+    def apart(self, address: int, nbytes: int) -> list[tuple[int, int]]:
+        """Where a copy of host memory must be divided, as start and bytes of its parts: between two locks."""
+        for base, held_bytes in list(self._held.items()):
+            if base <= address < base + held_bytes:
+                first = (address - base) // LOCK_BYTES + 1
+                edges = range(base + first * LOCK_BYTES, address + nbytes, LOCK_BYTES)
+                starts = [0, *(edge - address for edge in edges)]
+                return [(at, to - at) for at, to in zip(starts, [*starts[1:], nbytes], strict=True)]
+        return [(0, nbytes)]
 
     def problem(self, address: int, nbytes: int) -> str:
         """Why these bytes are not locked, or an empty string."""
@@ -76,7 +96,26 @@ class PageLocks:
             return self._problems.get(address, "nobody asked for it")
 
 
+def _parts(address: int, nbytes: int) -> list[tuple[int, int]]:
+    """Address and bytes of what is locked by one call each."""
+    return [(address + at, min(LOCK_BYTES, nbytes - at)) for at in range(0, nbytes, LOCK_BYTES)]
+
+
+def _unlock(runtime: Runtime, parts: Sequence[int]) -> None:
+    """Unlock all of them, and say of the first that could not be."""
+    codes = [(part, runtime.host_unregister(part)) for part in parts]
+    for part, code in codes:
+        if code != 0:
+            raise EnvironmentUnusableError(
+                f"cudaHostUnregister of the arena at {part:#x} failed with CUDA error {code}"
+            )
+
+
 def _explain(code: int, nbytes: int) -> str:
     soft_bytes, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     limit = "" if soft_bytes == resource.RLIM_INFINITY else f", ulimit -l allows {soft_bytes}"
     return f"cudaHostRegister of {nbytes} bytes gave CUDA error {code}{limit}"
+
+
+#: Locks are the process's, whichever of its GPUs asked.
+LOCKS = PageLocks()

@@ -267,6 +267,16 @@ static struct block *block_at(uint64_t address) {
     return NULL;
 }
 
+/* The mapped block that has all of these bytes. */
+static struct block *block_of(uint64_t address, size_t nbytes) {
+    for (size_t i = 0; i < count; i++) {
+        uint64_t start = blocks[i].info.address, end = start + blocks[i].info.nbytes;
+        if (blocks[i].info.mapped && start <= address && address < end && nbytes <= end - address)
+            return &blocks[i];
+    }
+    return NULL;
+}
+
 int cudaMalloc(void **address, size_t nbytes) {
     pthread_mutex_lock(&lock);
     int code = need_runtime();
@@ -314,45 +324,46 @@ void gpuslice_vmm_counters(struct counters *out) {
 const char *gpuslice_vmm_message(void) { return message; }
 
 /* Queues `moves` copies between blocks and host addresses and waits for the last byte. */
-static int copy_on_stream(size_t moves, const uint64_t *addresses, void *const *hosts, int out, void *stream) {
+static int copy_on_stream(size_t moves, const uint64_t *addresses, const size_t *sizes, void *const *hosts,
+                          int out, void *stream) {
     for (size_t i = 0; i < moves; i++) {
-        struct block *block = block_at(addresses[i]);
-        if (!block || !block->info.mapped)
+        if (!block_of(addresses[i], sizes[i]))
             return failed(INVALID, "no mapped block at %#llx", (unsigned long long)addresses[i]);
         if (out)
-            TRY(driver.copy_out(hosts[i], addresses[i], block->info.nbytes, stream));
+            TRY(driver.copy_out(hosts[i], addresses[i], sizes[i], stream));
         else
-            TRY(driver.copy_in(addresses[i], hosts[i], block->info.nbytes, stream));
+            TRY(driver.copy_in(addresses[i], hosts[i], sizes[i], stream));
     }
     return SUCCESS;
 }
 
-static int copy_in_context(size_t moves, const uint64_t *addresses, void *const *hosts, int out) {
+static int copy_in_context(size_t moves, const uint64_t *addresses, const size_t *sizes, void *const *hosts,
+                           int out) {
     void *stream;
     TRY(driver.stream_create(&stream, STREAM_NON_BLOCKING));
-    int code = copy_on_stream(moves, addresses, hosts, out, stream);
+    int code = copy_on_stream(moves, addresses, sizes, hosts, out, stream);
     int waited = driver.stream_synchronize(stream);
     driver.stream_destroy(stream);
     if (code == SUCCESS && waited != SUCCESS) code = failed(waited, "a copy failed with CUDA error %d", waited);
     return code;
 }
 
-static int copy(size_t moves, const uint64_t *addresses, void *const *hosts, int out) {
+static int copy(size_t moves, const uint64_t *addresses, const size_t *sizes, void *const *hosts, int out) {
     void *ignored;
-    struct block *first = block_at(addresses[0]);
-    if (!first) return failed(INVALID, "no block at %#llx", (unsigned long long)addresses[0]);
+    struct block *first = block_of(addresses[0], sizes[0]);
+    if (!first) return failed(INVALID, "no mapped block at %#llx", (unsigned long long)addresses[0]);
     TRY(settle(first->context)); /* all streams of the job: ours does not wait for any */
     TRY(driver.ctx_push(first->context));
-    int code = copy_in_context(moves, addresses, hosts, out);
+    int code = copy_in_context(moves, addresses, sizes, hosts, out);
     driver.ctx_pop(&ignored);
     return code;
 }
 
-/* Copies blocks of one device to (`out`) or from host memory; each host range has the block's nbytes. */
-int gpuslice_vmm_copy(size_t moves, const uint64_t *addresses, void *const *hosts, int out) {
+/* Copies blocks of one device, or parts of them, to (`out`) or from host memory. */
+int gpuslice_vmm_copy(size_t moves, const uint64_t *addresses, const size_t *sizes, void *const *hosts, int out) {
     if (moves == 0) return SUCCESS;
     pthread_mutex_lock(&lock);
-    int code = copy(moves, addresses, hosts, out);
+    int code = copy(moves, addresses, sizes, hosts, out);
     pthread_mutex_unlock(&lock);
     return code;
 }

@@ -17,6 +17,7 @@ from typing import ClassVar
 from gpuslice.errors import DeviceMemoryError, EnvironmentUnusableError
 
 from .compiler import shared_library
+from .pagelock import LOCKS
 
 SOURCE = Path(__file__).with_name("vmm.c")
 #: torch reads both names; the second since 2.9.
@@ -185,10 +186,16 @@ class Vmm:
         self._check(self._shim.gpuslice_vmm_reserve(device))
 
     def _copy(self, pairs: Sequence[tuple[Block, int]], *, out: bool) -> None:
-        count = len(pairs)
-        addresses = (ctypes.c_uint64 * count)(*[block.address for block, _ in pairs])
-        hosts = (ctypes.c_void_p * count)(*[host for _, host in pairs])
-        self._check(self._shim.gpuslice_vmm_copy(ctypes.c_size_t(count), addresses, hosts, int(out)))
+        moves = [
+            (block.address + at, nbytes, host + at)
+            for block, host in pairs
+            for at, nbytes in LOCKS.apart(host, block.nbytes)  # no copy may cross two page-locks
+        ]
+        count = len(moves)
+        addresses = (ctypes.c_uint64 * count)(*[address for address, _, _ in moves])
+        sizes = (ctypes.c_size_t * count)(*[nbytes for _, nbytes, _ in moves])
+        hosts = (ctypes.c_void_p * count)(*[host for _, _, host in moves])
+        self._check(self._shim.gpuslice_vmm_copy(ctypes.c_size_t(count), addresses, sizes, hosts, int(out)))
 
     def _check(self, code: int) -> None:
         """The one place where the shim's return codes become errors."""

@@ -7,7 +7,7 @@ import resource
 import pytest
 
 from gpuslice.errors import EnvironmentUnusableError
-from gpuslice.kernels.pagelock import ALREADY_REGISTERED, PageLocks
+from gpuslice.kernels.pagelock import ALREADY_REGISTERED, LOCK_BYTES, PageLocks
 
 
 class Runtime:
@@ -88,3 +88,36 @@ def test_a_longer_mapping_than_the_locked_one_is_not_locked() -> None:
     runtime, locks = Runtime(), PageLocks()
     locks.take(runtime, 4096, 8192)
     assert locks.problem(4096, 8193)
+
+
+PARTS = [(0, LOCK_BYTES), (LOCK_BYTES, LOCK_BYTES), (2 * LOCK_BYTES, 4096)]
+
+
+def test_a_large_mapping_is_locked_in_parts_that_no_copy_crosses() -> None:
+    runtime, locks = Runtime(), PageLocks()
+    assert locks.take(runtime, 4096, 2 * LOCK_BYTES + 4096)
+    assert runtime.locked == {4096 + at: nbytes for at, nbytes in PARTS}
+    assert locks.count == 1
+    assert locks.apart(4096, 2 * LOCK_BYTES + 4096) == PARTS
+    assert locks.apart(4096 + 10, LOCK_BYTES) == [(0, LOCK_BYTES - 10), (LOCK_BYTES - 10, 10)]
+    assert locks.apart(4096 + 10, LOCK_BYTES - 10) == [(0, LOCK_BYTES - 10)]
+    assert locks.apart(4096 + LOCK_BYTES, 5) == [(0, 5)]
+    assert locks.apart(0, LOCK_BYTES) == [(0, LOCK_BYTES)], "not ours"
+    locks.release(runtime, 4096)
+    assert runtime.locked == {}
+
+
+def test_of_a_refused_mapping_no_part_stays_locked() -> None:
+    runtime, locks = Runtime(0, 2), PageLocks()
+    runtime.locked[4096] = LOCK_BYTES  # by the first of these codes
+    assert not locks.take(runtime, 4096, 2 * LOCK_BYTES)
+    assert runtime.locked == {}
+
+
+def test_a_part_that_cannot_be_unlocked_does_not_keep_the_others() -> None:
+    runtime, locks = Runtime(), PageLocks()
+    assert locks.take(runtime, 4096, 2 * LOCK_BYTES)
+    del runtime.locked[4096]
+    with pytest.raises(EnvironmentUnusableError, match=r"0x1000 failed with CUDA error 713"):
+        locks.release(runtime, 4096)
+    assert runtime.locked == {}

@@ -74,6 +74,31 @@ assert cuda.fake_live_handles() == cuda.fake_live_ranges() == 0
 """)
 
 
+def test_no_copy_crosses_two_page_locks(scenario: Scenario) -> None:
+    scenario("""
+from gpuslice.kernels import pagelock
+address = take(5 * MIB + 9, 7)
+pairs = arena(shim.blocks(0))
+pagelock.LOCK_BYTES = 2 * MIB
+pagelock.LOCKS._held[min(host for _, host in pairs) - 4096] = 64 * MIB
+called = []
+copy = shim._shim.gpuslice_vmm_copy
+class Watched:
+    def __getattr__(self, name):
+        return getattr(plain, name)
+    def gpuslice_vmm_copy(self, count, addresses, sizes, hosts, out):
+        called.append(list(sizes))
+        return copy(count, addresses, sizes, hosts, out)
+plain, shim._shim = shim._shim, Watched()
+shim.copy_out(pairs)
+shim.release(0)
+shim.reserve(0)
+shim.copy_in(pairs)
+assert called == [[2 * MIB - 4096, 2 * MIB, MIB + 4096 + 9]] * 2, called
+assert bytes_at(address, 5 * MIB + 9) == bytes([7]) * (5 * MIB + 9)
+""")
+
+
 def test_devices_are_emptied_one_by_one(scenario: Scenario) -> None:
     scenario("""
 take(2 * MIB, 1, device=0)
