@@ -33,6 +33,8 @@ class SwitchRecord:
         Live storages of the device.
     bytes_copied
         The snapshot's: what was emptied, and what a restart needs besides.
+    storages
+        Of how many it consists.
     bytes_unchanged
         Of these, those that the arena had already, so that they were only compared.
     bytes_freed
@@ -77,6 +79,7 @@ class SwitchRecord:
     cold: bool = False
     bytes_found: int = 0
     bytes_copied: int = 0
+    storages: int = 0
     bytes_unchanged: int = 0
     bytes_freed: int = 0
     bytes_resident: int = 0
@@ -111,6 +114,7 @@ class SwitchRecord:
     def weigh(self, cargo: Cargo | BlockCargo, device: Device) -> None:
         """Note how many bytes a suspend has moved and left, now that ``device`` is empty."""
         self.bytes_copied = cargo.layout.nbytes
+        self.storages = len(cargo.layout.storages)
         self.bytes_freed = cargo.emptied_bytes
         self.resident = cargo.resident_bytes
         self.bytes_resident = sum(cargo.resident_bytes.values())

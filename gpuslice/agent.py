@@ -28,7 +28,9 @@ from gpuslice.errors import (
 from gpuslice.handover import Coming, Handovers
 from gpuslice.link import Link
 from gpuslice.orders import Orders, Phase
+from gpuslice.profiler.skew import Skew
 from gpuslice.runtime import Runtime
+from gpuslice.trainable import report_skew
 from gpuslice.types import DeviceName, shortened
 from gpuslice.watch import Watch
 from gpuslice.wire import (
@@ -39,6 +41,7 @@ from gpuslice.wire import (
     Forget,
     FromAgent,
     Hello,
+    Profiled,
     Progress,
     Refused,
     Rejected,
@@ -109,6 +112,8 @@ class Agent:
         self._link.send(Resumed(epoch=order.epoch, boundary=self._boundaries.count, stages_s={}))
         self._orders.listen()
         self._watch.start()
+        if self._runtime.place.rank == 0:
+            report_skew(self._profiled)
 
     def at_boundary(self, boundary: int) -> Sequence[int]:
         """Suspend if that is still wanted, and stay parked until the next lease.
@@ -127,6 +132,17 @@ class Agent:
             if self._suspend(boundary, leased=leased):
                 self._stay_parked(held)
         return late
+
+    def _profiled(self, skew: Skew) -> None:
+        """The optimizers have made their first steps: tell what they train, on which placement may depend."""
+        self._link.send(
+            Profiled(
+                epoch=self._orders.epoch,
+                tensors=skew.tensors,
+                nbytes=skew.bytes,
+                largest_bytes=skew.largest_bytes,
+            )
+        )
 
     def finish(self) -> None:
         """Say Bye."""
@@ -155,6 +171,8 @@ class Agent:
             step=self._boundaries.steps,
             nbytes=record.bytes_copied,
             stages_s=_stages(record, SUSPEND_STAGES),
+            tensors=record.storages,
+            route=record.route,
         )
         if leased:
             self._link.send(self._standing)

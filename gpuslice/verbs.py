@@ -214,6 +214,7 @@ class JobInfo(Verb, frozen=True):
     reason: str
     command: tuple[str, ...]
     started: bool = True
+    skew: float | None = None
 
     @property
     def ended(self) -> bool:

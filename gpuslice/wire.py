@@ -14,7 +14,7 @@ import msgspec
 from gpuslice.errors import LocalProtocolError, RemoteProtocolError
 from gpuslice.types import ByteCount, Count, JobName, Label, Pid, RankCount, RankNumber, Stages, StopAt, Text
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 MAX_MESSAGE_BYTES = 1 << 20
 #: What msgspec raises for bytes that are not what they should be; text that is not UTF-8 has its own error.
 NOT_A_VALUE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -52,14 +52,29 @@ class Progress(Message, tag="progress", frozen=True):
     stuck: Text = ""
 
 
+class Profiled(Message, tag="profiled", frozen=True):
+    """What a job's optimizers train, told once they have made their first steps: tensors, their bytes."""
+
+    epoch: Count
+    tensors: Count
+    nbytes: ByteCount
+    largest_bytes: ByteCount
+
+
 class Suspended(Message, tag="suspended", frozen=True):
-    """State is in the RAM disk, device memory is free. ``stages_s`` holds seconds by stage name."""
+    """State is in the RAM disk, device memory is free. ``stages_s`` holds seconds by stage name.
+
+    ``tensors``: of how many storages it consists; ``route``: how the device was emptied; 0 and empty in
+    journals of older versions.
+    """
 
     epoch: Count
     boundary: Count
     step: Count
     nbytes: ByteCount
     stages_s: Stages
+    tensors: Count = 0
+    route: Label = ""
 
 
 class Resumed(Message, tag="resumed", frozen=True):
@@ -165,7 +180,7 @@ class Rejected(Message, tag="rejected", frozen=True):
     remedy: Text
 
 
-FromAgent = Hello | Progress | Suspended | Resumed | Overshot | Refused | Declined | Bye
+FromAgent = Hello | Progress | Profiled | Suspended | Resumed | Overshot | Refused | Declined | Bye
 ToAgent = Welcome | Suspend | Resume | Expect | Forget | Cancel | Rejected
 
 _encoder = msgspec.msgpack.Encoder()

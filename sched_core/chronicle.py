@@ -16,7 +16,7 @@ from .core import Core
 from .events import Command, Event, Kill, Launch, Notice, Reported, Submitted, Tell
 from .gang import Gang
 from .states import JobState
-from .switching import costs_s
+from .switch_cost import costs_s
 
 #: Slices kept for each job.
 RECENT = 8

@@ -91,7 +91,7 @@ class Core:
         self.occupants: list[dict[str, Gang]] = [{} for _ in devices]
         self.memory_bytes = memory_bytes
         self.planning = Planning(self, Cluster([len(devices)]), policy, quotas or {})
-        self.switching = Switching(switch_share)
+        self.switching = Switching(switch_share, self.devices)
         self.deadlines = Deadlines(self)
         self.trials = Trials(self)
         self.handovers = Handovers(self, allowed=handover)

@@ -109,8 +109,8 @@ class Gang(Job):
         Whether this attempt has reached its first boundary.
     setup_s, setup_since_s
         How long former attempts were on their devices before that, and since when the present one is.
-    switch_predicted_s, switch_s
-        What its last switch was to cost, if anybody knew, and what it did cost.
+    switch_predicted_s, switch_error_s, switch_s
+        What its last switch was to cost and how far that may be off, if anybody knew, and what it did cost.
     attempt
         How often it was started again after a failure.
     launched
@@ -173,6 +173,7 @@ class Gang(Job):
         "setup_since_s",
         "state",
         "stop_at",
+        "switch_error_s",
         "switch_predicted_s",
         "switch_s",
         "trains",
@@ -207,6 +208,7 @@ class Gang(Job):
         self.setup_s = 0.0
         self.setup_since_s: float | None = None
         self.switch_predicted_s: float | None = None
+        self.switch_error_s: float | None = None
         self.switch_s: float | None = None
         self.pace = Pace()
         self.deadline_missed = False

@@ -113,6 +113,8 @@ class Job:
         When it ran first, if it did.
     preemptions, migrations
         How often it was suspended for others, and moved.
+    skew
+        Of its model: as its owner stated it, else as measured after its first steps; ``None``: not known.
     guaranteed
         Whether the policy has guaranteed its deadline; ``None``: not decided, or no policy of that kind.
     """
@@ -133,6 +135,7 @@ class Job:
         "running",
         "service_s",
         "since_s",
+        "skew",
         "spec",
     )
 
@@ -153,6 +156,7 @@ class Job:
         self.preemptions = 0
         self.migrations = 0
         self.guaranteed: bool | None = None
+        self.skew = spec.skew
 
     def executed_at(self, now_s: float) -> float:
         """Time it has made progress for, up to ``now_s``."""

@@ -226,7 +226,8 @@ class View:
 
     def slice_s(self, quantum_s: float) -> float:
         """How long slices of ``quantum_s`` have to last: the least multiple that is worth its switches."""
-        return quantum_s * max(1, ceil(self.least_slice_s / quantum_s))
+        # What was measured is not exact to the last bit; a whole multiple is not to become the next one.
+        return quantum_s * max(1, ceil(self.least_slice_s / quantum_s - 1e-6))
 
     def waiting(self) -> Iterator[Job]:
         """Jobs that hold no device, in order of arrival."""

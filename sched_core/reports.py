@@ -16,6 +16,7 @@ from gpuslice.wire import (
     FromAgent,
     Hello,
     Overshot,
+    Profiled,
     Progress,
     Refused,
     Resumed,
@@ -85,6 +86,9 @@ class Reports:
                 self._core.trials.look(job, now)
                 if job.through:
                     self._core.finish(job, now)
+            case Profiled():
+                if job.spec.skew is None and message.nbytes:
+                    job.skew = min(1.0, message.largest_bytes / message.nbytes)
             case Resumed():
                 self._resumed(job, rank, message, now)
             case Suspended():

@@ -106,6 +106,7 @@ class Overview:
             recent=self._recent(account),
             switch_predicted_s=job.switch_predicted_s,
             switch_s=job.switch_s,
+            skew=job.skew,
             missed_boundaries=job.missed,
             stuck=_stuck(job),
             trial=_trial(job),

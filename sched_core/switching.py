@@ -1,130 +1,139 @@
 """What switching costs: learnt from the ranks' reports, predicted for the next switch.
 
-A switch is a suspend and the resume that follows. Its cost is a fixed part and a part in proportion to the
-bytes that move, in both directions; both are learnt from the stages that ranks report, newer ones counting
-more. Waiting for a boundary is not part of it: the job makes progress meanwhile.
+A switch is a suspend and the resume that follows. Waiting for a boundary is not part of it: the job makes
+progress meanwhile. The fit itself is in ``switch_cost``; as the core is, it is what the journal makes of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 
+from gpuslice.types import DeviceName
 from gpuslice.wire import Resumed, Suspended
 
 from .events import Notice
 from .gang import Gang
-
-#: How much of what was learnt before is kept when something new is.
-_MEMORY = 0.8
-#: Stages that take longer the more bytes there are.
-_MOVING = frozenset({"copy_out_s", "publish_s", "reserve_s", "verify_s", "copy_in_s"})
-#: Stage of a resume that is somebody else's time.
-_PARKED = "parked_s"
-
-
-class Line:
-    """A cost that is a fixed part and a part in proportion to bytes."""
-
-    __slots__ = ("_bytes", "_fixed_s", "_moving_s", "_weight")
-
-    def __init__(self) -> None:
-        self._weight = 0.0
-        self._fixed_s = 0.0
-        self._bytes = 0.0
-        self._moving_s = 0.0
-
-    def learn(self, nbytes: int, stages_s: Mapping[str, float]) -> None:
-        """Take a measurement in."""
-        moving_s = sum(seconds for name, seconds in stages_s.items() if name in _MOVING)
-        self._weight = self._weight * _MEMORY + 1.0
-        self._fixed_s += (sum(costs_s(stages_s).values()) - moving_s - self._fixed_s) / self._weight
-        self._bytes = self._bytes * _MEMORY + nbytes
-        self._moving_s = self._moving_s * _MEMORY + moving_s
-
-    def predict_s(self, nbytes: int) -> float:
-        """The cost of ``nbytes``, in seconds."""
-        return self._fixed_s + (nbytes * self._moving_s / self._bytes if self._bytes else 0.0)
+from .switch_cost import CostModel, Estimate, Half, State, costs_s
 
 
 class Switching:
-    """The cost model of one scheduler.
+    """The costs of one scheduler's switches.
 
     Parameters
     ----------
     share
         Part of the time that switching may take at most; 0: no matter.
+    devices
+        What leases number.
     """
 
-    def __init__(self, share: float) -> None:
+    def __init__(self, share: float, devices: Sequence[DeviceName] = ()) -> None:
         self._share = share
-        self._out, self._in = Line(), Line()
-        #: Bytes of each rank when it was suspended last, by job; unfinished jobs only.
-        self._bytes: dict[str, dict[int, int]] = {}
-        #: The most that any rank moves; ``None``: to be looked up again.
-        self._most: int | None = 0
-        #: The present switch of each job: seconds by rank.
+        self._devices = devices
+        self._costs = CostModel()
+        #: What each rank moved when it was suspended last, by job; unfinished jobs only.
+        self._states: dict[str, dict[int, State]] = {}
+        #: The largest state that any rank moves; ``None``: to be looked up again.
+        self._most: State | None = State(0)
+        #: The present switch of each job: seconds by rank, and whether it is on another device than before.
         self._present: dict[str, dict[int, float]] = {}
+        self._moved: dict[str, bool] = {}
 
     def predict_s(self, job: Gang) -> float | None:
         """The cost of suspending and resuming ``job``; ``None`` before it was suspended once."""
-        sizes = self._bytes.get(job.id)
-        return None if sizes is None else self._cost_s(max(sizes.values()))
+        estimate = self.predict(job)
+        return None if estimate is None else estimate.seconds
+
+    def predict(self, job: Gang) -> Estimate | None:
+        """The same with its error; of a gang, its dearest rank's."""
+        states = self._states.get(job.id)
+        if states is None:
+            return None
+        found = [self._costs.switch(state) or Estimate(0.0, None) for state in states.values()]
+        return max(found, key=lambda estimate: estimate.seconds)
+
+    def predict_move(self, job: Gang, devices: Sequence[int]) -> Estimate | None:
+        """What it costs to suspend ``job`` and resume it on ``devices``, rank order."""
+        states = self._states.get(job.id)
+        if states is None:
+            return None
+        targets = [self._name(devices, rank) for rank in states]
+        pairs = zip(states.values(), targets, strict=True)
+        found = [self._costs.migration(state, target) or Estimate(0.0, None) for state, target in pairs]
+        return max(found, key=lambda estimate: estimate.seconds)
 
     def least_slice_s(self) -> float:
         """How long a slice must last for switching to stay below its share, whoever is switched."""
-        if not self._share or not self._bytes:
+        if not self._share or not self._states:
             return 0.0
         if self._most is None:
-            self._most = max(max(sizes.values()) for sizes in self._bytes.values())
-        return self._cost_s(self._most) / self._share
+            self._most = max(state for states in self._states.values() for state in states.values())
+        # On whichever device: not even the scheduler knows where the next slice will be.
+        estimate = self._costs.switch(State(self._most.nbytes, self._most.tensors))
+        return 0.0 if estimate is None else estimate.seconds / self._share
 
     def begun(self, job: Gang) -> None:
         """``job`` is told to stop."""
-        job.switch_predicted_s = self.predict_s(job)
+        estimate = self.predict(job)
+        job.switch_predicted_s = None if estimate is None else estimate.seconds
+        job.switch_error_s = None if estimate is None else estimate.error_s
         self._present[job.id] = {}
+        self._moved[job.id] = False
 
     def parked(self, job: Gang, rank: int, message: Suspended) -> None:
         """A rank has been suspended."""
-        self._out.learn(message.nbytes, message.stages_s)
-        sizes = self._bytes.setdefault(job.id, {})
-        if self._most is not None and (message.nbytes >= self._most or sizes.get(rank) == self._most):
-            self._most = message.nbytes if message.nbytes >= self._most else None
-        sizes[rank] = message.nbytes
-        self._add(job, rank, message.stages_s)
+        state = State(message.nbytes, message.tensors, self._name(job.lease, rank), message.route)
+        self._costs.learn(Half.SUSPEND, state, message.stages_s)
+        states = self._states.setdefault(job.id, {})
+        if self._most is not None and (state >= self._most or states.get(rank) == self._most):
+            self._most = state if state >= self._most else None
+        states[rank] = state
+        self._add(job, rank, message)
 
     def resumed(self, job: Gang, rank: int, message: Resumed) -> None:
-        """A rank is back on its device; one that had nothing to bring back teaches nothing."""
-        if message.stages_s:
-            self._in.learn(self._bytes.get(job.id, {}).get(rank, 0), message.stages_s)
-            self._add(job, rank, message.stages_s)
+        """A rank is back on a device; one that had nothing to bring back teaches nothing."""
+        if not message.stages_s:
+            return
+        left = self._states.get(job.id, {}).get(rank, State(0))
+        device = self._name(job.lease, rank)
+        half = Half.RESUME if device == left.device else Half.MIGRATION
+        self._moved[job.id] = self._moved.get(job.id, False) or half is Half.MIGRATION
+        self._costs.learn(half, left._replace(device=device), message.stages_s)
+        self._add(job, rank, message)
 
     def ended(self, job: Gang) -> Notice | None:
         """``job`` runs again; what to say of its switch, if it was one."""
         seconds = self._present.pop(job.id, None)
+        moved = self._moved.pop(job.id, False)
         if not seconds:
             return None
         job.switch_s = max(seconds.values())
+        states = self._states.get(job.id, {})
         details = {
             "predicted_s": job.switch_predicted_s,
+            "predicted_error_s": job.switch_error_s,
             "actual_s": job.switch_s,
-            "bytes": sum(self._bytes.get(job.id, {}).values()),
+            "bytes": sum(state.nbytes for state in states.values()),
+            "tensors": sum(state.tensors for state in states.values()),
+            "route": next((state.route for state in states.values()), ""),
+            "device": ",".join(self._name(job.lease, rank) for rank in range(len(job.lease))),
+            "migrated": moved,
         }
         return Notice("switched", job.id, details)
 
     def forget(self, job: Gang) -> None:
         """``job`` has no state any more."""
-        if self._most in self._bytes.pop(job.id, {}).values():
+        if self._most in self._states.pop(job.id, {}).values():
             self._most = None
         self._present.pop(job.id, None)
+        self._moved.pop(job.id, None)
 
-    def _add(self, job: Gang, rank: int, stages_s: Mapping[str, float]) -> None:
+    def _add(self, job: Gang, rank: int, message: Suspended | Resumed) -> None:
         seconds = self._present.setdefault(job.id, {})
-        seconds[rank] = seconds.get(rank, 0.0) + sum(costs_s(stages_s).values())
+        seconds[rank] = seconds.get(rank, 0.0) + sum(costs_s(message.stages_s).values())
 
-    def _cost_s(self, nbytes: int) -> float:
-        return self._out.predict_s(nbytes) + self._in.predict_s(nbytes)
-
-
-def costs_s(stages_s: Mapping[str, float]) -> dict[str, float]:
-    """Of the stages of half a switch those that cost the job time, in seconds."""
-    return {name: seconds for name, seconds in stages_s.items() if name != _PARKED}
+    def _name(self, devices: Sequence[int], rank: int) -> str:
+        """The device of ``rank``; empty if that is not known."""
+        if rank < len(devices) and devices[rank] < len(self._devices):
+            return str(self._devices[devices[rank]])
+        return ""

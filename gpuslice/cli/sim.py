@@ -34,7 +34,9 @@ def command(
         typer.Option("--set", metavar="K=V", help="Option of the policy; POLICY.K=V, placement.K=V for one."),
     ] = None,
     placement: Annotated[str | None, typer.Option(metavar="NAME", help="Where jobs go.")] = None,
-    cost: Annotated[str, typer.Option(help="Of a switch: none, fixed:62s, or a measured .json.")] = "none",
+    cost: Annotated[
+        str, typer.Option(help="Of a switch: none, fixed:62s, measured (by the scheduler here), or a .json.")
+    ] = "none",
     switch_share: Annotated[
         float, typer.Option(metavar="SHARE", help="Slices last until --cost is at most this part of them.")
     ] = SWITCH_SHARE,

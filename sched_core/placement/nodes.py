@@ -174,7 +174,8 @@ class SkewAware(Forgetful):
     ----------
     threshold
         Smallest skew, the share of the largest tensor in a model's parameters, that asks for consolidation.
-        Models of known families are judged by name where no skew is stated; others count as insensitive.
+        Models of known families are judged by name where the skew is neither stated nor measured; others
+        count as insensitive.
     """
 
     name = "skew"
@@ -191,6 +192,6 @@ class SkewAware(Forgetful):
         return "skewed" if self._sensitive(job) else ""
 
     def _sensitive(self, job: Job) -> bool:
-        if job.spec.skew is not None:
-            return job.spec.skew >= self._threshold
+        if job.skew is not None:
+            return job.skew >= self._threshold
         return job.spec.model.lower().startswith(("vgg", "alexnet"))

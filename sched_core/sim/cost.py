@@ -1,4 +1,4 @@
-"""Switching costs from the command line: ``none``, ``fixed:62s``, or a file of measurements."""
+"""Switching costs from the command line: none, fixed, from a file of measurements, or from a journal."""
 
 from __future__ import annotations
 
@@ -6,10 +6,16 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
+from gpuslice.config import state_directory
 from gpuslice.errors import UsageError
+from gpuslice.sched_core.events import Reported, Submitted
 from gpuslice.sched_core.job import Job
+from gpuslice.sched_core.journal import FILE, Journal
+from gpuslice.sched_core.switch_cost import CostModel, Half, State
+from gpuslice.wire import Resumed, Suspended
 
 from .model import FixedCost, NoCost, SwitchCost
 
@@ -41,8 +47,65 @@ class MeasuredCost:
         return self._by_model.get(job.spec.model, self._seconds)
 
 
+class JournalCost:
+    """What a live scheduler's switches cost, by its journal.
+
+    A job of ``device_memory_bytes`` costs what that many bytes do. Else it costs what its model did, and one
+    of another model what a switch did on average.
+
+    Parameters
+    ----------
+    path
+        The journal.
+
+    Raises
+    ------
+    UsageError
+        If there is none, or it has no suspend and no resume.
+    """
+
+    def __init__(self, path: Path) -> None:
+        if not path.is_file():
+            raise UsageError(f"there is no journal {path}", "run jobs first, or write measured:DIRECTORY")
+        self._costs = CostModel()
+        #: What was moved, by model, newest last; all of it under the empty name.
+        self._states: dict[str, list[State]] = {"": []}
+        models: dict[str, str] = {}
+        last: dict[tuple[str, int], State] = {}
+        with Journal(path, read_only=True) as journal:
+            for event, _ in journal.replay():
+                if isinstance(event, Submitted):
+                    models[event.spec.id] = event.spec.model
+                elif isinstance(event, Reported):
+                    self._learn(event, models.get(event.job, ""), last)
+        if self._costs.switch(State(0)) is None:
+            raise UsageError(f"{path} has no switches", "run jobs that take turns first")
+
+    def resume_s(self, job: Job) -> float:
+        states = self._states.get(job.spec.model) or self._states[""]
+        if job.spec.device_memory_bytes:
+            tensors = round(mean(state.tensors for state in states)) if states else 0
+            states = [State(job.spec.device_memory_bytes, tensors)]
+        found = [self._costs.switch(state) for state in states]
+        return mean(estimate.seconds for estimate in found if estimate is not None)
+
+    def _learn(self, event: Reported, model: str, last: dict[tuple[str, int], State]) -> None:
+        rank = event.job, event.rank
+        match event.message:
+            case Suspended() as message:
+                state = last[rank] = State(message.nbytes, message.tensors)
+                self._costs.learn(Half.SUSPEND, state, message.stages_s)
+                for name in {model, ""}:
+                    self._states.setdefault(name, []).append(state)
+            case Resumed() as message if message.stages_s and rank in last:
+                self._costs.learn(Half.RESUME, last[rank], message.stages_s)
+
+
 def parse_cost(text: str) -> SwitchCost:
-    """Read ``none``, ``fixed:TIME`` or the path of a JSON file.
+    """Read ``none``, ``fixed:TIME``, ``measured``, ``measured:DIRECTORY`` or the path of a JSON file.
+
+    ``measured`` is what the switches of the user's scheduler cost, or of the one that keeps its state in
+    ``DIRECTORY``.
 
     The file is a report of ``gpuslice run --report`` (the mean over its switches counts), what
     pytest-benchmark writes of ``benchmarks/suspend_latency`` and ``restore_latency`` (its medians), or an
@@ -57,9 +120,13 @@ def parse_cost(text: str) -> SwitchCost:
         return NoCost()
     if text.startswith("fixed:"):
         return FixedCost(parse_time(text.removeprefix("fixed:")))
+    if text == "measured" or text.startswith("measured:"):
+        return JournalCost(state_directory(text.partition(":")[2]) / FILE)
     path = Path(text)
     if path.suffix != ".json":
-        raise UsageError(f"{text!r} is not a cost", "write none, fixed:62s, or the name of a .json file")
+        raise UsageError(
+            f"{text!r} is not a cost", "write none, fixed:62s, measured, or the name of a .json file"
+        )
     try:
         measured = json.loads(path.read_text(encoding="utf-8"))
         if "switches" in measured:

@@ -21,6 +21,7 @@ from gpuslice.wire import (
     FromAgent,
     Hello,
     Overshot,
+    Profiled,
     Progress,
     Refused,
     Resume,
@@ -94,7 +95,7 @@ class Desk:
                 if where(message):
                     return message
             else:
-                assert isinstance(message, Progress), message
+                assert isinstance(message, Progress | Profiled), message
 
     def welcome(self) -> Hello:
         hello = self.hear(Hello)
@@ -138,7 +139,7 @@ class Desk:
             message = decode_from_agent(self._router.recv_multipart()[1])
             if isinstance(message, kind | Overshot):
                 return message
-            assert isinstance(message, Progress), message
+            assert isinstance(message, Progress | Profiled), message
 
     def close(self) -> None:
         self._context.destroy(linger=0)
@@ -193,6 +194,17 @@ def test_the_first_boundary_is_told_without_waiting_for_a_heartbeat(workshop: Wo
         desk.welcome()
         desk.grant(1)
         desk.hear(Progress, lambda progress: progress.boundary == 1)
+
+
+def test_a_job_tells_once_what_its_optimizers_train(workshop: Workshop, desk: Desk) -> None:
+    with job(workshop, desk, ENDLESS):
+        desk.welcome()
+        desk.grant(1)
+        told = desk.hear(Profiled)
+        sizes = [20 * 64, 64, 64, 64, 64 * 3, 3]
+        assert (told.tensors, told.nbytes, told.largest_bytes) == (6, 4 * sum(sizes), 4 * sizes[0])
+        parked = desk.park(1)
+        assert (parked.route, parked.tensors > 6) == ("tensor", True)
 
 
 @pytest.mark.slow

@@ -24,6 +24,7 @@ from gpuslice.wire import (
     Heir,
     Hello,
     Overshot,
+    Profiled,
     Progress,
     Refused,
     Resume,
@@ -80,7 +81,7 @@ class Duo:
         self.workshop = workshop
         self.processes: dict[str, subprocess.Popen[str]] = {}
         #: What a greeting may have been early or late for.
-        self.said_again: tuple[type[FromAgent], ...] = (Progress,)
+        self.said_again: tuple[type[FromAgent], ...] = (Progress, Profiled)
         self._endpoint = f"ipc://{directory}/desk"
         #: Whether b was told to leave, once, at whatever boundary.
         self._leaving = False
@@ -314,7 +315,7 @@ def test_a_handover_needs_no_scheduler(duo: Duo) -> None:
     duo.workshop.write("go", "")
     duo.until(lambda: not list(duo.workshop.ramdisk.glob("a@*/passage")))
     duo.open()
-    duo.said_again = (Progress, Suspended, Resumed)
+    duo.said_again = (Progress, Profiled, Suspended, Resumed)
     assert duo.hear("b", Hello).parked
     assert duo.hear("b", Suspended).epoch == 1
     hello = duo.hear("a", Hello)

@@ -13,6 +13,7 @@ from gpuslice.errors import LocalProtocolError, RemoteProtocolError
 FROM_AGENT = [
     wire.Hello(version=1, job="a", rank=0, world_size=2, pid=7),
     wire.Progress(epoch=1, boundary=12, step=11),
+    wire.Profiled(epoch=1, tensors=3, nbytes=1 << 40, largest_bytes=1 << 30),
     wire.Suspended(epoch=1, boundary=12, step=11, nbytes=1 << 40, stages_s={"copy_out": 0.25}),
     wire.Resumed(epoch=2, boundary=12, stages_s={"copy_in": 0.5}),
     wire.Overshot(epoch=1, boundary=14),

@@ -49,6 +49,13 @@ MESSAGES = st.one_of(
     st.builds(wire.Resumed, epoch=st.integers(0, 4), boundary=st.integers(0, 40), stages_s=st.just({})),
     st.builds(wire.Overshot, epoch=st.integers(0, 4), boundary=st.integers(0, 40)),
     st.builds(refused, st.integers(0, 4), st.integers(0, 40), running=st.booleans(), retryable=st.booleans()),
+    st.builds(
+        wire.Profiled,
+        epoch=st.integers(0, 4),
+        tensors=st.integers(0, 4),
+        nbytes=st.integers(0, 40),
+        largest_bytes=st.integers(0, 80),
+    ),
     st.builds(wire.Declined, epoch=st.integers(0, 4), error=st.just("no")),
     st.builds(wire.Bye, epoch=st.integers(0, 4), boundary=st.integers(0, 40), step=st.integers(0, 40)),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from gpuslice.sched_core.events import Exited, Kill, RankGone, Submitted
 from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.policies.registry import make_policy
 from gpuslice.sched_core.states import IN_TRANSIT, JobState
-from gpuslice.sched_core.switching import Line
+from gpuslice.sched_core.switch_cost import CostModel, Half, Line, State
 
 from .driver import PROGRAM, QUANTUM_S, Driver, notices, told
 
@@ -24,6 +25,62 @@ def test_a_line_learns_the_fixed_part_and_the_rate() -> None:
     for _ in range(40):
         line.learn(10**9, {"find_s": 0.75, "copy_out_s": 0.5})
     assert line.predict_s(4 * 10**9) == pytest.approx(2.75, rel=0.01), "what is newer counts more"
+
+
+def learn(model: CostModel, half: Half, state: State, seconds: float, *, fixed_s: float = 0.0) -> None:
+    model.learn(half, state, {"find_s": fixed_s, "copy_out_s": seconds, "parked_s": 7.0})
+
+
+def test_tensors_and_bytes_are_told_apart() -> None:
+    line = Line()
+    rng = random.Random(1)
+    for _ in range(60):
+        nbytes, tensors = rng.randrange(10**8, 4 * 10**9), rng.randrange(10, 5000)
+        stages_s = {"find_s": 0.01 + 2e-5 * tensors, "copy_out_s": nbytes / 2e9 + 1e-5 * tensors}
+        line.learn(nbytes, stages_s, tensors)
+    for nbytes, tensors in ((10**9, 10), (10**9, 4000), (3 * 10**9, 800)):
+        truth_s = 0.01 + nbytes / 2e9 + 3e-5 * tensors
+        assert line.predict_s(nbytes, tensors) == pytest.approx(truth_s, rel=0.05)
+
+
+def test_the_error_is_what_predictions_were_off_by() -> None:
+    line, rng = Line(), random.Random(3)
+    assert line.estimate(10**9).error_s is None
+    inside = 0
+    for number in range(300):
+        nbytes = rng.randrange(10**8, 10**9)
+        actual_s = (0.02 + nbytes / 1e9) * rng.gauss(1.0, 0.1)
+        found = line.estimate(nbytes)
+        if number >= 20:
+            assert found.error_s is not None
+            inside += abs(actual_s - found.seconds) <= 2 * found.error_s
+        line.learn(nbytes, {"find_s": actual_s * 0.1, "copy_in_s": actual_s * 0.9})
+    assert inside / 280 >= 0.85, "two standard errors"
+
+
+def test_each_device_and_route_has_a_fit_of_its_own() -> None:
+    model = CostModel()
+    state = State(10**9, 10, "cuda:0", "tensor")
+    assert model.switch(state) is None
+    learn(model, Half.SUSPEND, state, 0.1)
+    learn(model, Half.SUSPEND, state._replace(device="cuda:1"), 0.4)
+    learn(model, Half.SUSPEND, state._replace(route="vmm"), 0.7)
+    learn(model, Half.RESUME, state, 0.2)
+    suspends = [("cuda:0", "tensor", 0.1), ("cuda:1", "tensor", 0.4), ("cuda:0", "vmm", 0.7)]
+    for device, route, seconds in suspends:
+        found = model.predict(Half.SUSPEND, state._replace(device=device, route=route))
+        assert found is not None
+        assert found.seconds == pytest.approx(seconds)
+    elsewhere = model.predict(Half.SUSPEND, state._replace(device="cuda:7"))
+    assert elsewhere is not None
+    assert 0.1 < elsewhere.seconds < 0.7, "what it costs on the others"
+    moved = model.migration(state, "cuda:1")
+    assert moved is not None
+    assert moved.seconds == pytest.approx(0.1 + 0.2), "as much as a resume, while nobody has moved"
+    learn(model, Half.MIGRATION, state._replace(device="cuda:1"), 0.9)
+    moved = model.migration(state, "cuda:1")
+    assert moved is not None
+    assert moved.seconds == pytest.approx(1.0)
 
 
 def switch(driver: Driver, *, nbytes: int = 10**9, out_s: float = 0.2, in_s: float = 0.1) -> list[object]:
@@ -39,6 +96,8 @@ def switch(driver: Driver, *, nbytes: int = 10**9, out_s: float = 0.2, in_s: flo
                     step=job.stop_at,
                     nbytes=nbytes,
                     stages_s={"copy_out_s": out_s},
+                    tensors=40,
+                    route="tensor",
                 )
             else:
                 stages = {"copy_in_s": in_s, "parked_s": 9.0} if job.ranks[0].boundary else {}
@@ -55,8 +114,18 @@ def test_switches_are_predicted_and_the_prediction_is_shown_beside_the_truth() -
         driver.wake(10.0)
         details += [notice.details for notice in switch(driver) if notice.job == "a"]  # type: ignore[attr-defined]
         driver.progress("b", 1)
-    assert details[0] == {"predicted_s": None, "actual_s": pytest.approx(0.3), "bytes": 10**9}
-    assert details[1] == {"predicted_s": pytest.approx(0.3), "actual_s": pytest.approx(0.3), "bytes": 10**9}
+    expected = {
+        "predicted_s": pytest.approx(0.3),
+        "predicted_error_s": pytest.approx(0.0, abs=1e-9),
+        "actual_s": pytest.approx(0.3),
+        "bytes": 10**9,
+        "tensors": 40,
+        "route": "tensor",
+        "device": "null:0",
+        "migrated": False,
+    }
+    assert details[0] == expected | {"predicted_s": None, "predicted_error_s": None}
+    assert details[-1] == expected
     job = driver.core.jobs["a"]
     assert (job.switch_predicted_s, job.switch_s) == (pytest.approx(0.3), pytest.approx(0.3))
 

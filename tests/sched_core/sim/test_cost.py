@@ -7,10 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from gpuslice import wire
 from gpuslice.checkpoint.record import SwitchRecord
 from gpuslice.errors import UsageError
+from gpuslice.sched_core.events import Reported, Submitted
 from gpuslice.sched_core.job import Job, JobSpec
+from gpuslice.sched_core.journal import FILE, Journal
 from gpuslice.sched_core.sim.cost import parse_cost, parse_time
+
+from ..driver import PROGRAM
 
 SWITCH = {
     "quiesce_s": 0.1,
@@ -56,6 +61,41 @@ def test_a_report_counts_as_its_own_record_does(tmp_path: Path) -> None:
     path = tmp_path / "report.json"
     path.write_text(json.dumps({"switches": [record.as_dict()]}))
     assert seconds(str(path)) == record.suspend_s + record.resume_s == 3.875
+
+
+def journal(directory: Path, *switches: tuple[str, int, float]) -> Path:
+    """A scheduler's directory: jobs by model, the bytes that each moved, seconds out; in takes half of it."""
+    with Journal(directory / FILE) as written:
+        for number, (model, nbytes, out_s) in enumerate(switches):
+            job = f"j{number}"
+            submitted = Submitted(JobSpec(id=job, submit_s=0.0, model=model), PROGRAM)
+            suspended = wire.Suspended(
+                epoch=1, boundary=1, step=1, nbytes=nbytes, tensors=10, stages_s={"copy_out_s": out_s}
+            )
+            stages_s = {"copy_in_s": out_s / 2, "parked_s": 50.0}
+            resumed = wire.Resumed(epoch=2, boundary=1, stages_s=stages_s)
+            for event in (submitted, Reported(job, 0, suspended), Reported(job, 0, resumed)):
+                written.append(event, float(number), quiet=False)
+    return directory
+
+
+def test_by_the_journal_of_a_scheduler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    switches = [("small", 10**8, 0.1), ("large", 10**9, 1.0)] * 5
+    text = f"measured:{journal(tmp_path, *switches)}"
+    assert seconds(text, "small") == pytest.approx(0.15)
+    assert seconds(text, "large") == pytest.approx(1.5)
+    assert seconds(text, "unheard-of") == pytest.approx(0.825)
+    monkeypatch.setenv("GPUSLICE_STATE_DIR", str(tmp_path))
+    assert seconds("measured", "small") == pytest.approx(0.15)
+    sized = Job(JobSpec(id="j", submit_s=0.0, model="small", device_memory_bytes=4 * 10**9), 0)
+    assert parse_cost("measured").resume_s(sized) == pytest.approx(6.0, rel=0.01)
+
+
+def test_without_measurements(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="there is no journal"):
+        parse_cost(f"measured:{tmp_path}")
+    with pytest.raises(UsageError, match="has no switches"):
+        parse_cost(f"measured:{journal(tmp_path)}")
 
 
 @pytest.mark.parametrize("text", ["free", "fixed:", "fixed:-1s", "fixed:1y", "absent.json"])

@@ -1,0 +1,177 @@
+"""The cost model of switches: seconds of a suspend, resume or migration from bytes and tensors.
+
+Fitted online to the stages that ranks report, newer measurements counting more: a fixed part that grows with
+the number of tensors, and a part in proportion to the bytes that move. There is one fit for each device and
+route, and one over all of them for those that nothing was measured on yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from math import sqrt
+from typing import NamedTuple
+
+#: How much of what was learnt before is kept when something new is.
+_MEMORY = 0.8
+#: Stages that take longer the more bytes there are.
+_MOVING = frozenset({"copy_out_s", "publish_s", "fetch_s", "reserve_s", "verify_s", "copy_in_s"})
+#: Stage of a resume that is somebody else's time.
+_PARKED = "parked_s"
+#: Shrinks the share of tensors, which nothing can tell from that of bytes while all jobs are alike.
+_RIDGE = 0.05
+#: An error is known once so many predictions could be compared with what came.
+_LEAST_ERRORS = 2
+
+
+class Half(Enum):
+    """What is predicted."""
+
+    SUSPEND = "suspend"
+    RESUME = "resume"
+    MIGRATION = "migration"  # the resume on another device than the one that was left
+
+
+class State(NamedTuple):
+    """What is moved, and how."""
+
+    nbytes: int
+    tensors: int = 0
+    device: str = ""
+    route: str = ""
+
+
+class Estimate(NamedTuple):
+    """A predicted cost.
+
+    Attributes
+    ----------
+    seconds
+        At least 0.
+    error_s
+        One standard error, by how far earlier predictions were off; ``None``: too few were compared.
+    """
+
+    seconds: float
+    error_s: float | None
+
+    def __add__(self, other: object) -> Estimate:
+        """The cost of both; their errors are taken as independent."""
+        if not isinstance(other, Estimate):
+            return NotImplemented
+        known = self.error_s is not None and other.error_s is not None
+        error_s = sqrt((self.error_s or 0.0) ** 2 + (other.error_s or 0.0) ** 2) if known else None
+        return Estimate(self.seconds + other.seconds, error_s)
+
+
+class _Fit:
+    """``y = a x + b z`` by weighted least squares with forgetting; ``b`` is shrunk, neither is below 0."""
+
+    __slots__ = ("_xx", "_xy", "_xz", "_zy", "_zz")
+
+    def __init__(self) -> None:
+        self._xx = self._xz = self._zz = self._xy = self._zy = 0.0
+
+    def learn(self, x: float, z: float, y: float, weight: float = 1.0) -> None:
+        self._xx = self._xx * _MEMORY + weight * x * x
+        self._xz = self._xz * _MEMORY + weight * x * z
+        self._zz = self._zz * _MEMORY + weight * z * z
+        self._xy = self._xy * _MEMORY + weight * x * y
+        self._zy = self._zy * _MEMORY + weight * z * y
+
+    def predict(self, x: float, z: float) -> float:
+        if not self._xx:
+            return 0.0
+        zz = self._zz * (1 + _RIDGE)
+        determinant = self._xx * zz - self._xz * self._xz
+        slope = (self._xx * self._zy - self._xz * self._xy) / determinant if determinant > 0 else 0.0
+        slope = max(0.0, slope)
+        level = (self._xy - self._xz * slope) / self._xx
+        if level < 0:  # all of it grows with z
+            level, slope = 0.0, self._zy / zz if zz else 0.0
+        return level * x + slope * z
+
+
+class Line:
+    """The fit for one half on one device by one route."""
+
+    __slots__ = ("_errors", "_fixed", "_moving", "_squares", "_weight", "learnt")
+
+    def __init__(self) -> None:
+        self._fixed, self._moving = _Fit(), _Fit()
+        #: Squares of relative errors, and how many, newer ones counting more.
+        self._squares = self._weight = 0.0
+        self._errors = 0
+        self.learnt = False
+
+    def learn(self, nbytes: int, stages_s: Mapping[str, float], tensors: int = 0) -> None:
+        """Take a measurement in, and how far it was from what was predicted."""
+        costs = costs_s(stages_s)
+        total_s = sum(costs.values())
+        predicted_s = self.predict_s(nbytes, tensors)
+        if self.learnt and predicted_s > 0:
+            error = total_s / predicted_s - 1
+            self._squares = self._squares * _MEMORY + error * error
+            self._weight = self._weight * _MEMORY + 1.0
+            self._errors += 1
+        moving_s = sum(seconds for name, seconds in costs.items() if name in _MOVING) if nbytes else 0.0
+        if nbytes:  # the noise grows with the bytes
+            self._moving.learn(nbytes, tensors, moving_s, 1.0 / nbytes)
+        self._fixed.learn(1.0, tensors, total_s - moving_s)
+        self.learnt = True
+
+    def predict_s(self, nbytes: int, tensors: int = 0) -> float:
+        """The cost of ``nbytes`` in so many tensors, in seconds."""
+        return self._fixed.predict(1.0, tensors) + (self._moving.predict(nbytes, tensors) if nbytes else 0.0)
+
+    def estimate(self, nbytes: int, tensors: int = 0) -> Estimate:
+        """The same with its error."""
+        seconds = self.predict_s(nbytes, tensors)
+        if self._errors < _LEAST_ERRORS:
+            return Estimate(seconds, None)
+        return Estimate(seconds, seconds * sqrt(self._squares / self._weight))
+
+
+class CostModel:
+    """All the fits of one scheduler, or of one journal."""
+
+    def __init__(self) -> None:
+        self._lines: dict[tuple[Half, str, str], Line] = {}
+        self._overall = {half: Line() for half in Half}
+
+    def learn(self, half: Half, state: State, stages_s: Mapping[str, float]) -> None:
+        """Take a measurement in."""
+        line = self._lines.setdefault((half, state.device, state.route), Line())
+        for one in (line, self._overall[half]):
+            one.learn(state.nbytes, stages_s, state.tensors)
+
+    def predict(self, half: Half, state: State) -> Estimate | None:
+        """What ``half`` costs on that device by that route.
+
+        Of a device or route without measurements, what it costs elsewhere; a migration that nobody has seen
+        costs as much as a resume. ``None`` if there is nothing to go by.
+        """
+        line = self._lines.get((half, state.device, state.route), self._overall[half])
+        if line.learnt:
+            return line.estimate(state.nbytes, state.tensors)
+        return self.predict(Half.RESUME, state) if half is Half.MIGRATION else None
+
+    def switch(self, state: State) -> Estimate | None:
+        """What a suspend and the resume on the same device cost; a half that is not known counts nothing."""
+        return self._both(state, Half.RESUME, state.device)
+
+    def migration(self, state: State, target: str) -> Estimate | None:
+        """What a suspend and the resume on ``target`` cost."""
+        return self._both(state, Half.MIGRATION, target)
+
+    def _both(self, state: State, half: Half, target: str) -> Estimate | None:
+        out = self.predict(Half.SUSPEND, state)
+        back = self.predict(half, state._replace(device=target))
+        if out is None or back is None:
+            return out or back
+        return out + back
+
+
+def costs_s(stages_s: Mapping[str, float]) -> dict[str, float]:
+    """Of the stages of half a switch those that cost the job time, in seconds."""
+    return {name: seconds for name, seconds in stages_s.items() if name != _PARKED}
