@@ -10,7 +10,7 @@ import os
 from collections.abc import Sequence
 from typing import Protocol
 
-from gpuslice import agent, drill, joining, profiling, uncaught
+from gpuslice import agent, drill, holders, joining, profiling, uncaught
 from gpuslice.boundaries import NEVER, BoundaryCounter, Controller
 from gpuslice.checkpoint.heap import hide_imports
 from gpuslice.current import renew, runtime
@@ -60,6 +60,7 @@ def install(early: Early | None = None) -> None:
         if job.settings.profile and is_rank:
             profiling.install(job)
         count_boundaries(job.boundaries)
+        holders.announce_on_cuda()
         joining.watch(_joined)
         if not is_rank:
             os.register_at_fork(after_in_child=job.boundaries.forget_controller)
@@ -116,6 +117,7 @@ def _begin(job: Runtime) -> None:
     """Let somebody ask for this rank's boundaries, from now to its end."""
     global _ranks_pid
     _ranks_pid = os.getpid()
+    holders.become_rank()
     controller = _controller(job)
     job.boundaries.controller, job.boundaries.stop_at = controller, NEVER
     os.register_at_fork(after_in_child=job.boundaries.forget_controller)

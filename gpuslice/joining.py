@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 
 import torch.distributed
 
+from gpuslice import holders
 from gpuslice.boundaries import counter
 from gpuslice.hooks import count_boundaries
 from gpuslice.place import ARMED
@@ -21,6 +22,7 @@ from gpuslice.place import ARMED
 def stand_ready() -> None:
     """Do what a process needs that may become a rank; it costs milliseconds, and most of them never do."""
     count_boundaries(counter)
+    holders.announce_on_cuda()
     watch(_join)
 
 

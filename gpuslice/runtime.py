@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 import torch
 
+from gpuslice import holders
 from gpuslice.attached import Attached
 from gpuslice.boundaries import BoundaryCounter
 from gpuslice.checkpoint import livegraph
@@ -228,6 +229,8 @@ class Runtime:
         """
         self.checkpoints.settle()
         self._look_for_state()
+        if self.device.name.kind != "cpu":
+            holders.refuse(self.ramdisk.directory)
         # Elsewhere a graph has given up what it had saved; the other routes take along what it has.
         amid_graphs = self.boundaries.amid_graphs and self.route is Route.TENSOR
         graph_bytes = livegraph.held_bytes(self.device) if amid_graphs else 0
