@@ -197,11 +197,13 @@ class Arena:
             self._hooks.unmapping(memory)
 
     def close(self) -> None:
-        """Withdraw the mapping and close the file; the file stays."""
-        self._unmap()
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor, self.header = -1, None
+        """Withdraw the mapping and close the file, whatever those say who want to know; the file stays."""
+        try:
+            self._unmap()
+        finally:
+            if self._descriptor >= 0:
+                os.close(self._descriptor)
+                self._descriptor, self.header = -1, None
 
     def discard(self) -> None:
         """Withdraw the mapping, free its pages and remove the file; whoever still has a view reads zeros.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -252,10 +252,12 @@ class JobStore:
             return
         if self._writer is not None:
             self._writer.abort()
-        self._let_go()
-        with self._budget.lock():
-            self._holdings.settle(keep=keep, named=self.job is not None)
-            self._lock.release()
+        try:
+            self._let_go()
+        finally:
+            with self._budget.lock():
+                self._holdings.settle(keep=keep, named=self.job is not None)
+                self._lock.release()
 
     def abandon(self) -> None:
         """Let go of the store without touching what lies in it, as if the process had died."""
@@ -265,9 +267,11 @@ class JobStore:
     def _let_go(self) -> None:
         self.cool()
         self._ahead = None
-        for arena in self._holdings.arenas:
-            arena.close()
-            arena.bind(MapHooks())  # whoever listened has this store, and the newest snapshot's mapping
+        with ExitStack() as arenas:  # of which one that fails does not keep the others
+            for arena in self._holdings.arenas:
+                # Whoever listened has this store, and the newest snapshot's mapping.
+                arenas.callback(arena.bind, MapHooks())
+                arenas.callback(arena.close)
 
     def __enter__(self) -> Self:
         return self

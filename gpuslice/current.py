@@ -11,7 +11,8 @@ import os
 from gpuslice import config
 from gpuslice.boundaries import counter
 from gpuslice.checkpoint.swappable import keep_tensors_swappable
-from gpuslice.ending import at_end, watch_exit
+from gpuslice.ending import at_end, say, watch_exit
+from gpuslice.errors import GpusliceError
 from gpuslice.place import Place
 from gpuslice.runtime import Runtime
 
@@ -51,4 +52,7 @@ def _make(place: Place, former: Runtime | None = None) -> Runtime:
 
 def _close(job: Runtime, pid: int) -> None:
     if os.getpid() == pid:  # a fork that ends by itself is not the job
-        job.close()
+        try:
+            job.close()
+        except GpusliceError as error:  # a GPU that its script's error has made useless, say
+            say(error.message, error.remedy)

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NoReturn, cast
 
-from gpuslice.errors import GpusliceError, SwitchFailedError
+from gpuslice.errors import WITHOUT_STATE, GpusliceError, SwitchFailedError
 
 #: What asks a script to end, if it lets it: Ctrl-C, `kill`, a terminal that closes.
 ENDING_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})
@@ -94,17 +94,13 @@ def ended_well() -> bool:
     return not hasattr(sys, "last_value") and _exit_status in (_NOT_ENDED, None, 0)
 
 
-#: Said by a process that ends without its state; the scheduler knows by it that the script did nothing wrong.
-WITHOUT_STATE = "the job's state is not in this process any more, which ends here; its snapshots are kept"
-
-
 def end_parked(error: GpusliceError) -> NoReturn:
     """End a job whose state is away, at once: its own code must not run, it would touch empty tensors.
 
     No exception gets out of here, whatever has become of stderr: it would unwind the script.
     """
     try:
-        say(error.message, error.remedy, WITHOUT_STATE)
+        say(f"{WITHOUT_STATE}: {error.message}", error.remedy)
         _flush()
     finally:
         os._exit(error.exit_code)

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+#: What a process says that ends because it has not got its job's state any more; not its script's fault.
+WITHOUT_STATE = "the process ends without its job's state, whose snapshots are kept"
+
 
 class GpusliceError(Exception):
     """Base of all gpuslice errors; never raised itself.

@@ -25,6 +25,8 @@ from .transfer import Transfer
 
 _FREED = Hold(Way.FREED)
 _OVERLAID = Hold(Way.RESIDENT, "another library knows its address")
+#: ``cudaErrorUnknown``
+_UNKNOWN = 999
 #: ``cudaHostRegisterPortable``: page-locked for all devices of the process, also for a later move.
 _PORTABLE = 1
 
@@ -253,12 +255,19 @@ class _Runtime:
         self._index = index
 
     def host_register(self, address: int, nbytes: int) -> int:
-        with cudart.on_gpu(self._index):
-            return self._cleared(torch.cuda.cudart().cudaHostRegister(address, nbytes, _PORTABLE))  # type: ignore[no-untyped-call]
+        return self._call(lambda: torch.cuda.cudart().cudaHostRegister(address, nbytes, _PORTABLE))  # type: ignore[no-untyped-call]
 
     def host_unregister(self, address: int) -> int:
-        with cudart.on_gpu(self._index):
-            return self._cleared(torch.cuda.cudart().cudaHostUnregister(address))  # type: ignore[no-untyped-call]
+        return self._call(lambda: torch.cuda.cudart().cudaHostUnregister(address))  # type: ignore[no-untyped-call]
+
+    def _call(self, function: Callable[[], object]) -> int:
+        try:
+            with cudart.on_gpu(self._index):
+                return self._cleared(function())
+        except (
+            RuntimeError
+        ) as error:  # this process cannot use the GPU any more, after an error of its script
+            return int(getattr(error, "error_code", _UNKNOWN))
 
     def _cleared(self, code: object) -> int:
         """Spend the error that a failed call leaves in this thread for the next launch to report."""

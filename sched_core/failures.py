@@ -12,6 +12,8 @@ from enum import Enum
 
 import msgspec
 
+from gpuslice.errors import WITHOUT_STATE
+
 #: How much of the end of stderr is looked at, and how much of it is kept.
 TAIL_BYTES = 64 << 10
 _KEPT_LINES = 16
@@ -49,6 +51,7 @@ _INFRASTRUCTURE = re.compile(
     r"|Connection(?:Reset|Refused|Aborted)Error|BrokenPipeError|Connection (?:reset|refused|closed) by"
     r"|\bTimeoutError\b|Socket Timeout|Input/output error|Stale file handle"
     r"|Transport endpoint is not connected"
+    r"|terminate called after throwing an instance of 'c10::"
     r"|SIG(?:KILL|TERM|HUP)\b",
     re.IGNORECASE,
 )
@@ -56,6 +59,8 @@ _INFRASTRUCTURE = re.compile(
 _EXCEPTION = re.compile(
     r"^(?:\[\w+\]:\s*)?(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failure|Warning)\b(?=:|$)"
 )
+#: The script's own doing, even if it ends the process inside torch.
+_MISTAKE = re.compile(r"CUDA error: device-side assert triggered")
 #: What launchers say of the failure of somebody else.
 _HEARSAY = re.compile(r"ChildFailedError|CalledProcessError|SignalException|ProcessRaisedException")
 _HANDLING = "During handling of the above exception"
@@ -76,6 +81,7 @@ def _tells(line: str) -> bool:
     return bool(
         line.startswith(_HANDLING)
         or _EXCEPTION.match(line)
+        or WITHOUT_STATE in line
         or _RESOURCE.search(line)
         or _INFRASTRUCTURE.search(line)
     )
@@ -113,6 +119,8 @@ def _verdicts(words: str) -> dict[Kind, str]:
     """What each line speaks for; the last line of each kind."""
     found: list[tuple[Kind, str]] = []
     for line in words.splitlines():
+        if WITHOUT_STATE in line:  # whatever the script has said before, it is not why the process ended
+            return {Kind.RESOURCE if _RESOURCE.search(line) else Kind.INFRASTRUCTURE: line}
         if line.startswith(_HANDLING):
             found = found[:-1]  # it was being dealt with when the next one came
         elif _HEARSAY.search(line):
@@ -123,6 +131,8 @@ def _verdicts(words: str) -> dict[Kind, str]:
             found.append((Kind.INFRASTRUCTURE, line))
         else:
             found.append((Kind.USER, line))
+    if _MISTAKE.search(words):
+        found = [(kind, line) for kind, line in found if kind is not Kind.INFRASTRUCTURE]
     return dict(found)
 
 

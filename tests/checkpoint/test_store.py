@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from gpuslice.checkpoint.ramdisk import RamDisk
+from gpuslice.errors import EnvironmentUnusableError
 
 from .conftest import Save, newest_of
 
@@ -26,3 +29,19 @@ def test_a_later_snapshot_can_be_forgotten(disk: RamDisk, save: Save) -> None:
         store.forget_after(-1)
         assert store.restartable() == {}
         assert newest_of(disk, "gang") is None
+
+
+def test_a_device_that_cannot_let_go_of_an_arena_leaves_nothing_in_the_ram_disk(
+    disk: RamDisk, save: Save
+) -> None:
+    def unmapping(memory: memoryview) -> None:
+        raise EnvironmentUnusableError("cudaHostUnregister failed with CUDA error 719")
+
+    store = disk.open_store(None)
+    save(store, boundary=1)
+    save(store, boundary=2)
+    store.bind(lambda memory: None, unmapping)
+    with pytest.raises(EnvironmentUnusableError, match="719"):
+        store.close(keep=False)
+    assert disk.listing() == []
+    assert not list(store.directory.parent.rglob("*.gsnp"))

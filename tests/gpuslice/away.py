@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 import torch
 
-import gpuslice.runtime
+import gpuslice.current
 from gpuslice.agent import Agent
 from gpuslice.boundaries import BoundaryCounter
 from gpuslice.checkpoint import heap
@@ -170,7 +170,7 @@ def train(controller: str, device: Faulty, directory: Path, *, lazy: bool) -> Sc
     runtime = Runtime(settings, Place(), BoundaryCounter())
     runtime._lazy = LazyResume(smallest_bytes=1) if lazy else None
     runtime.__dict__["device"] = device
-    gpuslice.runtime._runtime = runtime
+    gpuslice.current._runtime = runtime
     state = Script()
     try:
         CONTROLLERS[controller](runtime)

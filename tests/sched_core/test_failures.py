@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpuslice import wire
-from gpuslice.errors import IllegalTransitionError
+from gpuslice.errors import WITHOUT_STATE, IllegalTransitionError
 from gpuslice.sched_core.events import Cancelled, Command, Exited, Kill, Launch, Notice, RankGone, Submitted
 from gpuslice.sched_core.failures import ATTEMPT_MARK, classify, telling
 from gpuslice.sched_core.job import JobSpec
@@ -40,6 +40,29 @@ TORCHRUN = (
         (1, TRACEBACK + "OSError: [Errno 28] No space left on device", "resource", "No space"),
         (-6, "terminate called after throwing an instance of 'std::bad_alloc'", "resource", "bad_alloc"),
         (-7, "", "resource", "SIGBUS"),
+        # A CUDA error after which torch itself gives up, in the midst of a copy of ours or of the script's.
+        (
+            -6,
+            "terminate called after throwing an instance of 'c10::AcceleratorError'",
+            "infrastructure",
+            "c10::",
+        ),
+        (
+            -6,
+            TRACEBACK
+            + "torch.AcceleratorError: CUDA error: device-side assert triggered\n"
+            + "terminate called after throwing an instance of 'c10::AcceleratorError'",
+            "user",
+            "SIGABRT",
+        ),
+        # What failed is our own resume, whatever the script has printed before.
+        (
+            3,
+            TRACEBACK + f"ValueError: passed over\ngpuslice: {WITHOUT_STATE}: the resume failed: CUDA error",
+            "infrastructure",
+            "the resume failed",
+        ),
+        (3, f"gpuslice: {WITHOUT_STATE}: the resume failed: MemoryError", "resource", "MemoryError"),
         (-9, "", "infrastructure", "SIGKILL"),
         (137, TRACEBACK + "ValueError: before", "infrastructure", "SIGKILL"),
         (-15, "", "infrastructure", "SIGTERM"),
