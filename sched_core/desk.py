@@ -250,7 +250,8 @@ class Desk:
 
     def _down(self, visitor: _Visitor, *, drain: bool) -> None:
         self._leaving.append(visitor)
-        for job in list(self._scheduler.core.jobs.values()):
+        # Those that are not started first, or each would be started in the place of the one before.
+        for job in sorted(self._scheduler.core.jobs.values(), key=lambda job: job.launched):
             if not drain and (not job.state.ended or (job.may_restart and not job.processes_gone)):
                 self._scheduler.obey(Cancelled(job.id, "the scheduler was taken down"))
             elif job.held and not job.state.ended:

@@ -89,6 +89,8 @@ class Planning:
         self.needs_durations = policy.needs_durations
         self._guarantor = policy if isinstance(policy, Guarantees) else None
         self.guarantees = self._guarantor is not None
+        #: Asked once: whether an object has these methods takes longer to find out than all else of a job.
+        self._queues = policy if isinstance(policy, Queues) else None
         self.wake_s: float | None = None
         self._core = core
         self._policy = policy
@@ -111,10 +113,10 @@ class Planning:
 
     def level(self, job: Gang) -> int | None:
         """The queue of ``job``, 0 the most urgent; ``None`` if the policy has none for it."""
-        if not isinstance(self._policy, Queues):
+        if self._queues is None:
             return None
         try:
-            return self._policy.level(job.id)
+            return self._queues.level(job.id)
         except Exception:  # noqa: BLE001 (anybody's code, see _plan; without it, only a column stays empty)
             return None
 

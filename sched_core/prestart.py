@@ -122,7 +122,12 @@ class Prestart:
             self._forget(job)
             self._coming[job.id] = job
             self._ask(now)
-        for job in list(islice(self._in_order(), self.limit)):
+        # Another may have been ready sooner and have the device that somebody was to come to.
+        early = 0
+        for job in self._coming.values():
+            early += free <= 0
+            free -= job.demand
+        for job in list(islice(self._in_order(), max(0, self.limit - early))):
             self._start(job, now)
 
     def due_s(self) -> float:

@@ -92,6 +92,18 @@ def test_only_so_many_are_started_and_all_come_to_their_turn(policy: str) -> Non
     assert queue.started == jobs
 
 
+def test_who_is_ready_sooner_than_those_that_an_idle_device_waits_for_brings_nobody_more() -> None:
+    queue = Queue(2, 2, make_policy("fifo", {}))
+    for number in range(20):
+        queue.hand_in(f"j{number}")
+    assert queue.started == ["j0", "j1", "j2", "j3"]
+    for job in ("j2", "j3"):
+        queue.begin(job)
+    assert queue.started == ["j0", "j1", "j2", "j3"], "two run, two more are coming"
+    queue.finish("j2")
+    assert queue.started == ["j0", "j1", "j2", "j3", "j4"]
+
+
 def test_they_are_started_in_the_order_in_which_the_policy_takes_them() -> None:
     queue = Queue(1, 1, make_policy("srtf", {}))
     for job, expected_s in {"a": 50.0, "b": 60.0, "c": 300.0, "d": 100.0, "e": 200.0}.items():

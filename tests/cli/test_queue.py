@@ -1,0 +1,59 @@
+"""A queue of jobs that are not started: over the end of a scheduler, and at its own end."""
+
+from __future__ import annotations
+
+from gpuslice.client import Client
+
+from .conftest import Shell
+from .waiting import until
+
+OPTIONS = ("up", "--devices", "null:1", "--policy", "fifo", "--prestart", "1")
+
+
+def started(client: Client) -> list[str]:
+    return [job.id for job in client.jobs() if job.started]
+
+
+def test_jobs_that_were_never_started_are_started_by_the_next_scheduler(shell: Shell) -> None:
+    shell(*OPTIONS)
+    client = shell.client()
+    enough = shell.directory / "enough"
+    jobs = [shell.submit(enough), *(shell.submit(20) for _ in range(5))]
+    until(client, jobs[0], lambda info: info.state == "running")
+    assert started(client) == jobs[:2]
+    client.suspend(jobs[2])
+    client.cancel(jobs[3])
+    shell.kill()
+    shell(*OPTIONS)
+    assert started(client) == jobs[:2]
+    enough.touch()
+    for job in (jobs[4], jobs[5]):
+        ended = client.wait(job, 60.0)
+        assert ended is not None
+        assert ended.state == "succeeded"
+    assert started(client) == [*jobs[:2], *jobs[4:]]
+    client.resume(jobs[2])
+    ended = client.wait(jobs[2], 60.0)
+    assert ended is not None
+    assert ended.state == "succeeded"
+    found = {job.id: job for job in client.jobs()}[jobs[3]]
+    assert (found.state, found.started) == ("cancelled", False)
+    shell("down")
+
+
+def test_down_starts_none_of_those_that_wait(shell: Shell) -> None:
+    shell(*OPTIONS)
+    client = shell.client()
+    for _ in range(8):
+        client.submit(["--", "sleep", "1000"])
+    begun = started(client)
+    assert len(begun) == 2
+    shell("down")
+    assert {path.stem for path in (shell.directory / "logs").iterdir()} == set(begun)
+
+
+def test_a_drained_queue_is_worked_off(shell: Shell) -> None:
+    shell(*OPTIONS)
+    jobs = [shell.submit(20) for _ in range(6)]
+    shell("down", "--drain")
+    assert all((shell.directory / "logs" / f"{job}.out").read_text().endswith("ends at 20\n") for job in jobs)
