@@ -44,23 +44,26 @@ class Switching:
         estimate = self.predict(job)
         return None if estimate is None else estimate.seconds
 
-    def predict(self, job: Gang) -> Estimate | None:
-        """The same with its error; of a gang, its dearest rank's."""
+    def predict(self, job: Gang, devices: Sequence[int] = ()) -> Estimate | None:
+        """The same with its error; of a gang, its dearest rank's.
+
+        Parameters
+        ----------
+        devices
+            Where it will be resumed, rank order; none: where it is, or where it was last.
+        """
         states = self._states.get(job.id)
         if states is None:
             return None
-        found = [self._costs.switch(state) or Estimate(0.0, None) for state in states.values()]
+        found = [self._of_rank(job, rank, state, devices) for rank, state in states.items()]
         return max(found, key=lambda estimate: estimate.seconds)
 
-    def predict_move(self, job: Gang, devices: Sequence[int]) -> Estimate | None:
-        """What it costs to suspend ``job`` and resume it on ``devices``, rank order."""
-        states = self._states.get(job.id)
-        if states is None:
-            return None
-        targets = [self._name(devices, rank) for rank in states]
-        pairs = zip(states.values(), targets, strict=True)
-        found = [self._costs.migration(state, target) or Estimate(0.0, None) for state, target in pairs]
-        return max(found, key=lambda estimate: estimate.seconds)
+    def _of_rank(self, job: Gang, rank: int, state: State, devices: Sequence[int]) -> Estimate:
+        present = state._replace(device=self._name(job.lease, rank) or state.device)
+        target = self._name(devices, rank) or present.device
+        moves = target != present.device
+        found = self._costs.migration(present, target) if moves else self._costs.switch(present)
+        return Estimate(0.0, None) if found is None else found
 
     def least_slice_s(self) -> float:
         """How long a slice must last for switching to stay below its share, whoever is switched."""
@@ -73,8 +76,8 @@ class Switching:
         return 0.0 if estimate is None else estimate.seconds / self._share
 
     def begun(self, job: Gang) -> None:
-        """``job`` is told to stop."""
-        estimate = self.predict(job)
+        """``job`` is told to stop, and where it is to go on, if anywhere."""
+        estimate = self.predict(job, job.wanted)
         job.switch_predicted_s = None if estimate is None else estimate.seconds
         job.switch_error_s = None if estimate is None else estimate.error_s
         self._present[job.id] = {}

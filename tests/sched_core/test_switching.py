@@ -83,6 +83,27 @@ def test_each_device_and_route_has_a_fit_of_its_own() -> None:
     assert moved.seconds == pytest.approx(1.0)
 
 
+def test_a_move_is_predicted_by_what_moves_to_that_device_cost() -> None:
+    driver = Driver(2)
+    driver.submit("a")
+    driver.hello("a")
+    driver.resumed("a")
+    driver.progress("a", 1)
+    switching, job = driver.core.switching, driver.core.jobs["a"]
+    half: dict[str, Any] = {"epoch": 1, "boundary": 1}
+    suspended = wire.Suspended(**half, step=1, nbytes=10**9, stages_s={"copy_out_s": 1.0})
+    (present,) = job.lease
+    for came_from, seconds in ((present, 2.0), (1 - present, 5.0)):
+        job.lease = (came_from,)
+        switching.parked(job, 0, suspended)
+        job.lease = (present,)
+        switching.resumed(job, 0, wire.Resumed(**half, stages_s={"copy_in_s": seconds}))
+    stays, moves = switching.predict(job), switching.predict(job, (1 - present,))
+    assert stays is not None
+    assert moves is not None
+    assert (stays.seconds, moves.seconds) == (pytest.approx(3.0), pytest.approx(6.0))
+
+
 def switch(driver: Driver, *, nbytes: int = 10**9, out_s: float = 0.2, in_s: float = 0.1) -> list[object]:
     """Carry the switch out that the core has ordered; what it noticed."""
     found: list[object] = []
