@@ -20,7 +20,7 @@ from gpuslice.errors import (
     RemoteProtocolError,
     UsageError,
 )
-from gpuslice.types import checked
+from gpuslice.types import checked, is_word
 from gpuslice.verbs import Answer, EventInfo, JobInfo, LogFiles, Request, Standing
 from gpuslice.wire import MAX_MESSAGE_BYTES
 
@@ -288,22 +288,16 @@ def _absolute(directory: str | Path | None) -> str:
 def _check_utf8(argv: Sequence[str], environ: Mapping[str, str]) -> None:
     """Refuse, by name, what cannot be handed on; ``checked`` would only say where in the request it is."""
     for word in argv:
-        if not _is_utf8(word):
-            raise UsageError(f"{word!r} is not UTF-8 text", "rename the file, or leave the word out")
+        if not is_word(word):
+            raise UsageError(
+                f"{word!r} is not UTF-8 text without NUL", "rename the file, or leave the word out"
+            )
     for name, value in environ.items():
-        if not _is_utf8(name):
+        if not is_word(name):
             raise UsageError(f"the name of the variable {name!r} is not UTF-8 text", "unset it with `env -u`")
-        if not _is_utf8(value):
+        if not is_word(value):
             remedy = f"unset it, or set another value: --env {name}=VALUE"
             raise UsageError(f"the variable {name} is {value!r}, which is not UTF-8 text", remedy)
-
-
-def _is_utf8(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _stem(words: Sequence[str]) -> str:

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import msgspec
 
 from gpuslice.errors import ConfigError
-from gpuslice.types import MAX_BYTES, MAX_COUNT, MAX_SECONDS, Count, PathText, Word, explain
+from gpuslice.types import MAX_BYTES, MAX_COUNT, MAX_SECONDS, Count, PathText, Word, explain, is_word
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _UNITS |= {f"{unit}i": 2 ** (10 * power) for power, unit in enumerate("kmgt", start=1)}
@@ -163,12 +163,26 @@ def state_directory(given: str | Path | None = None, environ: Mapping[str, str] 
     """Where a scheduler keeps its socket, jobs and logs.
 
     ``given``, else ``$GPUSLICE_STATE_DIR``, else ``gpuslice`` in the XDG state directory.
+
+    Raises
+    ------
+    ConfigError
+        If no socket can be there, because its path is not UTF-8 text or nowhere.
     """
     environ = os.environ if environ is None else environ
     if given or environ.get("GPUSLICE_STATE_DIR"):
-        return Path(given or environ["GPUSLICE_STATE_DIR"]).absolute()
-    home = Path(environ.get("XDG_STATE_HOME") or Path(environ.get("HOME", "/")) / ".local" / "state")
-    return home / "gpuslice"
+        directory = Path(given or environ["GPUSLICE_STATE_DIR"])
+    else:
+        home = Path(environ.get("XDG_STATE_HOME") or Path(environ.get("HOME", "/")) / ".local" / "state")
+        directory = home / "gpuslice"
+    if not is_word(str(directory)):
+        raise ConfigError(
+            f"the scheduler's directory {str(directory)!r} is not UTF-8 text", "choose another: --state-dir"
+        )
+    try:
+        return directory.absolute()
+    except FileNotFoundError as error:
+        raise ConfigError("the present directory is gone", "cd to one that exists") from error
 
 
 def parse_duration(text: str) -> float:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gpuslice.types import DeviceName
+from gpuslice.errors import ConfigError
+from gpuslice.types import MAX_RANKS, DeviceName
 
 #: Set by the process that got the hooks, for those below it; see sitedir/sitecustomize.py.
 ARMED = "GPUSLICE_ARMED"
@@ -25,10 +27,15 @@ class Place:
         """Read ``RANK``, ``LOCAL_RANK``, ``WORLD_SIZE``, ``LOCAL_WORLD_SIZE``; without them it is alone.
 
         Without ``LOCAL_WORLD_SIZE`` all ranks are on this node.
+
+        Raises
+        ------
+        ConfigError
+            If one is no number of ranks.
         """
-        rank, world_size = int(environ.get("RANK", 0)), int(environ.get("WORLD_SIZE", 1))
-        local_world_size = int(environ.get("LOCAL_WORLD_SIZE", world_size))
-        return cls(rank, int(environ.get("LOCAL_RANK", rank)), world_size, local_world_size)
+        rank, world_size = _stated(environ, "RANK", 0), _stated(environ, "WORLD_SIZE", 1)
+        local_world_size = _stated(environ, "LOCAL_WORLD_SIZE", world_size)
+        return cls(rank, _stated(environ, "LOCAL_RANK", rank), world_size, local_world_size)
 
     @classmethod
     def in_group(cls, rank: int, world_size: int, environ: Mapping[str, str]) -> Place:
@@ -58,6 +65,16 @@ class Place:
         return DeviceName(first.kind, first.index + self.local_rank)
 
 
+def _stated(environ: Mapping[str, str], name: str, otherwise: int) -> int:
+    text = environ.get(name)
+    if text is None:
+        return otherwise
+    number = _number(environ, name)
+    if number is None or number > MAX_RANKS:
+        raise ConfigError(f"{name} is {text[:60]!r}", f"set it to a number up to {MAX_RANKS}, or unset it")
+    return number
+
+
 def _number(environ: Mapping[str, str], name: str) -> int | None:
     text = environ.get(name, "")
-    return int(text) if text.isdecimal() and text.isascii() else None
+    return int(text) if re.fullmatch("[0-9]{1,9}", text) else None

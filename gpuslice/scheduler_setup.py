@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -19,10 +18,11 @@ from gpuslice.sched_core.core import SWITCH_SHARE, Core
 from gpuslice.sched_core.curve import scheduler_keys
 from gpuslice.sched_core.endpoint import host_and_port
 from gpuslice.sched_core.policies.registry import POLICIES, make_policy, policy_options
-from gpuslice.types import DeviceName
+from gpuslice.types import MAX_SECONDS, ByteCount, Count, DeviceName, Label, PathText, Word
 
 #: More devices than there can be; `isdigit` would take digits that `int` does not.
 _QUOTA = re.compile(r"[0-9]{1,9}")
+_SHORTEST_LEASE_S = 1e-3
 #: What ``--quantum`` is called in policies.
 _QUANTA = ("quantum_s", "first_slice_s")
 #: Policies that must know how long jobs run, for which what ``submit --steps`` tells is enough.
@@ -58,15 +58,15 @@ class Setup:
     """
 
     devices: tuple[DeviceName, ...]
-    policy: str = "rr"
-    options: Mapping[str, str] = field(default_factory=dict)
-    ramdisk_limit: str = ""
+    policy: Word = "rr"
+    options: Mapping[Word, Word] = field(default_factory=dict)
+    ramdisk_limit: Word = ""
     switch_share: float = SWITCH_SHARE
-    quotas: Mapping[str, int] = field(default_factory=dict)
-    memory_bytes: int = 0
-    tenant_ramdisk: Mapping[str, str] = field(default_factory=dict)
-    spill_dir: str = ""
-    spill_limit: str = ""
+    quotas: Mapping[Label, Count] = field(default_factory=dict)
+    memory_bytes: ByteCount = 0
+    tenant_ramdisk: Mapping[Label, Word] = field(default_factory=dict)
+    spill_dir: PathText = ""
+    spill_limit: Word = ""
     handover: bool = False
 
     def make_core(self) -> Core:
@@ -232,7 +232,7 @@ def _seconds(name: str, text: str) -> float:
         seconds = float(text)
     except ValueError:
         seconds = 0.0
-    if not 0 < seconds < math.inf:
+    if not _SHORTEST_LEASE_S <= seconds <= MAX_SECONDS:
         raise UsageError(f"--set {name}={text} is no length of a lease", "give a number of seconds")
     return seconds
 

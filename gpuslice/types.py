@@ -177,6 +177,11 @@ def checked(value: _T) -> _T:
         raise UsageError(explain(error), "see --help for what is possible") from error
 
 
+def is_word(text: str) -> bool:
+    """Whether ``text`` is a ``Word``: UTF-8 text without NUL."""
+    return re.search(_WORD_PATTERN, text) is not None
+
+
 def explain(error: Exception) -> str:
     """What msgspec found wrong, in words: ``steps has to be a whole number <= 9007199254740992``."""
     what, _, where = str(error).partition(" - at `")

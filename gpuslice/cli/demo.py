@@ -13,7 +13,7 @@ import typer
 
 from gpuslice.errors import UsageError
 from gpuslice.launch import check_writable
-from gpuslice.types import DeviceName
+from gpuslice.types import MAX_SECONDS, DeviceName
 
 
 def command(
@@ -38,7 +38,7 @@ def command(
 
     from gpuslice.demo import main, report
 
-    if not quantum > 0:
+    if not 0 < quantum <= MAX_SECONDS:
         raise UsageError(f"--quantum {quantum} is not a time", "give a positive number of seconds")
     if json is not None and (json.is_file() or not json.exists()):  # /dev/stdout is welcome
         check_writable("--json", str(json.absolute()))

@@ -14,6 +14,7 @@ from gpuslice.errors import UsageError
 from gpuslice.private import private_directory
 from gpuslice.sched_core.core import SWITCH_SHARE
 from gpuslice.sched_core.desk import Desk
+from gpuslice.types import checked
 
 from .options import Json, StateDir
 
@@ -104,18 +105,20 @@ def command(
         quantum_s = None if quantum is None else config.parse_duration(quantum)
         options = scheduler_setup.options(policy, settings or [], quantum_s)
         names = scheduler_setup.parse_devices(devices)
-        setup = scheduler_setup.Setup(
-            names,
-            policy,
-            options,
-            ramdisk_limit,
-            switch_share,
-            scheduler_setup.quotas(quota or []),
-            scheduler_setup.device_memory(names),
-            scheduler_setup.tenant_ramdisk(tenant_ramdisk or []),
-            "" if spill_dir is None else str(spill_dir.absolute()),
-            spill_limit,
-            handover=True,
+        setup = checked(
+            scheduler_setup.Setup(
+                names,
+                policy,
+                options,
+                ramdisk_limit,
+                switch_share,
+                scheduler_setup.quotas(quota or []),
+                scheduler_setup.device_memory(names),
+                scheduler_setup.tenant_ramdisk(tenant_ramdisk or []),
+                "" if spill_dir is None else str(spill_dir.absolute()),
+                spill_limit,
+                handover=True,
+            )
         )
 
         def ready(desk: Desk) -> None:

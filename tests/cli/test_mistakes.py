@@ -40,6 +40,15 @@ HUGE = "9" * 400
         (("up", "--foreground", "--quota", "a=²"), "is not TENANT=DEVICES"),
         (("up", "--foreground", "--quantum", HUGE), "is too long a time"),
         (("up", "--foreground", "--bind", f"tcp://h:{HUGE * 20}"), "is no TCP endpoint"),
+        (("up", "--foreground", "--state-dir", "/tmp/caf\udce9"), "'/tmp/caf\\udce9' is not UTF-8 text"),
+        (("ps", "--state-dir", "/tmp/caf\udce9"), "'/tmp/caf\\udce9' is not UTF-8 text"),
+        (("up", "--foreground", "--quota", "caf\udce9=1"), "a name in quotas has to be UTF-8 text"),
+        (
+            ("up", "--foreground", "--tenant-ramdisk", "caf\udce9=1G"),
+            "a name in tenant_ramdisk has to be UTF-8",
+        ),
+        (("up", "--foreground", "--policy", "chronus", "--set", "lease_s=1e308"), "is no length of a lease"),
+        (("demo", "--quantum", HUGE), "is not a time"),
         (("run", "--ramdisk-limit", HUGE, "x.py"), ""),
     ],
 )

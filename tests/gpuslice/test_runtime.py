@@ -15,7 +15,7 @@ from gpuslice.checkpoint import lazy
 from gpuslice.checkpoint.offer import SPARE, ask
 from gpuslice.checkpoint.ramdisk import RamDisk
 from gpuslice.config import Settings
-from gpuslice.errors import EnvironmentUnusableError, UsageError
+from gpuslice.errors import ConfigError, EnvironmentUnusableError, UsageError
 from gpuslice.place import Place
 from gpuslice.runtime import Runtime
 from gpuslice.types import DeviceName
@@ -59,6 +59,13 @@ def job(settings: Settings) -> Iterator[Runtime]:
 )
 def test_the_environment_tells_the_rank(environ: dict[str, str], place: Place) -> None:
     assert Place.from_environ(environ) == place
+
+
+@pytest.mark.parametrize("text", ["", "one", "-1", "²", "1.0", "9" * 400, "99999"])
+def test_what_is_no_number_of_a_rank_is_refused_by_name(text: str) -> None:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        with pytest.raises(ConfigError, match=f"{name} is"):
+            Place.from_environ({name: text})
 
 
 def test_each_rank_of_a_node_has_a_device_of_its_own() -> None:
