@@ -192,8 +192,8 @@ class _Found:
         """Those that are under none of the tensors, when these have been added."""
         if self._known.covers(storages.references):
             return
-        under = set(map(heap.identity, self._rows))
-        bare = _firmly([item for item in storages.alive() if heap.identity(item) not in under])
+        under = set(map(id, self._rows))
+        bare = _firmly([item for item in storages.alive() if id(item) not in under])
         self._take(self._owned(bare, [_BARE] * len(bare)))
         if not bare:
             self._known.cover(storages.references)

@@ -13,22 +13,16 @@ import gc
 import operator
 import sys
 import weakref
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import chain, compress, repeat
+from itertools import compress, repeat
 from operator import is_not
 from typing import Any, Protocol
 
 #: The collector of later versions goes through old objects little by little, without a full collection at
 #: which ours could be given back to it.
 _CAN_SET_ASIDE = sys.implementation.name == "cpython" and sys.version_info < (3, 14)
-
-
-#: A number that no other living object has. ``id`` raises an audit event: once somebody has a hook for those,
-#: as lazy resumes do, it takes three to four times as long.
-identity: Callable[[object], int] = object.__hash__
 
 
 class _Witness:
@@ -45,10 +39,6 @@ class Note(Protocol):
         """Of the kind's objects only these are left."""
         ...
 
-    def references(self) -> Iterable[object]:
-        """The weak references by which it knows other objects."""
-        ...
-
 
 @dataclass(slots=True)
 class Kind:
@@ -59,7 +49,7 @@ class Kind:
     references
         Of all that live, and of some that are gone; the oldest first.
     ids
-        Likewise, by `identity`.
+        Likewise, by ``id``.
     """
 
     types: frozenset[type]
@@ -70,12 +60,12 @@ class Kind:
     def add(self, objects: list[object]) -> None:
         """Those of its types."""
         found = _of(objects, self.types)
-        if not self.ids.isdisjoint(map(identity, found)):
+        if not self.ids.isdisjoint(map(id, found)):
             # Thawed meanwhile, and so found again; or made where one was that is gone.
-            known = set(map(identity, self.alive()))
-            found = [item for item in found if identity(item) not in known]
+            known = set(map(id, self.alive()))
+            found = [item for item in found if id(item) not in known]
         self.references += map(weakref.ref, found)
-        self.ids.update(map(identity, found))
+        self.ids.update(map(id, found))
 
     def alive(self) -> list[Any]:
         """Those that live."""
@@ -87,7 +77,7 @@ class Kind:
             objects = list(compress(objects, alive))
             self.references = list(compress(self.references, alive))
             if len(self.ids) > 2 * len(objects):
-                self.ids = set(map(identity, objects))
+                self.ids = set(map(id, objects))
             for note in notes.values():
                 note.keep(alive)
             self.notes = notes
@@ -194,12 +184,6 @@ def referrers(item: object) -> list[object]:
     """Every object that refers to ``item``, those that had been set aside among them."""
     give_back()  # the collector shows none of what is frozen
     return gc.get_referrers(item)
-
-
-def own_references() -> Mapping[int, int]:
-    """The weak references that are kept here or noted, by their `identity`, and how many times each is."""
-    noted = (note.references() for kind in _seen.values() for note in kind.notes.values())
-    return Counter(map(identity, chain(*(kind.references for kind in _seen.values()), *noted)))
 
 
 def give_back() -> None:

@@ -1,12 +1,10 @@
 """Lazy resume: the training goes on while the optimizers' state is still on its way back.
 
 Forward and backward need the weights; moments are needed by the next optimizer step only. So a resume may
-bring back everything else first, and the rest behind it, in a `Stream`. A tensor may come later only if it
-cannot be reached but through ``optimizer.state``: the dict, the parameter's own dict, the tensor and its
-storage are each referred to once, by Python's count and by torch's. Then whoever wants it has to ask for
-that attribute, or for the optimizer's ``__dict__``, and waits there until all of it has arrived: a step, a
-``state_dict()``, a pickle, a print. The other ways to come upon an object (the garbage collector, a fork, the
-compiler, a graph capture) wait, too. Where any of this cannot be said for sure, nothing comes later.
+bring back everything else first, and the rest behind it, in a `Stream`. Until it is there, a `Placeholder`
+stands in ``optimizer.state`` for each tensor that comes later: whoever uses one waits. So do a step, the
+optimizer's ``state_dict()``, a fork and the capture of a CUDA graph. A script that keeps such a tensor in a
+variable of its own must not read it before the optimizer's next step; that is why it is off unless asked for.
 """
 
 from __future__ import annotations
@@ -15,33 +13,29 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, Protocol
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._pytree import tree_map
 
 from gpuslice.clock import Clock, MonotonicClock
 
-from . import heap
-from .lonely import COUNTS_ARE_EXACT, lonely, state_of
+from .discover import live_instances
 from .record import SwitchRecord
 
-#: Smaller storages come with the rest: watching them takes longer than copying them.
+#: Smaller storages come with the rest: copying them takes less than this does.
 LATER_BYTES = 64 << 10
 #: Begins with gpuslice's own prefix, which lets the thread pass the gate (``gpuslice.threads``).
 _THREAD = "gpuslice-lazy"
-#: What ``sys.addaudithook`` is told before an object can be come upon by other ways than by asking another
-#: object for it; the last one is raised when code is made, as ``torch.compile`` does before it runs any.
-_EVENTS = frozenset({"gc.get_objects", "gc.get_referrers", "gc.get_referents", "code.__new__"})
 
 
 class Away(Protocol):
-    """State that is about to be brought back (``cargo.Cargo``); of ours, nobody else has its storages."""
+    """State that is about to be brought back (``cargo.Cargo``)."""
 
-    @property
-    def storages(self) -> Sequence[torch.UntypedStorage]: ...
     def freed(self, at_least_bytes: int) -> Mapping[int, int]: ...
 
 
@@ -57,115 +51,108 @@ class LazyResume:
     def __init__(self, *, smallest_bytes: int = LATER_BYTES) -> None:
         self._smallest_bytes = smallest_bytes
         self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
-        self._foresight: _Foresight | None = None
-        _watch_once()
+        _wait_where_state_is_read()
         self._hook = register_optimizer_step_post_hook(self._stepped)
 
     def _stepped(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if not torch.compiler.is_compiling():
+        if not torch.compiler.is_compiling() and optimizer not in self._optimizers:
             self._optimizers.add(optimizer)
-
-    def foresee(self, away: Away) -> None:
-        """Find out now what may come later, so that `hold_back` need not: it takes milliseconds.
-
-        That holds until somebody gets at an optimizer's state, which is noticed.
-        """
-        self.forget()
-        if not _is_possible():
-            return
-        foresight = self._foresight = _Foresight(away)
-        try:
-            _raise_bar(foresight, _foresights)  # first: from here on whoever gets at the state is noticed
-            foresight.storages = self._later(away)
-        except BaseException:
-            self.forget()
-            raise
-
-    def forget(self) -> None:
-        """Whatever was foreseen."""
-        if self._foresight is not None:
-            _lower_bar(self._foresight, _foresights)
-            self._foresight = None
+            optimizer.register_state_dict_pre_hook(_before_reading)
 
     def hold_back(self, away: Away) -> Stream | None:
-        """Choose what may come later of what is about to be brought back, and bar the way to it.
+        """Choose what may come later of what is about to be brought back, and put placeholders for it.
 
         The stream must be started or cancelled. ``None`` if nothing may.
         """
-        if not _is_possible():
+        if _compiled_code_exists():
             return None
         stream = Stream()
-        stream.bar()  # first: from here on nobody gets at the state who has no reference to it yet
         try:
-            foreseen = self._foreseen(away)
-            stream.storages = self._later(away) if foreseen is None else foreseen
+            with torch._C.DisableTorchFunction():
+                self._choose(away, stream)
         except BaseException:
             stream.cancel()
             raise
-        if not stream.storages:
-            stream.cancel()
-            return None
-        return stream
+        return stream if stream.storages else None
 
-    def _foreseen(self, away: Away) -> dict[int, int] | None:
-        """What was foreseen for this, if it still holds."""
-        foresight = self._foresight
-        if foresight is None or foresight.away is not away or not foresight.holds:
-            return None
-        if any(state_of(optimizer, _asked) is None for optimizer in list(self._optimizers)):
-            return None
-        return foresight.storages
-
-    def _later(self, away: Away) -> dict[int, int]:
-        with torch._C.DisableTorchFunction():
-            candidates = away.freed(self._smallest_bytes)
-            known = heap.own_references()
-            order: dict[int, int] = {}
-            for optimizer in list(self._optimizers):
-                state = state_of(optimizer, _asked)
-                for address in lonely(state, away.storages, candidates, known) if state else ():
-                    order.setdefault(address, len(order))
-            return order
+    def _choose(self, away: Away, stream: Stream) -> None:
+        """Plain tensors in ``optimizer.state`` over storages that no other tensor is over."""
+        candidates = away.freed(self._smallest_bytes)
+        over = _tensors_over_storages()
+        for optimizer in list(self._optimizers):
+            for slots in list(optimizer.state.values()):
+                for name, tensor in list(slots.items()) if isinstance(slots, dict) else ():
+                    if type(tensor) is torch.Tensor and _is_plain(tensor):
+                        key = tensor.untyped_storage()._cdata
+                        if key in candidates and over[key] == 1:
+                            stream.hold(slots, name, tensor, key)
 
     def close(self) -> None:
         """Look at no more optimizers."""
-        self.forget()
         self._hook.remove()
 
 
-@dataclass(slots=True, eq=False)
-class _Foresight:
-    """What may come later of what is away, as long as nobody has come near it since."""
+class Placeholder:
+    """What stands in an optimizer's state for a tensor that comes later; using it waits for the tensor."""
 
-    away: Away
-    storages: dict[int, int] = field(default_factory=dict)
-    holds: bool = True
+    __slots__ = ("_stream", "_tensor")
+
+    def __init__(self, stream: Stream, tensor: torch.Tensor) -> None:
+        self._stream, self._tensor = stream, tensor
+
+    def awaited(self) -> torch.Tensor:
+        """The tensor, when it is there."""
+        self._stream.wait()
+        return self._tensor
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.awaited(), name)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.awaited().__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self.awaited().__deepcopy__(memo)  # type: ignore[no-untyped-call]
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call a function of torch that was given placeholders with the tensors."""
+        args, kwargs = tree_map(_awaited, (args, kwargs or {}))
+        return function(*args, **kwargs)
+
+
+def _awaited(value: object) -> object:
+    return value.awaited() if isinstance(value, Placeholder) else value
 
 
 class Stream:
-    """State that comes later, and the bar before it.
+    """State that comes later.
 
     Attributes
     ----------
     storages
         ``_cdata`` of what comes later -> its place in the order in which it comes.
     error
-        Why it did not come. Then the way to it stays barred, and whoever asks gets ``refusal``.
+        Why it did not come. Then the placeholders stay, and whoever uses one gets ``refusal``.
     """
 
     def __init__(self, clock: Clock | None = None) -> None:
         self.storages: dict[int, int] = {}
         self.error: BaseException | None = None
         self.refusal: Exception | None = None
+        self._held: list[tuple[dict[Any, Any], Any, torch.Tensor]] = []
         self._going = threading.Event()
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
         self._clock = clock or MonotonicClock()
         self._record: SwitchRecord | None = None
+        _under_way.append(self)
 
-    def bar(self) -> None:
-        """From now on whoever asks for an optimizer's state waits."""
-        _raise_bar(self, _under_way)
+    def hold(self, slots: dict[Any, Any], name: Any, tensor: torch.Tensor, key: int) -> None:
+        """Let a tensor of ``slots`` come later, and put a placeholder there."""
+        self._held.append((slots, name, tensor))
+        slots[name] = Placeholder(self, tensor)
+        self.storages.setdefault(key, len(self.storages))
 
     def start(
         self,
@@ -217,8 +204,13 @@ class Stream:
             self.cancel()
 
     def cancel(self) -> None:
-        """Lift the bar; also at the end, when all has come."""
-        _lower_bar(self, _under_way)
+        """Put the tensors back where they belong; also at the end, when all has come."""
+        for slots, name, tensor in self._held:
+            if isinstance(slots.get(name), Placeholder):
+                slots[name] = tensor
+        self._held.clear()
+        if self in _under_way:
+            _under_way.remove(self)
         self._over.set()
 
     def wait(self) -> None:
@@ -235,31 +227,9 @@ class Stream:
             raise self.refusal or self.error
 
 
-_lock = threading.Lock()
 _under_way: list[Stream] = []
-_foresights: list[_Foresight] = []
-_watching = False
+_waiting = False
 _capture_begin = torch.cuda.CUDAGraph.capture_begin
-_Behind = TypeVar("_Behind", Stream, _Foresight)
-
-
-def _raise_bar(one: _Behind, those: list[_Behind]) -> None:
-    """Have whoever asks for an optimizer's state come by `_approached`, for the sake of ``one``."""
-    with _lock:
-        those.append(one)
-        torch.optim.Optimizer.__getattribute__ = _asked  # type: ignore[method-assign, assignment]
-        torch.cuda.CUDAGraph.capture_begin = _capture  # type: ignore[method-assign, assignment]
-
-
-def _lower_bar(one: _Behind, those: list[_Behind]) -> None:
-    """``one`` needs it no more; the last one takes it away."""
-    with _lock:
-        if one in those:
-            those.remove(one)
-        if not (_under_way or _foresights):
-            if vars(torch.optim.Optimizer).get("__getattribute__") is _asked:
-                del torch.optim.Optimizer.__getattribute__
-            torch.cuda.CUDAGraph.capture_begin = _capture_begin  # type: ignore[method-assign]
 
 
 def under_way() -> bool:
@@ -273,55 +243,43 @@ def await_all() -> None:
         stream.wait()
 
 
-def _approached() -> None:
-    """Somebody may come by an optimizer's state: wait until it is there, and foresee nothing of it."""
-    for foresight in tuple(_foresights):
-        foresight.holds = False
-    await_all()
+def _wait_where_state_is_read() -> None:
+    """Hook what cannot be unhooked, once; it costs next to nothing while nothing is under way."""
+    global _waiting
+    if not _waiting:
+        _waiting = True
+        os.register_at_fork(before=await_all)
+        register_optimizer_step_pre_hook(_before_reading)
+        torch.cuda.CUDAGraph.capture_begin = _capture  # type: ignore[method-assign, assignment]
 
 
-def _asked(optimizer: torch.optim.Optimizer, name: str) -> Any:
-    """``Optimizer.__getattribute__`` meanwhile."""
-    found = object.__getattribute__(optimizer, name)
-    if name in ("state", "__dict__"):
-        _approached()  # now: whoever counts references before this has us come by, and afterwards counts ours
-    return found
+def _before_reading(optimizer: torch.optim.Optimizer, *_: object) -> None:
+    if _under_way and not torch.compiler.is_compiling():
+        await_all()
 
 
 def _capture(graph: torch.cuda.CUDAGraph, *arguments: Any, **options: Any) -> None:
-    """``CUDAGraph.capture_begin`` meanwhile: a capture does not bear copies beside it."""
-    _approached()
+    """``CUDAGraph.capture_begin``: a capture does not bear copies beside it."""
+    await_all()
     _capture_begin(graph, *arguments, **options)
 
 
-def _watch_once() -> None:
-    """Hook what cannot be unhooked; it costs next to nothing while nothing is under way."""
-    global _watching
-    if not _watching:
-        _watching = True
-        sys.addaudithook(_audit)
-        os.register_at_fork(before=_approached)
-        register_optimizer_step_pre_hook(_before_step)
+def _tensors_over_storages() -> Counter[int]:
+    """How many live tensors are over each storage, by ``_cdata``."""
+    over: Counter[int] = Counter()
+    for tensor in live_instances(torch.Tensor)[0]:
+        with suppress(RuntimeError, NotImplementedError):  # it has no storage
+            over[tensor.untyped_storage()._cdata] += 1
+    return over
 
 
-def _is_possible() -> bool:
-    """Whether anything may come later in this process as it is."""
-    return COUNTS_ARE_EXACT and not _compiled_code_exists() and _bar_is_free()
-
-
-def _bar_is_free() -> bool:
-    """Whether nobody else has replaced what the bar replaces."""
-    return vars(torch.optim.Optimizer).get("__getattribute__", _asked) is _asked
-
-
-def _audit(event: str, arguments: tuple[Any, ...]) -> None:
-    if (_under_way or _foresights) and event in _EVENTS:
-        _approached()
-
-
-def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    if (_under_way or _foresights) and not torch.compiler.is_compiling():
-        _approached()
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has memory of its own, and no graph knows it."""
+    return (
+        tensor.layout is torch.strided
+        and torch._C._has_storage(tensor)
+        and not (tensor.requires_grad or tensor._is_view())
+    )
 
 
 def _compiled_code_exists() -> bool:

@@ -16,7 +16,7 @@ import torch
 
 from gpuslice.errors import RefusedSnapshotError, UsageError
 
-from . import heap, nodes
+from . import heap, lazy, nodes
 from .describe import Describer
 from .load import Checker, Load
 from .nodes import Node, QuantizedNode, SparseNode, TensorNode
@@ -52,6 +52,7 @@ def describe(named: Mapping[str, object]) -> NamedState:
     UsageError
         If one cannot be saved, or an optimizer steps parameters that no other object holds.
     """
+    lazy.await_all()
     describer = Describer()
     described = {name: describer.node(value, name) for name, value in named.items()}
     for parameter, path in describer.optimized.items():
@@ -119,6 +120,7 @@ def check(
     CorruptSnapshotError
         If bytes that are needed are damaged.
     """
+    lazy.await_all()
     source = Source(snapshot, verify=verify)
     with source.looking():
         checker = Checker(source)

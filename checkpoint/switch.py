@@ -231,13 +231,6 @@ class Switch:
         return self._store.warm_up(self._layout)
 
     @heap.uncollected()
-    def foresee(self) -> None:
-        """While the job is suspended, find out what its resume would have to find out first."""
-        cargo = self._parked and self._parked.cargo
-        if self._lazy is not None and isinstance(cargo, Cargo):
-            self._lazy.foresee(cargo)
-
-    @heap.uncollected()
     def resume(self, device: Device | None = None, *, taker: Taker | None = None) -> SwitchRecord:
         """Bring the state back, to ``device`` if it is given.
 
@@ -281,8 +274,6 @@ class Switch:
             self._lose(error)
             raise
         finally:
-            if self._lazy is not None:
-                self._lazy.forget()
             if self._stream is not None:
                 self._stream.go()
         return record

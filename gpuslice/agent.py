@@ -181,8 +181,6 @@ class Agent:
     def _stay_parked(self, held: Collection[int]) -> None:
         while True:
             with self._runtime.offering():
-                if self._orders.quiet_for(_AT_ONCE_S):
-                    self._runtime.foresee()
                 order = self._handovers.await_order()
             if isinstance(order, Cancel):
                 if signal.SIGTERM not in held:

@@ -285,10 +285,6 @@ class Runtime:
         """Whether the job's state is where the script expects it: neither away nor lost."""
         return "switch" not in self.__dict__ or self.switch.whole
 
-    def foresee(self) -> None:
-        """While the job is suspended and nobody waits, do what its resume can be spared."""
-        self.switch.foresee()
-
     def offering(self) -> AbstractContextManager[object]:
         """Inside the block, while the job is suspended, its room in the RAM disk is there for others."""
         assert self.switch.snapshot is not None

@@ -69,7 +69,7 @@ def test_resume(benchmark: Any, state: State, store: JobStore, note: Note, round
 def test_lazy_resume(benchmark: Any, state: State, store: JobStore, note: Note, rounds: int) -> None:
     """In the same process, up to where the training goes on: every weight is back, moments come later.
 
-    As in a scheduler's job, what may come later is found out while the job is parked. In turn with it, all is
+    In turn with it, all is
     brought back at once: these are noted, and what share of the shortest of them the shortest lazy one is.
     """
     records: list[SwitchRecord] = []
@@ -87,7 +87,6 @@ def test_lazy_resume(benchmark: Any, state: State, store: JobStore, note: Note, 
         whole_s.append(perf_counter() - began_s)
         state.train()  # the optimizer must have been seen stepping
         switch.suspend(boundary=2 * len(records) + 2)
-        switch.foresee()
 
     def resume() -> None:
         records.append(switch.resume())

@@ -247,32 +247,6 @@ def test_a_job_is_moved_about_and_ends_with_the_same_digest(workshop: Workshop, 
         assert "dropped what the scheduler sent" in ends_as_undisturbed(workshop, desk, process)
 
 
-FORESEEN = """import torch
-from pathlib import Path
-from gpuslice.checkpoint.lazy import LazyResume
-
-foresee = LazyResume.foresee
-def noted(resume, away):
-    foresee(resume, away)
-    Path("foreseen").touch()
-LazyResume.foresee = noted
-"""
-
-
-def test_a_parked_job_finds_out_meanwhile_what_may_come_later(workshop: Workshop, desk: Desk) -> None:
-    foreseen = workshop.directory / "foreseen"
-    with job(workshop, desk, ENDLESS, "--lazy-resume", script=FORESEEN + TRAIN) as process:
-        desk.welcome()
-        desk.grant(1)
-        desk.park(1)
-        ends_s = time.monotonic() + DEADLINE_S
-        while not foreseen.exists():
-            assert time.monotonic() < ends_s
-            time.sleep(0.01)
-        desk.grant(2)
-        ends_as_undisturbed(workshop, desk, process)
-
-
 def make_room(workshop: Workshop) -> None:
     """Have the parked job's slot moved out of the RAM disk; it may just have said that it is parked."""
     ends_s = time.monotonic() + DEADLINE_S
