@@ -3,8 +3,9 @@
 Parameters and optimizer state do not change between a boundary and the next optimizer step, so copying
 them can wait; the step waits for the copy. Everything else (buffers, gradients, averages, scales) may change
 in the next forward pass and is copied at once. Nothing is taken on trust: a storage waits only if no tensor
-that we do not know is over it, and torch's version counters are compared when the copy is done. If one has
-moved, the snapshot is given up, and what moved never waits again. Writes that torch does not count wait, too.
+that we do not know is over it, and when the copy is done, torch's version counters are compared, and then
+checksums: not all writes are counted. If something has changed, the snapshot is given up, and what changed is
+copied at once from then on.
 """
 
 from __future__ import annotations
@@ -20,10 +21,9 @@ from gpuslice.kernels import Device
 from gpuslice.kernels.copying import Pairs
 
 from .cargo import load
-from .columns import Storages
+from .checksum import digest
 from .describe import keeps_own_state_dict
 from .discover import live_instances
-from .rawaccess import RawAccess
 from .snapshot import SnapshotFile
 from .state import describe
 from .store import JobStore
@@ -66,7 +66,7 @@ class BackgroundSnapshot:
         hasty: Collection[str] = (),
     ) -> None:
         state = describe(named)
-        cargo = load(device, Storages(), state.tensors, alone=True)
+        cargo = load(device, (), state.tensors, alone=True)
         self._tree = state.tree
         self._tensors = cargo.tensors
         self.boundary = boundary
@@ -89,11 +89,9 @@ class BackgroundSnapshot:
         device.synchronize()
         try:
             later = self._copy_at_once(cargo.extras, storages)
-            self._copier = threading.Thread(target=self._copy, args=(later,), name=_THREAD)
+            self._waiting = _Waiting(device, later, self._writer.arena)
+            self._copier = threading.Thread(target=self._copy, name=_THREAD)
             self._copier.start()
-            self._raw = RawAccess(self._copier.join)
-            if later:
-                self._raw.watch()
         except BaseException:
             self._writer.abort()
             raise
@@ -104,9 +102,9 @@ class BackgroundSnapshot:
         self._writer.take(self._device, (pair for pair in pairs if pair[0]._cdata not in waiting))
         return [pair for pair in pairs if pair[0]._cdata in waiting]
 
-    def _copy(self, pairs: Pairs) -> None:
+    def _copy(self) -> None:
         # What the training might change meanwhile is hashed where it arrives, when `publish` finds it unseen.
-        self._noting_errors(lambda: self._device.copy_out(pairs, self._writer.arena))
+        self._noting_errors(self._waiting.copy)
 
     @property
     def copied(self) -> bool:
@@ -128,10 +126,18 @@ class BackgroundSnapshot:
         with self._lock:
             if not self._checked:
                 self._copier.join()
-                self._raw.leave()
                 self.changed = tuple(path for path, tensor, was in self._watched if tensor._version != was)
+                if not self.changed and self.error is None:
+                    self._noting_errors(self._compare)
                 self._watched.clear()
                 self._checked = True
+
+    def _compare(self) -> None:
+        """Whether the bytes are still those that were copied."""
+        changed = self._waiting.changed()
+        self.changed = tuple(
+            path for path, tensor, _ in self._watched if tensor.untyped_storage()._cdata in changed
+        )
 
     def publish_soon(self) -> None:
         """After `check`: checksum and publish in the background, unless something went wrong."""
@@ -171,6 +177,57 @@ class BackgroundSnapshot:
             work()
         except Exception as error:  # noqa: BLE001 - `settle` shows it to the training thread
             self.error = error
+
+
+class _Waiting:
+    """Storages that are copied while somebody could change them, and whether anybody has.
+
+    Before they wait, every chunk's checksum is noted, or the mark of a device that makes one where the bytes
+    are. What has arrived must have that checksum; what has a mark must still have it after the copy.
+    """
+
+    def __init__(self, device: Device, pairs: Pairs, arena: memoryview) -> None:
+        self._device, self._pairs, self._arena = device, pairs, arena
+        #: By the chunks' offsets in the arena.
+        self._marks: dict[int, int] = {}
+        self._digests: dict[int, tuple[int, int]] = {}
+        self._changed: set[int] = set()
+        device.copy_out(pairs, arena, self._note, self._note_mark)
+
+    def copy(self) -> None:
+        """Copy them, and compare what has arrived."""
+        self._device.copy_out(self._pairs, self._arena)
+        for offset, (nbytes, expected) in self._digests.items():
+            if digest(self._arena[offset : offset + nbytes]) != expected:
+                self._changed.add(offset)
+
+    def changed(self) -> set[int]:
+        """``_cdata`` of those that have changed meanwhile."""
+        if self._marks:
+            self._device.copy_out(self._pairs, self._arena, self._see, self._see_mark)
+        return {
+            storage._cdata
+            for storage, offset in self._pairs
+            if any(offset <= at < offset + storage.nbytes() for at in self._changed)
+        }
+
+    def _note(self, offset: int, data: memoryview) -> bool:
+        self._digests[offset] = len(data), digest(data)
+        return False
+
+    def _note_mark(self, offset: int, mark: int) -> bool:
+        self._marks[offset] = mark
+        return True
+
+    def _see(self, offset: int, data: memoryview) -> bool:
+        if (len(data), digest(data)) != self._digests.get(offset):
+            self._changed.add(offset)
+        return False
+
+    def _see_mark(self, offset: int, mark: int) -> bool:
+        if mark != self._marks.get(offset):
+            self._changed.add(offset)
+        return True
 
 
 def _counters_unreliable(device: Device) -> bool:

@@ -12,10 +12,10 @@ from operator import attrgetter, is_, not_
 import torch
 
 from gpuslice.errors import SuspendRefusedError
-from gpuslice.kernels import Device, Hold, Way
+from gpuslice.kernels import Device, Way
 from gpuslice.kernels.transfer import Transfer
 
-from .columns import Storages
+from .discover import LiveStorage
 from .layout import Layout, StorageSpec, TensorSpec
 from .naming import name_of
 from .rehome import check_movable
@@ -23,7 +23,7 @@ from .snapshot import SnapshotFile
 from .undo import undoing
 from .writer import SnapshotWriter
 
-_way, _cdata = attrgetter("way"), attrgetter("_cdata")
+_cdata = attrgetter("_cdata")
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +163,9 @@ class Cargo:
         return copy
 
 
-def load(device: Device, found: Storages, named: Sequence[tuple[str, torch.Tensor]], *, alone: bool) -> Cargo:
+def load(
+    device: Device, found: Sequence[LiveStorage], named: Sequence[tuple[str, torch.Tensor]], *, alone: bool
+) -> Cargo:
     """Decide what happens to every found storage and to those of the named tensors.
 
     Raises
@@ -171,17 +173,22 @@ def load(device: Device, found: Storages, named: Sequence[tuple[str, torch.Tenso
     SuspendRefusedError
         Naming a tensor that cannot be taken along.
     """
-    holds = device.holds(found.storages, fixed=found.fixed, alone=alone)
-    ways = list(map(_way, holds))
-    going = [True] * len(ways)
+    fixed = {one.key for one in found if one.fixed}
+    holds = device.holds([one.storage for one in found], fixed=fixed, alone=alone)
+    taken: list[LiveStorage] = []
+    ways: list[Way] = []
     resident: Counter[str] = Counter()
-    if ways.count(Way.FREED) < len(ways):
-        _refuse(device, found, holds, ways)
-        going = [way is Way.FREED or way is Way.DISCARDED for way in ways]
-        for nbytes, hold in compress(zip(found.sizes, holds, strict=True), map(not_, going)):
-            resident[hold.reason] += nbytes
-    taken = found.those(going)
-    sids = dict(zip(taken.keys, count())) if named else {}
+    for one, hold in zip(found, holds, strict=True):
+        if hold.way is Way.REFUSED:
+            raise SuspendRefusedError(
+                f"{name_of(one.storage, one.label)} on {device.name} cannot be suspended: {hold.reason}"
+            )
+        if hold.way is Way.RESIDENT:
+            resident[hold.reason] += one.nbytes
+        else:
+            taken.append(one)
+            ways.append(hold.way)
+    sids = {one.key: sid for sid, one in enumerate(taken)}
     extras: list[torch.UntypedStorage] = []
     described: list[tuple[int, str, str]] = []
     for path, tensor in named:
@@ -191,11 +198,12 @@ def load(device: Device, found: Storages, named: Sequence[tuple[str, torch.Tenso
             sids[storage._cdata] = len(sids)
             described.append((storage.nbytes(), str(storage.device), path))
             extras.append(storage)
+    sizes, labels = tuple(one.nbytes for one in taken), tuple(one.label for one in taken)
     return Cargo(
-        _layout(str(device.torch_device), tuple(taken.sizes), tuple(taken.labels), tuple(described)),
-        taken.storages,
-        taken.keys,
-        list(compress(ways, going)),
+        _layout(str(device.torch_device), sizes, labels, tuple(described)),
+        [one.storage for one in taken],
+        [one.key for one in taken],
+        ways,
         tuple(extras),
         tuple(_spec(path, tensor, sids[tensor.untyped_storage()._cdata]) for path, tensor in named),
         dict(resident),
@@ -210,15 +218,6 @@ def _layout(
     specs = map(StorageSpec, count(), sizes, repeat(where), labels)
     behind = (StorageSpec(sid, *extra) for sid, extra in enumerate(extras, len(sizes)))
     return Layout((*specs, *behind))
-
-
-def _refuse(device: Device, found: Storages, holds: Sequence[Hold], ways: Sequence[Way]) -> None:
-    if Way.REFUSED in ways:
-        at = ways.index(Way.REFUSED)
-        raise SuspendRefusedError(
-            f"{name_of(found.storages[at], found.labels[at])} on {device.name} cannot be suspended: "
-            f"{holds[at].reason}"
-        )
 
 
 def _refuse_elsewhere(device: Device, path: str, storage: torch.UntypedStorage) -> None:

@@ -8,32 +8,52 @@ DDP's buckets); those are not found, stay where they are, and are exact because 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import compress, repeat
-from operator import attrgetter, is_not, mul, not_
-from typing import Any, TypeVar, cast
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import compress
+from operator import attrgetter, not_
+from typing import Any
 
 import torch
 
 from gpuslice.errors import SuspendRefusedError
 from gpuslice.kernels import Device
+from gpuslice.kernels.host import overlapping
 
 from . import heap
-from .columns import Storages
-from .known import Known, Under
-from .parts import pieced, plain, strided_parts
+from .parts import describe_tensor, strided_parts
 
 _cdata = attrgetter("_cdata")
-_is_leaf, _grad = attrgetter("is_leaf"), attrgetter("grad")
 _use_count: Callable[[torch.Tensor], int] = torch.Tensor._use_count  # type: ignore[attr-defined]
-_T = TypeVar("_T")
 #: Where memory may be besides the job's device.
 _HOST = ("cpu", "meta")
 _BARE = "a bare storage"
-_BLOCK = 512
 
 
-def sweep(device: Device) -> Storages:
+@dataclass(slots=True)
+class LiveStorage:
+    """A storage of the device.
+
+    Attributes
+    ----------
+    key
+        Its identity: ``storage._cdata``.
+    label
+        For people: dtype and shape of the first tensor found over it.
+    fixed
+        Whether its address may be known to somebody who would not notice a change: C++ code holds a tensor
+        over it (a pending autograd graph, DDP, a DLPack capsule), or other memory overlaps it.
+    """
+
+    storage: torch.UntypedStorage
+    key: int
+    nbytes: int
+    address: int
+    label: str
+    fixed: bool = False
+
+
+def sweep(device: Device) -> list[LiveStorage]:
     """All live storages of ``device`` with at least one byte.
 
     Raises
@@ -53,22 +73,52 @@ def check_alone(device: Device) -> None:
     _storages(tensors, storages, device)
 
 
-def _storages(tensors: heap.Kind, storages: heap.Kind, device: Device) -> Storages:
+def _storages(tensors: heap.Kind, storages: heap.Kind, device: Device) -> list[LiveStorage]:
     with torch.no_grad(), torch._C.DisableTorchFunction():
         live = tensors.alive()
-        # Taken away meanwhile: a look that does not come to its end leaves nothing half known.
-        known = cast(Known, tensors.notes.pop(device, None)) or Known()
-        found = _Found(device, known)
-        found.add_tensors(live)
-        found.add_gradients()
-        found.add_bare(storages)
-        tensors.notes[device] = known
-        return found.storages()
+        _each(torch.Tensor._fix_weakref, live)  # type: ignore[attr-defined]
+        live = with_gradients(live)
+        found: dict[int, LiveStorage] = {}
+        for tensor in live:
+            for part in strided_parts(tensor):
+                _add(found, part.untyped_storage(), part, device)
+        for storage in _firmly(storages.alive()):
+            _add(found, storage, None, device)
+        for key in _held_storages(live) & found.keys():
+            found[key].fixed = True
+        everyone = [one for one in found.values() if one.nbytes and one.address]
+        _fix_overlapping(everyone)
+        return everyone
 
 
-def _blocks(objects: Sequence[_T]) -> Iterator[Sequence[_T]]:
-    """In portions of which what is asked of one object after the other stays in the processor's cache."""
-    return (objects[start : start + _BLOCK] for start in range(0, len(objects), _BLOCK))
+def _add(
+    found: dict[int, LiveStorage], storage: torch.UntypedStorage, part: torch.Tensor | None, device: Device
+) -> None:
+    """A storage, under a tensor or bare; of fake, functional and wrapper tensors there is none."""
+    key = storage._cdata
+    if key not in found:
+        label = _BARE if part is None else describe_tensor(part)
+        if device.owns(storage):
+            found[key] = LiveStorage(storage, key, storage.nbytes(), _address(storage), label)
+        else:
+            _refuse_elsewhere(storage, label, device)
+
+
+def _held_storages(tensors: Sequence[torch.Tensor]) -> set[int]:
+    """Keys of the storages that C++ code holds a tensor over."""
+    held = held_by_others(tensors)
+    parts = [part for tensor in tensors if id(tensor) in held for part in strided_parts(tensor)]
+    return {part.untyped_storage()._cdata for part in parts}
+
+
+def _fix_overlapping(found: Sequence[LiveStorage]) -> None:
+    """Those over the same memory (DLPack, NumPy and back) are fixed: none of them may move alone."""
+    if all(one.storage.resizable() for one in found):
+        return  # of what torch itself allocated, nothing lies over anything else
+    starts = overlapping([(one.address, one.nbytes) for one in found])
+    shared = Counter(starts)
+    for one, start in zip(found, starts, strict=True):
+        one.fixed = one.fixed or shared[start] > 1
 
 
 def live_instances(*kinds: type) -> list[list[Any]]:
@@ -108,22 +158,13 @@ def _each(call: Callable[..., object], *items: Iterable[object]) -> None:
 
 def with_gradients(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """``tensors``, of which each is there once, and their gradients, which C++ may be alone in holding."""
-    gradients = _gradients(tensors)
-    if not gradients:
-        return tensors
-    known = dict(zip(map(id, tensors), tensors, strict=True))
-    known |= zip(map(id, gradients), gradients, strict=True)
-    return list(known.values())
+    return list({id(tensor): tensor for tensor in (*tensors, *_gradients(tensors))}.values())
 
 
 def _gradients(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Of those that may be asked: torch warns when the gradient of another one is looked at."""
-    leaf = list(map(_is_leaf, tensors))
-    if not all(leaf):
-        retaining = [tensor for tensor in compress(tensors, map(not_, leaf)) if tensor.retains_grad]
-        tensors = [*compress(tensors, leaf), *retaining]
-    gradients = list(map(_grad, tensors))
-    return list(compress(gradients, map(is_not, gradients, repeat(None))))
+    asked = (tensor.grad for tensor in tensors if tensor.is_leaf or tensor.retains_grad)
+    return [gradient for gradient in asked if gradient is not None]
 
 
 def held_by_others(tensors: Sequence[torch.Tensor], *, gradient_nodes: bool = False) -> set[int]:
@@ -144,127 +185,6 @@ def held_by_others(tensors: Sequence[torch.Tensor], *, gradient_nodes: bool = Fa
         explained.update(id(tensor) for tensor in tensors if tensor.is_leaf and tensor.requires_grad)
     several = ((id(tensor), count) for tensor, count in zip(tensors, counts, strict=True) if count > 1)
     return {key for key, count in several if count > 1 + explained[key]}
-
-
-class _Found:
-    """The storages under tensors, and bare ones, as they are added block by block."""
-
-    def __init__(self, device: Device, known: Known) -> None:
-        self._device = device
-        self._known = known
-        self._tensors: list[torch.Tensor] = []
-        self._gradients: list[torch.Tensor] = []
-        #: Whether C++ code refers to any of the tensors, for whatever reason.
-        self._referred = False
-        #: What is in the rows of what is known.
-        self._rows: list[torch.UntypedStorage | None] = []
-        #: Further storages of the device, some several times, and behind how many rows they were found.
-        self._further = Storages()
-        self._places: list[int] = []
-
-    def add_tensors(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Tensors and the storages under them, as far as possible from what is known."""
-        known, start = self._known, 0
-        old = len(known)
-        for block in (*_blocks(tensors[:old]), *_blocks(tensors[old:])):
-            self._ask(block)
-            storages = known.same(start, block)
-            if storages is None:
-                under = self._look_under(block)
-                known.learn(start, block, under)
-                self._rows += [None] * len(block) if under is None else under.storages
-            else:
-                self._rows += storages
-            start += len(block)
-
-    def add_gradients(self) -> None:
-        """Those of the tensors that C++ alone holds."""
-        if self._gradients:
-            known = set(map(id, self._tensors))
-            further = {id(gradient): gradient for gradient in self._gradients}
-            new = [gradient for key, gradient in further.items() if key not in known]
-            self._ask(new)
-            under = self._look_under(new)
-            if under is not None:
-                self._take(under)
-
-    def add_bare(self, storages: heap.Kind) -> None:
-        """Those that are under none of the tensors, when these have been added."""
-        if self._known.covers(storages.references):
-            return
-        under = set(map(id, self._rows))
-        bare = _firmly([item for item in storages.alive() if id(item) not in under])
-        self._take(self._owned(bare, [_BARE] * len(bare)))
-        if not bare:
-            self._known.cover(storages.references)
-
-    def _ask(self, tensors: Sequence[torch.Tensor]) -> None:
-        """What has to be asked of every tensor at every look."""
-        _each(torch.Tensor._fix_weakref, tensors)  # type: ignore[attr-defined]
-        self._tensors += tensors
-        self._gradients += _gradients(tensors)
-        self._referred = self._referred or max(map(_use_count, tensors), default=1) > 1
-
-    def _look_under(self, tensors: Sequence[torch.Tensor]) -> Under | None:
-        """What is there, if it will stay so while the tensors are over it; otherwise take it."""
-        described = plain(tensors)
-        under = self._owned(*(described or pieced(tensors)))
-        # What is empty on a further device may grow.
-        elsewhere = compress(under.storages, map(not_, under.ours))
-        if described and all(storage.device.type in _HOST for storage in elsewhere):
-            return under
-        self._take(under)
-        return None
-
-    def _owned(self, storages: Sequence[torch.UntypedStorage], labels: Sequence[str]) -> Under:
-        """And none of them is on a further device."""
-        ours = list(map(self._device.owns, storages))
-        for storage, label in compress(zip(storages, labels, strict=True), map(not_, ours)):
-            _refuse_elsewhere(storage, label, self._device)
-        return Under.of(storages, labels, ours)
-
-    def _take(self, under: Under) -> None:
-        """Those of the device."""
-        ours, further = under.ours, self._further
-        storages = list(compress(under.storages, ours))
-        further.storages += storages
-        further.keys += compress(under.keys, ours)
-        further.sizes += compress(under.sizes, ours)
-        further.labels += compress(under.labels, ours)
-        further.addresses += _addresses(storages)
-        self._places += [len(self._rows)] * len(storages)
-
-    def storages(self) -> Storages:
-        """Those of the device that have memory (fake, functional and wrapper tensors have none)."""
-        rows = self._known.settled()
-        storages = rows.pick(self._rows)
-        found = Storages(storages, rows.keys, rows.sizes, _addresses(storages), rows.labels)
-        if self._further:
-            places = [*self._places, *rows.pick(range(len(self._rows)))]
-            turns = sorted(range(len(places)), key=places.__getitem__)
-            found = self._further.and_those(found).in_turns(turns).once()
-        if 0 in found.addresses or 0 in self._further.sizes:
-            found = found.those(list(map(mul, found.sizes, found.addresses)))
-        if self._referred:
-            found.fixed = self._fixed()
-        if not all(map(torch.UntypedStorage.resizable, found.storages)):
-            # Of what torch itself allocated, nothing lies over anything else.
-            found.fix_overlapping()
-        return found
-
-    def _fixed(self) -> set[int]:
-        """Keys of the storages that C++ code holds a tensor over."""
-        held = held_by_others(self._tensors)
-        parts = [part for tensor in self._tensors if id(tensor) in held for part in strided_parts(tensor)]
-        return {part.untyped_storage()._cdata for part in parts}
-
-
-def _addresses(storages: Sequence[torch.UntypedStorage]) -> list[int]:
-    """Where each storage's memory is; 0 for those without memory."""
-    try:
-        return list(map(torch.UntypedStorage.data_ptr, storages))
-    except RuntimeError:  # one of them is fake
-        return list(map(_address, storages))
 
 
 def _address(storage: torch.UntypedStorage) -> int:

@@ -13,12 +13,12 @@ import gc
 import operator
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import compress, repeat
 from operator import is_not
-from typing import Any, Protocol
+from typing import Any
 
 #: The collector of later versions goes through old objects little by little, without a full collection at
 #: which ours could be given back to it.
@@ -32,17 +32,9 @@ class _Witness:
     """
 
 
-class Note(Protocol):
-    """What somebody remembers of the first of a kind's objects, in their order."""
-
-    def keep(self, alive: Sequence[bool]) -> None:
-        """Of the kind's objects only these are left."""
-        ...
-
-
 @dataclass(slots=True)
 class Kind:
-    """The objects of some types that were found, and what others remember of them just as long.
+    """The objects of some types that were found.
 
     Attributes
     ----------
@@ -55,7 +47,6 @@ class Kind:
     types: frozenset[type]
     references: list[weakref.ref[Any]] = field(default_factory=list)
     ids: set[int] = field(default_factory=set)
-    notes: dict[object, Note] = field(default_factory=dict)
 
     def add(self, objects: list[object]) -> None:
         """Those of its types."""
@@ -72,15 +63,10 @@ class Kind:
         objects = list(map(_call, self.references))
         alive = list(map(is_not, objects, repeat(None)))
         if not all(alive):
-            # Taken away meanwhile: notes are not of use unless each is of the object in its place.
-            notes, self.notes = self.notes, {}
             objects = list(compress(objects, alive))
             self.references = list(compress(self.references, alive))
             if len(self.ids) > 2 * len(objects):
                 self.ids = set(map(id, objects))
-            for note in notes.values():
-                note.keep(alive)
-            self.notes = notes
         return objects
 
 

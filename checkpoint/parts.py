@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from operator import attrgetter
+from collections.abc import Iterator
 
 import torch
 
@@ -16,36 +14,7 @@ _SPARSE_PARTS = {
     torch.sparse_csc: ("ccol_indices", "row_indices", "values"),
     torch.sparse_bsc: ("ccol_indices", "row_indices", "values"),
 }
-_QUANTIZED = {torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4}
 _PER_CHANNEL = (torch.per_channel_affine, torch.per_channel_affine_float_qparams)
-_TensorBase = torch._C.TensorBase
-_dtype, _layout = attrgetter("dtype"), attrgetter("layout")
-Described = tuple[list[torch.UntypedStorage], list[str]]
-
-
-def plain(tensors: Sequence[torch.Tensor]) -> Described | None:
-    """The storage under each tensor, and labels of the tensors.
-
-    If all are what they seem: strided, over one storage, no wrapper around others, not quantized.
-    """
-    dtypes = list(map(_dtype, tensors))
-    if (
-        list(map(_layout, tensors)).count(torch.strided) < len(tensors)
-        or not _QUANTIZED.isdisjoint(dtypes)
-        or any(hasattr(kind, "__tensor_flatten__") for kind in set(map(type, tensors)))
-    ):
-        return None
-    # One of them may have no storage, or no one size.
-    with suppress(RuntimeError, NotImplementedError):
-        storages = list(map(_TensorBase.untyped_storage, tensors))
-        return storages, list(map(_description, dtypes, map(_TensorBase.size, tensors)))
-    return None
-
-
-def pieced(tensors: Sequence[torch.Tensor]) -> Described:
-    """The storages under whatever makes up the tensors, and labels of these parts."""
-    parts = [part for tensor in tensors for part in strided_parts(tensor)]
-    return [part.untyped_storage() for part in parts], list(map(describe_tensor, parts))
 
 
 def strided_parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import repeat
 
 import torch
 
@@ -11,8 +10,7 @@ from gpuslice.kernels import Device
 
 from .blocks import BlockCargo, Shim, block_layout, load_blocks
 from .cargo import Cargo, load
-from .columns import Storages
-from .discover import check_alone, sweep
+from .discover import LiveStorage, check_alone, sweep
 from .gate import Gate
 from .layout import Layout
 
@@ -32,19 +30,16 @@ class Stock:
         self._gate = gate
         self._shim = shim
         self._order: dict[int, int] = {}
-        #: What was found the last time, as it was found, and the positions there of those in the order.
-        self._keys: list[int] = []
-        self._turns: list[int] = []
 
-    def find(self, device: Device) -> Storages:
+    def find(self, device: Device) -> list[LiveStorage]:
         """What is on the device, in the order of the last time, what is new behind; none by the vmm route."""
         if self._shim is None:
             return self._in_order(sweep(device))
         check_alone(device)
-        return Storages()
+        return []
 
     def load(
-        self, device: Device, found: Storages, named: Sequence[tuple[str, torch.Tensor]]
+        self, device: Device, found: Sequence[LiveStorage], named: Sequence[tuple[str, torch.Tensor]]
     ) -> Cargo | BlockCargo:
         """Decide what is taken along; ``SuspendRefusedError`` names what cannot be."""
         if self._shim is not None:
@@ -57,12 +52,9 @@ class Stock:
             return block_layout(self._shim.blocks(device.torch_device.index or 0), device)
         return load(device, sweep(device), (), alone=self._gate.alone).layout
 
-    def _in_order(self, found: Storages) -> Storages:
+    def _in_order(self, found: list[LiveStorage]) -> list[LiveStorage]:
         """In the order of the last time; what is new behind, by address."""
-        if found.keys != self._keys:
-            place = list(map(self._order.get, found.keys, repeat(len(self._order))))
-            by_address = sorted(range(len(found)), key=found.addresses.__getitem__)
-            self._turns = sorted(by_address, key=place.__getitem__)
-            self._keys = found.keys
-            self._order = {found.keys[turn]: number for number, turn in enumerate(self._turns)}
-        return found.in_turns(self._turns)
+        new = len(self._order)
+        found.sort(key=lambda one: (self._order.get(one.key, new), one.address))
+        self._order = {one.key: number for number, one in enumerate(found)}
+        return found

@@ -162,6 +162,7 @@ def test_the_comparison_sees_a_torn_copy(
     at_boundary = training.state()
     snapshot = begin(device, store, training)
     monkeypatch.setattr(snapshot, "_watched", [])
+    snapshot._waiting._digests.clear()
     training.forward_backward()
     training.optimizer.step()
     device.gate.set()
@@ -200,36 +201,91 @@ def _through_data(weight: torch.Tensor) -> None:
     weight.data.mul_(2)
 
 
-def _through_a_new_storage(weight: torch.Tensor) -> None:
-    weight.data = torch.zeros_like(weight)
-
-
 def _through_dlpack(weight: torch.Tensor) -> None:
     torch.from_dlpack(weight.detach()).zero_()
 
 
-@pytest.mark.parametrize(
-    "write",
-    [_through_numpy, _through_data, _through_a_new_storage, _through_dlpack],
-    ids=lambda w: w.__name__,
+WRITES = pytest.mark.parametrize(
+    "write", [_through_numpy, _through_data, _through_dlpack], ids=lambda write: write.__name__
 )
-def test_writes_that_torch_does_not_count_wait(
+
+
+@WRITES
+def test_a_write_that_torch_does_not_count_is_noticed(
+    device: HeldDevice, store: JobStore, write: Callable[[torch.Tensor], None]
+) -> None:
+    training = Training()
+    snapshot = begin(device, store, training)
+    version = training.weight._version
+    write(training.weight)
+    assert training.weight._version == version
+    device.gate.set()
+    assert snapshot.settle() is None
+    assert (snapshot.changed, snapshot.error) == (("model.0.weight",), None)
+
+
+@WRITES
+def test_such_a_write_does_no_harm_when_all_is_copied(
     device: HeldDevice, store: JobStore, write: Callable[[torch.Tensor], None]
 ) -> None:
     training = Training()
     at_boundary = training.state()
-    plain = dict(vars(torch.Tensor))
+    device.gate.set()
     snapshot = begin(device, store, training)
-    hurry = threading.Timer(0.2, device.gate.set)  # nothing depends on when it does
-    hurry.start()
+    snapshot._copier.join()
     write(training.weight)
-    assert device.gate.is_set()
-    assert not torch.equal(training.weight, at_boundary["model.0.weight"])
     published = snapshot.settle()
-    hurry.join()
     assert published is not None
     assert differing(published, at_boundary) == set()
-    assert dict(vars(torch.Tensor)) == plain
+
+
+class MarkingDevice(HeldDevice):
+    """Makes marks of what waits, as a GPU does."""
+
+    def copy_out(
+        self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None, marks: Marks | None = None
+    ) -> Transfer:
+        if marks is not None:
+            pairs = [
+                (storage, offset) for storage, offset in pairs if not marks(offset, hash(bytes(storage)))
+            ]
+        return super().copy_out(pairs, arena, inspect)
+
+
+@WRITES
+@pytest.mark.parametrize("early", [False, True], ids=["afterwards", "before it is copied"])
+def test_a_device_that_makes_marks_notices_it_by_these(
+    store: JobStore, write: Callable[[torch.Tensor], None], early: bool
+) -> None:
+    device, training = MarkingDevice(), Training()
+    snapshot = begin(device, store, training)
+    if not early:
+        device.gate.set()
+        snapshot._copier.join()
+    write(training.weight)
+    device.gate.set()
+    assert snapshot.settle() is None
+    assert (snapshot.changed, snapshot.error) == (("model.0.weight",), None)
+
+
+def test_a_device_that_makes_marks_copies_all(store: JobStore) -> None:
+    device, training = MarkingDevice(), Training()
+    at_boundary = training.state()
+    device.gate.set()
+    published = begin(device, store, training).settle()
+    assert published is not None
+    assert differing(published, at_boundary) == set()
+
+
+def test_a_new_storage_leaves_the_one_that_is_copied_as_it_was(device: HeldDevice, store: JobStore) -> None:
+    training = Training()
+    at_boundary = training.state()
+    snapshot = begin(device, store, training)
+    training.weight.data = torch.zeros_like(training.weight)
+    device.gate.set()
+    published = snapshot.settle()
+    assert published is not None
+    assert differing(published, at_boundary) == set()
 
 
 def test_tied_parameters_wait_once(device: HeldDevice, store: JobStore) -> None:

@@ -31,10 +31,8 @@ class Found(NamedTuple):
 
 def entry(storage: torch.UntypedStorage) -> Found:
     """The one entry for a storage."""
-    found = sweep(DEVICE)
-    assert found.keys.count(storage._cdata) == 1
-    at = found.keys.index(storage._cdata)
-    return Found(found.storages[at], found.sizes[at], found.labels[at], storage._cdata in found.fixed)
+    (found,) = [one for one in sweep(DEVICE) if one.key == storage._cdata]
+    return Found(found.storage, found.nbytes, found.label, found.fixed)
 
 
 def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage:
@@ -103,7 +101,7 @@ def test_bare_storages_are_found() -> None:
 def test_a_gradient_that_nobody_looked_at_is_found() -> None:
     parameter = torch.nn.Parameter(torch.ones(1234))
     parameter.sum().backward()
-    labels = sweep(DEVICE).labels
+    labels = [one.label for one in sweep(DEVICE)]
     assert labels.count("float32 [1234]") == 2
 
 
@@ -112,15 +110,14 @@ def test_the_gradient_of_an_inner_tensor_is_found_without_a_warning() -> None:
     kept, other = leaf * 2, leaf * 3
     kept.retain_grad()
     (kept + other).sum().backward()
-    labels = sweep(DEVICE).labels
+    labels = [one.label for one in sweep(DEVICE)]
     assert labels.count("float32 [1235]") == 5  # leaf, its gradient, kept, its gradient, other
 
 
 def test_views_and_ties_are_one_storage() -> None:
     base = torch.arange(4320)
     several = [base, base[1:], base[::2], base.view(3, -1), base.detach()]
-    found = sweep(DEVICE)
-    labels = [label for label, nbytes in zip(found.labels, found.sizes, strict=True) if nbytes == 4320 * 8]
+    labels = [one.label for one in sweep(DEVICE) if one.nbytes == 4320 * 8]
     assert len(labels) == 1
     del several
 
@@ -151,10 +148,10 @@ def places() -> Iterator[tuple[str, Callable[[torch.Tensor], Any]]]:
 @pytest.mark.parametrize(("name", "keep"), list(places()), ids=[name for name, _ in places()])
 def test_every_place_is_seen(name: str, keep: Callable[[torch.Tensor], Any]) -> None:
     holder = keep(torch.ones(777))
-    assert "float32 [777]" in set(sweep(DEVICE).labels)
+    assert "float32 [777]" in {one.label for one in sweep(DEVICE)}
     del holder
     gc.collect()
-    assert "float32 [777]" not in set(sweep(DEVICE).labels)
+    assert "float32 [777]" not in {one.label for one in sweep(DEVICE)}
 
 
 def test_objects_hidden_by_a_freeze_are_found() -> None:
@@ -168,7 +165,7 @@ def test_tensors_without_memory_are_left_out() -> None:
     with FakeTensorMode():
         fake = torch.ones(999)
     meta, empty = torch.ones(999, device="meta"), torch.empty(0, 999)
-    labels = set(sweep(DEVICE).labels)
+    labels = {one.label for one in sweep(DEVICE)}
     assert not labels & {"float32 [999]", "float32 [0, 999]"}
     del fake, meta, empty
 

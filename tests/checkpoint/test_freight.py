@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from gpuslice.checkpoint.cargo import load
-from gpuslice.checkpoint.columns import Storages
 from gpuslice.checkpoint.freight import Freight
 from gpuslice.checkpoint.layout import TensorSpec
 from gpuslice.checkpoint.snapshot import SnapshotFile, open_snapshot
@@ -85,7 +84,7 @@ def trained(seed: int) -> tuple[torch.nn.Linear, torch.optim.Adam]:
 def saved(store: JobStore, named: dict[str, object]) -> SnapshotFile:
     state = describe(named)
     device = CpuDevice(DeviceName("cpu", None))
-    cargo = load(device, Storages(), state.tensors, alone=True)
+    cargo = load(device, (), state.tensors, alone=True)
     writer = store.begin(cargo.layout)
     cargo.copy_out(device, writer)
     return writer.publish(state.tree, cargo.tensors, boundary=1, restartable=True)
