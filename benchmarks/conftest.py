@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from benchmarks.summary import summarize
+
 if TYPE_CHECKING:
     from benchmarks.states import State
     from gpuslice.checkpoint.store import JobStore
@@ -33,6 +35,10 @@ def pytest_benchmark_update_machine_info(config: Any, machine_info: dict[str, An
 def pytest_benchmark_update_commit_info(config: Any, commit_info: dict[str, Any]) -> None:
     for name in ("project", "branch"):
         commit_info.pop(name, None)
+
+
+def pytest_benchmark_update_json(config: Any, benchmarks: Any, output_json: dict[str, Any]) -> None:
+    summarize(output_json)
 
 
 @pytest.fixture(scope="session")
