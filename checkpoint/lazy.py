@@ -105,6 +105,11 @@ class Placeholder:
         self._stream.wait()
         return self._tensor
 
+    @property
+    def __class__(self) -> Any:
+        """Whoever asks whether it is a tensor waits, too, and hears that it is one."""
+        return type(self.awaited())
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self.awaited(), name)
 
@@ -122,7 +127,21 @@ class Placeholder:
 
 
 def _awaited(value: object) -> object:
-    return value.awaited() if isinstance(value, Placeholder) else value
+    return value.awaited() if type(value) is Placeholder else value
+
+
+def _add_operators() -> None:
+    """Python looks operators up in the class: there they have to be."""
+
+    def delegating(name: str) -> Callable[..., Any]:
+        return lambda one, *arguments: getattr(one.awaited(), name)(*arguments)
+
+    for name in {name for name in dir(torch.Tensor) if name.startswith("__")} - {*dir(Placeholder)}:
+        if name != "__torch_dispatch__" and callable(getattr(torch.Tensor, name)):
+            setattr(Placeholder, name, delegating(name))
+
+
+_add_operators()
 
 
 class Stream:
@@ -206,7 +225,7 @@ class Stream:
     def cancel(self) -> None:
         """Put the tensors back where they belong; also at the end, when all has come."""
         for slots, name, tensor in self._held:
-            if isinstance(slots.get(name), Placeholder):
+            if type(slots.get(name)) is Placeholder:
                 slots[name] = tensor
         self._held.clear()
         if self in _under_way:

@@ -32,7 +32,7 @@ def held_bytes(device: Device) -> int:
         del tensors
         if not graphs:
             return 0
-        known = set(sweep(device).keys)  # before we refer to what the nodes have saved
+        known = {one.key for one in sweep(device)}  # before we refer to what the nodes have saved
         saved = [tensor.untyped_storage() for node in _nodes(graphs) for tensor in _saved(node)]
         alone = {storage._cdata: storage for storage in saved if storage._cdata not in known}
         return sum(storage.nbytes() for storage in alone.values() if device.owns(storage))

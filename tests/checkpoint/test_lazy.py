@@ -178,7 +178,12 @@ def in_a_thread(optimizer: torch.optim.Optimizer) -> list[float]:
 WAYS: dict[str, Callable[[torch.optim.Optimizer], list[float]]] = {
     "method": lambda optimizer: first_moment(optimizer.state),
     "function": lambda optimizer: torch.flatten(next(iter(optimizer.state.values()))["exp_avg"]).tolist(),
-    "operator": lambda optimizer: (next(iter(optimizer.state.values()))["exp_avg"].mul(1)).flatten().tolist(),
+    "operator": lambda optimizer: (next(iter(optimizer.state.values()))["exp_avg"] * 1).flatten().tolist(),
+    "type": lambda optimizer: first_moment(
+        {0: dict(next(iter(optimizer.state.values())))}
+        if isinstance(next(iter(optimizer.state.values()))["exp_avg"], torch.Tensor)
+        else {}
+    ),
     "state_dict": lambda optimizer: first_moment(optimizer.state_dict()["state"]),
     "pickle": lambda optimizer: first_moment(pickle.loads(pickle.dumps(optimizer)).state),  # noqa: S301
     "deepcopy": lambda optimizer: first_moment(copy.deepcopy(optimizer).state),
