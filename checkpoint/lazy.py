@@ -1,10 +1,10 @@
 """Lazy resume: the training goes on while the optimizers' state is still on its way back.
 
 Forward and backward need the weights; moments are needed by the next optimizer step only. So a resume may
-bring back everything else first, and the rest behind it, in a `Stream`. Until it is there, a `Placeholder`
-stands in ``optimizer.state`` for each tensor that comes later: whoever uses one waits. So do a step, the
-optimizer's ``state_dict()``, a fork and the capture of a CUDA graph. A script that keeps such a tensor in a
-variable of its own must not read it before the optimizer's next step; that is why it is off unless asked for.
+bring back everything else first, and the rest behind it, in a `Stream`. Until it is there, `AwaitedSlots`
+stand in ``optimizer.state``: whoever looks into one waits. So do a step, the optimizer's ``state_dict()``, a
+fork and the capture of a CUDA graph. A script that keeps such a tensor, or a parameter's dict, in a variable
+of its own must not read it before the optimizer's next step; that is why it is off unless asked for.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ import sys
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, Protocol
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils._pytree import tree_map
 
 from gpuslice.clock import Clock, MonotonicClock
 
@@ -60,7 +59,7 @@ class LazyResume:
             optimizer.register_state_dict_pre_hook(_before_reading)
 
     def hold_back(self, away: Away) -> Stream | None:
-        """Choose what may come later of what is about to be brought back, and put placeholders for it.
+        """Choose what may come later of what is about to be brought back, and bar the way to it.
 
         The stream must be started or cancelled. ``None`` if nothing may.
         """
@@ -73,75 +72,64 @@ class LazyResume:
         except BaseException:
             stream.cancel()
             raise
-        return stream if stream.storages else None
+        if not stream.storages:
+            stream.cancel()
+            return None
+        return stream
 
     def _choose(self, away: Away, stream: Stream) -> None:
         """Plain tensors in ``optimizer.state`` over storages that no other tensor is over."""
         candidates = away.freed(self._smallest_bytes)
         over = _tensors_over_storages()
         for optimizer in list(self._optimizers):
-            for slots in list(optimizer.state.values()):
-                for name, tensor in list(slots.items()) if isinstance(slots, dict) else ():
-                    if type(tensor) is torch.Tensor and _is_plain(tensor):
-                        key = tensor.untyped_storage()._cdata
-                        if key in candidates and over[key] == 1:
-                            stream.hold(slots, name, tensor, key)
+            for parameter, slots in list(optimizer.state.items()):
+                if type(slots) is dict:
+                    keys = [tensor.untyped_storage()._cdata for tensor in slots.values() if _is_plain(tensor)]
+                    later = [key for key in keys if key in candidates and over[key] == 1]
+                    if later:
+                        stream.hold(optimizer.state, parameter, later)
 
     def close(self) -> None:
         """Look at no more optimizers."""
         self._hook.remove()
 
 
-class Placeholder:
-    """What stands in an optimizer's state for a tensor that comes later; using it waits for the tensor."""
+class AwaitedSlots(dict[Any, Any]):
+    """What stands in ``optimizer.state`` for a parameter's dict; whatever is done with it waits first."""
 
-    __slots__ = ("_stream", "_tensor")
+    def __init__(self, stream: Stream, slots: dict[Any, Any]) -> None:
+        super().__init__()
+        self._stream = stream
+        self.slots = slots
 
-    def __init__(self, stream: Stream, tensor: torch.Tensor) -> None:
-        self._stream, self._tensor = stream, tensor
-
-    def awaited(self) -> torch.Tensor:
-        """The tensor, when it is there."""
+    def _do(self, name: str, *arguments: Any, **options: Any) -> Any:
         self._stream.wait()
-        return self._tensor
-
-    @property
-    def __class__(self) -> Any:
-        """Whoever asks whether it is a tensor waits, too, and hears that it is one."""
-        return type(self.awaited())
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.awaited(), name)
+        return getattr(self.slots, name)(*arguments, **options)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return self.awaited().__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
-
-    def __deepcopy__(self, memo: Any) -> Any:
-        return self.awaited().__deepcopy__(memo)  # type: ignore[no-untyped-call]
-
-    @classmethod
-    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call a function of torch that was given placeholders with the tensors."""
-        args, kwargs = tree_map(_awaited, (args, kwargs or {}))
-        return function(*args, **kwargs)
+        """A copy is a plain dict."""
+        self._stream.wait()
+        return dict, (dict(self.slots),)
 
 
-def _awaited(value: object) -> object:
-    return value.awaited() if type(value) is Placeholder else value
+def _delegating(name: str) -> Callable[..., Any]:
+    return lambda slots, *arguments, **options: slots._do(name, *arguments, **options)
 
 
-def _add_operators() -> None:
-    """Python looks operators up in the class: there they have to be."""
-
-    def delegating(name: str) -> Callable[..., Any]:
-        return lambda one, *arguments: getattr(one.awaited(), name)(*arguments)
-
-    for name in {name for name in dir(torch.Tensor) if name.startswith("__")} - {*dir(Placeholder)}:
-        if name != "__torch_dispatch__" and callable(getattr(torch.Tensor, name)):
-            setattr(Placeholder, name, delegating(name))
-
-
-_add_operators()
+#: What an object needs before it can be asked anything.
+_OWN = {
+    "__class__",
+    "__getattribute__",
+    "__init__",
+    "__new__",
+    "__setattr__",
+    "__init_subclass__",
+    "__reduce_ex__",
+}
+for _name in (
+    set(dir(dict)) - _OWN - {"__class_getitem__", "__subclasshook__", "__doc__", "__hash__", "fromkeys"}
+):
+    setattr(AwaitedSlots, _name, _delegating(_name))
 
 
 class Stream:
@@ -152,14 +140,14 @@ class Stream:
     storages
         ``_cdata`` of what comes later -> its place in the order in which it comes.
     error
-        Why it did not come. Then the placeholders stay, and whoever uses one gets ``refusal``.
+        Why it did not come. Then the way stays barred, and whoever looks gets ``refusal``.
     """
 
     def __init__(self, clock: Clock | None = None) -> None:
         self.storages: dict[int, int] = {}
         self.error: BaseException | None = None
         self.refusal: Exception | None = None
-        self._held: list[tuple[dict[Any, Any], Any, torch.Tensor]] = []
+        self._held: list[tuple[dict[Any, Any], Any, dict[Any, Any]]] = []
         self._going = threading.Event()
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
@@ -167,11 +155,13 @@ class Stream:
         self._record: SwitchRecord | None = None
         _under_way.append(self)
 
-    def hold(self, slots: dict[Any, Any], name: Any, tensor: torch.Tensor, key: int) -> None:
-        """Let a tensor of ``slots`` come later, and put a placeholder there."""
-        self._held.append((slots, name, tensor))
-        slots[name] = Placeholder(self, tensor)
-        self.storages.setdefault(key, len(self.storages))
+    def hold(self, state: dict[Any, Any], parameter: Any, keys: Iterable[int]) -> None:
+        """Let storages of a parameter's state come later; whoever looks there waits."""
+        slots = state[parameter]
+        self._held.append((state, parameter, slots))
+        state[parameter] = AwaitedSlots(self, slots)
+        for key in keys:
+            self.storages.setdefault(key, len(self.storages))
 
     def start(
         self,
@@ -223,10 +213,10 @@ class Stream:
             self.cancel()
 
     def cancel(self) -> None:
-        """Put the tensors back where they belong; also at the end, when all has come."""
-        for slots, name, tensor in self._held:
-            if type(slots.get(name)) is Placeholder:
-                slots[name] = tensor
+        """Put the parameters' dicts back; also at the end, when all has come."""
+        for state, parameter, slots in self._held:
+            if type(state.get(parameter)) is AwaitedSlots:
+                state[parameter] = slots
         self._held.clear()
         if self in _under_way:
             _under_way.remove(self)
@@ -292,10 +282,11 @@ def _tensors_over_storages() -> Counter[int]:
     return over
 
 
-def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has memory of its own, and no graph knows it."""
+def _is_plain(tensor: Any) -> bool:
+    """Whether something is a tensor with memory of its own, which no graph knows."""
     return (
-        tensor.layout is torch.strided
+        type(tensor) is torch.Tensor
+        and tensor.layout is torch.strided
         and torch._C._has_storage(tensor)
         and not (tensor.requires_grad or tensor._is_view())
     )

@@ -62,7 +62,8 @@ class Digest:
             self._add_many([getattr(value, part) for part in _MODULE_PARTS])
             self.add({key: item for key, item in vars(value).items() if isinstance(item, torch.Tensor)})
         elif isinstance(value, torch.optim.Optimizer):
-            self._add_many([list(value.state.values()), [dict(group) for group in value.param_groups]])
+            slots = [dict(slots) if isinstance(slots, dict) else slots for slots in value.state.values()]
+            self._add_many([slots, [dict(group) for group in value.param_groups]])
         elif isinstance(value, Mapping):
             self._add_many([*value.keys(), *value.values()])
         elif isinstance(value, FunctionType):

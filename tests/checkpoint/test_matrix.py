@@ -213,7 +213,7 @@ class BrokenDevice(FaultyDevice):
     def __init__(self, nbytes: int) -> None:
         super().__init__()
         self._nbytes = nbytes
-        self._older = set(sweep(CpuDevice(self.name)).keys)
+        self._older = {one.key for one in sweep(CpuDevice(self.name))}
         self.broken = 0
 
     def owns(self, storage: torch.UntypedStorage) -> bool:
