@@ -130,5 +130,5 @@ class Profiling:
     def _tensors_bytes(self) -> int | None:
         self._runtime.interruptible()  # finds out which device it is
         with suppress(SuspendRefusedError):  # a captured graph, or several devices
-            return sum(sweep(self._runtime.device).sizes)
+            return sum(one.nbytes for one in sweep(self._runtime.device))
         return None
