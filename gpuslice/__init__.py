@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from gpuslice.job import Snapshot as Snapshot
     from gpuslice.job import attach as attach
     from gpuslice.job import restore as restore
+    from gpuslice.losses import report as report
 
 __version__ = "0.1.0"
 
@@ -26,9 +27,10 @@ _HOME = {
     "Snapshot": "gpuslice.job",
     "boundary": "gpuslice.boundaries",
     "Client": "gpuslice.client",
+    "report": "gpuslice.losses",
 }
 
-__all__ = ["Client", "Job", "Snapshot", "__version__", "attach", "boundary", "restore"]
+__all__ = ["Client", "Job", "Snapshot", "__version__", "attach", "boundary", "report", "restore"]
 
 
 def __getattr__(name: str) -> Any:

@@ -14,6 +14,7 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from typing import NoReturn
 
+from gpuslice import losses
 from gpuslice.checkpoint.record import SwitchRecord
 from gpuslice.ending import die_parked, end, say, undisturbed, whole_or_ended
 from gpuslice.errors import (
@@ -260,11 +261,13 @@ class Agent:
 
     def _progress(self) -> Progress:
         boundaries = self._boundaries
+        losses.follow_libraries()
         return Progress(
             epoch=self._orders.epoch,
             boundary=boundaries.count,
             step=boundaries.steps,
             stuck=self._watch.stuck,
+            loss=losses.newest(),
         )
 
     def _handle(self, message: ToAgent) -> Sequence[FromAgent]:

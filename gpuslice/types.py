@@ -55,6 +55,8 @@ ExitCode = Annotated[int, Meta(ge=-(2**31), lt=2**31)]
 Seconds = Annotated[float, Meta(ge=0.0, le=MAX_SECONDS)]
 #: A moment of a scheduler's clock, which goes on from one scheduler to the next.
 Moment = Annotated[float, Meta(ge=0.0, le=1e12)]
+#: A training loss: any finite number.
+Loss = Annotated[float, Meta(ge=-1e300, le=1e300)]
 Weight = Annotated[float, Meta(ge=1e-6, le=1e6)]
 #: A job's name, which is part of the names of files.
 JobName = Annotated[str, Meta(pattern=_NAME_PATTERN)]

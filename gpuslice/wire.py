@@ -12,7 +12,19 @@ from typing import TypeVar, cast
 import msgspec
 
 from gpuslice.errors import LocalProtocolError, RemoteProtocolError
-from gpuslice.types import ByteCount, Count, JobName, Label, Pid, RankCount, RankNumber, Stages, StopAt, Text
+from gpuslice.types import (
+    ByteCount,
+    Count,
+    JobName,
+    Label,
+    Loss,
+    Pid,
+    RankCount,
+    RankNumber,
+    Stages,
+    StopAt,
+    Text,
+)
 
 PROTOCOL_VERSION = 3
 MAX_MESSAGE_BYTES = 1 << 20
@@ -40,16 +52,18 @@ class Hello(Message, tag="hello", frozen=True):
     parked: bool = True
 
 
-class Progress(Message, tag="progress", frozen=True):
+class Progress(Message, tag="progress", frozen=True, omit_defaults=True):
     """Where a rank is: mini-batch boundaries passed, optimizer steps done. Also the heartbeat.
 
     ``stuck``: where the script is, if it has passed no boundary for so long that it should be known.
+    ``loss``: the newest training loss that it reported, if any.
     """
 
     epoch: Count
     boundary: Count
     step: Count
     stuck: Text = ""
+    loss: Loss | None = None
 
 
 class Profiled(Message, tag="profiled", frozen=True):

@@ -46,18 +46,21 @@ class Rank:
     ----------
     boundary, step
         The newest it reported: mini-batch boundaries passed, optimizer steps done.
+    loss
+        The newest training loss that it reported, if any.
     pid
         Its process, as the kernel told the shell; 0 before its Hello.
     stuck
         Where its script is, if it passes no boundary; else empty.
     """
 
-    __slots__ = ("boundary", "number", "phase", "pid", "step", "stuck")
+    __slots__ = ("boundary", "loss", "number", "phase", "pid", "step", "stuck")
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.phase = RankPhase.ABSENT
         self.boundary = 0
+        self.loss: float | None = None
         self.pid = 0
         self.step = 0
         self.stuck = ""

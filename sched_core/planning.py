@@ -19,6 +19,7 @@ from .deliberation import Deliberation
 from .estimates import Estimates
 from .events import Computed, Notice
 from .gang import Gang
+from .losses import ReportedLosses
 from .policy import (
     Changes,
     Guarantees,
@@ -101,6 +102,7 @@ class Planning:
         self.estimates = Estimates()
         self.deliberation = Deliberation(core.order)
         self._view = View(cluster, self._eligible, self.estimates)
+        self._view.losses = ReportedLosses()
         self._view.compute = self.deliberation.compute
         #: Jobs that are held from now on; the policy is still to be told.
         self._withheld: list[Gang] = []

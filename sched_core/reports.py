@@ -80,6 +80,7 @@ class Reports:
             return
         match message:
             case Progress():
+                rank.loss = message.loss
                 self._advance(job, rank, now, message.boundary, message.step)
                 rank.stuck = message.stuck
                 self._time(job, message.step, now)

@@ -113,5 +113,6 @@ def test_imports_without_torch(module: str) -> None:
 def test_public_names() -> None:
     import gpuslice
 
-    assert gpuslice.__all__ == ["Client", "Job", "Snapshot", "__version__", "attach", "boundary", "restore"]
+    names = ["Client", "Job", "Snapshot", "__version__", "attach", "boundary", "report", "restore"]
+    assert gpuslice.__all__ == names
     assert dir(gpuslice) == sorted(gpuslice.__all__)
