@@ -7,7 +7,7 @@ and a page fault for every 4 KiB of new memory.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import compress
 from operator import attrgetter, eq
 
@@ -15,8 +15,6 @@ import numpy as np
 import torch
 
 from gpuslice.kernels import copying
-from gpuslice.kernels.copying import Wanted
-from gpuslice.kernels.filling import fill
 from gpuslice.kernels.host import overlap
 
 from .dtypes import DTYPES
@@ -42,8 +40,8 @@ class Freight:
         self._snapshot = snapshot
         #: Of each copy the target's address, where in the snapshot its bytes are, and how many.
         self._places: list[tuple[int, int, int]] = []
-        #: What copies the rest of what `new` made.
-        self._finish: list[Callable[[], object]] = []
+        #: Address and bytes of what `new` made.
+        self._fresh: list[tuple[int, int]] = []
         #: Whose memory the targets are.
         self._owners: list[torch.UntypedStorage] = []
 
@@ -77,8 +75,11 @@ class Freight:
         sizes = [self._snapshot.storages[sid].nbytes for sid in sids]
         storages = [torch.UntypedStorage(0, device="cpu") for _ in specs]  # type: ignore[no-untyped-call]
         offsets = map(self._snapshot.offsets.__getitem__, sids)
-        wanted = list(compress(zip(storages, sizes, offsets, strict=True), sizes))
-        self._finish.append(fill(wanted, self._snapshot.arena, _take, _threads()))
+        for storage, nbytes in zip(storages, sizes, strict=True):
+            storage.resize_(nbytes)
+        addresses = list(map(torch.UntypedStorage.data_ptr, storages))
+        self._add(storages, addresses, offsets, sizes)
+        self._fresh += zip(addresses, sizes, strict=True)
         return list(map(over, storages, specs))
 
     def _add(
@@ -93,10 +94,8 @@ class Freight:
 
     def deliver(self) -> None:
         """Do all copies; afterwards every target holds what it should."""
-        places, finish, owners = self._places, self._finish, self._owners
+        places, fresh, owners = self._places, self._fresh, self._owners
         self.drop()
-        for rest in finish:
-            rest()
         overlapping = _overlap(places)
         if overlapping:
             # As if they were done in turn: of those to the very same memory the last one counts.
@@ -105,12 +104,12 @@ class Freight:
             overlapping = _overlap(places)
         # Where views of one memory come from different bytes, the last one must win: one after the other.
         for portion in ([place] for place in places) if overlapping else [places]:
-            copying.copy_in_at(portion, self._snapshot.arena, _threads())
+            copying.copy_in_at(portion, self._snapshot.arena, _threads(), fresh=fresh)
         del owners  # until now, nobody else's memory may be there
 
     def drop(self) -> None:
         """Forget what was not delivered."""
-        self._places, self._finish, self._owners = [], [], []
+        self._places, self._fresh, self._owners = [], [], []
 
 
 def _overlap(places: Sequence[tuple[int, int, int]]) -> bool:
@@ -127,11 +126,6 @@ def _in_one_piece(lives: Sequence[torch.Tensor], strides: Sequence[tuple[int, ..
         return False
     special = (tensor.is_inference, tensor.is_conj, tensor.is_neg)
     return all(map(tensor.is_contiguous, lives)) and not any(any(map(kind, lives)) for kind in special)
-
-
-def _take(wanted: Wanted) -> None:
-    for storage, nbytes, _ in wanted:
-        storage.resize_(nbytes)
 
 
 def _threads() -> int:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import copy
 import functools
-import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from operator import attrgetter
 from typing import Any
 
 import torch
 
 from gpuslice.errors import CorruptSnapshotError, RefusedSnapshotError
-from gpuslice.kernels.looking import Look
 
 from .freight import Freight, over
 from .layout import TensorSpec
@@ -47,7 +45,6 @@ class Source:
     def __init__(self, snapshot: SnapshotFile, *, verify: bool = True) -> None:
         self._snapshot = snapshot
         self._tensors = snapshot.tensors
-        self._look: Look | None = None
         #: Storages that need not be compared any more; ``None``: nobody has begun to.
         self._proven: set[int] | None = None if verify else set(range(len(snapshot.storages)))
         self._strict = False
@@ -57,17 +54,9 @@ class Source:
 
     @contextmanager
     def looking(self) -> Iterator[None]:
-        """Look at all bytes behind what the block does; what `verify` was asked for is right at its end.
-
-        Raises
-        ------
-        CorruptSnapshotError
-            If some of that is not what was written.
-        """
-        with self._begin() if self._proven is None else nullcontext() as self._look:
-            yield
-            self._check(self._wanted)
-        self._look = None
+        """What `verify` was asked for inside the block is right at its end; ``CorruptSnapshotError``."""
+        yield
+        self._check(self._wanted)
 
     @contextmanager
     def strictly(self) -> Iterator[None]:
@@ -77,9 +66,6 @@ class Source:
             yield
         finally:
             self._strict = before
-
-    def _begin(self) -> Look:
-        return Look(self._snapshot.arena, self._snapshot.proof(), len(os.sched_getaffinity(0)))
 
     def copy_into(self, lives: Sequence[torch.Tensor], specs: Sequence[TensorSpec]) -> None:
         """Copy tensors into live ones of the same shapes and dtypes, as if in turn; done when `settle`d."""
@@ -197,11 +183,7 @@ class Source:
     def _sound(self) -> set[int]:
         """All storages, or none if some byte is damaged: then only those that are needed have to be whole."""
         try:
-            if self._look is not None:
-                self._look.finish()
-            else:
-                with self._begin() as look:
-                    look.finish()
+            self._snapshot.verify()
         except CorruptSnapshotError:
             return set()
         return set(range(len(self._snapshot.storages)))

@@ -3,7 +3,6 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
-#include <time.h>
 
 #if defined(__SSE2__)
 #include <emmintrin.h>
@@ -153,17 +152,10 @@ static int is_damaged(const struct hasher *hash, const struct chunk *chunk, cons
     return hash->whole(chunk->source, chunk->padded_bytes).low != expected[chunk->row];
 }
 
-/* Copies a chunk that is what it should be; with a state to hash it by, a large one in any case, while it is compared.
-   Returns whether it is something else. What chunks should be are the lower halves of their sums, with their padding;
-   without any nothing is compared. */
-static int copy_comparing(const struct hasher *hash, void *state, const struct chunk *chunk, const uint64_t *expected,
-                          int past_caches)
+/* Copies a chunk that is what it should be; returns whether it is something else. What chunks should be are the lower
+   halves of their sums, with their padding; without any nothing is compared. */
+static int copy_comparing(const struct hasher *hash, const struct chunk *chunk, const uint64_t *expected, int past_caches)
 {
-    if (state && chunk->nbytes > BLOCK_BYTES) {
-        copy_hashing(hash, state, chunk, past_caches);
-        hash->update(state, chunk->source + chunk->nbytes, chunk->padded_bytes - chunk->nbytes);
-        return hash->end(state).low != expected[chunk->row];
-    }
     if (expected && is_damaged(hash, chunk, expected))
         return 1;
     copy_bytes(chunk->target, chunk->source, chunk->nbytes, past_caches);
@@ -176,73 +168,7 @@ size_t copy_expected(const struct hasher *hash, const struct chunk *chunks, size
                      int past_caches)
 {
     size_t position = 0;
-    while (position < count && !copy_comparing(hash, NULL, chunks + position, expected, past_caches))
+    while (position < count && !copy_comparing(hash, chunks + position, expected, past_caches))
         position++;
     return position;
-}
-
-/* The same without copying, by several threads at once: each takes the next chunk until there are no more, or
-   one of them has found one that is not what it should be. That one's position is returned, or their number. */
-size_t find_damaged(const struct hasher *hash, const struct chunk *chunks, size_t count, const uint64_t *expected,
-                    uint64_t *next)
-{
-    uint64_t position;
-    while ((position = __atomic_fetch_add(next, 1, __ATOMIC_RELAXED)) < count)
-        if (is_damaged(hash, chunks + position, expected)) {
-            __atomic_store_n(next, count, __ATOMIC_RELAXED);
-            return position;
-        }
-    return count;
-}
-
-/* How far threads have come that copy together into memory which somebody is still making ready. */
-struct advance {
-    uint64_t next;    /* the first chunk that nobody has begun */
-    uint64_t ready;   /* the first one whose target is not there yet */
-    uint64_t over;    /* whether nobody shall begin another one */
-    uint64_t damaged; /* one that is not what it should be, or their number */
-};
-
-void allow_copies(struct advance *advance, uint64_t ready, uint64_t over)
-{
-    __atomic_store_n(&advance->ready, ready, __ATOMIC_RELEASE);
-    __atomic_store_n(&advance->over, over, __ATOMIC_RELEASE);
-}
-
-static int copy_as_they_come(const struct hasher *hash, void *state, const struct chunk *chunks, size_t count,
-                             const uint64_t *expected, int past_caches, struct advance *advance, uint64_t most_bytes)
-{
-    const struct timespec moment = {.tv_nsec = 20000};
-    for (uint64_t copied_bytes = 0; !__atomic_load_n(&advance->over, __ATOMIC_RELAXED);) {
-        if (copied_bytes >= most_bytes)
-            return 1;
-        uint64_t position = __atomic_fetch_add(&advance->next, 1, __ATOMIC_RELAXED);
-        if (position >= count)
-            return 0;
-        while (position >= __atomic_load_n(&advance->ready, __ATOMIC_ACQUIRE)) {
-            if (__atomic_load_n(&advance->over, __ATOMIC_ACQUIRE) &&
-                position >= __atomic_load_n(&advance->ready, __ATOMIC_RELAXED))
-                return 0;
-            nanosleep(&moment, NULL);
-        }
-        if (copy_comparing(hash, state, chunks + position, expected, past_caches)) {
-            __atomic_store_n(&advance->damaged, position, __ATOMIC_RELAXED);
-            __atomic_store_n(&advance->over, 1, __ATOMIC_RELAXED);
-            return 0;
-        }
-        copied_bytes += chunks[position].nbytes;
-    }
-    return 0;
-}
-
-/* Copies chunks into new memory, each as soon as that is there, by several threads at once; until there are no more,
-   or it is over, or one is damaged, or this thread has copied as much as it was to. Whatever is begun is copied when all
-   have returned, unless it is over before its target is there. Returns whether there may be more. */
-int copy_ready(const struct hasher *hash, const struct chunk *chunks, size_t count, const uint64_t *expected,
-               int past_caches, struct advance *advance, uint64_t most_bytes)
-{
-    void *state = expected ? hash->begin() : NULL; /* without memory for one chunks are compared first */
-    int more = copy_as_they_come(hash, state, chunks, count, expected, past_caches, advance, most_bytes);
-    hash->drop(state);
-    return more;
 }

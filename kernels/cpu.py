@@ -18,9 +18,8 @@ from gpuslice.types import DeviceName
 
 from . import copying, sums, uncached
 from .copying import Inspector, Marks, Pairs, Wanted
-from .device import DeviceMemory, Hold, Way
+from .device import DeviceMemory, Hold, Way, refill_in_turn
 from .filepages import no_address_space
-from .filling import fill
 from .host import (
     PAGE_BYTES,
     AddressSpace,
@@ -142,30 +141,30 @@ class CpuDevice:
 
     def reserve(self, pairs: Sequence[tuple[torch.UntypedStorage, int]]) -> None:
         with self._all_or_none(pairs):
-            _take(pairs)
+            for storage, nbytes in pairs:
+                if storage.nbytes() != nbytes:
+                    storage.resize_(nbytes)
 
     def refill(
         self, wanted: Wanted, arena: memoryview, inspect: Inspector | None = None
     ) -> Callable[[], Transfer]:
-        """Fills what is reserved while it reserves the rest."""
-        with self._all_or_none(wanted):
-            return fill(wanted, arena, _take, len(self.cores), inspect)
+        return refill_in_turn(self, wanted, arena, inspect)
 
     @contextmanager
-    def _all_or_none(self, wanted: _Sizes | Wanted) -> Iterator[None]:
+    def _all_or_none(self, wanted: _Sizes) -> Iterator[None]:
         """If the memory of one of these cannot be taken inside, none of them has any afterwards.
 
         Checks first what the host has left: Linux promises memory that is not there, and kills later.
         """
         missing = [one for one in wanted if one[0].nbytes() != one[1]]
-        missing_bytes = sum(nbytes for _, nbytes, *_ in missing)
+        missing_bytes = sum(nbytes for _, nbytes in missing)
         if missing_bytes > psutil.virtual_memory().available:
             raise _out_of_memory(self.name, missing_bytes)
 
         try:
             yield
         except BaseException as error:
-            self.free([storage for storage, *_ in missing])
+            self.free([storage for storage, _ in missing])
             self.release_caches()
             if isinstance(error, RuntimeError):
                 raise _refused(self.name, missing_bytes) from error
@@ -195,13 +194,6 @@ class CpuDevice:
 
     def set_rng_state(self, state: torch.Tensor) -> None:
         raise EnvironmentUnusableError(f"{self.name} has no generator besides the host's")
-
-
-def _take(some: _Sizes | Wanted) -> None:
-    """Memory for these."""
-    for storage, nbytes, *_ in some:
-        if storage.nbytes() != nbytes:
-            storage.resize_(nbytes)
 
 
 def _slot_cores(name: DeviceName, slots: int) -> frozenset[int]:

@@ -31,8 +31,6 @@ _PROBE = bytes(range(256)) * 20
 _Table = np.ndarray[Any, Any]
 #: Columns of the rows that a `Copier` takes (``struct chunk``).
 SOURCE, TARGET, BYTES, PADDED, INDEX = range(5)
-#: Columns of an `Advance`'s row (``struct advance``).
-NEXT, READY, OVER, DAMAGED = range(4)
 
 
 def rows(source: _Table, target: _Table, nbytes: _Table, padded_bytes: _Table, index: _Table) -> _Table:
@@ -88,27 +86,6 @@ class Expected:
     damaged: Callable[[int], Exception]
 
 
-class Advance:
-    """How far several threads have come that copy chunks while others are not ready to be copied yet.
-
-    Attributes
-    ----------
-    row
-        ``struct advance``.
-    address
-        Where it is.
-    """
-
-    def __init__(self, chunks: int) -> None:
-        self.row = np.array([0, 0, 0, chunks], np.uint64)
-        self.address: int = self.row.ctypes.data
-
-    @property
-    def damaged(self) -> int:
-        """The position of a chunk that is not what it should be; their number if none is."""
-        return int(self.row[DAMAGED])
-
-
 class Copier:
     """Copies many chunks without the GIL, as `rows` has them.
 
@@ -123,13 +100,6 @@ class Copier:
         self._changed.argtypes = (pointer, pointer, size, pointer, pointer, flag)
         self._expected.restype = size
         self._expected.argtypes = (pointer, pointer, size, pointer, flag)
-        self._ready, self._allow = library.copy_ready, library.allow_copies
-        self._ready.restype = flag
-        self._ready.argtypes = (pointer, pointer, size, pointer, flag, pointer, ctypes.c_uint64)
-        self._allow.restype, self._allow.argtypes = None, (pointer, ctypes.c_uint64, ctypes.c_uint64)
-        self._damaged = library.find_damaged
-        self._damaged.restype = size
-        self._damaged.argtypes = (pointer, pointer, size, pointer, pointer)
 
     @staticmethod
     def _refuse(chunks: _Table, expected: Expected, position: int) -> None:
@@ -164,54 +134,6 @@ class Copier:
         )
         if expected is not None:
             self._refuse(chunks, expected, position)
-
-    def copy_ready(
-        self, chunks: _Table, expected: Expected | None, past_caches: bool, advance: Advance, most_bytes: int
-    ) -> bool:
-        """Copy like `copy_expected`, together with whoever else was given the same, what may be copied.
-
-        Returns
-        -------
-        bool
-            Whether there may be more; no, if all is copied, or it is over, or a chunk is damaged.
-        """
-        more: int = self._ready(
-            self._hasher,
-            chunks.ctypes.data,
-            len(chunks),
-            _lows(expected),
-            past_caches,
-            advance.address,
-            most_bytes,
-        )
-        return bool(more)
-
-    def allow(self, advance: Advance, ready: int, *, over: bool = False) -> None:
-        """Let the first ``ready`` chunks be copied; ``over``: nobody shall begin another one."""
-        self._allow(advance.address, ready, over)
-
-    def refuse_damaged(self, chunks: _Table, expected: Expected | None, advance: Advance) -> None:
-        """Raise ``expected.damaged`` for the chunk that `copy_ready` has found to be something else."""
-        if expected is not None:
-            self._refuse(chunks, expected, advance.damaged)
-
-    def find_damaged(self, chunks: _Table, expected: Expected, following: _Table) -> None:
-        """Compare chunks, copying nothing, together with whoever else was given the same arrays.
-
-        Parameters
-        ----------
-        following
-            One number: the position of the chunk that is compared next; the number of chunks ends it.
-
-        Raises
-        ------
-        Exception
-            ``expected.damaged``, for one that is not what it should be.
-        """
-        found: int = self._damaged(
-            self._hasher, chunks.ctypes.data, len(chunks), expected.lows.ctypes.data, following.ctypes.data
-        )
-        self._refuse(chunks, expected, found)
 
 
 def _lows(expected: Expected | None) -> int | None:

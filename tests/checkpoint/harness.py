@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import FunctionType
 
 import numpy as np
@@ -14,7 +14,7 @@ import torch
 from gpuslice.checkpoint.gate import NoGate
 from gpuslice.checkpoint.parts import strided_parts
 from gpuslice.checkpoint.snapshot import SnapshotFile
-from gpuslice.kernels.copying import Inspector, Marks, Pairs, Wanted
+from gpuslice.kernels.copying import Inspector, Marks, Pairs
 from gpuslice.kernels.cpu import CpuDevice
 from gpuslice.kernels.transfer import Transfer
 from gpuslice.types import DeviceName
@@ -204,24 +204,6 @@ class FaultyDevice(CpuDevice):
             super().reserve([*pairs[:half], (OutOfMemory(0), 1), *pairs[half:]])
         else:
             super().reserve(pairs)
-
-    def refill(
-        self, wanted: Wanted, arena: memoryview, inspect: Inspector | None = None
-    ) -> Callable[[], Transfer]:
-        if self._step("reserve"):
-            half = len(wanted) // 2
-            _, nbytes, offset = wanted[half]
-            wanted = [*wanted[:half], (OutOfMemory(0), nbytes, offset), *wanted[half + 1 :]]
-        copy_in = super().refill(wanted, arena, inspect)
-
-        def copy_some() -> Transfer:
-            broken = self._step("copy_in")
-            transfer = copy_in()
-            if broken:
-                raise Broken("copy_in")
-            return transfer
-
-        return copy_some
 
 
 class Broken(Exception):

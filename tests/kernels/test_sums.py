@@ -14,7 +14,6 @@ from gpuslice.errors import EnvironmentUnusableError
 from gpuslice.kernels import copying, sums, uncached
 from gpuslice.kernels.copying import CHUNK_BYTES
 from gpuslice.kernels.host import HugePages, address_space
-from gpuslice.kernels.looking import Look
 from gpuslice.kernels.transfer import Transfer
 
 STEP_BYTES = 256
@@ -174,24 +173,8 @@ def test_a_damaged_chunk_is_the_same_error_and_is_not_delivered(
             if python:
                 _by_python(patch)
             with pytest.raises(LookupError) as caught:
-                look(arena)
-            assert caught.value.args == (wrong,)
-            with pytest.raises(LookupError) as caught:
                 copying.copy_in(arena.pairs, arena.memory, Check(arena), 2)
             assert caught.value.args == (wrong,)
-
-
-def look(arena: Arena) -> None:
-    with Look(arena.memory.toreadonly(), Check(arena), 2) as begun:
-        begun.finish()
-
-
-def test_looking_writes_nothing() -> None:
-    arena = Arena(storages())
-    arena.copy()
-    there = bytes(arena.memory)
-    look(arena)
-    assert bytes(arena.memory) == there
 
 
 def test_what_is_copied_by_parts_needs_no_chunks() -> None:
