@@ -25,7 +25,6 @@ LOADERLESS_STEPS = 16
 STEPLESS_BACKWARDS = 64
 #: After how many calls of modules without any of these it counts as one that only evaluates.
 EVALUATION_CALLS = 16
-_NOT_COUNTED = -1
 
 
 class Controller(Protocol):
@@ -54,6 +53,8 @@ class BoundaryCounter:
         Whether the script marks its boundaries itself; then the hooks count none.
     amid_graphs
         Whether the latest boundary is of a backward pass or a call: graphs may be alive that go on.
+    calls_count
+        Whether there was no batch, step or backward pass since the script began to evaluate.
     hooked
         Whether DataLoaders tell of their fetches by themselves.
     compiled_step
@@ -69,9 +70,10 @@ class BoundaryCounter:
     __slots__ = (
         "_backwards_since_step",
         "_by_hooks",
-        "_calls",
+        "_calls_since",
         "_steps_since_fetch",
         "amid_graphs",
+        "calls_count",
         "compiled_step",
         "controller",
         "count",
@@ -99,7 +101,8 @@ class BoundaryCounter:
         self._by_hooks = True
         self._steps_since_fetch = LOADERLESS_STEPS
         self._backwards_since_step = STEPLESS_BACKWARDS
-        self._calls = 0
+        self._calls_since = 0
+        self.calls_count = True
         self.compiled_step = False
         self.amid_graphs = False
 
@@ -107,7 +110,7 @@ class BoundaryCounter:
         """A DataLoader is about to fetch a batch for the main thread; returns the signals to deliver."""
         self.settle_steps()
         self._steps_since_fetch = self._backwards_since_step = 0
-        self._calls = _NOT_COUNTED
+        self.calls_count = False
         return self._cross() if self._by_hooks else ()
 
     def stepped(self) -> Sequence[int]:
@@ -127,7 +130,7 @@ class BoundaryCounter:
         self.steps += 1
         self._steps_since_fetch += 1
         self._backwards_since_step = 0
-        self._calls = _NOT_COUNTED
+        self.calls_count = False
 
     @property
     def _loaderless(self) -> bool:
@@ -137,9 +140,9 @@ class BoundaryCounter:
         """An outermost backward pass has ended in the main thread; returns the signals to deliver."""
         stepped = self.compiled_step and self.settle_steps()
         self._backwards_since_step += 1
-        self._calls = _NOT_COUNTED
+        self.calls_count = False
         counts = self._backwards_since_step > STEPLESS_BACKWARDS or (stepped and self._loaderless)
-        return self._cross(amid_graphs=True) if counts and self._by_hooks else ()
+        return self._cross(True) if counts and self._by_hooks else ()
 
     def expect_steps(self) -> None:
         """There is an optimizer, so the first backward passes come before its first step."""
@@ -147,18 +150,14 @@ class BoundaryCounter:
 
     def expect_calls(self) -> None:
         """The script begins to evaluate: calls of modules count, until something better does."""
-        self._calls = 0
-
-    @property
-    def calls_count(self) -> bool:
-        """Whether there was no batch, step or backward pass since the evaluation began."""
-        return self._calls != _NOT_COUNTED
+        self._calls_since = 0
+        self.calls_count = True
 
     def calling(self) -> Sequence[int]:
         """An outermost module is about to be called in the main thread; returns the signals to deliver."""
-        self._calls += 1
-        counts = self._calls > EVALUATION_CALLS
-        return self._cross(amid_graphs=True) if counts and self._by_hooks else ()
+        self._calls_since += 1
+        counts = self._calls_since > EVALUATION_CALLS
+        return self._cross(True) if counts and self._by_hooks else ()
 
     def mark(self) -> Sequence[int]:
         """The script says that this is a boundary, and from now on only it does; the signals to deliver."""
@@ -180,7 +179,7 @@ class BoundaryCounter:
         finally:
             self._by_hooks = before and not self.explicit
 
-    def _cross(self, *, amid_graphs: bool = False) -> Sequence[int]:
+    def _cross(self, amid_graphs: bool = False) -> Sequence[int]:
         self.count += 1
         self.amid_graphs = amid_graphs
         late: Sequence[int] = ()

@@ -7,10 +7,11 @@ backward pass; and, once an outermost call was seen, those of its class only.
 
 from __future__ import annotations
 
+import _thread
 import sys
 import threading
 from collections.abc import Callable
-from types import FrameType
+from types import FrameType, MethodType
 from typing import Any
 
 import torch
@@ -19,8 +20,11 @@ from torch import nn
 from gpuslice.boundaries import BoundaryCounter
 from gpuslice.ending import deliver
 
-#: What is on the stack below whatever a module's call runs.
-_WITHIN = frozenset({nn.Module._wrapped_call_impl.__code__, nn.Module._call_impl.__code__})
+#: What is on the stack below whatever a module's call runs. Compared by identity: code is slow to hash.
+_WITHIN = nn.Module._call_impl.__code__
+
+
+_graph_task, _grad_enabled = torch._C._current_graph_task_id, torch.is_grad_enabled
 
 
 class OutermostCalls:
@@ -59,36 +63,36 @@ class OutermostCalls:
             setattr(kind, "__call__", _OnLookup(self._original_call, self._called))  # noqa: B010
 
     def _evaluates(self, module: object) -> None:
-        if threading.get_ident() != self._main or torch.compiler.is_compiling():
+        if _thread.get_ident() != self._main or torch.compiler.is_compiling():
             return
         self._boundaries.expect_calls()
         if self._watched is not nn.Module:
             self._watch(nn.Module)
 
     def _called(self, module: object) -> None:
-        if threading.get_ident() != self._main or torch.compiler.is_compiling():
+        if _thread.get_ident() != self._main:
             return
-        if not self._boundaries.calls_count:
+        boundaries = self._boundaries
+        if not boundaries.calls_count:
             self._watch(None)
-        elif torch._C._current_graph_task_id() == -1 and not _within_call(sys._getframe(2)):
-            self._count(type(module))
-
-    def _count(self, kind: type) -> None:
-        if torch.is_grad_enabled() and self._optimizing():
             return
-        if self._watched is nn.Module and type(kind) is type and kind.__call__ is self._original_call:
-            self._watch(kind)
-        late = self._boundaries.calling()
-        if late:
+        # All in one function: it is called for every layer, until it is known which class is outermost.
+        frame: FrameType | None = sys._getframe(2)
+        while frame is not None:
+            if frame.f_code is _WITHIN:
+                return
+            frame = frame.f_back
+        if _graph_task() != -1 or (_grad_enabled() and self._optimizing()) or torch.compiler.is_compiling():
+            return
+        if self._watched is nn.Module:
+            self._narrow(type(module))
+        if late := boundaries.calling():
             deliver(late)
 
-
-def _within_call(frame: FrameType | None) -> bool:
-    while frame is not None:
-        if frame.f_code in _WITHIN:
-            return True
-        frame = frame.f_back
-    return False
+    def _narrow(self, kind: type) -> None:
+        """From now on only calls of this class; not if it has a way of its own to be called."""
+        if type(kind) is type and kind.__call__ is self._original_call:
+            self._watch(kind)
 
 
 class _OnLookup:
@@ -102,7 +106,7 @@ class _OnLookup:
         self._notice = notice
 
     def __get__(self, module: object | None, owner: type | None = None) -> Callable[..., Any]:
-        if module is not None:
-            self._notice(module)
-        found: Callable[..., Any] = self._original.__get__(module, owner)
-        return found
+        if module is None:
+            return self._original
+        self._notice(module)
+        return MethodType(self._original, module)
