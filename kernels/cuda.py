@@ -34,8 +34,10 @@ _PORTABLE = 1
 class CudaDevice:
     """``cuda:N`` by the tensor route.
 
-    Storages come back at other addresses, so whatever baked addresses in (captured CUDA graphs, pointers
-    handed to other libraries by DLPack) does not survive; live CUDA graphs are refused by name.
+    CUDA begins when the script begins it: before that a process may fork, choose an allocator or what is
+    visible, and has no memory to take away. Storages come back at other addresses, so whatever baked
+    addresses in (captured CUDA graphs, pointers handed to other libraries by DLPack) does not survive; live
+    CUDA graphs are refused by name.
 
     Raises
     ------
@@ -44,9 +46,9 @@ class CudaDevice:
     """
 
     def __init__(self, name: DeviceName) -> None:
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        count = cudart.count_gpus()
         self._index = name.index or 0
-        if self._index >= count:
+        if count is not None and self._index >= count:
             raise EnvironmentUnusableError(
                 f"{name} does not exist: torch {torch.__version__} sees {count} CUDA devices",
                 "run `gpuslice doctor`, or use the device cpu",
@@ -68,18 +70,19 @@ class CudaDevice:
     @property
     def memory_node(self) -> int | None:
         """Asked once CUDA is in use: to ask is to begin that."""
-        if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        if not cudart.has_begun():
             return None
         return node_of_gpu(str(torch.cuda.get_device_properties(self._index).uuid))
 
     def pin(self) -> None:
-        torch.cuda.set_device(self._index)
+        cudart.compute_on(self._index)
 
     def synchronize(self) -> None:
-        torch.cuda.synchronize(self._index)
+        if cudart.has_begun():
+            torch.cuda.synchronize(self._index)
 
     def check_idle(self) -> None:
-        if torch.cuda.is_current_stream_capturing():
+        if cudart.has_begun() and torch.cuda.is_current_stream_capturing():
             raise SuspendRefusedError(
                 f"{self.name} is capturing a CUDA graph", "suspend outside of the capture"
             )
@@ -88,6 +91,8 @@ class CudaDevice:
         return storage.device == self.torch_device
 
     def memory(self) -> DeviceMemory:
+        if not cudart.has_begun():
+            return DeviceMemory(0, 0, 0, 0)  # of its own it has none, and to ask for the rest is to begin
         free_bytes, total_bytes = torch.cuda.mem_get_info(self._index)
         used_bytes = total_bytes - free_bytes
         allocated_bytes = gpu_memory.statistics(lambda: torch.cuda.memory_allocated(self._index))
@@ -122,6 +127,8 @@ class CudaDevice:
     ) -> Transfer:
         on_host, here = _by_place(pairs)
         by_host = copying.copy_out(on_host, arena, inspect, _threads())
+        if not here:
+            return by_host
         with cudart.on_gpu(self._index):
             copied = self._copies.copy_out(here, arena, inspect, marks)
         return by_host + self._noting_locks(copied, arena)
@@ -129,6 +136,8 @@ class CudaDevice:
     def copy_in(self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None) -> Transfer:
         on_host, here = _by_place(pairs)
         by_host = copying.copy_in(on_host, arena, inspect, _threads())
+        if not here:
+            return by_host
         with cudart.on_gpu(self._index):
             copied = self._copies.copy_in(here, arena, inspect)
         return by_host + self._noting_locks(copied, arena)
@@ -140,7 +149,7 @@ class CudaDevice:
         return replace(transfer, fallbacks=(*transfer.fallbacks, f"the arena is not page-locked: {problem}"))
 
     def free(self, storages: Sequence[torch.UntypedStorage]) -> None:
-        streams = self._streams_by_address()
+        streams = self._streams_by_address() if storages else {}
         for storage in storages:
             if storage.nbytes():
                 self._made_on[storage._cdata] = streams.get(storage.data_ptr(), 0)
@@ -204,9 +213,10 @@ class CudaDevice:
 
     def release_caches(self) -> None:
         """Also cuBLAS workspaces, which live in the caching allocator per handle and stream."""
-        torch._C._cuda_clearCublasWorkspaces()
-        with torch.cuda.device(self._index):
-            torch.cuda.empty_cache()
+        if cudart.has_begun():
+            torch._C._cuda_clearCublasWorkspaces()
+            with torch.cuda.device(self._index):
+                torch.cuda.empty_cache()
 
     @property
     def registrations(self) -> int:
@@ -214,6 +224,8 @@ class CudaDevice:
 
     def register(self, arena: memoryview) -> bool:
         """Also loads the kernels: whoever warms an arena up warms up the first copy with it."""
+        if not cudart.has_begun():
+            return False
         self._engine.kernels_missing()
         return LOCKS.take(_Runtime(self._index), view_address(arena), arena.nbytes)
 
@@ -221,7 +233,7 @@ class CudaDevice:
         LOCKS.release(_Runtime(self._index), view_address(arena))
 
     def rng_state(self) -> torch.Tensor | None:
-        return torch.cuda.get_rng_state(self._index)
+        return torch.cuda.get_rng_state(self._index) if cudart.has_begun() else None
 
     def set_rng_state(self, state: torch.Tensor) -> None:
         torch.cuda.set_rng_state(state, self._index)

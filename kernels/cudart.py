@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -18,6 +18,39 @@ import torch
 _NON_BLOCKING = 1
 #: ``cudaStreamCaptureModeRelaxed``: what this thread calls is no matter of captures in other threads.
 _RELAXED = 2
+
+
+#: The GPU on which this process computes from the moment when it begins CUDA, if somebody named one.
+_home: list[int] = []
+
+
+def has_begun() -> bool:
+    """Whether the script has begun CUDA in this process. Nobody else should: it cannot be taken back."""
+    return torch.cuda.is_initialized()  # type: ignore[no-untyped-call, no-any-return]
+
+
+def count_gpus() -> int | None:
+    """How many GPUs this process sees; ``None`` if only CUDA could tell, which the script has not begun.
+
+    Torch's own functions ask CUDA then, after which forks cannot use it any more.
+    """
+    if not torch.version.cuda:
+        return 0
+    if has_begun():
+        return torch.cuda.device_count()
+    by_nvml: Callable[[], int] = getattr(torch.cuda, "_device_count_nvml", lambda: -1)
+    count = by_nvml()
+    return count if count >= 0 else None
+
+
+def compute_on(index: int) -> None:
+    """Make a GPU the current one: at once, or when the script begins CUDA."""
+    if not _home:
+        _home.append(index)
+        torch.cuda._lazy_call(lambda: torch.cuda.set_device(_home[0]))  # type: ignore[no-untyped-call]
+    elif has_begun():
+        torch.cuda.set_device(index)
+    _home[0] = index
 
 
 @functools.cache
