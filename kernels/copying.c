@@ -1,45 +1,8 @@
-/* What copying between the host and an arena needs that Python would be too slow for (uncached.py, sums.py). */
+/* What copying between the host and an arena needs that Python would be too slow for (sums.py). */
 
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
-
-#if defined(__SSE2__)
-#include <emmintrin.h>
-
-enum { LINE_BYTES = 64 };
-
-/* A copy past the caches, for a target that nobody reads soon.
-
-   An ordinary store first fetches the cache line that it overwrites. A streaming store does not, so a third
-   less goes through the memory, which is what large copies wait for; and the source stays in the cache. */
-void uncached_copy(char *target, const char *source, size_t nbytes)
-{
-    size_t head = -(uintptr_t)target & (LINE_BYTES - 1);
-    if (head > nbytes)
-        head = nbytes;
-    memcpy(target, source, head);
-    target += head, source += head, nbytes -= head;
-    for (; nbytes >= LINE_BYTES; target += LINE_BYTES, source += LINE_BYTES, nbytes -= LINE_BYTES) {
-        const __m128i *from = (const __m128i *)source;
-        __m128i *to = (__m128i *)target;
-        __m128i a = _mm_loadu_si128(from), b = _mm_loadu_si128(from + 1);
-        __m128i c = _mm_loadu_si128(from + 2), d = _mm_loadu_si128(from + 3);
-        _mm_stream_si128(to, a), _mm_stream_si128(to + 1, b);
-        _mm_stream_si128(to + 2, c), _mm_stream_si128(to + 3, d);
-    }
-    _mm_sfence(); /* streaming stores wait for nobody: order them before whatever says that the copy is done */
-    memcpy(target, source, nbytes);
-}
-
-#else
-
-void uncached_copy(char *target, const char *source, size_t nbytes)
-{
-    memcpy(target, source, nbytes);
-}
-
-#endif
 
 /* Chunks that are hashed, compared with what the target had, and copied if that was something else; or compared
    with what they should be, and copied if they are; for as many as Python hands over at once. The hash is
@@ -72,22 +35,14 @@ struct row {
 /* What is hashed and then copied at once: it fits into a core's own cache, where the second look finds it. */
 enum { BLOCK_BYTES = 256 << 10, PROBE_BYTES = 4096 };
 
-static void copy_bytes(char *target, const char *source, size_t nbytes, int past_caches)
-{
-    if (past_caches)
-        uncached_copy(target, source, nbytes);
-    else
-        memcpy(target, source, nbytes);
-}
-
 /* Begins a hash with a chunk's bytes, and copies them on the way. */
-static void copy_hashing(const struct hasher *hash, void *state, const struct chunk *chunk, int past_caches)
+static void copy_hashing(const struct hasher *hash, void *state, const struct chunk *chunk)
 {
     hash->reset(state);
     for (uint64_t done = 0; done < chunk->nbytes; done += BLOCK_BYTES) {
         uint64_t rest = chunk->nbytes - done, block = rest < BLOCK_BYTES ? rest : BLOCK_BYTES;
         hash->update(state, chunk->source + done, block);
-        copy_bytes(chunk->target + done, chunk->source + done, block, past_caches);
+        memcpy(chunk->target + done, chunk->source + done, block);
     }
 }
 
@@ -121,7 +76,7 @@ static int differs_at_once(const struct chunk *chunk)
 /* Returns the bytes that were not copied because the target has them; -1 without memory for a state. A sum that is
    known already is not taken again. */
 int64_t copy_changed(const struct hasher *hash, const struct chunk *chunks, size_t count, const struct row *before,
-                     struct row *now, int past_caches)
+                     struct row *now)
 {
     int64_t unchanged_bytes = 0;
     void *state = hash->begin();
@@ -132,7 +87,7 @@ int64_t copy_changed(const struct hasher *hash, const struct chunk *chunks, size
         struct row *row = now + chunk->row;
         memset(chunk->target + chunk->nbytes, 0, chunk->padded_bytes - chunk->nbytes);
         if (!row->known && differs_at_once(chunk)) {
-            copy_hashing(hash, state, chunk, past_caches);
+            copy_hashing(hash, state, chunk);
             *row = (struct row){end_padded(hash, state, chunk), 1};
             continue;
         }
@@ -141,7 +96,7 @@ int64_t copy_changed(const struct hasher *hash, const struct chunk *chunks, size
         if (had->known && had->sum.low == row->sum.low && had->sum.high == row->sum.high)
             unchanged_bytes += chunk->nbytes;
         else
-            copy_bytes(chunk->target, chunk->source, chunk->nbytes, past_caches);
+            memcpy(chunk->target, chunk->source, chunk->nbytes);
     }
     hash->drop(state);
     return unchanged_bytes;
@@ -154,21 +109,20 @@ static int is_damaged(const struct hasher *hash, const struct chunk *chunk, cons
 
 /* Copies a chunk that is what it should be; returns whether it is something else. What chunks should be are the lower
    halves of their sums, with their padding; without any nothing is compared. */
-static int copy_comparing(const struct hasher *hash, const struct chunk *chunk, const uint64_t *expected, int past_caches)
+static int copy_comparing(const struct hasher *hash, const struct chunk *chunk, const uint64_t *expected)
 {
     if (expected && is_damaged(hash, chunk, expected))
         return 1;
-    copy_bytes(chunk->target, chunk->source, chunk->nbytes, past_caches);
+    memcpy(chunk->target, chunk->source, chunk->nbytes);
     return 0;
 }
 
 /* Returns the position of the first chunk that is not what it should be: neither it nor what follows is copied; or their
    number. */
-size_t copy_expected(const struct hasher *hash, const struct chunk *chunks, size_t count, const uint64_t *expected,
-                     int past_caches)
+size_t copy_expected(const struct hasher *hash, const struct chunk *chunks, size_t count, const uint64_t *expected)
 {
     size_t position = 0;
-    while (position < count && !copy_comparing(hash, chunks + position, expected, past_caches))
+    while (position < count && !copy_comparing(hash, chunks + position, expected))
         position++;
     return position;
 }

@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 import numpy as np
 import torch
 
-from . import sums, uncached
+from . import sums
 from .host import HugePages, address_space, view_address
 from .transfer import Transfer
 
@@ -109,20 +109,20 @@ def copy_out(pairs: Pairs, arena: memoryview, inspect: Inspector | None, threads
     if isinstance(inspect, Summing):
         copier, problem = sums.load()
         if copier is not None:
-            table, past_caches = inspect.sums, are_past_caches(places)
+            table = inspect.sums
 
             def copy_many(portion: _Rows) -> None:
-                declined.append(copier.copy_changed(portion, table, past_caches))
+                declined.append(copier.copy_changed(portion, table))
 
             run(_portions(_chunks(places, arena, table.chunks, _OUT)), copy_many, threads)
             return by_host(places, sum(declined))
     base, memory = view_address(arena), address_space()
-    move, fallbacks = _mover(places, problem)
+    fallbacks = (problem,) if problem else ()
 
     def copy(piece: Piece) -> None:
         address, offset, nbytes = piece
         if inspect is None or inspect(offset, memory[address : address + nbytes]):
-            move(base + offset, address, nbytes)
+            _move(base + offset, address, nbytes)
         else:
             declined.append(nbytes)
 
@@ -214,23 +214,23 @@ def copy_in_at(
     if places and (inspect is None or isinstance(inspect, Expecting)):
         copier, problem = sums.load()
         if copier is not None:
-            expected, past_caches = inspect.expected if inspect else None, are_past_caches(places)
+            expected = inspect.expected if inspect else None
 
             def copy_many(portion: _Rows) -> None:
                 pages.all_ready(portion[:, [sums.TARGET, sums.BYTES]].tolist())
-                copier.copy_expected(portion, expected, past_caches)
+                copier.copy_expected(portion, expected)
 
             chunks = incoming(places, arena, expected)
             run(_portions(chunks), copy_many, threads)
             return by_host(places, 0)
     base = view_address(arena)
-    move, fallbacks = _mover(places, problem)
+    fallbacks = (problem,) if problem else ()
 
     def copy(piece: Piece) -> None:
         address, offset, nbytes = piece
         if inspect is None or inspect(offset, arena[offset : offset + nbytes]):
             pages.ready(address, nbytes)
-            move(address, base + offset, nbytes)
+            _move(address, base + offset, nbytes)
 
     run(_batches(places, len(arena)), copy, threads)
     return by_host(places, 0, fallbacks=fallbacks)
@@ -242,22 +242,8 @@ def by_host(places: Sequence[Piece], unchanged_bytes: int, *, fallbacks: tuple[s
     return Transfer({path: nbytes for path, nbytes in paths.items() if nbytes}, fallbacks=fallbacks)
 
 
-def _mover(places: Sequence[Piece], slower: str) -> tuple[uncached.Move, tuple[str, ...]]:
-    """How each piece of a copy is moved, and why not in the best way; ``slower``: why it is one by one."""
-    large, problem = None, ""
-    if are_past_caches(places):
-        large, problem = uncached.load()
-    move_large = large or ctypes.memmove
-
-    def move(target: int, source: int, nbytes: int) -> None:
-        (_small_memmove if nbytes < _SMALL_BYTES else move_large)(target, source, nbytes)
-
-    return move, tuple(filter(None, (problem, slower)))
-
-
-def are_past_caches(places: Sequence[Piece]) -> bool:
-    """Whether so much is copied that it had better not go through the caches."""
-    return sum(nbytes for _, _, nbytes in places) >= uncached.SMALLEST_BYTES
+def _move(target: int, source: int, nbytes: int) -> None:
+    (_small_memmove if nbytes < _SMALL_BYTES else ctypes.memmove)(target, source, nbytes)
 
 
 def pieces(pairs: Pairs) -> list[Piece]:

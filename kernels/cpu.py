@@ -16,7 +16,7 @@ import torch
 from gpuslice.errors import DeviceMemoryError, EnvironmentUnusableError
 from gpuslice.types import DeviceName
 
-from . import copying, sums, uncached
+from . import copying, sums
 from .copying import Inspector, Marks, Pairs, Wanted
 from .device import DeviceMemory, Hold, Way, refill_in_turn
 from .filepages import no_address_space
@@ -69,8 +69,7 @@ class CpuDevice:
         #: A slot's threads run on its cores, so pages are near anyway.
         self.memory_node: int | None = None
         self.cores = _slot_cores(name, slots)
-        uncached.load()  # a suspend must not wait for a compiler
-        sums.load()
+        sums.load()  # a suspend must not wait for a compiler
 
     @property
     def duplex(self) -> bool:

@@ -87,19 +87,16 @@ class Expected:
 
 
 class Copier:
-    """Copies many chunks without the GIL, as `rows` has them.
-
-    Copies are told whether to go past the caches.
-    """
+    """Copies many chunks without the GIL, as `rows` has them."""
 
     def __init__(self, library: ctypes.CDLL, hasher: ctypes.Array[ctypes.c_void_p]) -> None:
-        pointer, size, flag = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+        pointer, size = ctypes.c_void_p, ctypes.c_size_t
         self._hasher = hasher
         self._changed, self._expected = library.copy_changed, library.copy_expected
         self._changed.restype = ctypes.c_int64
-        self._changed.argtypes = (pointer, pointer, size, pointer, pointer, flag)
+        self._changed.argtypes = (pointer, pointer, size, pointer, pointer)
         self._expected.restype = size
-        self._expected.argtypes = (pointer, pointer, size, pointer, flag)
+        self._expected.argtypes = (pointer, pointer, size, pointer)
 
     @staticmethod
     def _refuse(chunks: _Table, expected: Expected, position: int) -> None:
@@ -107,7 +104,7 @@ class Copier:
         if position < len(chunks):
             raise expected.damaged(int(expected.chunks[int(chunks[position, INDEX]), 0]))
 
-    def copy_changed(self, chunks: _Table, sums: Sums, past_caches: bool) -> int:
+    def copy_changed(self, chunks: _Table, sums: Sums) -> int:
         """Note all checksums, and copy what has another one than before; returns the bytes let be."""
         unchanged_bytes: int = self._changed(
             self._hasher,
@@ -115,13 +112,12 @@ class Copier:
             len(chunks),
             sums.before.ctypes.data,
             sums.now.ctypes.data,
-            past_caches,
         )
         if unchanged_bytes < 0:
             raise MemoryError("there is no memory for a checksum")
         return unchanged_bytes
 
-    def copy_expected(self, chunks: _Table, expected: Expected | None, past_caches: bool) -> None:
+    def copy_expected(self, chunks: _Table, expected: Expected | None) -> None:
         """Copy chunks that are what they should be; ``None``: whatever they are.
 
         Raises
@@ -129,9 +125,7 @@ class Copier:
         Exception
             ``expected.damaged``, for the first one that is not; it and what follows are not copied.
         """
-        position: int = self._expected(
-            self._hasher, chunks.ctypes.data, len(chunks), _lows(expected), past_caches
-        )
+        position: int = self._expected(self._hasher, chunks.ctypes.data, len(chunks), _lows(expected))
         if expected is not None:
             self._refuse(chunks, expected, position)
 
@@ -177,7 +171,7 @@ def _agrees(copier: Copier) -> bool:
     sizes = [(len(_PROBE), len(_PROBE)), (len(_PROBE) - 300, len(_PROBE))]
     for row, (nbytes, padded) in enumerate(sizes):
         chunk = np.array([[source.ctypes.data, target.ctypes.data, nbytes, padded, row]], np.uint64)
-        copier.copy_changed(chunk, sums, False)
+        copier.copy_changed(chunk, sums)
         expected = _PROBE[:nbytes].ljust(padded, b"\0")
         if target[:padded].tobytes() != expected:
             return False

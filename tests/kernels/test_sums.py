@@ -11,7 +11,7 @@ import torch
 from xxhash import xxh3_64_intdigest, xxh3_128_intdigest
 
 from gpuslice.errors import EnvironmentUnusableError
-from gpuslice.kernels import copying, sums, uncached
+from gpuslice.kernels import copying, sums
 from gpuslice.kernels.copying import CHUNK_BYTES
 from gpuslice.kernels.host import HugePages, address_space
 from gpuslice.kernels.transfer import Transfer
@@ -87,11 +87,8 @@ def _by_python(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sums, "load", lambda: (None, "not here"))
 
 
-@pytest.mark.parametrize("past_caches", [False, True])
-def test_c_and_python_do_the_same(monkeypatch: pytest.MonkeyPatch, past_caches: bool) -> None:
+def test_c_and_python_do_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     _needs_c()
-    if past_caches:
-        monkeypatch.setattr(uncached, "SMALLEST_BYTES", 0)
     state = storages()
     one, other = Arena(state), Arena(state)
     history = []
@@ -117,15 +114,10 @@ def _needs_c() -> None:
         pytest.skip(sums.load()[1])
 
 
-@pytest.mark.parametrize("past_caches", [False, True])
 @pytest.mark.parametrize("checked", [False, True])
 @pytest.mark.parametrize("python", [False, True])
-def test_every_byte_comes_back(
-    monkeypatch: pytest.MonkeyPatch, past_caches: bool, checked: bool, python: bool
-) -> None:
+def test_every_byte_comes_back(monkeypatch: pytest.MonkeyPatch, checked: bool, python: bool) -> None:
     _needs_c()
-    if past_caches:
-        monkeypatch.setattr(uncached, "SMALLEST_BYTES", 0)
     state = storages()
     arena = Arena(state)
     arena.copy()
