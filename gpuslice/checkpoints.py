@@ -19,7 +19,7 @@ from gpuslice.checkpoint.background import BackgroundSnapshot
 from gpuslice.clock import Clock, MonotonicClock
 from gpuslice.ending import say
 from gpuslice.errors import GpusliceError
-from gpuslice.report import Report
+from gpuslice.runreport import Report
 
 #: Starts a snapshot that copies the tensors of these paths at once; ``None`` where none can be taken.
 Start = Callable[[Collection[str]], BackgroundSnapshot | None]

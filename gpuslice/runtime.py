@@ -39,8 +39,8 @@ from gpuslice.kernels import Device, gpu_memory, open_device, vmm
 from gpuslice.kernels.routes import choose
 from gpuslice.launch import rank_path
 from gpuslice.place import Place
-from gpuslice.report import Report
 from gpuslice.residence import HOST, found_device, named_device
+from gpuslice.runreport import Report
 from gpuslice.threads import ThreadGate
 from gpuslice.types import DeviceName, Route, job_id
 from gpuslice.upkeep import Upkeep

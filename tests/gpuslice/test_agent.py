@@ -207,6 +207,20 @@ def test_a_job_tells_once_what_its_optimizers_train(workshop: Workshop, desk: De
         assert (parked.route, parked.tensors > 6) == ("tensor", True)
 
 
+def test_the_loss_that_a_script_reports_goes_with_its_heartbeats(workshop: Workshop, desk: Desk) -> None:
+    plain = "nn.functional.cross_entropy(model(x), y).backward()"
+    assert plain in TRAIN
+    reporting = "loss = nn.functional.cross_entropy(model(x), y); loss.backward(); gpuslice.report(loss=loss)"
+    script = "import gpuslice\n" + TRAIN.replace(plain, reporting)
+    with job(workshop, desk, ENDLESS, script=script):
+        desk.welcome()
+        desk.grant(1)
+        told = desk.hear(Progress, lambda progress: progress.loss is not None)
+        assert told.loss is not None
+        assert 0.0 < told.loss < 20.0
+        desk.hear(Progress, lambda progress: progress.loss not in (None, told.loss))
+
+
 @pytest.mark.slow
 def test_who_waits_for_a_lease_imports_meanwhile_what_optimizers_need(workshop: Workshop, desk: Desk) -> None:
     script = "import sys, torch\nprint('torch._dynamo' in sys.modules)"

@@ -16,7 +16,7 @@ from gpuslice.checkpoint.ramdisk import RamDisk
 from gpuslice.checkpoint.snapshot import open_snapshot
 from gpuslice.checkpoints import Checkpoints, Schedule
 from gpuslice.errors import GpusliceError, RamDiskFullError
-from gpuslice.report import Report
+from gpuslice.runreport import Report
 
 from .conftest import Workshop
 from .warm.process import Servers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 import types
 from importlib.machinery import ModuleSpec
@@ -43,6 +44,12 @@ def test_what_is_no_number_is_refused(value: Any) -> None:
 
 def test_it_is_public_and_the_process_has_one() -> None:
     assert gpuslice.report == losses.report
+
+
+@pytest.mark.parametrize("name", [name for name in gpuslice.__all__ if name != "__version__"])
+def test_no_module_hides_a_public_name(name: str) -> None:
+    """Importing a module of that name would put it in the place of what the name means."""
+    assert importlib.util.find_spec(f"gpuslice.{name}") is None
 
 
 class Handler:

@@ -11,7 +11,7 @@ import pytest
 from gpuslice.checkpoint.record import SwitchRecord
 from gpuslice.errors import EnvironmentUnusableError
 from gpuslice.launch import rank_path
-from gpuslice.report import Report
+from gpuslice.runreport import Report
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "report.md"
 #: Keys that are promised to stay.
