@@ -111,7 +111,10 @@ def serve(
             warn(_left_out(replay))
 
         def limit_prestart() -> None:
-            scheduler.limit_prestart(_affordable(len(setup.devices)) if prestart is None else prestart)
+            present = core.prestart.limit
+            scheduler.limit_prestart(
+                _affordable(len(setup.devices), present) if prestart is None else prestart
+            )
 
         limit_prestart()
         scheduler.chores.add(limit_prestart)
@@ -164,9 +167,16 @@ def _used(directory: Path) -> Iterator[None]:
         ) from error
 
 
-def _affordable(device_count: int) -> int:
-    """How many jobs may wait for their first lease beside those that run, with the memory there is."""
-    return max(0, min(device_count, available_bytes() // _WAITING_BYTES))
+def _affordable(device_count: int, present: int | None) -> int:
+    """How many jobs may wait for their first lease beside those that run, with the memory there is.
+
+    More than at ``present`` only with half as much again to spare, or it would change all the time.
+    """
+    available = available_bytes()
+    found = min(device_count, available // _WAITING_BYTES)
+    if present is not None and found > present:
+        found = max(present, min(device_count, (available - _WAITING_BYTES // 2) // _WAITING_BYTES))
+    return max(0, found)
 
 
 def _discard_snapshots(directory: Path) -> None:
