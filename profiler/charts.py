@@ -91,12 +91,14 @@ def line_chart(
     lines: Sequence[Line],
     *,
     levels: Mapping[float, str] = PERCENT,
+    dots: bool = False,
     width: int = 540,
     height: int = 280,
 ) -> str:
     """Lines between 0 and 100 %; colours follow the order of ``lines``, as does the attribute ``data-of``.
 
-    ``levels`` are the marks of the vertical axis, if it shows something else than shares.
+    ``levels`` are the marks of the vertical axis, if it shows something else than shares. With ``dots``
+    nothing is drawn between the points.
     """
     inner, tall = width - _LEFT - _RIGHT, height - _TOP - _BOTTOM
     parts = []
@@ -107,6 +109,13 @@ def line_chart(
     parts += _ticks(axis, _LEFT, inner, height - _BOTTOM)
     for index, line in enumerate(lines):
         across, down = _LEFT + axis.place(line.x, inner), _TOP + tall * (1 - np.clip(line.y, 0, 1))
+        if dots:
+            path = "".join(f"M{x:.1f} {y:.1f}h0" for x, y in zip(across, down, strict=True))
+            parts.append(
+                f'<path data-of="{index}" stroke="{COLOURS[index % len(COLOURS)]}" stroke-width="4" '
+                f'stroke-linecap="round" d="{path}"><title>{escape(line.name)}</title></path>'
+            )
+            continue
         points = " ".join(f"{x:.1f},{y:.1f}" for x, y in zip(across, down, strict=True))
         look = f'stroke="{COLOURS[index % len(COLOURS)]}"{_dashes(index)}'
         parts.append(

@@ -67,8 +67,8 @@ class GpuReader:
             return Reading(
                 index=gpu.index, device=f"cuda:{gpu.index}", name=gpu.name, unavailable=gaps.reasons
             )
-        rates = gaps.ask("utilization", lambda: pynvml.nvmlDeviceGetUtilizationRates(handle))
-        memory = gaps.ask("memory_used", lambda: pynvml.nvmlDeviceGetMemoryInfo(handle))
+        rates: Any = gaps.ask("utilization", lambda: pynvml.nvmlDeviceGetUtilizationRates(handle))
+        memory: Any = gaps.ask("memory_used", lambda: pynvml.nvmlDeviceGetMemoryInfo(handle))
         values: dict[str, Any] = {name: gaps.ask(name, ask) for name, ask in _scalars(handle).items()}
         values |= {field: self._link_rate(gpu.index, field, handle, gaps) for field in _LINK_FIELDS}
         return Reading(
@@ -132,7 +132,9 @@ def _throttle_reasons(handle: Any) -> tuple[str, ...]:
 def _processes(handle: Any) -> tuple[DeviceProcess, ...]:
     try:
         running = pynvml.nvmlDeviceGetComputeRunningProcesses_v3(handle)
-    except pynvml.NVMLError_FunctionNotFound:  # drivers before 510
+    except pynvml.NVMLError as error:
+        if getattr(error, "value", None) != pynvml.NVML_ERROR_FUNCTION_NOT_FOUND:  # as of drivers before 510
+            raise
         running = pynvml.nvmlDeviceGetComputeRunningProcesses_v2(handle)
     return tuple(
         named_process(found.pid, None if found.usedGpuMemory is None else found.usedGpuMemory / MIB)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from html import escape
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from .charts import Axis, Line, cumulative, duration, line_chart
-from .html import Table, document, render_table, round_step
+from .html import COLOURS, Table, document, render_table, round_step, swatch
 from .memory import MemoryUse
 from .recorder import Recording
 from .sampler import DeviceUse
@@ -112,9 +113,13 @@ def _over_time(intervals_s: Any, kinds: Any) -> str:
     for kind in Kind:
         at = np.flatnonzero(kinds == kind).astype(float)
         if at.size:
-            lines.append(Line(kind.value, at, intervals_s[at.astype(int)] / top_s))
+            name = kind.value.replace("_", " ")
+            lines.append(Line(name, at, intervals_s[at.astype(int)] / top_s))
     levels = {share: duration(share * top_s) for share in (0.0, 0.25, 0.5, 0.75, 1.0)}
-    return line_chart("Time of each interval", axis, lines, levels=levels, width=1100, height=280)
+    names = zip(COLOURS, lines, strict=False)
+    key = "".join(f"<li>{swatch(colour)}{escape(line.name)}</li>" for colour, line in names)
+    chart = line_chart("Time of each interval", axis, lines, levels=levels, dots=True, width=1100)
+    return f'{chart}<ul class="key">{key}</ul>'
 
 
 def _distribution(steps_s: Any) -> str:

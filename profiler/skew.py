@@ -93,7 +93,7 @@ def published_models() -> Mapping[str, Skew]:
 
 
 def _published() -> dict[str, Any]:
-    text = files(__package__).joinpath(_PUBLISHED).read_bytes()
+    text = files("gpuslice.profiler").joinpath(_PUBLISHED).read_bytes()
     models: dict[str, Any] = msgspec.json.decode(text)
     return models
 

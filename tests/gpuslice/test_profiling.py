@@ -212,6 +212,29 @@ class FakeEvent:
         return later.at_ms - self.at_ms
 
 
+def test_the_memory_of_a_gpu_is_the_allocator_s_and_the_driver_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gpuslice.profiler import gpu_measuring
+
+    torch_bytes = {"memory_allocated": 60, "memory_reserved": 100, "max_memory_allocated": 90}
+    resets: list[int] = []
+    for name in torch_bytes:
+        monkeypatch.setattr(torch.cuda, name, lambda index, name=name: torch_bytes[name] * MIB)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", resets.append)
+    held_mib = [500]
+    monkeypatch.setattr(gpu_measuring.CudaMemory, "_held_bytes", lambda self: held_mib[0] * MIB)
+    meter = gpu_measuring.CudaMemory(1)
+    meter.sample()
+    torch_bytes["memory_allocated"] = 70
+    meter.sample()
+    meter.sample()
+    held_mib[0], meter.tensors_bytes = 530, 65 * MIB
+    found = meter.report()
+    assert resets == [1]
+    assert (found.peak_bytes, found.boundary_bytes) == (90 * MIB, 70 * MIB)
+    assert (found.reserved_bytes, found.context_bytes) == (30 * MIB, 400 * MIB)
+    assert found.unaccounted_bytes == (530 - 65 - 30 - 400) * MIB
+
+
 def test_the_clock_of_a_gpu_is_its_events(monkeypatch: pytest.MonkeyPatch) -> None:
     from gpuslice.profiler.gpu_measuring import CudaClock
 
