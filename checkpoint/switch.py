@@ -282,6 +282,8 @@ class Switch:
         """While the job is suspended: why it cannot resume on another device, or an empty string."""
         if self._parked is None:
             raise SuspendedStateError("the job is not suspended", "suspend it first")
+        if self.device.torch_device.type == "cpu":
+            return ""  # the slots of the host share its memory
         try:
             self._parked.cargo.check_movable(self.device)
         except SuspendRefusedError as error:

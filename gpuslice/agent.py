@@ -174,6 +174,7 @@ class Agent:
             stages_s=_stages(record, SUSPEND_STAGES),
             tensors=record.storages,
             route=record.route,
+            bound=self._runtime.switch.obstacle_to_moves(),
         )
         if leased:
             self._link.send(self._standing)
@@ -235,7 +236,7 @@ class Agent:
                 running=running,
                 error=shortened(error.message, _ERROR_CHARACTERS),
                 remedy=shortened(error.remedy, _ERROR_CHARACTERS),
-                retryable=isinstance(error, _RETRYABLE),
+                retryable=isinstance(error, _RETRYABLE) or (not running and isinstance(error, _STILL_PARKED)),
             )
         )
 

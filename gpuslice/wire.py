@@ -79,7 +79,7 @@ class Suspended(Message, tag="suspended", frozen=True):
     """State is in the RAM disk, device memory is free. ``stages_s`` holds seconds by stage name.
 
     ``tensors``: of how many storages it consists; ``route``: how the device was emptied; 0 and empty in
-    journals of older versions.
+    journals of older versions. ``bound``: why it can only resume on the device that it left; empty: on any.
     """
 
     epoch: Count
@@ -89,6 +89,7 @@ class Suspended(Message, tag="suspended", frozen=True):
     stages_s: Stages
     tensors: Count = 0
     route: Label = ""
+    bound: Text = ""
 
 
 class Resumed(Message, tag="resumed", frozen=True):

@@ -52,9 +52,11 @@ class Rank:
         Its process, as the kernel told the shell; 0 before its Hello.
     stuck
         Where its script is, if it passes no boundary; else empty.
+    bound
+        While it is parked: why it can only resume on the device that it left; else empty.
     """
 
-    __slots__ = ("boundary", "loss", "number", "phase", "pid", "step", "stuck")
+    __slots__ = ("bound", "boundary", "loss", "number", "phase", "pid", "step", "stuck")
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -63,7 +65,7 @@ class Rank:
         self.loss: float | None = None
         self.pid = 0
         self.step = 0
-        self.stuck = ""
+        self.stuck = self.bound = ""
 
 
 class Gang(Job):
@@ -76,8 +78,8 @@ class Gang(Job):
     ----------
     state
         See ``states``.
-    lease
-        Devices held under ``epoch``, rank order; empty when none.
+    lease, home
+        Devices held under ``epoch``, rank order; empty when none. Those it was last suspended on.
     heir
         Who was promised its device; empty: nobody.
     promise
@@ -157,6 +159,7 @@ class Gang(Job):
         "heir",
         "held",
         "history",
+        "home",
         "late",
         "launched",
         "lease",
@@ -192,6 +195,7 @@ class Gang(Job):
         self.ranks = tuple(Rank(number) for number in range(spec.demand))
         self.state = JobState.QUEUED
         self.lease: tuple[int, ...] = ()
+        self.home: tuple[int, ...] = ()
         self.heir = ""
         self.promise: Promise | None = None
         self.wish: tuple[int, ...] = ()
@@ -341,6 +345,11 @@ class Gang(Job):
     def present(self, *phases: RankPhase) -> list[Rank]:
         """The ranks in one of ``phases``."""
         return [rank for rank in self.ranks if rank.phase in phases]
+
+    @property
+    def away_from_home(self) -> bool:
+        """Whether it is to run on devices on which it cannot resume."""
+        return self.running and self.placement != self.home and any(rank.bound for rank in self.ranks)
 
     def there(self) -> list[Rank]:
         """The ranks whose process exists, as far as anybody knows."""

@@ -230,6 +230,8 @@ class Planning:
         for job in [job for job in self.wishing.values() if job.running]:
             del self.wishing[job.id]
             self._relocate(job, now)
+        for job in [job for job in self._eligible.values() if job.away_from_home]:
+            self._send_home(job, now)
 
     def _plan(self, now: float) -> Plan | None:
         """A plan that can be carried out, or ``None``."""
@@ -335,6 +337,17 @@ class Planning:
             job.guaranteed = granted
             job.history.append((now, what.replace("_", " ")))
             self._core.order(Notice(what, job.id, {"deadline_s": job.spec.deadline_s}))
+
+    def _send_home(self, job: Gang, now: float) -> None:
+        """Put ``job`` where its state can come back; if another's can come back only there, it waits."""
+        others = {other.id: other for device in job.home for other in self._core.holders(device)}
+        others.pop(job.id, None)
+        if any(rank.bound for other in others.values() for rank in other.ranks):
+            self._take(job, now)
+            self._start_again()
+            return
+        job.wish = job.home
+        self._relocate(job, now)
 
     def _relocate(self, job: Gang, now: float) -> None:
         """Put ``job`` where its owner wants it; whoever is there goes where it comes from."""

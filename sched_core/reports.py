@@ -208,7 +208,7 @@ class Reports:
         again = rank.phase is RankPhase.PARKED and job.state in (JobState.STARTING, JobState.RESUMING)
         if rank.phase is not RankPhase.COMING and not again:
             raise job.illegal(f"Resumed of rank {rank.number}, which is {rank.phase.value}")
-        rank.phase = RankPhase.ON
+        rank.phase, rank.bound = RankPhase.ON, ""
         self._core.switching.resumed(job, rank.number, message)
         self._advance(job, rank, now, message.boundary)
         self._core.settle(job, now)
@@ -219,7 +219,8 @@ class Reports:
         called_off = _called_off(job)
         if rank.phase is not RankPhase.ON or not (job.state is JobState.SUSPENDING or called_off):
             raise job.illegal(f"Suspended of rank {rank.number}, which is {rank.phase.value}")
-        rank.phase, rank.stuck = RankPhase.PARKED, ""
+        rank.phase, rank.stuck, rank.bound = RankPhase.PARKED, "", message.bound
+        job.home = job.lease or job.home
         job.pace.suspended()
         self._core.switching.parked(job, rank.number, message)
         self._advance(job, rank, now, message.boundary, message.step)

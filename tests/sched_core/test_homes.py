@@ -1,0 +1,87 @@
+"""Jobs whose state cannot move to another device go on where they left it, whatever a policy plans."""
+
+from __future__ import annotations
+
+import msgspec
+
+from gpuslice import wire
+from gpuslice.sched_core.policy import Plan, Start, Suspend
+from gpuslice.sched_core.states import JobState
+
+from .driver import Driver, Scripted, suspended, told
+
+WHY = "float32 [5] cannot move to another device: C++ code refers to it"
+
+
+def bound(epoch: int, boundary: int) -> wire.Suspended:
+    return msgspec.structs.replace(suspended(epoch, boundary), bound=WHY)
+
+
+def parked_at_home(*others: str) -> tuple[Driver, Scripted]:
+    """Job a, parked and bound to device 0, and others that have been on no device; two devices."""
+    policy = Scripted()
+    driver = Driver(2, policy)
+    driver.submit("a")
+    driver.hello("a")
+    driver.resumed("a")
+    driver.progress("a", 10)
+    policy.next = lambda view: Plan([Suspend("a")])
+    driver.core.planning.due = True
+    driver.wake()
+    policy.next = lambda view: Plan([])
+    driver.say("a", bound(driver.core.jobs["a"].epoch, 11))
+    assert driver.state("a") is JobState.SUSPENDED
+    assert driver.core.jobs["a"].home == (0,)
+    for job in others:
+        policy.next = lambda view: Plan([])
+        driver.submit(job)
+        policy.next = lambda view: Plan([])
+        driver.hello(job)
+    return driver, policy
+
+
+def plan(driver: Driver, policy: Scripted, *decisions: Start | Suspend) -> list[object]:
+    policy.next = lambda view: Plan(list(decisions))
+    driver.core.planning.due = True
+    return list(driver.wake())
+
+
+def test_a_job_that_is_planned_elsewhere_goes_home() -> None:
+    driver, policy = parked_at_home()
+    commands = plan(driver, policy, Start("a", (1,)))
+    assert [message.device for _, _, message in told(commands, wire.Resume)] == ["null:0"]
+    assert driver.core.jobs["a"].placement == (0,)
+
+
+def test_who_is_planned_there_goes_where_it_was_planned() -> None:
+    driver, policy = parked_at_home("b")
+    commands = plan(driver, policy, Start("a", (1,)), Start("b", (0,)))
+    resumes = {job: message.device for job, _, message in told(commands, wire.Resume)}
+    assert resumes == {"a": "null:0", "b": "null:1"}
+
+
+def test_once_it_is_back_it_may_be_planned_anywhere() -> None:
+    driver, policy = parked_at_home()
+    plan(driver, policy, Start("a", (0,)))
+    driver.resumed("a")
+    driver.progress("a", 20)
+    plan(driver, policy, Suspend("a"))
+    policy.next = lambda view: Plan([])
+    driver.parked("a", 21)
+    commands = plan(driver, policy, Start("a", (1,)))
+    assert [message.device for _, _, message in told(commands, wire.Resume)] == ["null:1"]
+
+
+def test_of_two_with_one_home_one_waits() -> None:
+    driver, policy = parked_at_home("b")
+    plan(driver, policy, Start("b", (0,)))
+    driver.resumed("b")
+    driver.progress("b", 5)
+    plan(driver, policy, Suspend("b"))
+    policy.next = lambda view: Plan([])
+    driver.say("b", bound(driver.core.jobs["b"].epoch, 6))
+    # The policy of these tests starts whoever waits on what is free: a at home, and b on the other device.
+    driver.core.planning.due = True
+    driver.wake()
+    jobs = driver.core.jobs
+    assert {job: jobs[job].placement for job in "ab" if jobs[job].running} == {"a": (0,)}
