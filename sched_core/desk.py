@@ -166,7 +166,7 @@ class Desk:
             except Exception as error:  # noqa: BLE001 - a request is no reason to end; told and logged
                 _log.exception("a request failed")
                 told = f"the request failed: {type(error).__name__}: {error}"
-                answer = Failed(error=told, remedy="this is a bug; scheduler.log says more", exit_code=1)
+                answer = Failed(error=told, remedy="this is a bug; scheduler.jsonl says more", exit_code=1)
             if answer is not None:
                 self._send(visitor, answer)
 

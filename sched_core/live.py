@@ -313,7 +313,7 @@ class Scheduler:
         self._guarded(event, self.mend)
         if not isinstance(event, Noted):
             self._occur(Noted("rejected", job_of(event), {"event": named(event), "reason": told}))
-        return UnforeseenError(f"{named(event)} failed: {told}", "this is a bug; scheduler.log says more")
+        return UnforeseenError(f"{named(event)} failed: {told}", "this is a bug; scheduler.jsonl says more")
 
     def _guarded(self, what: Event | Command, act: Callable[..., object], *words: object) -> None:
         """Do what follows from an event that has happened: its failure is logged, and no reason to end."""

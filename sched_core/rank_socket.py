@@ -72,7 +72,7 @@ class RankSocket:
                 self._reject(identity, error.message, error.remedy)
             except Exception as error:  # noqa: BLE001 - a message is no reason to end; told and logged
                 _log.exception("a message of %s failed", self._peers.get(identity, "a stranger"))
-                self._reject(identity, f"{type(error).__name__}: {error}", "scheduler.log says more")
+                self._reject(identity, f"{type(error).__name__}: {error}", "scheduler.jsonl says more")
 
     def _reject(self, identity: bytes, error: str, remedy: str) -> None:
         error, remedy = (shortened(text, _ERROR_CHARACTERS) for text in (error, remedy))

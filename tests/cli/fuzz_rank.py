@@ -16,30 +16,55 @@ from collections.abc import Iterator
 from itertools import islice
 from random import Random
 
+import msgspec
 import zmq
-from extremes import at_extremes, encoded, mutated, reports, varied
+from extremes import EXTREMES, at_extremes, encoded, mutated, reports, varied
 
 from gpuslice import wire
 
 JOB = os.environ["GPUSLICE_JOB"]
 _AT_ONCE = 50
 _MARK = 10**6
+#: What the scheduler waits for an answer to.
+Order = wire.Resume | wire.Suspend
 
 
-def frames(seed: int, epoch: list[int]) -> Iterator[bytes]:
-    """What is said, one after the other; ``epoch`` is the newest lease's."""
+def frames(seed: int, orders: list[Order]) -> Iterator[bytes]:
+    """What is said, one after the other; the newest order is the last of ``orders``."""
     if not seed:
         for message in reports(JOB):
             yield from at_extremes(message)
-    random = Random(seed)
+    random, answered = Random(seed), list[Order]()
     while True:
-        message = random.choice(reports(JOB, max(0, epoch[0] + random.choice((-1, 0, 0, 0, 0, 0, 1)))))
+        if orders and orders[-1] not in answered:
+            answered.append(orders[-1])
+            yield from answers(orders[-1], sum(type(one) is type(orders[-1]) for one in answered) - 1)
+        epoch = orders[-1].epoch if orders else 0
+        message = random.choice(reports(JOB, max(0, epoch + random.choice((-1, 0, 0, 0, 0, 0, 1)))))
+        if isinstance(message, wire.Bye) and random.random() < 0.99:
+            continue  # nothing counts after it
         if random.random() < 0.5:
             yield varied(message, random)
-        elif random.random() < 0.2:
+        elif random.random() < 0.1:
             yield random.choice(list(at_extremes(message)))
         else:
             yield mutated(wire.encode(message), random)
+
+
+def answers(order: Order, number: int) -> Iterator[bytes]:
+    """What may follow ``order``: one field (by ``number``) at its extremes, and at last what is meant."""
+    stages_s = {"copy_out_s": 0.25, "reserve_s": 0.25}
+    message: wire.FromAgent = wire.Resumed(epoch=order.epoch, boundary=0, stages_s=stages_s)
+    names = ("stages_s", "boundary")
+    if isinstance(order, wire.Suspend):
+        message = wire.Suspended(
+            epoch=order.epoch, boundary=order.stop_at, step=11, nbytes=1 << 20, stages_s=stages_s
+        )
+        names = ("nbytes", "stages_s", "step", "boundary")
+    fields = msgspec.to_builtins(message)
+    for value in EXTREMES:
+        yield encoded({**fields, names[number % len(names)]: value})
+    yield encoded(fields)
 
 
 def main(seed: int, count: int) -> None:
@@ -48,22 +73,19 @@ def main(seed: int, count: int) -> None:
     socket.setsockopt(zmq.LINGER, 0)
     socket.connect(os.environ["GPUSLICE_SOCKET"])
     socket.send(wire.encode(reports(JOB, 0)[0]))
-    epoch, sent, said = [0], 0, frames(seed, [0])
-    said = frames(seed, epoch)
+    orders: list[Order] = []
+    sent, said = 0, frames(seed, orders)
     while batch := list(islice(said, min(_AT_ONCE, count - sent))):
         for frame in batch:
             socket.send(frame)
         sent += len(batch)
-        socket.send(
-            encoded(
-                {"type": "hello", "version": _MARK + sent, "job": JOB, "rank": 0, "world_size": 1, "pid": 1}
-            )
-        )
+        mark = {"type": "hello", "version": _MARK + sent, "job": JOB, "rank": 0, "world_size": 1, "pid": 1}
+        socket.send(encoded(mark))
         while True:
-            answer = wire.decode_to_agent(socket.recv())
-            if isinstance(answer, wire.Resume):
-                epoch[0] = answer.epoch
-            if isinstance(answer, wire.Rejected) and f"version {_MARK + sent} " in answer.error:
+            heard = wire.decode_to_agent(socket.recv())
+            if isinstance(heard, Order):
+                orders[:] = [heard]
+            if isinstance(heard, wire.Rejected) and f"version {_MARK + sent} " in heard.error:
                 break
         os.write(1, f"{sent}\n".encode())
 
