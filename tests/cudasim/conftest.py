@@ -9,14 +9,19 @@ from pathlib import Path
 
 import pytest
 
+from ..gpuslice.conftest import Workshop, servers
+from ..gpuslice.warm.process import Servers
+
+__all__ = ["servers"]
+
 #: Set by `./x test-cuda`; without the simulation none of this can run, and nothing here is collected.
 LIBRARIES = os.environ.get("CUDASIM_LIBRARIES", "")
 collect_ignore_glob = [] if LIBRARIES else ["test_*.py"]
 
 if LIBRARIES:
     # Read at the first CUDA call. A file makes this process's memory one that its children see taken.
-    _ACCOUNT = tempfile.NamedTemporaryFile(prefix="cudasim-")  # noqa: SIM115  (lives as long as the process)
-    os.environ |= {"CUDASIM_ACCOUNT": _ACCOUNT.name, "CUDASIM_DEVICES": "2", "CUDASIM_MEMORY_MIB": "2048"}
+    _ACCOUNT = tempfile.TemporaryDirectory(prefix="cudasim-", ignore_cleanup_errors=True)
+    os.environ |= {"CUDASIM_ACCOUNT": f"{_ACCOUNT.name}/account", "CUDASIM_DEVICES": "2"}
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +34,23 @@ def no_faults() -> Iterator[None]:
 
 
 @pytest.fixture
-def script_environ(tmp_path: Path) -> dict[str, str]:
-    """What a script of its own process needs, with GPUs of its own; `launch` looks for a driver's file."""
-    preload = f"{LIBRARIES}/libcudasim_files.so"
-    return {"LD_PRELOAD": preload, "CUDASIM_ACCOUNT": str(tmp_path / "account"), "CUDASIM_DELAY_US": "50"}
+def workshop(tmp_path: Path) -> Workshop:
+    """Scripts in processes of their own, on GPUs of their own."""
+    return on_gpus(Workshop(tmp_path, tmp_path / "ramdisk"))
+
+
+@pytest.fixture
+def warm_workshop(tmp_path: Path, servers: Servers) -> Workshop:
+    """The same, in processes that have torch already; they are forked before CUDA is."""
+    return on_gpus(Workshop(tmp_path, tmp_path / "ramdisk", servers))
+
+
+def on_gpus(workshop: Workshop) -> Workshop:
+    workshop.environ |= {
+        "CUDASIM_ACCOUNT": str(workshop.directory / "account"),
+        "CUDASIM_DELAY_US": "50",
+        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+        "HOME": str(workshop.directory),
+        "XDG_RUNTIME_DIR": str(workshop.directory),
+    }
+    return workshop

@@ -75,10 +75,13 @@ static void wait_while_locked() {
     }
 }
 
+/// Errors of the driver API are not the runtime's last error.
+static int noted(const char* name, int code) { return strncmp(name, "cuda", 4) ? code : said(code); }
+
 Call::Call(const char* name, bool query) {
     if (!begin()) {
         depth++;
-        code = said(NOT_INITIALIZED);
+        code = noted(name, NOT_INITIALIZED);
         return;
     }
     if (depth++ == 0) wait_while_locked();
@@ -88,7 +91,7 @@ Call::Call(const char* name, bool query) {
     auto [first, last] = orders.equal_range(name);
     for (auto i = first; i != last; ++i)
         if (i->second.at == nth) code = i->second.sticky ? stuck(i->second.code) : i->second.code;
-    said(code);
+    noted(name, code);
 }
 
 Call::~Call() {

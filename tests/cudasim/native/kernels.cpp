@@ -7,7 +7,7 @@
 extern "C" {
 void *cudasim_shadow(const void *address);
 int cudasim_access(const void *address, size_t bytes, int device);
-int cudasim_launch(void *stream);
+int cudasim_driver_launch(void *stream);
 void cudasim_push(void *stream, void (*run)(void *), void *data);
 int cudaGetDevice(int *device);
 }
@@ -58,7 +58,7 @@ template <typename Run> static void carry_out(void *data, Run run, bool into_sta
     }                                                                                                                  \
     extern "C" int cudasim_launch_##name(unsigned x, unsigned y, unsigned block, const void *table, unsigned count,    \
                                          void *target, void *stream) {                                                 \
-        if (int code = cudasim_launch(stream)) return code;                                                            \
+        if (int code = cudasim_driver_launch(stream)) return code;                                                            \
         int device = 0;                                                                                                \
         cudaGetDevice(&device);                                                                                        \
         cudasim_push(stream, run_##name, new PendingLaunch{x, y, block, table, count, target, device});                \

@@ -66,6 +66,7 @@ void deliver(const Tensor& to, Tensor from) {
 
 Tensor on_device(const Tensor& values, c10::Device device) {
     if (!values.defined() || values.is_cuda()) return values;
+    TORCH_CHECK(values.layout() == at::kStrided && !values.is_quantized(), "cudasim: only dense results are simulated");
     Tensor dense = values.is_non_overlapping_and_dense() ? values : values.contiguous();
     Tensor made = at::detail::empty_strided_cuda(dense.sizes(), dense.strides(), dense.scalar_type(), device);
     if (values.unsafeGetTensorImpl()->is_wrapped_number()) made.unsafeGetTensorImpl()->set_wrapped_number(true);

@@ -149,6 +149,13 @@ int cudasim_launch(void* stream) {
     auto s = sim::find_stream(stream, sim::current_device);
     return result(s && s->device == sim::here() ? sim::OK : sim::INVALID_HANDLE);
 }
+/// The same for CuPy, which launches through the driver.
+int cudasim_driver_launch(void* stream) {
+    sim::Call call("cuLaunchKernel");
+    if (call.code) return call.code;
+    auto s = sim::find_stream(stream, sim::current_device);
+    return s && s->device == sim::here() ? sim::OK : sim::INVALID_HANDLE;
+}
 }
 API cudaLaunchKernel(const void* function, dim3, dim3, void**, size_t, cudaStream_t) {
     CALL;
