@@ -263,6 +263,7 @@ API cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int prior
     *stream = (cudaStream_t)sim::new_stream(sim::here(), flags, priority).get();
     return cudaSuccess;
 }
+API cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) { return cudaStreamCreateWithPriority(stream, flags, 0); }
 API cudaStreamCreate(cudaStream_t* stream) { return cudaStreamCreateWithPriority(stream, 0, 0); }
 API cudaStreamDestroy(cudaStream_t stream) {
     CALL;

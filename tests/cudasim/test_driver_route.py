@@ -1,0 +1,125 @@
+"""The driver route: another process is taken off the simulated GPU whole, by the documented state machine."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from uuid import UUID
+
+import cudasim
+import pytest
+import torch
+
+from gpuslice.errors import DeviceMemoryError, SuspendedStateError, SuspendRefusedError
+from gpuslice.kernels.driver import Process, ProcessState
+
+#: Says what it computed at every line that it reads; "hold" leaves work on a stream that does not end.
+JOB = """
+import sys, torch, cudasim
+tensor = torch.arange(1 << 22, device="cuda:0")
+print(tensor.sum().item(), flush=True)
+for line in sys.stdin:
+    if line.strip() == "hold":
+        cudasim.runtime().cudasim_hold(None, 1)
+        tensor.add_(0)
+        print("held", flush=True)
+        sys.stdin.readline()
+        cudasim.runtime().cudasim_hold(None, 0)
+    tensor.add_(1)
+    print(tensor.sum().item(), tensor.device, flush=True)
+"""
+NBYTES = 8 << 22
+SUM = (1 << 22) * ((1 << 22) - 1) // 2
+
+
+@contextmanager
+def job() -> Iterator[subprocess.Popen[str]]:
+    """On this process's account, so that both see the same GPU."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", JOB], text=True, **pipes) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == f"{SUM}\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def ask(process: subprocess.Popen[str], word: str = "") -> str:
+    tell(process, word)
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def tell(process: subprocess.Popen[str], word: str = "") -> None:
+    assert process.stdin is not None
+    process.stdin.write(f"{word}\n")
+    process.stdin.flush()
+
+
+def test_a_process_leaves_its_gpu_and_comes_back() -> None:
+    torch.cuda.init()
+    with job() as running:
+        process = Process(running.pid)
+        taken = cudasim.used_bytes(0)
+        process.lock(timeout_ms=20_000)
+        assert process.state is ProcessState.LOCKED
+        with pytest.raises(SuspendedStateError):
+            process.lock()
+        with pytest.raises(SuspendedStateError):
+            process.restore()
+        process.checkpoint()
+        assert process.state is ProcessState.CHECKPOINTED
+        assert taken - cudasim.used_bytes(0) >= NBYTES
+        tell(running)  # its calls wait until it is unlocked
+        process.restore()
+        with pytest.raises(SuspendedStateError):
+            process.restore()
+        assert cudasim.used_bytes(0) == taken
+        process.unlock()
+        assert process.state is ProcessState.RUNNING
+        assert running.stdout is not None
+        assert running.stdout.readline().strip() == f"{SUM + (1 << 22)} cuda:0"
+        assert process.restore_thread_id not in (0, running.pid)
+
+
+def test_without_room_it_stays_away_and_comes_back_later() -> None:
+    with job() as running:
+        process = Process(running.pid)
+        process.lock(timeout_ms=20_000)
+        process.checkpoint()
+        free_bytes, _ = torch.cuda.mem_get_info(0)
+        others = torch.empty(free_bytes - (16 << 20), dtype=torch.uint8, device="cuda:0")
+        with pytest.raises(DeviceMemoryError):
+            process.restore()
+        assert process.state is ProcessState.CHECKPOINTED
+        del others
+        torch.cuda.empty_cache()
+        process.restore()
+        process.unlock()
+        assert ask(running).startswith(str(SUM + (1 << 22)))
+
+
+def test_a_move_exchanges_the_gpus() -> None:
+    first, second = (UUID(str(torch.cuda.get_device_properties(index).uuid)) for index in (0, 1))
+    with job() as running:
+        process = Process(running.pid)
+        process.lock(timeout_ms=20_000)
+        process.checkpoint()
+        before = cudasim.used_bytes(1)
+        process.restore({first: second, second: first})
+        process.unlock()
+        assert cudasim.used_bytes(1) - before >= NBYTES
+        assert ask(running) == f"{SUM + (1 << 22)} cuda:0"
+
+
+def test_a_busy_process_is_not_locked() -> None:
+    with job() as running:
+        process = Process(running.pid)
+        assert ask(running, "hold") == "held"
+        with pytest.raises(SuspendRefusedError, match="busy"):
+            process.lock(timeout_ms=50)
+        assert process.state is ProcessState.RUNNING
+        assert ask(running).startswith(str(SUM + (1 << 22)))
