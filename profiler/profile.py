@@ -32,6 +32,8 @@ class Profile(msgspec.Struct, frozen=True):
     phases: dict[str, Phase]
     changes: tuple[Change, ...]
     overhead: float
+    data_share: float | None
+    cpu_cores: float
     memory: MemoryUse | None
     skew: Skew | None
     devices: tuple[DeviceUse, ...]
@@ -61,6 +63,9 @@ def summary(profile: Profile) -> list[tuple[str, str]]:
             ("p10, p90", f"{_time(seconds.p10)}, {_time(seconds.p90)}"),
             ("jitter", f"{seconds.jitter * _PER_CENT:.1f} %"),
         ]
+    if profile.data_share is not None:
+        rows.append(("waiting for data", f"{profile.data_share * _PER_CENT:.1f} % of the steps"))
+    rows.append(("cores kept busy", f"{profile.cpu_cores:.2f}"))
     rows += [
         (name.replace("_", " "), f"{phase.count}x, {_time(phase.seconds)} together")
         for name, phase in profile.phases.items()

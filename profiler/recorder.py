@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Protocol
 
 import msgspec
@@ -66,6 +66,8 @@ class Recording(msgspec.Struct, frozen=True):
         What recording took, in all.
     total_s
         What the intervals took on the host's clock, in all.
+    cpu_s
+        The processor time of all threads of the process meanwhile.
     """
 
     rank: int
@@ -77,6 +79,7 @@ class Recording(msgspec.Struct, frozen=True):
     without_grad: list[int]
     recorder_s: float
     total_s: float
+    cpu_s: float = 0.0
     memory: MemoryUse | None = None
     skew: Skew | None = None
 
@@ -92,6 +95,8 @@ class StepRecorder:
         For devices that work behind the host's back.
     clock
         Seconds, never running backwards.
+    cpu_clock
+        Seconds of processor time of the process.
     """
 
     def __init__(
@@ -99,10 +104,14 @@ class StepRecorder:
         memory: MemoryMeter | None = None,
         device_clock: DeviceClock | None = None,
         clock: Callable[[], float] = perf_counter,
+        cpu_clock: Callable[[], float] = process_time,
     ) -> None:
         self._memory = memory
         self._device_clock = device_clock
         self._clock = clock
+        self._cpu_clock = cpu_clock
+        #: At the first boundary.
+        self._cpu_s = 0.0
         #: One row per boundary at which a step ended: time, and what happened since the row before.
         self._rows: list[tuple[float, float, float, int, int]] = []
         self._fetching_s = 0.0
@@ -142,6 +151,8 @@ class StepRecorder:
         self._steps = steps
         now = self._clock()
         after_s = 0.0 if self._stepped_s is None else now - self._stepped_s
+        if not self._rows:
+            self._cpu_s = self._cpu_clock()
         self._rows.append((now, self._fetching_s, after_s, self._batches, self._without_grad))
         self._fetching_s, self._batches, self._without_grad, self._stepped_s = 0.0, 0, 0, None
         if self._device_clock is not None:
@@ -153,7 +164,8 @@ class StepRecorder:
             self._memory_s += done - now
 
     def finish(self, rank: int = 0, skew: Skew | None = None) -> Recording:
-        """What was recorded; the time before the first boundary is no interval."""
+        """What was recorded; the time before the first boundary is no interval. Called at the last one."""
+        cpu_s = self._cpu_clock() - self._cpu_s if self._rows else 0.0
         rows, clock = self._rows, "monotonic"
         intervals_s = [later[0] - earlier[0] for earlier, later in pairwise(rows)]
         total_s = sum(intervals_s)
@@ -170,6 +182,7 @@ class StepRecorder:
             without_grad=[row[4] for row in rows[1:]],
             recorder_s=hooks_s + self._memory_s,
             total_s=total_s,
+            cpu_s=cpu_s,
             memory=None if self._memory is None else self._memory.report(),
             skew=skew,
         )

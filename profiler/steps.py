@@ -94,6 +94,10 @@ class StepTimes(msgspec.Struct, frozen=True):
         Where the level of the step times changed.
     overhead
         The part of the recorded time that recording took.
+    data_share
+        The part of the steps' time in which the script waited for batches; ``None`` without steps.
+    cpu_cores
+        How many cores the process kept busy, on average over all that was recorded.
     """
 
     steps: int
@@ -103,6 +107,8 @@ class StepTimes(msgspec.Struct, frozen=True):
     phases: dict[str, Phase]
     changes: tuple[Change, ...]
     overhead: float
+    data_share: float | None
+    cpu_cores: float
 
 
 def analyse(recording: Recording) -> StepTimes:
@@ -122,6 +128,8 @@ def analyse(recording: Recording) -> StepTimes:
         },
         changes=tuple(changes(steps_s)),
         overhead=recording.recorder_s / recording.total_s if recording.total_s else 0.0,
+        data_share=_share(np.array(recording.fetching_s)[kinds == Kind.STEP], steps_s),
+        cpu_cores=recording.cpu_s / recording.total_s if recording.total_s else 0.0,
     )
 
 
@@ -209,6 +217,10 @@ def _change(steps_s: Column, surprising: float) -> int | None:
     before_s, after_s = np.median(steps_s[:at]), np.median(steps_s[at:])
     different = abs(after_s - before_s) >= _LEAST_CHANGE * before_s
     return at if different and surprise <= surprising else None
+
+
+def _share(parts_s: Column, steps_s: Column) -> float | None:
+    return float(parts_s.sum() / steps_s.sum()) if steps_s.sum() else None
 
 
 def _seconds(steps_s: Column) -> StepSeconds | None:

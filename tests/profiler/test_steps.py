@@ -17,7 +17,8 @@ class Job:
     def __init__(self) -> None:
         self.now_s = 100.0
         self.steps = 0
-        self.recorder = StepRecorder(clock=lambda: self.now_s)
+        self.cpu_s = 3.0
+        self.recorder = StepRecorder(clock=lambda: self.now_s, cpu_clock=lambda: self.cpu_s)
 
     def fetch(self, seconds: float = 0.0, *, grad: bool = True) -> None:
         self.recorder.boundary(self.steps)
@@ -28,6 +29,7 @@ class Job:
     def step(self, fetch_s: float = 0.001, compute_s: float = 0.009, after_s: float = 0.0) -> None:
         self.fetch(fetch_s)
         self.now_s += compute_s
+        self.cpu_s += 2 * compute_s
         self.steps += 1
         self.recorder.stepped()
         self.now_s += after_s
@@ -52,6 +54,18 @@ def test_a_step_lasts_from_boundary_to_boundary() -> None:
     assert found.step_seconds.interval == pytest.approx((0.01, 0.01))
     assert found.step_seconds.jitter == pytest.approx(0.0, abs=1e-9)
     assert all(phase.count == 0 for phase in found.phases.values())
+
+
+@pytest.mark.parametrize(("sleep_s", "compute_s"), [(0.001, 0.009), (0.03, 0.01), (0.005, 0.005)])
+def test_a_known_mix_of_waiting_and_computing(sleep_s: float, compute_s: float) -> None:
+    job = Job()
+    for _ in range(50):
+        job.step(fetch_s=sleep_s, compute_s=compute_s)
+    found = analyse(job.finish())
+    assert found.data_share == pytest.approx(sleep_s / (sleep_s + compute_s))
+    assert found.cpu_cores == pytest.approx(2 * compute_s / (sleep_s + compute_s)), "two threads"
+    assert found.step_seconds is not None
+    assert found.step_seconds.median == pytest.approx(sleep_s + compute_s)
 
 
 def test_batches_that_are_accumulated_are_one_step() -> None:
