@@ -31,7 +31,7 @@ class AfterBackward:
 
         self._function = graph._engine_run_backward
         self._original: CodeType = self._function.__code__
-        vars(graph)[_STEP] = step
+        setattr(graph, _STEP, step)
         self._function.__code__ = _with_last_step(self._function)
 
     def remove(self) -> None:

@@ -14,6 +14,7 @@ import sys
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.multiprocessing.spawn import start_processes
 from torch.utils.data import DataLoader
 
 RANKS = 2
@@ -45,7 +46,7 @@ def free_port() -> str:
 def multiprocessing(how: str, directory: str, epochs: int) -> None:
     """As a script does whose launcher is torch.multiprocessing."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=free_port())
-    torch.multiprocessing.start_processes(train, (directory, epochs), RANKS, start_method=how)
+    start_processes(train, (directory, epochs), RANKS, start_method=how)
 
 
 def lightning(directory: str, epochs: int) -> None:
