@@ -16,6 +16,7 @@ import torch
 
 #: ``cudaStreamNonBlocking``: it does not wait for the default stream, nor that one for it.
 _NON_BLOCKING = 1
+_UNMADE = -1
 #: ``cudaStreamCaptureModeRelaxed``: what this thread calls is no matter of captures in other threads.
 _RELAXED = 2
 
@@ -98,8 +99,10 @@ def make_stream(index: int) -> torch.cuda.Stream:
     library = _library()
     pointer = ctypes.c_void_p()
     with torch.cuda.device(index):
-        # Torch has set a context up by then; without one the runtime would do that by itself.
-        if library is None or library.cudaStreamCreateWithFlags(ctypes.byref(pointer), _NON_BLOCKING) != 0:
+        made = _UNMADE
+        if library is not None:
+            made = library.cudaStreamCreateWithPriority(ctypes.byref(pointer), _NON_BLOCKING, 0)
+        if made != 0:
             spend_error()
             return torch.cuda.Stream(index)  # type: ignore[no-untyped-call]
         return torch.cuda.ExternalStream(pointer.value or 0, index)  # type: ignore[no-untyped-call]

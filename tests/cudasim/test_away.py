@@ -1,0 +1,130 @@
+"""States that move between simulated GPUs, and resumes that CUDA fails: whole again, or the process ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+Environ = dict[str, str]
+TRAIN = """
+import hashlib, sys, torch
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(0)
+device = torch.device("cuda")
+model = torch.nn.Sequential(torch.nn.Linear(20, 64), torch.nn.ReLU(), torch.nn.Linear(64, 4)).to(device)
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+data = TensorDataset(torch.randn(64, 20), torch.randint(0, 4, (64,)))
+
+def train(x, y):
+    x, y = x.to(device), y.to(device)
+    output = model(x + 0.1 * torch.randn_like(x)).squeeze(0)
+    loss = torch.nn.functional.cross_entropy(output, y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return output, loss
+
+def digest():
+    parts = [*model.state_dict().values()] + [v for s in optimizer.state.values() for v in s.values()]
+    return hashlib.sha256(repr([part.cpu().tolist() for part in parts]).encode()).hexdigest()
+"""
+MOVES = (
+    TRAIN
+    + """
+import gpuslice
+job = gpuslice.attach(model=model, optimizer=optimizer)
+for step, (x, y) in enumerate(DataLoader(data, batch_size=8)):
+    output, loss = train(x, y)  # which keep the dead graph of the last batch
+    if step in (2, 5) and sys.argv[1] == "move":
+        job.suspend()
+        job.resume("cuda:1" if step == 2 else "cuda:0")
+        assert loss.device == next(model.parameters()).device == torch.device("cuda", int(step == 2))
+        assert not torch.cuda.memory_allocated(int(step == 5))
+print(digest())
+"""
+)
+CARELESS = (
+    TRAIN
+    + """
+import cudasim
+from gpuslice.checkpoint.switch import Switch
+name, code, nth, sticky = sys.argv[1], *map(int, sys.argv[2:5])
+resume, resumed = Switch.resume, []
+def failing(self, *arguments, **options):
+    if not resumed and name != "nothing":
+        cudasim.fail(name, code, nth=nth, sticky=bool(sticky))
+    resumed.append(1)
+    return resume(self, *arguments, **options)
+Switch.resume = failing
+torch.save(model.state_dict(), "good.pt")
+try:
+    for x, y in DataLoader(data, batch_size=8):
+        try:
+            train(x, y)
+        except RuntimeError:
+            print("skipped a batch", flush=True)
+finally:
+    torch.save(model.state_dict(), "good.pt")
+print(digest())
+"""
+)
+
+
+def run(source: str, directory: Path, environ: Environ, *words: str) -> subprocess.CompletedProcess[str]:
+    (directory / "train.py").write_text(source, encoding="utf-8")
+    return subprocess.run(
+        [sys.executable, *words],
+        cwd=directory,
+        env={**os.environ, **environ, "GPUSLICE_RAMDISK_DIR": str(directory / "ramdisk")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_an_ordinary_script_s_state_moves_there_and_back(tmp_path: Path, script_environ: Environ) -> None:
+    stayed, moved = (run(MOVES, tmp_path, script_environ, "train.py", word) for word in ("stay", "move"))
+    assert (moved.returncode, moved.stdout) == (0, stayed.stdout), moved.stderr
+    assert len(stayed.stdout) == 65
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    directory = tmp_path_factory.mktemp("undisturbed")
+    done = run(
+        CARELESS, directory, {"CUDASIM_ACCOUNT": str(directory / "account")}, "train.py", "nothing", *"000"
+    )
+    assert len(done.stdout) == 65, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("call", "code", "nth", "sticky"),
+    [
+        ("cudaMalloc", 2, 1, 0),
+        ("cudaMalloc", 46, 1, 0),
+        ("cudaMemcpyAsync", 1, 1, 0),
+        ("cudaMemcpyAsync", 719, 2, 1),
+        ("cudaStreamSynchronize", 719, 1, 1),
+    ],
+)
+def test_a_careless_script_never_sees_a_resume_that_cuda_fails(
+    tmp_path: Path, script_environ: Environ, undisturbed: str, call: str, code: int, nth: int, sticky: int
+) -> None:
+    command = ["-m", "gpuslice", "run", "--device", "cuda:0", "--suspend-at", "4", "train.py"]
+    done = run(CARELESS, tmp_path, script_environ, *command, call, str(code), str(nth), str(sticky))
+    assert "skipped" not in done.stdout, done.stderr
+    if done.returncode == 0:
+        assert done.stdout == undisturbed
+    else:
+        assert done.returncode in (3, -signal.SIGABRT, 128 + signal.SIGABRT), done.stderr
+        assert done.stdout == ""
+    saved = torch.load(tmp_path / "good.pt", map_location="cpu", weights_only=True)
+    assert all(value.norm() > 0 for value in saved.values())
