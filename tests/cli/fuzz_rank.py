@@ -41,8 +41,8 @@ def frames(seed: int, orders: list[Order]) -> Iterator[bytes]:
             yield from answers(orders[-1], sum(type(one) is type(orders[-1]) for one in answered) - 1)
         epoch = orders[-1].epoch if orders else 0
         message = random.choice(reports(JOB, max(0, epoch + random.choice((-1, 0, 0, 0, 0, 0, 1)))))
-        if isinstance(message, wire.Bye) and random.random() < 0.99:
-            continue  # nothing counts after it
+        if isinstance(message, wire.Bye | wire.Suspended | wire.Resumed) and random.random() < 0.99:
+            continue  # nothing counts after a Bye; the others are left for the answers
         if random.random() < 0.5:
             yield varied(message, random)
         elif random.random() < 0.1:
