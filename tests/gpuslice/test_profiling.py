@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,12 +13,14 @@ import msgspec
 import pytest
 import torch
 
+from gpuslice.cli import main
 from gpuslice.errors import UsageError
 from gpuslice.profiler.recorder import Recording
+from gpuslice.profiler.skew import Skew
 from gpuslice.profiler.steps import Kind, analyse, classify
 from gpuslice.trainable import skew_of_factory, tensor_sizes
 
-from .conftest import Workshop
+from .conftest import DEADLINE_S, Workshop
 
 MIB = 1 << 20
 
@@ -184,6 +187,56 @@ def test_a_factory_costs_no_memory() -> None:
 def test_what_is_no_factory_is_named(name: str, complaint: str) -> None:
     with pytest.raises(UsageError, match=complaint):
         skew_of_factory(name)
+
+
+@pytest.mark.usefixtures("factories")
+def test_the_command_for_a_factory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["skew", "--json", str(tmp_path / "s.json"), "--model", "some_factories:tied"])
+    assert ended.value.code == 0
+    found = msgspec.json.decode((tmp_path / "s.json").read_bytes(), type=Skew)
+    assert (found.tensors, found.consolidate) == (2, True)
+    out = capsys.readouterr().out
+    assert f"skew: {found.skew:.3f} (threshold 0.3): consolidate" in out
+    assert "resnet50 0.09" in out
+
+
+@pytest.mark.parametrize(
+    "words", [["skew"], ["profile"], ["profile", "--steps", "0", "x.py"], ["skew", "no.py"]]
+)
+def test_wrong_command_lines(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith("gpuslice: ")
+
+
+@pytest.mark.slow
+def test_the_command_for_a_script(workshop: Workshop) -> None:
+    workshop.write("train.py", EPOCHS)
+    done = command(workshop, "skew", "--json", "s.json", "train.py")
+    assert done.returncode == 0, done.stderr
+    assert json.loads((workshop.directory / "s.json").read_text())["skew"] == pytest.approx(0.8)
+    nothing = command(workshop, "profile", "--", "true")
+    assert (nothing.returncode, nothing.stderr.splitlines()[0]) == (
+        2,
+        "gpuslice: nothing was recorded (exit status 0)",
+    )
+
+
+@pytest.mark.slow
+def test_a_signal_reaches_the_script_and_what_was_recorded_is_shown(workshop: Workshop) -> None:
+    waiting = "import signal\nprint('ready', flush=True)\nsignal.pause()\n"
+    on_signal = "import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(3))\n"
+    workshop.write("train.py", on_signal + EPOCHS.replace('print("all epochs")', "pass") + waiting)
+    words = [sys.executable, "-m", "gpuslice", "profile", "--steps", "1000", "train.py"]
+    with workshop.start(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert [process.stdout.readline() for _ in range(2)] == ["cleaned up\n", "ready\n"]
+        process.terminate()
+        out, err = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 3, err
+    assert "  steps:                " in out
 
 
 def test_shared_and_frozen_parameters() -> None:
