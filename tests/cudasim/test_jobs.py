@@ -1,0 +1,160 @@
+"""Jobs of a scheduler on simulated GPUs, with the digests of undisturbed runs: turns, moves, gangs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from gpuslice.client import Client
+from gpuslice.verbs import JobInfo
+
+from ..cli.conftest import Shell, shell_in
+from ..cli.waiting import until
+
+PATIENCE_S = 300.0
+#: On whatever device its model is; says what it computed.
+TRAIN = """
+import hashlib, os, sys, torch
+from torch.utils.data import DataLoader
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+steps, ranks = int(sys.argv[1]), int(os.environ.get("WORLD_SIZE", "1"))
+device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+torch.manual_seed(1)
+layers = torch.nn.Linear(64, 128), torch.nn.Dropout(0.1), torch.nn.Linear(128, 1)
+model = torch.nn.Sequential(*layers).to(device)
+trained = model
+if ranks > 1:
+    dist.init_process_group("gloo")
+    trained = DistributedDataParallel(model)
+optimizer = torch.optim.Adam(model.parameters(), fused=True)
+for batch in DataLoader(torch.randn(4 * steps, 64), batch_size=4):
+    here = model[0].weight.device
+    loss = trained(batch.to(here, non_blocking=True) + 0.1 * torch.randn(4, 64, device=here)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+digest = hashlib.sha256()
+for value in model.state_dict().values():
+    digest.update(value.cpu().numpy().tobytes())
+if os.environ.get("RANK", "0") == "0":
+    print(digest.hexdigest())
+if ranks > 1:
+    dist.destroy_process_group()
+"""
+
+
+class Site:
+    """A scheduler with GPUs of its own, and the script."""
+
+    def __init__(self, shell: Shell, directory: Path) -> None:
+        self.shell = shell
+        self.script = directory / "train.py"
+        self.script.write_text(TRAIN, encoding="utf-8")
+        self.account = str(directory / "account")
+        self.environ = {**os.environ, "CUDASIM_ACCOUNT": self.account, "CUDASIM_DELAY_US": "20"}
+
+    def up(self, devices: str, *words: str) -> Client:
+        os.environ["CUDASIM_ACCOUNT"], before = self.account, os.environ["CUDASIM_ACCOUNT"]
+        try:
+            self.shell("up", "--devices", devices, *words)
+        finally:
+            os.environ["CUDASIM_ACCOUNT"] = before
+        return self.shell.client()
+
+    def command(self, steps: int, ranks: int) -> list[str]:
+        if ranks == 1:
+            return [sys.executable, str(self.script), str(steps)]
+        torchrun = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            str(ranks),
+        ]
+        return [*torchrun, str(self.script), str(steps)]
+
+    def submit(self, client: Client, steps: int, *, ranks: int = 1) -> str:
+        words = ["--", *self.command(steps, ranks)]
+        return client.submit(words, devices=ranks, environ=self.environ, max_restarts=1)
+
+    def undisturbed(self, steps: int, *, ranks: int = 1) -> str:
+        environ = {**self.environ, "CUDASIM_ACCOUNT": f"{self.account}-alone"}
+        done = subprocess.run(
+            self.command(steps, ranks),
+            env=environ,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    with shell_in(tmp_path / "s") as shell:
+        yield Site(shell, tmp_path)
+
+
+def ended_well(client: Client, job: str) -> JobInfo:
+    info = client.wait(job, PATIENCE_S)
+    assert info is not None
+    assert info.state == "succeeded", (info, Path(client.logs(job).err).read_text(encoding="utf-8"))
+    return info
+
+
+def digest(client: Client, job: str) -> str:
+    return Path(client.logs(job).out).read_text(encoding="utf-8").strip().splitlines()[-1]
+
+
+def test_two_jobs_take_turns_on_one_gpu(site: Site) -> None:
+    client = site.up("cuda:0", "--policy", "rr", "--quantum", "500ms", "--switch-share", "0")
+    jobs = [site.submit(client, 250) for _ in range(2)]
+    infos = [ended_well(client, job) for job in jobs]
+    assert all(info.suspends > 0 for info in infos)
+    assert {digest(client, job) for job in jobs} == {site.undisturbed(250)}
+    site.shell("down")
+
+
+def test_a_job_moves_to_another_gpu(site: Site) -> None:
+    client = site.up("cuda:0,cuda:1", "--policy", "rr")
+    job = site.submit(client, 400)
+    until(client, job, lambda info: info.steps > 5)
+    (device,) = next(info for info in client.jobs() if info.id == job).devices
+    site.shell("migrate", job, "--to", "cuda:1" if device == "cuda:0" else "cuda:0")
+    assert ended_well(client, job).migrations == 1
+    assert digest(client, job) == site.undisturbed(400)
+    site.shell("down")
+
+
+def test_gangs_take_turns_on_two_gpus(site: Site) -> None:
+    client = site.up("cuda:0,cuda:1", "--policy", "rr", "--quantum", "500ms", "--switch-share", "0")
+    jobs = [site.submit(client, 80, ranks=2) for _ in range(2)]
+    infos = [ended_well(client, job) for job in jobs]
+    assert sum(info.suspends for info in infos) > 0
+    assert {digest(client, job) for job in jobs} == {site.undisturbed(80, ranks=2)}
+    site.shell("down")
+
+
+def test_a_killed_job_is_started_again_and_its_gpu_is_free(site: Site) -> None:
+    client = site.up("cuda:0", "--policy", "rr")
+    job = site.submit(client, 300)
+    until(client, job, lambda info: info.steps > 5)
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        if words[-2:] == [str(site.script), "300"] and "gpuslice" not in words:
+            process.send_signal(signal.SIGKILL)
+    assert ended_well(client, job).restarts == 1
+    assert digest(client, job) == site.undisturbed(300)
+    site.shell("down")
