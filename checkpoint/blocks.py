@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_right
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import torch
 
 from gpuslice.errors import SuspendRefusedError
 from gpuslice.kernels import Device
+from gpuslice.kernels.copying import run
 from gpuslice.kernels.host import view_address
 from gpuslice.kernels.transfer import Transfer
 from gpuslice.kernels.vmm import Block
@@ -107,8 +109,11 @@ class BlockCargo:
 
     def check(self, snapshot: SnapshotFile) -> None:
         """Check the blocks' bytes in the snapshot; ``CorruptSnapshotError`` names a damaged one."""
-        for sid in range(len(self.blocks)):
+
+        def look(sid: int) -> None:
             snapshot.view(sid)
+
+        run([[sid] for sid in range(len(self.blocks))], look, len(os.sched_getaffinity(0)))
 
     def _transfer(self) -> Transfer:
         return Transfer({"direct": self.emptied_bytes} if self.blocks else {}, copies=len(self.blocks))
@@ -126,7 +131,7 @@ def load_blocks(shim: Shim, device: Device, named: Sequence[tuple[str, torch.Ten
 
     The allocator's empty blocks are handed back first, so that they are not copied.
     """
-    device.release_caches()
+    device.release_caches(workspaces=False)  # a captured graph goes on with those that it was captured with
     index = device.torch_device.index or 0
     blocks = shim.blocks(index)
     starts = [block.address for block in blocks]

@@ -33,7 +33,7 @@ from .passage import (
 )
 
 #: What leaves or comes at once: small beside a state, large beside what it costs to give memory back.
-PORTION_BYTES = 128 << 20
+PORTION_BYTES = 512 << 20
 #: How long the giver, whose device is idle meanwhile, waits for an answer; and the taker for the offer.
 _ANSWER_S = 5.0
 _ERROR_CHARACTERS = 1000

@@ -174,7 +174,7 @@ class CpuDevice:
         self.reserve(list(zip(storages, sizes, strict=True)))
         return storages
 
-    def release_caches(self) -> None:
+    def release_caches(self, *, workspaces: bool = True) -> None:
         trim()
 
     @property

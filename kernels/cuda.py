@@ -211,10 +211,11 @@ class CudaDevice:
             raise gpu_memory.lack_of_memory(str(self.name), self._index, sizes) from error
         return made
 
-    def release_caches(self) -> None:
-        """Also cuBLAS workspaces, which live in the caching allocator per handle and stream."""
+    def release_caches(self, *, workspaces: bool = True) -> None:
+        """Workspaces are cuBLAS's, which live in the caching allocator per handle and stream."""
         if cudart.has_begun():
-            torch._C._cuda_clearCublasWorkspaces()
+            if workspaces:
+                torch._C._cuda_clearCublasWorkspaces()
             with torch.cuda.device(self._index):
                 torch.cuda.empty_cache()
 

@@ -191,8 +191,14 @@ class Device(Protocol):
         """New storages of these many bytes here: all of them, or none and ``DeviceMemoryError``."""
         ...
 
-    def release_caches(self) -> None:
-        """Hand what the allocator keeps for later back to the system."""
+    def release_caches(self, *, workspaces: bool = True) -> None:
+        """Hand what the allocator keeps for later back to the system.
+
+        Parameters
+        ----------
+        workspaces
+            Also those of libraries, which captured graphs may know by their addresses.
+        """
         ...
 
     @property

@@ -125,7 +125,7 @@ class NullDevice:
         self._admit(sum(sizes))
         return [torch.UntypedStorage(nbytes, device=self.torch_device) for nbytes in sizes]  # type: ignore[no-untyped-call]
 
-    def release_caches(self) -> None:
+    def release_caches(self, *, workspaces: bool = True) -> None:
         """Nothing is cached."""
 
     @property

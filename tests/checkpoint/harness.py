@@ -193,10 +193,10 @@ class FaultyDevice(CpuDevice):
         if broken:
             raise Broken("free")
 
-    def release_caches(self) -> None:
+    def release_caches(self, *, workspaces: bool = True) -> None:
         if self._step("release_caches"):
             raise Broken("release_caches")
-        super().release_caches()
+        super().release_caches(workspaces=workspaces)
 
     def reserve(self, pairs: Sequence[tuple[torch.UntypedStorage, int]]) -> None:
         if self._step("reserve"):

@@ -181,9 +181,9 @@ class ScriptedDevice(CpuDevice):
         super().discard(storages)
         self._went(sizes)
 
-    def release_caches(self) -> None:
+    def release_caches(self, *, workspaces: bool = True) -> None:
         broken = self._step()
-        super().release_caches()
+        super().release_caches(workspaces=workspaces)
         _unless(broken, None)
 
     def reserve(self, pairs: Sequence[tuple[torch.UntypedStorage, int]]) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from gpuslice.checkpoint.blocks import load_blocks
 from gpuslice.checkpoint.layout import TensorSpec
 from gpuslice.checkpoint.snapshot import SnapshotFile, open_snapshot
 from gpuslice.checkpoint.store import JobStore
@@ -134,3 +135,22 @@ def test_a_device_is_asked_to_empty_storages_only_in_ways_that_it_named(store: J
     switch.suspend(boundary=1)
     switch.resume()
     assert job.digest() == before
+
+
+class NoBlocks:
+    """A shim of a device on which nothing was ever allocated."""
+
+    def blocks(self, device: int) -> list[Any]:
+        return []
+
+
+def test_the_vmm_route_leaves_workspaces_that_captured_graphs_know() -> None:
+    asked: list[bool] = []
+
+    class Spy(FaultyDevice):
+        def release_caches(self, *, workspaces: bool = True) -> None:
+            asked.append(workspaces)
+
+    shim: Any = NoBlocks()
+    load_blocks(shim, Spy(), [])
+    assert asked == [False]
