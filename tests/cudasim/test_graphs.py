@@ -11,6 +11,9 @@ import cudasim
 import pytest
 import torch
 
+from gpuslice.kernels import open_device
+from gpuslice.types import DeviceName
+
 CUDA = torch.device("cuda:0")
 UNSUPPORTED, INVALIDATED = 900, 901
 
@@ -149,3 +152,18 @@ def test_values_are_not_to_be_had_while_capturing() -> None:
             values.nonzero()
         assert cudasim.runtime().cudaStreamEndCapture(handle, ctypes.byref(graph)) == INVALIDATED
     cudasim.runtime().cudaGetLastError()
+
+
+def test_an_arena_is_locked_in_a_thread_while_a_graph_is_captured() -> None:
+    """As the next suspend's arena is made ready beside a training."""
+    device = open_device(DeviceName("cuda", 0))
+    values, graph = torch.ones(4, device=CUDA), torch.cuda.CUDAGraph()
+    with mmap.mmap(-1, 1 << 20) as mapping:
+        arena = memoryview(mapping)
+        with torch.cuda.graph(graph):
+            values.add_(1)
+            assert in_a_thread(lambda: int(device.register(arena))) == 1
+        graph.replay()
+        device.unregister(arena)
+        arena.release()
+    assert values.sum().item() == 8
