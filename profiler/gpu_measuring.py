@@ -10,6 +10,8 @@ from typing import Any
 import pynvml
 import torch
 
+from gpuslice.kernels.nvml import read_driver
+
 from .memory import MemoryUse, unaccounted
 
 
@@ -64,10 +66,13 @@ class CudaMemory:
     def _held_bytes(self) -> int | None:
         """What the driver says that this process holds; ``None`` where it does not (containers, WSL)."""
         uuid = f"GPU-{torch.cuda.get_device_properties(self._index).uuid}"
+        number = next((gpu.index for gpu in read_driver().gpus if gpu.uuid == uuid), None)
+        if number is None:
+            return None
         try:
             pynvml.nvmlInit()
             try:
-                handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+                handle = pynvml.nvmlDeviceGetHandleByIndex(number)
                 found = pynvml.nvmlDeviceGetComputeRunningProcesses_v3(handle)
             finally:
                 pynvml.nvmlShutdown()
