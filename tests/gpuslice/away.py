@@ -125,6 +125,7 @@ class Post:
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
+        self._instead_of = agent._link  # whose sockets would wait for somebody as they are collected
         self._epoch = 1
 
     def send(self, message: FromAgent) -> None:

@@ -15,7 +15,7 @@ from gpuslice.ending import as_ours, whole_or_ended
 from gpuslice.errors import DeviceMemoryError, SwitchFailedError
 
 SCRIPT = Path(__file__).with_name("away.py")
-EVERY_KIND = "cuda,memory,torch-memory,host-memory,interrupt,exit,handover,rollback"
+OTHER_KINDS = "memory,interrupt,rollback"
 #: Exit codes of errors of ours; 99 stands for a script that ended by an exception it did not catch.
 OURS = {3, 4, 5}
 
@@ -24,7 +24,9 @@ OURS = {3, 4, 5}
     ("controllers", "kinds"),
     [
         pytest.param("drill", "cuda", id="one kind"),
-        pytest.param("drill,agent,script", EVERY_KIND, id="every kind", marks=pytest.mark.slow),
+        pytest.param("drill", OTHER_KINDS, id="other kinds", marks=pytest.mark.slow),
+        pytest.param("agent", "cuda,interrupt", id="scheduled", marks=pytest.mark.slow),
+        pytest.param("script", "cuda,interrupt", id="by the script", marks=pytest.mark.slow),
     ],
 )
 def test_every_call_of_the_device_fails_once(tmp_path: Path, controllers: str, kinds: str) -> None:
