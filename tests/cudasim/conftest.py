@@ -34,6 +34,12 @@ def no_faults() -> Iterator[None]:
 
 
 @pytest.fixture
+def script_environ(tmp_path: Path) -> dict[str, str]:
+    """What a script of its own process is told, so that its GPUs are its own."""
+    return {"CUDASIM_ACCOUNT": str(tmp_path / "account"), "CUDASIM_DELAY_US": "50"}
+
+
+@pytest.fixture
 def workshop(tmp_path: Path) -> Workshop:
     """Scripts in processes of their own, on GPUs of their own."""
     return on_gpus(Workshop(tmp_path, tmp_path / "ramdisk"))

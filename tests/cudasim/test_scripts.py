@@ -174,7 +174,6 @@ def test_a_sticky_error_in_a_resume_ends_the_process_and_keeps_the_snapshot(
     assert done.stdout == expected
 
 
-@pytest.mark.xfail(strict=True, reason="import torch begins CUDA under --device cuda")
 @pytest.mark.parametrize(
     "first",
     [
