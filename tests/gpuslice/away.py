@@ -26,7 +26,7 @@ from gpuslice.checkpoint import heap
 from gpuslice.checkpoint.lazy import LazyResume
 from gpuslice.config import Settings
 from gpuslice.drill import Drill
-from gpuslice.errors import DeviceMemoryError, HandoverError, RollbackError
+from gpuslice.errors import DeviceMemoryError, HandoverError
 from gpuslice.job import Job
 from gpuslice.kernels import Device
 from gpuslice.kernels.cpu import CpuDevice
@@ -44,7 +44,6 @@ ERRORS: dict[str, Callable[[], BaseException]] = {
     "interrupt": KeyboardInterrupt,
     "exit": lambda: SystemExit(0),
     "handover": lambda: HandoverError("nobody left"),
-    "rollback": lambda: RollbackError("nothing works"),
 }
 #: The protocol's methods and attributes that do something.
 CALLS = [name for name in vars(Device) if not name.startswith("_") and name not in ("name", "torch_device")]

@@ -15,7 +15,7 @@ from gpuslice.ending import as_ours, whole_or_ended
 from gpuslice.errors import DeviceMemoryError, SwitchFailedError
 
 SCRIPT = Path(__file__).with_name("away.py")
-OTHER_KINDS = "memory,interrupt,rollback"
+OTHER_KINDS = "memory,interrupt"
 #: Exit codes of errors of ours; 99 stands for a script that ended by an exception it did not catch.
 OURS = {3, 4, 5}
 
