@@ -1,12 +1,11 @@
-"""``rivals.py WAY DEVICE BYTES``: take a state off a device and bring it back by another way; prints JSON.
+"""``python -m benchmarks.gpu_suite.rivals WAY DEVICE BYTES``: take a state off a device and bring it back.
 
-Each runs in a process of its own. What is not installed, or what this machine does not allow, ends with a
-message and exit code 1.
+By another way than ours, each in a process of its own. Prints JSON: times, or why the way was skipped. Exit
+code 1 if other bytes came back.
 """
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import tempfile
@@ -15,13 +14,11 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 import torch
 
+from benchmarks.gpu_suite.measuring import MIB, as_json
 from benchmarks.states import median
 
-MIB = 1 << 20
 ROUNDS = 3
 
 
@@ -74,7 +71,7 @@ def by_driver(nbytes: int, device: str) -> dict[str, object]:
     """``cuCheckpointProcess*`` of another process that holds the state."""
     from gpuslice.kernels.driver import Process
 
-    command = [sys.executable, __file__, "hold", device, str(nbytes)]
+    command = [sys.executable, "-m", "benchmarks.gpu_suite.rivals", "hold", device, str(nbytes)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdin is not None
         assert child.stdout is not None
@@ -90,19 +87,24 @@ def by_driver(nbytes: int, device: str) -> dict[str, object]:
                 process.restore()
                 process.unlock()
 
-            return timed(out, back, None)
-        finally:
+            found = timed(out, back, None)
             child.stdin.close()
+            if child.stdout.readline() != "same bytes\n":
+                raise SystemExit("the process came back with other bytes")
+            return found
+        finally:
+            child.kill()  # a locked one would wait for ever
 
 
 def hold(nbytes: int, device: str) -> None:
-    """Keep a state until somebody closes standard input."""
+    """Keep a state until somebody closes standard input; then say whether it is the same."""
     tensors = tensors_of(nbytes, device)
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize()
     print("holding", flush=True)
     sys.stdin.read()
-    del tensors
+    same = all(bool((tensor == number).all()) for number, tensor in enumerate(tensors))
+    print("same bytes" if same else "other bytes", flush=True)
 
 
 def timed(
@@ -115,7 +117,7 @@ def timed(
         for name, work in (("out_s", out), ("in_s", back)):
             began_s = time.perf_counter()
             work()
-            if name == "in_s" or tensors is None:
+            if tensors is not None:
                 synchronize()
             seconds[name].append(time.perf_counter() - began_s)
         for number, tensor in enumerate(tensors() if tensors else []):
@@ -138,12 +140,12 @@ def main(way: str, device: str, nbytes: int) -> int:
     if way == "hold":
         hold(nbytes, device)
         return 0
+    found: dict[str, object] = {"rival": way, "bytes": nbytes}
     try:
-        found = WAYS[way](nbytes, device)
+        found |= WAYS[way](nbytes, device)
     except Exception as error:  # noqa: BLE001 - whatever keeps a rival from running is its result
-        print(f"{type(error).__name__}: {error}".replace("\n", " "), file=sys.stderr)
-        return 1
-    print(json.dumps(found))
+        found["skipped"] = f"{type(error).__name__}: {error}"
+    print(as_json(found, torch.device(device)))
     return 0
 
 

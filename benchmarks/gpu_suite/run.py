@@ -8,94 +8,38 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
-import os
 import platform
-import subprocess
+import signal
 import sys
+import tempfile
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from steps import ROOT, Runner, link_tree
+
 #: Import name -> what is lost without it.
 NEEDED = {
     "torch": "everything",
     "numpy": "everything",
-    "pytest": "everything",
     "msgspec": "everything",
     "xxhash": "everything: checksums",
     "zmq": "everything that runs a job",
     "psutil": "everything that runs a job",
+    "pynvml": "everything (package nvidia-ml-py)",
     "typer": "the command line",
     "rich": "the command line",
-    "pynvml": "gpuslice doctor (package nvidia-ml-py)",
-    "numba": "the simulator",
+    "pytest": "the tests",
     "hypothesis": "the tests of files and messages",
-    "pytest_benchmark": "all benchmarks (package pytest-benchmark)",
+    "safetensors": "the tests of exported snapshots",
+    "pytest_benchmark": "the tests' options (package pytest-benchmark)",
     "cupy": "the GPU kernels (package cupy-cuda12x or cupy-cuda13x)",
 }
 #: Without these nothing can run at all.
-ESSENTIAL = ("torch", "numpy", "pytest", "msgspec", "xxhash")
-NOTHING_COLLECTED = 5
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One finished step of the suite."""
-
-    name: str
-    command: list[str]
-    exit_code: int | None
-    seconds: float
-
-    @property
-    def failed(self) -> bool:
-        return self.exit_code not in (0, NOTHING_COLLECTED)
-
-
-class Suite:
-    """Runs steps one after the other and keeps what they print in the output directory."""
-
-    def __init__(self, out: Path, device: str, limit_s: float) -> None:
-        self.out = out
-        self._limit_s = limit_s
-        self._environ = dict(os.environ) | {
-            "GPUSLICE_BENCH_DEVICE": device,
-            "PYTHONPATH": os.pathsep.join([str(link_tree()), *filter(None, [os.environ.get("PYTHONPATH")])]),
-        }
-        self.steps: list[Step] = []
-
-    def run(self, name: str, *words: str, output: str) -> Step:
-        """Run a Python command with a deadline; its output goes to the file ``output``."""
-        command = [sys.executable, *words]
-        print(f"{name}: {' '.join(words)}", flush=True)
-        started = time.monotonic()
-        with (self.out / output).open("wb") as log:
-            try:
-                code: int | None = subprocess.run(
-                    command,
-                    cwd=ROOT,
-                    env=self._environ,
-                    stdout=log,
-                    stderr=None,
-                    timeout=self._limit_s,
-                    check=False,
-                ).returncode
-            except subprocess.TimeoutExpired:
-                code = None
-        step = Step(name, command, code, round(time.monotonic() - started, 1))
-        outcome = {None: "ran out of time", NOTHING_COLLECTED: "nothing to run"}.get(
-            code, f"exit code {code}"
-        )
-        print(f"{name}: {outcome} after {step.seconds} s, see {self.out / output}", flush=True)
-        self.steps.append(step)
-        return step
-
-
-def link_tree() -> Path:
-    """A directory for PYTHONPATH that shows the checkout as the package, without installing anything."""
-    subprocess.run(["sh", str(ROOT / "x"), "types"], check=True)
-    return ROOT / ".typetree"
+ESSENTIAL = ("torch", "numpy", "msgspec", "xxhash", "zmq", "psutil", "pynvml", "typer", "rich")
+RIVALS = ("to-cpu", "torch-save", "memory-saver", "memory-saver-retained")
+GB = 10**9
+SUITE = "benchmarks.gpu_suite"
 
 
 def missing() -> dict[str, str]:
@@ -103,17 +47,91 @@ def missing() -> dict[str, str]:
     return {name: loss for name, loss in NEEDED.items() if importlib.util.find_spec(name) is None}
 
 
-def pytest_words(*words: str) -> list[str]:
-    """A pytest command that does not depend on plugins that may be missing."""
-    options = ["-o", "addopts=--import-mode=importlib --strict-markers", "--continue-on-collection-errors"]
-    return ["-m", "pytest", "-c", "pyproject.toml", *options, "-ra", *words]
+class Suite:
+    """The steps in the order of what would be missed most if the time were over.
+
+    Parameters
+    ----------
+    scale
+        Of all sizes; 1 on a real GPU.
+    """
+
+    def __init__(self, runner: Runner, out: Path, device: str, scale: float) -> None:
+        self._runner, self._out, self._device = runner, out, device
+        self._scale = scale
+
+    def run(self) -> None:
+        if self._environment() != 0:
+            return  # whatever else could only fail for the same reason
+        self._runner.run(
+            "self-test", ["-m", "gpuslice", "doctor", "--json", "--check"], output="doctor.json", limit_s=60
+        )
+        self._copies(4)
+        self._module("threshold", "threshold", "--count", str(self._number(500)), limit_s=90)
+        self._copies(16)
+        self._tests("tests", "not driver")
+        self._module("repros", "repros", limit_s=150, on_device=False)
+        for rival in RIVALS:
+            self._rival(rival)
+        self._tests("driver", "driver")
+        self._rival("driver")
+
+    def _environment(self) -> int | None:
+        out = str(self._out / "environment.json")
+        words = ["-m", f"{SUITE}.environment", self._device, out]
+        return self._runner.run("environment", words, output="environment.log", limit_s=60).exit_code
+
+    def _number(self, full: int) -> int:
+        return max(4, int(full * self._scale))
+
+    def _copies(self, size_gb: int) -> None:
+        nbytes = str(self._number(size_gb * GB))
+        self._module(f"copies_{size_gb}gb", "copy_phase", "--bytes", nbytes, limit_s=30 + 10 * size_gb)
+
+    def _module(self, name: str, module: str, *words: str, limit_s: float, on_device: bool = True) -> None:
+        place = ["--device", self._device] if on_device else []
+        out = ["--out", str(self._out / f"{name}.json")]
+        words = ("-m", f"{SUITE}.{module}", *out, *place, *words)
+        self._runner.run(name, words, output=f"{name}.log", limit_s=limit_s)
+
+    def _tests(self, name: str, which: str) -> None:
+        """Of the files with tests marked ``gpu``: others would only take time, and packages."""
+        files = [
+            path for path in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.gpu" in path.read_text()
+        ]
+        options = ["-c", "pyproject.toml", "-o", "addopts=--import-mode=importlib --strict-markers", "-ra"]
+        words = ["-m", "pytest", *options, "-p", "no:cacheprovider", "-m", "gpu", "-k", which]
+        words += ["--continue-on-collection-errors", f"--junitxml={self._out / f'{name}.xml'}"]
+        words += [str(path.relative_to(ROOT)) for path in files]
+        self._runner.run(name, words, output=f"{name}.log", limit_s=180)
+
+    def _rival(self, name: str) -> None:
+        nbytes = str(self._number(4 * GB))
+        words = ["-m", f"{SUITE}.rivals", name, self._device, nbytes]
+        self._runner.run(f"rival {name}", words, output=f"rival_{name}.json", limit_s=60)
+
+
+def is_simulated(out: Path) -> bool:
+    """As the first step found it."""
+    path = out / "environment.json"
+    return path.exists() and bool(json.loads(path.read_text(encoding="utf-8"))["simulated"])
+
+
+def output_directory(path: Path) -> Path:
+    """Made, and empty: no result of an earlier run must be taken for one of this."""
+    path = path.resolve()
+    path.mkdir(parents=True, exist_ok=True)
+    if any(path.iterdir()):
+        raise SystemExit(f"{path} is not empty; name a new directory")
+    return path
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True, help="directory for the results")
+    parser.add_argument("--out", type=Path, required=True, help="directory for the results, empty or new")
     parser.add_argument("--device", default="cuda:0", help="what to measure on")
-    parser.add_argument("--limit", type=float, default=540, metavar="SECONDS", help="for each of the steps")
+    parser.add_argument("--limit", type=float, default=540, metavar="SECONDS", help="for all steps together")
+    parser.add_argument("--scale", type=float, default=1, help="of all sizes; to try the suite itself")
     arguments = parser.parse_args()
     lost = missing()
     for name, loss in lost.items():
@@ -121,29 +139,22 @@ def main() -> int:
     if any(name in lost for name in ESSENTIAL):
         print("stopped: see README.md for how to bring these packages along", file=sys.stderr)
         return 3
-    out = arguments.out.resolve()
-    out.mkdir(parents=True, exist_ok=True)
-    suite = Suite(out, arguments.device, arguments.limit)
-    if {"typer", "rich", "pynvml"}.isdisjoint(lost):
-        suite.run("doctor", "-m", "gpuslice", "doctor", "--json", "--check", output="doctor.json")
-    suite.run(
-        "tests", *pytest_words("-m", "gpu", f"--junitxml={out / 'tests.xml'}", "tests"), output="tests.log"
-    )
-    if "pytest_benchmark" not in lost:
-        words = pytest_words("--benchmark-only", f"--benchmark-json={out / 'benchmarks.json'}", "benchmarks")
-        suite.run("benchmarks", *words, output="benchmarks.log")
-    sizes = "1,4,16,40" if arguments.device.startswith("cuda") else "0.1"
-    words = ["benchmarks/gpu_suite/copy_phase.py", "--device", arguments.device, "--sizes", sizes]
-    suite.run("copy_phase", *words, "--out", str(out / "copy_phase.json"), output="copy_phase.log")
+    out = output_directory(arguments.out)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the running step is ended, too
+    with tempfile.TemporaryDirectory(prefix="gpuslice-suite-") as directory:
+        runner = Runner(link_tree(Path(directory) / "tree"), out, arguments.limit)
+        Suite(runner, out, arguments.device, arguments.scale).run()
     summary = {
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "python": platform.python_version(),
         "device": arguments.device,
+        "scale": arguments.scale,
+        "simulated": is_simulated(out),
         "missing": lost,
-        "steps": [asdict(step) for step in suite.steps],
+        "steps": [asdict(step) for step in runner.steps],
     }
     (out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
-    return int(any(step.failed for step in suite.steps))
+    return int(any(step.failed for step in runner.steps))
 
 
 if __name__ == "__main__":

@@ -199,9 +199,9 @@ def test_a_mapping_is_locked_once_whichever_device_object_asks(device: CudaDevic
 def test_copies_come_after_what_the_caller_has_queued(device: CudaDevice, locked: Locked) -> None:
     """Without a synchronization in between: the lanes wait for the caller's stream."""
     tensors, pairs, arena = locked
-    busy = torch.randn(4096, 4096, device="cuda:0")
+    busy = torch.randn(1024, 1024, device="cuda:0")
     with torch.cuda.stream(torch.cuda.Stream(0)):
-        for _ in range(20):
+        for _ in range(100):
             busy = busy @ busy
         tensors[-1].fill_(77)
         device.copy_out(pairs, arena)
