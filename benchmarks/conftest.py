@@ -17,7 +17,7 @@ from benchmarks.summary import summarize
 
 if TYPE_CHECKING:
     from benchmarks.states import State
-    from gpuslice.checkpoint.store import JobStore
+    from gpuslice.checkpoint.ramdisk.store import JobStore
 
 
 def pytest_benchmark_update_machine_info(config: Any, machine_info: dict[str, Any]) -> None:
@@ -67,7 +67,7 @@ def tmpfs() -> Iterator[Path]:
 def store(tmpfs: Path) -> Iterator[JobStore]:
     """A store of a job with a name, with room for two snapshots of the state."""
     from benchmarks.states import STATE_BYTES
-    from gpuslice.checkpoint.ramdisk import RamDisk
+    from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
 
     with RamDisk(tmpfs / "ramdisk", 5 * STATE_BYTES + 2**28).open_store("bench") as opened:
         yield opened

@@ -14,7 +14,7 @@ from gpuslice.errors import (
     RamDiskFullError,
     RefusedSnapshotError,
 )
-from gpuslice.private import private_directory
+from gpuslice.private_directories import private_directory
 
 #: What is in memory is gone after a power cut anyway.
 _IN_MEMORY = {"tmpfs", "ramfs", "devtmpfs", "hugetlbfs"}

@@ -10,24 +10,24 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gpuslice.boundaries import boundary as boundary
-    from gpuslice.client import Client as Client
-    from gpuslice.job import Job as Job
-    from gpuslice.job import Snapshot as Snapshot
-    from gpuslice.job import attach as attach
-    from gpuslice.job import restore as restore
-    from gpuslice.losses import report as report
+    from gpuslice.client.client import Client as Client
+    from gpuslice.runtime.boundaries import boundary as boundary
+    from gpuslice.runtime.job import Job as Job
+    from gpuslice.runtime.job import Snapshot as Snapshot
+    from gpuslice.runtime.job import attach as attach
+    from gpuslice.runtime.job import restore as restore
+    from gpuslice.runtime.logged_losses import report as report
 
 __version__ = "0.1.0"
 
 _HOME = {
-    "attach": "gpuslice.job",
-    "restore": "gpuslice.job",
-    "Job": "gpuslice.job",
-    "Snapshot": "gpuslice.job",
-    "boundary": "gpuslice.boundaries",
-    "Client": "gpuslice.client",
-    "report": "gpuslice.losses",
+    "attach": "gpuslice.runtime.job",
+    "restore": "gpuslice.runtime.job",
+    "Job": "gpuslice.runtime.job",
+    "Snapshot": "gpuslice.runtime.job",
+    "boundary": "gpuslice.runtime.boundaries",
+    "Client": "gpuslice.client.client",
+    "report": "gpuslice.runtime.logged_losses",
 }
 
 __all__ = ["Client", "Job", "Snapshot", "__version__", "attach", "boundary", "report", "restore"]

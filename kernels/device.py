@@ -12,7 +12,7 @@ import torch
 from gpuslice.errors import EnvironmentUnusableError
 from gpuslice.types import DeviceName
 
-from .copying import Inspector, Marks, Pairs, Wanted
+from .host.copies import Inspector, Marks, Pairs, Wanted
 from .transfer import Transfer
 
 
@@ -247,11 +247,11 @@ def open_device(name: DeviceName, *, cpu_slots: int = 0) -> Device:
         If this machine does not have it.
     """
     if name.kind == "cpu":
-        from .cpu import CpuDevice
+        from .host.device import CpuDevice
 
         return CpuDevice(name, slots=cpu_slots)
     if name.kind == "cuda":
-        from .cuda import CudaDevice
+        from .cuda.device import CudaDevice
 
         return CudaDevice(name)
     if name.kind == "null":

@@ -10,8 +10,8 @@ import torch
 from gpuslice.errors import DeviceMemoryError, EnvironmentUnusableError
 from gpuslice.types import DeviceName
 
-from .copying import Inspector, Marks, Pairs, Wanted
 from .device import DeviceMemory, Hold, Way, refill_in_turn
+from .host.copies import Inspector, Marks, Pairs, Wanted
 from .transfer import Transfer
 
 

@@ -13,7 +13,7 @@ from gpuslice.types import DeviceName, Route
 from . import driver as driver_route
 from .compiler import find_compiler, shared_library
 from .torchbuild import TorchBuild, installed_torch
-from .vmm import SOURCE, allocator_conflict
+from .vmm.shim import SOURCE, allocator_conflict
 
 if TYPE_CHECKING:  # a job that takes the tensor route has no use for NVML
     from .nvml import Driver

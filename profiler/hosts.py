@@ -9,7 +9,7 @@ from typing import Any
 
 import psutil
 
-from gpuslice.kernels.slots import check_slot, slot_cores
+from gpuslice.kernels.host.slots import check_slot, slot_cores
 from gpuslice.types import DeviceName
 
 from .devices import MIB, DeviceProcess, Gaps, Reading

@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PARTS = ("gpuslice", "kernels", "checkpoint", "profiler", "sched_core")
-FOUNDATION = {"types", "errors", "clock", "wire", "verbs", "config", "private", "memory"}
+FOUNDATION = {"types", "errors", "clock", "wire", "verbs", "config", "private_directories", "memory"}
 #: What each part may import of gpuslice, besides itself and the foundation.
 ALLOWED: dict[str, set[str]] = {
     "kernels": set(),
@@ -66,13 +66,13 @@ def test_imports_point_down(part: str) -> None:
 @pytest.mark.parametrize(
     ("part", "own", "source"),
     [
-        ("kernels", "", "from gpuslice.checkpoint import ramdisk"),
-        ("checkpoint", "", "import gpuslice.job"),
+        ("kernels", "", "from gpuslice.checkpoint.ramdisk.ramdisk import ramdisk"),
+        ("checkpoint", "", "import gpuslice.runtime.job"),
         ("sched_core", "", "from gpuslice.kernels import device"),
         ("sched_core", "", "import torch.nn"),
         ("gpuslice", "", "import checkpoint"),
         ("profiler", "", "from kernels import device"),
-        ("gpuslice", "wire", "from gpuslice.job import attach"),
+        ("gpuslice", "wire", "from gpuslice.runtime.job import attach"),
     ],
 )
 def test_the_import_rule_can_fail(part: str, own: str, source: str) -> None:
@@ -101,8 +101,8 @@ def test_every_package_is_in_pyproject() -> None:
         "gpuslice.wire",
         "gpuslice.config",
         "gpuslice.cli",
-        "gpuslice.client",
-        "gpuslice.daemon",
+        "gpuslice.client.client",
+        "gpuslice.daemon.daemon",
     ],
 )
 def test_imports_without_torch(module: str) -> None:

@@ -39,7 +39,7 @@ def environ(tmp_path: Path) -> Iterator[dict[str, str]]:
         )
 
     gpuslice("up", "--devices", "null:1")
-    from gpuslice.client import Client
+    from gpuslice.client.client import Client
 
     with Client(tmp_path / "s") as client:
         for number in range(JOBS):

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from gpuslice.boundaries import BoundaryCounter
-from gpuslice.hooks import BeforeFetch, count_boundaries
+from gpuslice.hooks.hooks import BeforeFetch, count_boundaries
+from gpuslice.runtime.boundaries import BoundaryCounter
 
 CALLS = 100_000
 

@@ -21,7 +21,7 @@ from statistics import mean
 from typing import Any
 
 from gpuslice import config
-from gpuslice.client import Client
+from gpuslice.client.client import Client
 from gpuslice.demo.training import SCRIPTS, Training, digest, steady
 
 POLICIES = {"fifo": ("--policy", "fifo"), "2das": ("--policy", "2das", "--set", "thresholds=2")}

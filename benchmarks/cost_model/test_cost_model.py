@@ -8,14 +8,14 @@ from statistics import median, quantiles
 from typing import Any
 
 from benchmarks.states import State
-from gpuslice.agent import RESUME_STAGES, SUSPEND_STAGES
-from gpuslice.checkpoint.heap import hide_imports
-from gpuslice.checkpoint.record import SwitchRecord
-from gpuslice.checkpoint.store import JobStore
-from gpuslice.checkpoint.switch import Switch
+from gpuslice.agent.agent import RESUME_STAGES, SUSPEND_STAGES
+from gpuslice.checkpoint.discover.heap import hide_imports
+from gpuslice.checkpoint.ramdisk.store import JobStore
+from gpuslice.checkpoint.switch.record import SwitchRecord
+from gpuslice.checkpoint.switch.switch import Switch
 from gpuslice.kernels import open_device
-from gpuslice.sched_core.switch_cost import CostModel, Half
-from gpuslice.sched_core.switch_cost import State as Moved
+from gpuslice.sched_core.switch_cost_model import CostModel, Half
+from gpuslice.sched_core.switch_cost_model import State as Moved
 from gpuslice.types import DeviceName
 
 hide_imports()  # as under `gpuslice run`

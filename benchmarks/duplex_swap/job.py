@@ -11,11 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.states import STATE_BYTES, STATES
-from gpuslice.checkpoint.heap import hide_imports
-from gpuslice.checkpoint.passage import Terms
-from gpuslice.checkpoint.ramdisk import RamDisk
-from gpuslice.checkpoint.swap import Door, Successor
-from gpuslice.checkpoint.switch import Switch
+from gpuslice.checkpoint.discover.heap import hide_imports
+from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
+from gpuslice.checkpoint.switch.swap_endpoints import Door, Successor
+from gpuslice.checkpoint.switch.swap_protocol import Terms
+from gpuslice.checkpoint.switch.switch import Switch
 from gpuslice.kernels import open_device
 from gpuslice.types import DeviceName
 

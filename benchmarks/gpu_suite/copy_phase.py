@@ -20,10 +20,10 @@ import torch
 
 from benchmarks.gpu_suite.measuring import GB, MIB, ROUNDS, SHM, Row, begin, fits, write
 from benchmarks.states import median
-from gpuslice.checkpoint.heap import hide_imports
-from gpuslice.checkpoint.ramdisk import RamDisk
-from gpuslice.checkpoint.record import SwitchRecord
-from gpuslice.checkpoint.switch import Switch
+from gpuslice.checkpoint.discover.heap import hide_imports
+from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
+from gpuslice.checkpoint.switch.record import SwitchRecord
+from gpuslice.checkpoint.switch.switch import Switch
 from gpuslice.kernels import Device
 
 STAGES = ("quiesce_s", "find_s", "admit_s", "copy_out_s", "publish_s", "free_s", "reserve_s", "copy_in_s")

@@ -24,7 +24,7 @@ from typing import Any
 import psutil
 
 from gpuslice import config
-from gpuslice.client import Client
+from gpuslice.client.client import Client
 from gpuslice.demo.training import steady
 
 SCRIPT = Path(__file__).with_name("train.py")

@@ -14,10 +14,10 @@ from pathlib import Path
 import xxhash
 
 from benchmarks.states import STATES, State
-from gpuslice.checkpoint.ahead import Ahead
-from gpuslice.checkpoint.slots import SLOTS
-from gpuslice.checkpoint.snapshot import open_snapshot
-from gpuslice.checkpoint.state import check
+from gpuslice.checkpoint.format.reader import open_snapshot
+from gpuslice.checkpoint.named.state import check
+from gpuslice.checkpoint.ramdisk.slots import SLOTS
+from gpuslice.checkpoint.standby_mappings import Ahead
 
 
 def restore(state: State, path: Path, ahead: Ahead | None = None) -> None:

@@ -10,9 +10,9 @@ import pytest
 from benchmarks.child import Child
 from benchmarks.migration_latency.target import digest
 from benchmarks.states import STATES, State, median
-from gpuslice.checkpoint.heap import hide_imports
-from gpuslice.checkpoint.store import JobStore
-from gpuslice.checkpoint.switch import Switch
+from gpuslice.checkpoint.discover.heap import hide_imports
+from gpuslice.checkpoint.ramdisk.store import JobStore
+from gpuslice.checkpoint.switch.switch import Switch
 from gpuslice.kernels import open_device
 from gpuslice.types import DeviceName
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from gpuslice.boundaries import BoundaryCounter
 from gpuslice.config import Settings
-from gpuslice.place import Place
-from gpuslice.profiling import Profiling
-from gpuslice.runtime import Runtime
+from gpuslice.hooks.profiling import Profiling
+from gpuslice.launch.rank_identity import Place
+from gpuslice.runtime.boundaries import BoundaryCounter
+from gpuslice.runtime.runtime import Runtime
 
 STEPS = 2_000
 STEP_S = 0.01

@@ -12,7 +12,7 @@ import psutil
 import zmq
 
 from gpuslice import wire
-from gpuslice.client import Client
+from gpuslice.client.client import Client
 
 #: In the scheduler's directory, for ranks.
 SOCKET = "scheduler.sock"

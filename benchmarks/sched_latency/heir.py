@@ -14,10 +14,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from gpuslice.boundaries import BoundaryCounter
-from gpuslice.checkpoint.passage import DOOR
-from gpuslice.handover import Coming, Handovers
-from gpuslice.orders import Orders, Phase
+from gpuslice.agent.handover import Coming, Handovers
+from gpuslice.agent.orders import Orders, Phase
+from gpuslice.checkpoint.switch.swap_protocol import DOOR
+from gpuslice.runtime.boundaries import BoundaryCounter
 from gpuslice.wire import Expect
 
 DEVICE, GIVER, JOB = "cpu:0", "giver", "heir"

@@ -19,10 +19,10 @@ import pytest
 import zmq
 
 from gpuslice import wire
-from gpuslice.checkpoint.passage import DOOR, Terms
-from gpuslice.checkpoint.swap import Giver, Successor
-from gpuslice.sched_core.core import Core
-from gpuslice.sched_core.events import (
+from gpuslice.checkpoint.switch.swap_endpoints import Giver, Successor
+from gpuslice.checkpoint.switch.swap_protocol import DOOR, Terms
+from gpuslice.sched_core.core.core import Core
+from gpuslice.sched_core.core.events import (
     Event,
     Exited,
     Program,

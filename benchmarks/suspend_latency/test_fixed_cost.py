@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from benchmarks.states import STATE_BYTES, Limit, State, median
-from gpuslice.checkpoint.heap import hide_imports
-from gpuslice.checkpoint.store import JobStore
-from gpuslice.checkpoint.switch import Switch
+from gpuslice.checkpoint.discover.heap import hide_imports
+from gpuslice.checkpoint.ramdisk.store import JobStore
+from gpuslice.checkpoint.switch.switch import Switch
 from gpuslice.kernels import open_device
 from gpuslice.types import DeviceName
 

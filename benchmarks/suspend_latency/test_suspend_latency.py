@@ -14,10 +14,10 @@ import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
 
 from benchmarks.states import Limit, State, median, page_faults
-from gpuslice.checkpoint.heap import hide_imports
-from gpuslice.checkpoint.record import SwitchRecord
-from gpuslice.checkpoint.store import JobStore
-from gpuslice.checkpoint.switch import Switch
+from gpuslice.checkpoint.discover.heap import hide_imports
+from gpuslice.checkpoint.ramdisk.store import JobStore
+from gpuslice.checkpoint.switch.record import SwitchRecord
+from gpuslice.checkpoint.switch.switch import Switch
 from gpuslice.kernels import open_device
 from gpuslice.types import DeviceName
 

@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from gpuslice import config
-from gpuslice.client import Client
+from gpuslice.client.client import Client
+from gpuslice.daemon.replay import Story
 from gpuslice.demo.recorder import Recorder
 from gpuslice.demo.training import SCRIPTS, TRAININGS, Training, steady
-from gpuslice.sched_core.journal import FILE
-from gpuslice.story import Story
+from gpuslice.sched_core.journal.journal import FILE
 
 DIGEST = re.compile(r"^digest (\w+)$", re.MULTILINE)
 ONE_AFTER_THE_OTHER = ("--policy", "fifo")

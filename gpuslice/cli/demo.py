@@ -12,7 +12,7 @@ import msgspec
 import typer
 
 from gpuslice.errors import UsageError
-from gpuslice.launch import check_writable
+from gpuslice.launch.command import check_writable
 from gpuslice.types import MAX_SECONDS, DeviceName
 
 

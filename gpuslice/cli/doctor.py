@@ -10,8 +10,8 @@ import typer
 
 from gpuslice import config
 from gpuslice.config import format_size
-from gpuslice.diagnosis import DeviceState, Diagnosis, as_json, diagnose
 from gpuslice.errors import EnvironmentUnusableError
+from gpuslice.launch.diagnosis import DeviceState, Diagnosis, as_json, diagnose
 
 
 def command(

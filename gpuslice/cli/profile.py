@@ -35,8 +35,8 @@ def command(
     The script ends after --steps steps; those of its warm-up do not count (docs/profiling.md). Ranks beyond 0
     go to FILE.rank1.json and so on. The exit code is the script's own.
     """
+    from gpuslice.launch.recording import record
     from gpuslice.profiler.sampler import Sampler
-    from gpuslice.recording import record
 
     if steps < 1:
         raise UsageError(f"--steps {steps}", "record at least one")
@@ -74,7 +74,7 @@ def _tell(
 ) -> None:
     import msgspec
 
-    from gpuslice.launch import rank_path
+    from gpuslice.launch.command import rank_path
     from gpuslice.profiler.profile import make_profile, page, summary
 
     profile = make_profile(recording, devices)
@@ -91,7 +91,7 @@ def _tell(
 
 
 def _check_writable(*paths: Path | None) -> None:
-    from gpuslice.launch import check_writable
+    from gpuslice.launch.command import check_writable
 
     for option, path in zip(("--json", "--html"), paths, strict=True):
         if path is not None:

@@ -13,9 +13,9 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from gpuslice.checkpoint.listing import StoreInfo, TenantInfo
-from gpuslice.checkpoint.ramdisk import RamDisk
-from gpuslice.checkpoint.snapshot import SnapshotFile, open_snapshot
+from gpuslice.checkpoint.format.reader import SnapshotFile, open_snapshot
+from gpuslice.checkpoint.ramdisk.listing import StoreInfo, TenantInfo
+from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
 from gpuslice.config import format_size, load
 from gpuslice.errors import SnapshotError, UsageError
 
@@ -162,11 +162,11 @@ def export(
     """Write a snapshot's tensors in a format that other tools read."""
     with open_snapshot(_file(snapshot, directory, spill_dir)) as opened:
         if kind is Format.DCP:
-            from gpuslice.checkpoint.dcp import export_dcp
+            from gpuslice.checkpoint.named.export_dcp import export_dcp
 
             count = export_dcp(opened, out)
         else:
-            from gpuslice.checkpoint.export import export_safetensors
+            from gpuslice.checkpoint.format.export_safetensors import export_safetensors
 
             count = export_safetensors(opened, out)
     nbytes = sum(path.stat().st_size for path in ([out] if out.is_file() else out.iterdir()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from gpuslice import config
-from gpuslice.launch import execute
+from gpuslice.launch.command import execute
 
 from .declare import Option
 from .options import CheckpointEvery, Route, Words

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpuslice.errors import UsageError
-from gpuslice.sched_core.core import SWITCH_SHARE
+from gpuslice.sched_core.core.core import SWITCH_SHARE
 
 if TYPE_CHECKING:
     from gpuslice.sched_core.sim.outcome import Outcome
@@ -154,7 +154,7 @@ def _check_writable(*paths: Path | None) -> None:
 
 def _requests(base: Request, policies: list[str], settings: list[str]) -> list[Request]:
     """One request per policy, each with the settings it takes."""
-    from gpuslice.sched_core.lookup import nearest
+    from gpuslice.sched_core.options import nearest
     from gpuslice.sched_core.policies.registry import policy_options
 
     plain, by_owner = _parsed(settings)
@@ -249,7 +249,7 @@ def _report(
     html: Path | None,
     measured: Measured | None,
 ) -> None:
-    from gpuslice import comparison
+    from gpuslice.daemon import simulation_page
     from gpuslice.sched_core.sim import report, table
     from gpuslice.sched_core.sim.validate import validate
 
@@ -261,7 +261,7 @@ def _report(
         if json_out is not None:
             report.write_json(outcomes, json_out, found)
         if html is not None and outcomes:
-            html.write_text(comparison.page(outcomes), encoding="utf-8")
+            html.write_text(simulation_page.page(outcomes), encoding="utf-8")
     except OSError as error:
         raise UsageError(f"cannot write {error.filename}: {error.strerror}") from error
     typer.echo(table.render(outcomes))

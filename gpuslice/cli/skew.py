@@ -29,7 +29,7 @@ def command(
     """
     import msgspec
 
-    from gpuslice.launch import check_writable
+    from gpuslice.launch.command import check_writable
 
     if bool(words) == bool(model):
         raise UsageError("give a script, or --model", "one of the two")
@@ -42,13 +42,13 @@ def command(
 
 
 def _of_factory(model: str) -> Skew:
-    from gpuslice.trainable import skew_of_factory
+    from gpuslice.runtime.trainable import skew_of_factory
 
     return skew_of_factory(model)
 
 
 def _of_script(words: list[str]) -> Skew:
-    from gpuslice.recording import record
+    from gpuslice.launch.recording import record
 
     with TemporaryDirectory(prefix="gpuslice-skew-") as directory:
         found = record(words, config.load(), 3, Path(directory))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from gpuslice.client import Client
+from gpuslice.client.client import Client
 from gpuslice.config import parse_duration
 from gpuslice.errors import EnvironmentUnusableError, UsageError
 from gpuslice.verbs import EventInfo, JobInfo
@@ -103,9 +103,9 @@ def _print(part: bytes) -> int:
 
 def _left_with_its_jobs(log: Path) -> bool:
     """Whether a scheduler that is gone has seen the end of the job that has this log: `down --drain`."""
-    from gpuslice.sched_core import record
+    from gpuslice.sched_core.live import exit_record
 
-    found = record.read(log.with_suffix(".exit"))
+    found = exit_record.read(log.with_suffix(".exit"))
     return found is not None and not found.alive and found.code is not None
 
 

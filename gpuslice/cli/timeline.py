@@ -26,13 +26,13 @@ def command(
 
     It is told by the journal, so the scheduler may be up or down.
     """
-    from gpuslice import retrace
-    from gpuslice.sched_core.journal import FILE
+    from gpuslice.daemon import run_timeline
+    from gpuslice.sched_core.journal.journal import FILE
 
     if not out.name.endswith((".json", ".json.gz")):
         raise UsageError(f"--out {out} is no .json or .json.gz", "write for instance --out run.json.gz")
-    run = retrace.read(journal or config.state_directory(state_dir) / FILE)
-    drawn = retrace.timeline(run)
+    run = run_timeline.read(journal or config.state_directory(state_dir) / FILE)
+    drawn = run_timeline.timeline(run)
     try:
         drawn.write_chrome(out)
     except OSError as error:

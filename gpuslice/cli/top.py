@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from gpuslice.client import Client
+from gpuslice.client.client import Client
 from gpuslice.config import parse_duration
 from gpuslice.errors import EnvironmentUnusableError, UsageError
 

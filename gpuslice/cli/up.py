@@ -9,11 +9,12 @@ from typing import Annotated
 
 import typer
 
-from gpuslice import background, config, daemon, scheduler_setup
+from gpuslice import config
+from gpuslice.daemon import background_start, daemon, scheduler_setup
 from gpuslice.errors import UsageError
-from gpuslice.private import private_directory
-from gpuslice.sched_core.core import SWITCH_SHARE
-from gpuslice.sched_core.desk import Desk
+from gpuslice.private_directories import private_directory
+from gpuslice.sched_core.core.core import SWITCH_SHARE
+from gpuslice.sched_core.live.client_socket import Desk
 from gpuslice.types import checked
 
 from .options import Json, StateDir
@@ -88,11 +89,11 @@ def command(
     directory = config.state_directory(state_dir)
     if not foreground and ready_fd is None:
         words = [*sys.argv[sys.argv.index("up") + 1 :], "--state-dir", str(directory)]
-        pid = background.start(directory, words)
+        pid = background_start.start(directory, words)
         said = json.dumps({"pid": pid, "directory": str(directory)})
         print(said if as_json else f"scheduler {pid} runs in {directory}")
         return
-    with background.Starter(ready_fd) as starter:
+    with background_start.Starter(ready_fd) as starter:
         for size in filter(None, (ramdisk_limit, spill_limit)):
             config.parse_size(size)
         if spill_limit and spill_dir is None:

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from gpuslice import launch
 from gpuslice.clock import Clock, MonotonicClock
 from gpuslice.config import Settings
 from gpuslice.errors import UsageError
-from gpuslice.sched_core.events import Command, Event
+from gpuslice.launch import command
+from gpuslice.sched_core.core.events import Command, Event
 from gpuslice.types import DeviceName
 
 from . import report
@@ -53,7 +53,7 @@ def run(
     if device.kind == "cpu" and device.index:
         raise UsageError(f"{device} is not the host's only slot", "give cpu, or a GPU such as cuda:0")
     device = DeviceName(device.kind, device.index or 0)
-    launch.check(Settings(device=str(device)))
+    command.check(Settings(device=str(device)))
     trainings = [Training(one.name, one.about, steps or one.steps) for one in TRAININGS]
     clock = MonotonicClock()
     begun_s = clock.now()

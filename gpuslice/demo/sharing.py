@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from gpuslice import background
-from gpuslice.client import Client
+from gpuslice.client.client import Client
 from gpuslice.clock import Clock
 from gpuslice.config import variable
+from gpuslice.daemon import background_start
+from gpuslice.daemon.replay import Story
 from gpuslice.errors import EnvironmentUnusableError
-from gpuslice.sched_core.journal import FILE
-from gpuslice.sched_core.processes import uninterrupted
-from gpuslice.story import Story
+from gpuslice.sched_core.journal.journal import FILE
+from gpuslice.sched_core.live.processes import uninterrupted
 from gpuslice.types import DeviceName
 from gpuslice.verbs import JobInfo
 
@@ -86,7 +86,7 @@ def _scheduler(device: DeviceName, quantum_s: float, directory: Path) -> Iterato
     words = ("--devices", str(device), "--policy", "rr", "--quantum", f"{quantum_s:f}s")
     try:
         with uninterrupted():
-            background.start(directory, [*words, "--state-dir", str(directory)])
+            background_start.start(directory, [*words, "--state-dir", str(directory)])
         with Client(directory) as client:
             yield client
     finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import cast
 
-from gpuslice.sched_core.lookup import build
+from gpuslice.sched_core.options import build
 
 from .placement import Placement
 

@@ -10,7 +10,7 @@ from typing import cast
 import msgspec
 
 from gpuslice.errors import ConfigError
-from gpuslice.sched_core.lookup import Table, build, find, options_of
+from gpuslice.sched_core.options import Table, build, find, options_of
 from gpuslice.sched_core.placement.placement import Placement
 from gpuslice.sched_core.policy import Policy
 
@@ -29,8 +29,8 @@ POLICIES: dict[str, tuple[str, str]] = {
     "srsf": (f"{_HERE}.shortest", "ShortestRemainingService"),
     "las": (f"{_HERE}.las", "LeastAttained"),
     "rr": (f"{_HERE}.rr", "RoundRobin"),
-    "2das": (f"{_HERE}.tiresias", "TwoDas"),
-    "gittins": (f"{_HERE}.tiresias", "TwoDGittins"),
+    "2das": (f"{_HERE}.tiresias.policy", "TwoDas"),
+    "gittins": (f"{_HERE}.tiresias.policy", "TwoDGittins"),
     "yarn-cs": (f"{_HERE}.yarn_capacity", "YarnCapacity"),
     "drf": (f"{_HERE}.drf", "Drf"),
     "tetris": (f"{_HERE}.tetris", "Tetris"),
@@ -39,12 +39,12 @@ POLICIES: dict[str, tuple[str, str]] = {
     "gandiva": (f"{_HERE}.gandiva.policy", "Gandiva"),
     "chronus": (f"{_HERE}.chronus.policy", "Chronus"),
     "themis": (f"{_HERE}.themis.policy", "Themis"),
-    "published-dlas": (f"{_HERE}.published_queues", "PublishedDlas"),
-    "published-gittins": (f"{_HERE}.published_queues", "PublishedGittins"),
-    "published-shortest": (f"{_HERE}.published_orders", "PublishedShortest"),
-    "published-expected": (f"{_HERE}.published_orders", "PublishedExpected"),
-    "published-lpjf": (f"{_HERE}.published_orders", "PublishedLongestPending"),
-    "published-gandiva": (f"{_HERE}.published_gandiva", "PublishedGandiva"),
+    "published-dlas": (f"{_HERE}.published.queues", "PublishedDlas"),
+    "published-gittins": (f"{_HERE}.published.queues", "PublishedGittins"),
+    "published-shortest": (f"{_HERE}.published.orders", "PublishedShortest"),
+    "published-expected": (f"{_HERE}.published.orders", "PublishedExpected"),
+    "published-lpjf": (f"{_HERE}.published.orders", "PublishedLongestPending"),
+    "published-gandiva": (f"{_HERE}.published.gandiva", "PublishedGandiva"),
 }
 
 

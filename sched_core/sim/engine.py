@@ -11,10 +11,11 @@ from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from math import inf, isnan
 
-from gpuslice.sched_core.allotment import Allotment
 from gpuslice.sched_core.cluster import Cluster
-from gpuslice.sched_core.core import SWITCH_SHARE
+from gpuslice.sched_core.core.core import SWITCH_SHARE
+from gpuslice.sched_core.core.wait_reasons import Since, Waits
 from gpuslice.sched_core.job import Job, JobSpec
+from gpuslice.sched_core.ledger import Allotment
 from gpuslice.sched_core.policy import (
     Changes,
     Migrate,
@@ -28,7 +29,6 @@ from gpuslice.sched_core.policy import (
     View,
 )
 from gpuslice.sched_core.traces.trace import Trace
-from gpuslice.sched_core.waiting import Since, Waits
 
 from .knowledge import TraceDistribution, TraceKnowledge
 from .losses import TraceLosses

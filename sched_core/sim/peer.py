@@ -9,9 +9,9 @@ from typing import Literal, cast
 
 from gpuslice.errors import UsageError
 from gpuslice.sched_core.cluster import Cluster
-from gpuslice.sched_core.lookup import nearest
+from gpuslice.sched_core.options import nearest
 from gpuslice.sched_core.placement.registry import make_placement
-from gpuslice.sched_core.policies.published_gandiva import TICK_S, PublishedGandiva
+from gpuslice.sched_core.policies.published.gandiva import TICK_S, PublishedGandiva
 from gpuslice.sched_core.policies.registry import make_policy
 from gpuslice.sched_core.policy import Policy
 from gpuslice.sched_core.traces.trace import Trace

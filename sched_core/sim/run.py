@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 from gpuslice.errors import UsageError
 from gpuslice.sched_core.cluster import Cluster
-from gpuslice.sched_core.core import SWITCH_SHARE
-from gpuslice.sched_core.lookup import nearest
+from gpuslice.sched_core.core.core import SWITCH_SHARE
+from gpuslice.sched_core.options import nearest
 from gpuslice.sched_core.placement.registry import make_placement
 from gpuslice.sched_core.policies.registry import make_policy
 from gpuslice.sched_core.sim.compiled.choice import is_kept, worth_compiling

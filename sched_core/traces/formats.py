@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuslice.errors import UsageError
-from gpuslice.sched_core.lookup import nearest
+from gpuslice.sched_core.options import nearest
 
 from .attempts import parse_attempts
 from .cells import Row, TraceError

@@ -15,13 +15,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from gpuslice.checkpoint import tree
-from gpuslice.checkpoint.budget import Tenant
-from gpuslice.checkpoint.layout import Layout, StorageSpec
-from gpuslice.checkpoint.offer import SOCKET, SPARE, ask
-from gpuslice.checkpoint.ramdisk import RamDisk
-from gpuslice.checkpoint.snapshot import SnapshotFile
-from gpuslice.checkpoint.store import JobStore
+from gpuslice.checkpoint.format import tree
+from gpuslice.checkpoint.format.layout import Layout, StorageSpec
+from gpuslice.checkpoint.format.reader import SnapshotFile
+from gpuslice.checkpoint.ramdisk.budget import Tenant
+from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
+from gpuslice.checkpoint.ramdisk.room_requests import SOCKET, SPARE, ask
+from gpuslice.checkpoint.ramdisk.store import JobStore
 from gpuslice.errors import GpusliceError
 
 CHANGING = ("open", "ftruncate", "posix_fallocate", "pwrite", "replace", "unlink", "fsync", "rmdir")

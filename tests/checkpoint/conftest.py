@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpuslice.checkpoint import tree
-from gpuslice.checkpoint.layout import Layout, StorageSpec, TensorSpec
-from gpuslice.checkpoint.ramdisk import RamDisk
-from gpuslice.checkpoint.slots import SLOTS, newest_restartable
-from gpuslice.checkpoint.snapshot import SnapshotFile
-from gpuslice.checkpoint.store import JobStore
+from gpuslice.checkpoint.format import tree
+from gpuslice.checkpoint.format.layout import Layout, StorageSpec, TensorSpec
+from gpuslice.checkpoint.format.reader import SnapshotFile
+from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
+from gpuslice.checkpoint.ramdisk.slots import SLOTS, newest_restartable
+from gpuslice.checkpoint.ramdisk.store import JobStore
 
 from .harness import Job
 from .remote import PATIENCE_S, Remote

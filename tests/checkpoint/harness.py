@@ -11,11 +11,11 @@ from types import FunctionType
 import numpy as np
 import torch
 
+from gpuslice.checkpoint.discover.tensor_parts import strided_parts
+from gpuslice.checkpoint.format.reader import SnapshotFile
 from gpuslice.checkpoint.gate import NoGate
-from gpuslice.checkpoint.parts import strided_parts
-from gpuslice.checkpoint.snapshot import SnapshotFile
-from gpuslice.kernels.copying import Inspector, Marks, Pairs
-from gpuslice.kernels.cpu import CpuDevice
+from gpuslice.kernels.host.copies import Inspector, Marks, Pairs
+from gpuslice.kernels.host.device import CpuDevice
 from gpuslice.kernels.transfer import Transfer
 from gpuslice.types import DeviceName
 

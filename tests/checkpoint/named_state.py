@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from gpuslice.checkpoint.layout import Layout, StorageSpec, TensorSpec
-from gpuslice.checkpoint.snapshot import SnapshotFile, open_snapshot
-from gpuslice.checkpoint.state import check, describe
-from gpuslice.checkpoint.store import JobStore
+from gpuslice.checkpoint.format.layout import Layout, StorageSpec, TensorSpec
+from gpuslice.checkpoint.format.reader import SnapshotFile, open_snapshot
+from gpuslice.checkpoint.named.state import check, describe
+from gpuslice.checkpoint.ramdisk.store import JobStore
 
 
 def save(store: JobStore, named: Mapping[str, object], *, skip: str = "") -> SnapshotFile:

@@ -22,17 +22,17 @@ import numpy as np
 import torch
 import torch._dynamo  # what the first step of an optimizer would import, in every player
 
-from gpuslice.checkpoint import passage
-from gpuslice.checkpoint.heap import hide_imports
-from gpuslice.checkpoint.ramdisk import RamDisk
-from gpuslice.checkpoint.record import SwitchRecord
-from gpuslice.checkpoint.store import JobStore
-from gpuslice.checkpoint.swap import Door, Successor
-from gpuslice.checkpoint.switch import Switch
+from gpuslice.checkpoint.discover.heap import hide_imports
+from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
+from gpuslice.checkpoint.ramdisk.store import JobStore
+from gpuslice.checkpoint.switch import swap_protocol
+from gpuslice.checkpoint.switch.record import SwitchRecord
+from gpuslice.checkpoint.switch.swap_endpoints import Door, Successor
+from gpuslice.checkpoint.switch.switch import Switch
 from gpuslice.errors import DeviceMemoryError, GpusliceError
-from gpuslice.kernels.copying import Inspector, Marks, Pairs, Wanted
-from gpuslice.kernels.cpu import CpuDevice
 from gpuslice.kernels.device import DeviceMemory, refill_in_turn
+from gpuslice.kernels.host.copies import Inspector, Marks, Pairs, Wanted
+from gpuslice.kernels.host.device import CpuDevice
 from gpuslice.kernels.transfer import Transfer
 from gpuslice.types import DeviceName
 
@@ -269,15 +269,15 @@ class Player:
     def arm(self, number: int, action: str) -> None:
         """Have something happen in a later step of the device, or of the talk."""
         fault = self.device.fault = Fault(number, action, self._say)
-        tell = passage.End.tell
+        tell = swap_protocol.End.tell
 
         def told(end: Any, message: Any) -> bool:
             # Whoever ends before its offer was never there.
-            if fault.action in ("kill", "stop") and not isinstance(message, passage.Offer):
+            if fault.action in ("kill", "stop") and not isinstance(message, swap_protocol.Offer):
                 fault.step()
             return tell(end, message)
 
-        passage.End.tell = told  # type: ignore[method-assign]
+        swap_protocol.End.tell = told  # type: ignore[method-assign]
 
     def left(self) -> int:
         """How many steps too few there were for the fault; at most 0 if it happened. Disarms it."""
@@ -292,8 +292,8 @@ class Player:
         )
         return _told(record)
 
-    def _terms(self, giver: str, taker: str) -> passage.Terms:
-        return passage.Terms(giver, taker, 3, "cpu")
+    def _terms(self, giver: str, taker: str) -> swap_protocol.Terms:
+        return swap_protocol.Terms(giver, taker, 3, "cpu")
 
     def leave(self, taker: str) -> dict[str, object]:
         """Suspend, and let somebody else have the device meanwhile."""

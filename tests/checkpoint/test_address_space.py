@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from gpuslice.checkpoint.ramdisk import RamDisk
-from gpuslice.checkpoint.snapshot import open_snapshot
-from gpuslice.checkpoint.store import JobStore
+from gpuslice.checkpoint.format.reader import open_snapshot
+from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
+from gpuslice.checkpoint.ramdisk.store import JobStore
 from gpuslice.errors import AddressSpaceError
 
 from .conftest import MIB, Save, newest_of
@@ -25,7 +25,7 @@ from .remote import PATIENCE_S
 RESTART = f"""
 import resource, sys
 from pathlib import Path
-from gpuslice.checkpoint.ramdisk import RamDisk
+from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
 from gpuslice.errors import AddressSpaceError
 
 used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()

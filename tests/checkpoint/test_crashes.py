@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from gpuslice.checkpoint import tree
-from gpuslice.checkpoint.ramdisk import RamDisk
-from gpuslice.checkpoint.snapshot import SnapshotFile, open_snapshot
+from gpuslice.checkpoint.format import tree
+from gpuslice.checkpoint.format.reader import SnapshotFile, open_snapshot
+from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
 
 from .conftest import MIB, layout_of, leftovers, newest_of
 

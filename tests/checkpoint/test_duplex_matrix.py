@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from gpuslice.checkpoint.passage import Terms
-from gpuslice.checkpoint.ramdisk import RamDisk
-from gpuslice.checkpoint.record import SwitchRecord
-from gpuslice.checkpoint.store import JobStore
-from gpuslice.checkpoint.swap import Door, Successor, Taker
-from gpuslice.checkpoint.switch import Switch
+from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
+from gpuslice.checkpoint.ramdisk.store import JobStore
+from gpuslice.checkpoint.switch.record import SwitchRecord
+from gpuslice.checkpoint.switch.swap_endpoints import Door, Successor, Taker
+from gpuslice.checkpoint.switch.swap_protocol import Terms
+from gpuslice.checkpoint.switch.switch import Switch
 from gpuslice.kernels import Device
-from gpuslice.kernels.cpu import CpuDevice
+from gpuslice.kernels.host.device import CpuDevice
 from gpuslice.types import DeviceName
 
 from .cases.registry import CASES

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpuslice.checkpoint.heap import hide_imports
-from gpuslice.checkpoint.ramdisk import RamDisk
-from gpuslice.checkpoint.switch import Switch
-from gpuslice.kernels.cpu import CpuDevice
-from gpuslice.kernels.host import HUGE_PAGE_BYTES, resident_anonymous_bytes
+from gpuslice.checkpoint.discover.heap import hide_imports
+from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
+from gpuslice.checkpoint.switch.switch import Switch
+from gpuslice.kernels.host.device import CpuDevice
+from gpuslice.kernels.host.process_memory import HUGE_PAGE_BYTES, resident_anonymous_bytes
 from gpuslice.types import DeviceName
 
 CYCLES = 10_000

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from gpuslice.checkpoint.dcp import export_dcp
-from gpuslice.checkpoint.export import export_safetensors
-from gpuslice.checkpoint.layout import TensorSpec
-from gpuslice.checkpoint.snapshot import SnapshotFile
-from gpuslice.checkpoint.store import JobStore
+from gpuslice.checkpoint.format.export_safetensors import export_safetensors
+from gpuslice.checkpoint.format.layout import TensorSpec
+from gpuslice.checkpoint.format.reader import SnapshotFile
+from gpuslice.checkpoint.named.export_dcp import export_dcp
+from gpuslice.checkpoint.ramdisk.store import JobStore
 from gpuslice.errors import EnvironmentUnusableError
 
 from .conftest import MIB, Save

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from gpuslice.checkpoint import tree
-from gpuslice.checkpoint.layout import Layout, StorageSpec
-from gpuslice.checkpoint.ramdisk import RamDisk
-from gpuslice.checkpoint.snapshot import SnapshotFile, open_snapshot
-from gpuslice.checkpoint.store import JobStore
+from gpuslice.checkpoint.format import tree
+from gpuslice.checkpoint.format.layout import Layout, StorageSpec
+from gpuslice.checkpoint.format.reader import SnapshotFile, open_snapshot
+from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
+from gpuslice.checkpoint.ramdisk.store import JobStore
 from gpuslice.errors import RamDiskFullError, SnapshotError
 
 from .conftest import MIB, newest_of

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from xxhash import xxh3_64_intdigest, xxh3_128_digest
 
-from gpuslice.checkpoint import tree
-from gpuslice.checkpoint.layout import Layout, StorageSpec, TensorSpec
-from gpuslice.checkpoint.ramdisk import RamDisk
+from gpuslice.checkpoint.format import tree
+from gpuslice.checkpoint.format.layout import Layout, StorageSpec, TensorSpec
+from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
 
 MIB = 1 << 20
 
@@ -146,7 +146,7 @@ def test_a_reader_written_from_the_document_agrees(disk: RamDisk) -> None:
 
 
 def test_the_document_knows_every_dtype_and_tag() -> None:
-    from gpuslice.checkpoint.dtypes import DTYPES
+    from gpuslice.checkpoint.format.dtypes import DTYPES
 
     text = (Path(__file__).parents[2] / "docs" / "snapshot-format.md").read_text(encoding="utf-8")
     ranges = {"int1 … int7": "int", "uint1 … uint7": "uint"}

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpuslice.checkpoint import tree
-from gpuslice.checkpoint.checksum import fingerprint
-from gpuslice.checkpoint.format import RECORD_BYTES, Record
-from gpuslice.checkpoint.layout import align
-from gpuslice.checkpoint.snapshot import open_snapshot
+from gpuslice.checkpoint.format import tree
+from gpuslice.checkpoint.format.checksum import fingerprint
+from gpuslice.checkpoint.format.gsnp import RECORD_BYTES, Record
+from gpuslice.checkpoint.format.layout import align
+from gpuslice.checkpoint.format.reader import open_snapshot
 from gpuslice.errors import CorruptSnapshotError, RefusedSnapshotError
 
 fuzz = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

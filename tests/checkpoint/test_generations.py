@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from gpuslice.checkpoint import arena, budget
-from gpuslice.checkpoint.ramdisk import RamDisk
-from gpuslice.checkpoint.slots import COMMIT
-from gpuslice.checkpoint.snapshot import SnapshotFile, open_snapshot
+from gpuslice.checkpoint.format.gsnp import RECORD_BYTES
+from gpuslice.checkpoint.format.reader import SnapshotFile, open_snapshot
+from gpuslice.checkpoint.ramdisk import arena
+from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
+from gpuslice.checkpoint.ramdisk.slots import COMMIT
 from gpuslice.errors import (
     CorruptSnapshotError,
     EnvironmentUnusableError,
@@ -184,15 +185,14 @@ def test_pages_are_taken_near_the_device(disk: RamDisk, save: Save, monkeypatch:
         yield
         inside[0] = None
 
-    def allocated(real: Callable[..., None]) -> Callable[..., None]:
-        def noting(*arguments: Any) -> None:
+    def allocate(descriptor: int, offset: int, length: int) -> None:
+        if length > RECORD_BYTES:  # an arena's pages, and not a record's
             where.append(inside[0])
-            real(*arguments)
+        fallocate(descriptor, offset, length)
 
-        return noting
-
+    fallocate = os.posix_fallocate
     monkeypatch.setattr(arena, "near", near)
-    monkeypatch.setattr(budget, "allocate", allocated(budget.allocate))
+    monkeypatch.setattr(os, "posix_fallocate", allocate)
     with disk.open_store("a") as store:
         store.bind(lambda memory: None, lambda memory: None, 1)
         save(store, boundary=1)

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpuslice.checkpoint.ramdisk import RamDisk
-from gpuslice.checkpoint.record import SwitchRecord
-from gpuslice.checkpoint.snapshot import open_snapshot
-from gpuslice.checkpoint.switch import Switch
+from gpuslice.checkpoint.format.reader import open_snapshot
+from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
+from gpuslice.checkpoint.switch.record import SwitchRecord
+from gpuslice.checkpoint.switch.switch import Switch
 from gpuslice.errors import CorruptSnapshotError
-from gpuslice.kernels.copying import Inspector, Marks, Pairs, Wanted
-from gpuslice.kernels.cpu import CpuDevice
+from gpuslice.kernels.cuda.copies import GpuCopies
 from gpuslice.kernels.device import refill_in_turn
-from gpuslice.kernels.gpu_copies import GpuCopies
+from gpuslice.kernels.host.copies import Inspector, Marks, Pairs, Wanted
+from gpuslice.kernels.host.device import CpuDevice
 from gpuslice.kernels.transfer import Transfer
 from gpuslice.types import DeviceName
 

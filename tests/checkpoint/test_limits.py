@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from gpuslice.checkpoint import tree
-from gpuslice.checkpoint.budget import Budget
-from gpuslice.checkpoint.ramdisk import RamDisk
-from gpuslice.checkpoint.slots import COMMIT_NEXT, OWNER
-from gpuslice.checkpoint.snapshot import SnapshotFile, open_snapshot
-from gpuslice.checkpoint.store import JobStore
+from gpuslice.checkpoint.format import tree
+from gpuslice.checkpoint.format.reader import SnapshotFile, open_snapshot
+from gpuslice.checkpoint.ramdisk.budget import Budget
+from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
+from gpuslice.checkpoint.ramdisk.slots import COMMIT_NEXT, OWNER
+from gpuslice.checkpoint.ramdisk.store import JobStore
 from gpuslice.errors import (
     EnvironmentUnusableError,
     RamDiskFullError,

@@ -13,18 +13,21 @@ from typing import Any
 import pytest
 import torch
 
-from gpuslice.checkpoint import format, layout, rng
-from gpuslice.checkpoint.discover import sweep
-from gpuslice.checkpoint.offer import ask
-from gpuslice.checkpoint.ramdisk import RamDisk
-from gpuslice.checkpoint.record import SwitchRecord
-from gpuslice.checkpoint.store import JobStore
-from gpuslice.checkpoint.switch import Switch
+from gpuslice.checkpoint.discover.storages import sweep
+from gpuslice.checkpoint.format import gsnp, layout
+from gpuslice.checkpoint.named import process_rng
+from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
+from gpuslice.checkpoint.ramdisk.room_requests import ask
+from gpuslice.checkpoint.ramdisk.store import JobStore
+from gpuslice.checkpoint.switch.record import SwitchRecord
+from gpuslice.checkpoint.switch.switch import Switch
 from gpuslice.errors import CorruptSnapshotError
-from gpuslice.kernels import Device, copying, open_device, pipeline
-from gpuslice.kernels.copying import Inspector, Marks, Pairs, Wanted
-from gpuslice.kernels.cpu import CpuDevice
+from gpuslice.kernels import Device, open_device
+from gpuslice.kernels.cuda import copy_plan
 from gpuslice.kernels.device import refill_in_turn
+from gpuslice.kernels.host import copies
+from gpuslice.kernels.host.copies import Inspector, Marks, Pairs, Wanted
+from gpuslice.kernels.host.device import CpuDevice
 from gpuslice.kernels.transfer import Transfer
 from gpuslice.types import DeviceName
 
@@ -58,7 +61,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JobStore]:
 def plain(loop: Loop) -> list[str]:
     """The digests of an undisturbed run, boundary by boundary."""
     seed(11)
-    return [digest(rng.capture(), *state) for state in loop]
+    return [digest(process_rng.capture(), *state) for state in loop]
 
 
 def suspended(loop: Loop, switch: Switch, meanwhile: Callable[[], object] = disturb) -> list[str]:
@@ -66,11 +69,13 @@ def suspended(loop: Loop, switch: Switch, meanwhile: Callable[[], object] = dist
     seed(11)
     digests = []
     for boundary, state in enumerate(loop, start=1):
-        digests.append(digest(rng.capture(), *state))
+        digests.append(digest(process_rng.capture(), *state))
         switch.suspend(boundary=boundary)
         meanwhile()
         switch.resume()
-        assert digest(rng.capture(), *state) == digests[-1], f"changed while parked at boundary {boundary}"
+        assert digest(process_rng.capture(), *state) == digests[-1], (
+            f"changed while parked at boundary {boundary}"
+        )
     return digests
 
 
@@ -118,7 +123,7 @@ class Twice(Switch):
 @pytest.fixture
 def tiny_chunks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Storages of a page or more are large ones, in chunks of a page."""
-    for module in (layout, format, copying, pipeline):
+    for module in (layout, gsnp, copies, copy_plan):
         monkeypatch.setattr(module, "CHUNK_BYTES", layout.PAGE_BYTES)
     monkeypatch.setattr(layout, "LARGE_BYTES", layout.PAGE_BYTES)
     layout._place.cache_clear()
@@ -282,7 +287,7 @@ def test_checksums_notice_it_first(store: JobStore) -> None:
 def test_generators_that_are_not_put_back_are_noticed(
     store: JobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpuslice.checkpoint.rng.restore", lambda states: None)
+    monkeypatch.setattr("gpuslice.checkpoint.named.process_rng.restore", lambda states: None)
     assert fails(Switch(FaultyDevice(), store))
 
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpuslice.checkpoint.ramdisk import RamDisk
-from gpuslice.checkpoint.snapshot import open_snapshot
-from gpuslice.checkpoint.state import check
-from gpuslice.checkpoint.switch import Switch
+from gpuslice.checkpoint.format.reader import open_snapshot
+from gpuslice.checkpoint.named.state import check
+from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
+from gpuslice.checkpoint.switch.switch import Switch
 
+from .format.test_chunk_checksums import Watched
 from .harness import SpyGate
-from .test_tally import Watched
 
 MIB = 1 << 20
 #: Large enough that the rounding to huge pages does not show.

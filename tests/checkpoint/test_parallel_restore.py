@@ -19,10 +19,10 @@ RANK = f"""
 import sys
 from pathlib import Path
 import torch
-from gpuslice.checkpoint import spill
-from gpuslice.checkpoint.ramdisk import RamDisk
-from gpuslice.checkpoint.switch import Switch
-from gpuslice.kernels.cpu import CpuDevice
+from gpuslice.checkpoint.ramdisk.ramdisk import spill
+from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
+from gpuslice.checkpoint.switch.switch import Switch
+from gpuslice.kernels.host.device import CpuDevice
 from gpuslice.kernels.device import refill_in_turn
 from gpuslice.types import DeviceName
 

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 from xxhash import xxh3_128
 
-from gpuslice.checkpoint import files, tree
-from gpuslice.checkpoint.layout import Layout, StorageSpec
-from gpuslice.checkpoint.ramdisk import RamDisk
-from gpuslice.checkpoint.slots import COMMIT
-from gpuslice.checkpoint.store import JobStore
+from gpuslice.checkpoint import files
+from gpuslice.checkpoint.format import tree
+from gpuslice.checkpoint.format.layout import Layout, StorageSpec
+from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
+from gpuslice.checkpoint.ramdisk.slots import COMMIT
+from gpuslice.checkpoint.ramdisk.store import JobStore
 from gpuslice.errors import CorruptSnapshotError
 
 from .conftest import MIB
@@ -150,7 +151,7 @@ def test_a_flush_that_is_missing_is_noticed(
             real(descriptor)
 
     monkeypatch.setattr(files, "_outlives_power", lambda device: True)
-    for module in ("files", "arena"):
+    for module in ("files", "ramdisk.arena"):
         monkeypatch.setattr(f"gpuslice.checkpoint.{module}.flush", flush)
     with pytest.raises((AssertionError, CorruptSnapshotError)):
         test_whatever_is_lost_every_snapshot_that_counts_is_whole(shm, 1)

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from gpuslice.checkpoint.budget import Tenant
-from gpuslice.checkpoint.ramdisk import RamDisk
-from gpuslice.checkpoint.snapshot import SnapshotFile
+from gpuslice.checkpoint.format.reader import SnapshotFile
+from gpuslice.checkpoint.ramdisk.budget import Tenant
+from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
 from gpuslice.config import Settings
 from gpuslice.errors import RamDiskFullError, UsageError
 

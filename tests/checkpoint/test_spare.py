@@ -13,17 +13,17 @@ from typing import Any
 
 import pytest
 
-from gpuslice.checkpoint.listing import Place
-from gpuslice.checkpoint.offer import SPARE, ask
-from gpuslice.checkpoint.ramdisk import RamDisk
-from gpuslice.checkpoint.snapshot import SnapshotFile
-from gpuslice.checkpoint.store import JobStore
-from gpuslice.checkpoint.switch import Switch
+from gpuslice.checkpoint.format.reader import SnapshotFile
+from gpuslice.checkpoint.ramdisk.listing import Place
+from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
+from gpuslice.checkpoint.ramdisk.room_requests import SPARE, ask
+from gpuslice.checkpoint.ramdisk.store import JobStore
+from gpuslice.checkpoint.switch.switch import Switch
 from gpuslice.errors import RamDiskFullError
 
 from .conftest import MIB, layout_of
 from .harness import FaultyDevice, Job
-from .test_offer import files, found, holds, leaves_nothing, mapped
+from .ramdisk.test_room_requests import files, found, holds, leaves_nothing, mapped
 
 Actor = Callable[..., Any]
 Save = Callable[..., SnapshotFile]
@@ -223,7 +223,7 @@ def test_a_suspend_does_not_wait_for_the_move(
     disk: RamDisk, store: JobStore, place: Path, save: Save, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     """Wherever it is: it is called off there, and all is as it was."""
-    from gpuslice.checkpoint import spill
+    from gpuslice.checkpoint.ramdisk import spill
 
     save(store, boundary=1)
     begun, wanted = threading.Event(), threading.Event()

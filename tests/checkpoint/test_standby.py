@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from gpuslice.checkpoint.ramdisk import RamDisk
-from gpuslice.checkpoint.store import JobStore
+from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
+from gpuslice.checkpoint.ramdisk.store import JobStore
 from gpuslice.errors import UsageError
 
 from .conftest import Save

@@ -15,12 +15,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from gpuslice.checkpoint import nodes
-from gpuslice.checkpoint.layout import Layout
-from gpuslice.checkpoint.snapshot import SnapshotFile, open_snapshot
-from gpuslice.checkpoint.state import check, describe
-from gpuslice.checkpoint.store import JobStore
-from gpuslice.checkpoint.tree import Tree
+from gpuslice.checkpoint.format import nodes
+from gpuslice.checkpoint.format.layout import Layout
+from gpuslice.checkpoint.format.reader import SnapshotFile, open_snapshot
+from gpuslice.checkpoint.format.tree import Tree
+from gpuslice.checkpoint.named.state import check, describe
+from gpuslice.checkpoint.ramdisk.store import JobStore
 from gpuslice.errors import CorruptSnapshotError, RefusedSnapshotError, UsageError
 
 from .named_state import Net, module_bits, reload, save

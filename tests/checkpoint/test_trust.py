@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 import torch
 
-from gpuslice.checkpoint import rng
-from gpuslice.checkpoint.snapshot import SnapshotFile, open_snapshot
-from gpuslice.checkpoint.state import OWN_PREFIX, check
-from gpuslice.checkpoint.store import JobStore
-from gpuslice.checkpoint.switch import Switch
+from gpuslice.checkpoint.format.reader import SnapshotFile, open_snapshot
+from gpuslice.checkpoint.named import process_rng
+from gpuslice.checkpoint.named.state import OWN_PREFIX, check
+from gpuslice.checkpoint.ramdisk.store import JobStore
+from gpuslice.checkpoint.switch.switch import Switch
 from gpuslice.errors import CorruptSnapshotError, RefusedSnapshotError
-from gpuslice.kernels.cpu import CpuDevice
+from gpuslice.kernels.host.device import CpuDevice
 from gpuslice.types import DeviceName
 
+from .named.test_batched_copy import flip
 from .named_state import save
-from .test_freight import flip
 
 
 def place_of(snapshot: SnapshotFile, path: str) -> int:
@@ -59,7 +59,7 @@ def generators() -> dict[str, Callable[[], object]]:
     return {
         "torch": lambda: torch.Generator().manual_seed(5),
         "numpy": lambda: np.random.Generator(np.random.MT19937(5)),
-        f"{OWN_PREFIX}rng": rng.capture,
+        f"{OWN_PREFIX}rng": process_rng.capture,
     }
 
 

@@ -21,10 +21,10 @@ from typing import Literal
 import psutil
 import zmq
 
-from gpuslice.client import Client
+from gpuslice.client.client import Client
+from gpuslice.daemon.replay import Story
 from gpuslice.errors import UsageError
-from gpuslice.sched_core.journal import FILE
-from gpuslice.story import Story
+from gpuslice.sched_core.journal.journal import FILE
 from gpuslice.verbs import JobInfo
 
 from .conftest import RANK, Shell

@@ -14,7 +14,7 @@ import msgspec
 import psutil
 import pytest
 
-from gpuslice.client import Client
+from gpuslice.client.client import Client
 from gpuslice.verbs import Standing
 
 RANK = Path(__file__).parents[1] / "sched_core" / "rank.py"

@@ -13,10 +13,10 @@ import pytest
 import zmq
 
 from gpuslice import verbs
-from gpuslice.client import Client
+from gpuslice.client.client import Client
+from gpuslice.daemon.replay import Story
 from gpuslice.errors import RemoteProtocolError
-from gpuslice.sched_core.journal import FILE
-from gpuslice.story import Story
+from gpuslice.sched_core.journal.journal import FILE
 from gpuslice.wire import MAX_MESSAGE_BYTES
 
 from .conftest import DEADLINE_S, Shell

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from gpuslice import diagnosis
 from gpuslice.cli import doctor
 from gpuslice.config import Settings
+from gpuslice.launch import diagnosis
 
 from ..fakes.build import DEADLINE_S
 

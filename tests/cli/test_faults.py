@@ -13,8 +13,8 @@ import psutil
 import pytest
 import zmq
 
-from gpuslice.client import Client
-from gpuslice.sched_core.endpoint import CLIENT_SOCKET
+from gpuslice.client.client import Client
+from gpuslice.sched_core.live.endpoint import CLIENT_SOCKET
 from gpuslice.wire import MAX_MESSAGE_BYTES
 
 from .conftest import RANK, Shell

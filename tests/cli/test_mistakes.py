@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from gpuslice.cli import main
-from gpuslice.sched_core.events import Program, Submitted
+from gpuslice.sched_core.core.events import Program, Submitted
 from gpuslice.sched_core.job import JobSpec
-from gpuslice.sched_core.journal import FILE, Journal
+from gpuslice.sched_core.journal.journal import FILE, Journal
 
 from .conftest import Shell
 
@@ -60,7 +60,7 @@ def test_a_wrong_value_is_refused_by_name(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("GPUSLICE_STATE_DIR", str(tmp_path / "s"))
-    monkeypatch.setattr("gpuslice.reach.Local.look", lambda *_: None)
+    monkeypatch.setattr("gpuslice.client.connection.Local.look", lambda *_: None)
     with pytest.raises(SystemExit) as ended:
         main(words)
     assert ended.value.code == 2

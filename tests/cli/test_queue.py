@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuslice.client import Client
+from gpuslice.client.client import Client
 
 from .conftest import Shell
 from .waiting import until

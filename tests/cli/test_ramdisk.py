@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from gpuslice.checkpoint import tree
-from gpuslice.checkpoint.budget import Tenant
-from gpuslice.checkpoint.layout import Layout, StorageSpec, TensorSpec
-from gpuslice.checkpoint.ramdisk import RamDisk
-from gpuslice.checkpoint.store import JobStore
+from gpuslice.checkpoint.format import tree
+from gpuslice.checkpoint.format.layout import Layout, StorageSpec, TensorSpec
+from gpuslice.checkpoint.ramdisk.budget import Tenant
+from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
+from gpuslice.checkpoint.ramdisk.store import JobStore
 from gpuslice.errors import RefusedSnapshotError, UsageError
 
 STORE_KEYS = [
@@ -284,7 +284,8 @@ def test_an_unusable_directory_is_named(tmp_path: Path) -> None:
 
 
 def test_no_torch_is_loaded() -> None:
-    code = "import sys, gpuslice.cli.ramdisk, gpuslice.checkpoint.export; sys.exit('torch' in sys.modules)"
+    modules = "gpuslice.cli.ramdisk, gpuslice.checkpoint.format.export_safetensors"
+    code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
 
 

@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 import zmq
 
-from gpuslice import eventlog, verbs
+from gpuslice import verbs
 from gpuslice.cli import main, talk
-from gpuslice.client import Client
+from gpuslice.client.client import Client
+from gpuslice.daemon import event_log
 from gpuslice.errors import EnvironmentUnusableError, UsageError
-from gpuslice.sched_core.live import Scheduler
+from gpuslice.sched_core.live.scheduler import Scheduler
 
 from .conftest import RANK, Shell
 from .waiting import until
@@ -191,7 +192,7 @@ def test_down_with_drain_lets_jobs_finish_and_takes_no_more(shell: Shell) -> Non
         assert down.wait(60.0) == 0
     with pytest.raises(EnvironmentUnusableError, match="no scheduler runs"):
         client.jobs()
-    log = (shell.directory / eventlog.FILE).read_text(encoding="utf-8").splitlines()
+    log = (shell.directory / event_log.FILE).read_text(encoding="utf-8").splitlines()
     ends = [line["job"] for line in map(json.loads, log) if line["details"].get("to") == "succeeded"]
     assert job in ends
 

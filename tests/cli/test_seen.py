@@ -6,13 +6,13 @@ import json
 import urllib.request
 from typing import Any
 
-from gpuslice import eventlog
+from gpuslice.daemon import event_log
 
 from .conftest import Shell
 
 
 def log(shell: Shell) -> list[dict[str, Any]]:
-    text = (shell.directory / eventlog.FILE).read_text(encoding="utf-8")
+    text = (shell.directory / event_log.FILE).read_text(encoding="utf-8")
     return [json.loads(line) for line in text.splitlines()]
 
 

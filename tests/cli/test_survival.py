@@ -11,9 +11,9 @@ import sys
 import psutil
 import pytest
 
-from gpuslice.client import Client
+from gpuslice.client.client import Client
 from gpuslice.errors import EnvironmentUnusableError, UsageError
-from gpuslice.sched_core.journal import FILE
+from gpuslice.sched_core.journal.journal import FILE
 from gpuslice.verbs import JobInfo
 
 from .conftest import Shell

@@ -13,9 +13,9 @@ import pytest
 import zmq
 
 from gpuslice import verbs
-from gpuslice.client import Client
+from gpuslice.client.client import Client
 from gpuslice.errors import EnvironmentUnusableError, UsageError
-from gpuslice.sched_core import curve
+from gpuslice.sched_core.live import curve
 
 from .conftest import DEADLINE_S, Shell
 

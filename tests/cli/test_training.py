@@ -13,7 +13,7 @@ from statistics import mean
 import psutil
 import pytest
 
-from gpuslice.client import Client
+from gpuslice.client.client import Client
 from gpuslice.verbs import JobInfo
 
 from .conftest import Shell

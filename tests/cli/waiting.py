@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gpuslice.client import Client
+from gpuslice.client.client import Client
 from gpuslice.verbs import JobInfo
 
 

@@ -54,7 +54,7 @@ CARELESS = (
     TRAIN
     + """
 import cudasim
-from gpuslice.checkpoint.switch import Switch
+from gpuslice.checkpoint.switch.switch import Switch
 name, code, nth, sticky = sys.argv[1], *map(int, sys.argv[2:5])
 resume, resumed = Switch.resume, []
 def failing(self, *arguments, **options):

@@ -8,9 +8,9 @@ import cudasim
 import pytest
 import torch
 
-from gpuslice.checkpoint.ramdisk import RamDisk
-from gpuslice.checkpoint.store import JobStore
-from gpuslice.checkpoint.switch import Switch
+from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
+from gpuslice.checkpoint.ramdisk.store import JobStore
+from gpuslice.checkpoint.switch.switch import Switch
 from gpuslice.errors import GpusliceError
 from gpuslice.kernels import open_device
 from gpuslice.types import DeviceName

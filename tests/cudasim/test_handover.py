@@ -17,10 +17,10 @@ Player = subprocess.Popen[str]
 PLAYER = """
 import hashlib, sys, torch
 from pathlib import Path
-from gpuslice.checkpoint.passage import Terms
-from gpuslice.checkpoint.ramdisk import RamDisk
-from gpuslice.checkpoint.swap import Door, Successor
-from gpuslice.checkpoint.switch import Switch
+from gpuslice.checkpoint.switch.swap_protocol import Terms
+from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
+from gpuslice.checkpoint.switch.swap_endpoints import Door, Successor
+from gpuslice.checkpoint.switch.switch import Switch
 from gpuslice.errors import GpusliceError
 from gpuslice.kernels import open_device
 from gpuslice.types import DeviceName

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gpuslice.client import Client
+from gpuslice.client.client import Client
 from gpuslice.verbs import JobInfo
 
 from ..cli.conftest import Shell, shell_in

@@ -9,10 +9,10 @@ import cudasim
 import pytest
 import torch
 
-from gpuslice.checkpoint import rng
-from gpuslice.checkpoint.ramdisk import RamDisk
-from gpuslice.checkpoint.store import JobStore
-from gpuslice.checkpoint.switch import Switch
+from gpuslice.checkpoint.named import process_rng
+from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
+from gpuslice.checkpoint.ramdisk.store import JobStore
+from gpuslice.checkpoint.switch.switch import Switch
 from gpuslice.kernels import Device, open_device
 from gpuslice.types import DeviceName
 
@@ -52,7 +52,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JobStore]:
 
 def generators() -> dict[str, object]:
     """The states that belong to a job on the first GPU."""
-    return {**rng.capture(), "cuda": torch.cuda.get_rng_state(0)}
+    return {**process_rng.capture(), "cuda": torch.cuda.get_rng_state(0)}
 
 
 def run(loop: Loop, park: Callable[[int], object] | None = None) -> list[str]:

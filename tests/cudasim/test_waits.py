@@ -10,8 +10,9 @@ import cudasim
 import pytest
 import torch
 
-from gpuslice.kernels import cuda_engine, open_device
-from gpuslice.kernels.cuda_engine import CudaEngine, CudaLane
+from gpuslice.kernels import open_device
+from gpuslice.kernels.cuda import engine
+from gpuslice.kernels.cuda.engine import CudaEngine, CudaLane
 from gpuslice.types import DeviceName
 
 MIB = 1 << 20
@@ -48,7 +49,7 @@ def copied_out(arena: memoryview, *, release: Callable[[], object]) -> int:
 
 def lanes_without_waiting(self: CudaEngine) -> Sequence[CudaLane]:
     if not self._streams:
-        self._streams = [torch.cuda.Stream(self._index) for _ in range(cuda_engine._LANES)]
+        self._streams = [torch.cuda.Stream(self._index) for _ in range(engine._LANES)]
     return [CudaLane(stream, self) for stream in self._streams]
 
 

@@ -18,11 +18,11 @@ from xml.etree import ElementTree
 import psutil
 import pytest
 
-from gpuslice import launch
 from gpuslice.cli import main
 from gpuslice.demo import main as demo
 from gpuslice.demo.report import JobResult, Result, Totals
 from gpuslice.demo.training import SCRIPTS, TRAININGS
+from gpuslice.launch import command
 
 DEADLINE_S = 240.0
 MARK = "DEMO_TEST_MARK"
@@ -233,7 +233,7 @@ def test_a_wrong_command_line_is_exit_code_2(
 def test_a_device_that_is_not_here_is_exit_code_3(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(launch, "_has_nvidia_driver", lambda: False)
+    monkeypatch.setattr(command, "_has_nvidia_driver", lambda: False)
     with pytest.raises(SystemExit) as ended:
         main(["demo", "--device", "cuda:0", "--report-dir", str(tmp_path)])
     assert ended.value.code == 3

@@ -18,7 +18,7 @@ DEADLINE_S = 60
 SHIM_PREAMBLE = """
 import ctypes, os
 from gpuslice.errors import DeviceMemoryError, EnvironmentUnusableError
-from gpuslice.kernels.vmm import preload
+from gpuslice.kernels.vmm.shim import preload
 
 shim = preload()
 consumer = ctypes.CDLL("libconsumer.so")

@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 import torch
 
-from gpuslice.kernels import gpu_kernels
-from gpuslice.kernels.gpu_copies import Lane
-from gpuslice.kernels.gpu_kernels import Pieces, combine, grid_for, table
+from gpuslice.kernels.cuda import kernels
+from gpuslice.kernels.cuda.copies import Lane
+from gpuslice.kernels.cuda.kernels import Pieces, combine, grid_for, table
 
 from .build import DEADLINE_S, FAKES
 
@@ -32,7 +32,7 @@ def build_kernels(directory: Path) -> ctypes.CDLL:
         pytest.skip("no C++ compiler here to build the kernels for the host")
     library = directory / "kernels.so"
     command = [compiler, "-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared"]
-    command += [f"-I{gpu_kernels.SOURCES[0].parent}", f"-I{FAKES}", str(FAKES / "kernels_on_host.cpp")]
+    command += [f"-I{kernels.SOURCES[0].parent}", f"-I{FAKES}", str(FAKES / "kernels_on_host.cpp")]
     done = subprocess.run(
         [*command, "-o", str(library)], capture_output=True, text=True, timeout=DEADLINE_S, check=False
     )

@@ -1,6 +1,6 @@
 /* A CUDA driver without a GPU: device memory is a memfd, a device address is an address of this process.
  *
- * Enough for kernels/vmm.c and kernels/driver.py. FAKE_CUDA_BYTES limits the memory of a device;
+ * Enough for kernels/vmm/vmm.c and kernels/driver.py. FAKE_CUDA_BYTES limits the memory of a device;
  * FAKE_CUDA_FAIL="cuMemCreate:3:2" makes the third call of cuMemCreate return 2. */
 #define _GNU_SOURCE
 #include <pthread.h>

@@ -19,19 +19,19 @@ from typing import Any, NoReturn
 
 import torch
 
-import gpuslice.current
-from gpuslice.agent import Agent
-from gpuslice.boundaries import BoundaryCounter
-from gpuslice.checkpoint import heap
-from gpuslice.checkpoint.lazy import LazyResume
+import gpuslice.runtime.current
+from gpuslice.agent.agent import Agent
+from gpuslice.agent.drill import Drill
+from gpuslice.checkpoint.discover import heap
+from gpuslice.checkpoint.named.lazy_optimizer_state import LazyResume
 from gpuslice.config import Settings
-from gpuslice.drill import Drill
 from gpuslice.errors import DeviceMemoryError, HandoverError
-from gpuslice.job import Job
 from gpuslice.kernels import Device
-from gpuslice.kernels.cpu import CpuDevice
-from gpuslice.place import Place
-from gpuslice.runtime import Runtime
+from gpuslice.kernels.host.device import CpuDevice
+from gpuslice.launch.rank_identity import Place
+from gpuslice.runtime.boundaries import BoundaryCounter
+from gpuslice.runtime.job import Job
+from gpuslice.runtime.runtime import Runtime
 from gpuslice.types import DeviceName
 from gpuslice.wire import FromAgent, Refused, Resume, Suspend, Suspended
 
@@ -170,7 +170,7 @@ def train(controller: str, device: Faulty, directory: Path, *, lazy: bool) -> Sc
     runtime = Runtime(settings, Place(), BoundaryCounter())
     runtime._lazy = LazyResume(smallest_bytes=1) if lazy else None
     runtime.__dict__["device"] = device
-    gpuslice.current._runtime = runtime
+    gpuslice.runtime.current._runtime = runtime
     state = Script()
     try:
         CONTROLLERS[controller](runtime)

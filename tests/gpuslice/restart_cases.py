@@ -22,8 +22,8 @@ from torch import nn
 from torch.optim import swa_utils
 
 import gpuslice
-from gpuslice.checkpoint import rng
-from gpuslice.checkpoint.generators import generator_state, is_generator
+from gpuslice.checkpoint.named import process_rng
+from gpuslice.checkpoint.named.generators import generator_state, is_generator
 
 HALF = 3
 
@@ -239,7 +239,7 @@ def main(life: str, file: str) -> dict[str, Any]:
     one_short = {name: item for name, item in names(started).items() if name != "scaled_optimizer"}
     gpuslice.restore(file, **one_short)
     without_optimizer = run(started)
-    rng.restore = lambda states, gpus=None: None
+    process_rng.restore = lambda states, gpus=None: None
     gpuslice.restore(file, **names(started))
     return {"whole": whole, "without optimizer": without_optimizer, "without random": run(started)}
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuslice.checkpoint.snapshot import open_snapshot
-from gpuslice.ending import as_ours, whole_or_ended
+from gpuslice.checkpoint.format.reader import open_snapshot
 from gpuslice.errors import DeviceMemoryError, SwitchFailedError
+from gpuslice.runtime.ending import as_ours, whole_or_ended
 
 SCRIPT = Path(__file__).with_name("away.py")
 OTHER_KINDS = "memory,interrupt"

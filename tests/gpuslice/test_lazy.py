@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 if "broken" in sys.argv:
     from gpuslice.errors import CorruptSnapshotError
-    from gpuslice.kernels.cpu import CpuDevice
+    from gpuslice.kernels.host.device import CpuDevice
     copy_in = CpuDevice.copy_in
     def broken(*arguments):
         if threading.current_thread().name == "gpuslice-lazy":

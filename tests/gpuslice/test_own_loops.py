@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from gpuslice.boundaries import EVALUATION_CALLS
-from gpuslice.checkpoint.livegraph import REASON
+from gpuslice.checkpoint.discover.live_graphs import REASON
+from gpuslice.runtime.boundaries import EVALUATION_CALLS
 
 from .conftest import Workshop
 

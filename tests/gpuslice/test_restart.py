@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import gpuslice
-from gpuslice.checkpoint.ramdisk import RamDisk
+from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
 
 from .conftest import Workshop
 

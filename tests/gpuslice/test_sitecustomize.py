@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from gpuslice.launch import ARMED, LAUNCH, SITEDIR
+from gpuslice.launch.command import ARMED, LAUNCH, SITEDIR
 
 PYTHON = "/usr/bin/python"
 RUN = {LAUNCH: "17"}
@@ -112,12 +112,12 @@ def test_an_error_in_the_users_own_is_reported_as_ever(tmp_path: Path) -> None:
 #: A user's sitecustomize that puts a gpuslice in place whose hooks do what the test wants.
 FAKE_GPUSLICE = """
 import sys, types
-hooks = types.ModuleType("gpuslice.installation")
+hooks = types.ModuleType("gpuslice.hooks.installation")
 def install(early):
     {body}
 hooks.install = install
 sys.modules["gpuslice"] = package = types.ModuleType("gpuslice")
-sys.modules["gpuslice.installation"] = package.installation = hooks
+sys.modules["gpuslice.hooks.installation"] = package.installation = hooks
 """
 
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 import gpuslice
-from gpuslice.checkpoint import rng
-from gpuslice.checkpoint.ramdisk import RamDisk
+from gpuslice.checkpoint.named import process_rng
+from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
 from gpuslice.errors import CorruptSnapshotError
 
+from ..checkpoint.named.test_batched_copy import flip
 from ..checkpoint.named_state import save
-from ..checkpoint.test_freight import flip
 from .conftest import Workshop
 
 #: Damages what it suspends; then resumes, or leaves it to the next process.
@@ -73,7 +73,7 @@ def test_of_a_restore_only_the_payload_is_believed(
     monkeypatch.setenv("GPUSLICE_VERIFY", "0")
     weight = torch.zeros(5)
     with RamDisk(tmp_path / "ramdisk").open_store("k") as store:
-        snapshot = save(store, {"weight": torch.ones(5), "gpuslice.rng": rng.capture()})
+        snapshot = save(store, {"weight": torch.ones(5), "gpuslice.rng": process_rng.capture()})
         record = snapshot.record
         places = {"preamble": 9, "header": 200, "payload": snapshot.offsets[0]}
         places |= {"metadata": record.tail, "table": record.table, "record": record.position}

@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 
 from gpuslice.errors import EnvironmentUnusableError
-from gpuslice.kernels import routes, vmm
+from gpuslice.kernels import routes
 from gpuslice.kernels.nvml import Driver, Gpu
 from gpuslice.kernels.routes import Ground, choose, verdicts
 from gpuslice.kernels.torchbuild import TorchBuild, installed_torch, read_version_file
+from gpuslice.kernels.vmm import shim
 from gpuslice.types import DeviceName, Route
 
 CPU, CUDA = DeviceName.parse("cpu"), DeviceName.parse("cuda:0")
@@ -82,7 +83,7 @@ def test_vmm_is_taken_once_its_shim_compiles(monkeypatch: pytest.MonkeyPatch) ->
     compiled: list[Path] = []
     monkeypatch.setattr(routes, "shared_library", compiled.append)
     assert choose(Route.VMM, CUDA, COMPLETE) is Route.VMM
-    assert compiled == [vmm.SOURCE]
+    assert compiled == [shim.SOURCE]
 
     def fail(source: Path) -> None:
         raise EnvironmentUnusableError("cc failed")

@@ -23,8 +23,8 @@ from pathlib import Path
 import zmq
 
 from gpuslice import wire
-from gpuslice.checkpoint.passage import Terms
-from gpuslice.checkpoint.swap import Door, Successor
+from gpuslice.checkpoint.switch.swap_endpoints import Door, Successor
+from gpuslice.checkpoint.switch.swap_protocol import Terms
 from gpuslice.errors import HandoverError
 
 PACE_MS = 2

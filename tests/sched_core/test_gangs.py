@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from gpuslice import launch
 from gpuslice.config import Settings
-from gpuslice.sched_core.core import Core
-from gpuslice.sched_core.events import Command, Event, Program, Reported
+from gpuslice.launch import command
+from gpuslice.sched_core.core.core import Core
+from gpuslice.sched_core.core.events import Command, Event, Program, Reported
+from gpuslice.sched_core.core.states import JobState
 from gpuslice.sched_core.job import JobSpec
-from gpuslice.sched_core.live import Scheduler
+from gpuslice.sched_core.live.scheduler import Scheduler
 from gpuslice.sched_core.policies.rr import RoundRobin
-from gpuslice.sched_core.states import JobState
 from gpuslice.types import DeviceName
 from gpuslice.wire import Hello
 
@@ -58,7 +58,7 @@ def test_gangs_that_share_devices_end_as_undisturbed_ones(tmp_path: Path, ramdis
                 begin.touch()
 
     program = Program(
-        (*argv, str(begin)), "/", launch.environment(Settings(device="cpu:0", ramdisk_dir=ramdisk), environ)
+        (*argv, str(begin)), "/", command.environment(Settings(device="cpu:0", ramdisk_dir=ramdisk), environ)
     )
     with Scheduler(core, tmp_path / "s", observer=observe) as scheduler:
         for job in "gh":

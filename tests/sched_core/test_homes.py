@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from gpuslice import wire
+from gpuslice.sched_core.core.states import JobState
 from gpuslice.sched_core.policy import Plan, Start, Suspend
-from gpuslice.sched_core.states import JobState
 
 from .driver import Driver, Scripted, suspended, told
 

@@ -14,11 +14,11 @@ import msgspec
 import pytest
 
 from gpuslice import wire
-from gpuslice.boundaries import BoundaryCounter
+from gpuslice.agent.orders import Orders, Phase
 from gpuslice.errors import IllegalTransitionError
-from gpuslice.orders import Orders, Phase
-from gpuslice.sched_core.core import Core
-from gpuslice.sched_core.events import (
+from gpuslice.runtime.boundaries import BoundaryCounter
+from gpuslice.sched_core.core.core import Core
+from gpuslice.sched_core.core.events import (
     Cancelled,
     Command,
     Event,

@@ -6,7 +6,7 @@ import pytest
 
 from gpuslice import wire
 from gpuslice.sched_core.cluster import Cluster, FreeDevices
-from gpuslice.sched_core.events import Submitted
+from gpuslice.sched_core.core.events import Submitted
 from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.placement.nodes import SkewAware
 

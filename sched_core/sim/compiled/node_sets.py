@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gpuslice.sched_core.policies.published_gandiva import TICK_S, TURN_S
+from gpuslice.sched_core.policies.published.gandiva import TICK_S, TURN_S
 
 from .arrays import JOINING, PENDING, STARTED, SUSPENDED, World, compiled
 from .loop import MORE, OVER, STUCK, carry_out, happen, next_instant

@@ -8,7 +8,7 @@ from __future__ import annotations
 from math import floor, inf
 from typing import Any
 
-from gpuslice.sched_core.policies.mlfq import SOON_S
+from gpuslice.sched_core.policies.tiresias.mlfq import SOON_S
 
 from .arrays import (
     DUE,

@@ -11,18 +11,18 @@ from gpuslice.sched_core.job import Job
 from gpuslice.sched_core.placement.nodes import Consolidated, PublishedYarn
 from gpuslice.sched_core.placement.placement import Count
 from gpuslice.sched_core.policies.fifo import Fifo, FitFirst, SmallestFirst
-from gpuslice.sched_core.policies.gittins import GittinsIndex, yarn_services
 from gpuslice.sched_core.policies.las import LeastAttained
-from gpuslice.sched_core.policies.published_gandiva import SIZES, PublishedGandiva
-from gpuslice.sched_core.policies.published_orders import (
+from gpuslice.sched_core.policies.published.gandiva import SIZES, PublishedGandiva
+from gpuslice.sched_core.policies.published.orders import (
     PublishedExpected,
     PublishedLongestPending,
     PublishedShortest,
 )
-from gpuslice.sched_core.policies.published_queues import PublishedDlas, PublishedGittins
+from gpuslice.sched_core.policies.published.queues import PublishedDlas, PublishedGittins
 from gpuslice.sched_core.policies.rr import RoundRobin
 from gpuslice.sched_core.policies.shortest import ShortestJob, ShortestRemaining, ShortestRemainingService
-from gpuslice.sched_core.policies.tiresias import TwoDas, TwoDGittins
+from gpuslice.sched_core.policies.tiresias.gittins import GittinsIndex, yarn_services
+from gpuslice.sched_core.policies.tiresias.policy import TwoDas, TwoDGittins
 from gpuslice.sched_core.sim.cost import MeasuredCost
 from gpuslice.sched_core.sim.engine import Simulation
 from gpuslice.sched_core.sim.model import FixedCost, LinearSpeed, NoCost

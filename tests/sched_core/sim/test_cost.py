@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from gpuslice import wire
-from gpuslice.checkpoint.record import SwitchRecord
+from gpuslice.checkpoint.switch.record import SwitchRecord
 from gpuslice.errors import UsageError
-from gpuslice.sched_core.events import Reported, Submitted
+from gpuslice.sched_core.core.events import Reported, Submitted
 from gpuslice.sched_core.job import Job, JobSpec
-from gpuslice.sched_core.journal import FILE, Journal
+from gpuslice.sched_core.journal.journal import FILE, Journal
 from gpuslice.sched_core.sim.cost import parse_cost, parse_time
 
 from ..driver import PROGRAM

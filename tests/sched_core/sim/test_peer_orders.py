@@ -11,7 +11,7 @@ from math import inf
 import pytest
 
 from gpuslice.sched_core.cluster import Cluster
-from gpuslice.sched_core.policies.gittins import yarn_services
+from gpuslice.sched_core.policies.tiresias.gittins import yarn_services
 from gpuslice.sched_core.sim.peer import parse_peer
 from gpuslice.sched_core.traces.trace import Trace
 

@@ -1,0 +1,212 @@
+"""Every live storage of the process on a device: swept from the garbage collector, each found once.
+
+The collector knows every tensor and storage that Python can reach, wherever it hides: in closures, local
+variables, optimizers, threads. It does not know tensors that only C++ holds (activations saved by autograd,
+DDP's buckets); those are not found, stay where they are, and are exact because nothing touches them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import compress
+from operator import attrgetter, not_
+from typing import Any
+
+import torch
+
+from gpuslice.errors import SuspendRefusedError
+from gpuslice.kernels import Device
+from gpuslice.kernels.host.process_memory import overlapping
+
+from . import heap
+from .tensor_parts import describe_tensor, strided_parts
+
+_cdata = attrgetter("_cdata")
+_use_count: Callable[[torch.Tensor], int] = torch.Tensor._use_count  # type: ignore[attr-defined]
+#: Where memory may be besides the job's device.
+_HOST = ("cpu", "meta")
+_BARE = "a bare storage"
+
+
+@dataclass(slots=True)
+class LiveStorage:
+    """A storage of the device.
+
+    Attributes
+    ----------
+    key
+        Its identity: ``storage._cdata``.
+    label
+        For people: dtype and shape of the first tensor found over it.
+    fixed
+        Whether its address may be known to somebody who would not notice a change: C++ code holds a tensor
+        over it (a pending autograd graph, DDP, a DLPack capsule), or other memory overlaps it.
+    """
+
+    storage: torch.UntypedStorage
+    key: int
+    nbytes: int
+    address: int
+    label: str
+    fixed: bool = False
+
+
+def sweep(device: Device) -> list[LiveStorage]:
+    """All live storages of ``device`` with at least one byte.
+
+    Raises
+    ------
+    SuspendRefusedError
+        If a live object forbids emptying the device storage by storage (a captured CUDA graph), or if there
+        is memory on a further device (another GPU), which would not be emptied.
+    """
+    tensors, storages, *obstacles = heap.look(torch.Tensor, torch.UntypedStorage, *device.obstacles)
+    _refuse_obstacles([kind.alive() for kind in obstacles], device)
+    return _storages(tensors, storages, device)
+
+
+def check_alone(device: Device) -> None:
+    """For a route that does not sweep: refuse memory on further devices, as `sweep` does."""
+    tensors, storages = heap.look(torch.Tensor, torch.UntypedStorage)
+    _storages(tensors, storages, device)
+
+
+def _storages(tensors: heap.Kind, storages: heap.Kind, device: Device) -> list[LiveStorage]:
+    with torch.no_grad(), torch._C.DisableTorchFunction():
+        live = tensors.alive()
+        _each(torch.Tensor._fix_weakref, live)  # type: ignore[attr-defined]
+        live = with_gradients(live)
+        found: dict[int, LiveStorage] = {}
+        for tensor in live:
+            for part in strided_parts(tensor):
+                _add(found, part.untyped_storage(), part, device)
+        for storage in _firmly(storages.alive()):
+            _add(found, storage, None, device)
+        for key in _held_storages(live) & found.keys():
+            found[key].fixed = True
+        everyone = [one for one in found.values() if one.nbytes and one.address]
+        _fix_overlapping(everyone)
+        return everyone
+
+
+def _add(
+    found: dict[int, LiveStorage], storage: torch.UntypedStorage, part: torch.Tensor | None, device: Device
+) -> None:
+    """A storage, under a tensor or bare; of fake, functional and wrapper tensors there is none."""
+    key = storage._cdata
+    if key not in found:
+        label = _BARE if part is None else describe_tensor(part)
+        if device.owns(storage):
+            found[key] = LiveStorage(storage, key, storage.nbytes(), _address(storage), label)
+        else:
+            _refuse_elsewhere(storage, label, device)
+
+
+def _held_storages(tensors: Sequence[torch.Tensor]) -> set[int]:
+    """Keys of the storages that C++ code holds a tensor over."""
+    held = held_by_others(tensors)
+    parts = [part for tensor in tensors if id(tensor) in held for part in strided_parts(tensor)]
+    return {part.untyped_storage()._cdata for part in parts}
+
+
+def _fix_overlapping(found: Sequence[LiveStorage]) -> None:
+    """Those over the same memory (DLPack, NumPy and back) are fixed: none of them may move alone."""
+    if all(one.storage.resizable() for one in found):
+        return  # of what torch itself allocated, nothing lies over anything else
+    starts = overlapping([(one.address, one.nbytes) for one in found])
+    shared = Counter(starts)
+    for one, start in zip(found, starts, strict=True):
+        one.fixed = one.fixed or shared[start] > 1
+
+
+def live_instances(*kinds: type) -> list[list[Any]]:
+    """For each of these types every live object of it, or of types derived from it.
+
+    The collector also shows objects that no Python code refers to any more and C++ keeps for later. A new
+    reference to such a one keeps nothing alive until torch is told of it (``_fix_weakref``).
+    """
+    found = [kind.alive() for kind in heap.look(*kinds)]
+    with torch._C.DisableTorchFunction():
+        for number, kind in enumerate(kinds):
+            if issubclass(kind, torch.Tensor):
+                _each(torch.Tensor._fix_weakref, found[number])  # type: ignore[attr-defined]
+            elif issubclass(kind, torch.UntypedStorage):
+                found[number] = list(_firmly(found[number]))
+    return found
+
+
+def _firmly(storages: Sequence[torch.UntypedStorage]) -> Sequence[torch.UntypedStorage]:
+    """Those that are not gone, by references that count.
+
+    Some versions of torch destroy a storage's Python object only with the last weak reference to the
+    storage, such as those that torch.multiprocessing keeps; using it would revive the storage and destroy
+    it twice.
+    """
+    expired = list(map(torch.UntypedStorage._expired, map(_cdata, storages)))
+    if any(expired):
+        storages = list(compress(storages, map(not_, expired)))
+    _each(torch.UntypedStorage._fix_weakref, storages)  # type: ignore[attr-defined]
+    return storages
+
+
+def _each(call: Callable[..., object], *items: Iterable[object]) -> None:
+    """Call for each item, without going through the interpreter's loop."""
+    deque(map(call, *items), maxlen=0)
+
+
+def with_gradients(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """``tensors``, of which each is there once, and their gradients, which C++ may be alone in holding."""
+    return list({id(tensor): tensor for tensor in (*tensors, *_gradients(tensors))}.values())
+
+
+def _gradients(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Of those that may be asked: torch warns when the gradient of another one is looked at."""
+    asked = (tensor.grad for tensor in tensors if tensor.is_leaf or tensor.retains_grad)
+    return [gradient for gradient in asked if gradient is not None]
+
+
+def held_by_others(tensors: Sequence[torch.Tensor], *, gradient_nodes: bool = False) -> set[int]:
+    """Ids of the tensors that C++ code refers to, beyond being a gradient or the base of a known view.
+
+    Parameters
+    ----------
+    gradient_nodes
+        Whether nodes that collect leaves' gradients are no such code; any graph, also a dead one, keeps them.
+    """
+    counts = list(map(_use_count, tensors))
+    if max(counts, default=1) <= 1:
+        return set()
+    explained = Counter(map(id, _gradients(tensors)))
+    views = compress(tensors, map(torch.Tensor._is_view, tensors))
+    explained.update(id(view._base) for view in views)
+    if gradient_nodes:
+        explained.update(id(tensor) for tensor in tensors if tensor.is_leaf and tensor.requires_grad)
+    several = ((id(tensor), count) for tensor, count in zip(tensors, counts, strict=True) if count > 1)
+    return {key for key, count in several if count > 1 + explained[key]}
+
+
+def _address(storage: torch.UntypedStorage) -> int:
+    try:
+        return storage.data_ptr()
+    except RuntimeError:
+        return 0
+
+
+def _refuse_elsewhere(storage: torch.UntypedStorage, label: str, device: Device) -> None:
+    """Unless it is no memory of a further device."""
+    if storage.device.type in _HOST or storage.nbytes() == 0 or _address(storage) == 0:
+        return
+    from .names import name_of  # late: it looks for names with what is defined here
+
+    raise SuspendRefusedError(
+        f"{name_of(storage, label)} is on {storage.device}, and the job's device is {device.name}",
+        "keep the state of a process on one device, and name it with --device",
+    )
+
+
+def _refuse_obstacles(obstacles: Sequence[list[object]], device: Device) -> None:
+    for found, (kind, reason) in zip(obstacles, device.obstacles.items(), strict=True):
+        if found:
+            raise SuspendRefusedError(f"there is a live {kind.__name__} on {device.name}: {reason}")

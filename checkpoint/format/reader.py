@@ -1,0 +1,276 @@
+"""A snapshot that lies in a file: opened, checked, read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from gpuslice.checkpoint.discover import heap
+from gpuslice.checkpoint.files import open_checked, read_at
+from gpuslice.checkpoint.standby_mappings import Ahead
+from gpuslice.errors import CorruptSnapshotError, RefusedSnapshotError, SnapshotError, UsageError
+from gpuslice.kernels.host.memory_files import map_file
+
+from .checksum import Digests, chunk_digests, fingerprint, unpack_digests
+from .chunk_checksums import Proof
+from .gsnp import RECORD_BYTES, Metadata, Record
+from .layout import StorageSpec, TensorSpec, chunk_count
+from .safetensors_header import PREAMBLE_BYTES, Content, decode_preamble
+from .tree import Tree
+
+#: Of a check that somebody may want to end: some hundredths of a second.
+_CHUNKS_AT_ONCE = 32
+
+
+class SnapshotFile:
+    """A snapshot that was opened and whose structure is right; made by `open_snapshot` or a writer.
+
+    The payload is checked where it is used: by `view`, storage by storage, or by `verify` at once.
+    Closing it, also as a context manager, lets go of the mapping; views that live on stay valid.
+
+    Attributes
+    ----------
+    path
+        The file.
+    record
+        Its commit record.
+    content
+        Its storages and tensors.
+    tree
+        Everything that is not a tensor; `tree.decode` reads it.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        record: Record,
+        content: Content,
+        tree: Tree,
+        digests: Digests,
+        memory: memoryview,
+    ) -> None:
+        self.path = path
+        self.record = record
+        self.content = content
+        self.tree = tree
+        self._digests = digests
+        self._memory: memoryview | None = memory.toreadonly()
+
+    @property
+    def closed(self) -> bool:
+        """Whether it can be read no more."""
+        return self._memory is None
+
+    @property
+    def generation(self) -> int:
+        """Grows by one with every snapshot of a store."""
+        return self.record.generation
+
+    @property
+    def boundary(self) -> int:
+        """The mini-batch boundary at which it was taken."""
+        return self.record.boundary
+
+    @property
+    def restartable(self) -> bool:
+        """Whether another process can go on from it."""
+        return self.record.restartable
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all storages."""
+        return self.content.layout.nbytes
+
+    @property
+    def storages(self) -> tuple[StorageSpec, ...]:
+        """The storages, in the writer's order."""
+        return self.content.layout.storages
+
+    @property
+    def tensors(self) -> tuple[TensorSpec, ...]:
+        """The tensors over the storages."""
+        return self.content.tensors
+
+    def view(self, sid: int, *, verify: bool = True) -> memoryview:
+        """The bytes of storage ``sid``, read-only.
+
+        Raises
+        ------
+        CorruptSnapshotError
+            If ``verify`` and they are not what was written; names the storage.
+        """
+        memory = self._mapped()
+        nbytes, offset = self.storages[sid].nbytes, self.content.placement.offsets[sid]
+        if verify:
+            first = self.content.placement.first_chunk[sid]
+            self._compare(first, first + chunk_count(nbytes))
+        return memory[offset : offset + nbytes]
+
+    @property
+    def arena(self) -> memoryview:
+        """All of it, read-only, as a copy needs it."""
+        return self._mapped()
+
+    @property
+    def offsets(self) -> Sequence[int]:
+        """Where each storage begins in `arena`."""
+        return self.content.placement.offsets
+
+    def proof(self) -> Proof:
+        """An inspector for a copy out of `arena`: raises ``CorruptSnapshotError``, naming the storage."""
+        return Proof(self._mapped(), self.content.placement, self._digests, corrupt=self._corrupt_at)
+
+    def verify(self, pause: Callable[[], object] | None = None) -> None:
+        """Check every byte of the payload.
+
+        Parameters
+        ----------
+        pause
+            Called now and then; what it raises ends the check.
+
+        Raises
+        ------
+        CorruptSnapshotError
+            Naming the first storage whose bytes are not what was written.
+        """
+        step = self.record.chunks if pause is None else _CHUNKS_AT_ONCE
+        for first in range(0, self.record.chunks, max(1, step)):
+            if pause is not None:
+                pause()
+            self._compare(first, min(first + step, self.record.chunks))
+
+    def _compare(self, first: int, stop: int) -> None:
+        """Check chunks ``first`` to ``stop - 1``."""
+        ranges = self.content.placement.chunks[first:stop]
+        wanted = self._digests[first:stop].tolist()
+        found = chunk_digests(self._mapped(), ranges)
+        for (offset, _), value, expected in zip(ranges, found, wanted, strict=True):
+            if value != expected:
+                raise self._corrupt_at(offset)
+
+    def _corrupt_at(self, offset: int) -> CorruptSnapshotError:
+        """The error for the storage that has the chunk which begins there."""
+        sizes = self.content.layout.sizes
+        for sid, (start, nbytes) in enumerate(zip(self.offsets, sizes, strict=True)):
+            if start <= offset < start + nbytes:
+                label = self.storages[sid].label
+                name = f"storage {sid} ({label})" if label else f"storage {sid}"
+                return CorruptSnapshotError(f"{self.path}: {name} is damaged", _DAMAGED)
+        return CorruptSnapshotError(f"{self.path}: the bytes at {offset} are damaged", _DAMAGED)
+
+    def _mapped(self) -> memoryview:
+        if self._memory is None:
+            raise UsageError(
+                f"the snapshot {self.path} (generation {self.generation}) is closed or was overwritten",
+                "open the store's newest snapshot",
+            )
+        return self._memory
+
+    def close(self) -> None:
+        """Let go of the mapping."""
+        self._memory = None
+
+    def attach(self, memory: memoryview) -> None:
+        """Read from another mapping of the same bytes from now on; the caller vouches for them."""
+        self._memory = memory.toreadonly()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+_DAMAGED = "use another snapshot; this one cannot be restored"
+
+
+def open_snapshot(path: Path, ahead: Ahead | None = None) -> SnapshotFile:
+    """Open a snapshot file that may come from anywhere.
+
+    Parameters
+    ----------
+    ahead
+        May have the file mapped already.
+
+    Raises
+    ------
+    CorruptSnapshotError
+        If it is not exactly what a writer of GSNP/2 writes.
+    RefusedSnapshotError
+        If it is missing, a link, foreign, writable by others, or of another version.
+    AddressSpaceError
+        If this process may not map as much.
+    """
+    try:
+        descriptor = open_checked(path)
+    except FileNotFoundError as error:
+        raise RefusedSnapshotError(f"there is no snapshot {path}") from error
+    try:
+        record = read_record(descriptor)
+        with heap.uncollected():
+            content, tree, digests = _read_tail(descriptor, record)
+        memory = ahead.mapping(descriptor, record.file_len) if ahead is not None else None
+        if memory is None:
+            memory = map_file(descriptor, record.file_len)
+    except SnapshotError as error:
+        raise type(error)(f"{path}: {error.message}", error.remedy or _DAMAGED) from error
+    except OSError as error:
+        raise RefusedSnapshotError(f"cannot read {path}: {error.strerror}", _DAMAGED) from error
+    finally:
+        os.close(descriptor)
+    return SnapshotFile(path, record, content, tree, digests, memory)
+
+
+def read_record(descriptor: int) -> Record:
+    """The record of an open snapshot file, fit for that file; nothing else is read."""
+    payload, position = decode_preamble(read_at(descriptor, PREAMBLE_BYTES, 0))
+    length = os.fstat(descriptor).st_size
+    if position + RECORD_BYTES > length:
+        raise CorruptSnapshotError(f"the file has {length} bytes: it was truncated")
+    record = Record.decode(read_at(descriptor, RECORD_BYTES, position))
+    if (record.payload, record.position, record.file_len) != (payload, position, length):
+        raise CorruptSnapshotError(f"its record is about a file of {record.file_len} bytes, not {length}")
+    return record
+
+
+def _read_tail(descriptor: int, record: Record) -> tuple[Content, Tree, Digests]:
+    """Content, tree and digests, from private copies of header, metadata and table that were checked."""
+    header = read_at(descriptor, record.payload, 0)
+    data = read_at(descriptor, record.table - record.tail, record.tail)
+    table = read_at(descriptor, record.position - record.table, record.table)
+    for name, part, expected in (
+        ("header", header, record.header_xxh3),
+        ("metadata", data, record.metadata_xxh3),
+        ("checksum table", table, record.table_xxh3),
+    ):
+        if fingerprint(part) != expected:
+            raise CorruptSnapshotError(f"its {name} is damaged")
+    metadata = Metadata.decode(data[: record.metadata_len])
+    digests = unpack_digests(table, record.chunks)
+    return _content(record, metadata, header), Tree(bytes(metadata.tree)), digests
+
+
+def _content(record: Record, metadata: Metadata, header: bytes) -> Content:
+    """What the checksums cannot vouch for: that the parts fit together exactly as a writer makes them."""
+    sizes = [row.nbytes for row in metadata.storages]
+    if min(sizes, default=0) < 0 or sum(sizes) > record.tail - record.payload:
+        raise CorruptSnapshotError("a storage has an absurd size")
+    try:
+        content = Content.build(metadata.layout, record.payload, metadata.tensors)
+    except UsageError as error:
+        raise CorruptSnapshotError(error.message) from error
+    if (
+        content.placement.end != record.tail
+        or content.rows != metadata.storages
+        or len(content.rows) != record.storages
+        or content.placement.chunk_total != record.chunks
+    ):
+        raise CorruptSnapshotError("its storages are not where they belong")
+    if content.header(record) != header:
+        raise CorruptSnapshotError("its safetensors header does not describe its content")
+    return content

@@ -1,0 +1,290 @@
+"""Live objects -> nodes: what ``gpuslice.attach`` accepts, and how each kind is described.
+
+Nothing is copied here. Tensors are collected as they are, on their devices, in the order in which
+the nodes refer to them; whoever writes the snapshot copies their storages.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+
+from gpuslice.checkpoint.format.nodes import (
+    ArrayNode,
+    DictNode,
+    GeneratorNode,
+    ListNode,
+    LoaderNode,
+    ModuleNode,
+    Node,
+    OptimizerNode,
+    QuantizedNode,
+    SparseNode,
+    StatefulNode,
+    TensorNode,
+    TupleNode,
+    ValueNode,
+)
+from gpuslice.errors import UsageError
+
+from .generators import GENERATORS, Generator, generator_state, is_generator, own_generators
+
+_SCALARS = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
+#: Nearly everything that is asked about.
+_NO_HOLDERS = {torch.Tensor, torch.nn.Parameter, type(None), bool, int, float, str, dict, list, tuple}
+_MAX_DEPTH = 48
+
+
+def is_holder(value: object) -> bool:
+    """Whether ``value`` is loaded in place as a whole: a module, an optimizer, a loader, a generator, ..."""
+    if type(value) in _NO_HOLDERS:
+        return False
+    return isinstance(value, DataLoader) or is_generator(value) or is_stateful(value)
+
+
+def is_stateful(value: object) -> bool:
+    """Whether ``value`` has ``state_dict`` and ``load_state_dict``."""
+    return all(callable(getattr(value, name, None)) for name in ("state_dict", "load_state_dict"))
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether the tensor is a strided view of one storage and nothing more."""
+    return tensor.layout is torch.strided and not tensor.is_quantized
+
+
+def keeps_own_state_dict(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the optimizer's class saves itself in its own way, which then is the way to follow."""
+    return type(optimizer).state_dict is not torch.optim.Optimizer.state_dict
+
+
+def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
+    """The module behind ``torch.compile``, so that compiled and plain ones share their names."""
+    original = getattr(module, "_orig_mod", module)
+    return original if isinstance(original, torch.nn.Module) else module
+
+
+def named_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters and all buffers by qualified name; tied ones under each of their names."""
+    tensors: dict[str, torch.Tensor] = dict(module.named_parameters(remove_duplicate=False))
+    return tensors | dict(module.named_buffers(remove_duplicate=False))
+
+
+def extra_states(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+    """The submodules that define ``get_extra_state``."""
+    for name, part in module.named_modules(remove_duplicate=False):
+        if type(part).get_extra_state is not torch.nn.Module.get_extra_state:
+            yield name, part
+
+
+class Describer:
+    """Collects nodes and the tensors that they refer to.
+
+    Attributes
+    ----------
+    tensors
+        (path, strided tensor) pairs; a ``TensorNode``'s index points here.
+    covered, optimized
+        Ids of the tensors described, and of the optimizers' parameters with the optimizer's path: what an
+        optimizer steps but nobody saves is an error of the script.
+    """
+
+    def __init__(self) -> None:
+        self.tensors: list[tuple[str, torch.Tensor]] = []
+        self.covered: set[int] = set()
+        self.optimized: dict[int, str] = {}
+        self._depth = 0
+
+    def node(self, value: Any, path: str) -> Node:
+        """Describe one object.
+
+        Raises
+        ------
+        UsageError
+            If it, or something inside it, cannot be saved; the message names the path.
+        """
+        self._depth += 1
+        if self._depth > _MAX_DEPTH:
+            raise UsageError(f"{path} is nested too deeply", "does it contain itself?")
+        try:
+            return self._node(value, path)
+        finally:
+            self._depth -= 1
+
+    def _node(self, value: Any, path: str) -> Node:
+        if _is_scalar(value):
+            return ValueNode.of(value, path)
+        for kind, describe in self._kinds():
+            if isinstance(value, kind):
+                return describe(value, path)
+        if is_stateful(value):
+            return StatefulNode(self.node(value.state_dict(), f"{path}.state_dict()"))
+        raise UsageError(
+            f"{path} is {_article(value)}, which cannot be saved",
+            "attach tensors, numbers, text, lists or dicts of them, generators, or an object with state_dict "
+            "and load_state_dict",
+        )
+
+    def _kinds(self) -> Iterator[tuple[Any, Callable[[Any, str], Node]]]:
+        yield torch.Tensor, self.tensor
+        yield torch.nn.Module, self._module
+        yield torch.optim.Optimizer, self._optimizer
+        yield DataLoader, self._loader
+        yield GENERATORS, self._generator
+        yield np.ndarray, self._array
+        yield np.generic, lambda value, path: ValueNode.of(value.item(), path)
+        yield Mapping, self._mapping
+        yield (list, tuple, deque), self._sequence
+
+    def tensor(self, tensor: torch.Tensor, path: str) -> TensorNode | SparseNode | QuantizedNode:
+        """Describe a tensor of any layout, with the gradient that it keeps."""
+        if tensor.grad_fn is not None and not tensor.is_leaf:
+            raise UsageError(
+                f"{path} is part of an autograd graph", "attach x.detach(); a graph cannot be saved"
+            )
+        if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+            raise UsageError(
+                f"{path} is a {type(tensor).__name__}",
+                "run one batch through lazy modules first; unwrap others",
+            )
+        self.covered.add(id(tensor))
+        if tensor.layout is not torch.strided:
+            return self._sparse(tensor, path)
+        if tensor.is_quantized:
+            return self._quantized(tensor, path)
+        grad = None
+        if tensor.grad is not None:
+            described = self.tensor(tensor.grad.detach(), f"{path}.grad")
+            grad = None if isinstance(described, QuantizedNode) else described
+        return self._strided(tensor, path, grad)
+
+    def _strided(
+        self, tensor: torch.Tensor, path: str, grad: TensorNode | SparseNode | None = None
+    ) -> TensorNode:
+        # Lazy conjugation and negation live in the tensor, not in its bytes.
+        plain = tensor.detach().resolve_conj().resolve_neg()
+        self.tensors.append((path, plain))
+        return TensorNode(len(self.tensors) - 1, str(tensor.device), tensor.requires_grad, grad)
+
+    def _sparse(self, tensor: torch.Tensor, path: str) -> SparseNode:
+        detached = tensor.detach()
+        if tensor.layout is torch.sparse_coo:
+            parts = [detached._indices(), detached._values()]
+        elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+            parts = [detached.crow_indices(), detached.col_indices(), detached.values()]
+        elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+            parts = [detached.ccol_indices(), detached.row_indices(), detached.values()]
+        else:
+            raise UsageError(f"{path} has layout {tensor.layout}", "attach it as a strided tensor")
+        nodes = [self._strided(part, f"{path}[{number}]") for number, part in enumerate(parts)]
+        coalesced = tensor.layout is torch.sparse_coo and tensor.is_coalesced()
+        return SparseNode(
+            str(tensor.layout).removeprefix("torch."),
+            tuple(tensor.shape),
+            nodes,
+            coalesced,
+            tensor.requires_grad,
+        )
+
+    def _quantized(self, tensor: torch.Tensor, path: str) -> QuantizedNode:
+        if tensor.qscheme() is torch.per_tensor_affine:
+            scales = [
+                torch.tensor(tensor.q_scale(), dtype=torch.float64),
+                torch.tensor(tensor.q_zero_point()),
+            ]
+            axis = None
+        else:
+            scales = [tensor.q_per_channel_scales(), tensor.q_per_channel_zero_points()]
+            axis = tensor.q_per_channel_axis()
+        parts = [tensor.int_repr(), *scales]
+        return QuantizedNode([self._strided(part, f"{path}[{n}]") for n, part in enumerate(parts)], axis)
+
+    def _array(self, array: np.ndarray[Any, Any], path: str) -> ArrayNode:
+        try:
+            # A copy, because a tensor over NumPy's memory is a storage of another kind.
+            tensor = torch.from_numpy(np.array(array, order="C"))
+        except TypeError as error:
+            raise UsageError(f"{path} is an array of {array.dtype}", "attach numbers only") from error
+        return ArrayNode(self._strided(tensor, path))
+
+    def _module(self, module: torch.nn.Module, path: str) -> ModuleNode:
+        module = unwrapped(module)
+        return ModuleNode(
+            tensors={name: self.tensor(t, f"{path}.{name}") for name, t in named_tensors(module).items()},
+            training={name: part.training for name, part in module.named_modules(remove_duplicate=False)},
+            extra={
+                name: self.node(part.get_extra_state(), f"{path}.{name}.get_extra_state()")
+                for name, part in extra_states(module)
+            },
+        )
+
+    def _optimizer(self, optimizer: torch.optim.Optimizer, path: str) -> Node:
+        if keeps_own_state_dict(optimizer):
+            return StatefulNode(self.node(optimizer.state_dict(), f"{path}.state_dict()"))
+        groups: list[DictNode | ValueNode] = []
+        number: dict[torch.Tensor, int] = {}
+        for index, group in enumerate(optimizer.param_groups):
+            options = {key: value for key, value in group.items() if key != "params"}
+            groups.append(self._mapping(options, f"{path}.param_groups[{index}]"))
+            for parameter in group["params"]:
+                number[parameter] = len(number)
+                self.optimized[id(parameter)] = path
+        state: dict[int, Node] = {}
+        shared: dict[str, Node] = {}
+        keys: dict[Any, Any] = optimizer.state
+        for key, value in keys.items():
+            if isinstance(key, str):
+                shared[key] = self.node(value, f"{path}.state[{key!r}]")
+            elif key in number:
+                state[number[key]] = self.node(value, f"{path}.state[{number[key]}]")
+            else:
+                raise UsageError(
+                    f"{path} keeps state of a parameter in none of its groups", "remove that state"
+                )
+        return OptimizerNode(
+            groups=groups,
+            shapes=[[list(p.shape) for p in group["params"]] for group in optimizer.param_groups],
+            state=state,
+            shared=shared,
+            devices={index: str(parameter.device) for parameter, index in number.items()},
+        )
+
+    def _loader(self, loader: DataLoader[Any], path: str) -> LoaderNode:
+        generators = enumerate(own_generators(loader))
+        return LoaderNode([self._generator(item, f"{path}.generator[{index}]") for index, item in generators])
+
+    def _generator(self, generator: Generator, path: str) -> GeneratorNode:
+        library, state = generator_state(generator)
+        return GeneratorNode(library, self.node(state, path))
+
+    def _mapping(self, mapping: Mapping[Any, Any], path: str) -> DictNode | ValueNode:
+        for key in mapping:
+            if not _is_key(key):
+                raise UsageError(f"{path} has {_article(key)} as a key", "use text or numbers")
+        if all(map(_is_scalar, mapping.values())):
+            return ValueNode.of(dict(mapping), path)
+        items = {key: self.node(item, f"{path}[{key!r}]") for key, item in mapping.items()}
+        return DictNode.of(items, path)
+
+    def _sequence(self, sequence: Sequence[Any], path: str) -> Node:
+        if all(map(_is_scalar, sequence)):
+            return ValueNode.of(tuple(sequence) if isinstance(sequence, tuple) else list(sequence), path)
+        items = [self.node(item, f"{path}[{index}]") for index, item in enumerate(sequence)]
+        return TupleNode(items) if isinstance(sequence, tuple) else ListNode(items)
+
+
+def _is_scalar(value: object) -> bool:
+    return isinstance(value, _SCALARS) and not isinstance(value, np.generic)
+
+
+def _is_key(value: object) -> bool:
+    return all(map(_is_key, value)) if isinstance(value, tuple) else _is_scalar(value)
+
+
+def _article(value: object) -> str:
+    name = type(value).__qualname__
+    return f"an {name}" if name[0] in "AEIOUaeiou" else f"a {name}"

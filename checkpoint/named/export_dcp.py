@@ -1,0 +1,74 @@
+"""A snapshot as a checkpoint of torch.distributed.checkpoint: every tensor by its name."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import warnings
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from gpuslice.checkpoint.format.export_safetensors import named_tensors
+from gpuslice.checkpoint.format.reader import SnapshotFile
+from gpuslice.errors import EnvironmentUnusableError, UsageError
+
+from .snapshot_tensors import Source
+
+#: How torch is told that no other process takes part. Before 2.7 it has no such option, and looks whether
+#: there is a process group.
+ALONE: dict[str, Any] = {"no_dist": True} if "no_dist" in signature(save).parameters else {}
+
+
+def export_dcp(snapshot: SnapshotFile, path: Path) -> int:
+    """Write the tensors of ``snapshot`` as the directory ``path``, checking storages; returns their number.
+
+    Tied tensors are written once each, as torch does it; a second tensor of the same name gets ``#2`` added.
+    Torch itself writes the files, and its ``.metadata`` is a pickle: gpuslice never reads it.
+
+    Raises
+    ------
+    CorruptSnapshotError
+        If a storage is damaged; nothing was written.
+    UsageError
+        If ``path`` exists.
+    EnvironmentUnusableError
+        If it cannot be written.
+    """
+    if path.exists():
+        raise UsageError(f"{path} exists already", "choose another name, or remove it")
+    source = Source(snapshot)
+    tensors = {name: source.tensor(spec) for name, spec in named_tensors(snapshot)}
+    partial = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        partial.mkdir()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that there is only one process
+            save(tensors, storage_writer=FileSystemWriter(partial), **ALONE)
+        partial.rename(path)
+    except (OSError, CheckpointException) as error:
+        remedy = "choose another place with enough room"
+        raise EnvironmentUnusableError(f"cannot write {path}: {_reason(error)}", remedy) from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return len(tensors)
+
+
+def _reason(error: OSError | CheckpointException) -> str:
+    if isinstance(error, CheckpointException):
+        return "; ".join(_root(failure) for failure, _ in error.failures.values())
+    return error.strerror or str(error)
+
+
+def _root(failure: BaseException) -> str:
+    """What the system said, if that is behind it: torch's own words are about positions in its file."""
+    cause: BaseException | None = failure
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.strerror:
+            return cause.strerror
+        cause = cause.__cause__ or cause.__context__
+    return str(failure)

@@ -1,0 +1,385 @@
+"""Nodes -> live objects, in two steps: everything is checked first, and only then anything is changed.
+
+``Checker.check`` compares a node with the live object that it is meant for and returns a ``Load``: a
+function that, given a ``Maker``, brings the object into the recorded state and returns the result (the
+object itself where it is loaded in place, else a new value).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import chain, compress
+from operator import not_
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+
+from gpuslice.checkpoint.format.layout import columns
+from gpuslice.checkpoint.format.nodes import (
+    HOLDERS,
+    ArrayNode,
+    DictNode,
+    GeneratorNode,
+    ListNode,
+    LoaderNode,
+    ModuleNode,
+    Node,
+    OptimizerNode,
+    QuantizedNode,
+    SparseNode,
+    StatefulNode,
+    TensorNode,
+    TupleNode,
+)
+from gpuslice.errors import RefusedSnapshotError
+
+from . import plain_tensors
+from .containers import refill, refill_settled
+from .describe import (
+    extra_states,
+    is_holder,
+    is_plain,
+    is_stateful,
+    named_tensors,
+    unwrapped,
+)
+from .generators import (
+    Generator,
+    check_generator_state,
+    generator_state,
+    is_generator,
+    own_generators,
+    set_generator_state,
+)
+from .optimizer_state import Moments, own_state
+from .snapshot_tensors import Maker, Source, same_bits
+
+Load = Callable[[Maker], Any]
+AnyTensorNode = TensorNode | SparseNode | QuantizedNode
+
+_REMEDY = "restore into the objects of the script that wrote the snapshot"
+
+
+class Checker:
+    """Compares nodes with live objects; nothing is modified before a returned ``Load`` is called.
+
+    Attributes
+    ----------
+    devices
+        Where the tensors of each recorded device live now, as far as live tensors showed it.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self.devices: dict[str, torch.device] = {}
+        #: Plain tensors that exist under names: entries, live tensors, paths.
+        self._named: list[tuple[Sequence[TensorNode], Sequence[torch.Tensor], Sequence[str]]] = []
+        #: Generators, what makes their states, paths.
+        self._generators: list[tuple[Generator, Load, str]] = []
+
+    def check(self, node: Node, live: Any, path: str) -> Load:
+        """Prepare to load ``node`` into ``live``.
+
+        Raises
+        ------
+        RefusedSnapshotError
+            If they do not fit, naming the path.
+        CorruptSnapshotError
+            If bytes that are needed are damaged.
+        """
+        if isinstance(node, HOLDERS) or is_holder(live):
+            return self._holder(node, live, path)
+        if isinstance(node, (TensorNode, SparseNode, QuantizedNode)):
+            return self.loose_tensor(node, live)
+        if isinstance(node, ArrayNode):
+            return self._array(node, live)
+        if isinstance(node, DictNode):
+            return self._dict(node, live, path, {})
+        if isinstance(node, (ListNode, TupleNode)):
+            return self._sequence(node, live, path)
+        value = node.value()
+        return lambda _maker: refill(live, copy.deepcopy(value))
+
+    def _dict(self, node: DictNode, live: Any, path: str, known_loads: Mapping[Any, Load]) -> Load:
+        known = live if isinstance(live, Mapping) else {}
+        loads = {
+            key: known_loads.get(key) or self.check(item, known.get(key), f"{path}[{key!r}]")
+            for key, item in zip(node.keys, node.items, strict=True)
+        }
+        return lambda maker: refill_settled(maker, live, {key: load(maker) for key, load in loads.items()})
+
+    def _sequence(self, node: ListNode | TupleNode, live: Any, path: str) -> Load:
+        known = list(live) if isinstance(live, (list, tuple, deque)) else []
+        known += [None] * (len(node.items) - len(known))
+        items = enumerate(zip(node.items, known, strict=False))
+        loads = [self.check(item, part, f"{path}[{index}]") for index, (item, part) in items]
+        kind = list if isinstance(node, ListNode) else tuple
+        return lambda maker: refill_settled(maker, live, kind(load(maker) for load in loads))
+
+    def _holder(self, node: Node, live: Any, path: str) -> Load:
+        if isinstance(node, ModuleNode) and isinstance(live, torch.nn.Module):
+            return self._module(node, unwrapped(live), path)
+        if isinstance(node, OptimizerNode) and isinstance(live, torch.optim.Optimizer):
+            return self._optimizer(node, live, path)
+        if isinstance(node, LoaderNode) and isinstance(live, DataLoader):
+            return self._loader(node, live, path)
+        if isinstance(node, GeneratorNode) and is_generator(live):
+            return self._generator(node, live, path)
+        if isinstance(node, StatefulNode) and is_stateful(live):
+            load = self.check(node.state, live.state_dict(), f"{path}.state_dict()")
+            return lambda maker: _call(maker, live, live.load_state_dict, load(maker))
+        kind = type(node).__struct_config__.tag
+        raise RefusedSnapshotError(f"{path} is a {type(live).__name__} here, but a {kind} was saved", _REMEDY)
+
+    def named_tensor(self, node: AnyTensorNode, live: torch.Tensor, path: str) -> Load:
+        """A tensor that exists under a name: layout, shape and dtype must fit; loaded in place."""
+        self._source.verify([node])
+        if isinstance(node, TensorNode) and is_plain(live):
+            load = self._plain_tensors([node], [live], [path])
+            return lambda maker: load(maker)[0]
+        sparse = isinstance(node, SparseNode) and (f"torch.{node.layout}", node.shape) == (
+            str(live.layout),
+            tuple(live.shape),
+        )
+        if not sparse and not (isinstance(node, QuantizedNode) and live.is_quantized):
+            raise RefusedSnapshotError(f"{path} has another layout or shape than was saved", _REMEDY)
+        return lambda maker: _set_data(live, maker.make(node, live.device))
+
+    def _plain_tensors(
+        self, nodes: Sequence[TensorNode], lives: Sequence[torch.Tensor], paths: Sequence[str]
+    ) -> plain_tensors.Loads:
+        """The same for plain ones, many at once."""
+        specs = self._source.specs(nodes)
+        same = plain_tensors.alike(columns(specs), lives)
+        if not all(same):
+            path, spec, live = next(compress(zip(paths, specs, lives, strict=True), map(not_, same)))
+            found = f"{str(live.dtype).removeprefix('torch.')} {tuple(live.shape)}"
+            raise RefusedSnapshotError(
+                f"{path} is {found} here, but {spec.dtype} {spec.shape} was saved", _REMEDY
+            )
+        for node, live in zip(nodes, lives, strict=True):
+            self.devices.setdefault(node.device, live.device)
+        self._named.append((nodes, lives, paths))
+        return plain_tensors.into(self._source, nodes, lives)
+
+    def finish(self) -> None:
+        """When all was compared: two names of one live memory need one value, and a snapshot may hold two.
+
+        Raises
+        ------
+        RefusedSnapshotError
+            If they differed when they were saved, or a generator cannot go on from what was saved of it.
+        """
+        maker = Maker(self._source, {})
+        states = [load(maker) for _, load, _ in self._generators]
+        maker.settle()
+        for (generator, _, path), state in zip(self._generators, states, strict=True):
+            check_generator_state(generator, state, path)
+        nodes = list(chain.from_iterable(nodes for nodes, _, _ in self._named))
+        lives = list(chain.from_iterable(lives for _, lives, _ in self._named))
+        paths = list(chain.from_iterable(paths for _, _, paths in self._named))
+        addresses = list(map(torch.Tensor.data_ptr, lives))
+        several = {address for address, times in Counter(addresses).items() if address and times > 1}
+        targets: dict[tuple[Any, ...], tuple[str, TensorNode]] = {}
+        for at in [at for at, address in enumerate(addresses) if address in several]:
+            node, live = nodes[at], lives[at]
+            place = (addresses[at], str(live.device), live.dtype, tuple(live.shape), live.stride())
+            other, first = targets.setdefault(place, (paths[at], node))
+            if first is node or self._source.key(first) == self._source.key(node):
+                continue
+            if not same_bits(self._source.view(first), self._source.view(node)):
+                raise RefusedSnapshotError(
+                    f"{other} and {paths[at]} are one tensor here, but differed when saved", _REMEDY
+                )
+
+    def loose_tensor(self, node: AnyTensorNode, live: Any) -> Load:
+        """A tensor inside a container: loaded in place if it fits what is there, else made anew."""
+        self._source.verify([node])
+        if not isinstance(node, TensorNode):
+            return lambda maker: maker.make(node)
+        load = plain_tensors.into_or_new(self._source, [node], [live])
+        return lambda maker: load(maker)[0]
+
+    def _array(self, node: ArrayNode, live: Any) -> Load:
+        self._source.verify([node.data])
+
+        def load(_maker: Maker) -> Any:
+            values = self._source.view(node.data).clone().numpy()
+            if isinstance(live, np.ndarray) and (live.shape, live.dtype) == (values.shape, values.dtype):
+                live[...] = values
+                return live
+            return values
+
+        return load
+
+    def _module(self, node: ModuleNode, module: torch.nn.Module, path: str) -> Load:
+        tensors, extra = named_tensors(module), dict(extra_states(module))
+        parts = dict(module.named_modules(remove_duplicate=False))
+        _same_names(node.tensors, tensors, path)
+        _same_names(node.extra, extra, f"{path}'s extra state")
+        _same_names(node.training, parts, f"{path}'s submodules")
+        load_tensors = self._tensors(node.tensors, tensors, path)
+        extras = {name: self.check(saved, None, f"{path}.{name}") for name, saved in node.extra.items()}
+
+        def load(maker: Maker) -> torch.nn.Module:
+            load_tensors(maker)
+            for name, training in node.training.items():
+                parts[name].training = training
+            for name, load_extra in extras.items():
+                _call(maker, extra[name], extra[name].set_extra_state, load_extra(maker))
+            return module
+
+        return load
+
+    def _tensors(
+        self, saved: Mapping[str, AnyTensorNode], lives: Mapping[str, torch.Tensor], path: str
+    ) -> Callable[[Maker], None]:
+        """The tensors of a module."""
+        names = {
+            name: node
+            for name, node in saved.items()
+            if isinstance(node, TensorNode) and is_plain(lives[name])
+        }
+        nodes = list(names.values())
+        self._source.verify(nodes)
+        load_plain = self._plain_tensors(
+            nodes, [lives[name] for name in names], [f"{path}.{name}" for name in names]
+        )
+        others = [
+            self.named_tensor(node, lives[name], f"{path}.{name}")
+            for name, node in saved.items()
+            if name not in names
+        ]
+
+        def load(maker: Maker) -> None:
+            load_plain(maker)
+            for load_other in others:
+                load_other(maker)
+
+        return load
+
+    def _optimizer(self, node: OptimizerNode, optimizer: torch.optim.Optimizer, path: str) -> Load:
+        """The state is written directly: ``load_state_dict`` would cast moments to the parameter's dtype."""
+        groups = optimizer.param_groups
+        shapes = [[list(parameter.shape) for parameter in group["params"]] for group in groups]
+        if shapes != node.shapes or len(node.groups) != len(groups):
+            raise RefusedSnapshotError(f"{path} has other parameter groups than were saved", _REMEDY)
+        options = [
+            self._options(saved, group, f"{path}.param_groups[{index}]")
+            for index, (saved, group) in enumerate(zip(node.groups, groups, strict=True))
+        ]
+        owners = [(parameter, group) for group in groups for parameter in group["params"]]
+        for number, device in node.devices.items():
+            self.devices.setdefault(device, owners[number][0].device)
+        kept = own_state(optimizer)
+        shared: dict[Any, Load] = {key: self.check(saved, None, path) for key, saved in node.shared.items()}
+        loads: list[Callable[[Maker], dict[Any, Any]]] = []
+        moments: dict[tuple[str, torch.device], Moments] = {}
+        for number, saved in node.state.items():
+            parameter, group = owners[number]
+            live, there = kept.get(parameter), (node.devices[number], parameter.device)
+            if not isinstance(saved, DictNode):
+                load_state = self.check(saved, live, f"{path}.state[{number}]")
+                loads.append(partial(_beside, load_state, parameter, *there))
+                continue
+            known = live or {}
+            others = {
+                key: self.check(item, known.get(key), f"{path}.state[{number}][{key!r}]")
+                for key, item in zip(saved.keys, saved.items, strict=True)
+                if not isinstance(item, TensorNode)
+            }
+            step_moves = bool(group.get("capturable") or group.get("fused"))
+            if there not in moments:
+                moments[there] = Moments(self._source, *there)
+            moments[there].add(parameter, saved, live, others, step_moves=step_moves)
+        loads += [some.compare() for some in moments.values()]
+
+        def load(maker: Maker) -> torch.optim.Optimizer:
+            for load_options in options:
+                load_options(maker)
+            loaded: dict[Any, Any] = {key: load_state(maker) for key, load_state in shared.items()}
+            loaded |= dict.fromkeys(owners[number][0] for number in node.state)  # in this order
+            for load_states in loads:
+                loaded |= load_states(maker)
+            optimizer.state.clear()
+            optimizer.state.update(loaded)
+            return optimizer
+
+        return load
+
+    def _options(self, node: Node, group: dict[str, Any], path: str) -> Load:
+        options = {key: value for key, value in group.items() if key != "params"}
+        load_options = self.check(node, options, path)
+
+        def load(maker: Maker) -> None:
+            loaded = load_options(maker)
+            for key in set(group) - set(loaded) - {"params"}:
+                del group[key]
+            group.update(loaded)
+
+        return load
+
+    def _loader(self, node: LoaderNode, loader: DataLoader[Any], path: str) -> Load:
+        generators = own_generators(loader)
+        if len(generators) != len(node.generators):
+            raise RefusedSnapshotError(
+                f"{path} has {len(generators)} generators here, but {len(node.generators)} were saved",
+                _REMEDY,
+            )
+        pairs = zip(node.generators, generators, strict=True)
+        loads = [self._generator(saved, live, f"{path}.generator") for saved, live in pairs]
+
+        def load(maker: Maker) -> DataLoader[Any]:
+            for load_generator in loads:
+                load_generator(maker)
+            return loader
+
+        return load
+
+    def _generator(self, node: GeneratorNode, generator: Generator, path: str) -> Load:
+        library, _ = generator_state(generator)
+        if library != node.library:
+            raise RefusedSnapshotError(
+                f"{path} is a {library} generator here, a {node.library} one was saved", _REMEDY
+            )
+        with self._source.strictly():
+            load = self.check(node.state, None, path)
+        self._generators.append((generator, load, path))
+        return lambda maker: _call(maker, generator, partial(set_generator_state, generator), load(maker))
+
+
+def _beside(
+    load: Load, parameter: torch.Tensor, recorded: str, device: torch.device, maker: Maker
+) -> dict[Any, Any]:
+    """Load what belongs to a parameter that was on ``recorded`` and is on ``device`` now."""
+    return {parameter: load(maker.onto(recorded, device))}
+
+
+def _call(maker: Maker, live: Any, load_state: Callable[[Any], object], state: Any) -> Any:
+    maker.settle()
+    load_state(state)
+    return live
+
+
+def _set_data(live: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
+    if live.layout in (torch.strided, torch.sparse_coo):
+        live.data = made.detach()
+    else:
+        # Setting the data of a compressed tensor changes nothing, and says nothing.
+        with torch.no_grad():
+            live.resize_as_sparse_(made).copy_(made)
+    return live
+
+
+def _same_names(saved: Mapping[str, object], live: Mapping[str, object], path: str) -> None:
+    for name in saved:
+        if name not in live:
+            raise RefusedSnapshotError(f"{path} has no {name!r} here, but it was saved", _REMEDY)
+    for name in live:
+        if name not in saved:
+            raise RefusedSnapshotError(f"{path} has {name!r} here, but it was not saved", _REMEDY)

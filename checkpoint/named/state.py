@@ -1,0 +1,154 @@
+"""Named state of an attached job: live objects -> tree and tensors, and back.
+
+``describe`` turns objects under names into what a snapshot stores; ``check`` compares a snapshot with
+live objects without changing anything; ``Restoration.apply`` loads. docs/training-scripts.md says what
+can be named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from gpuslice.checkpoint.discover import heap
+from gpuslice.checkpoint.format import nodes
+from gpuslice.checkpoint.format.nodes import Node, QuantizedNode, SparseNode, TensorNode
+from gpuslice.checkpoint.format.reader import SnapshotFile
+from gpuslice.checkpoint.format.tree import Tree
+from gpuslice.errors import RefusedSnapshotError, UsageError
+
+from . import lazy_optimizer_state
+from .describe import Describer
+from .load import Checker, Load
+from .snapshot_tensors import Maker, Source
+
+#: Names that begin so are the runtime's, not the user's; their tensors stay on the host.
+OWN_PREFIX = "gpuslice."
+
+
+@dataclass(frozen=True)
+class NamedState:
+    """Objects under names, described.
+
+    Attributes
+    ----------
+    tree
+        For the snapshot; refers to tensors by index.
+    tensors
+        (path, strided tensor on whatever device), in the order of the indices.
+    """
+
+    tree: Tree
+    tensors: tuple[tuple[str, torch.Tensor], ...]
+
+
+def describe(named: Mapping[str, object]) -> NamedState:
+    """Describe the objects; copies nothing.
+
+    Raises
+    ------
+    UsageError
+        If one cannot be saved, or an optimizer steps parameters that no other object holds.
+    """
+    lazy_optimizer_state.await_all()
+    describer = Describer()
+    described = {name: describer.node(value, name) for name, value in named.items()}
+    for parameter, path in describer.optimized.items():
+        if parameter not in describer.covered:
+            raise UsageError(f"{path} steps parameters that nothing else holds", "attach their module, too")
+    return NamedState(nodes.encode(described), tuple(describer.tensors))
+
+
+class Restoration:
+    """A snapshot that fits live objects, ready to be loaded into them; the snapshot must stay open."""
+
+    def __init__(
+        self, source: Source, loads: Mapping[str, Load], devices: Mapping[str, torch.device]
+    ) -> None:
+        self._source = source
+        self._loads = loads
+        self._devices = devices
+
+    @property
+    def gpus(self) -> dict[int, int]:
+        """The index here of each GPU of the snapshot, as far as live tensors showed it."""
+        pairs = [(torch.device(recorded), live) for recorded, live in self._devices.items()]
+        return {
+            there.index or 0: here.index or 0 for there, here in pairs if there.type == here.type == "cuda"
+        }
+
+    def value(self, name: str) -> Any:
+        """What `apply` will give under a name that was none of a live object; changes nothing."""
+        maker = Maker(self._source, {})
+        self._source.restart()
+        made = self._loads[name](maker)
+        maker.settle()
+        return made
+
+    def apply(self) -> dict[str, Any]:
+        """Load everything; returns the objects by name, new ones where the live one was a plain value."""
+        moving, staying = Maker(self._source, self._devices), Maker(self._source, {})
+        self._source.restart()
+        with heap.uncollected():
+            loaded = {
+                name: load(staying if name.startswith(OWN_PREFIX) else moving)
+                for name, load in self._loads.items()
+            }
+        self._source.settle()
+        return loaded
+
+
+@heap.uncollected()
+def check(
+    snapshot: SnapshotFile, named: Mapping[str, object], *, entire: bool = False, verify: bool = True
+) -> Restoration:
+    """Compare a snapshot with the objects that are to be loaded; changes nothing.
+
+    Parameters
+    ----------
+    entire
+        Whether it may hold nothing besides.
+    verify
+        Whether the tensors' bytes are compared with their checksums. Those of random states always are.
+
+    Raises
+    ------
+    RefusedSnapshotError
+        If an object has no counterpart, or another kind, shape, dtype or names; names the entry.
+    CorruptSnapshotError
+        If bytes that are needed are damaged.
+    """
+    lazy_optimizer_state.await_all()
+    source = Source(snapshot, verify=verify)
+    with source.looking():
+        checker = Checker(source)
+        saved = nodes.decode(snapshot.tree)
+        left_out = saved.keys() - named.keys()
+        if entire and left_out:
+            raise RefusedSnapshotError(
+                f"{snapshot.path} holds {min(left_out)!r}, which is not attached", "attach it under that name"
+            )
+        loads = {}
+        for name, live in named.items():
+            with source.strictly() if name.startswith(OWN_PREFIX) else nullcontext():
+                loads[name] = _compare(checker, snapshot, saved, name, live)
+        checker.finish()
+    return Restoration(source, loads, checker.devices)
+
+
+def _compare(
+    checker: Checker, snapshot: SnapshotFile, saved: Mapping[str, Node], name: str, live: object
+) -> Load:
+    if name not in saved:
+        known = ", ".join(sorted(name for name in saved if not name.startswith(OWN_PREFIX)))
+        raise RefusedSnapshotError(f"{snapshot.path} holds no {name!r}", f"it holds {known or 'nothing'}")
+    node = saved[name]
+    if not isinstance(live, torch.Tensor):
+        return checker.check(node, live, name)
+    if not isinstance(node, (TensorNode, SparseNode, QuantizedNode)):
+        raise RefusedSnapshotError(f"{name} is a tensor here, but was not when saved")
+    return checker.named_tensor(node, live, name)

@@ -1,0 +1,223 @@
+"""One slot file, kept mapped: its pages are faulted in once and used by every later suspend."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gpuslice.checkpoint.files import flush, open_checked, write_at
+from gpuslice.checkpoint.format.chunk_checksums import Residue
+from gpuslice.checkpoint.format.layout import align
+from gpuslice.checkpoint.format.safetensors_header import Content
+from gpuslice.kernels.host.memory_files import map_file, remove
+from gpuslice.kernels.host.numa import near
+from gpuslice.kernels.host.process_memory import populate, view_address
+
+from .budget import Budget, Own
+
+#: The spare part is small enough for two slots in 2.05 times the state.
+STEP_BYTES = 2 << 20
+_SPARE_SHARE = 128
+#: What is allocated, and what is faulted in, at once where somebody may want the arena sooner.
+_ALLOCATE_BYTES = 64 << 20
+_POPULATE_BYTES = 8 << 20
+
+MapHook = Callable[[memoryview], None]
+
+
+class MapHooks:
+    """Whom to tell about mappings: a device that page-locks them. Every mapping is announced once.
+
+    A mapping is withdrawn before it is unmapped, so a device can let go of it in time. Pages are taken from
+    the memory of ``node``, unless it is ``None``.
+    """
+
+    def __init__(
+        self, on_map: MapHook | None = None, on_unmap: MapHook | None = None, node: int | None = None
+    ) -> None:
+        self.mapped: MapHook = on_map or _ignore
+        self.unmapping: MapHook = on_unmap or _ignore
+        self.node = node
+
+
+def _ignore(memory: memoryview) -> None:
+    """Nobody wants to know."""
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """A header that was written: what it follows from, and its checksum."""
+
+    content: Content
+    position: int
+    file_len: int
+    xxh3: bytes = field(default=b"", compare=False)
+
+
+class Arena:
+    """A slot file and its mapping; grows, never shrinks while mapped.
+
+    Parameters
+    ----------
+    path
+        The slot file; made when first needed.
+    budget
+        Admits growth.
+    """
+
+    def __init__(self, path: Path, budget: Budget) -> None:
+        self.path = path
+        self._budget = budget
+        self._descriptor = -1
+        self._hooks = MapHooks()
+        self._memory: memoryview | None = None
+        #: What the pages hold since the last publish, as long as nobody else has written to them.
+        self.residue: Residue | None = None
+        #: What the file has as header, but for the beginning of it, which `Holdings` tears.
+        self.header: Header | None = None
+
+    @property
+    def memory(self) -> memoryview | None:
+        """The whole mapping, writable, or ``None`` before the first use."""
+        return self._memory
+
+    def bind(self, hooks: MapHooks) -> None:
+        """Announce the present mapping and all later ones to ``hooks`` and no longer to the previous ones."""
+        memory = self._memory
+        self._unmap()
+        self._hooks = hooks
+        if memory is not None:
+            self._announce(memory)
+
+    def ensure(self, nbytes: int, *, exactly: bool = False, own: Own | None = None) -> memoryview:
+        """A mapping of at least ``nbytes``, every page of it present; of a new file ``exactly`` so many.
+
+        ``own`` makes room, see `Budget.extend`.
+
+        Raises
+        ------
+        RamDiskFullError
+            If there is no room; a file made for this call is gone again, an older one as it was.
+        """
+        if self._memory is not None and len(self._memory) >= nbytes:
+            return self._memory
+        length = self.extend_file(*((nbytes, 0) if exactly else _lengths(nbytes)), own=own)
+        self._unmap()
+        with self._budget.taking(length):
+            memory = map_file(self._descriptor, length, writable=True)
+            populate(view_address(memory), length)
+        return self._announce(memory)
+
+    def warm(self, nbytes: int, going_on: Callable[[], bool]) -> None:
+        """Do what `ensure` would, in small steps, as long as ``going_on()``; `ensure` does the rest.
+
+        A mapping that is there is let be, however small.
+
+        Raises
+        ------
+        RamDiskFullError
+            If there is no room.
+        """
+        if self._memory is not None:
+            return
+        length, spare = _lengths(nbytes)
+        reached = 0
+        while reached < length:
+            if not going_on():
+                return
+            reached = self.extend_file(min(length, reached + _ALLOCATE_BYTES))
+        reached = self.extend_file(length, spare)
+        with self._budget.taking(reached):
+            memory = map_file(self._descriptor, reached, writable=True)
+            for start in range(0, reached, _POPULATE_BYTES):
+                if not going_on():
+                    return
+                populate(view_address(memory) + start, min(_POPULATE_BYTES, reached - start))
+        self._announce(memory)
+
+    def extend_file(self, nbytes: int, spare_bytes: int = 0, *, own: Own | None = None) -> int:
+        """Make the file at least ``nbytes`` long without touching the mapping; returns its length.
+
+        All pages of a file that was opened here exist: those that a dead process left may not.
+        """
+        if self._descriptor >= 0:
+            length = os.fstat(self._descriptor).st_size
+            if length >= nbytes:
+                return length
+            with near(self._hooks.node):
+                return self._budget.extend(
+                    self._descriptor, nbytes, spare_bytes, allocated_bytes=length, own=own
+                )
+        made = not self.path.exists()
+        descriptor = open_checked(self.path, os.O_RDWR | os.O_CREAT)
+        try:
+            with near(self._hooks.node):
+                length = self._budget.extend(descriptor, nbytes, spare_bytes, own=own)
+        except BaseException:
+            os.close(descriptor)
+            if made:
+                self.path.unlink()
+            raise
+        self._descriptor = descriptor
+        return length
+
+    def write(self, data: bytes, position: int) -> None:
+        """Write through the file, also beyond the mapping; both show the same pages.
+
+        Where the file system outlives a power cut, all that was written to either is on the medium then.
+
+        Raises
+        ------
+        RamDiskFullError
+            If a file system that copies on write has no room even for what is there already.
+        """
+        with self._budget.taking(len(data)):
+            write_at(self._descriptor, data, position)
+            flush(self._descriptor)
+
+    def flush(self) -> None:
+        """Have all that was written on the medium, where the file system has one."""
+        with self._budget.taking(0):
+            flush(self._descriptor)
+
+    def _announce(self, memory: memoryview) -> memoryview:
+        """Use a mapping only after the device has taken it."""
+        self._hooks.mapped(memory)
+        self._memory = memory
+        return memory
+
+    def _unmap(self) -> None:
+        """Withdraw the mapping. Views that somebody still holds keep its pages until they die."""
+        if self._memory is not None:
+            memory, self._memory = self._memory, None
+            self.residue = None
+            self._hooks.unmapping(memory)
+
+    def close(self) -> None:
+        """Withdraw the mapping and close the file, whatever those say who want to know; the file stays."""
+        try:
+            self._unmap()
+        finally:
+            if self._descriptor >= 0:
+                os.close(self._descriptor)
+                self._descriptor, self.header = -1, None
+
+    def discard(self) -> None:
+        """Withdraw the mapping, free its pages and remove the file; whoever still has a view reads zeros.
+
+        Without that, forked children, which have inherited the mapping, would keep the pages.
+        """
+        memory = self._memory
+        self.close()
+        if memory is not None:
+            with suppress(OSError):  # not every file system can; then the pages go with the last mapping
+                remove(memory)
+        self.path.unlink(missing_ok=True)
+
+
+def _lengths(nbytes: int) -> tuple[int, int]:
+    """Of a file for a state of ``nbytes``: what it needs, and what it may have besides."""
+    return align(nbytes, STEP_BYTES), align(nbytes // _SPARE_SHARE, STEP_BYTES)

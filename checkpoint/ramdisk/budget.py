@@ -1,0 +1,233 @@
+"""How many bytes the RAM disk holds, and whether more may come in: the truth is the sizes of the files.
+
+Counting files instead of keeping a ledger survives every kind of death. A file counts with its full
+length from the moment it is extended, before its pages exist, so of two processes that race for the
+last bytes exactly one wins. Whose bytes they are, for a tenant's own limit, says the owner file beside them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpuslice.checkpoint.files import is_full
+from gpuslice.checkpoint.format.layout import PAGE_BYTES
+from gpuslice.checkpoint.locks import FileLock
+from gpuslice.config import format_size
+from gpuslice.errors import EnvironmentUnusableError, RamDiskFullError
+from gpuslice.memory import UNLIMITED_BYTES, available_bytes
+
+from .slots import read_owner
+
+_BLOCK_BYTES = 512
+
+Own = Callable[[], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """Whose jobs share a limit of their own.
+
+    Attributes
+    ----------
+    name
+        Empty for nobody's.
+    limit_bytes
+        Most bytes that all its stores may take together; ``None`` for no limit but the RAM disk's.
+    """
+
+    name: str = ""
+    limit_bytes: int | None = None
+
+
+_NOBODY = Tenant()
+
+
+class Budget:
+    """The limits of the RAM disk and of one tenant, and the lock under which they are applied.
+
+    Parameters
+    ----------
+    root
+        The RAM disk's directory.
+    limit_bytes
+        Most bytes all files below it may have together; ``None`` for half of the file system.
+    tenant
+        For whom bytes are admitted.
+    """
+
+    def __init__(self, root: Path, limit_bytes: int | None, tenant: Tenant = _NOBODY) -> None:
+        self.root = root
+        self.tenant = tenant
+        #: Makes room, step by step, by moving elsewhere what lies in stores that help, by their directories;
+        #: and by what `extend` was given as ``own``.
+        self.relief: Callable[[Callable[[Path], bool], Own | None], Iterator[None]] | None = None
+        status = os.statvfs(root)
+        self.limit_bytes = status.f_blocks * status.f_frsize // 2 if limit_bytes is None else limit_bytes
+
+    def lock(self) -> FileLock:
+        """The RAM disk's lock: held for admission, and while stores come and go."""
+        return FileLock.wait(self.root / "lock")
+
+    def used_bytes(self) -> int:
+        """Bytes that all stores together hold or have been promised."""
+        return _held(self._files())
+
+    def tenant_bytes(self) -> int:
+        """Of `used_bytes`, what belongs to the tenant's jobs, dead ones included."""
+        return sum(map(directory_bytes, filter(self._is_ours, self._directories())))
+
+    def _is_ours(self, directory: Path) -> bool:
+        owner = read_owner(directory)
+        return owner is not None and owner.tenant == self.tenant.name
+
+    def room_bytes(self) -> int:
+        """What limits, file system and memory together still allow."""
+        return min(self.limit_bytes - self.used_bytes(), self.free_bytes(), self._tenant_room())
+
+    def _tenant_room(self) -> int:
+        limit_bytes = self.tenant.limit_bytes
+        return UNLIMITED_BYTES if limit_bytes is None else limit_bytes - self.tenant_bytes()
+
+    def _directories(self) -> list[Path]:
+        with os.scandir(self.root) as stores:
+            return [Path(store.path) for store in stores if store.is_dir(follow_symlinks=False)]
+
+    def _files(self) -> Iterator[os.stat_result]:
+        for directory in self._directories():
+            yield from _statuses(directory)
+
+    def free_bytes(self) -> int:
+        """Bytes that the file system and the machine's memory can still give, promises deducted."""
+        status = os.statvfs(self.root)
+        promised = sum(max(0, s.st_size - s.st_blocks * _BLOCK_BYTES) for s in self._files())
+        free = min(status.f_bavail * status.f_frsize, available_bytes())
+        return max(0, free - promised)
+
+    def extend(
+        self,
+        descriptor: int,
+        nbytes: int,
+        spare_bytes: int = 0,
+        *,
+        allocated_bytes: int = 0,
+        own: Own | None = None,
+    ) -> int:
+        """Make the open file ``nbytes`` long, plus up to ``spare_bytes``, with every page allocated.
+
+        The pages of the first ``allocated_bytes`` exist already. ``own`` gives up what the one who asks
+        needs less than this room, and says whether there was any; who can do without the room has none.
+
+        Returns
+        -------
+        int
+            The new length; the file never shrinks.
+
+        Raises
+        ------
+        RamDiskFullError
+            If a limit, file system or memory forbid it; the file is as it was before.
+        """
+        try:
+            return self._extend(descriptor, nbytes, spare_bytes, allocated_bytes)
+        except RamDiskFullError as error:
+            if self.relief is None:
+                raise
+            refusal = error
+        growth = nbytes - os.fstat(descriptor).st_size
+
+        def helps(directory: Path) -> bool:
+            return growth <= self._tenant_room() or self._is_ours(directory)
+
+        for _ in self.relief(helps, own):
+            try:
+                return self._extend(descriptor, nbytes, spare_bytes, allocated_bytes)
+            except RamDiskFullError as error:
+                refusal = error
+        raise refusal
+
+    def _extend(self, descriptor: int, nbytes: int, spare_bytes: int, allocated_bytes: int) -> int:
+        with self.lock():
+            before = os.fstat(descriptor).st_size
+            if before < nbytes:
+                room = self.room_bytes()
+                if nbytes - before > room:
+                    raise self.full(nbytes - before)
+                affordable = (before + room) // PAGE_BYTES * PAGE_BYTES
+                with self.taking(nbytes - before):
+                    os.ftruncate(descriptor, max(nbytes, min(nbytes + spare_bytes, affordable)))
+            after = os.fstat(descriptor).st_size
+        try:
+            with self.taking(after - before):
+                if after > allocated_bytes:
+                    os.posix_fallocate(descriptor, allocated_bytes, after - allocated_bytes)
+        except BaseException:
+            # Without its pages the length would be a trap: touching a missing one ends in SIGBUS.
+            os.ftruncate(descriptor, before)
+            raise
+        return after
+
+    @contextmanager
+    def taking(self, nbytes: int) -> Iterator[None]:
+        """Turn the operating system's refusal to give ``nbytes`` into an error of ours.
+
+        Raises
+        ------
+        RamDiskFullError
+            If there is no room.
+        EnvironmentUnusableError
+            If the file system does not do what a RAM disk needs.
+        """
+        try:
+            yield
+        except OSError as error:
+            if is_full(error):
+                raise self.full(nbytes) from error
+            remedy = "choose another directory with --ramdisk-dir"
+            raise EnvironmentUnusableError(
+                f"cannot write in {self.root}: {error.strerror}", remedy
+            ) from error
+
+    def full(self, growth: int) -> RamDiskFullError:
+        """The error for ``growth`` bytes that did not fit."""
+        if growth > self._tenant_room():
+            return self._tenant_full(growth)
+        used, free = format_size(self.used_bytes()), format_size(self.free_bytes())
+        return RamDiskFullError(
+            f"the RAM disk {self.root} is full: {format_size(growth)} more would be needed,"
+            f" {used} of {format_size(self.limit_bytes)} are used and {free} of memory are free",
+            "raise --ramdisk-limit, or run `gpuslice ramdisk gc`",
+        )
+
+    def _tenant_full(self, growth: int) -> RamDiskFullError:
+        name, limit_bytes = self.tenant.name, self.tenant.limit_bytes or 0
+        return RamDiskFullError(
+            f"tenant {name} has no room in the RAM disk {self.root}: {format_size(growth)} more would be"
+            f" needed, {format_size(self.tenant_bytes())} of its {format_size(limit_bytes)} are used",
+            f"raise `gpuslice up --tenant-ramdisk {name}=BYTES`, or run `gpuslice ramdisk gc`",
+        )
+
+
+def directory_bytes(directory: Path) -> int:
+    """Bytes that the files of one store hold or have been promised."""
+    return _held(_statuses(directory))
+
+
+def _held(files: Iterable[os.stat_result]) -> int:
+    return sum(max(s.st_size, s.st_blocks * _BLOCK_BYTES) for s in files)
+
+
+def _statuses(directory: Path) -> Iterator[os.stat_result]:
+    """The status of every file directly in ``directory``; those that vanish meanwhile do not count."""
+    try:
+        with os.scandir(directory) as entries:
+            for entry in entries:
+                try:
+                    yield entry.stat(follow_symlinks=False)
+                except FileNotFoundError:
+                    continue
+    except FileNotFoundError:
+        return

@@ -1,0 +1,382 @@
+"""The RAM disk: one directory per user on tmpfs, with a limit, that jobs keep their snapshots in."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from hashlib import blake2b
+from pathlib import Path
+
+import psutil
+
+from gpuslice.checkpoint.files import store_directory
+from gpuslice.checkpoint.format.layout import PAGE_BYTES
+from gpuslice.checkpoint.locks import FileLock
+from gpuslice.checkpoint.standby_mappings import Ahead
+from gpuslice.config import Settings, parse_size
+from gpuslice.errors import RamDiskFullError, UsageError
+from gpuslice.types import job_id
+
+from .budget import Budget, Own, Tenant
+from .listing import STORE, UNNAMED, StoreInfo, TenantInfo, spilled_records, store_info, tenants
+from .room_requests import SOCKET, SPARE, ask
+from .slots import OWNER, SLOTS, committed, newest_restartable, read_owner, restartable, settle, write_owner
+from .spill import SpillDirectory
+from .store import JobStore
+
+#: How long a job waits for whoever is just moving what its dead process left, and how often it looks.
+_PATIENCE_S = 300.0
+_LOOK_AGAIN_S = 0.05
+
+
+class RamDisk:
+    """A directory of mode 0700 with a limit on its bytes, shared by all processes of a user.
+
+    Parameters
+    ----------
+    directory
+        Where; ``/dev/shm/gpuslice-<uid>`` by default. Made when missing.
+    limit_bytes
+        Most bytes that all stores together may take; half of the file system by default.
+    spill_directory
+        Where the snapshots of dead named jobs and of parked ones go when there is no room.
+    spill_limit_bytes
+        Most bytes that all snapshots may take there; ``None`` for what its file system has.
+    tenant
+        Whose the stores are that are opened through this object.
+    scheduler
+        The directory of the scheduler that gives the jobs their names; empty where people do.
+
+    Raises
+    ------
+    EnvironmentUnusableError
+        If a directory is a link, somebody else's, open to others, or cannot be made.
+    """
+
+    def __init__(
+        self,
+        directory: Path | None = None,
+        limit_bytes: int | None = None,
+        *,
+        spill_directory: Path | None = None,
+        spill_limit_bytes: int | None = None,
+        tenant: Tenant = Tenant(),  # noqa: B008 - it cannot change
+        scheduler: str = "",
+    ) -> None:
+        self.directory = directory or default_directory()
+        store_directory(self.directory)
+        self._budget = Budget(self.directory, limit_bytes, tenant)
+        self._scheduler = scheduler
+        self.spilled = None if spill_directory is None else SpillDirectory(spill_directory, spill_limit_bytes)
+        self._budget.relief = self._relieve
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> RamDisk:
+        """The RAM disk of a job with these settings, with its tenant's limit."""
+        limit_bytes = parse_size(settings.tenant_ramdisk) if settings.tenant_ramdisk else None
+        return cls(
+            Path(settings.ramdisk_dir) if settings.ramdisk_dir else None,
+            parse_size(settings.ramdisk_limit) if settings.ramdisk_limit else None,
+            spill_directory=Path(settings.spill_dir) if settings.spill_dir else None,
+            spill_limit_bytes=parse_size(settings.spill_limit) if settings.spill_limit else None,
+            tenant=Tenant(settings.tenant, limit_bytes),
+            scheduler=_scheduler(settings.socket),
+        )
+
+    @property
+    def limit_bytes(self) -> int:
+        """The limit that applies to stores opened through this object."""
+        return self._budget.limit_bytes
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes that all stores take up."""
+        return self._budget.used_bytes()
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes the file system and the memory of the machine can still give, whatever the limit says."""
+        return self._budget.free_bytes()
+
+    def open_store(self, job: str | None, rank: int = 0, *, slots: int = 2) -> JobStore:
+        """This process's store for a rank of ``job``; takes over what a dead process of the job left.
+
+        Parameters
+        ----------
+        job
+            The job's name; ``None`` for a job whose snapshots end with its process.
+        rank
+            Its rank.
+        slots
+            2 keeps the previous restartable snapshot while the next is written, 1 takes half the memory.
+
+        Raises
+        ------
+        UsageError
+            If a living process has this job and rank, or the name is no name.
+        RamDiskFullError
+            If its snapshot was spilled and there is no room to bring it back; it stays where it is.
+        """
+        if slots not in (1, 2) or rank < 0:
+            raise UsageError(f"{slots} slots for rank {rank} cannot be", "use 1 or 2 slots and ranks from 0")
+        if job is None:
+            directory = self.directory / f"{UNNAMED}{secrets.token_hex(8)}.r{rank}"
+        else:
+            directory = self.home(job, rank)
+        ends_s = time.monotonic() + _PATIENCE_S
+        while (lock := self._claim(directory)) is None:
+            owner = read_owner(directory)
+            if owner is not None and not psutil.pid_exists(owner.pid) and time.monotonic() < ends_s:
+                time.sleep(_LOOK_AGAIN_S)
+                continue
+            process = f"process {owner.pid}" if owner else "another process"
+            raise UsageError(
+                f"job {job} rank {rank} is running already, in {process}",
+                "wait for it or stop it, or give this one another name",
+            )
+        return self._take_over(directory, lock, job, rank, slots)
+
+    def home(self, job: str, rank: int) -> Path:
+        """The store of a named job's rank: jobs of two schedulers are two, whatever they are called."""
+        name = str(job_id(job))
+        if self._scheduler:
+            name += f"@{blake2b(os.fsencode(self._scheduler), digest_size=4).hexdigest()}"
+        return self.directory / f"{name}.r{rank}"
+
+    def stand_by(
+        self, job: str, rank: int = 0, *, waiting: Callable[[], object] | None = None
+    ) -> JobStore | None:
+        """The store of a named job's rank, as soon as no living process has it; mapped in the meantime.
+
+        Parameters
+        ----------
+        waiting
+            Called when it is certain that no end of that process will be missed.
+
+        Returns
+        -------
+        JobStore or None
+            As `open_store` gives it. ``None`` if the process that had it has ended well: it left nothing.
+
+        Raises
+        ------
+        RamDiskFullError
+            As for `open_store`.
+        """
+        directory = self.home(job, rank)
+        with Ahead(directory / name for name in SLOTS) as ahead:
+            while not self._has_ended_well(directory, waiting):
+                lock = self._claim(directory)  # another one that stands by may have been quicker
+                if lock is not None:
+                    ahead.close()
+                    return self._take_over(directory, lock, job, rank, len(SLOTS), ahead)
+        return None
+
+    def _has_ended_well(self, directory: Path, waiting: Callable[[], object] | None) -> bool:
+        """Wait for the end of the process that has this store, if there is one; whether it took it away."""
+        with self._budget.lock():
+            if not (directory / OWNER).exists():
+                return False
+            lock = FileLock(directory / OWNER)
+        with lock:
+            if waiting is not None:
+                waiting()
+            lock.take()
+            return lock.removed
+
+    def _claim(self, directory: Path) -> FileLock | None:
+        """The lock of a store, made when missing; ``None`` if a living process has it."""
+        with self._budget.lock():
+            store_directory(directory)
+            return FileLock.attempt(directory / OWNER)
+
+    def _take_over(
+        self,
+        directory: Path,
+        lock: FileLock,
+        job: str | None,
+        rank: int,
+        slots: int,
+        ahead: Ahead | None = None,
+    ) -> JobStore:
+        """Open a store that was claimed."""
+        try:
+            tenant = self._budget.tenant
+            with self._budget.taking(PAGE_BYTES):
+                write_owner(lock.descriptor, job, rank, tenant.name, tenant.limit_bytes, self._scheduler)
+            store = JobStore(directory, lock, self._budget, job, rank, slots, self.spilled, ahead)
+        except BaseException:
+            lock.release()
+            raise
+        try:
+            store.recover()
+        except BaseException:
+            store.abandon()
+            raise
+        return store
+
+    def listing(self) -> list[StoreInfo]:
+        """All stores, of the living and of the dead, by name; those that are spilled, too."""
+        with self._budget.lock():
+            return [store_info(directory, self.spilled) for directory in self._stores()]
+
+    def tenants(self) -> list[TenantInfo]:
+        """What every tenant that has something here takes up, by name."""
+        with self._budget.lock():
+            return tenants(self._stores())
+
+    def spill(self) -> list[StoreInfo]:
+        """Move the restartable snapshots of dead named jobs to the spill directory.
+
+        Returns
+        -------
+        list of StoreInfo
+            The stores that were moved, as they were.
+
+        Raises
+        ------
+        UsageError
+            If there is no spill directory.
+        RamDiskFullError
+            If it has no room; the snapshots that were not moved stay.
+        """
+        if self.spilled is None:
+            raise UsageError("there is no spill directory", "name one with --spill-dir")
+        moved = (self._spill_dead(self.spilled, directory) for directory in self._stores())
+        return [info for info in moved if info is not None]
+
+    def _spill_dead(self, spilled: SpillDirectory, directory: Path) -> StoreInfo | None:
+        """Move what a dead named job could go on from; its store as it was, ``None`` if there is nothing."""
+        with self._budget.lock():
+            if not directory.exists():
+                return None  # it has nothing but what was moved before
+            info = store_info(directory, spilled)
+            lock = None if info.alive or info.job is None else FileLock.attempt(directory / OWNER)
+        if lock is None:
+            return None
+        with lock:
+            records = list(restartable(directory))
+            for record in records:
+                spilled.take(directory / SLOTS[record.slot], directory.name, record.slot)
+            if records:
+                with self._budget.lock():
+                    settle(directory, None)
+        return info if records else None
+
+    def _relieve(self, helps: Callable[[Path], bool], own: Own | None) -> Iterator[None]:
+        """Make room step by step, in stores that help: of the dead, of the one that asks, of parked jobs.
+
+        Last of running ones, and only for one who cannot do without. Of the parked, and of those that run,
+        whoever has been so for the shortest time begins: where jobs take turns, it needs its slots last.
+        """
+        for directory in filter(helps, self._stores()):
+            if self._discard(directory):
+                yield
+        if self.spilled is not None:
+            for directory in filter(helps, self._stores()):
+                if self._spill_dead(self.spilled, directory) is not None:
+                    yield
+        if own is not None and own():
+            yield
+        if self.spilled is None:
+            return
+        failure: RamDiskFullError | None = None
+        for name in (SOCKET,) if own is None else (SOCKET, SPARE):
+            for directory in self._listening(name):
+                try:
+                    while helps(directory) and ask(directory, name):
+                        yield
+                except RamDiskFullError as error:
+                    failure = failure or error  # somebody else may have what need not be moved
+        if failure is not None:
+            raise failure
+
+    def _listening(self, name: str) -> list[Path]:
+        """The stores whose processes listen at that socket, the latest first."""
+        stores = [store for store in self._stores() if (store / name).exists()]
+        return sorted(stores, key=lambda store: _since_ns(store / name), reverse=True)
+
+    def discard(self, scheduler: str) -> None:
+        """Remove what a scheduler's dead jobs left and nobody can go on from."""
+        for directory in self._stores():
+            owner = read_owner(directory)
+            if owner is not None and owner.scheduler == scheduler:
+                self._discard(directory)
+
+    def _discard(self, directory: Path) -> bool:
+        """Remove what a dead named job left if nobody can go on from it; whether that made room."""
+        with self._budget.lock():
+            if not directory.exists():
+                return False  # it has nothing but what was spilled
+            info = store_info(directory, self.spilled)
+            of_use = info.alive or info.job is None or any(one.restartable for one in committed(directory))
+            return not of_use and not self._clear(directory, wanted=True)
+
+    def collect(self, *, everything: bool = False) -> list[StoreInfo]:
+        """Remove what dead processes left; what belongs to living ones is never touched.
+
+        Parameters
+        ----------
+        everything
+            Also remove the restartable snapshots that named jobs left to go on from, the spilled ones too.
+
+        Returns
+        -------
+        list of StoreInfo
+            The stores that were removed, as they were.
+        """
+        removed = []
+        with self._budget.lock():
+            for directory in self._stores():
+                info = store_info(directory, self.spilled)
+                if not info.alive and not self._clear(
+                    directory, wanted=info.job is not None and not everything
+                ):
+                    removed.append(info)
+        if self.spilled is not None:
+            self.spilled.clean()
+        return removed
+
+    def _clear(self, directory: Path, *, wanted: bool) -> bool:
+        """Remove of a dead store what is not wanted any more; whether anything is left."""
+        left = directory.exists() and settle(directory, newest_restartable(directory) if wanted else None)
+        for entry in [] if self.spilled is None else self.spilled.entries(directory.name):
+            if wanted and not entry.is_useless():
+                left = True
+            else:
+                entry.path.unlink()
+        return left
+
+    def boundaries(self, job: str, rank: int = 0) -> set[int]:
+        """Of which boundaries a rank of a named job has a published restartable snapshot, alive or not."""
+        directory = self.home(job, rank)
+        records = {record for record in committed(directory) if record.restartable}
+        return {record.boundary for record in records | set(spilled_records(directory, self.spilled))}
+
+    def _stores(self) -> list[Path]:
+        """The directories of all stores, by name; of those that are spilled, they need not exist."""
+        with os.scandir(self.directory) as entries:
+            found = {e.name for e in entries if e.is_dir(follow_symlinks=False) and STORE.fullmatch(e.name)}
+        if self.spilled is not None:
+            found |= {entry.store for entry in self.spilled.entries()}
+        return [self.directory / name for name in sorted(found)]
+
+
+def default_directory() -> Path:
+    """Where a user's RAM disk is if nobody says otherwise."""
+    return Path(f"/dev/shm/gpuslice-{os.geteuid()}")
+
+
+def _scheduler(endpoint: str) -> str:
+    """The directory of the scheduler that listens at a local endpoint; empty without one."""
+    return os.path.realpath(os.path.dirname(endpoint.removeprefix("ipc://"))) if endpoint else ""
+
+
+def _since_ns(socket: Path) -> int:
+    """Since when a process listens there."""
+    try:
+        return socket.lstat().st_mtime_ns
+    except FileNotFoundError:
+        return 0  # no more

@@ -1,0 +1,189 @@
+"""A job's room, for whoever needs it: asked for by a local socket in the job's store.
+
+Only the process itself can take its slots away: it has them mapped, perhaps page-locked, and is the one that
+will want them back. So it listens while it can do without them, gives up one slot for each that asks, and
+answers when the room is free. A socket file whose process died refuses connections, and one that dies
+meanwhile ends them; so nobody waits for the dead, and nobody reads a state from a file.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from gpuslice.errors import GpusliceError, RamDiskFullError
+
+from .spill import Interrupted
+
+#: While the job is parked, and while it runs.
+SOCKET, SPARE = "room", "spare"
+#: Begins with gpuslice's own prefix, which lets the thread pass the gate (``gpuslice.runtime.thread_gate``).
+_THREAD = "gpuslice-offer"
+#: What is said meanwhile, so that silence means that the process is stopped; and the answers.
+_WORKING, _MADE, _NOTHING, _FAILED = b".", b"+", b"-", b"!"
+#: How long one that may be busy with another's wish has for its first sign, and then between two.
+_FIRST_SIGN_S = 10.0
+_SILENCE_S = 120.0
+_ANSWER_BYTES = 4096
+
+GoingOn = Callable[[], bool]
+
+
+class Offer:
+    """Listens from its making until it is withdrawn; a context manager.
+
+    Forked children, which inherit what it listens at but not its thread, let go of it.
+
+    Parameters
+    ----------
+    path
+        Of the socket, in the store's directory.
+    give
+        Makes some room, unless the function it is given says that it shall not go on; whether there was any.
+
+    Raises
+    ------
+    OSError
+        If no socket can be made there.
+    """
+
+    def __init__(self, path: Path, give: Callable[[GoingOn], bool]) -> None:
+        self._path = path
+        self._give = give
+        self._withdrawn = threading.Event()
+        self._path.unlink(missing_ok=True)  # of a process that died meanwhile
+        self._listener = socket.socket(socket.AF_UNIX)
+        try:
+            with _short(path) as short:
+                self._listener.bind(short)
+            self._listener.listen()
+        except BaseException:
+            self._listener.close()
+            raise
+        self._wake = os.eventfd(0)
+        _open_offers.add(self)
+        self._thread = threading.Thread(target=self._serve, name=_THREAD, daemon=True)
+        self._thread.start()
+
+    def withdraw(self) -> None:
+        """Take it back; what is being moved stays, unless it is moved already. Then no thread is at work."""
+        if self._listener.fileno() < 0:
+            return
+        self._withdrawn.set()
+        os.eventfd_write(self._wake, 1)
+        self._thread.join()
+        self._path.unlink(missing_ok=True)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        if self._listener.fileno() >= 0:
+            self._listener.close()
+            os.close(self._wake)
+
+    def _serve(self) -> None:
+        poll = select.poll()
+        poll.register(self._listener, select.POLLIN)
+        poll.register(self._wake, select.POLLIN)
+        while True:
+            poll.poll()
+            if self._withdrawn.is_set():
+                return
+            connection, _ = self._listener.accept()
+            with connection:
+                self._answer(connection)
+
+    def _answer(self, connection: socket.socket) -> None:
+        def going_on() -> bool:
+            return not self._withdrawn.is_set() and _send(connection, _WORKING)
+
+        connection.settimeout(_FIRST_SIGN_S)
+        try:
+            answer = _MADE if going_on() and self._give(going_on) else _NOTHING
+        except Interrupted:
+            answer = _NOTHING
+        except GpusliceError as error:
+            answer = _FAILED + error.message.encode()[: _ANSWER_BYTES - 1]
+        _send(connection, answer)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.withdraw()
+
+
+def _send(connection: socket.socket, data: bytes) -> bool:
+    """Whether somebody is there to hear it."""
+    try:
+        connection.sendall(data, socket.MSG_NOSIGNAL)
+    except OSError:
+        return False
+    return True
+
+
+_open_offers: weakref.WeakSet[Offer] = weakref.WeakSet()
+
+
+def _let_go_in_child() -> None:
+    for offer in list(_open_offers):
+        offer._let_go()
+
+
+os.register_at_fork(after_in_child=_let_go_in_child)
+
+
+def ask(directory: Path, name: str = SOCKET) -> bool:
+    """Have the process of the store ``directory`` make some room, and wait until it has.
+
+    Parameters
+    ----------
+    name
+        `SOCKET` to ask it if it is parked, `SPARE` if its job runs.
+
+    Returns
+    -------
+    bool
+        Whether it did. Not if it does not listen there, has nothing more to give, or wants its slots itself.
+
+    Raises
+    ------
+    RamDiskFullError
+        If it could not, saying why.
+    """
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(_FIRST_SIGN_S)
+        said = b""
+        # Nobody listens there, or it is stopped, has died or has just withdrawn it.
+        with suppress(OSError):
+            with _short(directory / name) as short:
+                connection.connect(short)
+            while data := connection.recv(_ANSWER_BYTES):
+                connection.settimeout(_SILENCE_S)
+                said += data
+    answer = said.lstrip(_WORKING)
+    if answer.startswith(_FAILED):
+        raise RamDiskFullError(
+            f"there is no room, and {directory.name} could make none: {answer[1:].decode(errors='replace')}",
+            "make room in the spill directory, or raise --ramdisk-limit",
+        )
+    return answer == _MADE
+
+
+@contextmanager
+def _short(path: Path) -> Iterator[str]:
+    """A path of the socket that is not too long for one, however deep its directory is."""
+    descriptor = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{descriptor}/{path.name}"
+    finally:
+        os.close(descriptor)

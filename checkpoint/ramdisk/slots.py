@@ -1,0 +1,205 @@
+"""A store's directory: which snapshots lie in it, which is the newest whole one, what may be thrown away.
+
+- ``owner``: locked by the living process; says who that is
+- ``A.gsnp``, ``B.gsnp``: the two slots
+- ``snapshot.gen``: the record of the newest published snapshot
+- ``snapshot.gen.next``: what replaces it when the next one is published
+- ``passage``: a socket, while its process waits for another one to leave the device (``swap``)
+- ``room``, ``spare``: sockets, while its process is parked, or its job runs (``offer``)
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from gpuslice.checkpoint.files import flush_directory, open_checked, read_at, write_at
+from gpuslice.checkpoint.format.gsnp import RECORD_BYTES, Record
+from gpuslice.checkpoint.format.reader import SnapshotFile, open_snapshot, read_record
+from gpuslice.checkpoint.standby_mappings import Ahead
+from gpuslice.errors import SnapshotError
+
+SLOTS = ("A.gsnp", "B.gsnp")
+COMMIT = "snapshot.gen"
+COMMIT_NEXT = "snapshot.gen.next"
+OWNER = "owner"
+_OWNER_LIMIT_BYTES = 4096
+
+
+class Owner(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Who holds a store; for people to read. The lock on the file, not this, says who is alive.
+
+    Attributes
+    ----------
+    job
+        The job's name, or ``None``.
+    rank
+        Its rank.
+    pid
+        The process.
+    started_s
+        When that process started, seconds since 1970, so that a reused pid is not mistaken for it.
+    tenant
+        Whose bytes the store's are; empty for nobody's.
+    tenant_limit_bytes
+        The tenant's limit as that process knew it, or ``None``.
+    scheduler
+        The directory of the scheduler whose job it is; empty without one.
+    """
+
+    job: str | None
+    rank: int
+    pid: int
+    started_s: float
+    tenant: str = ""
+    tenant_limit_bytes: int | None = None
+    scheduler: str = ""
+
+
+def write_owner(
+    descriptor: int,
+    job: str | None,
+    rank: int,
+    tenant: str = "",
+    tenant_limit_bytes: int | None = None,
+    scheduler: str = "",
+) -> None:
+    """Put this process into an open, locked owner file."""
+    started_s = psutil.Process().create_time()
+    owner = Owner(job, rank, os.getpid(), started_s, tenant, tenant_limit_bytes, scheduler)
+    os.ftruncate(descriptor, 0)
+    write_at(descriptor, msgspec.json.encode(owner), 0)
+
+
+def read_owner(directory: Path) -> Owner | None:
+    """Who held the store last, or ``None`` if its process died before it could say."""
+    try:
+        descriptor = open_checked(directory / OWNER)
+    except FileNotFoundError:
+        return None
+    try:
+        return msgspec.json.decode(os.pread(descriptor, _OWNER_LIMIT_BYTES, 0), type=Owner)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    finally:
+        os.close(descriptor)
+
+
+def prepare_commit(directory: Path) -> None:
+    """Take the page that the next commit record needs, so that a full disk cannot stop a publish."""
+    descriptor = open_checked(directory / COMMIT_NEXT, os.O_RDWR | os.O_CREAT)
+    try:
+        os.posix_fallocate(descriptor, 0, RECORD_BYTES)
+    finally:
+        os.close(descriptor)
+
+
+def write_commit(directory: Path, record: Record) -> None:
+    """Make ``record`` the store's newest snapshot: from one instant to the next, never half.
+
+    What a power cut may damage of the record itself need not be flushed: then the slots speak, which are.
+    """
+    descriptor = open_checked(directory / COMMIT_NEXT, os.O_RDWR | os.O_CREAT)
+    try:
+        write_at(descriptor, record.encode(), 0)
+    finally:
+        os.close(descriptor)
+    os.replace(directory / COMMIT_NEXT, directory / COMMIT)
+    flush_directory(directory)
+    flush_directory(directory.parent)
+
+
+def commit_at_least(directory: Path, record: Record) -> None:
+    """Let a snapshot that was brought back count, if the commit record is older."""
+    generation = _commit_generation(directory)
+    if generation is not None and generation < record.generation:
+        write_commit(directory, record)
+
+
+def committed(directory: Path) -> list[Record]:
+    """The records of the published snapshots in the directory, newest first.
+
+    A slot whose header is torn, or whose record is newer than the commit record, was being written
+    when its process died and does not count. A damaged commit record leaves the slots to speak.
+    """
+    limit = _commit_generation(directory)
+    found = [record for record in _slot_records(directory) if limit is None or record.generation <= limit]
+    return sorted(found, key=lambda record: record.generation, reverse=True)
+
+
+def _commit_generation(directory: Path) -> int | None:
+    """Generation of the commit record; 0 if nothing was ever published, ``None`` if it is damaged."""
+    try:
+        descriptor = open_checked(directory / COMMIT)
+    except FileNotFoundError:
+        return 0
+    except SnapshotError:
+        return None
+    try:
+        return Record.decode(read_at(descriptor, RECORD_BYTES, 0)).generation
+    except SnapshotError:
+        return None
+    finally:
+        os.close(descriptor)
+
+
+def _slot_records(directory: Path) -> Iterator[Record]:
+    for index, name in enumerate(SLOTS):
+        try:
+            descriptor = open_checked(directory / name)
+        except (FileNotFoundError, SnapshotError):
+            continue
+        try:
+            record = read_record(descriptor)
+        except SnapshotError:
+            continue
+        finally:
+            os.close(descriptor)
+        if record.slot == index:
+            yield record
+
+
+def opened(directory: Path, records: Iterable[Record], ahead: Ahead | None = None) -> Iterator[SnapshotFile]:
+    """Of the published snapshots of ``records`` those that can be opened, for the caller to close."""
+    for record in records:
+        try:
+            snapshot = open_snapshot(directory / SLOTS[record.slot], ahead)
+        except SnapshotError:
+            continue
+        yield snapshot
+
+
+def whole(directory: Path) -> Iterator[Record]:
+    """The published snapshots that can be opened, newest first."""
+    for snapshot in opened(directory, committed(directory)):
+        with snapshot:
+            yield snapshot.record
+
+
+def restartable(directory: Path) -> Iterator[Record]:
+    """Those of the `whole` ones that another process can go on from."""
+    return (record for record in whole(directory) if record.restartable)
+
+
+def newest_restartable(directory: Path) -> Record | None:
+    """The newest of the `restartable` ones."""
+    return next(restartable(directory), None)
+
+
+def settle(directory: Path, record: Record | None) -> bool:
+    """Throw away what a dead store no longer needs; the caller holds its lock and the RAM disk's.
+
+    Keeps the snapshot of ``record``, if there is one; otherwise nothing. Returns whether the directory
+    is still there.
+    """
+    needed = {OWNER, COMMIT, SLOTS[record.slot]} if record else set()
+    for entry in list(os.scandir(directory)):
+        if entry.name not in needed:
+            os.unlink(entry.path)
+    if record is None:
+        directory.rmdir()
+    return record is not None

@@ -1,0 +1,344 @@
+"""Cold snapshots on a file system that is slower and larger than the RAM disk, and back.
+
+A snapshot is cold when its job is parked or its process dead. It is moved whole: written to the spill
+directory under a name that does not count, read back and checked against its checksums, renamed, and only
+then taken out of the RAM disk; and the other way round in the same order. Whenever it is interrupted, the
+snapshot is whole in one of the two places, or in both, and then they are the same.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpuslice.checkpoint.files import flush_directory, is_full, open_checked
+from gpuslice.checkpoint.format.gsnp import Record
+from gpuslice.checkpoint.format.reader import SnapshotFile, open_snapshot, read_record
+from gpuslice.checkpoint.locks import FileLock
+from gpuslice.config import format_size
+from gpuslice.errors import (
+    CorruptSnapshotError,
+    EnvironmentUnusableError,
+    RamDiskFullError,
+    RefusedSnapshotError,
+    SnapshotError,
+)
+from gpuslice.kernels.host.memory_files import anonymous
+from gpuslice.private_directories import private_directory
+
+from .arena import Arena
+from .slots import SLOTS
+
+_PARTIAL = ".part"
+_LOCK = "lock"
+#: Large enough for an NVMe drive to reach its rate with one request under way.
+_PIECE_BYTES = 8 << 20
+#: How soon one that waits for another's snapshot to arrive sees that it has, or that it shall not go on.
+_LOOK_AGAIN_S = 0.02
+_OPTION = "--spill-dir"
+_FILE = re.compile(rf"(?P<store>.+\.r\d+)\.(?P<slot>{'|'.join(map(re.escape, SLOTS))})")
+
+
+class Interrupted(Exception):
+    """A move was called off; everything is as before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spilled:
+    """A snapshot in the spill directory, by the store and the slot that it came from."""
+
+    store: str
+    slot: int
+    path: Path
+
+    def record(self) -> Record:
+        """Its record, as far as that can be told without reading it all; ``SnapshotError``."""
+        try:
+            descriptor = open_checked(self.path)
+        except FileNotFoundError as error:
+            raise RefusedSnapshotError(f"there is no snapshot {self.path}") from error
+        try:
+            record = read_record(descriptor)
+        except SnapshotError as error:
+            raise type(error)(f"{self.path}: {error.message}", error.remedy or _DAMAGED) from error
+        finally:
+            os.close(descriptor)
+        if record.slot != self.slot:
+            raise CorruptSnapshotError(f"{self.path} is a snapshot of another slot", _DAMAGED)
+        return record
+
+    def is_useless(self) -> bool:
+        """Whether it is whole enough to say that nobody could go on from it."""
+        try:
+            return not self.record().restartable
+        except SnapshotError:
+            return False
+
+
+def always() -> bool:
+    """Going on, whatever happens."""
+    return True
+
+
+class SpillDirectory:
+    """A private directory of spilled snapshots: ``<job>.r<rank>.<A or B>.gsnp``, each one GSNP/2 file.
+
+    Parameters
+    ----------
+    directory
+        Made with mode 0700 when missing.
+    limit_bytes
+        Most bytes that all snapshots here may take; ``None`` for what the file system has.
+
+    Raises
+    ------
+    EnvironmentUnusableError
+        If it is a link, somebody else's, open to others, or cannot be made.
+    """
+
+    def __init__(self, directory: Path, limit_bytes: int | None = None) -> None:
+        self.directory = directory
+        self.limit_bytes = limit_bytes
+        private_directory(directory, option=_OPTION, parents=True)
+
+    def path(self, store: str, slot: int) -> Path:
+        """Where the snapshot of a slot of the store of that name is, if it is here."""
+        return self.directory / f"{store}.{SLOTS[slot]}"
+
+    def entries(self, store: str | None = None) -> list[Spilled]:
+        """What is here, of one store or of all, by name."""
+        matches = map(_FILE.fullmatch, sorted(os.listdir(self.directory)))
+        found = (
+            Spilled(match["store"], SLOTS.index(match["slot"]), self.directory / match[0])
+            for match in matches
+            if match is not None
+        )
+        return [entry for entry in found if store is None or entry.store == store]
+
+    def used_bytes(self) -> int:
+        """Bytes of all snapshots here."""
+        return sum(entry.path.lstat().st_size for entry in self.entries())
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes that its file system still has."""
+        status = os.statvfs(self.directory)
+        return status.f_bavail * status.f_frsize
+
+    def arriving(self, store: str) -> bool:
+        """Whether something of the store is being written here, or was when its process died."""
+        return any(_partial(self.path(store, slot)).exists() for slot in range(len(SLOTS)))
+
+    def take(self, source: Path, store: str, slot: int, going_on: Callable[[], bool] = always) -> None:
+        """Write a snapshot file here, whole and on the medium when this returns; the source stays.
+
+        Raises
+        ------
+        CorruptSnapshotError
+            If the source is damaged, or what was written does not read back.
+        RamDiskFullError
+            If there is no room here.
+        Interrupted
+            If ``going_on``, which is asked again and again, says no.
+        """
+        target = self.path(store, slot)
+        partial = _partial(target)
+
+        def pause() -> None:
+            if not going_on():
+                raise Interrupted
+
+        with open_snapshot(source) as snapshot:
+            snapshot.verify(pause)
+            length = snapshot.record.file_len
+        with self._lock(pause):
+            self._admit(length)
+            try:
+                _copy(source, partial, length, pause)
+                with open_snapshot(partial) as written:
+                    written.verify(pause)
+                os.replace(partial, target)
+                flush_directory(self.directory)
+            except OSError as error:
+                raise self._refusal(error) from error
+            finally:
+                partial.unlink(missing_ok=True)
+
+    def fetch(self, store: str, record: Record, arena: Arena) -> memoryview:
+        """Copy the snapshot of ``record`` back into its slot, which ``arena`` is, and check every byte there.
+
+        Past the page cache where possible. It stays here, too.
+
+        Raises
+        ------
+        SnapshotError
+            If it cannot be read or is damaged, or another one is in its place.
+        RamDiskFullError
+            If the RAM disk has no room.
+        """
+        path = self.path(store, record.slot)
+        arena.discard()
+        try:
+            memory = arena.ensure(record.file_len, exactly=True)
+            _read(path, memory)
+            with open_snapshot(arena.path) as arrived:
+                arrived.attach(memory)  # whose pages are there
+                _check(arrived, record)
+            arena.flush()
+        except SnapshotError as error:
+            arena.discard()
+            raise type(error)(f"{path} cannot be brought back: {error.message}", error.remedy) from error
+        except BaseException:
+            arena.discard()
+            raise
+        return memory
+
+    def open(self, store: str, record: Record) -> SnapshotFile:
+        """The snapshot of ``record`` where it is, every byte of it checked; ``SnapshotError``."""
+        snapshot = open_snapshot(self.path(store, record.slot))
+        _check(snapshot, record)
+        return snapshot
+
+    def clean_store(self, store: str) -> None:
+        """Remove what a former process of the store left half written; the caller has the store's lock."""
+        for slot in range(len(SLOTS)):
+            _partial(self.path(store, slot)).unlink(missing_ok=True)
+
+    def clean(self) -> None:
+        """Remove what any process left that died while it wrote."""
+        with FileLock.wait(self.directory / _LOCK):
+            for partial in self.directory.glob(f"*{_PARTIAL}"):
+                os.unlink(partial)
+
+    def drop(self, store: str, slot: int) -> None:
+        """Remove a snapshot from here, if there is one."""
+        with suppress(FileNotFoundError):
+            os.unlink(self.path(store, slot))
+            flush_directory(self.directory)
+
+    def _lock(self, pause: Callable[[], None]) -> FileLock:
+        """The lock under which one snapshot after the other arrives; others may take long."""
+        while (lock := FileLock.attempt(self.directory / _LOCK)) is None:
+            pause()
+            time.sleep(_LOOK_AGAIN_S)
+        return lock
+
+    def _admit(self, nbytes: int) -> None:
+        """Refuse what would go beyond the limit, before anything is written; with the lock held."""
+        used = self.used_bytes()
+        if self.limit_bytes is not None and used + nbytes > self.limit_bytes:
+            raise RamDiskFullError(
+                f"the spill directory {self.directory} is full: {format_size(nbytes)} more would be needed, "
+                f"{format_size(used)} of {format_size(self.limit_bytes)} are used",
+                "raise --spill-limit, or run `gpuslice ramdisk gc`",
+            )
+
+    def _refusal(self, error: OSError) -> RamDiskFullError | EnvironmentUnusableError:
+        if is_full(error):
+            return RamDiskFullError(
+                f"the spill directory {self.directory} is full",
+                f"make room there, or choose another {_OPTION}",
+            )
+        return EnvironmentUnusableError(
+            f"cannot write in {self.directory}: {error.strerror}", f"choose another directory with {_OPTION}"
+        )
+
+
+_DAMAGED = "use another snapshot; this one cannot be restored"
+
+
+def is_whole(path: Path) -> bool:
+    """Whether there is a snapshot of which every byte is right."""
+    try:
+        with open_snapshot(path) as snapshot:
+            snapshot.verify()
+    except SnapshotError:
+        return False
+    return True
+
+
+def _check(snapshot: SnapshotFile, record: Record) -> None:
+    """Whether it is the one of ``record``, which vouches for the checksums, and they for the rest."""
+    if snapshot.record != record:
+        raise CorruptSnapshotError(
+            f"{snapshot.path} is another snapshot than the one that was spilled", _DAMAGED
+        )
+    snapshot.verify()
+
+
+def _read(path: Path, memory: memoryview) -> None:
+    """Fill ``memory``, page-aligned and as long as the file, with it."""
+    try:
+        descriptor = _open_direct(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            if os.fstat(descriptor).st_size != len(memory):
+                raise OSError(errno.EIO, "its length has changed")
+            _read_into(descriptor, memory, 0)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise RefusedSnapshotError(f"cannot read {path}: {error.strerror}", _DAMAGED) from error
+
+
+def _partial(target: Path) -> Path:
+    return target.with_name(f"{target.name}{_PARTIAL}")
+
+
+def _copy(source: Path, target: Path, length: int, pause: Callable[[], None]) -> None:
+    """Copy ``length`` bytes to a new file and have them on the medium; past the page cache where possible.
+
+    Everything is aligned as O_DIRECT wants it: a snapshot's file is a multiple of 4 KiB long.
+    """
+    with suppress(FileNotFoundError):
+        os.unlink(target)
+    reading = open_checked(source)
+    try:
+        writing = _open_direct(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            os.posix_fallocate(writing, 0, length)
+            _transfer(reading, writing, length, pause)
+            os.fdatasync(writing)
+            # What is read back afterwards comes from the medium.
+            os.posix_fadvise(writing, 0, length, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(writing)
+    finally:
+        os.close(reading)
+
+
+def _open_direct(path: Path, flags: int) -> int:
+    try:
+        return os.open(path, flags | os.O_DIRECT, 0o600)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+    # Such a file system (tmpfs, some network ones) has no way past its cache, but may have made the file.
+    if flags & os.O_CREAT:
+        with suppress(FileNotFoundError):
+            os.unlink(path)
+    return os.open(path, flags, 0o600)
+
+
+def _transfer(reading: int, writing: int, length: int, pause: Callable[[], None]) -> None:
+    buffer = anonymous(_PIECE_BYTES)
+    for position in range(0, length, _PIECE_BYTES):
+        pause()
+        piece = buffer[: min(_PIECE_BYTES, length - position)]
+        _read_into(reading, piece, position)
+        done = 0
+        while done < len(piece):
+            done += os.pwrite(writing, piece[done:], position + done)
+
+
+def _read_into(descriptor: int, memory: memoryview, position: int) -> None:
+    """Read all of ``memory`` from ``position`` on, in pieces."""
+    for start in range(0, len(memory), _PIECE_BYTES):
+        piece = memory[start : start + _PIECE_BYTES]
+        if os.preadv(descriptor, [piece], position + start) != len(piece):
+            raise OSError(errno.EIO, "it became shorter")

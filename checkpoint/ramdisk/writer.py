@@ -1,0 +1,175 @@
+"""A snapshot on its way into an arena: copied in storage by storage, then published."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+import msgspec
+
+from gpuslice.checkpoint.format.checksum import fingerprint, pack_digests
+from gpuslice.checkpoint.format.chunk_checksums import Tally
+from gpuslice.checkpoint.format.gsnp import METADATA_LIMIT_BYTES, RECORD_BYTES, Record, encode_metadata
+from gpuslice.checkpoint.format.layout import PAGE_BYTES, Layout, TensorSpec, align, place
+from gpuslice.checkpoint.format.reader import SnapshotFile
+from gpuslice.checkpoint.format.safetensors_header import Content, preamble
+from gpuslice.checkpoint.format.tree import Tree
+from gpuslice.config import format_size
+from gpuslice.errors import UsageError
+
+from .arena import Arena, Header
+
+if TYPE_CHECKING:  # the command line, which needs no torch, gets here, too
+    import torch
+
+    from gpuslice.kernels import Device
+    from gpuslice.kernels.transfer import Transfer
+
+
+class SnapshotWriter:
+    """A snapshot being written into an arena; made by ``JobStore.begin``.
+
+    `take` every storage from its device, or copy it into its `view`; then `publish`, or `abort`. As a context
+    manager it aborts what was not published.
+
+    Attributes
+    ----------
+    tally
+        An inspector for copies into `arena`: spares `publish` the checksums of what it has seen.
+    """
+
+    def __init__(
+        self,
+        arena: Arena,
+        layout: Layout,
+        record: Record,
+        previous: Content | None,
+        finish: Callable[[int, SnapshotFile | None], None],
+    ) -> None:
+        self._arena = arena
+        self._layout = layout
+        self._record = record
+        self._previous = previous
+        self._finish = finish
+        self._placement = place(layout.sizes, record.payload)
+        self._memory: memoryview | None = arena.memory
+        residue, arena.residue = arena.residue, None  # from here on the arena changes
+        self.tally = Tally(self.arena, self._placement, residue)
+
+    @property
+    def arena(self) -> memoryview:
+        """The whole mapping, as a device registers it."""
+        if self._memory is None:
+            raise UsageError("this snapshot was published or aborted", "call begin() again")
+        return self._memory
+
+    @property
+    def offsets(self) -> Sequence[int]:
+        """Where each storage begins in `arena`."""
+        return self._placement.offsets
+
+    def view(self, sid: int) -> memoryview:
+        """Writable bytes for storage ``sid``: from 1 MiB on at a page boundary, smaller at 256 bytes."""
+        offset = self._placement.offsets[sid]
+        return self.arena[offset : offset + self._layout.storages[sid].nbytes]
+
+    def take(self, device: Device, pairs: Iterable[tuple[torch.UntypedStorage, int]]) -> Transfer:
+        """Copy storages of ``device`` to their offsets in `arena`; their checksums are taken on the way."""
+        going = [pair for pair in pairs if pair[0].nbytes()]
+        return device.copy_out(going, self.arena, self.tally, self.tally.marked)
+
+    def publish(
+        self, tree: Tree, tensors: Sequence[TensorSpec], *, boundary: int, restartable: bool
+    ) -> SnapshotFile:
+        """Checksum everything, write the tail, and make the snapshot the store's newest, in this order.
+
+        Raises
+        ------
+        UsageError
+            If a tensor does not fit its storage, naming it, or the tree is too large; the writer stays open.
+        RamDiskFullError
+            If the metadata needs more room than there is; the previous snapshot stays the newest.
+        """
+        memory = self.arena
+        if boundary < 0:
+            raise UsageError(f"boundary {boundary} is negative", "count boundaries from 0")
+        content = self._describe(tuple(tensors))
+        digests = self.tally.digests()
+        metadata = encode_metadata(*content.encoded, msgspec.Raw(tree.data))
+        if len(metadata) > METADATA_LIMIT_BYTES:
+            raise UsageError(
+                f"what is not a tensor takes {format_size(len(metadata))}, more than a snapshot can describe",
+                f"keep it below {format_size(METADATA_LIMIT_BYTES)}; save large data as tensors",
+            )
+        record = self._locate(len(metadata), len(digests), boundary, restartable)
+        record = self._write(record, content, metadata, pack_digests(digests))
+        snapshot = SnapshotFile(self._arena.path, record, content, tree, digests, memory)
+        self._finish(record.slot, snapshot)
+        self._arena.residue = self.tally.residue()
+        self._memory = None
+        return snapshot
+
+    def abort(self) -> None:
+        """Give the slot back; the previous snapshot stays the newest. Harmless after `publish`."""
+        if self._memory is not None:
+            self._memory = None
+            self._finish(self._record.slot, None)
+
+    def _describe(self, tensors: tuple[TensorSpec, ...]) -> Content:
+        """The previous snapshot's description where it still holds: jobs rarely change their tensors."""
+        previous = self._previous
+        if previous and previous.layout == self._layout and previous.tensors == tensors:
+            return previous
+        return Content.build(self._layout, self._record.payload, tensors)
+
+    def _locate(self, metadata_len: int, chunk_total: int, boundary: int, restartable: bool) -> Record:
+        """The record with every position; lengthens the file if the tail needs it."""
+        tail = self._placement.end
+        table = align(tail + metadata_len, 8)
+        position = align(table + 8 * chunk_total, PAGE_BYTES)
+        return replace(
+            self._record,
+            restartable=restartable,
+            boundary=boundary,
+            storages=len(self._layout.storages),
+            chunks=chunk_total,
+            tail=tail,
+            metadata_len=metadata_len,
+            table=table,
+            position=position,
+            file_len=self._arena.extend_file(position + RECORD_BYTES),
+            created_ns=time.time_ns(),
+        )
+
+    def _write(self, record: Record, content: Content, metadata: bytes, digests: bytes) -> Record:
+        """Write tail, record and, last of all, the header that makes the file readable."""
+        text = metadata.ljust(record.table - record.tail, b"\0")
+        table = digests.ljust(record.position - record.table, b"\0")
+        known, self._arena.header = self._arena.header, None
+        source = Header(content, record.position, record.file_len)
+        if known is not None and known == source:
+            header = preamble(record)  # the slot has the rest of it
+        else:
+            header = content.header(record)
+            known = replace(source, xxh3=fingerprint(header))
+        record = replace(
+            record,
+            header_xxh3=known.xxh3,
+            metadata_xxh3=fingerprint(text),
+            table_xxh3=fingerprint(table),
+        )
+        self._arena.write(text + table + record.encode(), record.tail)
+        self._arena.write(header, 0)
+        self._arena.header = known
+        return record
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.abort()

@@ -1,0 +1,294 @@
+"""A snapshot of named state that is copied while the training goes on.
+
+Parameters and optimizer state do not change between a boundary and the next optimizer step, so copying
+them can wait; the step waits for the copy. Everything else (buffers, gradients, averages, scales) may change
+in the next forward pass and is copied at once. Nothing is taken on trust: a storage waits only if no tensor
+that we do not know is over it, and when the copy is done, torch's version counters are compared, and then
+checksums: not all writes are counted. If something has changed, the snapshot is given up, and what changed is
+copied at once from then on.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from gpuslice.checkpoint.discover.storages import live_instances
+from gpuslice.checkpoint.format.checksum import digest
+from gpuslice.checkpoint.format.reader import SnapshotFile
+from gpuslice.checkpoint.named.describe import keeps_own_state_dict
+from gpuslice.checkpoint.named.state import describe
+from gpuslice.checkpoint.ramdisk.store import JobStore
+from gpuslice.kernels import Device
+from gpuslice.kernels.host.copies import Pairs
+
+from .capture_plan import load
+
+#: Smaller storages are copied at once: all of them together take less time than it takes to watch them.
+WAITING_BYTES = 64 << 10
+#: Begins with gpuslice's own prefix, which lets the thread pass the gate (``gpuslice.runtime.thread_gate``).
+_THREAD = "gpuslice-checkpoint"
+
+
+class BackgroundSnapshot:
+    """One snapshot under way; the constructor copies what cannot wait, in the calling thread.
+
+    Call `check` before anything that waits may change, and `settle` before the store is used again.
+
+    Parameters
+    ----------
+    device, store
+        Where the state is, and where it goes.
+    named
+        The objects to save (``state.describe``); the snapshot is restartable.
+    boundary
+        Where the job stands.
+    hasty
+        Paths of tensors that must not wait.
+
+    Raises
+    ------
+    SuspendRefusedError, UsageError, RamDiskFullError
+        As for a suspend; nothing was touched and every older snapshot is as it was.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        store: JobStore,
+        named: Mapping[str, object],
+        *,
+        boundary: int,
+        hasty: Collection[str] = (),
+    ) -> None:
+        state = describe(named)
+        cargo = load(device, (), state.tensors, alone=True)
+        self._tree = state.tree
+        self._tensors = cargo.tensors
+        self.boundary = boundary
+        self.nbytes = cargo.layout.nbytes
+        self.error: Exception | None = None
+        #: What changed although it should not have: then there is no snapshot.
+        self.changed: tuple[str, ...] = ()
+        #: The snapshot, once it is published.
+        self.snapshot: SnapshotFile | None = None
+        self._device = device
+        self._lock = threading.Lock()
+        self._checked = False
+        self._publisher: threading.Thread | None = None
+        owned = [] if _counters_unreliable(device) else list(_owned(named))
+        watched = _patient(owned, state.tensors, hasty)
+        storages = {tensor.untyped_storage()._cdata for _, tensor in watched}
+        self._watched = [(path, tensor, tensor._version) for path, tensor in watched]
+        self._writer = store.begin(cargo.layout)
+        # The copying thread cannot know on which streams the last step may still be running.
+        device.synchronize()
+        try:
+            later = self._copy_at_once(cargo.extras, storages)
+            self._waiting = _Waiting(device, later, self._writer.arena)
+            self._copier = threading.Thread(target=self._copy, name=_THREAD)
+            self._copier.start()
+        except BaseException:
+            self._writer.abort()
+            raise
+
+    def _copy_at_once(self, extras: Sequence[torch.UntypedStorage], waiting: Collection[int]) -> Pairs:
+        """Copy what cannot wait; returns the rest."""
+        pairs = list(zip(extras, self._writer.offsets, strict=True))
+        self._writer.take(self._device, (pair for pair in pairs if pair[0]._cdata not in waiting))
+        return [pair for pair in pairs if pair[0]._cdata in waiting]
+
+    def _copy(self) -> None:
+        # What the training might change meanwhile is hashed where it arrives, when `publish` finds it unseen.
+        self._noting_errors(self._waiting.copy)
+
+    @property
+    def copied(self) -> bool:
+        """Whether `check` would not have to wait."""
+        return not self._copier.is_alive()
+
+    @property
+    def over(self) -> bool:
+        """Whether `settle` would not have to wait."""
+        publishing = self._publisher is not None and self._publisher.is_alive()
+        return self._checked and not publishing
+
+    def check(self) -> None:
+        """Wait for the copy and see whether it is one: in the thread that is about to change what waits.
+
+        Only the thread that runs the training can tell: a change that is going on shows in the version
+        counter when it is over.
+        """
+        with self._lock:
+            if not self._checked:
+                self._copier.join()
+                self.changed = tuple(path for path, tensor, was in self._watched if tensor._version != was)
+                if not self.changed and self.error is None:
+                    self._noting_errors(self._compare)
+                self._watched.clear()
+                self._checked = True
+
+    def _compare(self) -> None:
+        """Whether the bytes are still those that were copied."""
+        changed = self._waiting.changed()
+        self.changed = tuple(
+            path for path, tensor, _ in self._watched if tensor.untyped_storage()._cdata in changed
+        )
+
+    def publish_soon(self) -> None:
+        """After `check`: checksum and publish in the background, unless something went wrong."""
+        with self._lock:
+            if self._publisher is None and self._good:
+                self._publisher = threading.Thread(target=self._publish, name=_THREAD)
+                self._publisher.start()
+
+    @property
+    def _good(self) -> bool:
+        return self._checked and not self.changed and self.error is None
+
+    def _publish(self) -> None:
+        def publish() -> None:
+            self.snapshot = self._writer.publish(
+                self._tree, self._tensors, boundary=self.boundary, restartable=True
+            )
+
+        self._noting_errors(publish)
+
+    def settle(self, *, keep: bool = True) -> SnapshotFile | None:
+        """Bring it to its end: published, or given up if it failed or is not to be kept.
+
+        The store may be used again afterwards. Returns the snapshot, if there is one.
+        """
+        self.check()
+        if keep:
+            self.publish_soon()
+        if self._publisher is not None:
+            self._publisher.join()
+        if self.snapshot is None:
+            self._writer.abort()
+        return self.snapshot
+
+    def _noting_errors(self, work: Callable[[], object]) -> None:
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001 - `settle` shows it to the training thread
+            self.error = error
+
+
+class _Waiting:
+    """Storages that are copied while somebody could change them, and whether anybody has.
+
+    Before they wait, every chunk's checksum is noted, or the mark of a device that makes one where the bytes
+    are. What has arrived must have that checksum; what has a mark must still have it after the copy.
+    """
+
+    def __init__(self, device: Device, pairs: Pairs, arena: memoryview) -> None:
+        self._device, self._pairs, self._arena = device, pairs, arena
+        #: By the chunks' offsets in the arena.
+        self._marks: dict[int, int] = {}
+        self._digests: dict[int, tuple[int, int]] = {}
+        self._changed: set[int] = set()
+        device.copy_out(pairs, arena, self._note, self._note_mark)
+
+    def copy(self) -> None:
+        """Copy them, and compare what has arrived."""
+        self._device.copy_out(self._pairs, self._arena)
+        for offset, (nbytes, expected) in self._digests.items():
+            if digest(self._arena[offset : offset + nbytes]) != expected:
+                self._changed.add(offset)
+
+    def changed(self) -> set[int]:
+        """``_cdata`` of those that have changed meanwhile."""
+        if self._marks:
+            self._device.copy_out(self._pairs, self._arena, self._see, self._see_mark)
+        return {
+            storage._cdata
+            for storage, offset in self._pairs
+            if any(offset <= at < offset + storage.nbytes() for at in self._changed)
+        }
+
+    def _note(self, offset: int, data: memoryview) -> bool:
+        self._digests[offset] = len(data), digest(data)
+        return False
+
+    def _note_mark(self, offset: int, mark: int) -> bool:
+        self._marks[offset] = mark
+        return True
+
+    def _see(self, offset: int, data: memoryview) -> bool:
+        if (len(data), digest(data)) != self._digests.get(offset):
+            self._changed.add(offset)
+        return False
+
+    def _see_mark(self, offset: int, mark: int) -> bool:
+        if mark != self._marks.get(offset):
+            self._changed.add(offset)
+        return True
+
+
+def _counters_unreliable(device: Device) -> bool:
+    """Whether something lives that changes memory without torch's noticing (a captured CUDA graph)."""
+    return bool(device.obstacles) and any(live_instances(*device.obstacles))
+
+
+def _owned(value: object) -> Iterator[torch.Tensor]:
+    """What only the steps of the optimizers in ``value`` change: their parameters and their state."""
+    if isinstance(value, torch.optim.Optimizer):
+        # Only a step that runs torch's hooks can be made to wait.
+        if not keeps_own_state_dict(value) and hasattr(type(value).step, "hooked"):
+            for group in value.param_groups:
+                yield from _tensors(group["params"])
+            yield from _tensors(dict(value.state))
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _owned(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _owned(item)
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _tensors(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _tensors(item)
+
+
+def _patient(
+    owned: Sequence[torch.Tensor],
+    named: Sequence[tuple[str, torch.Tensor]],
+    hasty: Collection[str],
+) -> list[tuple[str, torch.Tensor]]:
+    """Those named tensors whose storages can wait to be copied.
+
+    All tensors over such a storage are the optimizers' own, or ours over the same bytes. The storage counts
+    who refers to it: each tensor once, and its Python object.
+    """
+    owners: Counter[int] = Counter()
+    for tensor in {id(tensor): tensor for tensor in owned}.values():
+        if _watchable(tensor):
+            owners[tensor.untyped_storage()._cdata] += 1
+    ours = Counter(tensor.untyped_storage()._cdata for _, tensor in named)
+    barred = {tensor.untyped_storage()._cdata for path, tensor in named if path in hasty}
+    found = []
+    for path, tensor in named:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in barred or not owners[key] or storage.nbytes() < WAITING_BYTES or not _watchable(tensor):
+            continue
+        if torch._C._storage_Use_Count(key) == owners[key] + ours[key] + 1:
+            found.append((path, tensor))
+    return found
+
+
+def _watchable(tensor: torch.Tensor) -> bool:
+    """Whether it has memory of its own and a version counter."""
+    return tensor.layout is torch.strided and torch._C._has_storage(tensor) and not tensor.is_inference()

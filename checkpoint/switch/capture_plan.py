@@ -1,0 +1,232 @@
+"""What one suspend takes along: decided completely before anything is touched."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import compress, count, repeat
+from operator import attrgetter, is_, not_
+
+import torch
+
+from gpuslice.checkpoint.discover.names import name_of
+from gpuslice.checkpoint.discover.storages import LiveStorage
+from gpuslice.checkpoint.format.layout import Layout, StorageSpec, TensorSpec
+from gpuslice.checkpoint.format.reader import SnapshotFile
+from gpuslice.checkpoint.ramdisk.writer import SnapshotWriter
+from gpuslice.checkpoint.undo import undoing
+from gpuslice.errors import SuspendRefusedError
+from gpuslice.kernels import Device, Way
+from gpuslice.kernels.transfer import Transfer
+
+from .move import check_movable
+
+_cdata = attrgetter("_cdata")
+
+
+@dataclass(frozen=True, slots=True)
+class Cargo:
+    """Storages to copy and empty, storages only to copy, and what stays.
+
+    Attributes
+    ----------
+    storages
+        Copied and emptied, in columns of the same order; one's number in the snapshot is its position.
+    keys
+        Their ``_cdata``.
+    ways
+        How each is emptied.
+    extras
+        Named tensors' storages that are copied only, because they live elsewhere or stay resident.
+    resident_bytes
+        Bytes that stay on the device, by reason.
+    """
+
+    layout: Layout
+    storages: Sequence[torch.UntypedStorage]
+    keys: Sequence[int]
+    ways: Sequence[Way]
+    extras: tuple[torch.UntypedStorage, ...]
+    tensors: tuple[TensorSpec, ...]
+    resident_bytes: dict[str, int]
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        """Bytes of each of the storages."""
+        return self.layout.sizes[: len(self.storages)]
+
+    @property
+    def emptied_bytes(self) -> int:
+        """Bytes that leave the device."""
+        return sum(self.sizes)
+
+    def bytes_of(self, keys: Collection[int]) -> int:
+        """Bytes of the storages with these keys."""
+        return sum(compress(self.sizes, map(keys.__contains__, self.keys)))
+
+    def freed(self, at_least_bytes: int) -> dict[int, int]:
+        """Key and position of the storages of so many bytes that have no memory while they are away."""
+        rows = enumerate(zip(self.keys, self.sizes, self.ways, strict=True))
+        return {key: sid for sid, (key, size, way) in rows if size >= at_least_bytes and way is Way.FREED}
+
+    def unaccounted_bytes(self, device: Device) -> int:
+        """After `empty`: what the allocator still counts as live and no found storage explains."""
+        allocated_bytes = device.memory().allocated_bytes
+        return 0 if allocated_bytes is None else max(0, allocated_bytes - sum(self.resident_bytes.values()))
+
+    def check_movable(self, device: Device) -> None:
+        """Refuse what must stay on its device, by name: ``SuspendRefusedError``."""
+        for way, spec in zip(self.ways, self.layout.storages, strict=False):
+            if way is not Way.FREED:
+                raise SuspendRefusedError(
+                    f"{spec.label} cannot move off {device.name}: its memory belongs to another library",
+                    "resume on the device it was suspended from",
+                )
+        check_movable(self.storages)
+
+    def moved_to(self, device: Device) -> Cargo:
+        """The same cargo, which is movable, over new storages on another device.
+
+        Raises
+        ------
+        DeviceMemoryError
+            If they do not fit.
+        """
+        storages = device.allocate(self.sizes)
+        return replace(self, storages=storages, keys=list(map(_cdata, storages)))
+
+    def copy_out(self, device: Device, writer: SnapshotWriter) -> Transfer:
+        """Copy everything into the arena."""
+        return writer.take(device, zip([*self.storages, *self.extras], writer.offsets, strict=True))
+
+    def empty(self, device: Device, sids: Sequence[int] | None = None) -> None:
+        """Take the memory away from these, or from all; what is empty already stays so."""
+        for way, leave in ((Way.FREED, device.free), (Way.DISCARDED, device.discard)):
+            if sids is None:
+                leaving = list(compress(self.storages, map(is_, self.ways, repeat(way))))
+            else:
+                leaving = [self.storages[sid] for sid in sids if self.ways[sid] is way]
+            if leaving:  # a device knows only the ways that it names itself
+                leave(leaving)
+        device.release_caches()
+
+    def reserve(self, device: Device, sids: Sequence[int]) -> None:
+        """Take the memory of these back, all of it or none; ``DeviceMemoryError``."""
+        freed = (sid for sid in sids if self.ways[sid] is Way.FREED)
+        device.reserve([(self.storages[sid], self.layout.sizes[sid]) for sid in freed])
+
+    def refill(
+        self, device: Device, snapshot: SnapshotFile, *, verify: bool, later: Collection[int] = ()
+    ) -> Callable[[], Transfer]:
+        """Take the memory back, all of it or none; return what copies the storages' bytes to where they were.
+
+        Those whose keys are in ``later``, of the `freed` ones, are left for `copy_in_later`.
+
+        Raises
+        ------
+        DeviceMemoryError
+            If there is not enough.
+        CorruptSnapshotError
+            By the function: names a damaged storage.
+        """
+        wanted = list(zip(self.storages, self.sizes, snapshot.offsets, strict=False))
+        proof = snapshot.proof() if verify else None
+        if not later:
+            return device.refill(wanted, snapshot.arena, proof)
+        late = list(map(later.__contains__, self.keys))
+        now = list(map(not_, late))
+        copy_in = device.refill(list(compress(wanted, now)), snapshot.arena, proof)
+        try:
+            device.reserve(list(compress(zip(self.storages, self.sizes, strict=True), late)))
+        except BaseException as error:
+            with undoing(error, "taking memory back"):
+                self.empty(device, list(compress(count(), now)))
+            raise
+        return copy_in
+
+    def check(self, snapshot: SnapshotFile) -> None:
+        """Nothing yet: chunks are checked as they are copied."""
+
+    def copy_in_later(
+        self, device: Device, snapshot: SnapshotFile, *, verify: bool, later: Mapping[int, int]
+    ) -> Callable[[], Transfer]:
+        """A function that copies what `refill` left, in the order of ``later``."""
+        arena, proof = snapshot.arena, snapshot.proof() if verify else None
+
+        def copy() -> Transfer:
+            rows = zip(self.keys, self.storages, snapshot.offsets, strict=False)
+            left = sorted((later[key], storage, offset) for key, storage, offset in rows if key in later)
+            return device.copy_in([(storage, offset) for _, storage, offset in left], arena, proof)
+
+        return copy
+
+
+def load(
+    device: Device, found: Sequence[LiveStorage], named: Sequence[tuple[str, torch.Tensor]], *, alone: bool
+) -> Cargo:
+    """Decide what happens to every found storage and to those of the named tensors.
+
+    Raises
+    ------
+    SuspendRefusedError
+        Naming a tensor that cannot be taken along.
+    """
+    fixed = {one.key for one in found if one.fixed}
+    holds = device.holds([one.storage for one in found], fixed=fixed, alone=alone)
+    taken: list[LiveStorage] = []
+    ways: list[Way] = []
+    resident: Counter[str] = Counter()
+    for one, hold in zip(found, holds, strict=True):
+        if hold.way is Way.REFUSED:
+            raise SuspendRefusedError(
+                f"{name_of(one.storage, one.label)} on {device.name} cannot be suspended: {hold.reason}"
+            )
+        if hold.way is Way.RESIDENT:
+            resident[hold.reason] += one.nbytes
+        else:
+            taken.append(one)
+            ways.append(hold.way)
+    sids = {one.key: sid for sid, one in enumerate(taken)}
+    extras: list[torch.UntypedStorage] = []
+    described: list[tuple[int, str, str]] = []
+    for path, tensor in named:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in sids:
+            _refuse_elsewhere(device, path, storage)
+            sids[storage._cdata] = len(sids)
+            described.append((storage.nbytes(), str(storage.device), path))
+            extras.append(storage)
+    sizes, labels = tuple(one.nbytes for one in taken), tuple(one.label for one in taken)
+    return Cargo(
+        _layout(str(device.torch_device), sizes, labels, tuple(described)),
+        [one.storage for one in taken],
+        [one.key for one in taken],
+        ways,
+        tuple(extras),
+        tuple(_spec(path, tensor, sids[tensor.untyped_storage()._cdata]) for path, tensor in named),
+        dict(resident),
+    )
+
+
+@functools.lru_cache(maxsize=4)  # as in `layout.place`
+def _layout(
+    where: str, sizes: tuple[int, ...], labels: tuple[str, ...], extras: tuple[tuple[int, str, str], ...]
+) -> Layout:
+    """The layout of storages of the device ``where``, and behind them of ``(nbytes, device, label)``."""
+    specs = map(StorageSpec, count(), sizes, repeat(where), labels)
+    behind = (StorageSpec(sid, *extra) for sid, extra in enumerate(extras, len(sizes)))
+    return Layout((*specs, *behind))
+
+
+def _refuse_elsewhere(device: Device, path: str, storage: torch.UntypedStorage) -> None:
+    if storage.device.type != "cpu" and not device.owns(storage):
+        raise SuspendRefusedError(
+            f"{path} lives on {storage.device}, the job on {device.name}", "keep named state on one device"
+        )
+
+
+def _spec(path: str, tensor: torch.Tensor, sid: int) -> TensorSpec:
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return TensorSpec(path, sid, dtype, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))

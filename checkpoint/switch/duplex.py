@@ -1,0 +1,258 @@
+"""Duplex swap: out of one process and into another at once, portion by portion, on one device.
+
+The rule that nothing is emptied before everything is published does not hold here, so the undo must be as
+exact: what has been emptied lies, with its checksums, in the arena of the one that leaves, and comes back
+from there after the other has given back what it took. The other is parked all the while: whatever becomes
+of it, its own snapshot is whole (docs/duplex.md).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from gpuslice.checkpoint.format.chunk_checksums import Proof
+from gpuslice.checkpoint.format.reader import SnapshotFile
+from gpuslice.checkpoint.ramdisk.writer import SnapshotWriter
+from gpuslice.checkpoint.undo import undoing
+from gpuslice.errors import DeviceMemoryError
+from gpuslice.kernels import Device
+from gpuslice.kernels.transfer import Transfer
+
+from .block_plan import BlockCargo
+from .capture_plan import Cargo
+from .record import Stages
+from .swap_endpoints import Giver, Successor, Taker
+
+#: How often the one that could not leave tries to get its memory back while the other does not say a word.
+_AGAIN_S = 1.0
+
+
+class Leaving:
+    """A suspend that gives memory back while it goes on; as a context manager it undoes what fails inside.
+
+    Parameters
+    ----------
+    giver
+        Its end of the passage.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        cargo: Cargo,
+        writer: SnapshotWriter,
+        giver: Giver,
+        stages: Stages,
+    ) -> None:
+        self._device = device
+        self._cargo = cargo
+        self._writer = writer
+        self._giver = giver
+        self._stages = stages
+        self._storages = [*cargo.storages, *cargo.extras]
+        #: Both stay what they are when the snapshot is published, or given up.
+        self._arena, self._tally = writer.arena, writer.tally
+        #: Positions of the storages that have been emptied, or were about to be.
+        self._gone: list[int] = []
+
+    @property
+    def emptied(self) -> bool:
+        """Whether the device has been emptied."""
+        return bool(self._gone)
+
+    def copy_out(self) -> Transfer:
+        """Copy everything into the arena, and empty each portion behind it if the taker has use for that."""
+        if self._giver.problem:
+            with self._stages.stage("copy_out_s"):
+                return self._cargo.copy_out(self._device, self._writer)
+        before_bytes = self._device.memory().reserved_bytes
+        transfer = self._copy(range(len(self._cargo.storages), len(self._storages)))
+        regions = self._device.regions(self._cargo.storages)
+        for portion in portions(self._cargo.layout.sizes, regions, self._giver.portion_bytes):
+            transfer += self._copy(portion)
+            with self._stages.stage("free_s"):
+                self._gone += portion
+                self._cargo.empty(self._device, portion)
+                given_bytes = before_bytes - self._device.memory().reserved_bytes
+            self._giver.gave(given_bytes)
+            self._stages.record.bytes_given = max(self._stages.record.bytes_given, given_bytes)
+        return transfer
+
+    def _copy(self, sids: Sequence[int]) -> Transfer:
+        """These of the layout's storages."""
+        pairs = [(self._storages[sid], self._writer.offsets[sid]) for sid in sids]
+        with self._stages.stage("copy_out_s"):
+            return self._writer.take(self._device, pairs)
+
+    def _reclaim(self, error: BaseException) -> None:
+        """Say that it failed, and have the memory again; the other gives back first what it took.
+
+        There is no limit to the waiting but the other's end: whoever gave up would lose the state.
+
+        Raises
+        ------
+        DeviceMemoryError
+            If the other has given everything back, and somebody else has taken it.
+        """
+        self._giver.failed(error)
+        back = not self._gone or self._giver.await_back(self._giver.patience_s)
+        attempts = max(1, int(self._giver.patience_s / _AGAIN_S))
+        while True:
+            try:
+                self._cargo.reserve(self._device, self._gone)
+                return
+            except DeviceMemoryError:
+                attempts -= back
+                if not attempts:
+                    raise
+            if back:
+                threading.Event().wait(_AGAIN_S)  # somebody else's memory may become free
+            else:
+                back = self._giver.await_back(_AGAIN_S)
+
+    def _undo(self, error: BaseException) -> None:
+        """Put everything back where it was."""
+        self._reclaim(error)
+        pairs = [(self._storages[sid], self._writer.offsets[sid]) for sid in self._gone]
+        self._device.copy_in(pairs, self._arena, self._tally.proof())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if error is None:
+                self._giver.whole()
+                return
+            with undoing(error, "leaving in portions"):
+                self._undo(error)
+        finally:
+            self._giver.close()
+
+
+def meet(
+    successor: Successor | None,
+    device: Device,
+    cargo: Cargo | BlockCargo,
+    writer: SnapshotWriter,
+    stages: Stages,
+) -> Leaving | None:
+    """The way to leave together with a successor; ``None`` if there is none, or it does not wait."""
+    if successor is None or not isinstance(cargo, Cargo):
+        return None
+    with stages.stage("admit_s"):
+        giver = successor.meet(cargo.emptied_bytes)
+    return None if giver is None else Leaving(device, cargo, writer, giver, stages)
+
+
+class Arriving:
+    """A resume that takes memory while somebody else is still giving it back.
+
+    As a context manager it gives everything back again if something fails inside.
+
+    Parameters
+    ----------
+    taker
+        Its end of the passage.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        cargo: Cargo,
+        snapshot: SnapshotFile,
+        taker: Taker,
+        stages: Stages,
+        *,
+        verify: bool,
+    ) -> None:
+        self._device = device
+        self._cargo = cargo
+        self._snapshot = snapshot
+        self._taker = taker
+        self._stages = stages
+        self._verify = verify
+        self._proof: Proof | None = None
+
+    def copy_in(self) -> Transfer:
+        """Reserve and copy everything, a portion whenever the device has room for it, the rest in the end.
+
+        Returns when the device is this process's own.
+
+        Raises
+        ------
+        HandoverError
+            If the one that was to leave did not.
+        DeviceMemoryError
+            If there is not enough memory although it has left.
+        """
+        transfer = Transfer()
+        self._proof = self._snapshot.proof() if self._verify else None
+        memory = self._device.memory()
+        free_bytes = memory.total_bytes - memory.used_bytes
+        sizes = self._cargo.sizes
+        missing_bytes = sum(sizes) - free_bytes - self._taker.offered_bytes
+        self._taker.answer(f"it would lack {missing_bytes} bytes even then" if missing_bytes > 0 else "")
+        todo = deque(portions(sizes, range(len(sizes)), self._taker.portion_bytes))
+        taken_bytes = 0
+        while todo and missing_bytes <= 0:
+            nbytes = sum(sizes[sid] for sid in todo[0])
+            with self._stages.stage("handover_s"):
+                self._taker.await_given(taken_bytes + nbytes - free_bytes)
+            if self._taker.vacated:
+                break
+            try:
+                transfer += self._bring(todo[0])
+            except DeviceMemoryError:  # the allocator needs more than the sum: wait for the next portion
+                free_bytes -= nbytes
+                continue
+            todo.popleft()
+            taken_bytes += nbytes
+        self._stages.record.bytes_taken = taken_bytes
+        with self._stages.stage("handover_s"):
+            self._taker.await_vacated()
+        return transfer + self._bring([sid for portion in todo for sid in portion])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if error is not None:
+                with undoing(error, "taking the state back"):
+                    self._cargo.empty(self._device)
+                self._taker.back()
+        finally:
+            self._taker.close()
+
+    def _bring(self, sids: Sequence[int]) -> Transfer:
+        with self._stages.stage("reserve_s"):
+            self._cargo.reserve(self._device, sids)
+        pairs = [(self._cargo.storages[sid], self._snapshot.offsets[sid]) for sid in sids]
+        with self._stages.stage("copy_in_s"):
+            return self._device.copy_in(pairs, self._snapshot.arena, self._proof)
+
+
+def portions(sizes: Sequence[int], regions: Sequence[int], portion_bytes: int) -> list[list[int]]:
+    """Positions of ``sizes`` in the order of their regions, in lists of ``portion_bytes`` or a little more.
+
+    What is in one region stays together.
+    """
+    found: list[list[int]] = []
+    room, region = 0, -1
+    for position in sorted(range(len(regions)), key=regions.__getitem__):
+        if not found or (room <= 0 and regions[position] != region):
+            found.append([])
+            room = portion_bytes
+        found[-1].append(position)
+        room -= sizes[position]
+        region = regions[position]
+    return found

@@ -1,0 +1,196 @@
+"""What one suspend and its resume cost: a row of the report's ``switches`` (docs/report.md)."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING
+
+from gpuslice.clock import Clock, MonotonicClock
+from gpuslice.kernels.host.process_memory import resident_anonymous_bytes
+from gpuslice.kernels.transfer import Transfer
+
+if TYPE_CHECKING:
+    from gpuslice.kernels import Device
+
+    from .block_plan import BlockCargo
+    from .capture_plan import Cargo
+
+
+@dataclass(slots=True)
+class SwitchRecord:
+    """Bytes, seconds and rates of one switch; what has not happened yet is 0.
+
+    Attributes
+    ----------
+    boundary, route, device
+        Where in the training, by which route, from which device.
+    cold
+        Whether the suspend had to make its arena: page faults and page-locking are part of ``admit_s``.
+    bytes_found
+        Live storages of the device.
+    bytes_copied
+        The snapshot's: what was emptied, and what a restart needs besides.
+    storages
+        Of how many it consists.
+    bytes_unchanged
+        Of these, those that the arena had already, so that they were only compared.
+    bytes_freed
+        Gone from the device while parked.
+    bytes_resident
+        Found but left where they are; ``resident`` says why, by reason.
+    bytes_unaccounted
+        Of the allocator's live bytes, those that no found storage explains; 0 where it does not count.
+    quiesce_s, find_s, admit_s, copy_out_s, publish_s, free_s
+        The stages of a suspend: threads stopped and device idle; storages found; room in the RAM disk;
+        copied; checksummed and published; freed.
+    parked_s
+        From the end of the suspend to the beginning of the resume.
+    verified
+        Whether the resume compared every chunk that it took back with its checksum.
+    fetch_s, reserve_s, verify_s, copy_in_s
+        The stages of a resume: the snapshot brought back, if it was spilled; memory taken, and on the host
+        filled meanwhile; checked; the rest copied.
+    bytes_given
+        Given back to the device while the rest was still being copied, for the job that comes (``duplex``).
+    bytes_taken
+        Of ``bytes_freed``, those that came back while the job before was still leaving the device.
+    handover_s
+        How long the resume waited for that job; like ``parked_s`` that one's time.
+    bytes_later
+        Of ``bytes_freed``, what came after the resume, while the training went on already (``lazy``).
+    stream_s, awaited_s
+        How long that took, and how long the main thread had to wait for it. Both are 0 until it is over.
+    rss_before_bytes, rss_parked_bytes, rss_after_bytes
+        The process's anonymous resident set (RssAnon).
+    copy_out, copy_in
+        By which paths the bytes went, and why by a slower one.
+    registrations
+        Mappings that were page-locked during the suspend: 0 in a warm arena.
+    page_faults
+        Minor faults of the process, by stage.
+    """
+
+    boundary: int
+    route: str = "tensor"
+    device: str = ""
+    cold: bool = False
+    bytes_found: int = 0
+    bytes_copied: int = 0
+    storages: int = 0
+    bytes_unchanged: int = 0
+    bytes_freed: int = 0
+    bytes_resident: int = 0
+    bytes_unaccounted: int = 0
+    quiesce_s: float = 0.0
+    find_s: float = 0.0
+    admit_s: float = 0.0
+    copy_out_s: float = 0.0
+    publish_s: float = 0.0
+    free_s: float = 0.0
+    parked_s: float = 0.0
+    verified: bool = False
+    fetch_s: float = 0.0
+    reserve_s: float = 0.0
+    verify_s: float = 0.0
+    copy_in_s: float = 0.0
+    bytes_given: int = 0
+    bytes_taken: int = 0
+    handover_s: float = 0.0
+    bytes_later: int = 0
+    stream_s: float = 0.0
+    awaited_s: float = 0.0
+    rss_before_bytes: int = 0
+    rss_parked_bytes: int = 0
+    rss_after_bytes: int = 0
+    resident: dict[str, int] = field(default_factory=dict)
+    copy_out: Transfer = field(default_factory=Transfer)
+    copy_in: Transfer = field(default_factory=Transfer)
+    registrations: int = 0
+    page_faults: dict[str, int] = field(default_factory=dict)
+
+    def weigh(self, cargo: Cargo | BlockCargo, device: Device) -> None:
+        """Note how many bytes a suspend has moved and left, now that ``device`` is empty."""
+        self.bytes_copied = cargo.layout.nbytes
+        self.storages = len(cargo.layout.storages)
+        self.bytes_freed = cargo.emptied_bytes
+        self.resident = cargo.resident_bytes
+        self.bytes_resident = sum(cargo.resident_bytes.values())
+        self.bytes_found = self.bytes_freed + self.bytes_resident
+        self.bytes_unaccounted = cargo.unaccounted_bytes(device)
+        self.rss_parked_bytes = resident_anonymous_bytes()
+
+    def leave(self, reason: str, nbytes: int) -> None:
+        """Note bytes of the device that no Python object has, and that a suspend leaves where they are."""
+        if nbytes:
+            self.resident[reason] = self.resident.get(reason, 0) + nbytes
+            self.bytes_resident += nbytes
+            self.bytes_found += nbytes
+            self.bytes_unaccounted = max(0, self.bytes_unaccounted - nbytes)
+
+    @property
+    def gb_per_s_out(self) -> float:
+        """Rate of the copy out of the device, in 1e9 bytes per second."""
+        return _rate(self.bytes_copied, self.copy_out_s)
+
+    @property
+    def gb_per_s_in(self) -> float:
+        """Rate of taking memory and filling it, at once on the host; in 1e9 bytes per second."""
+        return _rate(self.bytes_freed - self.bytes_later, self.reserve_s + self.copy_in_s)
+
+    @property
+    def suspend_s(self) -> float:
+        """The whole suspend."""
+        stages = (self.quiesce_s, self.find_s, self.admit_s, self.copy_out_s, self.publish_s, self.free_s)
+        return sum(stages)
+
+    @property
+    def resume_s(self) -> float:
+        """The whole resume, up to where the training goes on."""
+        return self.fetch_s + self.reserve_s + self.verify_s + self.copy_in_s
+
+    @property
+    def blackout_s(self) -> float:
+        """What the job lost: the suspend, the resume, and what the training waited for afterwards."""
+        return self.suspend_s + self.resume_s + self.awaited_s
+
+    def as_dict(self) -> dict[str, object]:
+        """The keys of the report."""
+        row: dict[str, object] = asdict(self)
+        return row | {"gb_per_s_out": self.gb_per_s_out, "gb_per_s_in": self.gb_per_s_in}
+
+
+class Stages:
+    """Times the stages of a record.
+
+    Parameters
+    ----------
+    record
+        Gets the seconds, in the attributes named by `stage`.
+    """
+
+    def __init__(self, record: SwitchRecord, clock: Clock | None = None) -> None:
+        self.record = record
+        self._clock = clock or MonotonicClock()
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Add the time inside the block to attribute ``name``, and its page faults to ``page_faults``."""
+        start_s, faults_before = self._clock.now(), _page_faults()
+        try:
+            yield
+        finally:
+            spent_s = self._clock.now() - start_s
+            setattr(self.record, name, getattr(self.record, name) + spent_s)
+            faults, stage = self.record.page_faults, name.removesuffix("_s")
+            faults[stage] = faults.get(stage, 0) + _page_faults() - faults_before
+
+
+def _page_faults() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
+def _rate(nbytes: int, seconds: float) -> float:
+    return nbytes / seconds / 1e9 if seconds > 0 else 0.0

@@ -1,0 +1,329 @@
+"""The two ends of a swap, and the door at which they meet (``passage`` says what goes through it)."""
+
+from __future__ import annotations
+
+import socket
+import time
+from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+
+from gpuslice.errors import HandoverError
+
+from .swap_protocol import (
+    DOOR,
+    PATIENCE_S,
+    VERSION,
+    Answer,
+    Back,
+    End,
+    Failed,
+    FromGiver,
+    FromTaker,
+    Gave,
+    Gone,
+    Left,
+    Offer,
+    Terms,
+    Whole,
+    address_of,
+    from_giver,
+    from_taker,
+    new_socket,
+)
+
+#: What leaves or comes at once: small beside a state, large beside what it costs to give memory back.
+PORTION_BYTES = 512 << 20
+#: How long the giver, whose device is idle meanwhile, waits for an answer; and the taker for the offer.
+_ANSWER_S = 5.0
+_ERROR_CHARACTERS = 1000
+
+
+class Giver:
+    """The end of the one that leaves.
+
+    Attributes
+    ----------
+    problem
+        Why nothing need be given back before the end; empty: it is worth it.
+    """
+
+    def __init__(self, end: End[FromTaker], portion_bytes: int) -> None:
+        self._end = end
+        self._back = False
+        self.patience_s = end.patience_s
+        self.portion_bytes = portion_bytes
+        self.problem = "nothing was offered"
+
+    def offer(self, terms: Terms, nbytes: int) -> None:
+        """Say what will be given back before the end, and hear what the taker thinks of it, if it is any."""
+        self._end.insist(Offer(VERSION, terms, nbytes))
+        if not nbytes:
+            return
+        try:
+            answer = self._end.hear(min(_ANSWER_S, self._end.patience_s))
+        except (Gone, Left, HandoverError) as error:
+            self.problem = f"whoever was to come has gone away {error}".rstrip()
+        else:
+            self.problem = answer.problem if isinstance(answer, Answer) else "whoever was to come is silent"
+
+    def gave(self, nbytes: int) -> None:
+        """The device has ``nbytes`` back, in all so far. What there is no room to say, the next one says."""
+        self._end.tell(Gave(nbytes))
+
+    def whole(self) -> None:
+        """Everything is published, and nothing is left on the device."""
+        self._end.insist(Whole())
+
+    def failed(self, error: BaseException) -> None:
+        """Everything is wanted back."""
+        self._end.insist(Failed(f"{type(error).__name__}: {error}"[:_ERROR_CHARACTERS]))
+
+    def await_back(self, timeout_s: float) -> bool:
+        """Wait until nothing of the taker's is on the device; whether that is so."""
+        deadline_s = time.monotonic() + timeout_s
+        while not self._back:
+            try:
+                heard = self._end.hear(max(0.0, deadline_s - time.monotonic()))
+            except Gone:
+                self._back = True
+            except (Left, HandoverError):  # no more is to be expected of it: only its end is certain
+                self._back = self._end.await_end(max(0.0, deadline_s - time.monotonic()))
+                break
+            else:
+                if heard is None:
+                    break
+                self._back = isinstance(heard, Back)
+        return self._back
+
+    def close(self) -> None:
+        """Leave the passage."""
+        self._end.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Successor:
+    """Who comes to the device next, and where it waits.
+
+    Attributes
+    ----------
+    directory
+        Of its store.
+    terms
+        Of the swap.
+    overlapped
+        Whether anything is to be given back before everything is published.
+    portion_bytes
+        What is given back at once.
+    patience_s
+        How long to wait for a word of it.
+    """
+
+    directory: Path
+    terms: Terms
+    _: KW_ONLY
+    overlapped: bool = True
+    portion_bytes: int = PORTION_BYTES
+    patience_s: float = PATIENCE_S
+
+    def meet(self, nbytes: int) -> Giver | None:
+        """Offer it ``nbytes`` of the device; ``None`` if it does not wait there."""
+        connection = new_socket()
+        try:
+            connection.settimeout(min(_ANSWER_S, self.patience_s))
+            with address_of(self.directory) as address:
+                connection.connect(address)
+            giver = Giver(End(connection, from_taker, self.patience_s), self.portion_bytes)
+        except (OSError, HandoverError):
+            connection.close()
+            return None
+        giver.offer(self.terms, nbytes if self.overlapped else 0)
+        return giver
+
+
+class Taker:
+    """The end of the one that comes.
+
+    Attributes
+    ----------
+    offered_bytes
+        What the giver will give back before the end; nothing: it waits for no answer.
+    given_bytes
+        What it has given back so far.
+    vacated
+        Whether nothing of the giver's is on the device any more, for good: the device is the taker's.
+    """
+
+    def __init__(self, end: End[FromGiver], offer: Offer, portion_bytes: int) -> None:
+        self._end = end
+        self.portion_bytes = portion_bytes
+        self._terms = offer.terms
+        self.offered_bytes = offer.nbytes
+        self.given_bytes = 0
+        self.vacated = False
+
+    def answer(self, problem: str = "") -> None:
+        """Say whether it is worth giving anything back before the end, or else why not."""
+        if self.offered_bytes:
+            self._end.insist(Answer(problem[:_ERROR_CHARACTERS]))
+
+    def filenos(self) -> tuple[int, ...]:
+        """What can be read when there may be something to take in: a word, or the end of the giver."""
+        return self._end.filenos()
+
+    def take_in(self) -> None:
+        """Hear what has been said, without waiting for more; ``HandoverError`` as below."""
+        while not self.vacated and self._listen(0.0):
+            pass
+
+    def await_given(self, nbytes: int) -> None:
+        """Wait until the giver has given back ``nbytes`` in all, or is off the device.
+
+        Raises
+        ------
+        HandoverError
+            If it wants everything back, or says nothing for too long.
+        """
+        self.take_in()
+        while not self.vacated and self.given_bytes < nbytes:
+            self._await_word()
+
+    def await_vacated(self) -> None:
+        """Wait until nothing of the giver's is on the device; ``HandoverError`` as above."""
+        while not self.vacated:
+            self._await_word()
+
+    def await_the_whole(self, problem: str) -> None:
+        """Take the device only when it is empty, because of ``problem``; ``HandoverError`` as above."""
+        try:
+            self.answer(problem)
+            self.await_vacated()
+        except HandoverError:
+            self.back()
+            raise
+        finally:
+            self.close()
+
+    def _await_word(self) -> None:
+        if not self._listen(self._end.patience_s):
+            raise self._error(f"has not said a word for {self._end.patience_s:g} s")
+
+    def _listen(self, timeout_s: float) -> bool:
+        """Take in one message; whether there was one."""
+        try:
+            heard = self._end.hear(timeout_s)
+        except Gone:
+            self.vacated = True
+            return True
+        except Left:
+            if not self._end.await_end(self._end.patience_s):
+                raise self._error("left the swap without a word") from None
+            self.vacated = True
+            return True
+        except HandoverError as error:
+            raise self._error(error.message) from error
+        match heard:
+            case None:
+                return False
+            case Gave(nbytes):
+                self.given_bytes = max(self.given_bytes, nbytes)
+            case Whole():
+                self.vacated = True
+            case Failed(reason):
+                raise self._error(f"could not leave: {reason}")
+            case Offer():
+                raise self._error("offers twice")
+        return True
+
+    def _error(self, what: str) -> HandoverError:
+        return HandoverError(
+            f"{self._terms.giver}, which was to make room on {self._terms.device}, {what}",
+            "resume again when the device is free; the snapshot is kept",
+        )
+
+    def back(self) -> None:
+        """Nothing of ours is on the device, and nothing will be by this passage."""
+        self._end.insist(Back())
+
+    def close(self) -> None:
+        """Leave the passage."""
+        self._end.close()
+
+
+class Door:
+    """Where a giver can knock, as long as it is open: a socket in the taker's own store.
+
+    Parameters
+    ----------
+    directory
+        The store's, which is private to the user and locked by this process.
+    terms
+        Of the swap; whoever comes with others is sent away.
+
+    Raises
+    ------
+    HandoverError
+        If there can be no socket.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        terms: Terms,
+        *,
+        portion_bytes: int = PORTION_BYTES,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        self._path = directory / DOOR
+        self._terms = terms
+        self._portion_bytes = portion_bytes
+        self._patience_s = patience_s
+        self._socket = new_socket()
+        try:
+            self._path.unlink(missing_ok=True)  # of a former process, which has died
+            with address_of(directory) as address:
+                self._socket.bind(address)
+            self._socket.listen()
+        except OSError as error:
+            self._socket.close()
+            raise HandoverError(f"there can be no passage in {directory}: {error.strerror}") from error
+
+    def fileno(self) -> int:
+        """A descriptor that can be read when somebody knocks."""
+        return self._socket.fileno()
+
+    def await_giver(self, timeout_s: float) -> Taker | None:
+        """Wait for the giver, which comes when its suspend is about to copy; ``None`` if it does not."""
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            self._socket.settimeout(max(0.0, deadline_s - time.monotonic()))
+            try:
+                connection, _ = self._socket.accept()
+            except (TimeoutError, BlockingIOError):
+                return None
+            taker = self._let_in(connection)
+            if taker is not None:
+                return taker
+
+    def _let_in(self, connection: socket.socket) -> Taker | None:
+        """The taker's end of a passage to whoever has knocked, if it is the right one."""
+        try:
+            end: End[FromGiver] = End(connection, from_giver, self._patience_s)
+        except HandoverError:
+            connection.close()
+            return None
+        with suppress(Gone, Left, HandoverError):
+            match end.hear(min(_ANSWER_S, self._patience_s)):
+                case Offer(version=version, terms=terms) as offer if (version, terms) == (
+                    VERSION,
+                    self._terms,
+                ):
+                    return Taker(end, offer, self._portion_bytes)
+        end.close()
+        return None
+
+    def close(self) -> None:
+        """Nobody can knock any more; harmless if it is closed."""
+        if self._socket.fileno() >= 0:
+            self._socket.close()
+            self._path.unlink(missing_ok=True)

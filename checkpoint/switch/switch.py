@@ -1,0 +1,389 @@
+"""The suspend/resume transaction of one rank, by the tensor route or by the vmm route.
+
+A suspend is: gate closed, device idle, storages found, refusals raised, room taken in the RAM disk, copied,
+checksummed and published, emptied. What fails before the publishing changes nothing; what fails after it is
+undone from the snapshot. A resume is: everything reserved, snapshot verified, copied, gate opened; if it
+fails, what was reserved is given back, the snapshot is kept and the resume may be tried again.
+
+Where somebody takes the device over at once, emptying and reserving go portion by portion (``duplex``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+
+from gpuslice.checkpoint.discover import heap
+from gpuslice.checkpoint.format.layout import Layout
+from gpuslice.checkpoint.format.reader import SnapshotFile
+from gpuslice.checkpoint.gate import Gate, NoGate
+from gpuslice.checkpoint.named import process_rng
+from gpuslice.checkpoint.named.lazy_optimizer_state import LazyResume, Stream
+from gpuslice.checkpoint.named.state import describe
+from gpuslice.checkpoint.ramdisk.arena_preparation import WarmUp
+from gpuslice.checkpoint.ramdisk.store import JobStore
+from gpuslice.checkpoint.undo import undoing
+from gpuslice.clock import Clock, MonotonicClock
+from gpuslice.errors import GpusliceError, RollbackError, SuspendedStateError, SuspendRefusedError
+from gpuslice.kernels import Device
+from gpuslice.kernels.host.process_memory import resident_anonymous_bytes
+from gpuslice.types import Route
+
+from .block_plan import BlockCargo, Shim
+from .capture_plan import Cargo
+from .duplex import Arriving, Leaving, meet
+from .inventory import Stock
+from .move import computing_on, rehome
+from .parked import Parked, empty
+from .record import Stages, SwitchRecord
+from .swap_endpoints import Successor, Taker
+
+
+class Switch:
+    """Suspends and resumes one rank; owned by the job's main thread.
+
+    Parameters
+    ----------
+    device
+        Where the job runs.
+    store
+        Where its snapshots go.
+    gate
+        Stops the other threads of the process.
+    verify
+        Whether a resume compares every byte of the snapshot with its checksum.
+    shim
+        The memory shim of the vmm route; without it, the route is tensor.
+    lazy
+        With it, a resume on the same device, by the tensor route, lets optimizer state come later.
+    lost
+        Told, in whatever thread, of the failure that keeps such state from coming; the state is lost then.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        store: JobStore,
+        *,
+        gate: Gate | None = None,
+        verify: bool = True,
+        clock: Clock | None = None,
+        shim: Shim | None = None,
+        lazy: LazyResume | None = None,
+        lost: Callable[[GpusliceError], object] | None = None,
+    ) -> None:
+        self.device = device
+        self._lazy = lazy
+        self._stream: Stream | None = None
+        self._tell_lost = lost
+        self._shim = shim
+        self._store = store
+        self._gate = gate or NoGate()
+        self._verify = verify
+        self._clock = clock or MonotonicClock()
+        self._parked: Parked | None = None
+        self._lost: RollbackError | None = None
+        self._arena_is_new = False
+        self._stock = Stock(self._gate, shim)
+        #: What a suspend would take along, by the last one or else by an estimate.
+        self._layout: Layout | None = None
+        #: The newest snapshot; it stays readable until the next suspend needs its place.
+        self.snapshot: SnapshotFile | None = None
+        self._bind(device)
+
+    @property
+    def suspended(self) -> bool:
+        """Whether the job's state is away; then no tensor of the device may be touched."""
+        return self._parked is not None
+
+    @property
+    def whole(self) -> bool:
+        """Whether the state is there, so that the script may go on: neither away nor lost."""
+        return self._parked is None and self._lost is None
+
+    @heap.uncollected()
+    def suspend(
+        self,
+        *,
+        boundary: int,
+        named: Mapping[str, object] | None = None,
+        restartable: bool = False,
+        successor: Successor | None = None,
+    ) -> SwitchRecord:
+        """Take the state away from the device.
+
+        Parameters
+        ----------
+        boundary
+            The mini-batch boundary at which the job stands.
+        named
+            Objects that another process can restore from the snapshot (see ``state.describe``).
+        restartable
+            Whether ``named`` is all that another process needs.
+        successor
+            Who takes the device over while this job is still leaving it, if it waits for that.
+
+        Returns
+        -------
+        SwitchRecord
+            Complete up to the suspend; `resume` returns the same one with the rest.
+
+        Raises
+        ------
+        SuspendedStateError
+            If it is suspended already.
+        SuspendRefusedError, UsageError
+            If something cannot be suspended or saved; names it. Nothing was touched.
+        RamDiskFullError
+            If the RAM disk has no room. Nothing was touched.
+        RollbackError
+            If emptying the device failed, and undoing that, too: the state is lost. Other threads stay
+            stopped, and every later call raises the same.
+        """
+        self.settle()
+        self._check_not_lost()
+        if self._parked is not None:
+            raise SuspendedStateError("the job is suspended already", "resume it first")
+        route = Route.TENSOR if self._shim is None else Route.VMM
+        record = SwitchRecord(boundary, route.value, str(self.device.name))
+        stages = Stages(record, self._clock)
+        try:
+            with stages.stage("admit_s"):
+                self._arena_is_new = False
+                self._store.cool()
+            with stages.stage("quiesce_s"):
+                self._gate.close()
+                self.device.check_idle()
+                self.device.synchronize()
+            record.rss_before_bytes = resident_anonymous_bytes()
+            with ExitStack() as swap:
+                cargo, snapshot, leaving = self._save(stages, named, boundary, restartable, successor, swap)
+                # After the sweep, or these states themselves would be found and emptied.
+                shared, own = process_rng.capture(), self.device.rng_state()
+                if leaving is None or not leaving.emptied:
+                    with stages.stage("free_s"):
+                        empty(cargo, self.device, snapshot, record, verify=self._verify)
+                else:
+                    record.weigh(cargo, self.device)
+        except RollbackError as error:
+            self._lose(error)
+            raise
+        except BaseException:
+            self._gate.open()
+            raise
+        self._parked = Parked(stages, cargo, snapshot, shared, own, self._clock.now())
+        self.snapshot = snapshot
+        return record
+
+    def _save(
+        self,
+        stages: Stages,
+        named: Mapping[str, object] | None,
+        boundary: int,
+        restartable: bool,
+        successor: Successor | None,
+        swap: ExitStack,
+    ) -> tuple[Cargo | BlockCargo, SnapshotFile, Leaving | None]:
+        """Find, copy and publish; whatever fails here leaves the job and the older snapshots alone.
+
+        If there is a successor, the device is empty by the end of this, and ``swap`` undoes that.
+        """
+        with stages.stage("find_s"):
+            found = self._stock.find(self.device)
+            state = describe(named or {})
+            cargo = self._stock.load(self.device, found, state.tensors)
+            self._layout = cargo.layout
+        with stages.stage("admit_s"):
+            registrations = self.device.registrations
+            writer = self._store.begin(cargo.layout)
+            stages.record.cold = self._arena_is_new
+            stages.record.registrations = self.device.registrations - registrations
+        with writer:
+            leaving = meet(successor, self.device, cargo, writer, stages)
+            if leaving is not None:
+                copied = swap.enter_context(leaving).copy_out()
+            else:
+                with stages.stage("copy_out_s"):
+                    copied = cargo.copy_out(self.device, writer)
+            stages.record.copy_out, stages.record.bytes_unchanged = copied, copied.unchanged_bytes
+            with stages.stage("publish_s"):
+                snapshot = writer.publish(
+                    state.tree, cargo.tensors, boundary=boundary, restartable=restartable
+                )
+        return cargo, snapshot, leaving
+
+    def warm_up(self) -> WarmUp | None:
+        """Have the next suspend's arena made for a state like the present one, in the background.
+
+        At a boundary, when the state is complete (an optimizer's after its first steps). It never fails: what
+        it could not do the suspend does.
+
+        Returns
+        -------
+        WarmUp or None
+            What is under way; nothing if the arena is warm already, or there is no room.
+        """
+        if self._layout is None:
+            try:
+                with heap.uncollected():
+                    self._layout = self._stock.estimate(self.device)
+            except SuspendRefusedError:
+                return None
+        return self._store.warm_up(self._layout)
+
+    @heap.uncollected()
+    def resume(self, device: Device | None = None, *, taker: Taker | None = None) -> SwitchRecord:
+        """Bring the state back, to ``device`` if it is given.
+
+        Parameters
+        ----------
+        taker
+            The end of a passage to the job that is about to leave that device; it is used up.
+
+        Raises
+        ------
+        SuspendedStateError
+            If it is not suspended.
+        DeviceMemoryError
+            If the device lacks memory. The job is still suspended; try again.
+        HandoverError
+            If the other job did not leave. This one is still suspended; try again.
+        SuspendRefusedError
+            If the state cannot move to that device; names the tensor. The job is still suspended.
+        CorruptSnapshotError
+            If the snapshot was damaged while the job was parked; names the storage.
+        RollbackError
+            If a step failed and undoing it, too: the state is lost, as above.
+        """
+        self._check_not_lost()
+        if self._parked is None:
+            raise SuspendedStateError("the job is not suspended", "suspend it first")
+        parked, target = self._parked, device or self.device
+        record = parked.stages.record
+        resumed_at_s = self._clock.now()
+        try:
+            with computing_on(target, self.device):
+                self._restore(parked, target, taker)
+            self._parked = None
+            record.parked_s = resumed_at_s - parked.since_s
+            record.verified = self._verify
+            if target is not self.device:
+                self._bind(target)
+            record.rss_after_bytes = resident_anonymous_bytes()
+            self._gate.open()
+        except RollbackError as error:
+            self._lose(error)
+            raise
+        finally:
+            if self._stream is not None:
+                self._stream.go()
+        return record
+
+    def obstacle_to_moves(self) -> str:
+        """While the job is suspended: why it cannot resume on another device, or an empty string."""
+        if self._parked is None:
+            raise SuspendedStateError("the job is not suspended", "suspend it first")
+        if self.device.torch_device.type == "cpu":
+            return ""  # the slots of the host share its memory
+        try:
+            self._parked.cargo.check_movable(self.device)
+        except SuspendRefusedError as error:
+            return error.message
+        return ""
+
+    def settle(self) -> None:
+        """Wait until all of a lazily resumed state is there; before the store is used for anything.
+
+        Raises
+        ------
+        RollbackError
+            If it could not be brought: the state is lost.
+        """
+        if self._stream is not None:
+            self._stream.wait()
+            self._stream = None
+
+    def _restore(self, parked: Parked, target: Device, taker: Taker | None) -> None:
+        stages, cargo = parked.stages, parked.cargo
+        moving = target.torch_device != self.device.torch_device
+        if taker is not None and isinstance(cargo, Cargo) and not moving:
+            with Arriving(target, cargo, parked.snapshot, taker, stages, verify=self._verify) as arriving:
+                with stages.stage("fetch_s"):
+                    self._store.bring_back(parked.snapshot)
+                stages.record.copy_in = arriving.copy_in()
+                process_rng.restore(parked.shared_random)
+            return
+        if taker is not None:
+            with stages.stage("handover_s"):
+                taker.await_the_whole(f"a job that comes by the route {stages.record.route} comes whole")
+        if moving:
+            cargo.check_movable(self.device)
+        stream: Stream | None = None
+        with stages.stage("fetch_s"):
+            self._store.bring_back(parked.snapshot)
+        with ExitStack() as barred:
+            with stages.stage("reserve_s"):
+                if self._lazy is not None and isinstance(cargo, Cargo) and not moving:
+                    stream = self._lazy.hold_back(cargo)
+                later = {} if stream is None else stream.storages
+                if stream is not None:
+                    barred.callback(stream.cancel)
+                if moving:
+                    cargo = cargo.moved_to(target)
+                    barred.callback(cargo.empty, target)
+                copy_in = cargo.refill(target, parked.snapshot, verify=self._verify, later=later)
+            try:
+                if self._verify:
+                    with stages.stage("verify_s"):
+                        cargo.check(parked.snapshot)
+                with stages.stage("copy_in_s"):
+                    stages.record.copy_in = copy_in()
+                process_rng.restore(parked.shared_random)
+                if moving:
+                    if parked.device_random is not None:
+                        target.set_rng_state(parked.device_random)
+                    rehome(parked.cargo.storages, cargo.storages)
+            except BaseException as error:
+                with undoing(error, "taking the state back"):
+                    cargo.empty(target)
+                raise
+            barred.pop_all()
+        if stream is not None and isinstance(cargo, Cargo):
+            self._follow(stream, parked, cargo)
+
+    def _follow(self, stream: Stream, parked: Parked, cargo: Cargo) -> None:
+        """Let the rest come, behind the training."""
+        record, later = parked.stages.record, stream.storages
+        record.bytes_later = cargo.bytes_of(later)
+        copy = cargo.copy_in_later(self.device, parked.snapshot, verify=self._verify, later=later)
+        self._stream = stream
+        stream.start(copy, record, self._lost_later)
+
+    def _lost_later(self, failure: BaseException) -> RollbackError:
+        """What came later did not come, and the training has gone on: there is no way back."""
+        error = RollbackError(
+            f"the optimizers' state could not be brought back ({failure})",
+            "end the process and restart the job from its snapshot",
+        )
+        self._lose(error)
+        if self._tell_lost is not None:
+            self._tell_lost(failure if isinstance(failure, GpusliceError) else error)
+        return error
+
+    def _lose(self, error: RollbackError) -> None:
+        """Nobody may touch the state again."""
+        self._lost = error
+        self._gate.shut()
+
+    def _check_not_lost(self) -> None:
+        if self._lost is not None:
+            raise RollbackError(self._lost.message, self._lost.remedy) from self._lost
+
+    def _bind(self, device: Device) -> None:
+        """Have the device page-lock the store's arenas: those that are mapped now, and all later ones."""
+        self.device = device
+        self._store.bind(self._arena_mapped, device.unregister, device.memory_node)
+
+    def _arena_mapped(self, arena: memoryview) -> None:
+        self._arena_is_new = True
+        self.device.register(arena)

@@ -1,0 +1,310 @@
+"""The controller of a scheduled job: parks, moves and goes on as the scheduler says (docs/architecture.md).
+
+A rank holds still right after ``import torch``, before it has any state, until its first lease. If the
+scheduler dies, a running rank runs on and a parked one stays parked; both greet the next scheduler.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import warnings
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from typing import NoReturn
+
+from gpuslice.agent.boundary_watchdog import Watch
+from gpuslice.agent.handover import Coming, Handovers
+from gpuslice.agent.orders import Orders, Phase
+from gpuslice.agent.scheduler_link import Link
+from gpuslice.checkpoint.switch.record import SwitchRecord
+from gpuslice.errors import (
+    AddressSpaceError,
+    ConfigError,
+    DeviceMemoryError,
+    GpusliceError,
+    HandoverError,
+    RamDiskFullError,
+    SuspendRefusedError,
+)
+from gpuslice.profiler.skew import Skew
+from gpuslice.runtime import logged_losses
+from gpuslice.runtime.ending import die_parked, end, say, undisturbed, whole_or_ended
+from gpuslice.runtime.runtime import Runtime
+from gpuslice.runtime.trainable import report_skew
+from gpuslice.types import DeviceName, shortened
+from gpuslice.wire import (
+    PROTOCOL_VERSION,
+    Bye,
+    Cancel,
+    Expect,
+    Forget,
+    FromAgent,
+    Hello,
+    Profiled,
+    Progress,
+    Refused,
+    Rejected,
+    Resume,
+    Resumed,
+    Suspend,
+    Suspended,
+    ToAgent,
+    Welcome,
+)
+
+#: Of an error that the scheduler is told.
+_ERROR_CHARACTERS = 4096
+#: What ``stages_s`` of the messages names.
+SUSPEND_STAGES = ("quiesce_s", "find_s", "admit_s", "copy_out_s", "publish_s", "free_s")
+RESUME_STAGES = ("parked_s", "fetch_s", "reserve_s", "verify_s", "copy_in_s")
+#: A lease that was there for the asking comes within this.
+_AT_ONCE_S = 0.5
+#: Failures that another attempt, with more room, may not meet.
+_RETRYABLE = (AddressSpaceError, DeviceMemoryError, RamDiskFullError)
+#: After these a resume left everything as it was.
+_STILL_PARKED = (AddressSpaceError, DeviceMemoryError, HandoverError, SuspendRefusedError)
+
+
+class Agent:
+    """Obeys the scheduler at ``settings.socket``.
+
+    Raises
+    ------
+    ConfigError
+        If the socket is not local or the job has no name.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        settings, place = runtime.settings, runtime.place
+        if not settings.socket.startswith("ipc://"):
+            raise ConfigError(f"{settings.socket!r} is not a local socket", "give an ipc:// endpoint")
+        if not settings.job:
+            raise ConfigError("a scheduled job needs a name", "set GPUSLICE_JOB")
+        self._runtime = runtime
+        self._boundaries = runtime.boundaries
+        self._orders = Orders(runtime.boundaries, _terminate)
+        self._handovers = Handovers(runtime, self._orders, self._report)
+        self._standing: Suspended | None = None
+        self._began = False
+        self._watch = Watch(runtime.boundaries, lambda: self._orders.asked)
+        identity = f"{settings.job}:{place.rank}"
+        self._link = Link(
+            settings.socket,
+            identity,
+            greeting=self._greeting,
+            progress=self._progress,
+            handle=self._handle,
+        )
+
+    def start(self) -> None:
+        """Say Hello and hold still until there is a lease."""
+        _ = self._runtime.ramdisk
+        self._link.start()
+        if self._orders.quiet_for(_AT_ONCE_S):
+            _import_ahead()
+        order = self._orders.await_order()
+        if isinstance(order, Cancel):
+            self._die(order)
+        assert order is not None  # no signal is held back here: there is no state yet
+        self._runtime.move_in(DeviceName.parse(order.device))
+        self._orders.run_on()
+        self._link.send(Resumed(epoch=order.epoch, boundary=self._boundaries.count, stages_s={}))
+        self._orders.listen()
+        self._watch.start()
+        if self._runtime.place.rank == 0:
+            report_skew(self._profiled)
+
+    def at_boundary(self, boundary: int) -> Sequence[int]:
+        """Suspend if that is still wanted, and stay parked until the next lease.
+
+        The script's signal handlers wait until its state is back. A signal that asks it to end brings
+        the state back at once, without a lease; if the script goes on, it parks at the next boundary.
+        """
+        if not self._began:
+            self._began = True
+            self._link.send(self._progress())  # when the set-up was over matters for what counts as service
+        leased, late = self._orders.phase is Phase.RUNNING, list[int]()
+        if not self._runtime.interruptible() or not self._orders.arrive(boundary):
+            return late
+        whole = whole_or_ended(lambda: self._runtime.whole)
+        with undisturbed(self._orders.interrupt, late=late) as held, whole:
+            if self._suspend(boundary, leased=leased):
+                self._stay_parked(held)
+        return late
+
+    def _profiled(self, skew: Skew) -> None:
+        """The optimizers have made their first steps: tell what they train, on which placement may depend."""
+        self._link.send(
+            Profiled(
+                epoch=self._orders.epoch,
+                tensors=skew.tensors,
+                nbytes=skew.bytes,
+                largest_bytes=skew.largest_bytes,
+            )
+        )
+
+    def finish(self) -> None:
+        """Say Bye."""
+        boundaries = self._boundaries
+        self._link.send(Bye(epoch=self._orders.epoch, boundary=boundaries.count, step=boundaries.steps))
+        self._link.close()
+
+    def _suspend(self, boundary: int, *, leased: bool) -> bool:
+        """Suspend; of a job on leave the scheduler thinks that it is parked anyway."""
+        try:
+            successor = self._handovers.successor() if leased else None
+            record = self._runtime.suspend(explicit=self._boundaries.explicit, successor=successor)
+        except GpusliceError as error:
+            if not self._runtime.whole:
+                raise
+            say(error.message, error.remedy)
+            if leased:
+                self._orders.run_on()
+                self._refuse(error, running=True)
+            else:
+                self._orders.take_leave()
+            return False
+        self._standing = Suspended(
+            epoch=self._orders.epoch,
+            boundary=boundary,
+            step=self._boundaries.steps,
+            nbytes=record.bytes_copied,
+            stages_s=_stages(record, SUSPEND_STAGES),
+            tensors=record.storages,
+            route=record.route,
+            bound=self._runtime.switch.obstacle_to_moves(),
+        )
+        if leased:
+            self._link.send(self._standing)
+        return True
+
+    def _stay_parked(self, held: Collection[int]) -> None:
+        while True:
+            with self._runtime.offering():
+                order = self._handovers.await_order()
+            if isinstance(order, Cancel):
+                if signal.SIGTERM not in held:
+                    self._die(order)
+                say(f"cancelled: {order.reason}")
+                signal.raise_signal(signal.SIGTERM)  # is noted, and interrupts the next wait
+            elif self._come_back(order):
+                return
+
+    def _come_back(self, called: Resume | Coming | None) -> bool:
+        """Resume, as called or where the job was; whether that worked (if nobody called it has to)."""
+        order, taker = called if isinstance(called, Coming) else (called, None)
+        if order is None:
+            self._report(self._orders.decline("a signal asks the script to end"))
+        try:
+            record = self._runtime.resume(DeviceName.parse(order.device) if order else None, taker=taker)
+        except GpusliceError as error:
+            if self._runtime.whole:
+                end(error)
+            if order is None or not isinstance(error, _STILL_PARKED):
+                raise
+            if isinstance(called, Coming):
+                self._report(self._orders.decline(error.message))
+            else:
+                self._refuse(error, running=False)
+            return False
+        if order is None:
+            self._orders.take_leave()
+            return True
+        self._standing = None
+        self._orders.run_on()
+        self._link.send(
+            Resumed(
+                epoch=self._orders.epoch,
+                boundary=self._boundaries.count,
+                stages_s=_stages(record, RESUME_STAGES),
+            )
+        )
+        return True
+
+    def _die(self, order: Cancel) -> NoReturn:
+        say(f"cancelled: {order.reason}")
+        self._runtime.write_report()
+        die_parked(signal.SIGTERM)
+
+    def _refuse(self, error: GpusliceError, *, running: bool) -> None:
+        self._link.send(
+            Refused(
+                epoch=self._orders.epoch,
+                boundary=self._boundaries.count,
+                running=running,
+                error=shortened(error.message, _ERROR_CHARACTERS),
+                remedy=shortened(error.remedy, _ERROR_CHARACTERS),
+                retryable=isinstance(error, _RETRYABLE) or (not running and isinstance(error, _STILL_PARKED)),
+            )
+        )
+
+    def _report(self, messages: Sequence[FromAgent]) -> None:
+        for message in messages:
+            self._link.send(message)
+
+    # What follows runs in the I/O thread.
+
+    def _greeting(self) -> list[FromAgent]:
+        place = self._runtime.place
+        hello = Hello(
+            version=PROTOCOL_VERSION,
+            job=self._runtime.settings.job,
+            rank=place.rank,
+            world_size=place.world_size,
+            pid=os.getpid(),
+            boundary=self._boundaries.count,
+            epoch=self._orders.epoch,
+            parked=self._orders.phase is not Phase.RUNNING,
+        )
+        return [hello] if self._standing is None else [hello, self._standing]
+
+    def _progress(self) -> Progress:
+        boundaries = self._boundaries
+        logged_losses.follow_libraries()
+        return Progress(
+            epoch=self._orders.epoch,
+            boundary=boundaries.count,
+            step=boundaries.steps,
+            stuck=self._watch.stuck,
+            loss=logged_losses.newest(),
+        )
+
+    def _handle(self, message: ToAgent) -> Sequence[FromAgent]:
+        match message:
+            case Resume():
+                return self._orders.resume(message)
+            case Suspend():
+                return self._orders.suspend(message)
+            case Expect():
+                return self._orders.expect(message)
+            case Forget():
+                return self._orders.forget(message)
+            case Cancel():
+                return self._orders.cancel(message)
+            case Rejected():
+                say(f"the scheduler rejected a message: {message.error}", message.remedy)
+            case Welcome() if message.version != PROTOCOL_VERSION:
+                say(f"the scheduler speaks protocol {message.version}, this job {PROTOCOL_VERSION}")
+            case Welcome():
+                pass
+        return []
+
+
+def _stages(record: SwitchRecord, names: Sequence[str]) -> dict[str, float]:
+    return {name: getattr(record, name) for name in names}
+
+
+def _import_ahead() -> None:
+    """Import what torch does when the first optimizer is made: seconds that nobody has to wait for now.
+
+    On the device it would keep others waiting (docs/decisions/import-ahead.md).
+    """
+    # Whatever is wrong with it, the script will hear of it from torch, or never need it.
+    with warnings.catch_warnings(action="ignore"), suppress(ImportError):
+        importlib.import_module("torch._dynamo")
+
+
+def _terminate() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)

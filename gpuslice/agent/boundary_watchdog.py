@@ -1,0 +1,156 @@
+"""Notices that a job passes no boundary, and says where its script is: such a job cannot be suspended.
+
+A thread of its own looks once a second. Counting boundaries costs the training nothing more for it.
+"""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType, ModuleType
+
+from gpuslice.checkpoint.gate import OWN_PREFIX
+from gpuslice.runtime.boundaries import BoundaryCounter
+from gpuslice.runtime.ending import say
+from gpuslice.types import shortened
+
+#: So long without a boundary is worth a word.
+PATIENCE_S = 10.0
+_LOOK_AGAIN_S = 1.0
+#: Who computes uses at least this share of a core; who waits for data or for other processes does not.
+_COMPUTES = 0.2
+_PLACE_CHARACTERS = 200
+_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+_REMEDY = "call gpuslice.boundary() between two mini-batches; docs/hooks.md says what is a boundary by itself"
+
+
+class Watch:
+    """Looks at the main thread of a job.
+
+    Parameters
+    ----------
+    boundaries
+        The process's counter.
+    asked
+        Whether the job is asked to park at this moment.
+    tell
+        Gets what is to be said on stderr.
+
+    Attributes
+    ----------
+    stuck
+        Where the script is that has passed no boundary for so long; empty while all is well.
+    """
+
+    def __init__(
+        self,
+        boundaries: BoundaryCounter,
+        asked: Callable[[], bool] = lambda: False,
+        tell: Callable[..., None] = say,
+    ) -> None:
+        self.stuck = ""
+        self._boundaries = boundaries
+        self._asked = asked
+        self._tell = tell
+        self._main = threading.main_thread()
+        self._told: set[str] = set()
+        self._count = boundaries.count
+        self._since: tuple[float, float] | None = None
+        self._asked_since_s: float | None = None
+
+    def start(self) -> None:
+        """Look from now on, as long as the process lives."""
+        threading.Thread(target=self._run, name=f"{OWN_PREFIX}watch", daemon=True).start()
+
+    def _run(self) -> None:
+        clock = time.pthread_getcpuclockid(self._main.ident or 0)
+        while self._main.is_alive():
+            self.look(
+                time.monotonic(), time.clock_gettime(clock), sys._current_frames().get(self._main.ident or 0)
+            )
+            self._main.join(_LOOK_AGAIN_S)
+
+    def look(self, now_s: float, busy_s: float, frame: FrameType | None) -> None:
+        """Look once.
+
+        Parameters
+        ----------
+        now_s, busy_s
+            The time, and how much processor time the main thread has used so far.
+        frame
+            Its innermost frame.
+        """
+        count, asked = self._boundaries.count, self._asked()
+        if not asked:
+            self._asked_since_s = None
+        if frame is None or count != self._count or self._since is None or _is_ours(frame):
+            self._count, self._since = count, (now_s, busy_s)
+            self._asked_since_s, self.stuck = (now_s if asked else None), ""
+            return
+        if asked and self._asked_since_s is None:
+            self._asked_since_s = now_s
+        since_s, busy_before_s = self._since
+        if self._asked_since_s is not None and now_s - self._asked_since_s >= PATIENCE_S:
+            self._name(frame, f"was asked to park {PATIENCE_S:g} s ago, and has passed no boundary")
+        elif now_s - since_s >= PATIENCE_S:
+            if busy_s - busy_before_s >= _COMPUTES * (now_s - since_s) and _computes(frame):
+                self._name(frame, f"has computed for {PATIENCE_S:g} s without a boundary")
+            elif not self.stuck:
+                self._since = now_s, busy_s
+
+    def _name(self, frame: FrameType, what: str) -> None:
+        place = _place(frame)
+        self.stuck = f"at {place}"
+        if what not in self._told:
+            self._told.add(what)
+            self._tell(f"the script {what}: its main thread is at {place}", _REMEDY)
+
+
+def _stack(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__"))
+
+
+def _is_ours(frame: FrameType) -> bool:
+    """Whether the main thread parks, or does something else for gpuslice."""
+    return any(_module(one).startswith("gpuslice.") for one in _stack(frame))
+
+
+def _is_users(frame: FrameType) -> bool:
+    name = frame.f_code.co_filename
+    return not name.startswith((*_LIBRARIES, "<frozen")) and not _module(frame).startswith("torch.")
+
+
+def _place(frame: FrameType) -> str:
+    """File, line and function of the innermost frame that is the user's, not a library's."""
+    found = next(filter(_is_users, _stack(frame)), frame)
+    code = found.f_code
+    return shortened(f"{code.co_filename}:{found.f_lineno}, in {code.co_name}", _PLACE_CHARACTERS)
+
+
+def _computes(frame: FrameType) -> bool:
+    """Whether this is torch at work, or code that uses it; not an import."""
+    stack = list(_stack(frame))
+    if any(_module(one).startswith("importlib.") for one in stack):
+        return False
+    return any(
+        name.startswith("torch.") and not name.startswith("torch.multiprocessing")
+        for name in map(_module, stack)
+    ) or _knows_torch(next(filter(_is_users, stack), frame))
+
+
+def _knows_torch(frame: FrameType) -> bool:
+    """Whether the frame's module has torch, or something of it, among its names."""
+    for value in list(frame.f_globals.values()):
+        home = value.__name__ if isinstance(value, ModuleType) else type(value).__module__
+        if isinstance(home, str) and home.partition(".")[0] == "torch":
+            return True
+    return False

@@ -1,0 +1,73 @@
+"""The drill: suspend and resume at once, at every Nth boundary or at those listed."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+
+from gpuslice import config
+from gpuslice.agent.boundary_watchdog import Watch
+from gpuslice.errors import ConfigError, GpusliceError
+from gpuslice.runtime.boundaries import NEVER
+from gpuslice.runtime.ending import end, undisturbed, whole_or_ended
+from gpuslice.runtime.runtime import Runtime
+
+
+class Drill:
+    """A controller that suspends the job and resumes it on the spot.
+
+    Parameters
+    ----------
+    runtime
+        The job.
+    every
+        Suspend at boundaries ``every``, ``2 * every``, ...; 0 for those in ``at``.
+    at
+        Boundaries to suspend at.
+    """
+
+    def __init__(self, runtime: Runtime, *, every: int = 0, at: frozenset[int] = frozenset()) -> None:
+        if every and at:
+            raise ConfigError("suspend_every and suspend_at are both set", "choose one of the two")
+        self._runtime = runtime
+        self._every = every
+        self._at = sorted(at)
+
+    def start(self) -> None:
+        """Check the RAM disk before training begins, and ask for the first boundary."""
+        _ = self._runtime.ramdisk
+        self._ask(self._runtime.boundary)
+        Watch(self._runtime.boundaries).start()
+
+    def at_boundary(self, boundary: int) -> Sequence[int]:
+        """Suspend and resume; ends the job, by an error's exit code, if that is not possible."""
+        runtime, late = self._runtime, list[int]()
+        if not runtime.interruptible():
+            return late
+        with undisturbed(late=late), whole_or_ended(lambda: runtime.whole):
+            try:
+                runtime.suspend(explicit=runtime.boundaries.explicit)
+                runtime.resume()
+            except GpusliceError as error:
+                if runtime.whole:
+                    end(error)
+                raise
+        self._ask(boundary)
+        return late
+
+    def finish(self) -> None:
+        """Nothing outlives a drill."""
+
+    def _ask(self, after: int) -> None:
+        if self._every:
+            self._runtime.boundaries.stop_at = (after // self._every + 1) * self._every
+        else:
+            position = bisect_right(self._at, after)
+            self._runtime.boundaries.stop_at = self._at[position] if position < len(self._at) else NEVER
+
+
+def from_settings(runtime: Runtime) -> Drill | None:
+    """The drill that the settings ask for, if they do."""
+    settings = runtime.settings
+    at = config.parse_boundaries(settings.suspend_at)
+    return Drill(runtime, every=settings.suspend_every, at=at) if settings.suspend_every or at else None

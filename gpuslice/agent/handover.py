@@ -1,0 +1,103 @@
+"""A rank's part in a handover: it leaves its device to somebody who waits, or waits for one (docs/duplex.md).
+
+A parked rank that expects a device opens the door of its store and listens to orders all the same: a
+Resume, a Forget or a signal ends its waiting at any moment until the device is its own. Where a device gains
+from copying both ways at once, it comes while the other is still leaving; elsewhere when the other has left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from typing import NamedTuple
+
+from gpuslice.agent.orders import Orders
+from gpuslice.checkpoint.switch.swap_endpoints import Door, Successor, Taker
+from gpuslice.checkpoint.switch.swap_protocol import Terms
+from gpuslice.errors import HandoverError
+from gpuslice.runtime.runtime import Runtime
+from gpuslice.wire import Cancel, Expect, FromAgent, Resume
+
+
+class Coming(NamedTuple):
+    """What a rank does that was handed a device.
+
+    Attributes
+    ----------
+    order
+        The lease, as if it had been sent.
+    taker
+        The passage to the one that is still leaving; ``None``: it has left.
+    """
+
+    order: Resume
+    taker: Taker | None
+
+
+class Handovers:
+    """Meets the other job.
+
+    Parameters
+    ----------
+    send
+        Takes what is to be reported.
+    """
+
+    def __init__(
+        self, runtime: Runtime, orders: Orders, send: Callable[[Sequence[FromAgent]], object]
+    ) -> None:
+        self._runtime = runtime
+        self._orders = orders
+        self._send = send
+        self._job = runtime.settings.job
+
+    def successor(self) -> Successor | None:
+        """Who may wait for this rank's device now that it leaves it."""
+        heir, device = self._orders.heir, self._runtime.device
+        if heir is None:
+            return None
+        terms = Terms(giver=self._job, taker=heir.job, epoch=heir.epoch, device=str(device.name))
+        directory = self._runtime.ramdisk.home(heir.job, 0)  # whoever expects a device has one rank
+        return Successor(directory, terms, overlapped=device.duplex)
+
+    def await_order(self) -> Resume | Cancel | Coming | None:
+        """Wait for a lease, the end or a device; ``None`` if a signal asks the script to end."""
+        while True:
+            expected = self._orders.expected
+            if expected is None:
+                self._orders.wait(None)
+            elif (coming := self._await_giver(expected)) is not None:
+                return coming
+            if self._orders.called:
+                return self._orders.await_order()
+
+    def _await_giver(self, expected: Expect) -> Coming | None:
+        """Wait at the door until somebody has come through; ``None`` if something else comes first."""
+        terms = Terms(giver=expected.giver, taker=self._job, epoch=expected.epoch, device=expected.device)
+        try:
+            with closing(Door(self._runtime.store.directory, terms)) as door:
+                while self._orders.wait(expected, door.fileno()):
+                    if (taker := door.await_giver(0.0)) is not None:
+                        return self._meet(expected, taker)
+        except HandoverError as error:
+            self._send(self._orders.decline(error.message))
+        return None
+
+    def _meet(self, expected: Expect, taker: Taker) -> Coming | None:
+        order = Resume(epoch=expected.epoch, device=expected.device)
+        device = self._runtime.device
+        if device.duplex and str(device.name) == expected.device and taker.offered_bytes:
+            if self._orders.come(expected):
+                return Coming(order, taker)
+            taker.back()
+            taker.close()
+            return None
+        with closing(taker):
+            taker.answer("it comes when everything is published")
+            while not taker.vacated and self._orders.wait(expected, *taker.filenos()):
+                taker.take_in()
+            if not taker.vacated:
+                taker.back()
+            elif self._orders.come(expected):
+                return Coming(order, None)
+        return None

@@ -1,0 +1,292 @@
+"""What the scheduler wants of one rank, and where the rank stands: state and rules, no I/O.
+
+The I/O thread brings messages, the main thread comes by at boundaries; one lock orders the two. The main
+thread counts a boundary before it looks at ``stop_at``; the I/O thread sets ``stop_at`` before it looks at
+the count. So one of them sees the other, and where both do (the count *is* ``stop_at``), the lock decides:
+the main thread parks, or the I/O thread takes ``stop_at`` back and answers ``Overshot``.
+
+    phase      Resume      Suspend                       Expect      Cancel
+    WAITING    grant       stale                         Declined    end without the script's own code
+    RUNNING    new epoch   stop there, or Overshot       Declined    SIGTERM
+    PARKED     grant       remembered for after Resume   expected    SIGTERM, once the state is back
+    ON_LEAVE   grant       remembered for after Resume   Declined    SIGTERM
+
+An epoch smaller than the newest one makes any order stale; stale orders change nothing. What is expected, a
+device that another job may hand over, ends by coming to it, by a Resume, or by Declined, after which the rank
+does not come to it: the lock decides that, too.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from enum import Enum
+
+from gpuslice.runtime.boundaries import NEVER, BoundaryCounter
+from gpuslice.runtime.ending import ENDING_SIGNALS
+from gpuslice.types import shortened
+from gpuslice.wire import Cancel, Declined, Expect, Forget, FromAgent, Heir, Overshot, Resume, Suspend
+
+#: Of an error that the scheduler is told.
+_ERROR_CHARACTERS = 4096
+#: How often the parked main thread looks for itself: a signal may come just before it waits.
+_LOOK_AGAIN_MS = 500
+#: A ``stop_at`` from here on is never reached: a suspend that was called off.
+_CALLED_OFF = 2**62
+
+
+class Phase(Enum):
+    """Where a rank stands."""
+
+    #: It has said Hello and has never had a lease.
+    WAITING = "waiting"
+    RUNNING = "running"
+    #: Suspended, or about to be.
+    PARKED = "parked"
+    #: Back without a lease, until the next boundary, because a signal asks the script to end.
+    ON_LEAVE = "on leave"
+
+
+class Orders:
+    """The rank's side of a lease.
+
+    Parameters
+    ----------
+    boundaries
+        Its ``stop_at`` is ours to set.
+    terminate
+        Ends a running job as SIGTERM would.
+
+    Attributes
+    ----------
+    heir
+        Who may wait for the device at the last boundary to stop at.
+    expected
+        The device that may be handed over to this rank, while it is parked.
+    """
+
+    def __init__(self, boundaries: BoundaryCounter, terminate: Callable[[], None]) -> None:
+        self.phase = Phase.WAITING
+        self.epoch = 0
+        self._boundaries = boundaries
+        self._terminate = terminate
+        self.heir: Heir | None = None
+        self.expected: Expect | None = None
+        #: Whether it has come to what it expects, as far as the device is concerned.
+        self._coming = False
+        #: The newest epoch that was declined.
+        self._declined = 0
+        #: Reentrant: the handler of a signal may find the main thread in here.
+        self._lock = threading.RLock()
+        self._news = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        weakref.finalize(self, os.close, self._news).atexit = False  # the I/O thread may still be there
+        self._grant: Resume | None = None
+        self._cancel: Cancel | None = None
+        self._asked_to_end = False
+        #: Where to stop after a leave.
+        self._later = NEVER
+        #: Whether ``stop_at`` is no order, but there to hear of the next boundary.
+        self._listening = False
+
+    def resume(self, order: Resume) -> list[FromAgent]:
+        """A lease, new or (at a larger ``stop_at`` for the gang) the present one once more."""
+        with self._lock:
+            if order.epoch >= self.epoch:
+                self._begin(order.epoch)
+                if self.phase is not Phase.RUNNING:
+                    self._grant = order
+                    self._tell()
+        return []
+
+    def _begin(self, epoch: int) -> None:
+        """A lease, this one or a newer: where a former one was to end is no matter any more."""
+        if epoch > self.epoch and self.phase is Phase.PARKED:
+            self._boundaries.stop_at = NEVER
+        elif epoch > self.epoch and self.phase is Phase.ON_LEAVE:
+            self._later = NEVER
+        self.epoch = epoch
+
+    def expect(self, order: Expect) -> list[FromAgent]:
+        """A device may be handed over."""
+        with self._lock:
+            if order.epoch <= self.epoch or self.expected == order:
+                return []
+            if self.phase is not Phase.PARKED or order.epoch <= self._declined:
+                return [self._decline(order.epoch, "it is not parked, or has declined before")]
+            self.expected = order
+            self._tell()
+        return []
+
+    def forget(self, order: Forget) -> list[FromAgent]:
+        """It will not, or is not to be taken."""
+        with self._lock:
+            if order.epoch <= self.epoch or self._coming:
+                return []  # the Resumed of the main thread, or its Declined, is the answer
+            self._tell()
+            return [self._decline(order.epoch, "it was told to")]
+
+    def come(self, expected: Expect) -> bool:
+        """The main thread has the device that it expects, if it may take it; it answers in any case."""
+        with self._lock:
+            self._coming = self.expected is expected and not self._called()
+            return self._coming
+
+    def decline(self, error: str) -> list[FromAgent]:
+        """The main thread does not come, or not any more, to what it expects, if it is anything."""
+        with self._lock:
+            if self.expected is None:
+                return []
+            return [self._decline(self.expected.epoch, error)]
+
+    def _decline(self, epoch: int, error: str) -> Declined:
+        self._declined = max(self._declined, epoch)
+        self.expected, self._coming = None, False
+        return Declined(epoch=epoch, error=shortened(error, _ERROR_CHARACTERS))
+
+    def suspend(self, order: Suspend) -> list[FromAgent]:
+        """A boundary to stop at."""
+        with self._lock:
+            if order.epoch != self.epoch or self.phase is Phase.WAITING:
+                return []
+            boundaries = self._boundaries
+            if self.phase is Phase.ON_LEAVE:
+                self._later = order.stop_at
+                return []
+            self.heir = order.heir
+            if self.phase is Phase.PARKED:
+                if order.stop_at > boundaries.count:
+                    boundaries.stop_at = order.stop_at
+                return []
+            boundaries.stop_at, self._listening = order.stop_at, False
+            if boundaries.count < order.stop_at:
+                return []
+            boundaries.stop_at = NEVER
+            return [Overshot(epoch=self.epoch, boundary=boundaries.count)]
+
+    def cancel(self, order: Cancel) -> list[FromAgent]:
+        """The job is to end."""
+        with self._lock:
+            if order.epoch < self.epoch:
+                return []
+            self._cancel = order
+            self._tell()
+            running = self.phase in (Phase.RUNNING, Phase.ON_LEAVE)
+        if running:
+            self._terminate()
+        return []
+
+    def interrupt(self, signum: int) -> None:
+        """A signal has come while the script is parked; in the main thread, in the midst of anything."""
+        if signum in ENDING_SIGNALS:
+            with self._lock:
+                self._asked_to_end = True
+                self._tell()
+
+    def arrive(self, boundary: int) -> bool:
+        """The main thread is at ``boundary``: whether it is to park there (not if it was told to end)."""
+        with self._lock:
+            if boundary < self._boundaries.stop_at:
+                return False
+            self._boundaries.stop_at = NEVER
+            listening, self._listening = self._listening, False
+            if listening or self._cancel is not None:
+                return False
+            if self.phase is Phase.ON_LEAVE:
+                self._boundaries.stop_at, self._later = max(self._later, boundary + 1), NEVER
+            else:
+                self._grant = None  # one sent twice must not end this stay
+            self._asked_to_end = False
+            self.phase = Phase.PARKED
+            return True
+
+    def run_on(self) -> None:
+        """The main thread runs (again)."""
+        with self._lock:
+            if self._coming and self.expected is not None:
+                self._begin(max(self.epoch, self.expected.epoch))
+            self.expected, self._coming = None, False
+            self.phase = Phase.RUNNING
+
+    def listen(self) -> None:
+        """Have the main thread come by at the next boundary, unless it is told to stop at another."""
+        with self._lock:
+            if self._boundaries.stop_at == NEVER:
+                self._boundaries.stop_at, self._listening = self._boundaries.count + 1, True
+
+    def take_leave(self) -> None:
+        """The main thread runs without a lease, to the next boundary at most."""
+        with self._lock:
+            self.phase = Phase.ON_LEAVE
+            if self._boundaries.stop_at > self._boundaries.count:
+                self._later = self._boundaries.stop_at
+            self._boundaries.stop_at = 0
+
+    @property
+    def asked(self) -> bool:
+        """Whether the job runs and is to park."""
+        ordered = not self._listening and self._boundaries.stop_at < _CALLED_OFF
+        return self.phase is Phase.RUNNING and ordered
+
+    def quiet_for(self, duration_s: float) -> bool:
+        """Wait for an order, or something to expect, but not longer than this; whether there was neither."""
+        ends_s = time.monotonic() + duration_s
+        while self.expected is None and not self.called and (left_s := ends_s - time.monotonic()) > 0:
+            self._await_news((), left_s * 1e3)
+        return self.expected is None and not self.called
+
+    def await_order(self) -> Resume | Cancel | None:
+        """Wait for a lease or the end; ``None`` if a signal asks the script to end (``interrupt``)."""
+        while not self.called:
+            self._await_news((), _LOOK_AGAIN_MS)
+        with self._lock:
+            if self._asked_to_end:
+                return None
+            if self._cancel is not None:
+                return self._cancel
+            grant, self._grant, self.expected = self._grant, None, None
+            return grant
+
+    def wait(self, expected: Expect | None, *sources: int) -> bool:
+        """Wait for an order, for something else to expect, or until one of ``sources`` can be read.
+
+        Returns
+        -------
+        bool
+            Whether what is expected is the same and there is no order.
+        """
+        while not self.called and self.expected is expected:
+            if self._await_news(sources, _LOOK_AGAIN_MS):
+                break
+        return not self.called and self.expected is expected
+
+    def _await_news(self, sources: tuple[int, ...], most_ms: float) -> bool:
+        """Wait for news, which may have come before; whether one of ``sources`` can be read.
+
+        A signal that comes just before the wait wakes nobody, so it does not last.
+        """
+        poller = select.poll()
+        for source in (self._news, *sources):
+            poller.register(source, select.POLLIN)
+        ready = {source for source, _ in poller.poll(most_ms)}
+        if self._news in ready:
+            with suppress(BlockingIOError):
+                os.eventfd_read(self._news)
+        return not ready.isdisjoint(sources)
+
+    def _tell(self) -> None:
+        """Wake the main thread, if it waits, or let it not begin to."""
+        os.eventfd_write(self._news, 1)
+
+    @property
+    def called(self) -> bool:
+        """Whether `await_order` would not wait."""
+        with self._lock:
+            return self._called()
+
+    def _called(self) -> bool:
+        return self._grant is not None or self._cancel is not None or self._asked_to_end

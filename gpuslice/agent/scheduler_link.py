@@ -1,0 +1,146 @@
+"""The I/O thread of a rank: a DEALER socket to the scheduler that outlives the scheduler.
+
+Every connection begins with a greeting, the first as well as one to a scheduler that was started again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from gpuslice.clock import Clock, MonotonicClock
+from gpuslice.errors import RemoteProtocolError
+from gpuslice.runtime.ending import say
+from gpuslice.wire import FromAgent, Progress, ToAgent, decode_to_agent, encode
+
+HEARTBEAT_S = 0.5
+#: How long the last words may take to leave when the process ends.
+LINGER_MS = 1000
+_OUTBOX = "inproc://outbox"
+_END = b""
+
+
+class Link:
+    """Talks to the scheduler from a thread of its own.
+
+    Parameters
+    ----------
+    endpoint, identity
+        Of the DEALER socket.
+    greeting
+        What to say on every new connection.
+    progress
+        The heartbeat's content.
+    handle
+        Called in the I/O thread with each message that arrives; returns the answers.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        identity: str,
+        *,
+        greeting: Callable[[], Sequence[FromAgent]],
+        progress: Callable[[], Progress],
+        handle: Callable[[ToAgent], Sequence[FromAgent]],
+        clock: Clock | None = None,
+    ) -> None:
+        self._endpoint = endpoint
+        self._identity = identity
+        self._greeting = greeting
+        self._progress = progress
+        self._handle = handle
+        self._clock = clock or MonotonicClock()
+        self._context = zmq.Context()
+        self._unsent: deque[bytes] = deque()
+        self._outbox = self._context.socket(zmq.PUSH)
+        self._thread = threading.Thread(target=self._run, name="gpuslice-link", daemon=True)
+
+    def start(self) -> None:
+        """Connect; returns at once, the scheduler may come later."""
+        inbox = self._context.socket(zmq.PULL)
+        inbox.bind(_OUTBOX)
+        self._inbox = inbox
+        self._outbox.connect(_OUTBOX)
+        self._thread.start()
+
+    def send(self, message: FromAgent) -> None:
+        """Hand a message to the I/O thread; for the main thread only."""
+        self._outbox.send(encode(message))
+
+    def close(self) -> None:
+        """Send what was handed over, if the scheduler is there, and end the thread."""
+        self._outbox.send(_END)
+        self._thread.join()
+        self._context.destroy(linger=LINGER_MS)
+
+    def _run(self) -> None:
+        dealer = self._context.socket(zmq.DEALER)
+        dealer.setsockopt(zmq.IDENTITY, self._identity.encode())
+        # Queue nothing for a scheduler that is not there: Hello has to be the first thing it hears.
+        dealer.setsockopt(zmq.IMMEDIATE, 1)
+        dealer.setsockopt(zmq.LINGER, LINGER_MS)
+        monitor = dealer.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        dealer.connect(self._endpoint)
+        try:
+            self._serve(dealer, monitor)
+        finally:
+            dealer.disable_monitor()
+            for socket in (monitor, self._inbox, dealer):
+                socket.close()
+
+    def _serve(self, dealer: zmq.Socket[bytes], monitor: zmq.Socket[bytes]) -> None:
+        poller = zmq.Poller()
+        for socket in (dealer, monitor, self._inbox):
+            poller.register(socket, zmq.POLLIN)
+        beat_s = self._clock.now() + HEARTBEAT_S
+        greeted = False
+        while True:
+            poller.register(dealer, zmq.POLLIN | (zmq.POLLOUT if greeted and self._unsent else 0))
+            ready = dict(poller.poll(max(0, round((beat_s - self._clock.now()) * 1e3))))
+            if monitor in ready:
+                recv_monitor_message(monitor)
+                # The greeting says how things stand; what an earlier scheduler did not get is outdated.
+                self._unsent = deque(encode(message) for message in self._greeting())
+                greeted = True
+            if ready.get(dealer, 0) & zmq.POLLIN:
+                self._unsent.extend(encode(answer) for answer in self._receive(dealer.recv_multipart()))
+            ending = self._inbox in ready and self._collect() is _END
+            if greeted:
+                self._flush(dealer)
+            if ending:
+                return
+            if self._clock.now() >= beat_s:
+                beat_s = self._clock.now() + HEARTBEAT_S
+                if greeted and not self._unsent:
+                    self._send(dealer, encode(self._progress()))
+
+    def _collect(self) -> bytes | None:
+        """Take one frame of the main thread's; returns ``_END`` if that was the last."""
+        frame = self._inbox.recv()
+        if frame == _END:
+            return _END
+        self._unsent.append(frame)
+        return None
+
+    def _receive(self, frames: list[bytes]) -> Sequence[FromAgent]:
+        try:
+            return self._handle(decode_to_agent(frames[-1]))
+        except RemoteProtocolError as error:
+            say(f"dropped what the scheduler sent: {error.message}")
+            return ()
+
+    def _flush(self, dealer: zmq.Socket[bytes]) -> None:
+        while self._unsent and self._send(dealer, self._unsent[0]):
+            self._unsent.popleft()
+
+    def _send(self, dealer: zmq.Socket[bytes], frame: bytes) -> bool:
+        try:
+            dealer.send(frame, zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True

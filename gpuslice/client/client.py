@@ -1,0 +1,308 @@
+"""The scheduler's verbs from Python: ``gpuslice.Client``; the command line is made of it."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, TypeVar
+
+import msgspec
+import zmq
+
+from gpuslice import config, verbs
+from gpuslice.client import connection
+from gpuslice.clock import MonotonicClock
+from gpuslice.errors import (
+    EnvironmentUnusableError,
+    GpusliceError,
+    RemoteProtocolError,
+    UsageError,
+)
+from gpuslice.types import checked, is_word
+from gpuslice.verbs import Answer, EventInfo, JobInfo, LogFiles, Request, Standing
+from gpuslice.wire import MAX_MESSAGE_BYTES
+
+#: How often a client that waits looks whether there is still a scheduler, and asks again.
+_LOOK_AGAIN_MS = 2000
+_A = TypeVar("_A")
+_ERRORS: dict[int, type[GpusliceError]] = {2: UsageError, 3: EnvironmentUnusableError}
+
+
+class Client:
+    """Talks to the scheduler of a state directory; a context manager.
+
+    Parameters
+    ----------
+    state_dir
+        The scheduler's directory, if not ``$GPUSLICE_STATE_DIR`` or else the XDG state directory's.
+    connect
+        Instead, ``tcp://HOST:PORT`` of a scheduler elsewhere; by default ``$GPUSLICE_CONNECT``.
+    curve_keys
+        Directory of keys for that; by default ``$GPUSLICE_CURVE_KEYS``.
+
+    Raises
+    ------
+    EnvironmentUnusableError
+        From every verb, if no scheduler runs there.
+    UsageError
+        From every verb, if what it asks for is impossible.
+    """
+
+    def __init__(
+        self,
+        state_dir: str | Path | None = None,
+        *,
+        connect: str | None = None,
+        curve_keys: str | Path | None = None,
+    ) -> None:
+        self._reach = connection.find(state_dir, connect, curve_keys)
+        self._context = zmq.Context()
+        self._clock = MonotonicClock()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the sockets back."""
+        self._context.destroy(linger=0)
+
+    def submit(
+        self,
+        words: Sequence[str],
+        *,
+        name: str | None = None,
+        devices: int = 1,
+        tenant: str = "",
+        weight: float = 1.0,
+        max_restarts: int = 0,
+        steps: int = 0,
+        max_steps: int = 0,
+        memory_bytes: int = 0,
+        expected_s: float = 0.0,
+        trial_batches: int = 0,
+        deadline_s: float = 0.0,
+        guaranteed: bool = False,
+        boundary_timeout_s: float = 60.0,
+        on_boundary_timeout: Literal["leave", "kill"] = "leave",
+        environ: Mapping[str, str] | None = None,
+        directory: str | Path | None = None,
+        route: str | None = None,
+        checkpoint_every: int | None = None,
+    ) -> str:
+        """Hand in a job and return its id.
+
+        Parameters
+        ----------
+        words
+            As after ``gpuslice run``: a script and its arguments, ``-m module``, or ``--`` and a command.
+        name
+            The id; without one, it is made of the script's name and a number.
+        devices
+            How many devices, and ranks, it has.
+        max_restarts
+            How often it is started again after a failure that was not its user's (docs/scheduler.md).
+        steps
+            How many optimizer steps it has, if known: for its progress.
+        max_steps
+            It is ended, well, at the first boundary after so many; 0: when it ends by itself.
+        memory_bytes
+            What it needs on each of its devices; 0: not stated.
+        expected_s
+            How long it trains on its devices, if known, for policies that must know; 0: not stated.
+        trial_batches
+            So many mini-batches are tried ahead of every queue, so that it fails early if it is broken.
+        deadline_s
+            By when it is to be through, in seconds from now; 0: whenever.
+        guaranteed
+            Refuse it if the policy cannot guarantee that: returns once that is decided, which takes the job's
+            first mini-batches if ``expected_s`` is not stated (docs/scheduler.md, Deadlines).
+        boundary_timeout_s
+            If it reaches no boundary for so long when told to stop, that is reported; 0: never.
+        on_boundary_timeout
+            Whether it is then left running or killed.
+        environ
+            Its environment, if not this process's; gpuslice's settings are taken from it, too.
+        directory
+            Its working directory, if not this process's.
+        route
+            How the device is emptied.
+        checkpoint_every
+            Save its attached state at every so many boundaries, while the training goes on.
+        """
+        # Late: only this verb needs to know how jobs are started.
+        from gpuslice.launch.command import command_line, environment
+
+        argv = command_line(words)
+        variables = os.environ if environ is None else environ
+        _check_utf8(argv, variables)
+        settings = config.load(variables, route=route, checkpoint_every=checkpoint_every)
+        request = verbs.Submit(
+            name=name or _stem(words),
+            numbered=name is None,
+            argv=tuple(argv),
+            directory=_absolute(directory),
+            environ=environment(settings, variables),
+            devices=devices,
+            tenant=tenant,
+            weight=weight,
+            max_restarts=max_restarts,
+            steps=steps,
+            max_steps=max_steps,
+            memory_bytes=memory_bytes,
+            expected_s=expected_s,
+            trial_batches=trial_batches,
+            deadline_s=deadline_s,
+            guaranteed=guaranteed,
+            boundary_timeout_s=boundary_timeout_s,
+            on_boundary_timeout=on_boundary_timeout,
+        )
+        job = self._ask(request, verbs.Accepted).job
+        if guaranteed:
+            self._ask(verbs.Admission(job=job), verbs.Done)
+        return job
+
+    def status(self) -> Standing:
+        """The scheduler, its devices and all jobs."""
+        standing = self._ask(verbs.Status(), verbs.Standing)
+        jobs = list(standing.jobs)
+        while len(jobs) < standing.job_count:
+            jobs += self._ask(verbs.Status(after=len(jobs)), verbs.Standing).jobs
+        return msgspec.structs.replace(standing, jobs=tuple(jobs))
+
+    def jobs(self) -> list[JobInfo]:
+        """All jobs, in order of submission."""
+        return list(self.status().jobs)
+
+    def wait(self, job: str, timeout_s: float | None = None) -> JobInfo | None:
+        """Wait until ``job`` has ended; ``None`` if that takes longer than ``timeout_s``."""
+        ended = self._await(verbs.Wait(job=job), verbs.Ended, timeout_s)
+        return None if ended is None else ended.job
+
+    def cancel(self, job: str) -> None:
+        """End ``job``."""
+        self._ask(verbs.Cancel(job=job), verbs.Done)
+
+    def suspend(self, job: str) -> None:
+        """Keep ``job`` off the devices until ``resume``."""
+        self._ask(verbs.Suspend(job=job), verbs.Done)
+
+    def resume(self, job: str) -> None:
+        """Let a suspended job take part again."""
+        self._ask(verbs.Resume(job=job), verbs.Done)
+
+    def migrate(self, job: str, devices: Sequence[str]) -> None:
+        """Run ``job`` on ``devices``, one for each rank: it is suspended and goes on there.
+
+        A job that waits goes there when its turn comes. Whoever holds the devices goes where it comes from.
+        """
+        self._ask(verbs.Migrate(job=job, devices=tuple(devices)), verbs.Done)
+
+    def weight(self, job: str, weight: float) -> None:
+        """Give ``job`` another weight, for policies that know weights."""
+        self._ask(verbs.Weight(job=job, weight=weight), verbs.Done)
+
+    def logs(self, job: str) -> LogFiles:
+        """Where the output of ``job`` is."""
+        return self._ask(verbs.Logs(job=job), verbs.LogFiles)
+
+    def read_log(self, job: str, offset: int = 0, *, err: bool = False) -> bytes:
+        """What ``job`` has printed, or written to stderr, from byte ``offset`` on; the next part of it."""
+        return self._ask(verbs.ReadLog(job=job, err=err, offset=offset), verbs.LogPart).data
+
+    def events(self, after: int = 0) -> Iterator[EventInfo]:
+        """What happened after event number ``after``, up to now, the oldest first."""
+        while True:
+            part = self._ask(verbs.Events(after=after), verbs.History)
+            yield from part.events
+            if part.after == after:
+                return
+            after = part.after
+
+    def down(self, *, drain: bool = False) -> None:
+        """Cancel all jobs, or let them finish (``drain``), and end the scheduler.
+
+        Returns when their processes and its own have ended; by TCP, when it says that it leaves.
+        """
+        with self._reach.until_gone():
+            self._ask(verbs.Down(drain=drain), verbs.Done)
+
+    def _ask(self, request: Request, kind: type[_A]) -> _A:
+        answer = self._await(request, kind, None)
+        assert answer is not None
+        return answer
+
+    def _await(self, request: Request, kind: type[_A], timeout_s: float | None) -> _A | None:
+        """Ask and wait. Whoever waits for a job asks again: a new scheduler may have taken over meanwhile."""
+        self._reach.look()
+        frames = verbs.encode(checked(request))
+        if len(frames[1]) > MAX_MESSAGE_BYTES:
+            raise UsageError(
+                f"the request has {len(frames[1])} bytes of {MAX_MESSAGE_BYTES}",
+                "pass long arguments or variables in a file",
+            )
+        ends_s = None if timeout_s is None else self._clock.now() + timeout_s
+        with self._context.socket(zmq.DEALER) as dealer:
+            dealer.setsockopt(zmq.LINGER, 0)
+            try:
+                self._reach.dial(dealer)
+                dealer.send_multipart(frames)
+                while not self._reach.listen(dealer, self._pause_ms(ends_s)):
+                    if ends_s is not None and self._clock.now() >= ends_s:
+                        return None
+                    self._reach.look()
+                    if isinstance(request, verbs.Wait | verbs.Admission):
+                        dealer.send_multipart(frames)
+                return _expect(verbs.decode_answer(dealer.recv_multipart()), kind)
+            finally:
+                self._reach.hang_up(dealer)
+
+    def _pause_ms(self, ends_s: float | None) -> int:
+        if ends_s is None:
+            return _LOOK_AGAIN_MS
+        left_ms = max(0.0, ends_s - self._clock.now()) * 1000.0
+        return int(min(_LOOK_AGAIN_MS, left_ms + 1))
+
+
+def _expect(answer: Answer, kind: type[_A]) -> _A:
+    if isinstance(answer, verbs.Failed):
+        raise _ERRORS.get(answer.exit_code, RemoteProtocolError)(answer.error, answer.remedy)
+    if not isinstance(answer, kind):
+        raise RemoteProtocolError(f"{type(answer).__name__} is no answer to this request")
+    return answer
+
+
+def _absolute(directory: str | Path | None) -> str:
+    try:
+        return os.path.abspath(directory or os.getcwd())
+    except FileNotFoundError as error:
+        raise UsageError("the present directory is gone", "cd to one that exists") from error
+
+
+def _check_utf8(argv: Sequence[str], environ: Mapping[str, str]) -> None:
+    """Refuse, by name, what cannot be handed on; ``checked`` would only say where in the request it is."""
+    for word in argv:
+        if not is_word(word):
+            raise UsageError(
+                f"{word!r} is not UTF-8 text without NUL", "rename the file, or leave the word out"
+            )
+    for name, value in environ.items():
+        if not is_word(name):
+            raise UsageError(f"the name of the variable {name!r} is not UTF-8 text", "unset it with `env -u`")
+        if not is_word(value):
+            remedy = f"unset it, or set another value: --env {name}=VALUE"
+            raise UsageError(f"the variable {name} is {value!r}, which is not UTF-8 text", remedy)
+
+
+def _stem(words: Sequence[str]) -> str:
+    """A name for the job: that of its script, module or command."""
+    first = words[1] if words[0] in ("-m", "--") else words[0]
+    stem = re.sub(r"[^A-Za-z0-9_.-]+", "-", Path(first).stem).lstrip("_.-")[:50]
+    return stem or "job"

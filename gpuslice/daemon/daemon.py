@@ -1,0 +1,239 @@
+"""The scheduler as a process of its own: what ``gpuslice up`` runs."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from gpuslice.clock import ContinuedClock
+from gpuslice.config import load
+from gpuslice.daemon import event_log
+from gpuslice.daemon.journal_recovery import open_journal
+from gpuslice.daemon.observer import Witness
+from gpuslice.daemon.scheduler_setup import Setup
+from gpuslice.errors import EnvironmentUnusableError, GpusliceError
+from gpuslice.memory import available_bytes
+from gpuslice.sched_core.core.core import Core
+from gpuslice.sched_core.core.events import Command, Event
+from gpuslice.sched_core.journal.replay import Replay
+from gpuslice.sched_core.live.client_socket import Desk
+from gpuslice.sched_core.live.scheduler import Scheduler
+from gpuslice.sched_core.live.status import Overview
+
+#: What a job that has imported torch, and more of its own, is expected to take while it waits.
+_WAITING_BYTES = 512 << 20
+#: So many objects more than before are worth a collection when there is time for it.
+_YOUNG = 1000
+
+
+def _ignore(text: str) -> None:
+    """Nobody wants to know."""
+
+
+def serve(
+    directory: Path,
+    setup: Setup,
+    ready: Callable[[Desk], None],
+    *,
+    tcp: tuple[str, Path] | None = None,
+    metrics_port: int | None = None,
+    prestart: int | None = None,
+    accept_loss: bool = False,
+    warn: Callable[[str], None] = _ignore,
+) -> None:
+    """Be the scheduler of ``directory`` until it is taken down, or told by a signal to leave its jobs alone.
+
+    Parameters
+    ----------
+    ready
+        Called when users may come, with the desk where they do.
+    tcp
+        Where to listen besides, and the directory of keys for that.
+    metrics_port
+        Where to serve numbers for Prometheus; 0: at any port.
+    prestart
+        How many jobs are started beyond those that run; as a rule one a device, if memory allows.
+    accept_loss
+        Go on with what is whole of a damaged journal.
+    warn
+        Called with what whoever started this should know.
+
+    Raises
+    ------
+    EnvironmentUnusableError
+        If the directory cannot be used, for instance because the disk is full.
+    """
+
+    def observe(event: Event, now: float, commands: Sequence[Command]) -> None:
+        journal.append(event, now, quiet=not commands)
+
+    def see(event: Event, now: float, commands: Sequence[Command]) -> None:
+        witness.note(event, now, commands)
+        witness.tell(event)
+        if desk is not None:
+            desk.notify()
+
+    desk: Desk | None = None
+    core = setup.make_core()
+    witness = Witness(core)
+    clock = ContinuedClock()
+    with (
+        _used(directory),
+        _interruption() as (stopped, signalled),
+        Scheduler(
+            core,
+            directory,
+            clock=clock,
+            environ=setup.environ(),
+            tenant_ramdisk=setup.tenant_ramdisk,
+            keep_jobs=True,
+            observer=observe,
+            witness=see,
+        ) as scheduler,
+        event_log.kept_in(directory),
+        _metrics(witness, core, setup, metrics_port),
+        open_journal(directory, setup, accept_loss=accept_loss, warn=warn) as journal,
+    ):
+        replay = Replay(journal, core, setup.make_core)
+
+        def mend() -> None:
+            journal.flush()
+            replay.repeat()
+
+        scheduler.mend = mend
+        scheduler.take_over(_lived(replay, clock), witness.note)
+        scheduler.set_aside([one.noted() for one in replay.rejected.values()])
+        if replay.rejected:
+            warn(_left_out(replay))
+
+        def limit_prestart() -> None:
+            present = core.prestart.limit
+            scheduler.limit_prestart(
+                _affordable(len(setup.devices), present) if prestart is None else prestart
+            )
+
+        limit_prestart()
+        scheduler.chores.add(limit_prestart)
+        scheduler.attend(signalled, lambda: None)
+        scheduler.chores.add(witness.write)
+        scheduler.chores.add(journal.tidy_up)
+        scheduler.chores.add(_collect_garbage)
+        overview = Overview(core, witness.chronicle, policy=setup.policy, pid=os.getpid())
+        desk = Desk(scheduler, directory, journal, overview, tcp=tcp)
+        known = {"pid": os.getpid(), "devices": list(map(str, setup.devices)), "policy": setup.policy}
+        event_log.tell("started", "the scheduler can be used", details={**known, "endpoints": desk.endpoints})
+        ready(desk)
+        _put_garbage_off()
+        scheduler.run(lambda: desk.dismissed or bool(stopped))
+        if desk.dismissed:
+            _discard_snapshots(directory)
+        desk.close()
+        event_log.tell("ended", "the scheduler leaves", details={"dismissed": desk.dismissed})
+
+
+def _lived(replay: Replay, clock: ContinuedClock) -> Iterator[tuple[Event, float, Sequence[Command]]]:
+    """What ``replay`` tells, one event after the other; then ``clock`` goes on from there."""
+    last_s = 0.0
+    for event, when_s, commands in replay.advance():
+        last_s = max(last_s, when_s)
+        yield event, when_s, commands
+    clock.continue_from(last_s)
+
+
+def _left_out(replay: Replay) -> str:
+    """One line about the events that were set aside."""
+    first = next(iter(replay.rejected.values()))
+    about = " ".join(filter(None, (first.event, first.job)))
+    return (
+        f"{len(replay.rejected)} of the journal's events were set aside, the first is number {first.number} "
+        f"({about}): {first.reason}; `gpuslice events` shows them"
+    )
+
+
+@contextmanager
+def _used(directory: Path) -> Iterator[None]:
+    """Say of what the system refuses that it did; whatever else goes wrong with files has its own error."""
+    try:
+        yield
+    except OSError as error:
+        place = directory if error.filename is None else error.filename
+        raise EnvironmentUnusableError(
+            f"cannot use {place}: {error.strerror or error}",
+            "make room or see to its permissions, or choose another --state-dir",
+        ) from error
+
+
+def _affordable(device_count: int, present: int | None) -> int:
+    """How many jobs may wait for their first lease beside those that run, with the memory there is.
+
+    More than at ``present`` only with half as much again to spare, or it would change all the time.
+    """
+    available = available_bytes()
+    found = min(device_count, available // _WAITING_BYTES)
+    if present is not None and found > present:
+        found = max(present, min(device_count, (available - _WAITING_BYTES // 2) // _WAITING_BYTES))
+    return max(0, found)
+
+
+def _discard_snapshots(directory: Path) -> None:
+    """Leave nothing in the RAM disk that none of our jobs can go on from."""
+    from gpuslice.checkpoint.ramdisk.ramdisk import (
+        RamDisk,  # late: it takes longer to import than all the rest
+    )
+
+    try:
+        RamDisk.from_settings(load()).discard(os.path.realpath(directory))
+    except GpusliceError as error:
+        event_log.tell("message", f"snapshots of ended jobs stay in the RAM disk: {error}")
+
+
+def _put_garbage_off() -> None:
+    """Have garbage collected when nobody waits, not in the midst of a decision; it takes milliseconds."""
+    gc.collect()
+    gc.freeze()  # what is there by now stays
+    gc.set_threshold(50 * _YOUNG, *gc.get_threshold()[1:])  # if there is no time for it, it must be taken
+
+
+def _collect_garbage() -> None:
+    if gc.get_count()[0] > _YOUNG:
+        gc.collect(1)
+
+
+@contextmanager
+def _metrics(witness: Witness, core: Core, setup: Setup, port: int | None) -> Iterator[None]:
+    """Count for Prometheus, if that is wanted."""
+    if port is None:
+        yield
+        return
+    from gpuslice.daemon import metrics  # late: it takes longer to import than all the rest
+
+    witness.metrics = metrics.Metrics(core, witness.chronicle, setup.policy)
+    with metrics.served(witness.metrics, port) as taken:
+        url = f"http://{metrics.ADDRESS}:{taken}/metrics"
+        event_log.tell("metrics", f"metrics are served at {url}", details={"url": url})
+        yield
+
+
+@contextmanager
+def _interruption() -> Iterator[tuple[list[int], int]]:
+    """SIGINT and SIGTERM, noted in a list, and a descriptor that can be read when there was one."""
+    noted: list[int] = []
+    receiving, sending = os.pipe()
+    os.set_blocking(sending, False)
+    former_fd = signal.set_wakeup_fd(sending)
+    former = {
+        number: signal.signal(number, lambda number, frame: noted.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield noted, receiving
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(former_fd)
+        os.close(receiving)
+        os.close(sending)

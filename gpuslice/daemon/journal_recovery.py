@@ -1,0 +1,146 @@
+"""The journal that a scheduler begins with: the last one's, a new one, or what is whole of a damaged one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from gpuslice.daemon.scheduler_setup import Setup
+from gpuslice.errors import ConfigError
+from gpuslice.sched_core.core.events import Submitted
+from gpuslice.sched_core.journal.audit import audit
+from gpuslice.sched_core.journal.head import path_of
+from gpuslice.sched_core.journal.journal import FILE, Journal, JournalDamagedError
+from gpuslice.sched_core.journal.repair import salvage
+from gpuslice.sched_core.journal.replay import Replay
+from gpuslice.sched_core.live import exit_record
+
+#: What SQLite keeps beside its file.
+_BESIDE = ("-wal", "-shm")
+
+
+def open_journal(directory: Path, setup: Setup, *, accept_loss: bool, warn: Callable[[str], None]) -> Journal:
+    """The journal of the last scheduler if it was set up alike, else a new one.
+
+    Parameters
+    ----------
+    accept_loss
+        Go on with what is whole of a damaged journal.
+    warn
+        Called with what is missing then.
+
+    Raises
+    ------
+    ConfigError
+        If jobs of a scheduler that was set up differently have not ended.
+    JournalDamagedError
+        If the journal is damaged; nothing was changed.
+    """
+    journal = _open(directory, accept_loss=accept_loss, warn=warn)
+    try:
+        written = journal.about()
+        former = None if written is None else msgspec.json.decode(written, type=Setup)
+        if former is not None and former != setup:
+            _refuse_unfinished(directory, journal, former)
+            journal.close()
+            _set_aside(directory)
+            journal = Journal(directory / FILE)
+        journal.introduce(msgspec.json.encode(setup))
+    except BaseException:
+        journal.close()
+        raise
+    return journal
+
+
+def _open(directory: Path, *, accept_loss: bool, warn: Callable[[str], None]) -> Journal:
+    path = directory / FILE
+    try:
+        return Journal(path)
+    except JournalDamagedError as error:
+        named = JournalDamagedError(path, error.found, _unknown(directory))
+        if not accept_loss:
+            raise named from error
+    past = _next_past(directory)
+    _salvage(directory, past)
+    warn(f"{named.message}; what was there is in {past}")
+    return Journal(path)
+
+
+def _unknown(directory: Path) -> str:
+    """Names the jobs that have logs and are not in what is whole of the journal, and which of them run."""
+    known: set[str] = set()
+    fresh = directory / "salvaged.sqlite"
+    _build(directory, fresh)
+    try:
+        with Journal(fresh, read_only=True) as journal:
+            known = {event.spec.id for event, _ in journal.replay() if isinstance(event, Submitted)}
+    finally:
+        _remove(fresh)
+    logs = sorted((directory / "logs").glob("*.exit"))
+    lost = [log for log in logs if log.stem.partition("~")[0] not in known]
+    names = sorted({log.stem.partition("~")[0] for log in lost})
+    running = [found for log in lost if (found := exit_record.read(log)) is not None and found.alive]
+    if not names:
+        return ""
+    alive = f" (still running: processes {', '.join(str(one.pid) for one in running)})" if running else ""
+    return f"; there are logs of jobs that it does not know: {', '.join(names)}{alive}"
+
+
+def _build(directory: Path, fresh: Path) -> None:
+    """A journal at ``fresh`` of what is whole."""
+    _remove(fresh)
+    salvage(directory / FILE, audit(directory / FILE), fresh)
+
+
+def _salvage(directory: Path, past: Path) -> None:
+    """Replace a damaged journal by what is whole of it; all of what was there is kept in ``past``."""
+    fresh = directory / "salvaged.sqlite"
+    _build(directory, fresh)
+    past.mkdir()
+    damaged = directory / FILE
+    sides = [damaged.with_name(FILE + suffix) for suffix in _BESIDE]
+    for path in (damaged, *sides, path_of(damaged)):
+        if path.exists():
+            shutil.copy2(path, past / path.name)
+    for side in sides:  # SQLite would take them for the new file's
+        side.unlink(missing_ok=True)
+    os.replace(fresh, damaged)
+    os.replace(path_of(fresh), path_of(damaged))
+
+
+def _remove(path: Path) -> None:
+    for name in (path, path_of(path), *(path.with_name(path.name + suffix) for suffix in _BESIDE)):
+        name.unlink(missing_ok=True)
+
+
+def _refuse_unfinished(directory: Path, journal: Journal, setup: Setup) -> None:
+    core = setup.make_core()
+    for _ in Replay(journal, core, setup.make_core).advance():
+        pass
+    unfinished = [job.id for job in core.jobs.values() if not (job.state.ended and job.processes_gone)]
+    if unfinished:
+        raise ConfigError(
+            f"{', '.join(unfinished)} of the last scheduler in {directory} have not ended; it had "
+            f"--devices {','.join(map(str, setup.devices))} --policy {setup.policy}",
+            "start it with the same options, or choose another --state-dir",
+        )
+
+
+def _next_past(directory: Path) -> Path:
+    number = 1
+    while (past := directory / f"past-{number}").exists():
+        number += 1
+    return past
+
+
+def _set_aside(directory: Path) -> None:
+    """Keep what the last scheduler wrote, under other names."""
+    past = _next_past(directory)
+    past.mkdir()
+    for name in (FILE, path_of(directory / FILE).name, "logs"):
+        (directory / name).rename(past / name)
+    (directory / "logs").mkdir()

@@ -1,0 +1,166 @@
+"""The scheduler's numbers for Prometheus.
+
+They are counted as events come, those of the journal too: counters go on where the last scheduler stopped.
+Names follow prometheus.io: base units, ``_total`` for counters; the only label that grows with use is
+``job``, which goes with its job's end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import prometheus_client
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from gpuslice import __version__
+from gpuslice.errors import EnvironmentUnusableError
+from gpuslice.sched_core.core.core import Core
+from gpuslice.sched_core.core.events import Event, Noted, Reported, Submitted
+from gpuslice.sched_core.core.states import JobState
+from gpuslice.sched_core.live.job_history import Chronicle, Phase
+from gpuslice.wire import Resumed, Suspended
+
+ADDRESS = "127.0.0.1"
+_SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
+_SUFFIX = "_s"
+#: So many stages have numbers of their own; more than any rank of ours reports.
+_MOST_STAGES = 64
+
+
+class Metrics:
+    """What is counted of ``core``; fed after the chronicle."""
+
+    def __init__(self, core: Core, chronicle: Chronicle, policy: str) -> None:
+        self.registry = registry = CollectorRegistry()
+        self._core = core
+        self._chronicle = chronicle
+        self._stages: set[str] = set()
+        #: Steps, service, switches and blackout of each job that are counted already.
+        self._counted: dict[str, tuple[int, float, int, float]] = {}
+        prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
+        build = Gauge("gpuslice_build_info", "Version and policy.", ["version", "policy"], registry=registry)
+        build.labels(__version__, policy).set(1)
+        self._jobs = Gauge("gpuslice_queue_jobs", "Jobs by state.", ["state"], registry=registry)
+        for state in JobState:
+            self._jobs.labels(state.value).set(0)
+        self._on = Gauge("gpuslice_device_jobs", "Jobs on a device.", ["device"], registry=registry)
+        for name in core.devices:
+            self._on.labels(str(name)).set(0)
+        self._submitted = Counter("gpuslice_jobs_submitted_total", "Jobs accepted.", registry=registry)
+        self._ended = Counter("gpuslice_jobs_ended_total", "Jobs ended.", ["state"], registry=registry)
+        self._missed = Counter(
+            "gpuslice_deadlines_missed_total", "Jobs that had not succeeded by theirs.", registry=registry
+        )
+        self._switches = Counter("gpuslice_switches_total", "Suspends with their resumes.", registry=registry)
+        self._blackout = Histogram(
+            "gpuslice_switch_blackout_seconds",
+            "What a switch costs its job.",
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self._suspend, self._resume = (
+            Histogram(
+                f"gpuslice_{what}_duration_seconds",
+                f"Stages of a {what}, per rank.",
+                ["stage"],
+                buckets=_SECONDS,
+                registry=registry,
+            )
+            for what in ("suspend", "resume")
+        )
+        self._bytes = Counter(
+            "gpuslice_snapshot_bytes_total", "Copied to the RAM disk.", ["direction"], registry=registry
+        )
+        self._steps = Counter(
+            "gpuslice_job_progress_steps_total", "Optimizer steps.", ["job"], registry=registry
+        )
+        self._service = Counter(
+            "gpuslice_job_attained_service_seconds_total", "Devices x time.", ["job"], registry=registry
+        )
+
+    def note(self, event: Event, now: float, ended: Sequence[Phase]) -> None:
+        """Count ``event`` and the phases that ended with it."""
+        if isinstance(event, Submitted):
+            self._submitted.inc()
+            self._jobs.labels(JobState.QUEUED.value).inc()
+        elif isinstance(event, Reported):
+            self._report(self._chronicle.counted)
+            self._job(event.job, now)
+        elif isinstance(event, Noted) and event.what == "deadline_missed":
+            self._missed.inc()
+        for phase in ended:
+            self._change(phase, now)
+
+    def _change(self, phase: Phase, now: float) -> None:
+        present = self._chronicle.accounts[phase.job].phase
+        if present.state is not phase.state:
+            self._jobs.labels(phase.state.value).dec()
+            self._jobs.labels(present.state.value).inc()
+        for device in {*phase.devices, *present.devices}:
+            self._on.labels(str(self._core.devices[device])).set(len(self._core.occupants[device]))
+        self._job(phase.job, now)
+        if present.state.ended and not phase.state.ended:
+            self._ended.labels(present.state.value).inc()
+            self._forget(phase.job)
+
+    def _report(self, message: Suspended | Resumed | None) -> None:
+        if message is None:
+            return
+        stages = self._suspend if isinstance(message, Suspended) else self._resume
+        for stage, seconds in message.stages_s.items():
+            if stage not in self._stages:
+                if len(self._stages) >= _MOST_STAGES:
+                    continue  # a rank that makes up names
+                self._stages.add(stage)
+            stages.labels(stage.removesuffix(_SUFFIX)).observe(seconds)
+        if isinstance(message, Suspended):
+            self._bytes.labels("out").inc(message.nbytes)
+
+    def _job(self, name: str, now: float) -> None:
+        job = self._core.jobs[name]
+        if job.state.ended:
+            return
+        account = self._chronicle.accounts[name]
+        steps, service_s, switches, blackout_s = self._counted.get(name, (0, 0.0, 0, 0.0))
+        present = (
+            max(rank.step for rank in job.ranks),
+            job.service_at(now),
+            account.switches,
+            account.blackout_s,
+        )
+        # A job that was started again begins anew; what it had done before stays counted.
+        self._steps.labels(name).inc(max(0, present[0] - steps))
+        self._service.labels(name).inc(max(0.0, present[1] - service_s))
+        if account.switches > switches:
+            self._switches.inc()
+            self._blackout.observe(account.blackout_s - blackout_s)
+        self._counted[name] = present
+
+    def _forget(self, name: str) -> None:
+        if self._counted.pop(name, None) is not None:
+            self._steps.remove(name)
+            self._service.remove(name)
+
+
+@contextmanager
+def served(metrics: Metrics, port: int) -> Iterator[int]:
+    """Serve ``metrics`` at ``port`` of this machine's own address (0: any that is free); yields the port.
+
+    Raises
+    ------
+    EnvironmentUnusableError
+        If the port cannot be had.
+    """
+    try:
+        server, thread = prometheus_client.start_http_server(port, ADDRESS, metrics.registry)
+    except OSError as error:
+        raise EnvironmentUnusableError(
+            f"cannot serve metrics at port {port}: {error.strerror}", "choose another --metrics-port"
+        ) from error
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

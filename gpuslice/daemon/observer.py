@@ -1,0 +1,73 @@
+"""Sees every event of a scheduler: keeps the chronicle, counts, and logs what changed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from gpuslice.daemon import event_log
+from gpuslice.sched_core.core.core import Core
+from gpuslice.sched_core.core.events import Command, Event, Submitted
+from gpuslice.sched_core.live.job_history import Chronicle, Phase
+
+if TYPE_CHECKING:
+    from gpuslice.daemon.metrics import Metrics
+
+
+class Witness:
+    """Around ``core``.
+
+    Attributes
+    ----------
+    chronicle
+        What it knows of the jobs' lives.
+    metrics
+        Where it counts, if anybody wants numbers.
+    """
+
+    def __init__(self, core: Core) -> None:
+        self.chronicle = Chronicle(core)
+        self.metrics: Metrics | None = None
+        self._core = core
+        self._ended: list[Phase] = []
+        #: What is to be logged when there is time for it: event, message, job, details.
+        self._lines: list[tuple[str, str, str, dict[str, object]]] = []
+
+    def note(self, event: Event, now: float, commands: Sequence[Command]) -> None:
+        """Take note of an event, past or new."""
+        self._ended = self.chronicle.note(event, now, commands)
+        if self.metrics is not None:
+            self.metrics.note(event, now, self._ended)
+
+    def tell(self, event: Event) -> None:
+        """Keep for the log what changed with the event noted last, which is new."""
+        if isinstance(event, Submitted):
+            spec = event.spec
+            details = {"devices": spec.demand, "tenant": spec.tenant, "weight": spec.weight}
+            self._lines.append(("submitted", f"job {spec.id} was submitted", spec.id, details))
+        for phase in self._ended:
+            self._tell(phase)
+
+    def write(self) -> None:
+        """Log what was kept; not before the orders that followed from it have left."""
+        lines, self._lines = self._lines, []
+        for event, message, job, details in lines:
+            event_log.tell(event, message, job=job, details=details)
+
+    def _tell(self, phase: Phase) -> None:
+        present = self.chronicle.accounts[phase.job].phase
+        if present.state is phase.state:
+            return
+        job = self._core.jobs[phase.job]
+        details: dict[str, object] = {
+            "from": phase.state.value,
+            "to": present.state.value,
+            "after_s": present.since_s - phase.since_s,
+            "devices": [str(self._core.devices[device]) for device in present.devices],
+            "epoch": present.epoch,
+            "steps": max(rank.step for rank in job.ranks),
+            "reason": job.reason if present.state.ended else "",
+            **phase.details,
+        }
+        message = f"job {phase.job}: {phase.state.value} -> {present.state.value}"
+        self._lines.append(("state", message, phase.job, details))

@@ -1,0 +1,68 @@
+"""A scheduler's journal replayed through a core of the same make, whether the scheduler still runs or not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+import msgspec
+
+from gpuslice.daemon.scheduler_setup import Setup
+from gpuslice.errors import EnvironmentUnusableError
+from gpuslice.sched_core.core.events import Command, Event
+from gpuslice.sched_core.journal.journal import Journal
+from gpuslice.sched_core.journal.replay import Replay, SetAside
+
+
+class Story:
+    """The story so far; a context manager.
+
+    Parameters
+    ----------
+    path
+        Of the journal, as a rule ``sched_core.journal.FILE`` in the scheduler's directory.
+
+    Attributes
+    ----------
+    core
+        As it was after the last event that ``advance`` told.
+
+    Raises
+    ------
+    EnvironmentUnusableError
+        If there is none.
+    JournalError
+        If it cannot be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        if not path.is_file():
+            raise EnvironmentUnusableError(
+                f"there is no journal {path}", "name the directory of a scheduler that was up: --state-dir"
+            )
+        self._journal = Journal(path, read_only=True)
+        setup = self._journal.about()
+        if setup is None:
+            self._journal.close()
+            raise EnvironmentUnusableError(f"{path} is the journal of nobody", "try again once it is up")
+        make_core = msgspec.json.decode(setup, type=Setup).make_core
+        self.core = make_core()
+        self._replay = Replay(self._journal, self.core, make_core)
+
+    def __enter__(self) -> Story:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._journal.close()
+
+    def advance(self) -> Iterator[tuple[Event, float, Sequence[Command]]]:
+        """What was added since: events, when they happened, and what the scheduler did about them."""
+        return self._replay.advance()
+
+    @property
+    def left_out(self) -> Mapping[int, SetAside]:
+        """The events that the core has not taken, by number."""
+        return self._replay.rejected

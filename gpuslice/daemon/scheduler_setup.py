@@ -1,0 +1,256 @@
+"""What a scheduler is started with, and how that is read from what ``gpuslice up`` was told."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from gpuslice.config import Settings, parse_size, variable
+from gpuslice.errors import ConfigError, UsageError
+from gpuslice.launch import command
+from gpuslice.sched_core.core.core import SWITCH_SHARE, Core
+from gpuslice.sched_core.live.curve import scheduler_keys
+from gpuslice.sched_core.live.endpoint import host_and_port
+from gpuslice.sched_core.policies.registry import POLICIES, make_policy, policy_options
+from gpuslice.types import MAX_SECONDS, ByteCount, Count, DeviceName, Label, PathText, Word
+
+#: More devices than there can be; `isdigit` would take digits that `int` does not.
+_QUOTA = re.compile(r"[0-9]{1,9}")
+_SHORTEST_LEASE_S = 1e-3
+#: What ``--quantum`` is called in policies.
+_QUANTA = ("quantum_s", "first_slice_s")
+#: Policies that must know how long jobs run, for which what ``submit --steps`` tells is enough.
+_ESTIMATES_DO = ("srtf", "srsf", "sjf", "chronus")
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a scheduler is started with.
+
+    Attributes
+    ----------
+    devices
+        What it gives away.
+    policy, options
+        Who decides, and the policy's own settings as text.
+    ramdisk_limit
+        Most bytes that the jobs' snapshots may take together, ``8G`` style; empty for the usual.
+    switch_share
+        Part of the time that switching may take.
+    quotas
+        How many devices the jobs of a tenant may ask for together.
+    tenant_ramdisk
+        Most bytes that the snapshots of a tenant's jobs may take together, ``8G`` style.
+    spill_dir
+        Where snapshots of dead and parked jobs go when the RAM disk is full; empty for nowhere.
+    spill_limit
+        Most bytes that they may take there, ``50G`` style; empty for what its file system has.
+    memory_bytes
+        Of each device, of the smallest if they differ; 0: not known.
+    handover
+        Whether jobs hand devices over directly; not where a journal does not know of that.
+    """
+
+    devices: tuple[DeviceName, ...]
+    policy: Word = "rr"
+    options: Mapping[Word, Word] = field(default_factory=dict)
+    ramdisk_limit: Word = ""
+    switch_share: float = SWITCH_SHARE
+    quotas: Mapping[Label, Count] = field(default_factory=dict)
+    memory_bytes: ByteCount = 0
+    tenant_ramdisk: Mapping[Label, Word] = field(default_factory=dict)
+    spill_dir: PathText = ""
+    spill_limit: Word = ""
+    handover: bool = False
+
+    def make_core(self) -> Core:
+        """A core that knows no job yet.
+
+        Raises
+        ------
+        ConfigError
+            If the policy or an option does not exist, or it needs to know how long jobs run.
+        """
+        policy = make_policy(self.policy, self.options)
+        if policy.needs_durations and self.policy in POLICIES and self.policy not in _ESTIMATES_DO:
+            raise ConfigError(
+                f"policy {self.policy} needs to know how long jobs run, which nobody does here",
+                f"choose one that does not, such as rr, 2das or las, or of {', '.join(_ESTIMATES_DO)}",
+            )
+        return Core(
+            self.devices,
+            policy,
+            switch_share=self.switch_share,
+            quotas=self.quotas,
+            memory_bytes=self.memory_bytes,
+            handover=self.handover,
+        )
+
+    def environ(self) -> dict[str, str]:
+        """The settings that every job gets."""
+        slots = max(((device.index or 0) + 1 for device in self.devices if device.kind == "cpu"), default=0)
+        values = {
+            "cpu_slots": str(slots),
+            "ramdisk_limit": self.ramdisk_limit,
+            "spill_dir": self.spill_dir,
+            "spill_limit": self.spill_limit,
+        }
+        return {variable(name): value for name, value in values.items() if value not in ("", "0")}
+
+
+def parse_devices(text: str) -> tuple[DeviceName, ...]:
+    """The devices of ``cuda:0,cuda:1`` by name, or of ``cpu:2`` (alone) so many slots of the host.
+
+    Raises
+    ------
+    UsageError
+        If one is no device or is named twice.
+    EnvironmentUnusableError
+        If one is not here.
+    """
+    names = [DeviceName.parse(part.strip()) for part in text.split(",")]
+    if len(names) == 1 and names[0].kind != "cuda":
+        names = [DeviceName(names[0].kind, index) for index in range(names[0].index or 1)]
+    if len(set(names)) != len(names):
+        raise UsageError(f"--devices {text} names a device twice", "name each once")
+    for name in names:
+        command.check(Settings(device=str(name), cpu_slots=(name.index or 0) + 1))
+    return tuple(names)
+
+
+def device_memory(devices: Sequence[DeviceName]) -> int:
+    """Bytes of memory of the smallest of ``devices``; slots of the host share its memory. 0: not known."""
+    sizes: list[int] = []
+    slots = sum(device.kind == "cpu" for device in devices)
+    if slots:
+        sizes.append(psutil.virtual_memory().total // slots)
+    if any(device.kind == "cuda" for device in devices):
+        from gpuslice.kernels.nvml import read_driver, visible
+
+        gpus = visible(read_driver().gpus, os.environ)
+        numbers = [device.index or 0 for device in devices if device.kind == "cuda"]
+        totals = [gpus[number].total_bytes for number in numbers if number < len(gpus)]
+        sizes += [total for total in totals if total]
+    return min(sizes, default=0)
+
+
+def quotas(settings: Sequence[str]) -> dict[str, int]:
+    """Devices by tenant from ``tenant=devices``.
+
+    Raises
+    ------
+    UsageError
+        If one is not that.
+    """
+    found = _by_tenant(
+        "--quota", settings, "DEVICES", "vision=2", lambda _, devices: _QUOTA.fullmatch(devices) is not None
+    )
+    return {tenant: int(devices) for tenant, devices in found.items()}
+
+
+def tenant_ramdisk(settings: Sequence[str]) -> dict[str, str]:
+    """Sizes by tenant from ``tenant=size``.
+
+    Raises
+    ------
+    UsageError
+        If one is not that.
+    """
+    named = _by_tenant("--tenant-ramdisk", settings, "SIZE", "vision=8G", lambda *words: all(words))
+    for size in named.values():
+        parse_size(size)
+    return named
+
+
+def _by_tenant(
+    option: str, settings: Sequence[str], value: str, example: str, fits: Callable[[str, str], bool]
+) -> dict[str, str]:
+    """Values by tenant from ``tenant=value``; of a tenant named twice the last one."""
+    found: dict[str, str] = {}
+    for setting in settings:
+        tenant, _, text = setting.partition("=")
+        if not fits(tenant, text):
+            raise UsageError(f"{option} {setting} is not TENANT={value}", f"write for instance {example}")
+        found[tenant] = text
+    return found
+
+
+def options(policy: str, settings: Sequence[str], quantum_s: float | None) -> dict[str, str]:
+    """The policy's own settings from ``--set key=value`` and ``--quantum``.
+
+    Raises
+    ------
+    UsageError
+        If one is not ``key=value``, or the policy has no quantum.
+    """
+    found: dict[str, str] = {}
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if not equals or not key:
+            raise UsageError(f"--set {setting} is not KEY=VALUE", "write for instance --set quantum_s=2")
+        found[key] = value
+    if policy == "chronus":
+        return _leases(found, 60.0 if quantum_s is None else quantum_s)
+    takes = [key for key in _QUANTA if key in policy_options(policy)]
+    for key in takes:
+        found.setdefault(key, str(2.0 if quantum_s is None else quantum_s))
+    if quantum_s is not None and not takes:
+        raise UsageError(f"policy {policy} has no quantum", "leave out --quantum; see --set")
+    return found
+
+
+def _leases(given: dict[str, str], quantum_s: float) -> dict[str, str]:
+    """Chronus' settings: leases of whole quanta, and everything said that may differ between two starts.
+
+    A journal is replayed through the same policy, so it matters which solver made the plans, too.
+    """
+    solver = "highs" if importlib.util.find_spec("highspy") else "greedy"
+    usual = {
+        "best_effort_lease_s": str(quantum_s),
+        "lease_s": str(2 * quantum_s),
+        "margin": "1.1",  # as the published artifact has it
+        "solver": solver,
+    }
+    found = usual | given
+    lease_s, short_s = (_seconds(name, found[name]) for name in ("lease_s", "best_effort_lease_s"))
+    if abs(lease_s / short_s - round(lease_s / short_s)) > 1e-9:
+        raise UsageError(
+            f"leases of {lease_s:g} s are no multiple of those without a guarantee, {short_s:g} s",
+            "leave one of them out: lease_s is two quanta, best_effort_lease_s one",
+        )
+    return {"milp_seconds": str(lease_s / 8), **found}
+
+
+def _seconds(name: str, text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not _SHORTEST_LEASE_S <= seconds <= MAX_SECONDS:
+        raise UsageError(f"--set {name}={text} is no length of a lease", "give a number of seconds")
+    return seconds
+
+
+def tcp_door(bind: str | None, curve_keys: Path | None) -> tuple[str, Path] | None:
+    """Where to listen by TCP and the keys for that, from ``--bind`` and ``--curve-keys``; ``None``: nowhere.
+
+    Raises
+    ------
+    UsageError
+        If one is missing, or the endpoint or the keys cannot be used.
+    """
+    if bind is None and curve_keys is None:
+        return None
+    if bind is None:
+        raise UsageError("--curve-keys without --bind", "say where to listen: --bind tcp://127.0.0.1:7311")
+    host_and_port(bind)
+    if curve_keys is None:
+        raise UsageError(f"--bind {bind} without keys", "name a directory of keys: --curve-keys DIR")
+    scheduler_keys(curve_keys)
+    return bind, curve_keys.absolute()

@@ -1,0 +1,117 @@
+"""Hooks into an unmodified script: DataLoader's ``__next__`` and the optimizers' step (docs/hooks.md).
+
+Every process below ``gpuslice run`` counts boundaries; ``installation`` lets somebody ask for them.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.data import dataloader
+
+from gpuslice.hooks.backward_passes import AfterBackward
+from gpuslice.hooks.module_calls import OutermostCalls
+from gpuslice.runtime.boundaries import BoundaryCounter
+from gpuslice.runtime.ending import deliver
+
+
+class BeforeFetch:
+    """Stands in for ``_BaseDataLoaderIter.__next__``; looking that up, to call it, is a boundary.
+
+    A descriptor instead of a wrapper: when the batch is fetched, no frame of ours is on the stack, so
+    what a user's dataset raises carries the user's own traceback.
+    """
+
+    def __init__(self, original: Callable[[Any], Any], fetching: Callable[[], Sequence[int]]) -> None:
+        self._original = original
+        self._fetching = fetching
+        self._main = threading.main_thread().ident
+
+    def __get__(self, iterator: object | None, owner: type | None = None) -> Callable[..., Any]:
+        fetch: Callable[..., Any] = self._original.__get__(iterator, owner)
+        if iterator is not None and threading.get_ident() == self._main:
+            late = self._fetching()
+            if late:
+                deliver(late)
+        return fetch
+
+
+class Hooks:
+    """The hooks of this process's DataLoaders, optimizers, backward passes and modules."""
+
+    def __init__(self, boundaries: BoundaryCounter) -> None:
+        self._boundaries = boundaries
+        self._main = threading.main_thread().ident
+        self._has_run_backward = False
+        boundaries.hooked = True
+        self._fetch = dataloader._BaseDataLoaderIter.__next__
+        fetch = BeforeFetch(self._fetch, boundaries.fetching)
+        dataloader._BaseDataLoaderIter.__next__ = fetch  # type: ignore[method-assign, assignment]
+        self._others = (
+            register_optimizer_step_post_hook(self._stepped),
+            AfterBackward(self._backward_ended),
+            OutermostCalls(boundaries, _has_optimizer),
+        )
+
+    def remove(self) -> None:
+        """Leave torch as it was."""
+        dataloader._BaseDataLoaderIter.__next__ = self._fetch  # type: ignore[method-assign]
+        for hook in self._others:
+            hook.remove()
+
+    def _stepped(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        # Of a graph that dynamo traces only the mark remains: counting would be a side effect to guard on.
+        if torch.compiler.is_compiling():
+            self._boundaries.compiled_step = True
+            return
+        if threading.get_ident() != self._main:
+            return
+        if torch._C._current_graph_task_id() == -1 and not _inside_another_step():
+            late = self._boundaries.stepped()
+            if late:
+                deliver(late)
+
+    def _backward_ended(self) -> None:
+        if torch._C._current_graph_task_id() != -1 or threading.get_ident() != self._main:
+            return
+        if torch.compiler.is_compiling():
+            return
+        boundaries = self._boundaries
+        if not self._has_run_backward:
+            self._has_run_backward = True
+            if _has_optimizer():
+                boundaries.expect_steps()
+        late = boundaries.backward_ended()
+        if late:
+            deliver(late)
+
+
+def count_boundaries(boundaries: BoundaryCounter) -> Hooks:
+    """Hook this process's DataLoaders, optimizers and modules, those that exist already included."""
+    return Hooks(boundaries)
+
+
+def _has_optimizer() -> bool:
+    """Whether an optimizer was made in this process: torch then wraps the step of its class."""
+    kinds = [torch.optim.Optimizer]
+    for kind in kinds:
+        if getattr(vars(kind).get("step"), "hooked", False):
+            return True
+        kinds += kind.__subclasses__()
+    return False
+
+
+def _inside_another_step() -> bool:
+    """Whether the step that calls the hook was called by another (``super().step()``): that one counts."""
+    frame = sys._getframe(2)
+    step_wrapper, caller = frame.f_code, frame.f_back
+    while caller is not None:
+        if caller.f_code is step_wrapper:
+            return True
+        caller = caller.f_back
+    return False

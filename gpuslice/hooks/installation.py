@@ -1,0 +1,172 @@
+"""Makes a process one of its job's ranks: when it imports torch, or when it joins a process group.
+
+``install`` is called right after the script's ``import torch``, by gpuslice's ``sitecustomize``, in the
+process that trains; ``join`` in every process whose script calls ``init_process_group`` (``joining``).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Protocol
+
+from gpuslice.agent import agent, drill
+from gpuslice.checkpoint.discover.heap import hide_imports
+from gpuslice.errors import GpusliceError, UsageError
+from gpuslice.hooks import process_groups, profiling
+from gpuslice.hooks.hooks import count_boundaries
+from gpuslice.launch.rank_identity import ARMED, Place
+from gpuslice.runtime import foreign_processes, uncaught
+from gpuslice.runtime.boundaries import NEVER, BoundaryCounter, Controller
+from gpuslice.runtime.current import renew, runtime
+from gpuslice.runtime.ending import at_end, end, ended_well, say
+from gpuslice.runtime.runtime import Runtime
+from gpuslice.runtime.thread_gate import Early
+
+
+class JobController(Controller, Protocol):
+    """A controller with a beginning and an end."""
+
+    def start(self) -> None:
+        """Called before the script has any state, or as soon as it is a rank; may hold it there."""
+        ...
+
+    def finish(self) -> None:
+        """Called when the script has ended."""
+        ...
+
+
+#: The process that is a rank here: what it forks is none until it joins.
+_ranks_pid = 0
+
+
+def install(early: Early | None = None) -> None:
+    """Make this process a job under gpuslice, as the settings in the environment say.
+
+    Parameters
+    ----------
+    early
+        The script's threads that have started before.
+
+    Raises
+    ------
+    SystemExit
+        After a message, with the error's exit code, if what the user asked for is impossible here.
+    """
+    uncaught.install()
+    try:
+        job = runtime()
+        if early is not None:
+            job.gate.take_in(early)
+        is_rank = job.settings.ranks <= 1 or "RANK" in os.environ
+        if job.settings.profile and is_rank:
+            profiling.install(job)
+        count_boundaries(job.boundaries)
+        foreign_processes.announce_on_cuda()
+        process_groups.watch(_joined)
+        if not is_rank:
+            os.register_at_fork(after_in_child=job.boundaries.forget_controller)
+            job.boundaries.controller, job.boundaries.stop_at = NoRank(job.boundaries), 1
+        else:
+            _begin(job)
+    except GpusliceError as error:
+        end(error)
+    hide_imports()
+
+
+def join(rank: int, world_size: int) -> None:
+    """Make this process, which has joined a process group, that rank of the job.
+
+    Raises
+    ------
+    SystemExit
+        As `install`.
+    """
+    try:
+        place = Place.in_group(rank, world_size, os.environ)
+        os.environ[ARMED] = f"{rank} {os.getpid()}"
+        if _ranks_pid == os.getpid():
+            if "RANK" not in os.environ:
+                _check_ranks(runtime(), place)
+                runtime().take_place(place)
+            return
+        uncaught.install()
+        job = renew(place)
+        _check_ranks(job, place)
+        if job.settings.profile:
+            profiling.install(job)
+        _begin(job)
+    except GpusliceError as error:
+        end(error)
+
+
+def _joined(rank: int, world_size: int) -> None:
+    """In the process that has the hooks, or in a fork of it."""
+    if not process_groups.below_a_rank(os.environ):
+        join(rank, world_size)
+
+
+def _check_ranks(job: Runtime, place: Place) -> None:
+    if job.settings.socket and job.settings.ranks != place.world_size:
+        raise UsageError(
+            f"the script makes a process group of {place.world_size} ranks, but its job has "
+            f"{job.settings.ranks} device{'' if job.settings.ranks == 1 else 's'}",
+            f"submit it with --devices {place.world_size}",
+        )
+
+
+def _begin(job: Runtime) -> None:
+    """Let somebody ask for this rank's boundaries, from now to its end."""
+    global _ranks_pid
+    _ranks_pid = os.getpid()
+    foreign_processes.become_rank()
+    controller = _controller(job)
+    job.boundaries.controller, job.boundaries.stop_at = controller, NEVER
+    os.register_at_fork(after_in_child=job.boundaries.forget_controller)
+    if job.settings.checkpoint_every:
+        job.checkpoint_every(job.settings.checkpoint_every)
+    if controller is not None:
+        job.keep_ready()
+        controller.start()
+    if not job.settings.socket:
+        job.move_in()
+    at_end(_finish, job, controller, os.getpid())
+
+
+def _controller(job: Runtime) -> JobController | None:
+    if job.settings.socket:
+        return agent.Agent(job)
+    return drill.from_settings(job)
+
+
+def _finish(job: Runtime, controller: JobController | None, pid: int) -> None:
+    """The script has ended, well or not."""
+    if os.getpid() != pid:
+        return
+    job.boundaries.forget_controller()
+    job.boundaries.settle_steps()
+    job.checkpoints.settle(keep=not ended_well())
+    if controller is not None:
+        controller.finish()
+    job.write_report()
+    if controller is not None or job.settings.report:
+        say(job.summary())
+
+
+class NoRank:
+    """Controls a process of a job of several ranks before it, or what it starts, has become one of them."""
+
+    def __init__(self, boundaries: BoundaryCounter) -> None:
+        self._boundaries = boundaries
+
+    def at_boundary(self, boundary: int) -> Sequence[int]:
+        """Data may be looked at, but nobody trains on a device that nobody has given him."""
+        if self._boundaries.steps:
+            end(
+                UsageError(
+                    "the job has several devices, and this process trains without being one of its ranks",
+                    "call torch.distributed.init_process_group first, start it with torchrun, or submit it "
+                    "with --devices 1",
+                )
+            )
+        return ()

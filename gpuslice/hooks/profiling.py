@@ -1,0 +1,134 @@
+"""A job that is profiled: records its steps in its own process, and ends when there are enough."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import msgspec
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.data import dataloader
+
+from gpuslice.checkpoint.discover.storages import sweep
+from gpuslice.errors import SuspendRefusedError
+from gpuslice.launch.command import draft_path, rank_path
+from gpuslice.profiler.memory import HostMemory
+from gpuslice.profiler.recorder import StepRecorder
+from gpuslice.runtime.ending import at_end, say
+from gpuslice.runtime.runtime import Runtime
+from gpuslice.runtime.trainable import Optimizers
+
+_Fetch = Callable[[Any], Any]
+
+
+def install(runtime: Runtime) -> None:
+    """Profile this process; called before its own hooks, so that a step is noted before its boundary."""
+    profiling = Profiling(runtime)
+    for kind in (dataloader._SingleProcessDataLoaderIter, dataloader._MultiProcessingDataLoaderIter):
+        kind._next_data = profiling.timed(kind._next_data)  # type: ignore[method-assign]
+    register_optimizer_step_post_hook(profiling.stepped)
+    runtime.boundaries.errand, runtime.boundaries.errand_at = profiling.at_boundary, 0
+    at_end(profiling.write, os.getpid())
+
+
+class Profiling:
+    """The recording of one rank.
+
+    Parameters
+    ----------
+    runtime
+        Its settings say how many steps, and which file.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._host_memory = HostMemory()
+        self._memory: Any = self._host_memory
+        self._recorder: StepRecorder | None = None
+        self._optimizers = Optimizers()
+        self._main = threading.main_thread().ident
+        self._wanted = runtime.settings.profile_steps
+        self._written = False
+
+    def timed(self, fetch: _Fetch) -> _Fetch:
+        """``fetch`` of a DataLoader's iterator, with the time that the main thread waits in it."""
+
+        def fetching(iterator: Any) -> Any:
+            recorder = self._recorder
+            if recorder is None or threading.get_ident() != self._main:
+                return fetch(iterator)
+            since_s = perf_counter()
+            try:
+                batch = fetch(iterator)
+            except BaseException:
+                recorder.exhausted(since_s)
+                raise
+            recorder.fetched(since_s, grad=torch.is_grad_enabled())
+            return batch
+
+        return fetching
+
+    def stepped(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        """An optimizer's step has ended."""
+        if torch.compiler.is_compiling() or self._recorder is None:
+            return
+        self._optimizers.saw(optimizer)
+        if threading.get_ident() == self._main:
+            self._recorder.stepped()
+
+    def at_boundary(self, boundary: int) -> None:
+        """Cut the recording here if a step has ended; end the script when there are enough.
+
+        Raises
+        ------
+        SystemExit
+            With 0: ``finally`` blocks and exit handlers run.
+        """
+        if self._recorder is None:
+            self._recorder = self._begin()
+        boundaries = self._runtime.boundaries
+        self._recorder.boundary(boundary if boundaries.explicit else boundaries.steps)
+        if self._wanted and self._recorder.intervals >= self._wanted:
+            boundaries.errand = None
+            self.write(os.getpid())
+            say(f"{self._wanted} steps are recorded; the script ends here")
+            sys.exit(0)
+
+    def write(self, pid: int) -> None:
+        """Write down what was recorded, if that was not done; of a fork, nothing."""
+        if self._written or os.getpid() != pid:
+            return
+        self._written = True
+        if self._recorder is None:
+            self._recorder = StepRecorder()
+        self._memory.tensors_bytes = self._tensors_bytes()
+        recording = self._recorder.finish(self._runtime.place.rank, self._optimizers.skew())
+        path = rank_path(Path(self._runtime.settings.profile), self._runtime.place.rank)
+        draft = draft_path(path)
+        try:
+            draft.write_bytes(msgspec.json.encode(recording))
+            draft.replace(path)
+        except OSError as error:
+            say(f"cannot write the profile {path}: {error.strerror}")
+
+    def _begin(self) -> StepRecorder:
+        """By the first boundary it is known whether the script computes on a GPU."""
+        if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            return StepRecorder(self._host_memory)
+        from gpuslice.profiler.gpu_measuring import CudaClock, CudaMemory
+
+        self._memory = CudaMemory(torch.cuda.current_device())
+        return StepRecorder(self._memory, CudaClock())
+
+    def _tensors_bytes(self) -> int | None:
+        self._runtime.interruptible()  # finds out which device it is
+        with suppress(SuspendRefusedError):  # a captured graph, or several devices
+            return sum(one.nbytes for one in sweep(self._runtime.device))
+        return None

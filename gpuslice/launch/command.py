@@ -1,0 +1,161 @@
+"""What ``gpuslice run`` executes: the user's own command, in this process, with the hooks on PYTHONPATH."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+import msgspec
+
+from gpuslice.config import Settings, variable
+from gpuslice.errors import EnvironmentUnusableError, UsageError
+from gpuslice.launch.device_choice import HOST, named_device
+from gpuslice.launch.rank_identity import ARMED as ARMED
+from gpuslice.types import Route, job_id
+
+SITEDIR = Path(__file__).resolve().parent / "sitedir"
+#: Set by the launcher: Pythons below it look whether they train.
+LAUNCH = "GPUSLICE_LAUNCH"
+
+
+def command_line(words: Sequence[str]) -> list[str]:
+    """The command for ``script.py args``, ``-m module args`` or ``-- command args``.
+
+    Raises
+    ------
+    UsageError
+        If there is nothing to run, or what is to be run does not exist.
+    """
+    if not words:
+        raise UsageError("nothing to run", "give a script, -m module, or -- and a command")
+    first, rest = words[0], list(words[1:])
+    if first in ("-m", "--") and not rest:
+        missing = "module" if first == "-m" else "command"
+        raise UsageError(f"{first} without a {missing}", f"name the {missing} after it")
+    if first == "-m":
+        return [sys.executable, "-m", *rest]
+    if first == "--":
+        if shutil.which(rest[0]) is None:
+            raise UsageError(f"there is no command {rest[0]!r}", "check the name and PATH")
+        return rest
+    if first.startswith("-"):
+        raise UsageError(f"unknown option {first}", "see --help; the script's own options follow its name")
+    if not os.path.exists(first):
+        raise UsageError(f"there is no script {first!r}", "a command of another kind goes after --")
+    if os.path.isdir(first) and not os.path.exists(os.path.join(first, "__main__.py")):
+        raise UsageError(f"{first!r} is a directory without a __main__.py", "name the script in it")
+    return [sys.executable, first, *rest]
+
+
+def check(settings: Settings) -> Settings:
+    """Refuse settings that cannot work, and make their paths independent of the working directory.
+
+    Cheap checks only, without importing torch; the job itself looks closer when it starts.
+
+    Raises
+    ------
+    UsageError
+        For a contradiction or an impossible value.
+    EnvironmentUnusableError
+        If this machine has no such device, or the route cannot be taken on it.
+    """
+    if settings.suspend_every and settings.suspend_at:
+        raise UsageError("both --suspend-every and --suspend-at are given", "choose one of the two")
+    if settings.job:
+        job_id(settings.job)
+    route = Route(settings.route)
+    device = named_device(settings.device, route) or HOST
+    if device.kind == "cuda" and not _has_nvidia_driver():
+        asked, instead = f"--route {route.value}", "--route tensor"
+        if settings.device:
+            asked, instead = str(device), "--device cpu"
+        raise EnvironmentUnusableError(
+            f"{asked} needs an NVIDIA driver, and none is loaded", f"use {instead} or see `gpuslice doctor`"
+        )
+    # Late: not everybody who imports this module runs a job.
+    from gpuslice.kernels.host.slots import check_slot
+    from gpuslice.kernels.routes import choose
+
+    check_slot(device, settings.cpu_slots)
+    choose(route, device)
+    paths = {
+        name: os.path.abspath(getattr(settings, name))
+        for name in ("report", "profile", "ramdisk_dir", "spill_dir")
+        if getattr(settings, name)
+    }
+    if "report" in paths:
+        paths["report"] = os.path.realpath(paths["report"])
+        check_writable("--report", paths["report"])
+    return msgspec.structs.replace(settings, **paths)
+
+
+def environment(settings: Settings, environ: Mapping[str, str]) -> dict[str, str]:
+    """``environ`` with the settings and the hooks for the command and everything that it starts."""
+    names = {variable(field) for field in Settings.__struct_fields__} | {ARMED}
+    result = {name: value for name, value in environ.items() if name not in names}
+    result |= settings.environ()
+    result[LAUNCH] = str(os.getpid())
+    path = environ.get("PYTHONPATH")
+    result["PYTHONPATH"] = f"{SITEDIR}{os.pathsep}{path}" if path else str(SITEDIR)
+    return result
+
+
+def execute(words: Sequence[str], settings: Settings) -> NoReturn:
+    """Become the user's command.
+
+    Nothing of ours stays around it: ``__main__``, ``sys.argv``, signals, exit code, stdout and tracebacks
+    are its own.
+    """
+    command = command_line(words)
+    variables = environment(check(settings), os.environ)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    try:
+        os.execvpe(command[0], command, variables)
+    except OSError as error:
+        raise UsageError(f"cannot execute {command[0]}: {error.strerror}", "check the command") from error
+
+
+def check_writable(option: str, path: str) -> None:
+    """Refuse a file that could not be written at the end, by trying it.
+
+    Raises
+    ------
+    UsageError
+        Naming the option.
+    """
+    directory = os.path.dirname(path)
+    if not os.path.isdir(directory):
+        raise UsageError(f"the directory of {path} does not exist", "make it")
+    if os.path.isdir(path):
+        raise UsageError(f"{option} {path} is a directory", "name a file in it")
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise UsageError(f"{option} {path} is not a regular file", "name a file")
+    try:
+        if os.path.exists(path) and not os.access(path, os.W_OK):
+            raise PermissionError
+        # Not every file system that seems to be writable is.
+        draft = draft_path(Path(path))
+        os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW))
+        draft.unlink()
+    except OSError as error:
+        message = f"{option} {path} cannot be written"
+        raise UsageError(message, "choose a file in a directory of yours") from error
+
+
+def draft_path(path: Path) -> Path:
+    """Where this process writes what is then renamed to ``path``."""
+    return path.with_name(f".{path.name}.{os.getpid()}")
+
+
+def rank_path(path: Path, rank: int) -> Path:
+    """Where a rank reports: rank 0 in ``FILE.json`` itself, rank 1 in ``FILE.rank1.json``."""
+    return path if rank == 0 else path.with_suffix(f".rank{rank}{path.suffix}")
+
+
+def _has_nvidia_driver() -> bool:
+    return any(os.path.exists(path) for path in ("/dev/nvidiactl", "/dev/dxg", "/proc/driver/nvidia/version"))

@@ -1,0 +1,249 @@
+"""Run by every Python that `gpuslice run` starts: gives way to the user's own, then waits for torch.
+
+The process that trains gets the hooks. Whatever else imports torch stands ready to become a rank: whoever
+joins a process group is one. Everything here is standard library, and nothing here may keep a script from
+running.
+"""
+
+from __future__ import annotations
+
+import _thread
+import importlib
+import importlib.machinery
+import importlib.util
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # the real `typing` would cost every Python below us some milliseconds
+    from collections.abc import Callable, Mapping, Sequence
+    from importlib.abc import Loader
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+    from typing import Any
+
+#: Launchers: they import torch, but their children train.
+LAUNCHERS = {"torchrun", "accelerate", "deepspeed", "torch.distributed.run", "torch.distributed.launch"}
+LAUNCHERS |= {"accelerate.commands.launch", "deepspeed.launcher.runner", "deepspeed.launcher.launch"}
+#: Arguments of helper processes: multiprocessing's children and servers, inductor's compile workers.
+HELPERS = ("--multiprocessing-fork", "multiprocessing.", "compile_worker")
+#: Of those, the ones that never train.
+SERVANTS = ("multiprocessing.resource_tracker", "compile_worker")
+#: Rank and process that have the hooks. A process of another rank trains, too, and this one after `exec`.
+ARMED = "GPUSLICE_ARMED"
+
+
+def trains(environ: Mapping[str, str], argv: Sequence[str]) -> bool:
+    """Whether this process, with this environment and command line, is one that trains."""
+    if "GPUSLICE_LAUNCH" not in environ:
+        return False
+    if any(helper in argument for argument in argv[1:] for helper in HELPERS):
+        return False
+    if ARMED in environ:
+        rank, _, pid = environ[ARMED].partition(" ")
+        return rank != environ.get("RANK", "") or pid == str(os.getpid())
+    return not _launches(argv)
+
+
+def may_join(environ: Mapping[str, str], argv: Sequence[str]) -> bool:
+    """Whether this process, if it does not train by itself, may yet become a rank of the job."""
+    if "GPUSLICE_LAUNCH" not in environ or _launches(argv):
+        return False
+    return not any(servant in argument for argument in argv[1:] for servant in SERVANTS)
+
+
+def _launches(argv: Sequence[str]) -> bool:
+    program = argv[argv.index("-m") + 1 :] if "-m" in argv[:-1] else argv[1:]
+    return os.path.basename(next((word for word in program if word[:1] != "-"), "")) in LAUNCHERS
+
+
+class AfterTorch:
+    """A finder that calls `first` right before torch is imported and `then` after.
+
+    Looking torch up is not importing it.
+    """
+
+    def __init__(self, then: Callable[[], None], first: Callable[[], None]) -> None:
+        self._then = then
+        self._first = first
+        self._looking = False
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        if name != "torch" or self._looking:
+            return None
+        self._looking = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._looking = False
+        if spec is not None and spec.loader is not None:
+            _watch(spec, self._first, self._imported)
+        return spec
+
+    def _imported(self) -> None:
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+            self._then()
+
+
+def _watch(spec: ModuleSpec, first: Callable[[], None], then: Callable[[], None]) -> None:
+    """Have ``first`` called before the module of ``spec`` is imported, and ``then`` after."""
+    assert spec.loader is not None
+    spec.loader = _Loader(spec.loader, first, then)  # type: ignore[assignment]
+    if type(spec) is importlib.machinery.ModuleSpec:
+        spec.__class__ = _Spec
+
+
+class _Spec(importlib.machinery.ModuleSpec):
+    """A spec until its module is imported: ``import`` notes in it that it has begun, and that it has ended.
+
+    To be told so leaves no frame of ours below the import, so what torch raises in it has the user's own
+    traceback.
+    """
+
+    @property
+    def _initializing(self) -> bool:
+        return bool(vars(self).get("_initializing"))
+
+    @_initializing.setter
+    def _initializing(self, begins: bool) -> None:
+        notes: dict[str, Any] = vars(self)
+        notes["_initializing"] = begins
+        if begins:
+            watch = notes["_watch"] = notes["loader"]
+            if isinstance(watch, _Loader):  # nobody has put another one there
+                watch.first()
+            return
+        self.__class__ = importlib.machinery.ModuleSpec  # type: ignore[assignment]
+        watch = notes.pop("_watch")
+        if isinstance(watch, _Loader) and self.name in sys.modules:  # it has not failed
+            watch.then()
+
+
+class _Loader:
+    """Gives way to the original loader as soon as that is used."""
+
+    def __init__(self, loader: Loader, first: Callable[[], None], then: Callable[[], None]) -> None:
+        self._loader = loader
+        self.first = first
+        self.then = then
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    @property
+    def exec_module(self) -> Callable[[ModuleType], None]:
+        """Who looks this up is about to call it."""
+        module = sys.modules.get("torch")
+        if module is None or not isinstance(module.__spec__, _Spec) or not module.__spec__._initializing:
+            return self._execute
+        self._give_way(module)
+        return self._loader.exec_module
+
+    def _execute(self, module: ModuleType) -> None:
+        """For those who import without ``import``: `importlib.util.LazyLoader`, for instance."""
+        self._give_way(module)
+        if isinstance(module.__spec__, _Spec):
+            module.__spec__.__class__ = importlib.machinery.ModuleSpec  # type: ignore[assignment]
+        self.first()
+        self._loader.exec_module(module)
+        self.then()
+
+    def _give_way(self, module: ModuleType) -> None:
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+
+
+class EarlyThreads:
+    """Threads that start before torch is imported: once there is a gate, each enters it by itself.
+
+    What makes a thread's torch operations pass the gate has to be set from within that thread. So this is
+    their profile function until then: Python calls it whenever such a thread calls something or returns.
+    """
+
+    def __init__(self) -> None:
+        #: Those that have not entered yet.
+        self.idents: set[int] = set()
+        self._enter: Callable[[], None] | None = None
+
+    def watch(self) -> None:
+        """Notice every ``threading.Thread`` that starts from now on."""
+        import threading
+
+        threading.setprofile(self)
+
+    def admit(self, enter: Callable[[], None]) -> None:
+        """Let each call ``enter`` before it does anything else; later threads are not ours."""
+        import threading
+
+        self._enter = enter
+        if threading.getprofile() is self:
+            threading.setprofile(None)
+
+    def __call__(self, frame: object, event: str, argument: object) -> None:
+        ident = _thread.get_ident()
+        if self._enter is None:
+            self.idents.add(ident)
+            return
+        sys.setprofile(None)
+        self._enter()
+        self.idents.discard(ident)
+
+
+def load_shim() -> None:
+    """Put the vmm route's memory shim under torch, if that is the job's route; it must come before torch."""
+    if os.environ.get("GPUSLICE_ROUTE") != "vmm":
+        return
+    from gpuslice.errors import GpusliceError
+    from gpuslice.kernels.vmm import shim
+
+    try:
+        shim.preload()
+    except GpusliceError as error:
+        sys.stderr.write(f"gpuslice: {error.message}\ngpuslice: {error.remedy}\n")
+        raise SystemExit(error.exit_code) from None
+
+
+def install_hooks(early: EarlyThreads | None = None) -> None:
+    """Install the hooks; if that fails, say so, and go on without unless the user asked for suspends."""
+    os.environ[ARMED] = f"{os.environ.get('RANK', '')} {os.getpid()}"
+    _or_without(lambda: importlib.import_module("gpuslice.hooks.installation").install(early))
+
+
+def stand_ready() -> None:
+    """Have this process notice that it becomes a rank."""
+    _or_without(lambda: importlib.import_module("gpuslice.hooks.process_groups").stand_ready())
+
+
+def _or_without(install: Callable[[], None]) -> None:
+    try:
+        install()
+    except Exception as error:  # noqa: BLE001 - whatever is wrong with us, it must not break `import torch`
+        sys.stderr.write(f"gpuslice: no hooks in this process: {type(error).__name__}: {error}\n")
+        wanted = ("GPUSLICE_SUSPEND_EVERY", "GPUSLICE_SUSPEND_AT", "GPUSLICE_SOCKET")
+        if any(os.environ.get(name, "") not in ("", "0") for name in wanted):
+            raise SystemExit(3) from None
+
+
+def users_own() -> None:
+    """Run the sitecustomize that this one hides, as if it had been found in the first place."""
+    here = os.path.dirname(os.path.abspath(__file__))
+    sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != here]
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", sys.path)
+    if spec is None or spec.loader is None:
+        # What `site` expects where there is none: it goes on silently, and no module remains.
+        raise ImportError("no sitecustomize of the user's own", name="sitecustomize")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["sitecustomize"] = module
+    spec.loader.exec_module(module)
+
+
+if __name__ == "sitecustomize":
+    if trains(os.environ, sys.orig_argv):
+        early_threads = EarlyThreads()
+        early_threads.watch()
+        sys.meta_path.insert(0, AfterTorch(lambda: install_hooks(early_threads), load_shim))
+    elif may_join(os.environ, sys.orig_argv):
+        sys.meta_path.insert(0, AfterTorch(stand_ready, load_shim))
+    users_own()

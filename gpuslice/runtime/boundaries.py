@@ -1,0 +1,218 @@
+"""Boundaries: where the main thread may park, counted; and ``boundary()``, their explicit form.
+
+docs/hooks.md says which moments are boundaries and how they are numbered. Counting is the hot path:
+one addition and one comparison per boundary. Nothing here knows torch.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Protocol
+
+from gpuslice.errors import UsageError
+from gpuslice.runtime.ending import deliver
+
+#: A ``stop_at`` that no boundary reaches.
+NEVER = sys.maxsize
+#: After how many optimizer steps without a new batch a loop counts as one without a DataLoader
+#: (a GAN's critic steps several times on one batch).
+LOADERLESS_STEPS = 16
+#: After how many backward passes without a batch or a step it counts as one without an optimizer, too
+#: (an attack on one batch, gradients accumulated over many), unless it has had neither so far.
+STEPLESS_BACKWARDS = 64
+#: After how many calls of modules without any of these it counts as one that only evaluates.
+EVALUATION_CALLS = 16
+
+
+class Controller(Protocol):
+    """Decides what happens at the boundaries it asked for by setting ``BoundaryCounter.stop_at``."""
+
+    def at_boundary(self, boundary: int) -> Sequence[int]:
+        """Called in the main thread; sets ``stop_at`` anew, else it is called again at the next one.
+
+        Returns the signals whose handlers could not run meanwhile (``ending.deliver``).
+        """
+        ...
+
+
+class BoundaryCounter:
+    """Counts the boundaries of one process and calls the controller at those it asked for.
+
+    Attributes
+    ----------
+    count
+        Boundaries passed so far; the number of the latest one. A job that continues from a snapshot sets it.
+    steps
+        Optimizer steps done.
+    stop_at
+        The first boundary that concerns the controller. Other threads may set it.
+    explicit
+        Whether the script marks its boundaries itself; then the hooks count none.
+    amid_graphs
+        Whether the latest boundary is of a backward pass or a call: graphs may be alive that go on.
+    calls_count
+        Whether there was no batch, step or backward pass since the script began to evaluate.
+    hooked
+        Whether DataLoaders tell of their fetches by themselves.
+    compiled_step
+        Set by compiled code each time that it has made an optimizer step.
+    save_at, saver
+        The first boundary that concerns ``saver``, and whom to call there (after the controller): it takes
+        checkpoints and sets ``save_at`` anew.
+    errand_at, errand
+        The first boundary at which ``errand`` is called, which sets ``errand_at`` anew: something that is to
+        be done once the training is under way.
+    """
+
+    __slots__ = (
+        "_backwards_since_step",
+        "_by_hooks",
+        "_calls_since",
+        "_steps_since_fetch",
+        "amid_graphs",
+        "calls_count",
+        "compiled_step",
+        "controller",
+        "count",
+        "errand",
+        "errand_at",
+        "explicit",
+        "hooked",
+        "save_at",
+        "saver",
+        "steps",
+        "stop_at",
+    )
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.steps = 0
+        self.stop_at = NEVER
+        self.explicit = False
+        self.hooked = False
+        self.controller: Controller | None = None
+        self.save_at = NEVER
+        self.saver: Callable[[int], None] | None = None
+        self.errand_at = NEVER
+        self.errand: Callable[[int], None] | None = None
+        self._by_hooks = True
+        self._steps_since_fetch = LOADERLESS_STEPS
+        self._backwards_since_step = STEPLESS_BACKWARDS
+        self._calls_since = 0
+        self.calls_count = True
+        self.compiled_step = False
+        self.amid_graphs = False
+
+    def fetching(self) -> Sequence[int]:
+        """A DataLoader is about to fetch a batch for the main thread; returns the signals to deliver."""
+        self.settle_steps()
+        self._steps_since_fetch = self._backwards_since_step = 0
+        self.calls_count = False
+        return self._cross() if self._by_hooks else ()
+
+    def stepped(self) -> Sequence[int]:
+        """An optimizer step has ended in the main thread, outside backward; the signals to deliver."""
+        self.settle_steps()
+        self._count_step()
+        return self._cross() if self._loaderless and self._by_hooks else ()
+
+    def settle_steps(self) -> bool:
+        """Count the step that compiled code has made since this was last asked; whether there was one."""
+        settled, self.compiled_step = self.compiled_step, False
+        if settled:
+            self._count_step()
+        return settled
+
+    def _count_step(self) -> None:
+        self.steps += 1
+        self._steps_since_fetch += 1
+        self._backwards_since_step = 0
+        self.calls_count = False
+
+    @property
+    def _loaderless(self) -> bool:
+        return self._steps_since_fetch > LOADERLESS_STEPS
+
+    def backward_ended(self) -> Sequence[int]:
+        """An outermost backward pass has ended in the main thread; returns the signals to deliver."""
+        stepped = self.compiled_step and self.settle_steps()
+        self._backwards_since_step += 1
+        self.calls_count = False
+        counts = self._backwards_since_step > STEPLESS_BACKWARDS or (stepped and self._loaderless)
+        return self._cross(True) if counts and self._by_hooks else ()
+
+    def expect_steps(self) -> None:
+        """There is an optimizer, so the first backward passes come before its first step."""
+        self._backwards_since_step = 0
+
+    def expect_calls(self) -> None:
+        """The script begins to evaluate: calls of modules count, until something better does."""
+        self._calls_since = 0
+        self.calls_count = True
+
+    def calling(self) -> Sequence[int]:
+        """An outermost module is about to be called in the main thread; returns the signals to deliver."""
+        self._calls_since += 1
+        counts = self._calls_since > EVALUATION_CALLS
+        return self._cross(True) if counts and self._by_hooks else ()
+
+    def mark(self) -> Sequence[int]:
+        """The script says that this is a boundary, and from now on only it does; the signals to deliver."""
+        self.explicit = True
+        self._by_hooks = False
+        return self._cross()
+
+    def forget_controller(self) -> None:
+        """Go on counting, but never park or save again."""
+        self.controller = self.saver = self.errand = None
+        self.stop_at = self.save_at = self.errand_at = NEVER
+
+    @contextmanager
+    def skipping(self) -> Iterator[None]:
+        """While this lasts the hooks neither count nor park."""
+        before, self._by_hooks = self._by_hooks, False
+        try:
+            yield
+        finally:
+            self._by_hooks = before and not self.explicit
+
+    def _cross(self, amid_graphs: bool = False) -> Sequence[int]:
+        self.count += 1
+        self.amid_graphs = amid_graphs
+        late: Sequence[int] = ()
+        if self.count >= self.stop_at and self.controller is not None:
+            late = self.controller.at_boundary(self.count)
+        if self.count >= self.save_at and self.saver is not None:
+            self.saver(self.count)
+        if self.count >= self.errand_at and self.errand is not None:
+            self.errand(self.count)
+        return late
+
+
+#: The counter of this process. It costs nothing until a runtime gives it a controller.
+counter = BoundaryCounter()
+
+
+def boundary() -> None:
+    """Mark a boundary between two mini-batches in a custom training loop.
+
+    Once a script has called this, only its own calls are boundaries. Outside ``gpuslice run`` it does nothing
+    but count.
+
+    Raises
+    ------
+    UsageError
+        If called from another thread than the main one, which is the only one that can park.
+    """
+    if threading.get_ident() != threading.main_thread().ident:
+        name = threading.current_thread().name
+        raise UsageError(f"gpuslice.boundary() was called in thread {name!r}", "call it in the main thread")
+    deliver(counter.mark())
+
+
+def skipping() -> AbstractContextManager[None]:
+    """Batches consumed in here are being consumed again after a restart: they are no boundaries."""
+    return counter.skipping()

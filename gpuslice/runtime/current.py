@@ -1,0 +1,58 @@
+"""This process's own runtime.
+
+Under ``gpuslice run`` the hooks start it when torch is imported, or when the process becomes a rank;
+elsewhere the first use does.
+"""
+
+from __future__ import annotations
+
+import os
+
+from gpuslice import config
+from gpuslice.checkpoint.discover.swappable import keep_tensors_swappable
+from gpuslice.errors import GpusliceError
+from gpuslice.launch.rank_identity import Place
+from gpuslice.runtime.boundaries import counter
+from gpuslice.runtime.ending import at_end, say, watch_exit
+from gpuslice.runtime.runtime import Runtime
+
+_runtime: Runtime | None = None
+_runtimes_pid = 0
+
+
+def renew(place: Place) -> Runtime:
+    """A runtime for this process, which has become a rank: of a fork, it is not the parent's."""
+    return _make(place, _runtime)
+
+
+def runtime() -> Runtime:
+    """This process's runtime, made on the first call from the settings in the environment.
+
+    Raises
+    ------
+    ConfigError
+        If the settings are wrong.
+    """
+    return _make(Place.from_environ(os.environ)) if _runtime is None else _runtime
+
+
+def _make(place: Place, former: Runtime | None = None) -> Runtime:
+    global _runtime, _runtimes_pid
+    _runtime = Runtime(config.load(), place, counter)
+    if former is None:
+        _runtime.gate.install()
+    else:
+        _runtime.gate = former.gate if _runtimes_pid == os.getpid() else former.gate.forked()
+    _runtimes_pid = os.getpid()
+    keep_tensors_swappable()
+    watch_exit()
+    at_end(_close, _runtime, os.getpid())
+    return _runtime
+
+
+def _close(job: Runtime, pid: int) -> None:
+    if os.getpid() == pid:  # a fork that ends by itself is not the job
+        try:
+            job.close()
+        except GpusliceError as error:  # a GPU that its script's error has made useless, say
+            say(error.message, error.remedy)

@@ -1,0 +1,360 @@
+"""``attach``, ``Job``, ``restore``: gpuslice in a training script (docs/training-scripts.md)."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch.utils.data import DataLoader
+
+from gpuslice import config
+from gpuslice.checkpoint.format.reader import SnapshotFile, open_snapshot
+from gpuslice.checkpoint.named import process_rng
+from gpuslice.checkpoint.named.describe import is_holder
+from gpuslice.checkpoint.named.generators import Generator, is_generator, own_generators
+from gpuslice.checkpoint.named.state import OWN_PREFIX, check, describe
+from gpuslice.errors import (
+    AddressSpaceError,
+    DeviceMemoryError,
+    SuspendRefusedError,
+    UsageError,
+)
+from gpuslice.runtime.current import runtime
+from gpuslice.runtime.ending import say, undisturbed, whole_or_ended
+from gpuslice.runtime.gang_restart import agree
+from gpuslice.runtime.progress import Progress, goal
+from gpuslice.runtime.runtime import Runtime
+from gpuslice.types import DeviceName
+
+Batch = TypeVar("Batch")
+
+#: After these a resume left everything as it was, and the script itself decides.
+_MAY_BE_TRIED_AGAIN = (AddressSpaceError, DeviceMemoryError, SuspendRefusedError, UsageError)
+_RNG = f"{OWN_PREFIX}rng"
+_PROGRESS = f"{OWN_PREFIX}progress"
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What a suspend put into the RAM disk.
+
+    Attributes
+    ----------
+    path
+        The file; ``gpuslice.restore`` reads it. Later suspends reuse it, and without a job name it ends
+        with the process: copy it to keep it.
+    nbytes
+        Bytes in the snapshot.
+    seconds
+        How long the suspend took.
+    gb_per_s
+        Rate of the copy out of the device, 1e9 bytes per second.
+    boundary
+        Mini-batch boundaries passed.
+    restartable
+        Whether another process can go on from it.
+    """
+
+    path: Path
+    nbytes: int
+    seconds: float
+    gb_per_s: float
+    boundary: int
+    restartable: bool
+
+
+class Values(dict[str, Any]):
+    """The attached objects that are plain values, by name; assign to change them."""
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if name not in self:
+            raise UsageError(f"nothing is attached as {name!r}", "name it in gpuslice.attach")
+        super().__setitem__(name, value)
+
+
+class Job:
+    """The state of a training script under names, made by `attach`.
+
+    Attributes
+    ----------
+    values
+        The attached numbers, texts, lists and dicts; after a restart, as they were saved.
+    """
+
+    def __init__(self, process: Runtime, named: Mapping[str, object]) -> None:
+        self._runtime = process
+        self._objects = {name: item for name, item in named.items() if _lives_on(item)}
+        self.values = Values((name, item) for name, item in named.items() if not _lives_on(item))
+        self._generators = {id(item) for item in _generators(named)}
+        self._progress = Progress(process.boundaries, lambda item: id(item) in self._generators)
+
+    def suspend(self) -> Snapshot:
+        """Move the job's state to the RAM disk and free its device memory.
+
+        Until `resume` no tensor of the job may be touched. Call this last in a loop's body: a process that
+        restarts from the snapshot goes on with the next batch, or with the next epoch.
+
+        Raises
+        ------
+        SuspendedStateError
+            If the job is suspended.
+        SuspendRefusedError, RamDiskFullError, UsageError
+            If the state cannot be saved, or in another thread than the main one; nothing has changed.
+        RollbackError
+            If the device could neither be emptied nor be filled again: the state is lost, end the process.
+        """
+        _check_main_thread("job.suspend")
+        record, away = None, not self._runtime.whole
+        try:
+            with undisturbed(), whole_or_ended(lambda: away or self._runtime.whole):
+                record = self._runtime.suspend(explicit=True)
+        except BaseException:
+            if record is not None:  # a signal's handler raised: the script unwinds with its state
+                with undisturbed(), whole_or_ended(lambda: self._runtime.whole):
+                    self._runtime.resume()
+            raise
+        snapshot = self._runtime.switch.snapshot
+        assert snapshot is not None
+        self._runtime.store.handed_out = True
+        return Snapshot(
+            path=snapshot.path,
+            nbytes=snapshot.nbytes,
+            seconds=record.suspend_s,
+            gb_per_s=record.gb_per_s_out,
+            boundary=snapshot.boundary,
+            restartable=snapshot.restartable,
+        )
+
+    def checkpoint(self) -> bool:
+        """Save the job's state for a restart, in the background while the training goes on.
+
+        Parameters and optimizer state are copied during the next forward and backward pass; the optimizer's
+        step waits for that, and everything else is copied at once. The checkpoint counts when all of it is
+        in the RAM disk: a process killed before goes on from the one before. Call this last in a loop's body.
+
+        Returns
+        -------
+        bool
+            Whether one was begun. None is taken for a job without a name, on the way back to where a
+            restarted job was, and in a ``job.batches`` loop within another.
+
+        Raises
+        ------
+        SuspendedStateError
+            If the job is suspended.
+        SuspendRefusedError, RamDiskFullError, UsageError
+            If the state cannot be saved, or in another thread than the main one; the previous one stays.
+        """
+        _check_main_thread("job.checkpoint")
+        if not self._runtime.settings.job:
+            warnings.warn(
+                'job.checkpoint() does nothing for a job without a name: gpuslice.attach("NAME", ...)',
+                stacklevel=2,
+            )
+            return False
+        return self._runtime.checkpoint(explicit=True)
+
+    def resume(self, device: str | None = None) -> None:
+        """Bring the state back, to another device if one is named.
+
+        Raises
+        ------
+        SuspendedStateError
+            If the job is not suspended.
+        DeviceMemoryError
+            If the device lacks memory; the snapshot is kept, and this may be called again.
+        SuspendRefusedError
+            If the state cannot move to that device; it may be called for the one that it left.
+
+        Any other failure ends the process at once, with the error's exit code and the snapshot kept: the
+        script must not go on, nor save anything, without its state.
+        """
+        _check_main_thread("job.resume")
+        target = None if device is None else DeviceName.parse(device)
+        retry = False
+        with undisturbed(), whole_or_ended(lambda: self._runtime.whole or retry):
+            try:
+                self._runtime.resume(target)
+            except _MAY_BE_TRIED_AGAIN:
+                retry = True
+                raise
+
+    @contextmanager
+    def suspended(self) -> Iterator[Snapshot]:
+        """The job is suspended inside the block."""
+        snapshot = self.suspend()
+        try:
+            yield snapshot
+        finally:
+            if self._runtime.switch.suspended:
+                self.resume()
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """``range(count)``; a restarted process begins with the epoch that was going on."""
+        return self._progress.epochs(count)
+
+    def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
+        """The batches of ``loader``; a restarted process goes on after the last one that was done.
+
+        Raises
+        ------
+        UsageError
+            If the loader has a random number generator of its own that is not attached.
+        """
+        return self._progress.batches(loader)
+
+    def restore(self, path: str | os.PathLike[str]) -> None:
+        """Load a snapshot of this script and go on from there; the loops below skip what was done.
+
+        Raises
+        ------
+        SnapshotError
+            If the file is damaged or does not fit; nothing has changed.
+        """
+        self._go_on_from(open_snapshot(Path(path)))
+
+    def _go_on_from(self, snapshot: SnapshotFile) -> None:
+        """`restore`, from a snapshot that is closed when the loops have reached where it was taken."""
+        live = {**self._objects, **self.values, _RNG: None, _PROGRESS: None}
+        restoration = check(snapshot, live, entire=True, verify=self._runtime.settings.verify)
+        process_rng.check(restoration.value(_RNG), restoration.gpus)
+        target = goal(restoration.value(_PROGRESS), restoration.gpus)
+
+        def load() -> None:
+            loaded = restoration.apply()
+            self.values.update((name, loaded[name]) for name in self.values)
+            process_rng.restore(loaded[_RNG], restoration.gpus)
+            self._runtime.boundary = snapshot.boundary
+            self._progress.count_from(target)
+
+        def reached() -> None:
+            load()
+            snapshot.close()
+
+        load()
+        self._progress.head_for(target, reached, restoration.gpus)
+
+    def named_state(self) -> dict[str, object]:
+        """All that another process needs to go on from here."""
+        own = {_RNG: process_rng.capture(), _PROGRESS: self._progress.state()}
+        return {**self._objects, **self.values, **own}
+
+    def restartable(self, *, explicit: bool) -> bool:
+        """Whether another process could go on from here; ``explicit``: the script itself asked to stop."""
+        return self._progress.restartable(explicit=explicit)
+
+
+def attach(job: str | None = None, /, **named: object) -> Job:
+    """Name the state of this training script.
+
+    Parameters
+    ----------
+    job
+        The job's name, unless ``gpuslice run --job`` gives one. A named job's snapshots outlive a crash,
+        and the process started next under that name goes on from the newest one.
+    **named
+        Modules, optimizers, schedulers, scalers, loaders, and whatever else has ``state_dict`` and
+        ``load_state_dict``; tensors; generators of torch, NumPy and ``random``; numbers, texts, lists, dicts.
+
+    Raises
+    ------
+    UsageError
+        Naming what cannot be saved.
+    SnapshotError
+        If the named job's newest snapshot is damaged or does not fit the objects.
+    """
+    for name in named:
+        if name.startswith(OWN_PREFIX):
+            raise UsageError(f"the name {name!r} is gpuslice's own", "choose another one")
+    described = describe(named)
+    process = runtime()
+    if process.attached is not None:
+        raise UsageError("this process has attached a job already", "attach everything in one call")
+    if job is not None:
+        process.name_job(job)
+    gpu = next((t.device for _, t in described.tensors if t.device.type == "cuda"), None)
+    if gpu is not None and not process.device_known:
+        process.move_in(DeviceName("cuda", gpu.index))
+    attached = Job(process, named)
+    if process.settings.job:
+        _go_on(attached, process)
+    elif process.settings.standby:
+        raise UsageError("a process that stands by needs the name of its job", "give one with --job")
+    process.attached = attached
+    return attached
+
+
+def restore(path: str | os.PathLike[str], /, **named: object) -> dict[str, Any]:
+    """Load objects from a snapshot, exactly; and the process's random number generators.
+
+    Parameters
+    ----------
+    path
+        A snapshot file, such as ``Snapshot.path``.
+    **named
+        Objects under the names that they were attached by; all or some of them.
+
+    Returns
+    -------
+    dict
+        The objects by name; what is a plain value is only here, as it was saved.
+
+    Raises
+    ------
+    CorruptSnapshotError
+        If the file is damaged; nothing has changed.
+    RefusedSnapshotError
+        If it does not fit the objects, naming the entry; nothing has changed.
+    """
+    with open_snapshot(Path(path)) as snapshot:
+        restoration = check(snapshot, {**named, _RNG: None}, verify=config.load().verify)
+        process_rng.check(restoration.value(_RNG), restoration.gpus)
+        loaded = restoration.apply()
+        process_rng.restore(loaded.pop(_RNG), restoration.gpus)
+        return loaded
+
+
+def _go_on(job: Job, process: Runtime) -> None:
+    """Load the named job's newest snapshot, if there is one."""
+    if process.settings.standby and not process.stand_by():
+        say(f"job {process.settings.job} has ended; nothing is left to do")
+        sys.exit()
+    snapshots = process.store.restartable()
+    boundary = agree(snapshots, process.place.world_size)
+    chosen = None if boundary is None else snapshots.pop(boundary)
+    for other in snapshots.values():
+        other.close()
+    process.store.forget_after(-1 if chosen is None else chosen.boundary)
+    if chosen is not None:
+        job._go_on_from(chosen)
+
+
+def _check_main_thread(call: str) -> None:
+    """The main thread is the one that parks: nothing could stop it in the midst of a torch operation."""
+    if threading.current_thread() is not threading.main_thread():
+        name = threading.current_thread().name
+        raise UsageError(f"{call}() was called in thread {name!r}", "call it in the main thread")
+
+
+def _lives_on(item: object) -> bool:
+    """Whether the script keeps using the object itself, so that it is loaded in place."""
+    return isinstance(item, torch.Tensor) or is_holder(item)
+
+
+def _generators(item: object) -> Iterator[Generator]:
+    """All generators that attached objects stand for."""
+    if is_generator(item):
+        yield item
+    elif isinstance(item, DataLoader):
+        yield from own_generators(item)
+    elif isinstance(item, (Mapping, list, tuple)):
+        for part in item.values() if isinstance(item, Mapping) else item:
+            yield from _generators(part)

@@ -1,0 +1,310 @@
+"""Where an attached job is in its epochs and batches, and how a restarted process gets back there.
+
+At the start of every pass over a loader the states of the random number generators are kept. A restarted
+process runs the script's own loops again and leaves out what is over; the pass that was going on is begun
+with the kept states, so its order is the same, and its batches that are done are skipped. Then the
+target is reached, and everything is set to what the snapshot says: what the script did on the way is undone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from itertools import islice
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind, _SingleProcessDataLoaderIter
+
+from gpuslice.checkpoint.named import process_rng
+from gpuslice.checkpoint.named.describe import is_stateful
+from gpuslice.checkpoint.named.generators import (
+    Generator,
+    check_generator_state,
+    generator_state,
+    own_generators,
+    set_generator_state,
+)
+from gpuslice.errors import RefusedSnapshotError, UsageError
+from gpuslice.runtime.boundaries import BoundaryCounter
+from gpuslice.runtime.ending import deliver
+
+Batch = TypeVar("Batch")
+
+#: The epoch of a position that is in no ``job.epochs`` loop.
+OUTSIDE = -1
+
+
+class Position(NamedTuple):
+    """A place in the script's loops; positions compare in the order in which the script meets them.
+
+    Attributes
+    ----------
+    loop
+        ``job.epochs`` loops that are over.
+    epoch
+        The epoch of the loop that is going on, or ``OUTSIDE``.
+    passes
+        ``job.batches`` loops of this epoch that are over.
+    """
+
+    loop: int = 0
+    epoch: int = OUTSIDE
+    passes: int = 0
+
+
+class Pass(NamedTuple):
+    """A pass over a loader that is going on.
+
+    Attributes
+    ----------
+    batches
+        Batches handed out.
+    start
+        States of the random number generators when it began: the process's and the loader's own.
+    loader
+        ``state_dict()`` of a loader that can continue by itself, else ``None``.
+    """
+
+    batches: int
+    start: dict[str, Any]
+    loader: Any = None
+
+
+class Goal(NamedTuple):
+    """Where a restarted process goes on: position, pass that was going on, optimizer steps that were made."""
+
+    position: Position
+    current: Pass | None
+    steps: int
+
+
+class Progress:
+    """The position of one job.
+
+    Parameters
+    ----------
+    boundaries
+        The process's counter.
+    knows
+        Whether a generator is saved with the job's named objects; those of loaders must be.
+    """
+
+    def __init__(self, boundaries: BoundaryCounter, knows: Callable[[Generator], bool]) -> None:
+        self._boundaries = boundaries
+        self._knows = knows
+        self._position = Position()
+        self._target: Position | None = None
+        self._resumed: Pass | None = None
+        self._reached: Callable[[], None] = _nothing
+        self._gpus: Mapping[int, int] = {}
+        self._pass: Pass | None = None
+        self._loader: Iterable[Any] = ()
+        self._fetching = False
+        self._depth = 0
+
+    def state(self) -> dict[str, Any]:
+        """Where a restart goes on, as plain values. After a pass of an epoch that is the next epoch."""
+        position, current = self._position, self._pass
+        if current is None and position.epoch != OUTSIDE and position.passes:
+            position = Position(position.loop, position.epoch + 1)
+        if current is not None and is_stateful(self._loader):
+            current = current._replace(loader=self._loader.state_dict())  # type: ignore[attr-defined]
+        return {
+            "position": tuple(position),
+            "pass": None if current is None else tuple(current),
+            "steps": self._boundaries.steps,
+        }
+
+    def head_for(self, goal: Goal, reached: Callable[[], None], gpus: Mapping[int, int]) -> None:
+        """Let the loops go to where a snapshot was taken; ``reached`` is called there, before all else.
+
+        ``gpus`` says which GPU of the old process is which one here.
+        """
+        self._target, self._resumed = goal.position, goal.current
+        self._reached, self._gpus = reached, gpus
+        self._go_to(self._position)
+
+    def count_from(self, goal: Goal) -> None:
+        """Let the optimizer steps go on from those that were made before the snapshot was taken."""
+        self._boundaries.steps = goal.steps
+
+    def restartable(self, *, explicit: bool) -> bool:
+        """Whether another process could go on from a snapshot taken here and now.
+
+        Not after a pass's last batch: a restart would leave the loop out, and with it the variables that
+        its body sets.
+        """
+        if self._target is not None or self._depth > 1:
+            return False
+        if explicit:
+            return True
+        return self._fetching and self._pass is not None and self._pass.batches != _length(self._loader)
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """The epochs of one loop that are not over."""
+        loop = self._position.loop
+        for epoch in range(self._first_epoch(loop, count), count):
+            self._go_to(Position(loop, epoch))
+            yield epoch
+        self._go_to(Position(loop + 1))
+
+    def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
+        """The batches of one pass that are not done."""
+        self._depth += 1
+        try:
+            if self._depth > 1:
+                yield from loader
+            elif self._target is None or self._position == self._target:
+                yield from self._run(loader)
+        finally:
+            self._depth -= 1
+            if self._depth == 0:
+                self._pass = None
+                self._position = self._position._replace(passes=self._position.passes + 1)
+
+    def _first_epoch(self, loop: int, count: int) -> int:
+        if self._target is None or loop > self._target.loop:
+            return 0
+        return count if loop < self._target.loop else max(self._target.epoch, 0)
+
+    def _go_to(self, position: Position) -> None:
+        """Enter a position between two passes; the target is reached if it was taken there, too."""
+        self._position = position
+        if self._target is None or position < self._target:
+            return
+        if self._resumed is None:
+            self._arrive()
+        elif position > self._target:
+            raise RefusedSnapshotError(
+                f"the script is past {self._target} without the pass over a loader that was going on there",
+                "restart the script that wrote the snapshot, or use another job name",
+            )
+
+    def _arrive(self) -> None:
+        reached, self._reached = self._reached, _nothing
+        self._target = self._resumed = None
+        reached()
+
+    def _run(self, loader: Iterable[Batch]) -> Iterator[Batch]:
+        resumed = self._resumed
+        if self._target is not None and resumed is None:
+            self._arrive()
+        iterator, current = self._begin(loader, resumed)
+        # The boundary before the first batch after a restart is the one that the snapshot was taken at.
+        quiet: AbstractContextManager[None] = (
+            nullcontext() if resumed is None else self._boundaries.skipping()
+        )
+        crossing = not (self._boundaries.hooked and isinstance(iterator, _BaseDataLoaderIter))
+        while True:
+            self._fetching = True
+            try:
+                with quiet:
+                    if crossing:
+                        deliver(self._boundaries.fetching())
+                    batch = next(iterator)
+            except StopIteration:
+                return
+            finally:
+                self._fetching = False
+            quiet = nullcontext()
+            self._pass = current = current._replace(batches=current.batches + 1)
+            yield batch
+
+    def _begin(self, loader: Iterable[Batch], resumed: Pass | None) -> tuple[Iterator[Batch], Pass]:
+        generators = own_generators(loader)
+        if not all(map(self._knows, generators)):
+            raise UsageError(
+                "job.batches got a loader with a random number generator of its own, which is not attached",
+                "attach the loader: gpuslice.attach(..., loader=loader)",
+            )
+        if getattr(loader, "persistent_workers", False):
+            # What workers carry over from one pass to the next cannot be saved: they start anew for each.
+            loader._iterator = None  # type: ignore[attr-defined]
+        if resumed is None:
+            start = {
+                "process": process_rng.capture(),
+                "own": [generator_state(item)[1] for item in generators],
+            }
+            self._pass, self._loader = Pass(0, start), loader
+            return iter(loader), self._pass
+        self._pass, self._loader = resumed, loader
+        pairs = _paired(generators, resumed.start.get("own"))
+        process_rng.restore(resumed.start["process"], self._gpus)
+        for generator, state in pairs:
+            set_generator_state(generator, state)
+        if is_stateful(loader):
+            loader.load_state_dict(resumed.loader)  # type: ignore[attr-defined]
+        iterator = iter(loader)
+        if not is_stateful(loader):
+            with self._boundaries.skipping():
+                _skip(iterator, resumed.batches)
+        self._arrive()
+        return iterator, resumed
+
+
+def goal(state: Any, gpus: Mapping[int, int]) -> Goal:
+    """What `Progress.state` gave, out of a file that somebody else may have made up.
+
+    Parameters
+    ----------
+    gpus
+        Which GPU of the old process is which one here.
+
+    Raises
+    ------
+    RefusedSnapshotError
+        If it is nothing of the kind, or has random states that nobody can go on from.
+    """
+    try:
+        position = msgspec.convert(state["position"], Position)
+        current = msgspec.convert(state["pass"], Pass | None)
+        steps = msgspec.convert(state.get("steps", 0), int)  # what an older version wrote does not say
+    except (AttributeError, LookupError, TypeError, msgspec.ValidationError) as error:
+        raise RefusedSnapshotError("the snapshot says nothing of epochs and batches") from error
+    if current is not None:
+        process_rng.check(current.start.get("process"), gpus)
+    return Goal(position, current, steps)
+
+
+def _paired(generators: list[Generator], states: Any) -> list[tuple[Generator, Any]]:
+    """A loader's generators with what a file has of them, as far as one can go on from that."""
+    if not isinstance(states, list) or len(states) != len(generators):
+        raise RefusedSnapshotError(
+            f"the loader has {len(generators)} random number generators, but others were saved",
+            "restart the script that wrote the snapshot, or use another job name",
+        )
+    pairs = list(zip(generators, states, strict=True))
+    for generator, state in pairs:
+        check_generator_state(generator, state, "a generator of the loader")
+    return pairs
+
+
+def _skip(iterator: Iterator[Any], batches: int) -> None:
+    """Go past batches that are done.
+
+    In this process and with a dataset that is asked by index, moving the sampler on is enough. Otherwise the
+    batches are fetched again, so that the workers' generators and the dataset's own loop move on, too.
+    """
+    if isinstance(iterator, _SingleProcessDataLoaderIter) and iterator._dataset_kind == _DatasetKind.Map:
+        skipped = sum(1 for _ in islice(iterator._sampler_iter, batches))
+        iterator._num_yielded += skipped
+    else:
+        skipped = sum(1 for _ in islice(iterator, batches))
+    if skipped < batches:
+        raise RefusedSnapshotError(
+            f"the loader has {skipped} batches, but {batches} were done when the snapshot was taken",
+            "restart with the same data and batch size",
+        )
+
+
+def _length(loader: object) -> int | None:
+    """Batches of a pass, if the loader knows."""
+    try:
+        return len(loader)  # type: ignore[arg-type]
+    except TypeError:
+        return None
+
+
+def _nothing() -> None:
+    """What is called when nothing has to be reached."""

@@ -1,0 +1,395 @@
+"""The job's runtime: device, RAM disk, switch and report of a process, behind suspend and resume.
+
+The RAM disk and the switch are made when the first suspend needs them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from contextlib import AbstractContextManager
+from functools import cached_property
+from pathlib import Path
+
+import msgspec
+import torch
+
+from gpuslice.checkpoint.discover import live_graphs
+from gpuslice.checkpoint.named.lazy_optimizer_state import LazyResume
+from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
+from gpuslice.checkpoint.ramdisk.store import JobStore
+from gpuslice.checkpoint.switch.background_snapshot import BackgroundSnapshot
+from gpuslice.checkpoint.switch.record import SwitchRecord
+from gpuslice.checkpoint.switch.swap_endpoints import Successor, Taker
+from gpuslice.checkpoint.switch.switch import Switch
+from gpuslice.config import Settings
+from gpuslice.errors import (
+    EnvironmentUnusableError,
+    GpusliceError,
+    SuspendedStateError,
+    SuspendRefusedError,
+    UsageError,
+)
+from gpuslice.kernels import Device, open_device
+from gpuslice.kernels.cuda import allocator_memory
+from gpuslice.kernels.routes import choose
+from gpuslice.kernels.vmm.shim import loaded
+from gpuslice.launch.command import rank_path
+from gpuslice.launch.device_choice import HOST, found_device, named_device
+from gpuslice.launch.rank_identity import Place
+from gpuslice.runtime import foreign_processes
+from gpuslice.runtime.attached import Attached
+from gpuslice.runtime.boundaries import BoundaryCounter
+from gpuslice.runtime.checkpoints import Checkpoints, Schedule
+from gpuslice.runtime.ending import end_parked, ended_well, ours, say
+from gpuslice.runtime.gang_restart import awaited, newest_common
+from gpuslice.runtime.run_report import Report
+from gpuslice.runtime.slot_preparation import Upkeep
+from gpuslice.runtime.thread_gate import ThreadGate
+from gpuslice.types import DeviceName, Route, job_id
+
+
+class Runtime:
+    """One process of a job: what it computes on, where its state goes, and how.
+
+    Parameters
+    ----------
+    settings
+        What the launcher handed down.
+    place
+        Which rank this is.
+    boundaries
+        The process's counter.
+
+    Attributes
+    ----------
+    attached
+        The job that ``gpuslice.attach`` made, if the script did.
+    report
+        Collects the switches.
+    checkpoints
+        Those taken while the training goes on.
+    gate
+        Stops the other threads during a suspend.
+    upkeep
+        Of the store's slots, if somebody may suspend the job.
+    route
+        How its device is emptied.
+
+    Raises
+    ------
+    EnvironmentUnusableError
+        If the route that the settings name cannot be taken here.
+    """
+
+    def __init__(self, settings: Settings, place: Place, boundaries: BoundaryCounter) -> None:
+        self.settings = settings
+        self.place = place
+        self.boundaries = boundaries
+        self.attached: Attached | None = None
+        self.gate = ThreadGate()
+        self.upkeep: Upkeep | None = None
+        self.report = Report(self._report_path(), job=settings.job, rank=place.rank)
+        self.checkpoints = Checkpoints(self.report)
+        wanted = Route(settings.route)
+        named = named_device(settings.device, wanted)
+        #: Whether the device is settled; if not, every suspend looks where the script's state is.
+        self.device_known = named is not None
+        self._first_device = named or HOST
+        self._device_name = place.device(self._first_device)
+        self.route = choose(wanted, self._device_name)
+        # From the beginning, because it has to see the optimizers' steps.
+        self._lazy = LazyResume() if settings.lazy_resume else None
+
+    def _report_path(self) -> Path | None:
+        return rank_path(Path(self.settings.report), self.place.rank) if self.settings.report else None
+
+    def take_place(self, place: Place) -> None:
+        """Be this rank, which the script has just become.
+
+        Raises
+        ------
+        UsageError
+            If the named job's snapshots of another rank are open already.
+        """
+        if place.rank != self.place.rank and self.settings.job and "store" in self.__dict__:
+            raise UsageError(
+                f"rank {place.rank} of job {self.settings.job} was suspended as rank {self.place.rank}",
+                "call torch.distributed.init_process_group before the training begins",
+            )
+        self.place = place
+        self.report.take_place(place.rank, self._report_path())
+        if self.device_known and not self.settings.socket:
+            name = place.device(self._first_device)
+            if name != self._device_name:
+                self.move_in(name)
+
+    def name_job(self, name: str) -> None:
+        """Give the job a name, unless the launcher gave it one; before its first suspend."""
+        if not self.settings.job:
+            self.settings = msgspec.structs.replace(self.settings, job=job_id(name))
+            self.report.job = name
+
+    @property
+    def boundary(self) -> int:
+        """Boundaries passed; a restarted job sets it to its snapshot's."""
+        return self.boundaries.count
+
+    @boundary.setter
+    def boundary(self, count: int) -> None:
+        self.boundaries.count = count
+
+    @cached_property
+    def device(self) -> Device:
+        """The device this rank computes on, opened on first use."""
+        return open_device(self._device_name, cpu_slots=self.settings.cpu_slots)
+
+    @cached_property
+    def ramdisk(self) -> RamDisk:
+        """Where snapshots go; making it checks the directory."""
+        return RamDisk.from_settings(self.settings)
+
+    @cached_property
+    def store(self) -> JobStore:
+        """This rank's own place in the RAM disk."""
+        return self.ramdisk.open_store(self.settings.job or None, self.place.rank)
+
+    def stand_by(self) -> bool:
+        """Wait for the end of the process that has the named job; false if it left nothing to go on with."""
+        if "store" not in self.__dict__:
+            job = self.settings.job
+            store = self.ramdisk.stand_by(
+                job, self.place.rank, waiting=lambda: say(f"standing by for job {job}")
+            )
+            if store is None:
+                return False
+            self.__dict__["store"] = store
+        return True
+
+    @cached_property
+    def switch(self) -> Switch:
+        shim = loaded() if self.route is Route.VMM else None
+        lazy, lost, verify = self._lazy, end_parked, self.settings.verify
+        return Switch(self.device, self.store, gate=self.gate, verify=verify, shim=shim, lazy=lazy, lost=lost)
+
+    @property
+    def suspended(self) -> bool:
+        """Whether the job's state is away."""
+        return "switch" in self.__dict__ and self.switch.suspended
+
+    def move_in(self, name: DeviceName | None = None) -> None:
+        """Compute on the device from now on (before there is any state to move)."""
+        if name is not None:
+            self._settle_on(name)
+        # The whole host is where the script already is; its number of threads stays its own.
+        if self._device_name.index is not None:
+            self.device.pin()
+
+    def _settle_on(self, name: DeviceName) -> None:
+        self._settle_resume()
+        self.device_known = True
+        self._device_name = name
+        # Both are made anew, for this device, when they are needed.
+        self.__dict__.pop("device", None)
+        self.__dict__.pop("switch", None)
+
+    def _settle_resume(self) -> None:
+        """Wait for what a lazy resume has yet to bring; without a switch there was none."""
+        if "switch" in self.__dict__:
+            self.switch.settle()
+
+    def _look_for_state(self) -> None:
+        """Settle on a GPU if nobody named a device and the script has begun to use one."""
+        held = None if self.device_known or self.suspended else allocator_memory.held_by_gpu()
+        if held is not None and (found := found_device(*held)) != HOST:
+            self._settle_on(found)
+
+    def interruptible(self) -> bool:
+        """Whether the main thread may park right here: not inside backward, not in a graph capture."""
+        self._look_for_state()
+        if torch._C._current_graph_task_id() != -1:
+            return False
+        try:
+            self.device.check_idle()
+        except SuspendRefusedError:
+            return False
+        return True
+
+    def suspend(self, *, explicit: bool, successor: Successor | None = None) -> SwitchRecord:
+        """Move the job's state off its device.
+
+        Parameters
+        ----------
+        explicit
+            Whether the script itself asked for it here.
+        successor
+            Who takes the device over, if it waits for that.
+
+        Raises
+        ------
+        SuspendRefusedError, RamDiskFullError, SwitchFailedError
+            Nothing has changed.
+        """
+        self.checkpoints.settle()
+        self._look_for_state()
+        if self.device.name.kind != "cpu":
+            foreign_processes.refuse(self.ramdisk.directory)
+        # Elsewhere a graph has given up what it had saved; the other routes take along what it has.
+        amid_graphs = self.boundaries.amid_graphs and self.route is Route.TENSOR
+        graph_bytes = live_graphs.held_bytes(self.device) if amid_graphs else 0
+        named, restartable = None, False
+        if self.attached is not None:
+            named = self.attached.named_state()
+            restartable = self.attached.restartable(explicit=explicit)
+        with ours("the suspend"):
+            record = self.switch.suspend(
+                boundary=self.boundary, named=named, restartable=restartable, successor=successor
+            )
+        record.leave(live_graphs.REASON, graph_bytes)
+        return record
+
+    def resume(self, device: DeviceName | None = None, *, taker: Taker | None = None) -> SwitchRecord:
+        """Bring the state back, to ``device`` if it is given, and record the switch.
+
+        Parameters
+        ----------
+        taker
+            The passage to the job that is leaving that device.
+
+        Raises
+        ------
+        DeviceMemoryError, HandoverError, SuspendRefusedError
+            The snapshot is kept and the resume may be tried again; refused, on the device that it left.
+        SwitchFailedError
+            The state did not come back.
+        """
+        target = None
+        with ours("the resume"):
+            if device is not None and device != self.device.name:
+                target = self._open_other(device)
+            record = self.switch.resume(target, taker=taker)
+        if target is not None:
+            self.__dict__["device"] = target
+        self.report.add(record)
+        self.write_report()
+        if self.upkeep is not None:
+            self.upkeep.resumed()
+        return record
+
+    def _open_other(self, name: DeviceName) -> Device:
+        """A device to move to; one that is not there is refused like a state that cannot move."""
+        try:
+            return open_device(name, cpu_slots=self.settings.cpu_slots)
+        except EnvironmentUnusableError as error:
+            raise SuspendRefusedError(error.message, error.remedy) from error
+
+    @property
+    def whole(self) -> bool:
+        """Whether the job's state is where the script expects it: neither away nor lost."""
+        return "switch" not in self.__dict__ or self.switch.whole
+
+    def offering(self) -> AbstractContextManager[object]:
+        """Inside the block, while the job is suspended, its room in the RAM disk is there for others."""
+        assert self.switch.snapshot is not None
+        return self.store.offering(self.switch.snapshot)
+
+    def keep_ready(self) -> None:
+        """Somebody may suspend the job: see to its slots while it trains."""
+        self.upkeep = Upkeep(self)
+
+    def checkpoint(self, *, explicit: bool) -> bool:
+        """Begin to save the attached job's state for a restart; whether it could be done here.
+
+        Raises
+        ------
+        SuspendedStateError
+            If the job is suspended.
+        SuspendRefusedError, UsageError, RamDiskFullError
+            If the state cannot be saved. The previous checkpoint stays.
+        """
+        if self.suspended:
+            raise SuspendedStateError("the job is suspended", "resume it before a checkpoint")
+        return self.checkpoints.begin(lambda hasty: self._save(hasty, explicit=explicit))
+
+    def checkpoint_every(self, boundaries: int) -> None:
+        """Take a checkpoint at every so many boundaries from now on."""
+        Schedule(
+            self.checkpoints,
+            self.boundaries,
+            every=boundaries,
+            obstacle=self._checkpoint_obstacle,
+            start=lambda hasty: self._save(hasty, explicit=self.boundaries.explicit),
+        )
+
+    def _checkpoint_obstacle(self) -> str | None:
+        if self.attached is None:
+            return "no checkpoints: the script names no state to save; see gpuslice.attach"
+        if not self.settings.job:
+            return "no checkpoints: the job has no name to find them by; give one with --job"
+        return None
+
+    def _save(self, hasty: Collection[str], *, explicit: bool) -> BackgroundSnapshot | None:
+        attached = self.attached
+        if attached is None or not self.interruptible() or not attached.restartable(explicit=explicit):
+            return None
+        self.switch.settle()  # making it, too, has the device page-lock the store's arenas
+        if not self._make_room():
+            return None
+        if self.upkeep is not None:
+            self.upkeep.store_used()
+        self.gate.close()
+        try:
+            self.device.synchronize()
+            return BackgroundSnapshot(
+                self.device, self.store, attached.named_state(), boundary=self.boundary, hasty=hasty
+            )
+        finally:
+            self.gate.open()
+
+    def _make_room(self) -> bool:
+        """Keep the newest snapshot that all ranks of this node have; whether there is a place besides it.
+
+        The ranks take their checkpoints at the same boundaries, but not at the same instant. One that is
+        ahead must not overwrite what another has yet to reach; it asks again at the next boundary.
+        """
+        neighbours = [rank for rank in self.place.local_ranks if rank != self.place.rank]
+        if not neighbours:
+            return True
+        mine = self.ramdisk.boundaries(self.settings.job, self.place.rank)
+        others = [self.ramdisk.boundaries(self.settings.job, rank) for rank in neighbours]
+        if awaited(mine, others):
+            return False
+        common = newest_common([mine, *others])
+        if common is not None:
+            self.store.forget_after(common)
+        return True
+
+    def write_report(self) -> None:
+        """Update the report file."""
+        self.report.update(boundaries=self.boundary, steps=self.boundaries.steps)
+
+    def summary(self) -> str:
+        """What happened, in one line."""
+        totals = self.report.summary(boundaries=self.boundary, steps=self.boundaries.steps)
+        return f"{totals}, route {self.route.value}"
+
+    def close(self) -> None:
+        """Let go of the RAM disk.
+
+        The snapshots of a named job stay there if its script did not end well, or ended while suspended. Of
+        a job without a name the newest one stays if the script asked for it: somebody may have its path.
+        """
+        if "store" not in self.__dict__:
+            return
+        try:
+            self._settle_resume()
+        except GpusliceError as error:
+            say(error.message, error.remedy)
+        self.checkpoints.settle(keep=not ended_well())
+        if not self.settings.job:
+            self.store.close(keep=self.store.handed_out)
+            return
+        keep = not ended_well() or (self.store.handed_out and self.suspended)
+        if keep and self.place.world_size > 1:
+            # Another rank may have died before its newest snapshot: as after a kill, both of ours stay.
+            return
+        self.store.close(keep=keep)

@@ -1,0 +1,329 @@
+"""A GPU as a device: the copy engines move storages between the caching allocator and page-locked memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence, Set
+from contextlib import suppress
+from dataclasses import replace
+
+import torch
+from torch.multiprocessing.reductions import shared_cache
+
+from gpuslice.errors import EnvironmentUnusableError, SuspendRefusedError
+from gpuslice.kernels.device import DeviceMemory, Hold, Way, refill_in_turn
+from gpuslice.kernels.host import copies
+from gpuslice.kernels.host.copies import Inspector, Marks, Pairs, Wanted
+from gpuslice.kernels.host.numa import node_of_gpu
+from gpuslice.kernels.host.process_memory import enclosing, overlapping, view_address
+from gpuslice.kernels.transfer import Transfer
+from gpuslice.types import DeviceName
+
+from . import allocator_memory, runtime_calls
+from .copies import GpuCopies
+from .engine import CudaEngine
+from .page_locking import LOCKS
+
+_FREED = Hold(Way.FREED)
+_OVERLAID = Hold(Way.RESIDENT, "another library knows its address")
+#: ``cudaErrorUnknown``
+_UNKNOWN = 999
+#: ``cudaHostRegisterPortable``: page-locked for all devices of the process, also for a later move.
+_PORTABLE = 1
+
+
+class CudaDevice:
+    """``cuda:N`` by the tensor route.
+
+    CUDA begins when the script begins it: before that a process may fork, choose an allocator or what is
+    visible, and has no memory to take away. Storages come back at other addresses, so whatever baked
+    addresses in (captured CUDA graphs, pointers handed to other libraries by DLPack) does not survive; live
+    CUDA graphs are refused by name.
+
+    Raises
+    ------
+    EnvironmentUnusableError
+        If torch sees no such GPU.
+    """
+
+    def __init__(self, name: DeviceName) -> None:
+        count = runtime_calls.count_gpus()
+        self._index = name.index or 0
+        if count is not None and self._index >= count:
+            raise EnvironmentUnusableError(
+                f"{name} does not exist: torch {torch.__version__} sees {count} CUDA devices",
+                "run `gpuslice doctor`, or use the device cpu",
+            )
+        self.name = name
+        self.torch_device = torch.device("cuda", self._index)
+        self.obstacles: Mapping[type, str] = {
+            torch.cuda.CUDAGraph: "a captured CUDA graph holds addresses; use the route vmm"
+        }
+        self._engine = CudaEngine(self._index)
+        self._copies = GpuCopies(self._engine, _threads())
+        self._made_on: dict[int, int] = {}
+
+    @property
+    def duplex(self) -> bool:
+        """Yes: PCIe and NVLink carry both directions, each by a copy engine of its own."""
+        return True
+
+    @property
+    def memory_node(self) -> int | None:
+        """Asked once CUDA is in use: to ask is to begin that."""
+        if not runtime_calls.has_begun():
+            return None
+        return node_of_gpu(str(torch.cuda.get_device_properties(self._index).uuid))
+
+    def pin(self) -> None:
+        runtime_calls.compute_on(self._index)
+
+    def synchronize(self) -> None:
+        if runtime_calls.has_begun():
+            torch.cuda.synchronize(self._index)
+
+    def check_idle(self) -> None:
+        if runtime_calls.has_begun() and torch.cuda.is_current_stream_capturing():
+            raise SuspendRefusedError(
+                f"{self.name} is capturing a CUDA graph", "suspend outside of the capture"
+            )
+
+    def owns(self, storage: torch.UntypedStorage) -> bool:
+        return storage.device == self.torch_device
+
+    def memory(self) -> DeviceMemory:
+        if not runtime_calls.has_begun():
+            return DeviceMemory(0, 0, 0, 0)  # of its own it has none, and to ask for the rest is to begin
+        free_bytes, total_bytes = torch.cuda.mem_get_info(self._index)
+        used_bytes = total_bytes - free_bytes
+        allocated_bytes = allocator_memory.statistics(lambda: torch.cuda.memory_allocated(self._index))
+        reserved_bytes = allocator_memory.statistics(lambda: torch.cuda.memory_reserved(self._index))
+        # Of an allocator that keeps no count, at most all that is used is this process's.
+        return DeviceMemory(
+            total_bytes,
+            used_bytes,
+            allocated_bytes,
+            used_bytes if reserved_bytes is None else reserved_bytes,
+        )
+
+    def holds(self, storages: Sequence[torch.UntypedStorage], *, fixed: Set[int], alone: bool) -> list[Hold]:
+        """``fixed`` is ignored: on a GPU it means autograd or DDP, and both go through the storage."""
+        between_processes = {reference.cdata for reference in shared_cache.values()}
+        holds = [_hold(storage, between_processes) for storage in storages]
+        if all(hold is _FREED for hold in holds):
+            return holds  # of what torch itself allocated, nothing lies over anything else
+        return together(holds, [(storage.data_ptr(), storage.nbytes()) for storage in storages])
+
+    def regions(self, storages: Sequence[torch.UntypedStorage]) -> list[int]:
+        """By the allocator's segments, which ``empty_cache`` gives back whole, but for expandable ones."""
+        segments = [
+            (segment["address"], segment["total_size"])
+            for segment in allocator_memory.segments(self._index)
+            if not segment.get("is_expandable", False)
+        ]
+        return enclosing([storage.data_ptr() for storage in storages], segments)
+
+    def copy_out(
+        self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None, marks: Marks | None = None
+    ) -> Transfer:
+        on_host, here = _by_place(pairs)
+        by_host = copies.copy_out(on_host, arena, inspect, _threads())
+        if not here:
+            return by_host
+        with runtime_calls.on_gpu(self._index):
+            copied = self._copies.copy_out(here, arena, inspect, marks)
+        return by_host + self._noting_locks(copied, arena)
+
+    def copy_in(self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None) -> Transfer:
+        on_host, here = _by_place(pairs)
+        by_host = copies.copy_in(on_host, arena, inspect, _threads())
+        if not here:
+            return by_host
+        with runtime_calls.on_gpu(self._index):
+            copied = self._copies.copy_in(here, arena, inspect)
+        return by_host + self._noting_locks(copied, arena)
+
+    def _noting_locks(self, transfer: Transfer, arena: memoryview) -> Transfer:
+        problem = LOCKS.problem(view_address(arena), arena.nbytes) if transfer.copies else ""
+        if not problem:
+            return transfer
+        return replace(transfer, fallbacks=(*transfer.fallbacks, f"the arena is not page-locked: {problem}"))
+
+    def free(self, storages: Sequence[torch.UntypedStorage]) -> None:
+        streams = self._streams_by_address() if storages else {}
+        for storage in storages:
+            if storage.nbytes():
+                self._made_on[storage._cdata] = streams.get(storage.data_ptr(), 0)
+                storage.resize_(0)
+
+    def discard(self, storages: Sequence[torch.UntypedStorage]) -> None:
+        if storages:
+            raise EnvironmentUnusableError(
+                f"{self.name} cannot drop pages under a tensor; `holds` never says so"
+            )
+
+    def reserve(self, pairs: Sequence[tuple[torch.UntypedStorage, int]]) -> None:
+        freed = [(storage, nbytes) for storage, nbytes in pairs if storage.nbytes() != nbytes]
+        # One stream after the other: to enter a stream costs more than a small allocation.
+        by_stream: dict[int, list[tuple[torch.UntypedStorage, int]]] = {}
+        for storage, nbytes in freed:
+            by_stream.setdefault(self._made_on.get(storage._cdata, 0), []).append((storage, nbytes))
+
+        def give_back() -> None:
+            for storage, _ in freed:
+                storage.resize_(0)
+            self.release_caches()
+
+        try:
+            for pointer, those in by_stream.items():
+                with self._on_stream(pointer):
+                    self._fill(those, give_back)
+        except torch.OutOfMemoryError as error:
+            raise allocator_memory.lack_of_memory(
+                str(self.name), self._index, [n for _, n in pairs]
+            ) from error
+        for storage, _ in freed:
+            self._made_on.pop(storage._cdata, None)
+
+    def _fill(
+        self, wanted: Sequence[tuple[torch.UntypedStorage, int]], give_back: Callable[[], None]
+    ) -> None:
+        sizes = [nbytes for _, nbytes in wanted]
+        allocator_memory.fill_up(
+            sizes, self.torch_device, lambda at: wanted[at][0].resize_(wanted[at][1]), give_back
+        )
+
+    def refill(
+        self, wanted: Wanted, arena: memoryview, inspect: Inspector | None = None
+    ) -> Callable[[], Transfer]:
+        return refill_in_turn(self, wanted, arena, inspect)
+
+    def allocate(self, sizes: Sequence[int]) -> list[torch.UntypedStorage]:
+        made: list[torch.UntypedStorage] = []
+
+        def take(position: int) -> None:
+            made.append(torch.UntypedStorage(sizes[position], device=self.torch_device))  # type: ignore[no-untyped-call]
+
+        def give_back() -> None:
+            made.clear()
+            self.release_caches()
+
+        try:
+            allocator_memory.fill_up(sizes, self.torch_device, take, give_back)
+        except torch.OutOfMemoryError as error:
+            raise allocator_memory.lack_of_memory(str(self.name), self._index, sizes) from error
+        return made
+
+    def release_caches(self, *, workspaces: bool = True) -> None:
+        """Workspaces are cuBLAS's, which live in the caching allocator per handle and stream."""
+        if runtime_calls.has_begun():
+            if workspaces:
+                torch._C._cuda_clearCublasWorkspaces()
+            with torch.cuda.device(self._index):
+                torch.cuda.empty_cache()
+
+    @property
+    def registrations(self) -> int:
+        return LOCKS.count
+
+    def register(self, arena: memoryview) -> bool:
+        """Also loads the kernels: whoever warms an arena up warms up the first copy with it."""
+        if not runtime_calls.has_begun():
+            return False
+        self._engine.kernels_missing()
+        return LOCKS.take(_Runtime(self._index), view_address(arena), arena.nbytes)
+
+    def unregister(self, arena: memoryview) -> None:
+        LOCKS.release(_Runtime(self._index), view_address(arena))
+
+    def rng_state(self) -> torch.Tensor | None:
+        return torch.cuda.get_rng_state(self._index) if runtime_calls.has_begun() else None
+
+    def set_rng_state(self, state: torch.Tensor) -> None:
+        torch.cuda.set_rng_state(state, self._index)
+
+    def _streams_by_address(self) -> dict[int, int]:
+        """Address of each block that was not allocated on the default stream -> its stream.
+
+        The caching allocator reuses a block in the order of the stream it was allocated on. A storage that
+        came back on another stream could be reused while kernels of its own stream still run.
+        """
+        found = {}
+        for segment in allocator_memory.segments(self._index):
+            if segment["stream"] == 0:
+                continue
+            address = segment["address"]
+            for block in segment["blocks"]:
+                found[address] = segment["stream"]
+                address += block["size"]
+        return found
+
+    def _on_stream(self, pointer: int) -> torch.cuda.StreamContext:
+        if pointer == 0:
+            return torch.cuda.stream(torch.cuda.default_stream(self._index))
+        return torch.cuda.stream(torch.cuda.ExternalStream(pointer, self._index))  # type: ignore[no-untyped-call]
+
+
+class _Runtime:
+    """The CUDA runtime that torch uses, with one GPU current."""
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+
+    def host_register(self, address: int, nbytes: int) -> int:
+        return self._call(lambda: torch.cuda.cudart().cudaHostRegister(address, nbytes, _PORTABLE))  # type: ignore[no-untyped-call]
+
+    def host_unregister(self, address: int) -> int:
+        return self._call(lambda: torch.cuda.cudart().cudaHostUnregister(address))  # type: ignore[no-untyped-call]
+
+    def _call(self, function: Callable[[], object]) -> int:
+        try:
+            with runtime_calls.on_gpu(self._index):
+                return self._cleared(function())
+        except (
+            RuntimeError
+        ) as error:  # this process cannot use the GPU any more, after an error of its script
+            return int(getattr(error, "error_code", _UNKNOWN))
+
+    def _cleared(self, code: object) -> int:
+        """Spend the error that a failed call leaves in this thread for the next launch to report."""
+        number = int(code)  # type: ignore[call-overload]
+        if number != 0 and not runtime_calls.spend_error():
+            with suppress(RuntimeError):
+                torch.zeros(1, device=torch.device("cuda", self._index))
+                torch.cuda.synchronize(self._index)
+        return int(number)
+
+
+def _hold(storage: torch.UntypedStorage, between_processes: Set[int]) -> Hold:
+    if storage._cdata in between_processes:
+        return Hold(Way.RESIDENT, "shared with another process by CUDA IPC")
+    if not storage.resizable():
+        return Hold(Way.RESIDENT, "its memory belongs to another library")
+    return _FREED
+
+
+def together(holds: Sequence[Hold], ranges: Sequence[tuple[int, int]]) -> list[Hold]:
+    """Keep what lies over memory that stays: views that went to another library and came back, for instance.
+
+    Parameters
+    ----------
+    ranges
+        Address and bytes of each storage.
+    """
+    starts = overlapping(ranges)
+    staying = {start for start, hold in zip(starts, holds, strict=True) if hold is not _FREED}
+    return [
+        _OVERLAID if hold is _FREED and start in staying else hold
+        for start, hold in zip(starts, holds, strict=True)
+    ]
+
+
+def _by_place(pairs: Pairs) -> tuple[Pairs, Pairs]:
+    """Those of the host, and those of a GPU."""
+    on_host = [pair for pair in pairs if pair[0].device.type == "cpu"]
+    return on_host, [pair for pair in pairs if pair[0].device.type != "cpu"]
+
+
+def _threads() -> int:
+    return len(os.sched_getaffinity(0))

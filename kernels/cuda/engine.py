@@ -1,0 +1,131 @@
+"""The streams and kernels of one GPU, for ``gpu_copies``."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+
+from gpuslice.errors import EnvironmentUnusableError
+
+from . import runtime_calls
+from .copies import Lane
+from .kernels import GpuKernels, Pieces, combine, table
+
+#: A GPU has one copy engine per direction; a second stream hides the gap between one copy and the next.
+_LANES = 2
+
+
+class CudaLane:
+    """A stream during one copy."""
+
+    def __init__(self, stream: torch.cuda.Stream, engine: CudaEngine) -> None:
+        self._stream = stream
+        self._engine = engine
+        #: Tables on their way to the GPU. They must outlive the copy on machines whose GPU reads them itself.
+        self._tables: list[torch.Tensor] = []
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        with runtime_calls.outside_captures(), torch.cuda.stream(self._stream):
+            target.copy_(source, non_blocking=True)
+
+    def staging(self, nbytes: int) -> torch.Tensor | None:
+        """Zeroed, so that what is copied along between two storages says nothing about anybody's memory.
+
+        It is the calling thread's stream that allocates: what this lane's stream had allocated, the job could
+        not use afterwards. It is dropped when the lane has come to rest.
+        """
+        try:
+            buffer = torch.empty(nbytes, dtype=torch.uint8, device=self._stream.device)
+        except torch.OutOfMemoryError:
+            return None
+        # Whoever had this memory before may still be at work on it.
+        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+        with torch.cuda.stream(self._stream):
+            return buffer.zero_()
+
+    def gather(self, pieces: Pieces, staging: torch.Tensor) -> None:
+        with torch.cuda.stream(self._stream):
+            rows = self._upload(pieces)
+            self._engine.kernels.gather(rows.data_ptr(), pieces, staging.data_ptr(), self._stream.cuda_stream)
+
+    def scatter(self, pieces: Pieces, staging: torch.Tensor) -> None:
+        with runtime_calls.outside_captures(), torch.cuda.stream(self._stream):
+            rows = self._upload(pieces)
+            self._engine.kernels.scatter(
+                rows.data_ptr(), pieces, staging.data_ptr(), self._stream.cuda_stream
+            )
+
+    def marks(self, pieces: Pieces) -> list[int] | None:
+        try:
+            with torch.cuda.stream(self._stream):
+                rows = self._upload(pieces)
+                words = torch.zeros(2 * len(pieces), dtype=torch.int64, device=self._stream.device)
+                self._engine.kernels.mark(rows.data_ptr(), pieces, words.data_ptr(), self._stream.cuda_stream)
+                return combine(words.cpu().numpy().view(np.uint64))
+        except torch.OutOfMemoryError:
+            return None
+
+    def flag(self) -> Callable[[], None]:
+        # Blocking, not spinning: the host's cores are other jobs', too.
+        event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        event.record(self._stream)
+        return event.synchronize
+
+    def wait(self) -> None:
+        self._stream.synchronize()
+
+    def _upload(self, pieces: Pieces) -> torch.Tensor:
+        self._tables.append(torch.from_numpy(table(pieces)))
+        return self._tables[-1].to(self._stream.device, non_blocking=True)
+
+
+class CudaEngine:
+    """One GPU's lanes; streams are made once, kernels are loaded when first needed.
+
+    Parameters
+    ----------
+    index
+        Of the GPU, as torch counts.
+    """
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+        self._lock = threading.Lock()
+        self._streams: list[torch.cuda.Stream] = []
+        self._kernels: GpuKernels | None = None
+        self._missing: str | None = None
+
+    def lanes(self) -> Sequence[Lane]:
+        with self._lock:
+            if not self._streams:
+                self._streams = [runtime_calls.make_stream(self._index) for _ in range(_LANES)]
+        current = torch.cuda.current_stream(self._index)
+        for stream in self._streams:
+            stream.wait_stream(current)
+        return [CudaLane(stream, self) for stream in self._streams]
+
+    @property
+    def kernels(self) -> GpuKernels:
+        """Raises ``EnvironmentUnusableError`` where `kernels_missing` says why there are none."""
+        if self._kernels is None:
+            raise EnvironmentUnusableError(self._missing or "the GPU kernels are not loaded")
+        return self._kernels
+
+    def kernels_missing(self) -> str:
+        """Also loads them: before the first copy, or it takes as long as CuPy takes to compile."""
+        with self._lock:
+            if self._missing is None:
+                self._missing = self._load()
+            return self._missing
+
+    def _load(self) -> str:
+        """Compile the kernels (seconds, once per machine: CuPy keeps them) and load them."""
+        try:
+            with runtime_calls.on_gpu(self._index):
+                self._kernels = GpuKernels()
+        except EnvironmentUnusableError as error:
+            return error.message
+        return ""

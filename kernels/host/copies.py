@@ -1,0 +1,336 @@
+"""Copies between host storages and an arena: a few threads, chunk by chunk, inspected in the cache.
+
+The threads are started for one copy and are gone when it ends, so nothing of them outlives a fork. The
+calling thread works with them. Whatever happens to it (Ctrl-C, say), it comes back only when no thread
+touches any of the memory any more.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+import numpy as np
+import torch
+
+from gpuslice.kernels.transfer import Transfer
+
+from . import checksummed_copies
+from .process_memory import HugePages, address_space, view_address
+
+#: What is inspected and copied at once. It stays in a core's share of the last cache, so the second look
+#: is cheap; and it is far below the size from which glibc's memcpy falls into 4K aliasing.
+CHUNK_BYTES = 4 << 20
+#: More threads do not help: two or three of them saturate a socket's memory.
+_MAX_THREADS = 8
+#: Letting go of the GIL for less than this costs more than holding it.
+_SMALL_BYTES = 64 << 10
+
+_small_memmove = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)(
+    ("memmove", ctypes.CDLL(None))
+)
+
+Pairs = Sequence[tuple[torch.UntypedStorage, int]]
+#: A storage, the bytes that it is to have, and its offset in the arena.
+Want = tuple[torch.UntypedStorage, int, int]
+Wanted = Sequence[Want]
+#: Host address, offset in the arena, bytes.
+Piece = tuple[int, int, int]
+_Rows = np.ndarray[Any, Any]
+_Work = TypeVar("_Work")
+#: Source and target among the host's address and the arena's.
+_OUT, _IN = (0, 1), (1, 0)
+
+
+class Inspector(Protocol):
+    """Sees every chunk of a copy, in any order and from several threads.
+
+    Chunks begin at multiples of ``CHUNK_BYTES`` of their storage.
+    """
+
+    def __call__(self, offset: int, data: memoryview) -> bool:
+        """Look at a chunk before it is copied.
+
+        Parameters
+        ----------
+        offset
+            Where it lies, or will lie, in the arena.
+        data
+            The bytes to be copied.
+
+        Returns
+        -------
+        bool
+            Whether to copy it; no, if the target has these very bytes already.
+        """
+        ...
+
+
+@runtime_checkable
+class Summing(Inspector, Protocol):
+    """An inspector that does nothing but what its `Sums` are for."""
+
+    sums: checksummed_copies.Sums
+
+
+@runtime_checkable
+class Expecting(Inspector, Protocol):
+    """An inspector that does nothing but raise for a chunk that is not what is `expected`."""
+
+    expected: checksummed_copies.Expected
+
+
+class Marks(Protocol):
+    """Keeps the marks that a GPU makes of chunks where they are: 128 bits, the same for the same bytes only.
+
+    What a mark is a function of is the device's own business (digest.cu): marks are compared with marks,
+    never with checksums, and never leave the process.
+    """
+
+    def __call__(self, offset: int, mark: int) -> bool:
+        """Note the mark of the chunk for this offset of the arena.
+
+        Returns
+        -------
+        bool
+            Whether the arena holds that very chunk there already. Then it is neither copied nor inspected.
+        """
+        ...
+
+
+def copy_out(pairs: Pairs, arena: memoryview, inspect: Inspector | None, threads: int) -> Transfer:
+    """Copy host storages into ``arena`` at their offsets."""
+    places = pieces(pairs)
+    declined: list[int] = []
+    problem = ""
+    if isinstance(inspect, Summing):
+        copier, problem = checksummed_copies.load()
+        if copier is not None:
+            table = inspect.sums
+
+            def copy_many(portion: _Rows) -> None:
+                declined.append(copier.copy_changed(portion, table))
+
+            run(_portions(_chunks(places, arena, table.chunks, _OUT)), copy_many, threads)
+            return by_host(places, sum(declined))
+    base, memory = view_address(arena), address_space()
+    fallbacks = (problem,) if problem else ()
+
+    def copy(piece: Piece) -> None:
+        address, offset, nbytes = piece
+        if inspect is None or inspect(offset, memory[address : address + nbytes]):
+            _move(base + offset, address, nbytes)
+        else:
+            declined.append(nbytes)
+
+    run(_batches(places, len(arena)), copy, threads)
+    return by_host(places, sum(declined), fallbacks=fallbacks)
+
+
+def _chunks(places: Sequence[Piece], arena: memoryview, table: _Rows | None, ends: Sequence[int]) -> _Rows:
+    """What is copied, as rows that a ``Copier`` takes.
+
+    Parameters
+    ----------
+    table
+        Start and end of the arena's chunks, which those of the copy must be, if that matters.
+    ends
+        Which of host address and arena address is the source, and which is the target.
+    """
+    if not places:
+        return checksummed_copies.rows(*np.zeros((5, 0), np.int64))
+    address, offset, nbytes = _split(places, len(arena))
+    padded_bytes, row = nbytes, np.zeros_like(nbytes)
+    if table is not None:
+        row = np.searchsorted(table[:, 0], offset)
+        first, end = table[np.minimum(row, len(table) - 1)].T
+        fits = np.all(offset + nbytes <= end) and np.all(end <= len(arena))
+        if not (np.array_equal(first, offset) and fits):
+            raise ValueError("what is copied does not lie in the arena as its checksums do")
+        padded_bytes = end - offset
+    sides = (address, view_address(arena) + offset)
+    source, target = ends
+    return checksummed_copies.rows(sides[source], sides[target], nbytes, padded_bytes, row)
+
+
+def incoming(
+    places: Sequence[Piece], arena: memoryview, expected: checksummed_copies.Expected | None
+) -> _Rows:
+    """What is copied from an arena, as rows that a ``Copier`` takes."""
+    return _chunks(places, arena, expected.chunks if expected else None, _IN)
+
+
+def _portions(chunks: _Rows) -> Iterator[list[_Rows]]:
+    """Rows in portions of about equally many bytes."""
+    if len(chunks):
+        nbytes = chunks[:, checksummed_copies.BYTES].astype(np.int64)
+        cuts = np.flatnonzero(np.diff((np.cumsum(nbytes) - nbytes) // CHUNK_BYTES)) + 1
+        yield from ([portion] for portion in np.split(chunks, cuts))
+
+
+def _split(places: Sequence[Piece], arena_bytes: int) -> tuple[_Rows, _Rows, _Rows]:
+    """Address, offset in the arena and bytes of every chunk."""
+    address, offset, nbytes = (np.array(column, np.int64) for column in zip(*places, strict=True))
+    wrong = np.flatnonzero((offset < 0) | (offset > arena_bytes - nbytes))
+    if len(wrong):
+        raise _misfit(int(offset[wrong[0]]), int(nbytes[wrong[0]]), arena_bytes)
+    parts = -(-nbytes // CHUNK_BYTES)
+    which = np.repeat(np.arange(len(parts)), parts)
+    start = (np.arange(len(which)) - np.repeat(np.cumsum(parts) - parts, parts)) * CHUNK_BYTES
+    return address[which] + start, offset[which] + start, np.minimum(nbytes[which] - start, CHUNK_BYTES)
+
+
+def _misfit(offset: int, nbytes: int, arena_bytes: int) -> ValueError:
+    return ValueError(f"a storage of {nbytes} bytes does not fit at {offset} of {arena_bytes} bytes")
+
+
+def copy_in(pairs: Pairs, arena: memoryview, inspect: Inspector | None, threads: int) -> Transfer:
+    """Copy from ``arena`` into host storages; fresh pages of theirs are faulted in on the way."""
+    places = pieces(pairs)
+    fresh = [(address, nbytes) for address, _, nbytes in places]
+    return copy_in_at(places, arena, threads, inspect, fresh=fresh)
+
+
+def copy_in_at(
+    places: Sequence[Piece],
+    arena: memoryview,
+    threads: int,
+    inspect: Inspector | None = None,
+    *,
+    fresh: Sequence[tuple[int, int]] = (),
+) -> Transfer:
+    """Copy from ``arena`` to host addresses.
+
+    Parameters
+    ----------
+    places
+        Address, offset in ``arena``, bytes.
+    fresh
+        Address and bytes of what the places have of memory that was taken just now.
+    """
+    pages = HugePages(fresh)
+    problem = ""
+    if places and (inspect is None or isinstance(inspect, Expecting)):
+        copier, problem = checksummed_copies.load()
+        if copier is not None:
+            expected = inspect.expected if inspect else None
+
+            def copy_many(portion: _Rows) -> None:
+                pages.all_ready(portion[:, [checksummed_copies.TARGET, checksummed_copies.BYTES]].tolist())
+                copier.copy_expected(portion, expected)
+
+            chunks = incoming(places, arena, expected)
+            run(_portions(chunks), copy_many, threads)
+            return by_host(places, 0)
+    base = view_address(arena)
+    fallbacks = (problem,) if problem else ()
+
+    def copy(piece: Piece) -> None:
+        address, offset, nbytes = piece
+        if inspect is None or inspect(offset, arena[offset : offset + nbytes]):
+            pages.ready(address, nbytes)
+            _move(address, base + offset, nbytes)
+
+    run(_batches(places, len(arena)), copy, threads)
+    return by_host(places, 0, fallbacks=fallbacks)
+
+
+def by_host(places: Sequence[Piece], unchanged_bytes: int, *, fallbacks: tuple[str, ...] = ()) -> Transfer:
+    nbytes = sum(nbytes for _, _, nbytes in places)
+    paths = {"host": nbytes - unchanged_bytes, "unchanged": unchanged_bytes}
+    return Transfer({path: nbytes for path, nbytes in paths.items() if nbytes}, fallbacks=fallbacks)
+
+
+def _move(target: int, source: int, nbytes: int) -> None:
+    (_small_memmove if nbytes < _SMALL_BYTES else ctypes.memmove)(target, source, nbytes)
+
+
+def pieces(pairs: Pairs) -> list[Piece]:
+    """Address, offset in the arena and bytes of each."""
+    return [(storage.data_ptr(), offset, storage.nbytes()) for storage, offset in pairs]
+
+
+def _batches(places: Iterable[Piece], arena_bytes: int) -> Iterator[list[Piece]]:
+    """Large ranges chunk by chunk, small ones together, in about equal portions of work."""
+    batch: list[Piece] = []
+    room = CHUNK_BYTES
+    for piece in places:
+        address, offset, nbytes = piece
+        if not 0 <= offset <= arena_bytes - nbytes:
+            raise _misfit(offset, nbytes, arena_bytes)
+        if nbytes > CHUNK_BYTES:
+            for start in range(0, nbytes, CHUNK_BYTES):
+                yield [(address + start, offset + start, min(CHUNK_BYTES, nbytes - start))]
+            continue
+        batch.append(piece)
+        room -= nbytes
+        if room <= 0:
+            yield batch
+            batch, room = [], CHUNK_BYTES
+    if batch:
+        yield batch
+
+
+def run(batches: Iterable[Sequence[_Work]], work: Callable[[_Work], None], threads: int) -> None:
+    """Work through all pieces, by the calling thread and ``threads - 1`` others.
+
+    Raises
+    ------
+    BaseException
+        The first failure, of whichever thread. Then, too, none of them is at work any more.
+    """
+    # Listed first: what the iterator refuses is refused before anything is written.
+    todo = deque(batches)
+    failures: list[BaseException] = []
+
+    def labour() -> None:
+        try:
+            while not failures:
+                try:
+                    batch = todo.popleft()
+                except IndexError:
+                    return
+                for piece in batch:
+                    work(piece)
+        except BaseException as error:  # noqa: BLE001 - raised again by the caller's thread
+            failures.append(error)
+
+    crew = others(labour, min(threads, len(todo)))
+    try:
+        with suppress(RuntimeError):  # the system gives no more threads; fewer do the same, later
+            for thread in crew:
+                thread.start()
+        labour()
+    except BaseException as error:  # noqa: BLE001 - raised below, when the others have stopped
+        failures.append(error)
+    wait_for(crew, failures)
+    if failures:
+        raise failures[0]
+
+
+def others(work: Callable[[], object], threads: int) -> list[threading.Thread]:
+    """Threads that are to do ``work`` beside the calling one, which is one of ``threads``; not begun yet."""
+    return [
+        threading.Thread(target=work, name=f"gpuslice-copy-{number}", daemon=True)
+        for number in range(1, min(threads, _MAX_THREADS))
+    ]
+
+
+def wait_for(crew: Sequence[threading.Thread], failures: list[BaseException]) -> None:
+    """Return when all have ended, whatever arrives meanwhile; that is noted as a failure.
+
+    A thread without an ident has not begun. If it still will (its start was interrupted, which is a failure
+    noted by now), it sees the failure before it touches anything.
+    """
+    while True:
+        try:
+            for thread in crew:
+                if thread.ident is not None:
+                    thread.join()
+            return
+        except BaseException as error:  # noqa: BLE001 - raised by the caller afterwards
+            failures.append(error)

@@ -1,0 +1,234 @@
+"""The host as a device: state leaves the process's own memory and comes back, as on a GPU."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
+from itertools import repeat
+from pathlib import Path
+
+import psutil
+import torch
+
+from gpuslice.errors import DeviceMemoryError, EnvironmentUnusableError
+from gpuslice.kernels.device import DeviceMemory, Hold, Way, refill_in_turn
+from gpuslice.kernels.transfer import Transfer
+from gpuslice.types import DeviceName
+
+from . import checksummed_copies, copies
+from .copies import Inspector, Marks, Pairs, Wanted
+from .memory_files import no_address_space
+from .process_memory import (
+    PAGE_BYTES,
+    AddressSpace,
+    drop_pages,
+    overlapping,
+    resident_anonymous_bytes,
+    trim,
+    whole_pages,
+)
+from .slots import check_slot, slot_cores
+
+_HOST = torch.device("cpu")
+_Sizes = Sequence[tuple[torch.UntypedStorage, int]]
+_FREED = Hold(Way.FREED)
+_DISCARDED = Hold(Way.DISCARDED, "its address must stay, so its pages are dropped instead")
+#: Dropping fewer pages is not worth two system calls and the faults afterwards.
+_MIN_DISCARD_BYTES = 4 * PAGE_BYTES
+
+
+@functools.cache
+def _host_cores() -> tuple[int, ...]:
+    """The cores this process was given, read before ``pin`` narrows them."""
+    return tuple(sorted(os.sched_getaffinity(0)))
+
+
+class CpuDevice:
+    """``cpu`` (the whole host) or ``cpu:N``, one of equal slots of the host's cores.
+
+    Parameters
+    ----------
+    slots
+        Into how many slots the cores are divided; 0 means one per core. All slots have the same
+        number of cores, because the number of threads decides how torch splits reductions and with
+        it the last bits of the results.
+
+    Raises
+    ------
+    EnvironmentUnusableError
+        If the host has no such slot.
+    """
+
+    def __init__(self, name: DeviceName, *, slots: int = 0) -> None:
+        self.name = name
+        self.torch_device = torch.device("cpu")
+        self.obstacles: Mapping[type, str] = {}
+        #: A slot's threads run on its cores, so pages are near anyway.
+        self.memory_node: int | None = None
+        self.cores = _slot_cores(name, slots)
+        checksummed_copies.load()  # a suspend must not wait for a compiler
+
+    @property
+    def duplex(self) -> bool:
+        """No: both directions share the cores and the memory bus (benchmarks/duplex_swap)."""
+        return False
+
+    def pin(self) -> None:
+        """Keep every thread of the process on the slot's cores; the whole host is where they are anyway."""
+        if self.name.index is None:
+            return
+        for thread in Path("/proc/self/task").iterdir():
+            try:
+                os.sched_setaffinity(int(thread.name), self.cores)
+            except ProcessLookupError:
+                continue  # a thread that has ended meanwhile
+        if torch.get_num_threads() > len(self.cores):
+            torch.set_num_threads(len(self.cores))
+
+    def synchronize(self) -> None:
+        """Nothing is ever queued on the host."""
+
+    def check_idle(self) -> None:
+        """The host can always be interrupted at a boundary."""
+
+    def owns(self, storage: torch.UntypedStorage) -> bool:
+        return storage.device == _HOST
+
+    def memory(self) -> DeviceMemory:
+        """Of the machine; ``reserved`` is the process's anonymous resident set."""
+        machine = psutil.virtual_memory()
+        used_bytes = machine.total - machine.available
+        return DeviceMemory(machine.total, used_bytes, None, resident_anonymous_bytes())
+
+    def holds(self, storages: Sequence[torch.UntypedStorage], *, fixed: Set[int], alone: bool) -> list[Hold]:
+        space = AddressSpace()
+        pinned = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        resizable = list(map(torch.UntypedStorage.resizable, storages))
+        shared = list(map(torch.UntypedStorage.is_shared, storages))
+        # In this form because it is asked of thousands at every suspend, and nearly all are simply freed.
+        if all(resizable) and not fixed and not pinned and not any(shared):
+            return [_FREED] * len(storages)
+        return [
+            _FREED
+            if free and not common and not pinned and storage._cdata not in fixed
+            else _hold(storage, storage._cdata in fixed, alone, space)
+            for storage, free, common in zip(storages, resizable, shared, strict=True)
+        ]
+
+    def regions(self, storages: Sequence[torch.UntypedStorage]) -> list[int]:
+        """Each by itself, as far as they do not overlap: pages are given back one by one."""
+        return overlapping([(storage.data_ptr(), storage.nbytes()) for storage in storages])
+
+    def copy_out(
+        self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None, marks: Marks | None = None
+    ) -> Transfer:
+        """Makes no marks: the inspector looks at every chunk before it is copied, anyway."""
+        return copies.copy_out(pairs, arena, inspect, len(self.cores))
+
+    def copy_in(self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None) -> Transfer:
+        return copies.copy_in(pairs, arena, inspect, len(self.cores))
+
+    def free(self, storages: Sequence[torch.UntypedStorage]) -> None:
+        deque(map(torch.UntypedStorage.resize_, storages, repeat(0)), maxlen=0)
+
+    def discard(self, storages: Sequence[torch.UntypedStorage]) -> None:
+        for storage in storages:
+            drop_pages(storage.data_ptr(), storage.nbytes())
+
+    def reserve(self, pairs: Sequence[tuple[torch.UntypedStorage, int]]) -> None:
+        with self._all_or_none(pairs):
+            for storage, nbytes in pairs:
+                if storage.nbytes() != nbytes:
+                    storage.resize_(nbytes)
+
+    def refill(
+        self, wanted: Wanted, arena: memoryview, inspect: Inspector | None = None
+    ) -> Callable[[], Transfer]:
+        return refill_in_turn(self, wanted, arena, inspect)
+
+    @contextmanager
+    def _all_or_none(self, wanted: _Sizes) -> Iterator[None]:
+        """If the memory of one of these cannot be taken inside, none of them has any afterwards.
+
+        Checks first what the host has left: Linux promises memory that is not there, and kills later.
+        """
+        missing = [one for one in wanted if one[0].nbytes() != one[1]]
+        missing_bytes = sum(nbytes for _, nbytes in missing)
+        if missing_bytes > psutil.virtual_memory().available:
+            raise _out_of_memory(self.name, missing_bytes)
+
+        try:
+            yield
+        except BaseException as error:
+            self.free([storage for storage, _ in missing])
+            self.release_caches()
+            if isinstance(error, RuntimeError):
+                raise _refused(self.name, missing_bytes) from error
+            raise
+
+    def allocate(self, sizes: Sequence[int]) -> list[torch.UntypedStorage]:
+        storages = [torch.UntypedStorage(0, device=self.torch_device) for _ in sizes]  # type: ignore[no-untyped-call]
+        self.reserve(list(zip(storages, sizes, strict=True)))
+        return storages
+
+    def release_caches(self, *, workspaces: bool = True) -> None:
+        trim()
+
+    @property
+    def registrations(self) -> int:
+        return 0
+
+    def register(self, arena: memoryview) -> bool:
+        """Host copies need no page-locked memory."""
+        return True
+
+    def unregister(self, arena: memoryview) -> None:
+        """Nothing was registered."""
+
+    def rng_state(self) -> torch.Tensor | None:
+        return None
+
+    def set_rng_state(self, state: torch.Tensor) -> None:
+        raise EnvironmentUnusableError(f"{self.name} has no generator besides the host's")
+
+
+def _slot_cores(name: DeviceName, slots: int) -> frozenset[int]:
+    cores = _host_cores()
+    if name.index is None:
+        return frozenset(cores)
+    return slot_cores(name.index, check_slot(name, slots, len(cores)), cores)
+
+
+def _hold(storage: torch.UntypedStorage, fixed: bool, alone: bool, space: AddressSpace) -> Hold:
+    if storage.is_shared():
+        return Hold(Way.RESIDENT, "shared memory or a mapped file")
+    if torch.cuda.is_initialized() and storage.is_pinned():  # type: ignore[no-untyped-call]
+        return Hold(Way.RESIDENT, "page-locked host memory")
+    if storage.resizable() and not fixed:
+        return _FREED
+    first, nbytes = whole_pages(storage.data_ptr(), storage.nbytes())
+    if nbytes < _MIN_DISCARD_BYTES:
+        return Hold(Way.RESIDENT, "its address must stay and it is too small to drop pages")
+    if not alone:
+        return Hold(Way.RESIDENT, "another thread could read the NumPy memory under it")
+    if not space.is_plain(first, nbytes):
+        return Hold(Way.RESIDENT, "its memory is not private, anonymous and writable")
+    return _DISCARDED
+
+
+def _out_of_memory(name: DeviceName, nbytes: int) -> DeviceMemoryError:
+    available_bytes = psutil.virtual_memory().available
+    return DeviceMemoryError(
+        f"{name} lacks the memory to take back {nbytes} bytes: {available_bytes} are available",
+        "free some and resume again; the snapshot is kept",
+    )
+
+
+def _refused(name: DeviceName, nbytes: int) -> DeviceMemoryError:
+    """The error where the C library gave nothing: for want of memory, or of addresses."""
+    if nbytes > psutil.virtual_memory().available:
+        return _out_of_memory(name, nbytes)
+    return DeviceMemoryError(*no_address_space(nbytes))

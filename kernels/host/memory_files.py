@@ -1,0 +1,92 @@
+"""Mappings of files in memory, and what a process may map."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from gpuslice.config import format_size
+from gpuslice.errors import AddressSpaceError
+
+from .process_memory import advise, view_address
+
+_MADV_REMOVE = 9
+_MAP_FIXED = 0x10
+_MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
+_MORE_ADDRESSES = "raise its limit on address space (`ulimit -v`), or the machine's vm.max_map_count"
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+_libc.mmap.restype = ctypes.c_void_p
+
+
+def map_file(descriptor: int, nbytes: int, *, writable: bool = False) -> memoryview:
+    """Map the beginning of a file; unmapped with the last view of it.
+
+    Parameters
+    ----------
+    nbytes
+        How much of it; touching what lies beyond its end kills the process.
+
+    Raises
+    ------
+    AddressSpaceError
+        If the process may map no more.
+    OSError
+        If it cannot be mapped.
+    """
+    with _enough_addresses(nbytes):
+        return _map(descriptor, nbytes, writable=writable)
+
+
+def no_address_space(nbytes: int) -> tuple[str, str]:
+    """Message and remedy where the kernel gives a process no further addresses, whatever memory is free."""
+    limit_bytes, _ = resource.getrlimit(resource.RLIMIT_AS)
+    limit = "" if limit_bytes == resource.RLIM_INFINITY else f": its limit is {format_size(limit_bytes)}"
+    return f"this process can map no further {format_size(nbytes)}{limit}", _MORE_ADDRESSES
+
+
+def anonymous(nbytes: int) -> memoryview:
+    """Private memory that begins at a page; ``AddressSpaceError``."""
+    with _enough_addresses(nbytes):
+        return memoryview(mmap.mmap(-1, nbytes))
+
+
+@contextmanager
+def _enough_addresses(nbytes: int) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.ENOMEM:
+            raise
+        raise AddressSpaceError(*no_address_space(nbytes)) from error
+
+
+def _map(descriptor: int, nbytes: int, *, writable: bool) -> memoryview:
+    rights = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+    # The file is put over it and goes with it; `mmap` itself would keep the descriptor open, and its locks.
+    room = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE, prot=rights)
+    whole = memoryview(room)
+    address = view_address(whole)
+    if _libc.mmap(address, nbytes, rights, mmap.MAP_SHARED | _MAP_FIXED, descriptor, 0) != address:
+        number = ctypes.get_errno()
+        raise OSError(number, f"mapping {nbytes} bytes failed: {os.strerror(number)}")
+    return whole
+
+
+def remove(memory: memoryview) -> None:
+    """Free the pages of a mapped file, which reads as zeros there afterwards.
+
+    Raises
+    ------
+    OSError
+        If its file system cannot do that.
+    """
+    number = advise(view_address(memory), len(memory), _MADV_REMOVE)
+    if number:
+        raise OSError(number, f"madvise(MADV_REMOVE) failed: {os.strerror(number)}")

@@ -1,0 +1,212 @@
+"""The vmm route: torch's segments live at addresses that stay while their memory goes away (see vmm.c).
+
+`preload` must run before ``import torch``. The shim then stands in for ``cudaMalloc`` and ``cudaFree`` of
+every library that links the CUDA runtime dynamically, torch's caching allocator above all.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from gpuslice.errors import DeviceMemoryError, EnvironmentUnusableError
+from gpuslice.kernels.compiler import shared_library
+from gpuslice.kernels.cuda.page_locking import LOCKS
+
+SOURCE = Path(__file__).with_name("vmm.c")
+#: torch reads both names; the second since 2.9.
+ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+_OUT_OF_MEMORY = 2
+
+
+class _BlockInfo(ctypes.Structure):
+    _fields_: ClassVar = [
+        ("address", ctypes.c_uint64),
+        ("nbytes", ctypes.c_uint64),
+        ("device", ctypes.c_int32),
+        ("mapped", ctypes.c_int32),
+    ]
+
+
+class _Counters(ctypes.Structure):
+    _fields_: ClassVar = [(name, ctypes.c_uint64) for name in ("blocks", "mapped_bytes", "passed_on")]
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A piece of device memory that the caching allocator got from the shim.
+
+    Attributes
+    ----------
+    address
+        On the device; the same before a suspend and after the resume.
+    nbytes
+        As asked for.
+    mapped
+        Whether physical memory is behind it now.
+    """
+
+    address: int
+    nbytes: int
+    device: int
+    mapped: bool
+
+    def holds(self, address: int) -> bool:
+        """Whether a device address is in this block."""
+        return self.address <= address < self.address + self.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """What the shim holds: blocks, mapped bytes (in whole granules), and requests left to the runtime."""
+
+    blocks: int
+    mapped_bytes: int
+    passed_on: int
+
+
+def allocator_conflict(environ: Mapping[str, str]) -> str:
+    """The setting of torch's allocator that keeps it from calling ``cudaMalloc``, or an empty string."""
+    for name in ALLOCATOR_VARIABLES:
+        for option in environ.get(name, "").replace(" ", "").split(","):
+            key, _, value = option.partition(":")
+            if key == "expandable_segments" and value.lower() not in ("false", "0", ""):
+                return f"{name}=expandable_segments:{value}"
+            if key == "backend" and value not in ("native", ""):
+                return f"{name}=backend:{value}"
+    return ""
+
+
+def preload(environ: Mapping[str, str] | None = None) -> Vmm:
+    """Put the shim before the CUDA runtime, for this process; compiles it if this user never did.
+
+    Raises
+    ------
+    EnvironmentUnusableError
+        If torch is imported already, its allocator is set to another backend, or the shim cannot be built.
+    """
+    global _loaded
+    environ = os.environ if environ is None else environ
+    if _loaded is not None:
+        return _loaded
+    # Not "torch", which is there already while the import that we precede begins.
+    if "torch._C" in sys.modules:
+        raise EnvironmentUnusableError(
+            "the route vmm needs its shim before torch, which is imported already",
+            "start the script with `gpuslice run --route vmm`",
+        )
+    conflict = allocator_conflict(environ)
+    if conflict:
+        raise EnvironmentUnusableError(
+            f"the route vmm cannot work with {conflict}", "unset it, or use --route tensor"
+        )
+    _loaded = Vmm(shared_library(SOURCE, environ))
+    return _loaded
+
+
+def loaded() -> Vmm:
+    """The shim that `preload` put into this process.
+
+    Raises
+    ------
+    EnvironmentUnusableError
+        If it did not.
+    """
+    if _loaded is None:
+        raise EnvironmentUnusableError(
+            "the memory shim of the route vmm is not in this process",
+            "start it with `gpuslice run --route vmm`",
+        )
+    return _loaded
+
+
+class Vmm:
+    """The loaded shim: the four steps of a suspend and a resume, device by device.
+
+    Parameters
+    ----------
+    library
+        The compiled shim.
+
+    Notes
+    -----
+    The order is ``copy_out``, ``release``; then ``reserve``, ``copy_in``. Nothing may run on the device
+    between ``release`` and the end of ``copy_in``.
+    """
+
+    def __init__(self, library: Path) -> None:
+        try:
+            shim = ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+        except OSError as error:
+            raise EnvironmentUnusableError(f"cannot load {library}: {error}", "remove that file") from error
+        shim.gpuslice_vmm_blocks.restype = ctypes.c_size_t
+        shim.gpuslice_vmm_message.restype = ctypes.c_char_p
+        self._shim = shim
+
+    def blocks(self, device: int) -> list[Block]:
+        """All blocks of a device, in the order of their addresses."""
+        room = 0
+        while True:
+            infos = (_BlockInfo * room)()
+            count = self._shim.gpuslice_vmm_blocks(infos, ctypes.c_size_t(room))
+            if count <= room:
+                break
+            room = count
+        found = [
+            Block(i.address, i.nbytes, i.device, bool(i.mapped)) for i in infos[:count] if i.device == device
+        ]
+        return sorted(found, key=lambda block: block.address)
+
+    def counters(self) -> Counters:
+        """What the shim holds now, over all devices."""
+        counters = _Counters()
+        self._shim.gpuslice_vmm_counters(ctypes.byref(counters))
+        return Counters(counters.blocks, counters.mapped_bytes, counters.passed_on)
+
+    def copy_out(self, pairs: Sequence[tuple[Block, int]]) -> None:
+        """Copy blocks of one device to host addresses, ``nbytes`` each; returns when all have arrived."""
+        self._copy(pairs, out=True)
+
+    def copy_in(self, pairs: Sequence[tuple[Block, int]]) -> None:
+        """Copy host addresses into blocks of one device; returns when all bytes have arrived."""
+        self._copy(pairs, out=False)
+
+    def release(self, device: int) -> None:
+        """Give the memory of all blocks back; addresses stay reserved."""
+        self._check(self._shim.gpuslice_vmm_release(device))
+
+    def reserve(self, device: int) -> None:
+        """Map new memory behind all blocks: behind all, or behind none and ``DeviceMemoryError``."""
+        self._check(self._shim.gpuslice_vmm_reserve(device))
+
+    def _copy(self, pairs: Sequence[tuple[Block, int]], *, out: bool) -> None:
+        moves = [
+            (block.address + at, nbytes, host + at)
+            for block, host in pairs
+            for at, nbytes in LOCKS.apart(host, block.nbytes)  # no copy may cross two page-locks
+        ]
+        count = len(moves)
+        addresses = (ctypes.c_uint64 * count)(*[address for address, _, _ in moves])
+        sizes = (ctypes.c_size_t * count)(*[nbytes for _, nbytes, _ in moves])
+        hosts = (ctypes.c_void_p * count)(*[host for _, _, host in moves])
+        self._check(self._shim.gpuslice_vmm_copy(ctypes.c_size_t(count), addresses, sizes, hosts, int(out)))
+
+    def _check(self, code: int) -> None:
+        """The one place where the shim's return codes become errors."""
+        if code == 0:
+            return
+        said = self._shim.gpuslice_vmm_message().decode()
+        if code == _OUT_OF_MEMORY:
+            raise DeviceMemoryError(
+                f"the device lacks memory ({said})", "let another job be suspended first, then resume again"
+            )
+        raise EnvironmentUnusableError(f"the vmm route failed: {said}", "use --route tensor")
+
+
+#: The dynamic linker keeps what it has bound, so the shim is the process's and not an object's.
+_loaded: Vmm | None = None

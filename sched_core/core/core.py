@@ -1,0 +1,391 @@
+"""The scheduler's mind: events in, commands out. No sockets, no processes, no clock.
+
+Policies say who shall hold which devices (``Allotment``, the ledger of what is wanted). Reality follows more
+slowly: a job stops at a boundary, then parks, and only when all its ranks have does the device change hands.
+The core keeps the jobs in which the two differ in a list and works on it after every event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import inf
+from types import MappingProxyType
+
+from gpuslice.errors import IllegalTransitionError
+from gpuslice.sched_core.cluster import Cluster
+from gpuslice.sched_core.ledger import Allotment
+from gpuslice.sched_core.policy import Policy
+from gpuslice.types import DeviceName
+from gpuslice.wire import Expect, Forget, Resume
+from gpuslice.wire import Suspend as SuspendMessage
+
+from . import owner_requests, restarts, timeouts
+from .deadlines import Deadlines
+from .events import (
+    Cancelled,
+    Command,
+    Computed,
+    Event,
+    Exited,
+    Held,
+    Kill,
+    Limited,
+    Moved,
+    Noted,
+    Notice,
+    RankGone,
+    Released,
+    Reported,
+    Submitted,
+    Tell,
+    WakeAt,
+    Weighted,
+    Woken,
+)
+from .failures import Kind
+from .gang import Gang, RankPhase
+from .handover import Handovers
+from .invariants import check
+from .planning import Planning
+from .prestart import Prestart
+from .rank_reports import Reports
+from .states import IN_TRANSIT, JobState, Trigger
+from .switch_costs import Switching
+from .trials import Trials
+
+#: Part of the time that switching may take.
+SWITCH_SHARE = 0.03
+
+
+class Core:
+    """Who runs where, now.
+
+    Parameters
+    ----------
+    devices
+        What there is to give away, all on one node.
+    policy
+        Who decides.
+    switch_share
+        Part of the time that switching may take; the policy is told how long a slice must last for that.
+    quotas
+        How many devices the jobs of a tenant may ask for together; tenants without one have no limit.
+    memory_bytes
+        Of each device; 0: not known.
+    handover
+        Whether jobs may hand devices over directly.
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[DeviceName],
+        policy: Policy,
+        *,
+        switch_share: float = SWITCH_SHARE,
+        quotas: Mapping[str, int] | None = None,
+        memory_bytes: int = 0,
+        handover: bool = False,
+    ) -> None:
+        self.devices = tuple(devices)
+        #: Jobs whose processes are using a device, by device.
+        self.occupants: list[dict[str, Gang]] = [{} for _ in devices]
+        self.memory_bytes = memory_bytes
+        self.planning = Planning(self, Cluster([len(devices)]), policy, quotas or {})
+        self.switching = Switching(switch_share, self.devices)
+        self.deadlines = Deadlines(self)
+        self.trials = Trials(self)
+        self.handovers = Handovers(self, allowed=handover)
+        self.reports = Reports(self)
+        self.prestart = Prestart(self, policy)
+        self._jobs: dict[str, Gang] = {}
+        #: Jobs whose lease is not what the policy wants, or that wait for another try.
+        self._unsettled: dict[str, Gang] = {}
+        self._wake_s: float | None = None
+        self._commands: list[Command] = []
+
+    @property
+    def allotment(self) -> Allotment:
+        """The ledger of what is wanted; for reading."""
+        return self.planning.allotment
+
+    @property
+    def jobs(self) -> Mapping[str, Gang]:
+        """Every job there ever was, by id, in order of submission; for reading."""
+        return MappingProxyType(self._jobs)
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        """Take note of ``event`` and say what is to be done.
+
+        Raises
+        ------
+        IllegalTransitionError
+            If ``event`` cannot happen now; nothing was changed.
+        UsageError
+            If a job is submitted that could never run; nothing was changed.
+        """
+        match event:
+            case Submitted():
+                self._submit(event, now)
+            case Reported():
+                self.reports.take(self._known(event.job, event), event.rank, event.message, now)
+            case RankGone():
+                self._rank_gone(event, now)
+            case Exited():
+                self._exited(event, now)
+            case Cancelled() | Held() | Released() | Moved() | Weighted():
+                owner_requests.obey(self, self._known(event.job, event), event, now)
+            case Woken():
+                self._wake_s = None
+                self.planning.due = True
+            case Computed():
+                self.planning.learn_answer(event)
+            case Limited():
+                self.prestart.set_limit(event.prestart)
+            case Noted():
+                return []
+        self._pursue(now)
+        self.planning.waits.update(now)
+        commands, self._commands = self._commands, []
+        return commands
+
+    def become(self, other: Core) -> None:
+        """Be what ``other`` is, from now on: both share all they know."""
+        self.__dict__ = other.__dict__
+
+    def check(self) -> None:
+        """Raise ``InvariantError`` if a promise is broken."""
+        check(self)
+
+    # What the handlers of reports use.
+
+    def order(self, command: Command) -> None:
+        """Ask the shell for ``command``."""
+        self._commands.append(command)
+
+    def tell(self, job: Gang, rank: int, message: Resume | SuspendMessage | Expect | Forget) -> None:
+        """Ask for ``message`` to be sent."""
+        self.order(Tell(job.id, rank, message))
+
+    def resume_rank(self, job: Gang, rank: int) -> None:
+        """Tell a parked rank to come (back) to its device."""
+        job.ranks[rank].phase = RankPhase.COMING
+        self.tell(job, rank, Resume(epoch=job.epoch, device=str(self.devices[job.lease[rank]])))
+
+    def announce(self, job: Gang, now: float) -> None:
+        """Let the policy know of a job that is ready to run, unless its owner holds it; after its trial."""
+        if job.held or job.finishing:
+            return
+        if job.tried:
+            self.planning.announce(job, now)
+        else:
+            self.trials.enter(job)
+
+    def holders(self, device: int) -> list[Gang]:
+        """The jobs that the policy wants on ``device``."""
+        return [self._jobs[holder.id] for holder in self.allotment.holders(device)]
+
+    def settle(self, job: Gang, now: float) -> None:
+        """See whether the ranks of ``job`` have all got where they were told to go."""
+        if job.all_on() and job.allows(Trigger.ALL_ON):
+            job.move(Trigger.ALL_ON, now)
+            if job.placed:
+                job.since_s = job.counts_from(now)
+                self.planning.begun(job)
+            job.first_start_s = now if job.first_start_s is None else job.first_start_s
+            if (notice := self.switching.ended(job)) is not None:
+                self.order(notice)
+            self.planning.due = True
+        elif job.all_parked() and job.allows(Trigger.ALL_PARKED):
+            job.move(Trigger.ALL_PARKED, now)
+            self.vacate(job, now)
+            if job.through:
+                self.end(job, Trigger.SUCCEED, f"it has made its {job.spec.max_steps} steps", now)
+
+    def grant(self, job: Gang, devices: tuple[int, ...], now: float) -> None:
+        """Give ``job`` a lease on ``devices``, which it can enter."""
+        job.move(Trigger.GRANT, now)
+        self.prestart.leave(job)
+        job.epoch += 1
+        job.refusals = 0
+        self.occupy(job, devices)
+        for rank in job.present(RankPhase.PARKED):
+            self.resume_rank(job, rank.number)
+
+    def occupy(self, job: Gang, devices: tuple[int, ...]) -> None:
+        """Processes of ``job`` may be on ``devices`` from now on."""
+        job.lease = devices
+        for device in devices:
+            self.occupants[device][job.id] = job
+
+    def vacate(self, job: Gang, now: float) -> None:
+        """Nothing of ``job`` is on its devices any more."""
+        for device in job.lease:
+            del self.occupants[device][job.id]
+        job.lease = ()
+        self.handovers.fulfil(job, now)
+
+    def begin(self, job: Gang, now: float) -> None:
+        """``job`` trains: its set-up is over, what follows counts as attained service."""
+        job.end_setup(now)
+        job.late, job.missed = False, 0
+        self.order(Notice("began", job.id, {"setup_s": job.setup_s}))
+        if job.placed and now < job.since_s < inf:
+            job.since_s = now
+            self.planning.begun(job)
+
+    def finish(self, job: Gang, now: float) -> None:
+        """Stop ``job``, which has made all its steps, at its next boundary; there it ends well."""
+        if not job.finishing:
+            job.finishing = True
+            job.history.append((now, "all its steps are made"))
+            self.planning.withhold(job, now)
+            self.unsettle(job)
+
+    def unsettle(self, job: Gang) -> None:
+        """Look at ``job`` again after this event and those that follow, until nothing is left to do."""
+        self._unsettled[job.id] = job
+
+    def end(self, job: Gang, trigger: Trigger, reason: str, now: float, blame: Kind | None = None) -> None:
+        """End ``job``: succeeded, failed or cancelled.
+
+        Parameters
+        ----------
+        blame
+            The class of a failure that is known before the command has ended.
+
+        Raises
+        ------
+        IllegalTransitionError
+            If it has ended before.
+        """
+        job.move(trigger, now)
+        job.reason, job.ended_s, job.blame, job.failure = reason, now, blame, ""
+        self.deadlines.judge(job, now)
+        self._unsettled.pop(job.id, None)
+        self.planning.wishing.pop(job.id, None)
+        self.switching.forget(job)
+        self.planning.withdraw(job, now)
+        if trigger is Trigger.SUCCEED:
+            self.planning.learn(job)
+        if job.processes_gone:
+            self._gone(job, now)
+        else:
+            self.order(Kill(job.id, reason or job.state.value))
+
+    # The other events.
+
+    def _submit(self, event: Submitted, now: float) -> None:
+        spec = event.spec
+        if spec.id in self._jobs:
+            raise self._jobs[spec.id].illegal("submitted again")
+        owner_requests.check(self, spec)
+        job = self._jobs[spec.id] = Gang(spec, len(self._jobs), event.program)
+        job.history.append((now, "submitted"))
+        self.planning.quotas.enter(job)
+        self.deadlines.expect(job)
+        self.prestart.offer(job, now)
+
+    def _rank_gone(self, event: RankGone, now: float) -> None:
+        job = self._known(event.job, event)
+        if not 0 <= event.rank < len(job.ranks):
+            raise job.illegal(f"end of rank {event.rank}")
+        rank = job.ranks[event.rank]
+        if rank.phase is RankPhase.ABSENT and job.state.ended:
+            return
+        if rank.phase in (RankPhase.ABSENT, RankPhase.GONE):
+            raise job.illegal(f"end of rank {event.rank}, which is {rank.phase.value}")
+        left_by_itself = rank.phase is RankPhase.LEAVING
+        rank.phase = RankPhase.GONE
+        self.handovers.lost(job)
+        if job.state.ended:
+            self._gone(job, now)
+        elif len(job.ranks) > 1 and not left_by_itself and not event.unseen:
+            self.end(job, Trigger.FAIL, f"rank {event.rank} died", now, Kind.INFRASTRUCTURE)
+        else:
+            self.settle(job, now)
+
+    def _exited(self, event: Exited, now: float) -> None:
+        job = self._known(event.job, event)
+        if job.exit_code is not None or not job.launched:
+            raise job.illegal(f"second exit with code {event.code}")
+        job.exit_code, job.said = event.code, event.said
+        if job.state.ended:
+            self._gone(job, now)
+        elif event.code == 0:
+            self.end(job, Trigger.SUCCEED, "", now)
+        else:
+            self.end(job, Trigger.FAIL, f"it ended with exit code {event.code}", now)
+
+    def _known(self, name: str, event: Event) -> Gang:
+        job = self._jobs.get(name)
+        if job is None:
+            raise IllegalTransitionError(
+                f"there is no job {name!r}", f"it was named in a {type(event).__name__}"
+            )
+        return job
+
+    # Wanted and real.
+
+    def _pursue(self, now: float) -> None:
+        """Ask the policy if there is reason to, then do what can be done towards what it wants."""
+        self.planning.ask(now)
+        self.trials.update(now)
+        for job in list(self._unsettled.values()):
+            self._approach(job, now)
+        self.prestart.update(now)
+        if self.planning.due:  # somebody was late
+            self._pursue(now)
+            return
+        waits = [job.retry_at_s for job in self._unsettled.values() if job.retry_at_s > now]
+        waits += [due_s for job in self._unsettled.values() if (due_s := timeouts.due_s(job)) < inf]
+        self.deadlines.deal(now)
+        others = (self.deadlines.due_s(), self.trials.due_s(), self.prestart.due_s())
+        waits += [due_s for due_s in others if due_s < inf]
+        wake_s = min((when for when in (self.planning.wake_s, *waits) if when is not None), default=None)
+        if wake_s != self._wake_s:
+            self._wake_s = wake_s
+            self.order(WakeAt(wake_s))
+
+    def _approach(self, job: Gang, now: float) -> None:
+        if now >= timeouts.due_s(job):
+            timeouts.deal(self, self.reports, job, now)
+        if now < job.retry_at_s or job.state.ended:
+            return
+        self.prestart.offer(job, now)
+        if job.state is JobState.RUNNING and job.lease != job.wanted:
+            job.move(Trigger.REVOKE, now)
+            self.switching.begun(job)
+            job.overshoots = 0
+            # The first boundary is before the first mini-batch, which a job's first slice is for.
+            self.handovers.promise(job, now)
+            self.reports.aim(job, max(1, *(rank.boundary for rank in job.ranks)) + 1)
+        elif job.promise is not None:
+            if job.wanted != (job.promise.device,):
+                self.handovers.withdraw(job)
+        elif job.state in (JobState.QUEUED, JobState.SUSPENDED) and job.wanted and self._can_enter(job):
+            self.grant(job, job.wanted, now)
+        elif job.state in IN_TRANSIT:
+            self.reports.try_again(job)
+        if job.lease == job.wanted and job.state not in IN_TRANSIT and timeouts.due_s(job) == inf:
+            self._unsettled.pop(job.id, None)
+
+    def _can_enter(self, job: Gang) -> bool:
+        """Whether ``job`` has ranks and its devices nobody but who shares them; a trial shares nothing."""
+        if not job.training():
+            return False  # its processes are gone, and how they ended will be told
+        if any(map(self.handovers.promised, job.wanted)):
+            return False
+        if job.borrowed:
+            return not any(self.occupants[device] for device in job.borrowed)
+        return all(
+            other in self.allotment.holders(device)
+            for device in job.wanted
+            for other in self.occupants[device].values()
+        )
+
+    def _gone(self, job: Gang, now: float) -> None:
+        """See whether anything is left of ``job``, which has ended."""
+        if job.processes_gone:
+            self.vacate(job, now)
+            if job.state is JobState.FAILED:
+                restarts.close(self, job, now)

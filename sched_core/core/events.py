@@ -1,0 +1,235 @@
+"""What can happen to the core and what it may ask of its shell: msgspec structs, so that both can be written
+down and replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from gpuslice.errors import UsageError
+from gpuslice.sched_core.job import JobSpec
+from gpuslice.sched_core.policy import Task
+from gpuslice.types import (
+    Count,
+    ExitCode,
+    JobName,
+    Label,
+    PathText,
+    RankNumber,
+    Text,
+    VariableName,
+    Weight,
+    Word,
+    explain,
+)
+from gpuslice.wire import NOT_A_VALUE, FromAgent, ToAgent
+
+#: What details of a notice may be.
+Plain = int | float | str | bool | None
+
+
+class Program(msgspec.Struct, frozen=True):
+    """How a job's processes are started; the core only hands it on.
+
+    Attributes
+    ----------
+    argv
+        The command and its arguments; no shell is involved.
+    directory
+        Working directory.
+    environ
+        All of its environment; the scheduler adds its socket and the job's name.
+    """
+
+    argv: tuple[Word, ...]
+    directory: PathText
+    environ: dict[VariableName, Word] = {}
+
+
+class Submitted(msgspec.Struct, frozen=True, tag="submitted"):
+    """Somebody handed in a job."""
+
+    spec: JobSpec
+    program: Program
+
+
+class Reported(msgspec.Struct, frozen=True, tag="reported"):
+    """A rank said something."""
+
+    job: JobName
+    rank: RankNumber
+    message: FromAgent
+
+
+class RankGone(msgspec.Struct, frozen=True, tag="rank_gone"):
+    """The process of a rank no longer exists.
+
+    ``unseen``: it went while no scheduler looked, so its ``Bye`` may be lost; whether that was a failure,
+    the job's exit code tells.
+    """
+
+    job: JobName
+    rank: RankNumber
+    unseen: bool = False
+
+
+class Exited(msgspec.Struct, frozen=True, tag="exited"):
+    """The command that the shell started for a job ended.
+
+    ``code`` is negative for a signal; ``said`` are lines of its stderr that tell why it failed.
+    """
+
+    job: JobName
+    code: ExitCode
+    said: Text = ""
+
+
+class Cancelled(msgspec.Struct, frozen=True, tag="cancelled"):
+    """Its owner gave the job up."""
+
+    job: JobName
+    reason: Text
+
+
+class Held(msgspec.Struct, frozen=True, tag="held"):
+    """Its owner wants the job off its devices until it is ``Released``."""
+
+    job: JobName
+
+
+class Released(msgspec.Struct, frozen=True, tag="released"):
+    """Its owner lets a held job take part again."""
+
+    job: JobName
+
+
+class Moved(msgspec.Struct, frozen=True, tag="moved"):
+    """Its owner wants the job on ``devices`` (names, rank order) for its present or its next lease."""
+
+    job: JobName
+    devices: tuple[Label, ...]
+
+
+class Weighted(msgspec.Struct, frozen=True, tag="weighted"):
+    """Its owner gives the job another weight."""
+
+    job: JobName
+    weight: Weight
+
+
+class Noted(msgspec.Struct, frozen=True, tag="noted"):
+    """Something the core had to say (``Notice``); changes nothing, is kept for people."""
+
+    what: str
+    job: str = ""
+    details: Mapping[str, Plain] = {}
+
+
+class Computed(msgspec.Struct, frozen=True, tag="computed"):
+    """The answer to ``Compute`` number ``number``, or why there is none."""
+
+    number: Count
+    answer: bytes = b""
+    error: str = ""
+
+
+class Limited(msgspec.Struct, frozen=True, tag="limited"):
+    """At most ``prestart`` jobs are to be started beyond those that run."""
+
+    prestart: Count
+
+
+class Woken(msgspec.Struct, frozen=True, tag="woken"):
+    """The moment of the last ``WakeAt`` has come."""
+
+
+#: What a job's owner asks for.
+Owned = Cancelled | Held | Released | Moved | Weighted
+Event = Submitted | Reported | RankGone | Exited | Owned | Noted | Computed | Limited | Woken
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)
+
+
+def encode(event: Event) -> bytes:
+    """``event`` as the journal keeps it.
+
+    Raises
+    ------
+    UsageError
+        If a value in it is none that an event may have: the journal could not be replayed.
+    """
+    try:
+        written = _encoder.encode(event)
+        _decoder.decode(written)
+    except (OverflowError, UnicodeEncodeError, TypeError, *NOT_A_VALUE) as error:
+        raise UsageError(f"{type(event).__name__} is not possible: {explain(error)}") from error
+    return written
+
+
+def named(event: Event) -> str:
+    """What to call ``event`` for people: its kind, and the rank's message or the note that it is about."""
+    if isinstance(event, Noted):
+        return event.what
+    return str((event.message if isinstance(event, Reported) else event).__struct_config__.tag)
+
+
+def job_of(event: Event) -> str:
+    """The job that ``event`` is about; empty: none."""
+    return event.spec.id if isinstance(event, Submitted) else str(getattr(event, "job", ""))
+
+
+def decode(written: bytes) -> Event:
+    """What ``encode`` wrote; one of ``wire.NOT_A_VALUE`` for anything else."""
+    return _decoder.decode(written)
+
+
+class Launch(msgspec.Struct, frozen=True, tag="launch"):
+    """Start the processes of ``job``, whose turn is near; they will say Hello and hold still.
+
+    ``attempt`` counts from 0.
+    """
+
+    job: str
+    program: Program
+    attempt: int = 0
+
+
+class Tell(msgspec.Struct, frozen=True, tag="tell"):
+    """Send ``message`` to a rank."""
+
+    job: str
+    rank: int
+    message: ToAgent
+
+
+class Kill(msgspec.Struct, frozen=True, tag="kill"):
+    """End every process of ``job``."""
+
+    job: str
+    reason: str
+
+
+class WakeAt(msgspec.Struct, frozen=True, tag="wake_at"):
+    """Send ``Woken`` at ``when_s``, replacing the last wake time; ``None``: no longer."""
+
+    when_s: float | None
+
+
+class Compute(msgspec.Struct, frozen=True, tag="compute"):
+    """Compute ``task`` beside everything else, and send ``Computed``. There is one at a time."""
+
+    number: int
+    task: Task
+
+
+class Notice(msgspec.Struct, frozen=True, tag="notice"):
+    """Let people know: to be handed back as ``Noted``, so that it is in the journal in its place."""
+
+    what: str
+    job: str = ""
+    details: Mapping[str, Plain] = {}
+
+
+Command = Launch | Tell | Kill | WakeAt | Compute | Notice

@@ -1,0 +1,400 @@
+"""A job as the live core knows it: the policy's picture of it, its ranks, and the lease they really hold."""
+
+from __future__ import annotations
+
+from collections import deque
+from enum import Enum
+from math import inf
+from typing import TYPE_CHECKING
+
+from gpuslice.errors import IllegalTransitionError
+from gpuslice.sched_core.job import Job, JobSpec
+
+from .events import Program
+from .failures import Kind
+from .states import TRANSITIONS, JobState, Trigger
+from .step_time import Pace
+from .wait_reasons import Since
+
+if TYPE_CHECKING:
+    from .handover import Promise
+
+_HISTORY = 40
+#: Set-up beyond this counts as attained service, or a job that never trains could keep its devices for ever.
+SETUP_AT_MOST_S = 300.0
+
+
+class RankPhase(Enum):
+    """Where one rank is."""
+
+    ABSENT = "absent"  # has not said Hello
+    PARKED = "parked"  # no state on the device
+    COMING = "coming"  # told to resume
+    ON = "on"  # on the device, training
+    LEAVING = "leaving"  # said Bye
+    GONE = "gone"  # its process no longer exists
+
+
+_TRAINING = (RankPhase.PARKED, RankPhase.COMING, RankPhase.ON)
+_THERE = (*_TRAINING, RankPhase.LEAVING)
+
+
+class Rank:
+    """One process of a gang.
+
+    Attributes
+    ----------
+    boundary, step
+        The newest it reported: mini-batch boundaries passed, optimizer steps done.
+    loss
+        The newest training loss that it reported, if any.
+    pid
+        Its process, as the kernel told the shell; 0 before its Hello.
+    stuck
+        Where its script is, if it passes no boundary; else empty.
+    bound
+        While it is parked: why it can only resume on the device that it left; else empty.
+    """
+
+    __slots__ = ("bound", "boundary", "loss", "number", "phase", "pid", "step", "stuck")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.phase = RankPhase.ABSENT
+        self.boundary = 0
+        self.loss: float | None = None
+        self.pid = 0
+        self.step = 0
+        self.stuck = self.bound = ""
+
+
+class Gang(Job):
+    """A job and its ranks.
+
+    ``running`` and ``placement`` of the base are what the policy wants; ``lease`` is what the ranks really
+    have. The core works until the two agree.
+
+    Attributes
+    ----------
+    state
+        See ``states``.
+    lease, home
+        Devices held under ``epoch``, rank order; empty when none. Those it was last suspended on.
+    heir
+        Who was promised its device; empty: nobody.
+    promise
+        Of the device of another that is about to leave it.
+    wish
+        Devices its owner wants it moved to, until that has been done; empty when none.
+    held
+        Whether its owner keeps it from running; the policy does not see it then.
+    stop_at
+        Boundary of the present suspend; only meaningful while suspending.
+    overshoots
+        How often that had to be raised.
+    refusals
+        Suspends or resumes refused in a row.
+    retry_at_s
+        After a refusal: when to try again.
+    ended_s
+        When it succeeded, failed or was cancelled.
+    ordered_s
+        When it was told what it is about to do (``states.IN_TRANSIT``).
+    late
+        Whether it was reported for not having done that in time.
+    missed
+        How often that happened since it was last suspended as told.
+    waited_s, fair_share_s, fragmentation_s
+        How long it waited, and of that for its quota and for devices that were free (``waiting``).
+    waits_since
+        Since when it waits, and what its clocks showed then.
+    finishing
+        Whether it has made all the steps that its owner wanted, and is about to end well.
+    trains
+        Whether this attempt has reached its first boundary.
+    setup_s, setup_since_s
+        How long former attempts were on their devices before that, and since when the present one is.
+    switch_predicted_s, switch_error_s, switch_s
+        What its last switch was to cost and how far that may be off, if anybody knew, and what it did cost.
+    attempt
+        How often it was started again after a failure.
+    launched
+        Whether this attempt's command was started; a queued job may have to wait for that (``prestart``).
+    pace
+        How long its steps take, in this attempt, if it said how many it has.
+    deadline_missed
+        Whether it had not succeeded by its deadline.
+    exit_code
+        Of the command that was started, once it ended; before a next attempt, the last one's.
+    said
+        What the command wrote last that tells why it failed.
+    reason
+        Why it failed, the last time, or was cancelled.
+    failure
+        The class of that failure (``failures.Kind``); empty if it did not fail.
+    blame
+        The class of a failure that the core saw by itself, before the command ended.
+    borrowed
+        The devices of its trial, rank order; empty before and after.
+    lent
+        Whether somebody's trial has borrowed a device of those that the policy wants it on.
+    tried
+        Whether its trial is over, or it was to have none.
+    given_up
+        Whether its owner wants no further attempt.
+    """
+
+    __slots__ = (
+        "attempt",
+        "blame",
+        "borrowed",
+        "deadline_missed",
+        "ended_s",
+        "exit_code",
+        "failure",
+        "fair_share_s",
+        "finishing",
+        "fragmentation_s",
+        "given_up",
+        "heir",
+        "held",
+        "history",
+        "home",
+        "late",
+        "launched",
+        "lease",
+        "lent",
+        "missed",
+        "ordered_s",
+        "overshoots",
+        "pace",
+        "program",
+        "promise",
+        "ranks",
+        "reason",
+        "refusals",
+        "retry_at_s",
+        "said",
+        "setup_s",
+        "setup_since_s",
+        "state",
+        "stop_at",
+        "switch_error_s",
+        "switch_predicted_s",
+        "switch_s",
+        "trains",
+        "tried",
+        "waited_s",
+        "waits_since",
+        "wish",
+    )
+
+    def __init__(self, spec: JobSpec, number: int, program: Program) -> None:
+        super().__init__(spec, number)
+        self.program = program
+        self.ranks = tuple(Rank(number) for number in range(spec.demand))
+        self.state = JobState.QUEUED
+        self.lease: tuple[int, ...] = ()
+        self.home: tuple[int, ...] = ()
+        self.heir = ""
+        self.promise: Promise | None = None
+        self.wish: tuple[int, ...] = ()
+        self.held = False
+        self.stop_at = 0
+        self.overshoots = 0
+        self.refusals = 0
+        self.retry_at_s = 0.0
+        self.ended_s: float | None = None
+        self.ordered_s = 0.0
+        self.late = False
+        self.missed = 0
+        self.waited_s = self.fair_share_s = self.fragmentation_s = 0.0
+        self.waits_since: Since | None = None
+        self.finishing = False
+        self.trains = False
+        self.setup_s = 0.0
+        self.setup_since_s: float | None = None
+        self.switch_predicted_s: float | None = None
+        self.switch_error_s: float | None = None
+        self.switch_s: float | None = None
+        self.pace = Pace()
+        self.deadline_missed = False
+        self.attempt = 0
+        self.launched = False
+        self.exit_code: int | None = None
+        self.said = ""
+        self.reason = ""
+        self.failure = ""
+        self.blame: Kind | None = None
+        self.borrowed: tuple[int, ...] = ()
+        self.lent = False
+        self.tried = not spec.trial_batches
+        self.given_up = False
+        self.history: deque[tuple[float, str]] = deque(maxlen=_HISTORY)
+
+    @property
+    def wanted(self) -> tuple[int, ...]:
+        """The devices it is to be on now: the policy's, unless there is a trial, its own or another's."""
+        if self.borrowed:
+            return self.borrowed
+        return self.placement if self.running and not self.lent else ()
+
+    @property
+    def placed(self) -> bool:
+        """Whether it is to have devices, by the policy's plan or for its trial."""
+        return self.running or bool(self.borrowed)
+
+    @property
+    def ready(self) -> bool:
+        """Whether all ranks have said Hello."""
+        return all(rank.phase is not RankPhase.ABSENT for rank in self.ranks)
+
+    @property
+    def processes_gone(self) -> bool:
+        """Whether nothing of it can touch a device any more."""
+        return not self.launched or (self.exit_code is not None and not self.there())
+
+    @property
+    def may_restart(self) -> bool:
+        """Whether it failed and another attempt is allowed."""
+        failed = self.state is JobState.FAILED and self.tried
+        return failed and not self.given_up and self.attempt < self.spec.max_restarts
+
+    @property
+    def through(self) -> bool:
+        """Whether it has made all the steps that its owner wants."""
+        most = self.spec.max_steps
+        return bool(most) and max(rank.step for rank in self.ranks) >= most
+
+    def borrow(self, devices: tuple[int, ...]) -> None:
+        """Be tried on ``devices``, which the policy knows nothing of."""
+        self.borrowed, self.since_s = devices, inf
+
+    def give_back(self, now: float) -> None:
+        """End the trial; its time is attained service as well."""
+        self.executed_s = self.executed_at(now)
+        self.progress_s = self.progress_at(now)
+        self.service_s = self.service_at(now)
+        self.borrowed, self.since_s = (), now
+
+    def lend(self, now: float) -> None:
+        """Make no progress for a while, although it has devices by the policy's plan."""
+        self.settle(now)
+        self.lent, self.since_s = True, inf
+        self.preemptions += 1
+
+    def take_back(self, now: float) -> None:
+        """Have all devices again that the policy wants it on."""
+        self.lent = False
+        if self.running:
+            stays = self.state is JobState.RUNNING and self.lease == self.placement
+            self.since_s = self.counts_from(now) if stays else inf
+
+    def executed_at(self, now_s: float) -> float:
+        return super().executed_at(now_s) + self._tried_s(now_s)
+
+    def progress_at(self, now_s: float) -> float:
+        return super().progress_at(now_s) + self._tried_s(now_s)
+
+    def service_at(self, now_s: float) -> float:
+        return super().service_at(now_s) + self._tried_s(now_s) * self.demand
+
+    def _tried_s(self, now_s: float) -> float:
+        """How long the present trial has made progress."""
+        return max(0.0, now_s - self.since_s) if self.borrowed else 0.0
+
+    def setup_at(self, now: float) -> float:
+        """How long it has been on its devices without training, up to ``now``: imports, data, models.
+
+        That is not attained service, which is time in which it trains (Tiresias, section 3.2.1), unless it
+        takes longer than ``SETUP_AT_MOST_S``.
+        """
+        if self.setup_since_s is None:
+            return self.setup_s
+        return self.setup_s + min(now - self.setup_since_s, SETUP_AT_MOST_S)
+
+    def counts_from(self, now: float) -> float:
+        """Since when time on its devices counts as attained service, for a job that is there ``now``."""
+        if self.trains:
+            return now
+        if self.setup_since_s is None:
+            self.setup_since_s = now
+        return max(now, self.setup_since_s + SETUP_AT_MOST_S)
+
+    def counts(self, now: float) -> bool:
+        """Whether its time on devices counts at this moment."""
+        return self.placed and self.since_s <= now
+
+    def end_setup(self, now: float) -> None:
+        """It has reached its first boundary."""
+        self.setup_s, self.setup_since_s, self.trains = self.setup_at(now), None, True
+
+    def begin_again(self, when_s: float) -> None:
+        """Become a job whose next attempt starts at ``when_s``; what it attained stays its own."""
+        self.attempt += 1
+        self.launched = self.finishing = False
+        self.setup_s = self.setup_at(when_s if self.ended_s is None else self.ended_s)
+        self.setup_since_s, self.trains = None, False
+        self.ranks = tuple(Rank(rank.number) for rank in self.ranks)
+        self.ended_s = self.blame = None
+        self.stop_at = self.overshoots = self.refusals = self.missed = 0
+        self.retry_at_s = when_s
+        self.said = ""
+        self.pace = Pace()
+
+    def present(self, *phases: RankPhase) -> list[Rank]:
+        """The ranks in one of ``phases``."""
+        return [rank for rank in self.ranks if rank.phase in phases]
+
+    @property
+    def away_from_home(self) -> bool:
+        """Whether it is to run on devices on which it cannot resume."""
+        return self.running and self.placement != self.home and any(rank.bound for rank in self.ranks)
+
+    def there(self) -> list[Rank]:
+        """The ranks whose process exists, as far as anybody knows."""
+        return self.present(*_THERE)
+
+    def training(self) -> list[Rank]:
+        """The ranks that have a training loop to go on with."""
+        return self.present(*_TRAINING)
+
+    def all_on(self) -> bool:
+        """Whether every training rank, and at least one, is on its device."""
+        phases = {rank.phase for rank in self.training()}
+        return phases == {RankPhase.ON}
+
+    def all_parked(self) -> bool:
+        """Whether every training rank, and at least one, is parked, all at the same boundary."""
+        ranks = self.training()
+        return bool(ranks) and all(
+            rank.phase is RankPhase.PARKED and rank.boundary >= self.stop_at for rank in ranks
+        )
+
+    def allows(self, trigger: Trigger) -> bool:
+        """Whether ``trigger`` may come now."""
+        return (self.state, trigger) in TRANSITIONS
+
+    def move(self, trigger: Trigger, now: float) -> None:
+        """Go to the next state.
+
+        Raises
+        ------
+        IllegalTransitionError
+            If the table has no such transition.
+        """
+        if not self.allows(trigger):
+            raise self.illegal(trigger.value)
+        self.state = TRANSITIONS[self.state, trigger]
+        self.ordered_s, self.late = now, False
+        if trigger is Trigger.ALL_PARKED:
+            self.missed = 0
+        self.history.append((now, f"{trigger.value} -> {self.state.value}"))
+
+    def illegal(self, what: str) -> IllegalTransitionError:
+        """The error for something that cannot happen now, with the job's story."""
+        story = "; ".join(f"{when:.3f} s: {what}" for when, what in self.history)
+        return IllegalTransitionError(
+            f"job {self.id} is {self.state.value}, so {what!r} is impossible",
+            f"its history: {story or 'none'}",
+        )

@@ -1,0 +1,127 @@
+"""What the owners of jobs ask of the core: to take a job, cancel, hold, release, move or weigh it."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import TYPE_CHECKING
+
+from gpuslice.errors import UsageError
+from gpuslice.sched_core.job import JobSpec
+
+from .events import Cancelled, Held, Moved, Owned, Released, Weighted
+from .gang import Gang
+from .states import Trigger
+
+if TYPE_CHECKING:
+    from .core import Core
+
+
+def check(core: Core, spec: JobSpec) -> None:
+    """Refuse a job that could never run here.
+
+    Raises
+    ------
+    UsageError
+        Naming what it asks for and what there is.
+    """
+    if not 1 <= spec.demand <= len(core.devices):
+        raise UsageError(
+            f"job {spec.id} asks for {spec.demand} devices of {len(core.devices)}",
+            "ask for as many as there are",
+        )
+    if spec.only_guaranteed and not core.planning.guarantees:
+        raise UsageError(
+            f"job {spec.id} wants its deadline guaranteed, which this policy never does",
+            "leave out --guaranteed, or start the scheduler with --policy chronus",
+        )
+    quota = core.planning.quotas.limits.get(spec.tenant)
+    if quota is not None and spec.demand > quota:
+        raise UsageError(
+            f"job {spec.id} asks for {spec.demand} devices; the quota of tenant {spec.tenant} is {quota}",
+            "ask for fewer, or raise the quota with `gpuslice up --quota`",
+        )
+    if core.memory_bytes and spec.device_memory_bytes > core.memory_bytes:
+        raise UsageError(
+            f"job {spec.id} asks for {spec.device_memory_bytes} bytes on each device of {core.memory_bytes}",
+            "ask for less memory, or for more devices",
+        )
+
+
+def obey(core: Core, job: Gang, event: Owned, now: float) -> None:
+    """Do what the owner of ``job`` wants.
+
+    Raises
+    ------
+    IllegalTransitionError
+        If that is impossible in its present state.
+    UsageError
+        If it is impossible altogether.
+    """
+    match event:
+        case Cancelled():
+            _cancel(core, job, event, now)
+        case Held():
+            _hold(core, job, now)
+        case Released():
+            _release(core, job, now)
+        case Moved():
+            _move(core, job, event, now)
+        case Weighted():
+            _weigh(core, job, event, now)
+
+
+def _cancel(core: Core, job: Gang, event: Cancelled, now: float) -> None:
+    if job.may_restart and not job.processes_gone:
+        job.given_up = True
+        job.history.append((now, f"no further attempt: {event.reason}"))
+    else:
+        core.end(job, Trigger.CANCEL, event.reason, now)
+
+
+def _hold(core: Core, job: Gang, now: float) -> None:
+    if job.state.ended or job.held:
+        raise job.illegal("suspend by its owner")
+    job.held = True
+    job.history.append((now, "held by its owner"))
+    core.planning.withhold(job, now)
+    core.unsettle(job)
+
+
+def _release(core: Core, job: Gang, now: float) -> None:
+    if job.state.ended or not job.held:
+        raise job.illegal("resume by its owner")
+    job.held = False
+    job.history.append((now, "released by its owner"))
+    if job.ready:
+        core.announce(job, now)
+    core.unsettle(job)  # it may not be started yet
+
+
+def _move(core: Core, job: Gang, event: Moved, now: float) -> None:
+    if job.state.ended:
+        raise job.illegal("migrate by its owner")
+    wish = tuple(_device(core, name) for name in event.devices)
+    if len(wish) != job.demand or len(set(wish)) != len(wish):
+        raise UsageError(
+            f"job {job.id} has {job.demand} ranks; {', '.join(event.devices)} are not as many devices",
+            "name one device for each rank, each once",
+        )
+    job.history.append((now, f"to be moved to {', '.join(event.devices)}"))
+    job.wish = wish
+    core.planning.wishing[job.id] = job
+
+
+def _weigh(core: Core, job: Gang, event: Weighted, now: float) -> None:
+    if job.state.ended:
+        raise job.illegal("weight by its owner")
+    if not 0 < event.weight < inf:
+        raise UsageError(f"weight {event.weight} is not above 0", "give a positive number")
+    job.history.append((now, f"weight {event.weight}"))
+    core.planning.reweigh(job, event.weight)
+
+
+def _device(core: Core, name: str) -> int:
+    for number, device in enumerate(core.devices):
+        if str(device) == name:
+            return number
+    raise UsageError(f"there is no device {name!r} here", f"choose of {', '.join(map(str, core.devices))}")

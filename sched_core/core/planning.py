@@ -1,0 +1,399 @@
+"""The core's talk with the policy: what it is shown, and the ledger of what it wants.
+
+A plan is entered whole or not at all. A policy that asks for something impossible, or fails, is reported; the
+jobs keep what they have, and the policy starts again from the whole picture when it is asked next.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Mapping, Sequence
+from math import inf
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from gpuslice.sched_core.cluster import Cluster
+from gpuslice.sched_core.ledger import Allotment, summary
+from gpuslice.sched_core.policy import (
+    Changes,
+    Guarantees,
+    Migrate,
+    Plan,
+    Policy,
+    PolicyError,
+    Queues,
+    Shares,
+    Start,
+    Stop,
+    Suspend,
+    View,
+)
+
+from .computations import Deliberation
+from .estimates import Estimates
+from .events import Computed, Notice
+from .gang import Gang
+from .losses import ReportedLosses
+from .quotas import Quotas
+from .states import JobState, Trigger
+from .wait_reasons import Waits
+
+if TYPE_CHECKING:
+    from .core import Core
+
+#: After a failure the policy is asked again by itself, later each time.
+_ASK_AGAIN_S = 1.0
+_ASK_AGAIN_AT_MOST_S = 60.0
+
+
+class Planning:
+    """Asks the policy and keeps the ledger.
+
+    Parameters
+    ----------
+    core
+        Whose.
+    cluster
+        What there is to give away.
+    policy
+        Who decides.
+    quotas
+        Devices by tenant.
+
+    Attributes
+    ----------
+    quotas
+        Which jobs the policy may see.
+    waits
+        Why jobs wait.
+    allotment
+        Who shall hold which device.
+    deliberation
+        What the policy wants computed.
+    estimates
+        What policies are told of how long jobs run.
+    due
+        Whether there is reason to ask the policy.
+    needs_durations, guarantees
+        Whether the policy wants to know how long jobs run, and whether it can guarantee deadlines (one that
+        fails when it is asked of that cannot).
+    wake_s
+        When it wants to be asked even if nothing happens.
+    """
+
+    def __init__(self, core: Core, cluster: Cluster, policy: Policy, quotas: Mapping[str, int]) -> None:
+        self.quotas = Quotas(quotas)
+        self._sharer = policy if isinstance(policy, Shares) else None
+        self.waits = Waits(lambda: self.allotment.free, self._over_share if self._sharer else None)
+        self.allotment = Allotment(cluster, policy.name)
+        self.due = False
+        self.needs_durations = policy.needs_durations
+        self._guarantor = policy if isinstance(policy, Guarantees) else None
+        self.guarantees = self._guarantor is not None
+        #: Asked once: whether an object has these methods takes longer to find out than all else of a job.
+        self._queues = policy if isinstance(policy, Queues) else None
+        self.wake_s: float | None = None
+        self._core = core
+        self._policy = policy
+        #: The jobs the policy may choose from: ready, not held, not ended.
+        self._eligible: dict[str, Gang] = {}
+        #: Those of them that have deadlines.
+        self._dated: dict[str, Gang] = {}
+        self.estimates = Estimates()
+        self.deliberation = Deliberation(core.order)
+        self._view = View(cluster, self._eligible, self.estimates)
+        self._view.losses = ReportedLosses()
+        self._view.compute = self.deliberation.compute
+        #: Jobs that are held from now on; the policy is still to be told.
+        self._withheld: list[Gang] = []
+        #: Jobs that their owner wants on other devices.
+        self.wishing: dict[str, Gang] = {}
+        #: What was last reported of the policy; not said twice in a row.
+        self._complaint = ""
+        #: How often it failed in a row.
+        self._failures = 0
+
+    def level(self, job: Gang) -> int | None:
+        """The queue of ``job``, 0 the most urgent; ``None`` if the policy has none for it."""
+        if self._queues is None:
+            return None
+        try:
+            return self._queues.level(job.id)
+        except Exception:  # noqa: BLE001 (anybody's code, see _plan; without it, only a column stays empty)
+            return None
+
+    def _over_share(self, tenant: str, demand: int) -> bool:
+        """Whether the policy says that ``tenant`` has used up its share."""
+        try:
+            return self._sharer is not None and self._sharer.over_share(tenant, demand)
+        except Exception as error:  # noqa: BLE001 (anybody's code, see _plan)
+            self._complain(error, None)
+            self._sharer = None
+            return False
+
+    def announce(self, job: Gang, now: float) -> None:
+        """Let the policy know of a job that is ready to run, as soon as its tenant's quota allows."""
+        if self.quotas.enter(job):
+            self._show(job, now)
+        else:
+            self.waits.begin(job, now, quota=True)
+
+    def _show(self, job: Gang, now: float) -> None:
+        self.waits.begin(job, now)
+        self._eligible[job.id] = job
+        if job.spec.deadline_s is not None:
+            self._dated[job.id] = job
+        if not self._view.changes.reset:
+            self._view.changes.arrived.append(job)
+        self.due = True
+
+    def withdraw(self, job: Gang, now: float) -> None:
+        """Take from the policy a job that it can no longer choose."""
+        self.waits.end(job, now)
+        self._core.trials.leave(job, now)
+        self._core.prestart.leave(job)
+        self._dated.pop(job.id, None)
+        if self._eligible.pop(job.id, None) is not None and not self._view.changes.reset:
+            self._view.changes.finished.append(job)
+        if job.running:
+            job.settle(now)
+            self.allotment.release(job)
+        for follower in self.quotas.leave(job):
+            if not follower.launched:
+                self._core.unsettle(follower)  # it may be started now
+            elif follower.ready and follower.tried and not follower.held:
+                self._show(follower, now)  # else it is shown once it is announced
+        self.due = True
+
+    def knows(self, job: Gang) -> bool:
+        """Whether the policy may choose ``job``."""
+        return job.id in self._eligible
+
+    def withhold(self, job: Gang, now: float) -> None:
+        """Withdraw a job that may come back."""
+        self.withdraw(job, now)
+        self.return_later(job)
+
+    def keep(self, job: Gang, now: float) -> None:
+        """Let ``job`` have what it really holds; whoever was to follow it there waits again."""
+        if job.running:
+            self._take(job, now)
+        for device in job.lease:
+            for other in self._core.holders(device):
+                if device not in other.lease:
+                    self._take(other, now)
+        shared = any(self.allotment.holders(device) for device in job.lease)
+        self._give(job, job.lease, now, shared=shared)
+        self._start_again()
+        self.due = True
+
+    def learn(self, job: Gang) -> None:
+        """``job`` has ended well: let policies know how much service that took."""
+        self.estimates.learn(job)
+
+    def learn_answer(self, computed: Computed) -> None:
+        """What the policy wanted computed is there."""
+        self.due |= self.deliberation.take(computed)
+
+    def begun(self, job: Gang) -> None:
+        """``job``, which has devices, makes progress from now on, or it is known from when."""
+        if job.running and job.id in self._eligible and not self._view.changes.reset:
+            self._view.changes.begun.append(job)
+        self.due = True
+
+    def return_later(self, job: Gang) -> None:
+        """Remember that ``job``, which was withdrawn, may come back."""
+        self._withheld.append(job)
+        self.due = True
+
+    def reweigh(self, job: Gang, weight: float) -> None:
+        """Give ``job`` another weight."""
+        job.spec = msgspec.structs.replace(job.spec, weight=weight)
+        self._core.prestart.reweigh(job)
+        self._start_again()
+        self.due = True
+
+    def ask(self, now: float) -> None:
+        """Ask the policy for as long as there is reason to, and enter what it wants in the ledger."""
+        while self.due:
+            self.due = False
+            self._view.now_s = self.estimates.now_s = now
+            self._view.least_slice_s = self._core.switching.least_slice_s()
+            plan = self._plan(now)
+            # Only now: the policy had to see who held devices.
+            for job in self._withheld:
+                job.running, job.since_s = False, now
+            self._withheld.clear()
+            if plan is not None:
+                self._adopt(plan, now)
+                self._note_guarantees(now)
+        for job in [job for job in self.wishing.values() if job.running]:
+            del self.wishing[job.id]
+            self._relocate(job, now)
+        for job in [job for job in self._eligible.values() if job.away_from_home]:
+            self._send_home(job, now)
+
+    def _plan(self, now: float) -> Plan | None:
+        """A plan that can be carried out, or ``None``."""
+        plan: Plan | None = None
+        try:
+            plan = self._policy.plan(self._view)
+            self._verify(plan, now)
+        except Exception as error:  # noqa: BLE001 (a policy may be anybody's code; it must not take the jobs along)
+            self._complain(error, plan)
+            self._start_again()
+            self.wake_s = now + min(_ASK_AGAIN_S * 2**self._failures, _ASK_AGAIN_AT_MOST_S)
+            self._failures += 1
+            return None
+        finally:
+            self.deliberation.forget()
+        self._complaint, self._failures = "", 0
+        self._view.changes = Changes()
+        return plan
+
+    def _complain(self, error: Exception, plan: Plan | None) -> None:
+        text = str(error) if isinstance(error, PolicyError) else _account(error)
+        if text != self._complaint:
+            self._complaint = text
+            shown = "none" if plan is None else summary(plan)
+            details = {"policy": self._policy.name, "error": text, "plan": shown}
+            self._core.order(Notice("policy_failed", details=details))
+
+    def _verify(self, plan: Plan, now: float) -> None:
+        """Refuse a plan that is not possible as a whole; nothing is changed."""
+        if plan.wake_at_s is not None and plan.wake_at_s <= now:
+            raise PolicyError(f"policy {self._policy.name} asks at {now} to be woken at {plan.wake_at_s}")
+        if not plan.decisions:
+            return
+        trial = self.allotment.copy()
+        trial.check_names(plan)
+        grants: list[tuple[Start | Migrate, Gang]] = []
+        for decision in plan.decisions:
+            running = None if isinstance(decision, Stop) else not isinstance(decision, Start)
+            job = trial.check(self._eligible, decision.job, plan, running=running)
+            if job.running:
+                trial.release(job)
+            if isinstance(decision, Start | Migrate):
+                grants.append((decision, job))
+        for grant, job in grants:
+            trial.grant(job, grant.devices, shared=grant.shared, plan=plan)
+            self._verify_memory(trial, grant, plan)
+
+    def _verify_memory(self, trial: Allotment, grant: Start | Migrate, plan: Plan) -> None:
+        """Refuse to put together jobs that ask for more memory than a device has."""
+        limit = self._core.memory_bytes
+        for device in grant.devices if limit and grant.shared else ():
+            asked = sum(holder.spec.device_memory_bytes for holder in trial.holders(device))
+            if asked > limit:
+                raise PolicyError(
+                    f"policy {self._policy.name} puts jobs on device {device} that ask for {asked} bytes of "
+                    f"its {limit}; the plan: {summary(plan)}"
+                )
+
+    def _adopt(self, plan: Plan, now: float) -> None:
+        """Enter ``plan``, which is possible, in the ledger: release first, then grant."""
+        self.wake_s = None if plan.wake_at_s == inf else plan.wake_at_s
+        grants: list[tuple[Start | Migrate, Gang]] = []
+        for decision in plan.decisions:
+            job = self._eligible[decision.job]
+            if isinstance(decision, Stop):
+                self._stop(job, decision.reason, now)
+                continue
+            if isinstance(decision, Suspend | Migrate):
+                self._take(job, now)
+                job.preemptions += isinstance(decision, Suspend)
+                job.migrations += isinstance(decision, Migrate)
+            if isinstance(decision, Start | Migrate):
+                grants.append((decision, job))
+        for grant, job in grants:
+            self._give(job, grant.devices, now, shared=grant.shared)
+        if self._policy.needs_durations and not all(job.running for job in self._eligible.values()):
+            # Estimates change although nothing happens.
+            self.wake_s = min(now + _ASK_AGAIN_S, inf if self.wake_s is None else self.wake_s)
+
+    def _stop(self, job: Gang, reason: str, now: float) -> None:
+        if job.spec.deadline_s is not None and job.guaranteed is None:
+            job.guaranteed = False
+        self._core.order(Notice("stopped", job.id, {"policy": self._policy.name, "reason": reason}))
+        self._core.end(job, Trigger.CANCEL, reason, now)
+
+    def _note_guarantees(self, now: float) -> None:
+        """Take over what the policy has decided of deadlines, and tell of what is new."""
+        guarantor = self._guarantor
+        if guarantor is None:
+            return
+        for job in self._dated.values():
+            try:
+                granted = guarantor.guaranteed(job.id)
+            except Exception as error:  # noqa: BLE001 (anybody's code, see _plan)
+                self._complain(error, None)
+                self.guarantees, self._guarantor = False, None
+                return
+            if granted is None or granted is job.guaranteed:
+                continue
+            what = (
+                "guaranteed" if granted else "not_guaranteed" if job.guaranteed is None else "guarantee_lost"
+            )
+            job.guaranteed = granted
+            job.history.append((now, what.replace("_", " ")))
+            self._core.order(Notice(what, job.id, {"deadline_s": job.spec.deadline_s}))
+
+    def _send_home(self, job: Gang, now: float) -> None:
+        """Put ``job`` where its state can come back; if another's can come back only there, it waits."""
+        others = {other.id: other for device in job.home for other in self._core.holders(device)}
+        others.pop(job.id, None)
+        if any(rank.bound for other in others.values() for rank in other.ranks):
+            self._take(job, now)
+            self._start_again()
+            return
+        job.wish = job.home
+        self._relocate(job, now)
+
+    def _relocate(self, job: Gang, now: float) -> None:
+        """Put ``job`` where its owner wants it; whoever is there goes where it comes from."""
+        wish, job.wish = job.wish, ()
+        if wish == job.placement:
+            return
+        ours, theirs = set(job.placement), set(wish)
+        left, taken = sorted(ours - theirs), sorted(theirs - ours)
+        swap = dict(zip([*left, *taken], [*taken, *left], strict=True))
+        others = {other.id: other for device in swap for other in self._core.holders(device)}
+        others.pop(job.id, None)
+        moves = [(job, wish, self.allotment.shares(job))]
+        for other in others.values():
+            devices = tuple(swap.get(device, device) for device in other.placement)
+            moves.append((other, devices, self.allotment.shares(other)))
+        for moved, _, _ in moves:
+            self._take(moved, now)
+        for moved, devices, shared in moves:
+            self._give(moved, devices, now, shared=shared)
+            moved.migrations += bool(moved.lease)
+        self._start_again()
+
+    def _start_again(self) -> None:
+        """Let the policy forget what it knows: the world is not as it planned."""
+        self._view.changes = Changes(reset=True)
+
+    def _take(self, job: Gang, now: float) -> None:
+        job.settle(now)
+        self.allotment.release(job)
+        job.running, job.since_s = False, now
+        self.waits.begin(job, now)
+        self._core.unsettle(job)
+
+    def _give(self, job: Gang, devices: Sequence[int], now: float, *, shared: bool) -> None:
+        self.allotment.grant(job, devices, shared=shared, plan=Plan())
+        self.waits.end(job, now)
+        job.running, job.placement = True, tuple(devices)
+        # It makes progress once all its ranks are on the device (Core.settle), unless they still are, and
+        # it trains (Core.begin).
+        stays = job.state is JobState.RUNNING and job.lease == job.placement
+        job.since_s = job.counts_from(now) if stays else inf
+        self._core.unsettle(job)
+
+
+def _account(error: Exception) -> str:
+    """``error`` in one line, with where it was raised."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({last.filename}, line {last.lineno})"

@@ -1,0 +1,213 @@
+"""Which jobs are started before their turn: a few, those that the policy would take next.
+
+A process that waits for its first lease has imported torch and holds memory for it. So of a long queue only
+some jobs are started beyond those that run. The policy itself says which: a second copy of it places the jobs
+that have never run on slots of an imaginary cluster, and who is placed there is started. Nothing trains on
+these slots, so no slice ends. A job leaves them with its first lease, and the next one takes its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from copy import deepcopy
+from itertools import chain, islice
+from math import inf
+from typing import TYPE_CHECKING
+
+from gpuslice.sched_core.cluster import Cluster
+from gpuslice.sched_core.policy import Changes, Migrate, Plan, Policy, Start, Stop, Suspend, Task, View
+
+from . import restarts
+from .gang import Gang
+
+if TYPE_CHECKING:
+    from .core import Core
+
+#: A job that was started and has not said Hello for so long may be no training at all. Nobody waits for it.
+GREETING_S = 60.0
+
+
+class Prestart:
+    """The jobs that wait for their first lease, and which of them are started.
+
+    Parameters
+    ----------
+    core
+        Whose.
+    policy
+        Who decides; it is copied, and has not decided anything yet.
+
+    Attributes
+    ----------
+    limit
+        How many jobs may be started beyond those that run; ``None``: every job is started at once.
+    """
+
+    def __init__(self, core: Core, policy: Policy) -> None:
+        self._core = core
+        self.limit: int | None = None
+        #: Who waits for a first lease, in order of arrival, and those of them who are not started.
+        self._line: dict[str, Gang] = {}
+        self._unstarted: dict[str, Gang] = {}
+        #: Since when those of the line are started who are.
+        self._started_s: dict[str, float] = {}
+        #: Those whom devices that stand idle wait for.
+        self._coming: dict[str, Gang] = {}
+        #: Those who are tried ahead of every queue, and whom the copy refuses: the policy must see those.
+        self._first: dict[str, Gang] = {}
+        #: Those whom the copy of the policy has given slots.
+        self._next: dict[str, Gang] = {}
+        #: What the copy knows of the others.
+        self._twins: dict[str, Gang] = {}
+        #: ``None`` where it cannot be copied, or has failed: then whoever came first is next.
+        self._policy = _copy(policy)
+        self._view = View(Cluster([1]), self._twins)
+
+    def set_limit(self, limit: int) -> None:
+        """Start at most ``limit`` jobs beyond those that run, from now on."""
+        slots = max(len(self._core.devices), limit)
+        if self.limit is None or slots != self._view.cluster.size:
+            self._view = View(Cluster([slots]), self._twins, self._core.planning.estimates)
+            self._view.compute = _not_now
+            self._next.clear()
+            for twin in self._twins.values():
+                twin.running = False
+        self.limit = limit
+
+    def offer(self, job: Gang, now: float) -> None:
+        """``job`` may be started when its turn comes, unless it has been or its owner holds it."""
+        if job.launched or job.held or job.state.ended or job.id in self._line:
+            return
+        planning = self._core.planning
+        if self.limit is None:
+            restarts.launch(self._core, job)
+            return
+        if job.tried and not planning.quotas.enter(job):
+            planning.waits.begin(job, now, quota=True)
+            return
+        planning.waits.begin(job, now, unstarted=True)
+        self._line[job.id] = self._unstarted[job.id] = job
+        if job.tried:
+            self._twins[job.id] = twin = _twin(job, now)
+            if not self._view.changes.reset:
+                self._view.changes.arrived.append(twin)
+        else:
+            self._first[job.id] = job
+
+    def leave(self, job: Gang) -> None:
+        """``job`` has its first lease, or nobody wants it started."""
+        if self._line.pop(job.id, None) is None:
+            return
+        self._unstarted.pop(job.id, None)
+        self._started_s.pop(job.id, None)
+        self._coming.pop(job.id, None)
+        self._forget(job)
+
+    def reweigh(self, job: Gang) -> None:
+        """``job`` has another weight."""
+        if (twin := self._twins.get(job.id)) is not None:
+            twin.spec = job.spec
+            self._view.changes = Changes(reset=True)
+
+    def update(self, now: float) -> None:
+        """Start those whose turn is near."""
+        if self.limit is None:
+            return
+        for name in [name for name, since_s in self._started_s.items() if since_s + GREETING_S <= now]:
+            if not self._line[name].ready:
+                self.leave(self._line[name])
+        self._ask(now)
+        free = self._core.allotment.free
+        while sum(job.demand for job in self._coming.values()) < free and (job := self._foremost()):
+            self._start(job, now)
+            self._forget(job)
+            self._coming[job.id] = job
+            self._ask(now)
+        # Another may have been ready sooner and have the device that somebody was to come to.
+        early = 0
+        for job in self._coming.values():
+            early += free <= 0
+            free -= job.demand
+        for job in list(islice(self._in_order(), max(0, self.limit - early))):
+            self._start(job, now)
+
+    def due_s(self) -> float:
+        """When somebody will have been silent for too long; infinite if nobody can be."""
+        silent = (since_s for name, since_s in self._started_s.items() if not self._line[name].ready)
+        return min(silent, default=inf) + GREETING_S
+
+    def _in_order(self) -> Iterator[Gang]:
+        """Those who come next, but for those that a free device waits for."""
+        return chain(self._first.values(), self._next.values())
+
+    def _foremost(self) -> Gang | None:
+        """Who is to have a device that stands idle; whoever came first if the copy has nobody for it."""
+        others = () if self._started_s else self._unstarted.values()
+        return next(chain(self._in_order(), others), None)
+
+    def _start(self, job: Gang, now: float) -> None:
+        if self._unstarted.pop(job.id, None) is None:
+            return
+        self._started_s[job.id] = now
+        self._core.planning.waits.end(job, now)
+        restarts.launch(self._core, job)
+
+    def _forget(self, job: Gang) -> None:
+        """Take ``job`` from those who come next, and from the copy of the policy."""
+        self._first.pop(job.id, None)
+        self._next.pop(job.id, None)
+        if (twin := self._twins.pop(job.id, None)) is not None and not self._view.changes.reset:
+            self._view.changes.finished.append(twin)
+
+    def _ask(self, now: float) -> None:
+        """Have the copy of the policy say who comes next, if anybody came or left."""
+        changes = self._view.changes
+        if not (changes.reset or changes.arrived or changes.finished):
+            return
+        plan = Plan()
+        if self._policy is not None:
+            self._view.now_s = now
+            try:
+                plan = self._policy.plan(self._view)
+            except Exception:  # noqa: BLE001 (a policy may be anybody's code; the real one's failures are reported)
+                self._policy = None
+        self._view.changes = Changes()
+        if self._policy is None:
+            ours = islice(self._twins, self._view.cluster.size)
+            self._next = {name: self._line[name] for name in ours}
+            return
+        for decision in plan.decisions:
+            twin, job = self._twins.get(decision.job), self._line.get(decision.job)
+            if twin is None or job is None:
+                continue
+            if isinstance(decision, Suspend):
+                twin.running, twin.since_s = False, now
+                self._next.pop(job.id, None)
+            elif isinstance(decision, Start | Migrate):
+                # It never makes progress here, so it is never to be suspended for what it had.
+                twin.running, twin.placement, twin.since_s = True, tuple(decision.devices), inf
+                self._next[job.id] = job
+            elif isinstance(decision, Stop):
+                self._forget(job)
+                self._first[job.id] = job
+
+
+def _twin(job: Gang, now: float) -> Gang:
+    """What the copy of the policy sees of ``job``."""
+    twin = Gang(job.spec, job.number, job.program)
+    twin.executed_s, twin.service_s, twin.progress_s = job.executed_s, job.service_s, job.progress_s
+    twin.first_start_s, twin.since_s = job.first_start_s, now
+    return twin
+
+
+def _copy(policy: Policy) -> Policy | None:
+    """Another one like ``policy``; ``None`` if that cannot be had."""
+    try:
+        return deepcopy(policy)
+    except Exception:  # noqa: BLE001 (a policy may be anybody's code)
+        return None
+
+
+def _not_now(task: Task) -> bytes | None:
+    """Answer that ``task`` is not computed yet: who comes about next is not worth seconds of it."""
+    return None

@@ -1,0 +1,142 @@
+"""What switching costs: learnt from the ranks' reports, predicted for the next switch.
+
+A switch is a suspend and the resume that follows. Waiting for a boundary is not part of it: the job makes
+progress meanwhile. The fit itself is in ``switch_cost``; as the core is, it is what the journal makes of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpuslice.sched_core.switch_cost_model import CostModel, Estimate, Half, State, costs_s
+from gpuslice.types import DeviceName
+from gpuslice.wire import Resumed, Suspended
+
+from .events import Notice
+from .gang import Gang
+
+
+class Switching:
+    """The costs of one scheduler's switches.
+
+    Parameters
+    ----------
+    share
+        Part of the time that switching may take at most; 0: no matter.
+    devices
+        What leases number.
+    """
+
+    def __init__(self, share: float, devices: Sequence[DeviceName] = ()) -> None:
+        self._share = share
+        self._devices = devices
+        self._costs = CostModel()
+        #: What each rank moved when it was suspended last, by job; unfinished jobs only.
+        self._states: dict[str, dict[int, State]] = {}
+        #: The largest state that any rank moves; ``None``: to be looked up again.
+        self._most: State | None = State(0)
+        #: The present switch of each job: seconds by rank, and whether it is on another device than before.
+        self._present: dict[str, dict[int, float]] = {}
+        self._moved: dict[str, bool] = {}
+
+    def predict_s(self, job: Gang) -> float | None:
+        """The cost of suspending and resuming ``job``; ``None`` before it was suspended once."""
+        estimate = self.predict(job)
+        return None if estimate is None else estimate.seconds
+
+    def predict(self, job: Gang, devices: Sequence[int] = ()) -> Estimate | None:
+        """The same with its error; of a gang, its dearest rank's.
+
+        Parameters
+        ----------
+        devices
+            Where it will be resumed, rank order; none: where it is, or where it was last.
+        """
+        states = self._states.get(job.id)
+        if states is None:
+            return None
+        found = [self._of_rank(job, rank, state, devices) for rank, state in states.items()]
+        return max(found, key=lambda estimate: estimate.seconds)
+
+    def _of_rank(self, job: Gang, rank: int, state: State, devices: Sequence[int]) -> Estimate:
+        present = state._replace(device=self._name(job.lease, rank) or state.device)
+        target = self._name(devices, rank) or present.device
+        moves = target != present.device
+        found = self._costs.migration(present, target) if moves else self._costs.switch(present)
+        return Estimate(0.0, None) if found is None else found
+
+    def least_slice_s(self) -> float:
+        """How long a slice must last for switching to stay below its share, whoever is switched."""
+        if not self._share or not self._states:
+            return 0.0
+        if self._most is None:
+            self._most = max(state for states in self._states.values() for state in states.values())
+        # On whichever device: not even the scheduler knows where the next slice will be.
+        estimate = self._costs.switch(State(self._most.nbytes, self._most.tensors))
+        return 0.0 if estimate is None else estimate.seconds / self._share
+
+    def begun(self, job: Gang) -> None:
+        """``job`` is told to stop, and where it is to go on, if anywhere."""
+        estimate = self.predict(job, job.wanted)
+        job.switch_predicted_s = None if estimate is None else estimate.seconds
+        job.switch_error_s = None if estimate is None else estimate.error_s
+        self._present[job.id] = {}
+        self._moved[job.id] = False
+
+    def parked(self, job: Gang, rank: int, message: Suspended) -> None:
+        """A rank has been suspended."""
+        state = State(message.nbytes, message.tensors, self._name(job.lease, rank), message.route)
+        self._costs.learn(Half.SUSPEND, state, message.stages_s)
+        states = self._states.setdefault(job.id, {})
+        if self._most is not None and (state >= self._most or states.get(rank) == self._most):
+            self._most = state if state >= self._most else None
+        states[rank] = state
+        self._add(job, rank, message)
+
+    def resumed(self, job: Gang, rank: int, message: Resumed) -> None:
+        """A rank is back on a device; one that had nothing to bring back teaches nothing."""
+        if not message.stages_s:
+            return
+        left = self._states.get(job.id, {}).get(rank, State(0))
+        device = self._name(job.lease, rank)
+        half = Half.RESUME if device == left.device else Half.MIGRATION
+        self._moved[job.id] = self._moved.get(job.id, False) or half is Half.MIGRATION
+        self._costs.learn(half, left._replace(device=device), message.stages_s)
+        self._add(job, rank, message)
+
+    def ended(self, job: Gang) -> Notice | None:
+        """``job`` runs again; what to say of its switch, if it was one."""
+        seconds = self._present.pop(job.id, None)
+        moved = self._moved.pop(job.id, False)
+        if not seconds:
+            return None
+        job.switch_s = max(seconds.values())
+        states = self._states.get(job.id, {})
+        details = {
+            "predicted_s": job.switch_predicted_s,
+            "predicted_error_s": job.switch_error_s,
+            "actual_s": job.switch_s,
+            "bytes": sum(state.nbytes for state in states.values()),
+            "tensors": sum(state.tensors for state in states.values()),
+            "route": next((state.route for state in states.values()), ""),
+            "device": ",".join(self._name(job.lease, rank) for rank in range(len(job.lease))),
+            "migrated": moved,
+        }
+        return Notice("switched", job.id, details)
+
+    def forget(self, job: Gang) -> None:
+        """``job`` has no state any more."""
+        if self._most in self._states.pop(job.id, {}).values():
+            self._most = None
+        self._present.pop(job.id, None)
+        self._moved.pop(job.id, None)
+
+    def _add(self, job: Gang, rank: int, message: Suspended | Resumed) -> None:
+        seconds = self._present.setdefault(job.id, {})
+        seconds[rank] = seconds.get(rank, 0.0) + sum(costs_s(message.stages_s).values())
+
+    def _name(self, devices: Sequence[int], rank: int) -> str:
+        """The device of ``rank``; empty if that is not known."""
+        if rank < len(devices) and devices[rank] < len(self._devices):
+            return str(self._devices[devices[rank]])
+        return ""

@@ -1,0 +1,74 @@
+"""Jobs that do not carry an order out in time: they reach no boundary, or do not come back to a device; and
+jobs that are on their devices and never begin to train.
+
+A job that is stuck keeps its devices, because its processes may still use them; nobody can be put there. So
+it is reported, and either ended or left running: then the suspend is called off, the policy learns that the
+job still holds its devices, and whoever was to follow can be sent elsewhere.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import TYPE_CHECKING
+
+from .events import Notice, Plain
+from .failures import Kind
+from .gang import Gang
+from .states import IN_TRANSIT, JobState, Trigger
+
+if TYPE_CHECKING:
+    from .core import Core
+    from .rank_reports import Reports
+
+
+def due_s(job: Gang) -> float:
+    """When ``job`` will be late, if it has not done by then what it is about to do; infinite if never."""
+    if job.late or not job.spec.boundary_timeout_s:
+        return inf
+    return _since_s(job) + job.spec.boundary_timeout_s
+
+
+def _since_s(job: Gang) -> float:
+    """Since when ``job`` is to do what it is about to do; infinite if that is nothing but training."""
+    if job.state in IN_TRANSIT:
+        return job.ordered_s
+    is_to_begin = job.state is JobState.RUNNING and job.lease == job.wanted
+    if not is_to_begin or job.borrowed or job.setup_since_s is None:
+        return inf  # (a trial has a limit of its own)
+    return job.setup_since_s
+
+
+def deal(core: Core, reports: Reports, job: Gang, now: float) -> None:
+    """Report ``job``, which is late, and do with it what its owner wanted."""
+    job.late = True
+    job.missed += 1
+    stopping = job.state is JobState.SUSPENDING
+    if job.state is JobState.RUNNING:
+        order, what = "begin", "did not begin to train"
+    else:
+        order = "suspend" if stopping else "resume"
+        what = "reached no boundary" if stopping else "did not come back to its devices"
+    core.order(notice(job, order, now, kill=job.spec.kill_when_late))
+    job.history.append((now, f"late: {what}"))
+    if job.spec.kill_when_late:
+        reason = f"it {what} within {job.spec.boundary_timeout_s:g} s"
+        core.end(job, Trigger.FAIL, reason, now, Kind.INFRASTRUCTURE)
+    elif stopping and job.lent:
+        core.trials.avoid(job, now)
+        reports.call_off(job, now)
+    elif stopping and core.planning.knows(job):
+        # What its owner wants off the devices, or has no part of the quota, stays told to stop.
+        core.planning.keep(job, now)
+        reports.call_off(job, now)
+
+
+def notice(job: Gang, order: str, now: float, *, kill: bool) -> Notice:
+    """What to say of ``job``, which did not carry ``order`` out in time, and whether it is ended for it."""
+    details: dict[str, Plain] = {
+        "order": order,
+        "after_s": now - _since_s(job),
+        "boundary": max(rank.boundary for rank in job.ranks),
+        "missed": job.missed,
+        "then": "kill" if kill else "leave",
+    }
+    return Notice("late", job.id, details)

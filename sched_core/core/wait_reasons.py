@@ -1,0 +1,141 @@
+"""Why jobs wait, split as the Philly study does (Jeon et al., ATC 2019), live and simulated.
+
+Fair-share delay: the tenant's share, a quota or one that the policy keeps to, is used up. Fragmentation
+delay: it is not, and as many devices as the job asks for are free, but not where the policy wants them. The
+rest of the waiting is other jobs' turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from gpuslice.sched_core.job import JobSpec
+
+#: Whether a tenant that asks for so many devices more has used up its share.
+OverShare = Callable[[str, int], bool]
+
+
+@dataclass(frozen=True)
+class Delays:
+    """How long a job has waited, in seconds, together and for which reason."""
+
+    waited_s: float
+    fair_share_s: float
+    fragmentation_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Since:
+    """When a job began to wait, what its clocks showed then, and whether it waits for its tenant's quota.
+
+    A job that is not started yet could not use what is free: of ``fragmentation_s`` it has ``None``.
+    """
+
+    at_s: float
+    fair_share_s: float
+    fragmentation_s: float | None
+    quota: bool
+
+
+class Waiter(Protocol):
+    """A job, and how long it waited before it last ran."""
+
+    spec: JobSpec
+    demand: int
+    waits_since: Since | None
+    waited_s: float
+    fair_share_s: float
+    fragmentation_s: float
+
+
+class Clock:
+    """Runs now and then.
+
+    Nothing is added up while it runs, so that a replayed journal gives the same sums to the last bit.
+    """
+
+    __slots__ = ("_shown_s", "_since_s")
+
+    def __init__(self) -> None:
+        self._shown_s = 0.0
+        self._since_s: float | None = None
+
+    def run(self, now: float, *, on: bool) -> None:
+        """Start or stop it, or leave it as it is."""
+        if on and self._since_s is None:
+            self._since_s = now
+        elif not on and self._since_s is not None:
+            self._shown_s += now - self._since_s
+            self._since_s = None
+
+    def at(self, now: float) -> float:
+        """What it shows."""
+        return self._shown_s if self._since_s is None else self._shown_s + (now - self._since_s)
+
+
+class Waits:
+    """Clocks that run while a job waits.
+
+    All jobs of one size, and of one tenant where shares matter, have two clocks in common, one for each
+    delay; a job only remembers what they showed.
+
+    Parameters
+    ----------
+    free
+        How many devices are free now.
+    over_share
+        Who waits for its share; ``None``: nobody does, quotas aside.
+    """
+
+    def __init__(self, free: Callable[[], int], over_share: OverShare | None = None) -> None:
+        self._free = free
+        self._over_share = over_share
+        #: By tenant, "" where shares do not matter, and size: fair share, fragmentation.
+        self._clocks: dict[tuple[str, int], tuple[Clock, Clock]] = {}
+
+    def update(self, now: float) -> None:
+        """Start and stop the clocks; to be called after whatever changed what is free."""
+        free, over_share = self._free(), self._over_share
+        for (tenant, size), (fair, fragmented) in self._clocks.items():
+            over = over_share is not None and over_share(tenant, size)
+            fair.run(now, on=over)
+            fragmented.run(now, on=free >= size and not over)
+
+    def begin(self, job: Waiter, now: float, *, quota: bool = False, unstarted: bool = False) -> None:
+        """``job`` waits from now on, perhaps for its tenant's quota, or to be started."""
+        self.end(job, now)
+        fair, fragmented = self._of(job)
+        job.waits_since = Since(now, fair.at(now), None if unstarted else fragmented.at(now), quota)
+
+    def end(self, job: Waiter, now: float) -> None:
+        """``job`` does not wait any more, if it did."""
+        if job.waits_since is None:
+            return
+        delays = self.delays(job, now)
+        job.waits_since = None
+        job.waited_s, job.fair_share_s = delays.waited_s, delays.fair_share_s
+        job.fragmentation_s = delays.fragmentation_s
+
+    def delays(self, job: Waiter, now: float) -> Delays:
+        """How long ``job`` has waited up to ``now``."""
+        waited_s = fair_s = fragmented_s = 0.0
+        since = job.waits_since
+        if since is not None:
+            waited_s = now - since.at_s
+            if since.quota:
+                fair_s = waited_s
+            else:
+                fair, fragmented = self._of(job)
+                fair_s = fair.at(now) - since.fair_share_s
+                if since.fragmentation_s is not None:
+                    fragmented_s = fragmented.at(now) - since.fragmentation_s
+        return Delays(job.waited_s + waited_s, job.fair_share_s + fair_s, job.fragmentation_s + fragmented_s)
+
+    def _of(self, job: Waiter) -> tuple[Clock, Clock]:
+        """The clocks of ``job``; new ones show nothing and stand still until the next ``update``."""
+        key = ("" if self._over_share is None else job.spec.tenant, job.demand)
+        if key not in self._clocks:
+            self._clocks[key] = (Clock(), Clock())
+        return self._clocks[key]

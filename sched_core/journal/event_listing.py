@@ -1,0 +1,75 @@
+"""The journal for people: what happened, without heartbeats and environments."""
+
+from __future__ import annotations
+
+import msgspec
+
+from gpuslice.sched_core.core.events import (
+    Computed,
+    Event,
+    Limited,
+    Moved,
+    Noted,
+    Plain,
+    Reported,
+    Submitted,
+    Woken,
+    job_of,
+    named,
+)
+from gpuslice.verbs import EventInfo, History
+from gpuslice.wire import MAX_MESSAGE_BYTES, Progress
+
+from .journal import Journal
+
+#: Entries looked at for one answer; keeps it short.
+_MOST = 500
+#: An answer is no longer than that and one entry; ranks' errors can be long.
+_MOST_BYTES = MAX_MESSAGE_BYTES // 4
+
+
+def history(journal: Journal, after: int) -> History:
+    """The next part of the journal that follows event ``after``."""
+    shown: list[EventInfo] = []
+    nbytes = 0
+    for number, at_s, event in journal.after(after, _MOST):
+        if not _dull(event):
+            info = _info(number, at_s, event)
+            nbytes += len(msgspec.msgpack.encode(info))
+            if shown and nbytes > _MOST_BYTES:
+                break
+            shown.append(info)
+        after = number
+    return History(events=tuple(shown), after=after)
+
+
+def _dull(event: Event) -> bool:
+    return isinstance(event, Computed | Limited | Woken) or (
+        isinstance(event, Reported) and isinstance(event.message, Progress)
+    )
+
+
+def _info(number: int, at_s: float, event: Event) -> EventInfo:
+    told: msgspec.Struct = event
+    if isinstance(event, Reported):
+        told = event.message
+    elif isinstance(event, Submitted):
+        told = event.spec
+    fields = event.details if isinstance(event, Noted) else msgspec.structs.asdict(told)
+    details: dict[str, Plain] = {
+        name: value
+        for name, value in fields.items()
+        if name not in ("job", "id", "rank", "version") and isinstance(value, Plain)
+    }
+    if isinstance(event, Submitted):
+        details["deadline_s"] = event.spec.deadline_s
+    if isinstance(event, Moved):
+        details["devices"] = ",".join(event.devices)
+    return EventInfo(
+        number=number,
+        at_s=at_s,
+        what=named(event),
+        job=job_of(event),
+        rank=getattr(event, "rank", None),
+        details=details,
+    )

@@ -1,0 +1,284 @@
+"""Everything that happened to a core, in the order in which it happened: its memory across restarts.
+
+An event is written after the core has taken it and before any command that follows from it leaves. So what
+the world was told is always in the journal, and ``core.handle`` over the journal gives the same core again.
+Every event carries a checksum of itself and all before it, and where the journal ends is noted beside it
+(``journal_head``): what is damaged or missing is noticed when it is opened (``journal_audit``).
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from gpuslice.errors import GpusliceError
+from gpuslice.sched_core.core.events import Event, Noted, Reported, decode
+from gpuslice.types import explain, shortened
+from gpuslice.wire import NOT_A_VALUE, Progress
+
+from .audit import Audit, audit
+from .head import START, Head, HeadFile, checksum, link, path_of
+from .repair import SCHEMA, migrate
+
+FILE = "journal.sqlite"
+#: So many entries are worth a checkpoint of SQLite's log.
+_MANY = 500
+_INSERT = "INSERT INTO events (number, at_s, event, chain) VALUES (?, ?, ?, ?)"
+_encoder = msgspec.msgpack.Encoder()
+#: What is noted in the place of an event whose values are none that an event may have, with the reason.
+UNREADABLE = "unreadable"
+#: So many entries are read at a time.
+_PAGE = 500
+_REASON_CHARACTERS = 1000
+
+
+class JournalError(GpusliceError):
+    """The journal cannot be read or written; the scheduler cannot go on, its jobs can."""
+
+    exit_code = 3
+
+
+class JournalDamagedError(JournalError):
+    """Something of the journal is not what was written, or is gone; nothing of it was changed.
+
+    Attributes
+    ----------
+    found
+        What there still is.
+    """
+
+    exit_code = 4
+
+    def __init__(self, path: Path, found: Audit, more: str = "") -> None:
+        kept = f"{found.head.number} events are whole"
+        missing = f", at least {found.missing} are missing" if found.missing else ""
+        super().__init__(
+            f"the journal {path} cannot be used, it is damaged: {found.problem}; {kept}{missing}{more}",
+            "`gpuslice up --accept-loss` goes on with what is whole and keeps the rest under past-N; "
+            "or bring the file back from a copy",
+        )
+        self.path, self.found = path, found
+
+
+class Journal:
+    """A journal in SQLite; a context manager.
+
+    Survives the end of the process at any moment, as the machine's does all but the last moments.
+
+    Parameters
+    ----------
+    path
+        The file; made if need be.
+    read_only
+        Look at a journal beside the scheduler that writes it.
+
+    Raises
+    ------
+    JournalError
+        From every method, if the file cannot be used, for instance because the disk is full.
+    JournalDamagedError
+        If something of it is not what was written, or is missing.
+    """
+
+    def __init__(self, path: Path, *, read_only: bool = False) -> None:
+        self.path = path
+        #: The newest heartbeat of each rank, oldest first, since anything else was written.
+        self._heartbeats: dict[tuple[str, int], tuple[float, Event]] = {}
+        #: The last heartbeat of each rank that was written.
+        self._written: dict[tuple[str, int], Event] = {}
+        #: Entries since the last checkpoint.
+        self._fresh = 0
+        self._end = Head()
+        self._head: HeadFile | None = None
+        with self._told():
+            found = None if read_only else self._audit()
+            mode = "ro" if read_only else "rwc"
+            uri = f"{path.absolute().as_uri()}?mode={mode}"
+            self._database = sqlite3.connect(uri, isolation_level=None, uri=True)
+            if found is not None:
+                self._prepare(found)
+            self._chained = _is_chained(self._database)
+
+    def _audit(self) -> Audit:
+        found = audit(self.path)
+        if found.problem:
+            raise JournalDamagedError(self.path, found)
+        return found
+
+    def _prepare(self, found: Audit) -> None:
+        """Be ready to write after what was ``found``, which is whole."""
+        self._database.execute("PRAGMA journal_mode = WAL")
+        self._database.execute("PRAGMA synchronous = NORMAL")
+        self._database.execute("PRAGMA wal_autocheckpoint = 0")  # see tidy_up
+        self._head, self._end = HeadFile(path_of(self.path)), found.head
+        if found.head.number and not found.chained:
+            # Known before the checksums are there: if this is cut short, it is done again.
+            self._head.write(self._end)
+            self._head.sync()
+            migrate(self._database)
+        self._database.executescript(SCHEMA)
+        self._head.write(self._end)
+        self._head.sync()
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Write what is left to write and close the file."""
+        try:
+            self.flush()
+        finally:
+            self._database.close()
+            if self._head is not None:
+                self._head.close()
+
+    def about(self) -> bytes | None:
+        """What ``introduce`` wrote, if anything."""
+        with self._told():
+            found = self._database.execute("SELECT value FROM about WHERE name = 'setup'").fetchone()
+        return None if found is None else found[0]
+
+    def introduce(self, setup: bytes) -> None:
+        """Write down what core this is the journal of."""
+        with self._told(), self._database:
+            self._database.execute("BEGIN")
+            rows = [("setup", setup), ("setup_sum", checksum(setup))]
+            self._database.executemany("INSERT OR REPLACE INTO about VALUES (?, ?)", rows)
+        self._note(Head(self._end.number, self._end.chain, introduced=True))
+
+    def append(self, event: Event, now: float, *, quiet: bool) -> None:
+        """Write ``event`` down; it is safe when this returns, unless it is a quiet heartbeat.
+
+        Parameters
+        ----------
+        quiet
+            Whether no command followed from it. A heartbeat from which nothing followed is written together
+            with the next event that is more than that, and not at all if it repeats the last one or if the
+            same rank's next one comes first: the core that has seen the second knows all of the first.
+        """
+        if quiet and isinstance(event, Reported) and isinstance(event.message, Progress):
+            rank = event.job, event.rank
+            if self._written.get(rank) != event:
+                self._heartbeats.pop(rank, None)
+                self._heartbeats[rank] = (now, event)
+            return
+        self._insert([*self._heartbeats.values(), (now, event)])
+        self._written |= {rank: beat for rank, (_, beat) in self._heartbeats.items()}
+        self._heartbeats.clear()
+
+    def tidy_up(self) -> None:
+        """Move what was written from SQLite's log to its proper place, if it is much.
+
+        That waits for the disk, which an ``append`` does not: to be called when nobody else waits.
+        """
+        if self._fresh < _MANY:
+            return
+        self._fresh = 0
+        with self._told():
+            self._database.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+            if self._head is not None:
+                self._head.sync()
+
+    def replay(self) -> Iterator[tuple[Event, float]]:
+        """All events and when they happened, the oldest first."""
+        for _, at_s, event in self.entries(0):
+            yield event, at_s
+
+    def entries(self, number: int) -> Iterator[tuple[int, float, Event]]:
+        """All events that follow event ``number``, with number and time, the oldest first."""
+        while page := self.after(number, _PAGE):
+            yield from page
+            number = page[-1][0]
+
+    def notes(self, what: str) -> list[Noted]:
+        """All ``Noted`` of ``what``."""
+        query = "SELECT number, event FROM events WHERE instr(event, ?) ORDER BY number"
+        with self._told():
+            found = [self._event(*row) for row in self._database.execute(query, (what.encode(),))]
+        return [event for event in found if isinstance(event, Noted) and event.what == what]
+
+    def flush(self) -> None:
+        """Write down heartbeats that were put off."""
+        if self._heartbeats:
+            self._insert(list(self._heartbeats.values()))
+            self._written |= {rank: beat for rank, (_, beat) in self._heartbeats.items()}
+            self._heartbeats.clear()
+
+    def after(self, number: int, most: int) -> list[tuple[int, float, Event]]:
+        """At most ``most`` events that follow event ``number``, with number and time."""
+        chain = "chain" if self._chained else "NULL"
+        query = f"SELECT number, at_s, event, {chain} FROM events WHERE number >= ? ORDER BY number LIMIT ?"
+        with self._told():
+            rows = self._database.execute(query, (number, most + 1)).fetchall()
+            former = rows.pop(0)[3] if rows and rows[0][0] == number else START
+            found = []
+            for row in rows[:most]:
+                self._check(row, former)
+                found.append((row[0], row[1], self._event(row[0], row[2])))
+                former = row[3]
+        return found
+
+    def _check(self, row: tuple[int, float, bytes, bytes], former: bytes) -> None:
+        """Refuse ``row`` if it is not what was written after the event with the checksum ``former``."""
+        number, at_s, event, chain = row
+        whole = isinstance(at_s, float) and isinstance(event, bytes)
+        if whole and self._chained:
+            whole = isinstance(former, bytes) and link(former, number, at_s, event) == chain
+        if not whole:
+            raise ValueError(f"event {number} is not what was written")
+
+    def _event(self, number: int, written: bytes) -> Event:
+        """An entry's event; a note in its place if that is whole, but has a value that no event may have."""
+        try:
+            return decode(written)
+        except msgspec.ValidationError as error:
+            reason = shortened(explain(error), _REASON_CHARACTERS)
+            return Noted(UNREADABLE, details={"number": number, "reason": reason})
+
+    def _insert(self, entries: list[tuple[float, Event]]) -> None:
+        """Write ``entries``, all or none."""
+        rows: list[tuple[int, float, bytes, bytes]] = []
+        end = self._end
+        for at_s, event in entries:
+            encoded = _encoder.encode(event)
+            chain = link(end.chain, end.number + 1, at_s, encoded)
+            end = Head(end.number + 1, chain, end.introduced)
+            rows.append((end.number, at_s, encoded, chain))
+        self._fresh += len(rows)
+        with self._told():
+            if len(rows) == 1:
+                self._database.execute(_INSERT, rows[0])  # a transaction by itself
+            else:
+                with self._database:
+                    self._database.execute("BEGIN")
+                    self._database.executemany(_INSERT, rows)
+        self._note(end)
+
+    def _note(self, end: Head) -> None:
+        """Take note, outside of SQLite's log, of where the journal ends; later than it does."""
+        self._end = end
+        if self._head is not None:
+            with self._told():
+                self._head.write(end)
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """Turn what goes wrong with the file into a ``JournalError``."""
+        try:
+            yield
+        except (sqlite3.Error, OSError, ValueError, OverflowError, *NOT_A_VALUE) as error:
+            raise JournalError(
+                f"the journal {self.path} cannot be used: {error}",
+                "make room or mend it, then `gpuslice up` goes on; the jobs run on meanwhile",
+            ) from error
+
+
+def _is_chained(database: sqlite3.Connection) -> bool:
+    return "chain" in [row[1] for row in database.execute("PRAGMA table_info(events)")]

@@ -1,0 +1,298 @@
+"""The counter where users hand in jobs and ask for them: a second ROUTER socket beside the agents' one.
+
+Answers come from what the core knows. Whoever waits for a job is answered after the event that ended it;
+somebody who connects and says nothing, or leaves before the answer, costs nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from pathlib import Path
+
+import zmq
+from msgspec.structs import replace
+
+from gpuslice.errors import (
+    EnvironmentUnusableError,
+    GpusliceError,
+    IllegalTransitionError,
+    RemoteProtocolError,
+    UsageError,
+)
+from gpuslice.sched_core.core.events import Cancelled, Held, Moved, Owned, Program, Released, Weighted
+from gpuslice.sched_core.core.gang import Gang
+from gpuslice.sched_core.core.states import JobState
+from gpuslice.sched_core.journal.event_listing import history
+from gpuslice.sched_core.journal.journal import Journal, JournalError
+from gpuslice.types import job_id, shortened
+from gpuslice.verbs import (
+    Accepted,
+    Admission,
+    Answer,
+    Cancel,
+    Done,
+    Down,
+    Ended,
+    Events,
+    Failed,
+    LogFiles,
+    LogPart,
+    Logs,
+    Migrate,
+    ReadLog,
+    Request,
+    Resume,
+    Status,
+    Submit,
+    Suspend,
+    Wait,
+    Weight,
+    decode_request,
+    encode,
+)
+
+from .curve import Door, scheduler_keys
+from .endpoint import CLIENT_SOCKET, bind, bind_tcp, check_sender, receive
+from .scheduler import Scheduler
+from .status import Overview
+from .submission import check, make_spec
+
+_LINGER_MS = 1000
+_REQUESTS_AT_ONCE = 20
+#: Most of a log that one answer holds.
+_LOG_PART_BYTES = 256 << 10
+_UNLESS = "give it more time, or leave out --guaranteed"
+#: Somebody who asked: by which socket, and their identity there.
+_Visitor = tuple[zmq.Socket[bytes], bytes]
+_log = logging.getLogger(__name__)
+
+
+class Desk:
+    """Serves users from within ``scheduler``'s loop.
+
+    Parameters
+    ----------
+    scheduler
+        Who carries requests out.
+    directory
+        The scheduler's.
+    journal
+        What it writes.
+    overview
+        Knows how things stand.
+    tcp
+        Where to listen besides, and the directory of keys for that.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        directory: Path,
+        journal: Journal,
+        overview: Overview,
+        *,
+        tcp: tuple[str, Path] | None = None,
+    ) -> None:
+        self._scheduler = scheduler
+        self._journal = journal
+        self._overview = overview
+        self._sockets = [bind(scheduler.context, f"ipc://{directory / CLIENT_SOCKET}")]
+        #: Who waits for the end of a job, by job; whoever gave up is still among them.
+        self._waiting: dict[str, dict[_Visitor, None]] = {}
+        #: Who waits to hear whether a job's deadline is guaranteed, by job.
+        self._hoping: dict[str, dict[_Visitor, None]] = {}
+        #: Who waits for the end of the scheduler.
+        self._leaving: list[_Visitor] = []
+        if tcp is not None:
+            endpoint, keys = tcp
+            self._door = Door(scheduler.context, keys)
+            self._sockets.append(bind_tcp(scheduler.context, endpoint, scheduler_keys(keys)))
+            scheduler.attend(self._door.socket, self._door.answer)
+        for socket in self._sockets:
+            scheduler.attend(socket, partial(self._receive, socket))
+
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        """Where users can connect."""
+        found = [socket.getsockopt(zmq.LAST_ENDPOINT) for socket in self._sockets]
+        return tuple(one.rstrip(b"\0").decode() for one in found if isinstance(one, bytes))
+
+    @property
+    def dismissed(self) -> bool:
+        """Whether the scheduler was told to leave and nothing is left of its jobs."""
+        return bool(self._leaving) and all(_over(job) for job in self._scheduler.core.jobs.values())
+
+    def notify(self) -> None:
+        """Answer those whose waiting is over."""
+        for name in list(self._waiting):
+            job = self._scheduler.core.jobs[name]
+            if _over(job):
+                ended = Ended(job=self._overview.job(job, self._scheduler.now()))
+                for visitor in self._waiting.pop(name):
+                    self._send(visitor, ended)
+        for name in list(self._hoping):
+            job = self._scheduler.core.jobs[name]
+            if job.guaranteed is not None or _over(job):
+                for visitor in self._hoping.pop(name):
+                    self._send(visitor, _admission(job))
+
+    def close(self) -> None:
+        """Tell those who wait for the scheduler's end that it has come."""
+        for visitor in self._leaving:
+            self._send(visitor, Done())
+        for socket in self._sockets:
+            socket.close(linger=_LINGER_MS)
+
+    def _receive(self, socket: zmq.Socket[bytes]) -> None:
+        for _ in range(_REQUESTS_AT_ONCE):
+            if (message := receive(socket)) is None:
+                return
+            identity, frames = message
+            visitor = (socket, identity)
+            answer: Answer | None
+            try:
+                if not frames:
+                    raise RemoteProtocolError(
+                        "a message of too many frames or bytes", "send version and body"
+                    )
+                if socket is self._sockets[0]:  # the door has looked at all others
+                    check_sender(frames[0])
+                answer = self._answer(visitor, decode_request([frame.bytes for frame in frames]))
+            except JournalError:
+                raise  # not the client's fault, and the end of this scheduler
+            except GpusliceError as error:
+                answer = Failed(error=error.message, remedy=error.remedy, exit_code=error.exit_code)
+            except Exception as error:  # noqa: BLE001 - a request is no reason to end; told and logged
+                _log.exception("a request failed")
+                told = f"the request failed: {type(error).__name__}: {error}"
+                answer = Failed(error=told, remedy="this is a bug; scheduler.jsonl says more", exit_code=1)
+            if answer is not None:
+                self._send(visitor, answer)
+
+    def _answer(self, visitor: _Visitor, request: Request) -> Answer | None:
+        """Do what is asked; ``None``: the answer comes later."""
+        match request:
+            case Submit():
+                return self._submit(request)
+            case Status():
+                return self._overview.standing(request.after, self._scheduler.now(), self.endpoints)
+            case Wait():
+                self._waiting.setdefault(self._known(request.job).id, {})[visitor] = None
+                self.notify()
+                return None
+            case Admission():
+                self._hoping.setdefault(self._known(request.job).id, {})[visitor] = None
+                self.notify()
+                return None
+            case Logs():
+                logs = self._scheduler.processes
+                job = self._known(request.job).id
+                return LogFiles(out=str(logs.log(job, "out")), err=str(logs.log(job, "err")))
+            case ReadLog():
+                job = self._known(request.job).id
+                path = self._scheduler.processes.log(job, "err" if request.err else "out")
+                return LogPart(data=_part(path, request.offset))
+            case Cancel():
+                self._known(request.job)
+                return self._changed(Cancelled(request.job, "cancelled by its owner"))
+            case Suspend():
+                self._known(request.job)
+                return self._changed(Held(request.job))
+            case Resume():
+                self._known(request.job)
+                return self._changed(Released(request.job))
+            case Migrate():
+                self._known(request.job)
+                return self._changed(Moved(request.job, tuple(request.devices)))
+            case Weight():
+                self._known(request.job)
+                return self._changed(Weighted(request.job, request.weight))
+            case Events():
+                return history(self._journal, request.after)
+            case Down():
+                self._down(visitor, drain=request.drain)
+                return None
+
+    def _changed(self, wish: Owned) -> Done:
+        try:
+            self._scheduler.obey(wish)
+        except IllegalTransitionError as error:
+            # Its remedy is the job's story, which is for those who look for a mistake of ours.
+            raise UsageError(error.message, "`gpuslice ps` shows how it stands") from error
+        return Done()
+
+    def _submit(self, request: Submit) -> Accepted:
+        if self._leaving:
+            raise EnvironmentUnusableError("the scheduler is about to leave", "`gpuslice up` starts another")
+        check(request, self._scheduler.core.devices)
+        name = self._free_name(request)
+        spec = make_spec(request, name, self._scheduler.now())
+        self._scheduler.submit(spec, Program(request.argv, request.directory, request.environ))
+        return Accepted(job=name)
+
+    def _free_name(self, request: Submit) -> str:
+        jobs, logged = self._scheduler.core.jobs, self._scheduler.processes.logged
+        if not request.numbered:
+            if request.name in jobs:
+                raise UsageError(f"there is a job {request.name!r} already", "choose another name")
+            name = job_id(request.name)
+            if logged(name):
+                raise UsageError(
+                    f"there are logs of a job {name!r} that the journal does not know",
+                    "choose another name, or move them out of the scheduler's logs",
+                )
+            return name
+        number = len(jobs) + 1
+        while (name := job_id(f"{request.name}-{number}")) in jobs or logged(name):
+            number += 1
+        return name
+
+    def _down(self, visitor: _Visitor, *, drain: bool) -> None:
+        self._leaving.append(visitor)
+        # Those that are not started first, or each would be started in the place of the one before.
+        for job in sorted(self._scheduler.core.jobs.values(), key=lambda job: job.launched):
+            if not drain and (not job.state.ended or (job.may_restart and not job.processes_gone)):
+                self._scheduler.obey(Cancelled(job.id, "the scheduler was taken down"))
+            elif job.held and not job.state.ended:
+                self._scheduler.obey(Released(job.id))  # or it would never finish
+
+    def _known(self, name: str) -> Gang:
+        job = self._scheduler.core.jobs.get(name)
+        if job is None:
+            raise UsageError(f"there is no job {name!r}", "`gpuslice ps` lists them")
+        return job
+
+    def _send(self, visitor: _Visitor, answer: Answer) -> None:
+        socket, identity = visitor
+        if isinstance(answer, Failed):
+            answer = replace(answer, error=shortened(answer.error), remedy=shortened(answer.remedy))
+        try:
+            socket.send_multipart([identity, *encode(answer)], flags=zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            # Gone, or not reading: then nobody wants the answer.
+            if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+                raise
+            _log.info("an answer could not be sent: %s", error)
+
+
+def _over(job: Gang) -> bool:
+    return job.state.ended and job.processes_gone
+
+
+def _admission(job: Gang) -> Answer:
+    if job.guaranteed is False and job.state.ended:
+        return Failed(error=f"{job.id} was refused: {job.reason}", remedy=_UNLESS, exit_code=2)
+    if job.guaranteed is None and job.state in (JobState.FAILED, JobState.CANCELLED):
+        told = f"{job.id} {job.state.value} before its deadline could be guaranteed: {job.reason}"
+        return Failed(error=told, remedy=f"`gpuslice logs {job.id} --err` may tell more", exit_code=2)
+    return Done()
+
+
+def _part(log: Path, offset: int) -> bytes:
+    try:
+        with log.open("rb") as file:
+            file.seek(offset)
+            return file.read(_LOG_PART_BYTES)
+    except (OSError, ValueError, OverflowError) as error:
+        raise EnvironmentUnusableError(f"cannot read {log}: {error}", "see the scheduler's logs") from error

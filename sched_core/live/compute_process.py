@@ -1,0 +1,79 @@
+"""What a policy wants computed and takes too long for that, in a process beside the scheduler.
+
+A process and not a thread: it can be ended, it cannot take the scheduler along, and while it works the
+scheduler has its interpreter for itself.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+from gpuslice.sched_core.core.events import Compute, Computed
+from gpuslice.sched_core.policy import Task
+
+#: Jobs that train come first.
+_NICENESS = 10
+
+
+class Computing:
+    """The processes that compute, as a rule one or none."""
+
+    def __init__(self) -> None:
+        self._processes: dict[int, tuple[Compute, subprocess.Popen[bytes], int]] = {}
+
+    def begin(self, command: Compute) -> int:
+        """Start to compute; returns the descriptor that can be read when it is done."""
+        argument, answer = (os.memfd_create(name) for name in ("argument", "answer"))
+        try:
+            with os.fdopen(argument, "wb") as file:
+                file.write(command.task.argument)
+                file.flush()
+                file.seek(0)
+                process = subprocess.Popen(
+                    [sys.executable, "-m", __name__, command.task.function, str(answer)],
+                    stdin=file,
+                    stdout=2,  # what the function prints is not the answer
+                    pass_fds=[answer],
+                    start_new_session=True,
+                )
+            descriptor = os.pidfd_open(process.pid)
+        except BaseException:
+            os.close(answer)
+            raise
+        self._processes[descriptor] = command, process, answer
+        return descriptor
+
+    def reap(self, descriptors: set[int]) -> list[Computed]:
+        """The answers of those of ``descriptors`` that are ours; they are closed."""
+        return [self._answer(descriptor) for descriptor in descriptors & self._processes.keys()]
+
+    def _answer(self, descriptor: int) -> Computed:
+        command, process, answer = self._processes.pop(descriptor)
+        os.close(descriptor)
+        code = process.wait()
+        with os.fdopen(answer, "rb") as file:
+            file.seek(0)
+            found = file.read()
+        if code:
+            error = f"{command.task.function} ended with exit code {code}; scheduler.log says more"
+            return Computed(command.number, error=error)
+        return Computed(command.number, found)
+
+    def close(self) -> None:
+        """End what is being computed; nobody is told."""
+        for descriptor, (_, process, _) in list(self._processes.items()):
+            process.kill()
+            self._answer(descriptor)
+
+
+def main(function: str, answer: str) -> None:
+    """Be the process that computes: the argument is on stdin, the answer goes to descriptor ``answer``."""
+    os.nice(_NICENESS)
+    with open(int(answer), "wb") as file:
+        file.write(Task(function, sys.stdin.buffer.read()).compute())
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,184 @@
+"""What the jobs' lives looked like, told from outside the core: phases, slices, what switches cost.
+
+The chronicle is shown every event after the core has taken it, those of the journal as well as new ones. It
+decides nothing and the core does not know of it; what it keeps for each job is bounded.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from gpuslice.sched_core.core.core import Core
+from gpuslice.sched_core.core.events import Command, Event, Kill, Launch, Notice, Reported, Submitted, Tell
+from gpuslice.sched_core.core.gang import Gang
+from gpuslice.sched_core.core.states import JobState
+from gpuslice.sched_core.switch_cost_model import costs_s
+from gpuslice.wire import Resumed, Suspended
+
+#: Slices kept for each job.
+RECENT = 8
+#: Stages, and the bytes, of a phase; more than any rank of ours reports.
+_DETAILS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """A stretch of a job's life in one state on the same devices.
+
+    Attributes
+    ----------
+    devices
+        By number and rank: those that its processes could use.
+    until_s
+        ``None`` while it lasts.
+    details
+        What its ranks reported meanwhile: bytes, seconds by stage.
+    """
+
+    job: str
+    state: JobState
+    devices: tuple[int, ...]
+    epoch: int
+    since_s: float
+    until_s: float | None = None
+    details: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Slice:
+    """What a job was given at one time: devices from one moment to another (``None``: still)."""
+
+    devices: tuple[int, ...]
+    since_s: float
+    until_s: float | None = None
+
+
+class Account:
+    """What is remembered of one job.
+
+    Attributes
+    ----------
+    phase
+        The present one.
+    slices
+        The last ``RECENT``, the oldest first.
+    given
+        How many there were. (Epochs are more: a promise that comes to nothing uses one up.)
+    switches
+        How often it was suspended and brought back.
+    blackout_s
+        What that cost it together: every stage but the time it was parked. Of a gang, its slowest rank's.
+    bytes_out
+        Copied to the RAM disk.
+    """
+
+    __slots__ = ("_cost_s", "_parks", "blackout_s", "bytes_out", "given", "phase", "slices", "switches")
+
+    def __init__(self, phase: Phase) -> None:
+        self.phase = phase
+        self.slices: deque[Slice] = deque(maxlen=RECENT)
+        self.given = 0
+        self.switches = 0
+        self.blackout_s = 0.0
+        self.bytes_out = 0
+        #: Seconds of the present switch, and the boundary of the last park, by rank.
+        self._cost_s: dict[int, float] = {}
+        self._parks: dict[int, tuple[int, int]] = {}
+
+    def reported(self, job: Gang, rank: int, message: Suspended | Resumed) -> bool:
+        """Take note of one rank's half of a switch; whether it counts."""
+        promised = job.promise.epoch if job.promise is not None else self.phase.epoch
+        if message.epoch not in (self.phase.epoch, promised):
+            return False  # too late; the core has dropped it
+        if isinstance(message, Suspended):
+            park = (message.epoch, message.boundary)
+            if self._parks.get(rank) == park:
+                return False  # said again after a Hello
+            self._parks[rank] = park
+            self.bytes_out += message.nbytes
+            self._remember("bytes", message.nbytes)
+        seconds = costs_s(message.stages_s)
+        for name, value in seconds.items():
+            self._remember(name, value)
+        self._cost_s[rank] = self._cost_s.get(rank, 0.0) + sum(seconds.values())
+        return True
+
+    def moved(self, job: Gang, now: float) -> Phase:
+        """Begin the next phase; returns the one that has ended."""
+        ended, former = _ended(self.phase, now), self.phase
+        self.phase = Phase(job.id, job.state, job.lease, job.epoch, now)
+        if former.devices and (former.epoch != job.epoch or not job.lease):
+            self.slices[-1].until_s = now
+        if job.lease and (former.epoch != job.epoch or not former.devices):
+            self.slices.append(Slice(job.lease, now))
+            self.given += 1
+        # Handed its device directly, it may have been back before that could be known.
+        if job.state is JobState.RUNNING and former.state in (JobState.RESUMING, JobState.SUSPENDED):
+            self.switches += 1
+            self.blackout_s += max(self._cost_s.values(), default=0.0)
+            self._cost_s.clear()
+        elif job.state is JobState.RUNNING:
+            self._cost_s.clear()
+        return ended
+
+    def _remember(self, name: str, value: float) -> None:
+        if len(self.phase.details) >= _DETAILS and name not in self.phase.details:
+            return  # a rank that makes up names
+        self.phase.details[name] = max(value, self.phase.details.get(name, 0.0))
+
+
+class Chronicle:
+    """The accounts of all jobs of ``core``.
+
+    Attributes
+    ----------
+    accounts
+        By job.
+    counted
+        The half of a switch that was reported with the last event, if it counts.
+    """
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self.accounts: dict[str, Account] = {}
+        self.counted: Suspended | Resumed | None = None
+
+    def note(self, event: Event, now: float, commands: Sequence[Command]) -> list[Phase]:
+        """Take note of an event and what followed from it; returns the phases that have ended with it."""
+        self.counted = None
+        if isinstance(event, Reported) and isinstance(event.message, Suspended | Resumed):
+            job = self._core.jobs[event.job]
+            counts = self.accounts[event.job].reported(job, event.rank, event.message)
+            self.counted = event.message if counts else None
+        ended: list[Phase] = []
+        touched = _touched(event, commands)
+        for name in list(touched):  # a device may have passed on without an order
+            if (account := self.accounts.get(name)) is not None:
+                devices = account.phase.devices
+                touched |= {other: None for device in devices for other in self._core.occupants[device]}
+        for name in touched:
+            job, account = self._core.jobs[name], self.accounts.get(name)
+            if account is None:
+                account = Account(Phase(name, JobState.QUEUED, (), 0, now))
+                self.accounts[name] = account
+            present = account.phase
+            if (job.state, job.lease, job.epoch) != (present.state, present.devices, present.epoch):
+                ended.append(account.moved(job, now))
+        return ended
+
+    def open_phases(self, now: float) -> list[Phase]:
+        """What lasts, as if it ended ``now``."""
+        return [_ended(account.phase, now) for account in self.accounts.values()]
+
+
+def _touched(event: Event, commands: Sequence[Command]) -> dict[str, None]:
+    """The jobs that may be in another state now: a change is either reported or followed by an order."""
+    names = [event.spec.id] if isinstance(event, Submitted) else [getattr(event, "job", "")]
+    names += [command.job for command in commands if isinstance(command, Tell | Launch | Kill | Notice)]
+    return dict.fromkeys(name for name in names if name)  # a policy's Noted names nobody
+
+
+def _ended(phase: Phase, now: float) -> Phase:
+    return Phase(phase.job, phase.state, phase.devices, phase.epoch, phase.since_s, now, phase.details)

@@ -1,0 +1,276 @@
+"""The processes of jobs: started without a shell, watched by pidfd, ended for certain.
+
+Each command has a supervisor, in a session (and so a process group) of their own: it writes the exit code
+down even if the scheduler is gone, and a scheduler that was started again finds it. Ranks may be
+grandchildren in sessions of theirs (torchrun's are), so every rank is watched by the pid that the kernel
+vouched for when it connected.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpuslice.clock import Clock
+from gpuslice.errors import EnvironmentUnusableError
+from gpuslice.sched_core.core.events import Event, Exited, Program, RankGone
+from gpuslice.sched_core.core.failures import ATTEMPT_MARK, TAIL_BYTES, telling
+
+from . import exit_record, supervisor
+
+#: Between the polite signal and the one that cannot be refused.
+GRACE_S = 3.0
+#: How long a supervisor that another scheduler started in its last moment may take to be there.
+_STARTING_S = 30.0
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Put off Ctrl-C and SIGTERM until the end of the block, so that no process is lost sight of."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread is ever interrupted
+        return
+    pending: list[int] = []
+    former = {
+        number: signal.signal(number, lambda number, frame: pending.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+        if pending:
+            signal.raise_signal(pending[0])
+
+
+@dataclass(frozen=True, slots=True)
+class _Command:
+    """A job's supervisor; ``child`` if we started it and so have to wait for it."""
+
+    job: str
+    attempt: int
+    pid: int
+    child: subprocess.Popen[bytes] | None
+
+
+class Processes:
+    """Every process of every job of one scheduler.
+
+    Parameters
+    ----------
+    logs
+        Directory for ``<job>.out``, ``<job>.err`` and the supervisor's record, ``<job>.exit``.
+    """
+
+    def __init__(self, logs: Path) -> None:
+        self._logs = logs
+        self._commands: dict[int, _Command] = {}
+        self._ranks: dict[int, tuple[str, int]] = {}
+        self._deadlines_s: dict[str, float] = {}
+
+    def launch(self, job: str, program: Program, extra: Mapping[str, str], *, attempt: int = 0) -> int:
+        """Start ``program`` and return the descriptor to watch.
+
+        What it prints is added to what is there: further attempts (``attempt`` above 0) follow those before.
+
+        Raises
+        ------
+        OSError
+            If it cannot be started.
+        """
+        self._deadlines_s.pop(job, None)  # of a former attempt
+        with (
+            uninterrupted(),
+            self.log(job, "out").open("ab") as out,
+            self.log(job, "err").open("ab") as err,
+        ):
+            if attempt:
+                err.write(f"{ATTEMPT_MARK}{attempt + 1}\n".encode())
+                err.flush()
+            inherited = exit_record.create(self._record(job, attempt))
+            try:
+                process = subprocess.Popen(
+                    [sys.executable, "-I", "-S", supervisor.__file__, str(inherited), *program.argv],
+                    cwd=program.directory,
+                    env={**program.environ, **extra},
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=err,
+                    pass_fds=[inherited],
+                    start_new_session=True,
+                )
+            finally:
+                os.close(inherited)
+            descriptor = os.pidfd_open(process.pid)
+            self._commands[descriptor] = _Command(job, attempt, process.pid, process)
+        return descriptor
+
+    def find(self, job: str, attempt: int = 0) -> int | Exited | None:
+        """What became of the command of ``job``, which another scheduler started.
+
+        Returns
+        -------
+        int | Exited | None
+            The descriptor to watch, how it ended, or ``None`` if it was never started.
+
+        Raises
+        ------
+        EnvironmentUnusableError
+            If it is still being started, after a while.
+        """
+        found = exit_record.settled(self._record(job, attempt), _STARTING_S)
+        if found is None or (found.pid is None and not found.alive):
+            return None
+        if not found.alive:
+            return self._exited(job, attempt)
+        if found.pid is None:
+            raise EnvironmentUnusableError(f"job {job} is just being started", "try again in a moment")
+        try:
+            descriptor = os.pidfd_open(found.pid)
+        except ProcessLookupError:
+            return self.find(job, attempt)  # it has ended since
+        self._commands[descriptor] = _Command(job, attempt, found.pid, None)
+        return descriptor
+
+    def find_rank(self, job: str, rank: int, pid: int, mark: bytes) -> int | None:
+        """Watch a rank that another scheduler knew, if process ``pid`` is still it.
+
+        Parameters
+        ----------
+        mark
+            An entry of its environment, which no other process that got its number would have.
+        """
+        try:
+            if mark not in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                return None
+        except OSError:
+            return None
+        try:
+            return self.watch_rank(job, rank, pid)
+        except ProcessLookupError:
+            return None
+
+    def watch_rank(self, job: str, rank: int, pid: int) -> int | None:
+        """Watch the process of a rank; ``None`` if it is being watched.
+
+        Raises
+        ------
+        ProcessLookupError
+            If it is gone already.
+        """
+        if (job, rank) in self._ranks.values():
+            return None
+        descriptor = os.pidfd_open(pid)
+        self._ranks[descriptor] = (job, rank)
+        return descriptor
+
+    def log(self, job: str, stream: str) -> Path:
+        """The file of ``stream`` (``out``, ``err`` or ``exit``) of ``job``."""
+        return self._logs / f"{job}.{stream}"
+
+    def logged(self, job: str) -> bool:
+        """Whether there are logs of a job of that name, known or not."""
+        return any(self.log(job, stream).exists() for stream in ("out", "err", "exit"))
+
+    def _record(self, job: str, attempt: int) -> Path:
+        """The supervisor's record; no job's name has a tilde."""
+        return self.log(f"{job}~{attempt}" if attempt else job, "exit")
+
+    def _exited(self, job: str, attempt: int) -> Exited:
+        code = exit_record.exit_code(self._record(job, attempt))
+        return Exited(job, code, self._said(job) if code else "")
+
+    def _said(self, job: str) -> str:
+        """The last words of ``job`` on stderr that tell why it failed."""
+        try:
+            with self.log(job, "err").open("rb") as log:
+                log.seek(max(0, log.seek(0, os.SEEK_END) - TAIL_BYTES))
+                return telling(log.read().decode(errors="replace"))
+        except FileNotFoundError:
+            return ""
+
+    def reap(self, descriptors: set[int]) -> Iterator[tuple[int, Event]]:
+        """Turn descriptors that became readable into what happened: ranks first, then commands."""
+        for descriptor in descriptors & self._ranks.keys():
+            job, rank = self._ranks.pop(descriptor)
+            os.close(descriptor)
+            yield descriptor, RankGone(job, rank)
+        for descriptor in descriptors & self._commands.keys():
+            command = self._commands.pop(descriptor)
+            os.close(descriptor)
+            if command.child is not None:
+                command.child.wait()
+            yield descriptor, self._exited(command.job, command.attempt)
+
+    def wait(self, wait_s: float | None = None) -> list[Event]:
+        """What happens next, if that is within ``wait_s``."""
+        poll = select.poll()
+        for descriptor in self.descriptors:
+            poll.register(descriptor, select.POLLIN)
+        ready = poll.poll(None if wait_s is None else wait_s * 1000.0)
+        return [event for _, event in self.reap({descriptor for descriptor, _ in ready})]
+
+    def end_all(self, clock: Clock) -> None:
+        """End every process and wait until none is left."""
+        with uninterrupted():
+            for job in self.jobs:
+                self.end(job, clock.now())
+            while self.descriptors:
+                self.wait(GRACE_S)
+                self.enforce(clock.now())
+
+    def end(self, job: str, now: float) -> None:
+        """Ask every process of ``job`` to end, and see to it (``enforce``) that they do."""
+        if self._signal(job, signal.SIGTERM):
+            self._deadlines_s.setdefault(job, now + GRACE_S)
+
+    def enforce(self, now: float) -> list[str]:
+        """Kill what was asked to end and has not in time; returns the jobs of which that was true."""
+        late = [job for job, deadline_s in self._deadlines_s.items() if now >= deadline_s]
+        for job in late:
+            del self._deadlines_s[job]
+        return [job for job in late if self._signal(job, signal.SIGKILL)]
+
+    @property
+    def next_deadline_s(self) -> float | None:
+        """When ``enforce`` has something to do."""
+        return min(self._deadlines_s.values(), default=None)
+
+    @property
+    def descriptors(self) -> list[int]:
+        """Everything that is being watched."""
+        return [*self._commands, *self._ranks]
+
+    @property
+    def jobs(self) -> set[str]:
+        """The jobs of which some process exists."""
+        commands = {command.job for command in self._commands.values()}
+        return commands | {job for job, _ in self._ranks.values()}
+
+    def _signal(self, job: str, number: signal.Signals) -> bool:
+        """Send a signal to the command's process group and to every rank; whether anybody was there."""
+        found = False
+        for descriptor in [fd for fd, command in self._commands.items() if command.job == job]:
+            found = True
+            try:
+                # Its group has its number for as long as the supervisor, its leader, is there.
+                signal.pidfd_send_signal(descriptor, 0)
+                os.killpg(self._commands[descriptor].pid, number)
+            except ProcessLookupError:
+                continue
+        for descriptor in [fd for fd, (name, _) in self._ranks.items() if name == job]:
+            found = True
+            try:
+                signal.pidfd_send_signal(descriptor, number)
+            except ProcessLookupError:
+                continue  # it is gone; its descriptor is readable and reap() will say so
+        return found

@@ -1,0 +1,399 @@
+"""The live shell: the ranks' socket, a timer and processes around the core, in one thread.
+
+Everything the core decides is carried out here, and everything that happens becomes one of its events. No
+event ends it: its values are checked before the core sees it, and if the core fails nevertheless, what it had
+begun is undone (``mend``). Only a journal that cannot be written is the end.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+import zmq
+
+from gpuslice import config
+from gpuslice.clock import Clock, MonotonicClock
+from gpuslice.errors import GpusliceError, UnforeseenError
+from gpuslice.private_directories import private_directory
+from gpuslice.sched_core.core.core import Core
+from gpuslice.sched_core.core.events import (
+    Command,
+    Compute,
+    Event,
+    Exited,
+    Kill,
+    Launch,
+    Limited,
+    Noted,
+    Notice,
+    Owned,
+    Program,
+    RankGone,
+    Submitted,
+    Tell,
+    WakeAt,
+    Woken,
+    encode,
+    job_of,
+    named,
+)
+from gpuslice.sched_core.core.gang import Gang
+from gpuslice.sched_core.job import JobSpec
+from gpuslice.sched_core.journal.journal import JournalError
+from gpuslice.types import shortened
+
+from . import exit_record
+from .compute_process import Computing
+from .endpoint import LOCK, bind, lock, logs_directory
+from .housekeeping import Chores
+from .orphans import kill_strays
+from .processes import Processes
+from .rank_socket import RankSocket
+
+#: No pause is longer; what poll() takes ends at 2**31 milliseconds, which are 25 days.
+_PAUSE_AT_MOST_MS = 3_600_000
+#: Before the policy is asked again after it failed.
+_AGAIN_S = 1.0
+_REASON_CHARACTERS = 1000
+#: Notices that nobody needs to worry about.
+_EXPECTED = frozenset({"began", "first_step", "guaranteed", "switched", "timed", "trial_passed"})
+
+Observer = Callable[[Event, float, Sequence[Command]], object]
+#: An event that the core has taken, when it happened, and what followed from it.
+Lived = tuple[Event, float, Sequence[Command]]
+_log = logging.getLogger(__name__)
+
+
+def _ignore(event: Event, now: float, commands: Sequence[Command]) -> None:
+    """Nobody wants to know."""
+
+
+class Scheduler:
+    """A running scheduler; a context manager that leaves no process behind.
+
+    Parameters
+    ----------
+    core
+        Who decides.
+    directory
+        For the socket, the lock and the jobs' output; made with mode 0700 if need be.
+    clock
+        What time it is.
+    environ
+        Variables that every job gets, over its own.
+    tenant_ramdisk
+        What the jobs of a tenant are told that their snapshots may take together, ``8G`` style.
+    keep_jobs
+        Whether jobs outlive this scheduler, for another to take them over.
+    observer
+        Called with every event, when it happened, and the commands that followed from it, before they leave.
+    witness
+        Called likewise when what ranks are told has left, so that nobody waits for it.
+    Attributes
+    ----------
+    chores
+        What is done when nobody waits for this scheduler.
+    mend
+        Called when an event has failed in the midst of the core, which was not observed: to make the core
+        again what the events so far had made of it.
+
+    Raises
+    ------
+    EnvironmentUnusableError
+        If the directory is not private or belongs to another scheduler, or its path is too long.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        directory: Path,
+        *,
+        clock: Clock | None = None,
+        environ: Mapping[str, str] | None = None,
+        tenant_ramdisk: Mapping[str, str] | None = None,
+        keep_jobs: bool = False,
+        observer: Observer = _ignore,
+        witness: Observer = _ignore,
+    ) -> None:
+        self.core = core
+        self._environ = dict(environ or {})
+        self._tenant_ramdisk = dict(tenant_ramdisk or {})
+        self._keep_jobs = keep_jobs
+        self._clock: Clock = MonotonicClock() if clock is None else clock
+        self._observer = observer
+        self._witness = witness
+        self.mend: Callable[[], object] = lambda: None
+        self._wake_s: float | None = None
+        private_directory(directory, option="--state-dir", parents=True)
+        self.processes = Processes(logs_directory(directory))
+        self._lock = lock(directory / LOCK)
+        self.endpoint = f"ipc://{directory / 'scheduler.sock'}"
+        self.context = zmq.Context()
+        self._poller = zmq.Poller()
+        #: Every process of every job; one descriptor for the poller, however many they are.
+        self._watched = select.epoll()
+        try:
+            socket = bind(self.context, self.endpoint)
+        except BaseException:
+            self.context.destroy()
+            self._watched.close()
+            os.close(self._lock)
+            raise
+        self.chores = Chores()
+        self._computing = Computing()
+        self._attended: dict[zmq.Socket[bytes] | int, Callable[[], None]] = {}
+        self._ranks = RankSocket(socket, self._handle, self._greeted)
+        self.attend(socket, self._ranks.receive)
+        self._poller.register(self._watched.fileno(), zmq.POLLIN)
+
+    def __enter__(self) -> Scheduler:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End every process of every job, unless they are kept, and give the socket back; also twice."""
+        if self.context.closed:
+            return
+        self._computing.close()
+        if not self._keep_jobs:
+            self.processes.end_all(self._clock)
+        self.context.destroy(linger=0)
+        self._watched.close()
+        os.close(self._lock)
+
+    def attend(self, source: zmq.Socket[bytes] | int, deal: Callable[[], None]) -> None:
+        """Call ``deal`` whenever ``source``, a socket or descriptor, can be read."""
+        self._attended[source] = deal
+        self._poller.register(source, zmq.POLLIN)
+
+    def now(self) -> float:
+        """What time it is for the core."""
+        return self._clock.now()
+
+    def submit(self, spec: JobSpec, program: Program) -> None:
+        """Accept a job; its processes are started when its turn is near, and train when it has come."""
+        self._handle(Submitted(spec, program))
+
+    def limit_prestart(self, jobs: int) -> None:
+        """Start at most so many jobs beyond those that run, from now on."""
+        if self.core.prestart.limit != jobs:
+            self._occur(Limited(jobs))
+
+    def obey(self, wish: Owned) -> None:
+        """Do what the owner of a job wants."""
+        self._handle(wish)
+
+    def take_over(self, past: Iterable[Lived], note: Observer = _ignore) -> None:
+        """Become the scheduler that lived through ``past``, as the core has, and see what became of its jobs.
+
+        ``note`` is called with each event of the past.
+
+        Their ranks greet every new scheduler; what was on its way to or from them is made up for then.
+        """
+        for event, when_s, commands in past:
+            self._guarded(event, note, event, when_s, commands)
+            for command in commands:
+                if isinstance(command, WakeAt):
+                    self._wake_s = command.when_s
+        # Listed before the first of them: what became of one may have others started.
+        for job in [job for job in self.core.jobs.values() if not job.processes_gone]:
+            self._find(job)
+        if (left := self.core.planning.deliberation.unanswered) is not None:
+            self._perform(left)
+
+    def set_aside(self, noted: Iterable[Noted]) -> None:
+        """Write down what of the past was left out, so that it stays left out."""
+        for note in noted:
+            self._occur(note)
+
+    def _find(self, job: Gang) -> None:
+        found = self.processes.find(job.id, job.attempt) if job.exit_code is None else None
+        if isinstance(found, int):
+            self._watched.register(found, select.EPOLLIN)
+        elif found is not None:
+            self._exited(found)
+        elif job.exit_code is None and job.state.ended:
+            self._occur(Exited(job.id, exit_record.KILLED))  # cancelled before it was started
+        elif job.exit_code is None:
+            self._launch(Launch(job.id, job.program, job.attempt))
+        mark = os.fsencode(f"{config.variable('job')}={job.id}")
+        for rank in job.there():
+            descriptor = self.processes.find_rank(job.id, rank.number, rank.pid, mark)
+            if descriptor is None:
+                self._occur(RankGone(job.id, rank.number, unseen=True))
+            else:
+                self._watched.register(descriptor, select.EPOLLIN)
+        if job.state.ended:
+            self.processes.end(job.id, self.now())
+
+    def run(self, until: Callable[[], bool], *, timeout_s: float | None = None) -> bool:
+        """Serve until ``until()`` is true; ``False`` if that took longer than ``timeout_s``."""
+        ends_s = None if timeout_s is None else self._clock.now() + timeout_s
+        try:
+            while not until():
+                if ends_s is not None and self._clock.now() >= ends_s:
+                    return False
+                self._serve(ends_s)
+            return True
+        finally:
+            self.chores.do()
+
+    def _serve(self, ends_s: float | None) -> None:
+        """Wait for the next thing to happen, then deal with all that has."""
+        ready = dict(self._poller.poll(self._pause_ms(ends_s)))
+        for source in ready.keys() & self._attended.keys():
+            self._attended[source]()
+        # After the sockets: what a process said last comes before its end.
+        if self._watched.fileno() in ready:
+            self._reap()
+        now = self._clock.now()
+        for job in self.processes.enforce(now):
+            self._kill_strays(job)
+        if self._wake_s is not None and now >= self._wake_s:
+            self._wake_s = None
+            if not self._occur(Woken()):
+                self._wake_s = now + _AGAIN_S
+        else:
+            self.chores.look(now, quiet=not ready)
+
+    def _pause_ms(self, ends_s: float | None) -> int | None:
+        """How long nothing needs to be done unless something happens; ``None``: for ever."""
+        now = self._clock.now()
+        moments = (ends_s, self._wake_s, self.processes.next_deadline_s)
+        # Rounded up, or the last fraction of a millisecond would be spent polling without a pause.
+        pauses_s = [max(0.0, when_s - now) for when_s in moments if when_s is not None]
+        pauses_ms = [min(_PAUSE_AT_MOST_MS, int(pause_s * 1000.0) + 1) for pause_s in pauses_s]
+        if (chores_ms := self.chores.pause_ms) is not None:
+            pauses_ms.append(chores_ms)
+        return min(pauses_ms, default=None)
+
+    def _handle(self, event: Event) -> None:
+        """Let the core decide on ``event``, and carry out what it says; errors of the core change nothing."""
+        now = self._clock.now()
+        encode(event)  # what the core may see, the journal can give back
+        try:
+            commands = self.core.handle(event, now)
+        except GpusliceError:
+            raise
+        except Exception as error:
+            raise self._unforeseen(event, error) from error
+        self._observer(event, now, commands)
+        for command in commands:
+            if isinstance(command, Tell):
+                self._guarded(command, self._ranks.tell, command)
+        self._guarded(event, self._witness, event, now, commands)
+        self.chores.happened(now)
+        for command in commands:
+            self._guarded(command, self._perform, command)
+
+    def _occur(self, event: Event) -> bool:
+        """Handle what nobody said, but happened; whether the core took it. What it rejects is in the log."""
+        try:
+            self._handle(event)
+        except JournalError:
+            raise
+        except GpusliceError as error:
+            _log.warning("rejected %s of %s: %s", named(event), job_of(event) or "nobody", error)
+            return False
+        return True
+
+    def _unforeseen(self, event: Event, error: Exception) -> UnforeseenError:
+        """Undo what of ``event`` the core may have done before it failed, and let people know."""
+        _log.exception("%s of %s failed in the core", named(event), job_of(event) or "nobody")
+        told = shortened(f"{type(error).__name__}: {error}", _REASON_CHARACTERS)
+        self._guarded(event, self.mend)
+        if not isinstance(event, Noted):
+            self._occur(Noted("rejected", job_of(event), {"event": named(event), "reason": told}))
+        return UnforeseenError(f"{named(event)} failed: {told}", "this is a bug; scheduler.jsonl says more")
+
+    def _guarded(self, what: Event | Command, act: Callable[..., object], *words: object) -> None:
+        """Do what follows from an event that has happened: its failure is logged, and no reason to end."""
+        try:
+            act(*words)
+        except JournalError:
+            raise
+        except Exception:  # noqa: BLE001 - logged; the event has happened, and others wait
+            _log.exception("what follows from %s could not be done", type(what).__name__)
+
+    def _perform(self, command: Command) -> None:
+        match command:
+            case Tell():
+                pass  # has been sent
+            case Launch():
+                self._launch(command)
+            case Kill():
+                self.processes.end(command.job, self._clock.now())
+            case WakeAt():
+                self._wake_s = command.when_s
+            case Compute():
+                self._watched.register(self._computing.begin(command), select.EPOLLIN)
+            case Notice():
+                level = logging.DEBUG if command.what in _EXPECTED else logging.WARNING
+                _log.log(level, "%s %s %s", command.job, command.what, command.details)
+                self._handle(Noted(command.what, command.job, command.details))
+
+    def _greeted(self, job: str, rank: int, pid: int) -> None:
+        """A rank, process ``pid``, has said who it is."""
+        try:
+            descriptor = self.processes.watch_rank(job, rank, pid)
+        except ProcessLookupError:
+            # It died between its Hello and now; there is nothing to watch, so this is how we learn of it.
+            self._handle(RankGone(job, rank))
+            return
+        if descriptor is not None:
+            self._watched.register(descriptor, select.EPOLLIN)
+        if self.core.jobs[job].state.ended:
+            self.processes.end(job, self.now())  # its end was before it could be told
+
+    def _launch(self, command: Launch) -> None:
+        spec = self.core.jobs[command.job].spec
+        own = {
+            "socket": self.endpoint,
+            "job": command.job,
+            "ranks": str(spec.demand),
+            "tenant": spec.tenant,
+            "tenant_ramdisk": self._tenant_ramdisk.get(spec.tenant, ""),
+        }
+        environ = self._environ | {config.variable(name): value for name, value in own.items()}
+        try:
+            descriptor = self.processes.launch(command.job, command.program, environ, attempt=command.attempt)
+        except (OSError, ValueError) as error:
+            # The shell's convention for a command that cannot be executed.
+            self.processes.log(command.job, "err").write_text(f"gpuslice: cannot start: {error}\n")
+            self._handle(Exited(command.job, 127))
+            return
+        self._watched.register(descriptor, select.EPOLLIN)
+
+    def _reap(self) -> None:
+        ready = {descriptor for descriptor, _ in self._watched.poll(0)}
+        for _, event in self.processes.reap(ready):
+            if isinstance(event, Exited):
+                self._exited(event)
+            else:
+                self._occur(event)
+        for answer in self._computing.reap(ready):
+            if answer.error:
+                _log.warning("%s", answer.error)
+            self._occur(answer)
+
+    def _exited(self, event: Exited) -> None:
+        """A command has ended; if it was killed, what it had started goes, too."""
+        if event.code == exit_record.KILLED:
+            self._kill_strays(event.job)
+        self._occur(event)
+
+    def _kill_strays(self, job: str) -> None:
+        """Kill what is left of ``job``, in whichever sessions."""
+        own = {config.variable("socket"): self.endpoint, config.variable("job"): job}
+        killed = kill_strays([os.fsencode(f"{name}={value}") for name, value in own.items()])
+        if killed:
+            _log.info("killed %d processes that job %s left behind", killed, job)

@@ -1,0 +1,174 @@
+"""How things stand, for people: the core and the chronicle as the structs that users are answered with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from gpuslice.sched_core.core.core import Core
+from gpuslice.sched_core.core.gang import Gang
+from gpuslice.sched_core.core.states import JobState
+from gpuslice.verbs import DeviceInfo, JobInfo, SliceInfo, Standing
+from gpuslice.wire import MAX_MESSAGE_BYTES
+
+from .job_history import Account, Chronicle
+
+#: Jobs in one answer; with those limits it stays well below the longest message.
+JOBS_AT_ONCE = 200
+_JOBS_BYTES = MAX_MESSAGE_BYTES // 2
+_COMMAND_CHARACTERS = 1000
+
+
+class Overview:
+    """Answers what is there and how it stands.
+
+    Parameters
+    ----------
+    core, chronicle
+        What is known.
+    policy
+        Name of the policy, and ``pid`` the scheduler's process.
+    """
+
+    def __init__(self, core: Core, chronicle: Chronicle, *, policy: str, pid: int) -> None:
+        self._core = core
+        self._chronicle = chronicle
+        self._about = (policy, pid)
+
+    def standing(self, after: int, now_s: float, endpoints: tuple[str, ...] = ()) -> Standing:
+        """Everything, with those jobs that follow the first ``after``."""
+        policy, pid = self._about
+        devices = [
+            DeviceInfo(name=str(name), jobs=tuple(occupants))
+            for name, occupants in zip(self._core.devices, self._core.occupants, strict=True)
+        ]
+        jobs = list(self._core.jobs.values())
+        return Standing(
+            pid=pid,
+            policy=policy,
+            now_s=now_s,
+            devices=tuple(devices),
+            jobs=tuple(self._some(jobs[after : after + JOBS_AT_ONCE], now_s)),
+            job_count=len(jobs),
+            endpoints=endpoints,
+        )
+
+    def _some(self, jobs: Sequence[Gang], now_s: float) -> Iterator[JobInfo]:
+        """As many of ``jobs``, at least one, as fit into an answer: reasons can be long."""
+        left_bytes = _JOBS_BYTES
+        for job in jobs:
+            info = self.job(job, now_s)
+            size_bytes = len(msgspec.msgpack.encode(info))
+            if size_bytes > left_bytes < _JOBS_BYTES:
+                return
+            left_bytes -= size_bytes
+            yield info
+
+    def job(self, job: Gang, now_s: float) -> JobInfo:
+        """One job."""
+        account = self._chronicle.accounts[job.id]
+        then_s = now_s if job.ended_s is None else job.ended_s
+        executed_s = job.executed_at(then_s)
+        delays = self._core.planning.waits.delays(job, now_s)
+        steps = max(rank.step for rank in job.ranks)
+        return JobInfo(
+            id=job.id,
+            state=job.state.value,
+            held=job.held,
+            devices=self._names(job.lease),
+            moving_to=self._names(job.wish),
+            demand=job.demand,
+            tenant=job.spec.tenant,
+            weight=job.spec.weight,
+            memory_bytes=job.spec.device_memory_bytes or None,
+            level=self._core.planning.level(job),
+            steps=steps,
+            total_steps=job.spec.iterations or None,
+            steps_per_s=_steps_per_s(job, steps, executed_s),
+            executed_s=executed_s,
+            service_s=job.service_at(then_s),
+            setup_s=job.setup_at(then_s),
+            age_s=then_s - job.spec.submit_s,
+            deadline_s=job.spec.deadline_s,
+            deadline_missed=None if job.spec.deadline_s is None else job.deadline_missed,
+            guaranteed=job.guaranteed,
+            eta_s=_eta_s(job, steps, now_s),
+            waited_s=delays.waited_s,
+            fair_share_delay_s=delays.fair_share_s,
+            fragmentation_delay_s=delays.fragmentation_s,
+            slices=account.given,
+            suspends=job.preemptions,
+            migrations=job.migrations,
+            switches=account.switches,
+            blackout_s=account.blackout_s,
+            blackout_mean_s=account.blackout_s / account.switches if account.switches else None,
+            recent=self._recent(account),
+            switch_predicted_s=job.switch_predicted_s,
+            switch_s=job.switch_s,
+            skew=job.skew,
+            missed_boundaries=job.missed,
+            stuck=_stuck(job),
+            trial=_trial(job),
+            restarts=job.attempt,
+            max_restarts=job.spec.max_restarts,
+            exit_code=job.exit_code,
+            failure=job.failure or None,
+            reason=job.reason,
+            command=_shortened(job.program.argv),
+            started=job.launched,
+        )
+
+    def _recent(self, account: Account) -> tuple[SliceInfo, ...]:
+        return tuple(
+            SliceInfo(devices=self._names(one.devices), since_s=one.since_s, until_s=one.until_s)
+            for one in account.slices
+        )
+
+    def _names(self, devices: tuple[int, ...]) -> tuple[str, ...]:
+        return tuple(str(self._core.devices[device]) for device in devices)
+
+
+def _stuck(job: Gang) -> str | None:
+    """Where a script is that passes no boundary, of a gang with its rank."""
+    stuck = next((rank for rank in job.there() if rank.stuck), None)
+    if stuck is None or job.state.ended:
+        return None
+    return stuck.stuck if len(job.ranks) == 1 else f"{stuck.stuck} (rank {stuck.number})"
+
+
+def _trial(job: Gang) -> str | None:
+    """How it stands with the trial of a job; ``None`` if it was to have none."""
+    if not job.spec.trial_batches:
+        return None
+    if job.tried or job.state is JobState.SUCCEEDED:
+        return "passed"
+    if job.state.ended:
+        return str(job.state.value)
+    return "running" if job.borrowed else "waiting"
+
+
+def _steps_per_s(job: Gang, steps: int, executed_s: float) -> float | None:
+    """Steps per second on the device: of late, if that was measured, else from the beginning."""
+    if job.pace.step_s is not None:
+        return 1.0 / job.pace.step_s
+    return steps / executed_s if executed_s > 0 else None
+
+
+def _eta_s(job: Gang, steps: int, now_s: float) -> float | None:
+    """When a job that said how many steps it has will be through, if it goes on as since its first slice."""
+    if job.state.ended or not job.spec.iterations or not steps or job.first_start_s is None:
+        return None
+    pace = steps / max(now_s - job.first_start_s, 1e-9)
+    return max(0, job.spec.iterations - steps) / pace
+
+
+def _shortened(argv: tuple[str, ...]) -> tuple[str, ...]:
+    words: list[str] = []
+    left = _COMMAND_CHARACTERS
+    for word in argv:
+        if len(word) > left:
+            return (*words, word[:left] + "...")
+        words.append(word)
+        left -= len(word)
+    return tuple(words)

@@ -1,0 +1,64 @@
+"""From what a user hands in to a job: what is impossible is refused here, in the user's words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpuslice.config import variable
+from gpuslice.errors import UsageError
+from gpuslice.sched_core.job import JobSpec
+from gpuslice.types import DeviceName, Route
+from gpuslice.verbs import Submit
+
+
+def check(request: Submit, devices: Sequence[DeviceName]) -> None:
+    """Refuse what no job can be, or none on these ``devices``; each value is within its range already.
+
+    Raises
+    ------
+    UsageError
+        Naming the value.
+    """
+    if not request.argv:
+        raise UsageError("nothing to run", "give a script, -m module, or -- and a command")
+    if request.guaranteed and not request.deadline_s:
+        raise UsageError("there is no deadline to be guaranteed", "state it: --deadline 2h")
+    if request.guaranteed and not (request.steps or request.max_steps or request.expected_s):
+        raise UsageError(
+            "without the number of its steps nobody can tell how long it takes, nor guarantee a deadline",
+            "state it: --steps N; or how long it takes: --duration 40m",
+        )
+    _check_route(request.environ.get(variable("route"), Route.AUTO.value), devices)
+
+
+def _check_route(name: str, devices: Sequence[DeviceName]) -> None:
+    """Refuse a route that cannot be taken on one of ``devices``: the job may come to any of them."""
+    known = [route.value for route in Route]
+    if name not in known:
+        raise UsageError(f"there is no route {name!r}", f"choose of {', '.join(known)}")
+    others = [device for device in devices if device.kind != "cuda"]
+    if Route(name).needs_gpu and others:
+        raise UsageError(
+            f"the route {name} is for GPUs only, and this scheduler has {others[0]}", "leave out --route"
+        )
+
+
+def make_spec(request: Submit, name: str, now_s: float) -> JobSpec:
+    """The job that ``request``, which was checked, asks for."""
+    return JobSpec(
+        id=name,
+        submit_s=now_s,
+        demand=request.devices,
+        tenant=request.tenant,
+        weight=request.weight,
+        iterations=request.steps or request.max_steps,
+        expected_s=request.expected_s,
+        max_steps=request.max_steps,
+        deadlines=((request.deadline_s, 1.0),) if request.deadline_s else (),
+        only_guaranteed=request.guaranteed,
+        device_memory_bytes=request.memory_bytes,
+        max_restarts=request.max_restarts,
+        trial_batches=request.trial_batches,
+        boundary_timeout_s=request.boundary_timeout_s,
+        kill_when_late=request.on_boundary_timeout == "kill",
+    )

@@ -1,0 +1,116 @@
+"""Arenas that are made ready ahead of their suspend: exact, interruptible, and never in anybody's way."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gpuslice.checkpoint.format.reader import SnapshotFile
+from gpuslice.checkpoint.ramdisk.arena import Arena
+from gpuslice.checkpoint.ramdisk.arena_preparation import WarmUp
+from gpuslice.checkpoint.ramdisk.budget import Budget
+from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
+from gpuslice.checkpoint.ramdisk.store import JobStore
+from gpuslice.checkpoint.switch.switch import Switch
+from gpuslice.errors import RamDiskFullError
+
+from ..conftest import MIB, layout_of
+from ..harness import FaultyDevice, Job, SpyGate
+
+Save = Callable[..., SnapshotFile]
+
+
+def finish(warming: WarmUp | None) -> None:
+    assert warming is not None
+    warming.wait()
+    assert warming.error is None
+
+
+def test_the_snapshot_finds_its_arena_mapped_and_faulted_in(disk: RamDisk) -> None:
+    with disk.open_store(None) as store:
+        mapped: list[int] = []
+        store.bind(lambda memory: mapped.append(len(memory)), lambda memory: None)
+        finish(store.warm_up(layout_of(20 * MIB)))
+        assert len(mapped) == 1
+        used = disk.used_bytes
+        assert used >= mapped[0] >= 20 * MIB
+        store.begin(layout_of(20 * MIB)).abort()
+        assert len(mapped) == 1
+        assert store.warm_up(layout_of(20 * MIB)) is None
+
+
+def test_a_first_suspend_after_it_is_not_cold(store: JobStore, job: Job) -> None:
+    before = job.digest()
+    switch = Switch(FaultyDevice(), store, gate=SpyGate())
+    finish(switch.warm_up())
+    assert not switch.suspend(boundary=1).cold
+    switch.resume()
+    assert job.digest() == before
+
+
+def test_a_suspend_does_not_wait_for_it_and_is_exact(store: JobStore, job: Job) -> None:
+    before = job.digest()
+    switch = Switch(FaultyDevice(), store, gate=SpyGate())
+    assert switch.warm_up() is not None
+    switch.suspend(boundary=1)
+    switch.resume()
+    assert job.digest() == before
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 3, 5, 40])
+def test_wherever_it_is_stopped_the_rest_is_done_when_needed(shm: Path, steps: int) -> None:
+    arena = Arena(shm / "arena", Budget(shm, 512 * MIB))
+    turns = itertools.count()
+    arena.warm(100 * MIB, lambda: next(turns) < steps)
+    made = arena.memory is not None
+    assert made == (steps == 40)
+    memory = arena.ensure(100 * MIB)
+    assert len(memory) >= 100 * MIB
+    memory[-1] = memory[0] = 1
+    assert (shm / "arena").stat().st_blocks * 512 >= len(memory)
+    arena.close()
+
+
+def test_the_second_slot_is_warmed_while_the_first_holds_what_counts(disk: RamDisk, save: Save) -> None:
+    with disk.open_store("two") as store:
+        mapped: list[int] = []
+        store.bind(lambda memory: mapped.append(len(memory)), lambda memory: None)
+        first = save(store, boundary=1)
+        finish(store.warm_up(first.content.layout))
+        assert len(mapped) == 2
+        second = save(store, boundary=2)
+        assert len(mapped) == 2
+        assert first.path != second.path
+        first.verify()
+        second.verify()
+
+
+def test_it_takes_no_more_than_it_leaves_to_others(shm: Path) -> None:
+    disk = RamDisk(shm / "small", 50 * MIB)
+    with disk.open_store(None) as store:
+        used = disk.used_bytes
+        assert store.warm_up(layout_of(30 * MIB)) is None
+        assert disk.used_bytes == used
+        store.begin(layout_of(30 * MIB)).abort()
+
+
+def test_when_others_took_the_room_meanwhile_nothing_fails(shm: Path) -> None:
+    arena = Arena(shm / "arena", Budget(shm, 10 * MIB))
+    warming = WarmUp(arena, 200 * MIB)
+    warming.wait()
+    assert isinstance(warming.error, RamDiskFullError)
+    assert arena.memory is None
+
+
+def test_no_thread_is_left_when_the_store_is_closed(disk: RamDisk) -> None:
+    before = set(threading.enumerate())
+    store = disk.open_store(None)
+    store.warm_up(layout_of(100 * MIB))
+    names = {thread.name for thread in set(threading.enumerate()) - before}
+    assert all(name.startswith("gpuslice-") for name in names)
+    store.close(keep=False)
+    assert set(threading.enumerate()) <= before

@@ -1,0 +1,534 @@
+"""The room of parked jobs goes to whoever needs it; what lay there comes back as it was, or is refused."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gpuslice.checkpoint.format.layout import Layout, StorageSpec
+from gpuslice.checkpoint.format.reader import SnapshotFile, open_snapshot
+from gpuslice.checkpoint.ramdisk.budget import Tenant
+from gpuslice.checkpoint.ramdisk.listing import Place
+from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
+from gpuslice.checkpoint.ramdisk.room_requests import SOCKET, ask
+from gpuslice.checkpoint.ramdisk.store import JobStore
+from gpuslice.checkpoint.switch.switch import Switch
+from gpuslice.errors import CorruptSnapshotError, RamDiskFullError, SnapshotError
+
+from ..conftest import MIB, SIZES, content
+from ..harness import FaultyDevice, Job, disturb
+
+Actor = Callable[..., Any]
+Save = Callable[..., SnapshotFile]
+#: Two pieces of a move, and a little more.
+NBYTES = 17 * MIB + 4
+
+
+@pytest.fixture
+def disk(shm: Path, place: Path) -> RamDisk:
+    return RamDisk(shm / "disk", 64 * MIB, spill_directory=place)
+
+
+@pytest.fixture
+def store(disk: RamDisk) -> Iterator[JobStore]:
+    with disk.open_store("a") as opened:
+        yield opened
+
+
+def files(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.glob("*.gsnp*"))
+
+
+def holds(snapshot: SnapshotFile, boundary: int, sizes: tuple[int, ...] = SIZES) -> bool:
+    """Whether it has every byte that ``save`` wrote at that boundary."""
+    views = [snapshot.view(sid, verify=False) for sid in range(len(sizes))]
+    return all(view == content(boundary, sid, sizes[sid]) for sid, view in enumerate(views))
+
+
+def leaves_nothing(disk: RamDisk, place: Path) -> None:
+    """Collect everything, here and in the spill directory, and see that it is gone."""
+    disk.collect(everything=True)
+    assert (os.listdir(disk.directory), files(place)) == (["lock"], [])
+
+
+def mapped(disk: RamDisk) -> int:
+    return Path("/proc/self/maps").read_text().count(str(disk.directory))
+
+
+@contextmanager
+def spilled(store: JobStore, snapshot: SnapshotFile) -> Iterator[None]:
+    """Inside the block all that can be moved out has been."""
+    with store.offering(snapshot):
+        while ask(store.directory):
+            pass
+        yield
+
+
+def test_a_parked_job_makes_room_and_comes_back(
+    disk: RamDisk, store: JobStore, place: Path, save: Save
+) -> None:
+    snapshot = save(store, boundary=3, restartable=False, sizes=(NBYTES, 100))
+    used = disk.used_bytes
+    with store.offering(snapshot):
+        assert not files(place)
+        assert ask(store.directory)
+        assert files(place) == ["a.r0.A.gsnp"]
+        assert files(store.directory) == []
+        assert mapped(disk) == 0
+        assert disk.used_bytes < used - NBYTES
+        assert not ask(store.directory)
+    assert not (store.directory / SOCKET).exists()
+    assert not ask(store.directory)
+    store.bring_back(snapshot)
+    assert holds(snapshot, 3, (NBYTES, 100))
+    assert files(place) == []
+    assert [info.place for info in disk.listing()] == [Place.RAM]
+    with open_snapshot(store.directory / "A.gsnp") as again:
+        again.verify()
+    assert save(store, boundary=4).generation == 2
+
+
+def test_the_room_is_free_whoever_else_has_the_slot_mapped(store: JobStore, save: Save) -> None:
+    snapshot = save(store, boundary=1)
+    inherited = memoryview(snapshot.arena)  # as forked children have it
+    with (store.directory / "A.gsnp").open("rb") as file:
+        assert os.fstat(file.fileno()).st_blocks * 512 > MIB
+        with spilled(store, snapshot):
+            assert os.fstat(file.fileno()).st_blocks == 0
+    assert not any(inherited[:4096])
+    store.bring_back(snapshot)
+    assert holds(snapshot, 1)
+
+
+def test_another_process_gets_the_room_without_asking_for_it(disk: RamDisk, actor: Actor, save: Save) -> None:
+    parked = actor()
+    parked.ask("open", job="parked")
+    for boundary in (1, 2):
+        parked.ask("save", boundary=boundary, nbytes=20 * MIB)
+    with disk.open_store("mine") as store:
+        with pytest.raises(RamDiskFullError, match="the RAM disk"):
+            save(store, sizes=(25 * MIB,))
+        assert parked.ask("park") == ("ok", None)
+        # First what it needs least: the snapshot before the one that it comes back from.
+        save(store, boundary=1, sizes=(25 * MIB,)).verify()
+        (_, info) = disk.listing()
+        assert (info.job, info.place, info.boundary) == ("parked", Place.RAM, 2)
+        assert 20 * MIB < info.spilled_bytes < info.bytes
+        with disk.open_store("yours") as other:
+            save(other, boundary=2, sizes=(25 * MIB,)).verify()
+            assert disk.listing()[1].place is Place.SPILLED
+            assert disk.boundaries("parked") == {1, 2}
+            other.close(keep=False)
+        store.close(keep=False)
+    assert parked.ask("come_back") == ("ok", [2, 2])
+    assert disk.listing()[0].place is Place.RAM
+    assert parked.ask("save", boundary=3)[0] == "ok"
+
+
+def test_whoever_comes_back_gets_the_room_of_those_who_are_parked(
+    shm: Path, place: Path, actor: Actor
+) -> None:
+    """Three jobs in turns, as on one device, where there is room for two slots."""
+    disk = RamDisk(shm / "small", 18 * MIB, spill_directory=place)
+    jobs = {name: actor(disk) for name in "abc"}
+    for value, (name, job) in enumerate(jobs.items(), start=1):
+        assert job.ask("open", job=name) == ("ok", None)
+        for _ in range(2):
+            assert job.ask("save", boundary=value, nbytes=5 * MIB)[0] == "ok"
+        assert job.ask("park") == ("ok", None)
+    for value, job in enumerate(jobs.values(), start=1):
+        assert job.ask("come_back") == ("ok", [value, value])
+        assert job.ask("save", boundary=value + 10, nbytes=5 * MIB)[0] == "ok"
+        assert job.ask("park") == ("ok", None)
+    assert jobs["a"].ask("come_back") == ("ok", [11, 11])
+    assert disk.used_bytes <= disk.limit_bytes
+
+
+def test_a_job_that_was_spilled_is_bit_for_bit_as_before(disk: RamDisk, store: JobStore, job: Job) -> None:
+    before = job.digest()
+    switch = Switch(FaultyDevice(), store)
+    for boundary in (1, 2, 3):
+        switch.suspend(boundary=boundary)
+        assert switch.snapshot is not None
+        with spilled(store, switch.snapshot):
+            assert mapped(disk) == 0
+            disturb()
+        record = switch.resume()
+        assert job.digest() == before
+        assert record.fetch_s > 0
+        assert record.resume_s >= record.fetch_s
+        job.step()
+        before = job.digest()
+
+
+@pytest.mark.parametrize("part", ["header", "large", "small", "metadata", "table", "record", "end"])
+def test_a_wrong_byte_keeps_the_job_parked(
+    disk: RamDisk, store: JobStore, place: Path, job: Job, part: str
+) -> None:
+    big = torch.arange(600_000)
+    before, held = job.digest(), big.clone()
+    switch = Switch(FaultyDevice(), store)
+    switch.suspend(boundary=1, named={"big": big}, restartable=True)
+    snapshot = switch.snapshot
+    assert snapshot is not None
+    record = snapshot.record
+    sizes = snapshot.content.layout.sizes
+    at = {
+        "header": record.payload - 1,
+        "large": snapshot.offsets[sizes.index(max(sizes))] + MIB,
+        "small": snapshot.offsets[sizes.index(min(filter(None, sizes)))],
+        "metadata": record.tail + 3,
+        "table": record.table,
+        "record": record.position + 30,
+        "end": record.file_len,
+    }[part]
+    with spilled(store, snapshot):
+        path = place / "a.r0.A.gsnp"
+        whole = path.read_bytes()
+        path.write_bytes(
+            whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :] if at < len(whole) else whole + b"!"
+        )
+    for _ in range(2):
+        with pytest.raises(SnapshotError, match=r"a\.r0\.A\.gsnp cannot be brought back"):
+            switch.resume()
+        assert switch.suspended
+        assert files(store.directory) == []
+        assert files(place) == ["a.r0.A.gsnp"]
+    path.write_bytes(whole)
+    switch.resume()
+    assert job.digest() == before
+    assert torch.equal(big, held)
+
+
+def test_another_snapshot_in_its_place_is_refused(store: JobStore, place: Path, save: Save) -> None:
+    save(store, boundary=1, restartable=False)
+    older = (store.directory / "A.gsnp").read_bytes()
+    snapshot = save(store, boundary=2, restartable=False)
+    with spilled(store, snapshot):
+        (place / "a.r0.A.gsnp").write_bytes(older)
+    with pytest.raises(CorruptSnapshotError, match="another snapshot than the one that was spilled"):
+        store.bring_back(snapshot)
+
+
+def test_without_room_to_come_back_it_is_read_where_it_is(
+    disk: RamDisk, store: JobStore, place: Path, job: Job
+) -> None:
+    before = job.digest()
+    switch = Switch(FaultyDevice(), store)
+    switch.suspend(boundary=1, named={"model": job.model}, restartable=True)
+    assert switch.snapshot is not None
+    with disk.open_store("other") as other:
+        with spilled(store, switch.snapshot):
+            other.begin(Layout((StorageSpec(0, 61 * MIB),))).abort()
+        switch.resume()
+        assert job.digest() == before
+        assert (disk.listing()[0].place, disk.boundaries("a")) == (Place.SPILLED, {1})
+        assert files(store.directory) == []
+    # It is still what a restart would begin with, until the next one is there.
+    switch.suspend(boundary=2, named={"model": job.model}, restartable=True)
+    assert disk.boundaries("a") == {1, 2}
+    assert files(place) == ["a.r0.A.gsnp"]
+    switch.resume()
+    switch.suspend(boundary=3, named={"model": job.model}, restartable=True)
+    assert (files(place), disk.boundaries("a")) == ([], {2, 3})
+    switch.resume()
+    assert job.digest() == before
+
+
+def test_a_job_that_ends_leaves_nothing_in_either_place(disk: RamDisk, place: Path, save: Save) -> None:
+    for keep, left in [(False, []), (True, ["a.r0.B.gsnp"])]:
+        store = disk.open_store("a")
+        save(store, boundary=1)
+        snapshot = save(store, boundary=2)
+        with spilled(store, snapshot):
+            assert files(place) == ["a.r0.A.gsnp", "a.r0.B.gsnp"]
+        store.close(keep=keep)
+        assert files(place) == left
+        assert os.listdir(disk.directory) == ["lock"]
+    with disk.open_store("a") as store:
+        assert list(store.restartable()) == [2]
+
+
+def test_forgotten_boundaries_are_forgotten_in_both_places(
+    disk: RamDisk, store: JobStore, save: Save
+) -> None:
+    save(store, boundary=1)
+    snapshot = save(store, boundary=2)
+    with spilled(store, snapshot):
+        pass
+    store.forget_after(1)
+    assert disk.boundaries("a") == {1}
+    store.forget_after(0)
+    assert disk.boundaries("a") == set()
+
+
+def test_an_arena_without_a_snapshot_is_dropped_and_not_moved(
+    store: JobStore, place: Path, save: Save
+) -> None:
+    snapshot = save(store, boundary=1)
+    store.begin(Layout((StorageSpec(0, MIB),))).abort()
+    assert files(store.directory) == ["A.gsnp", "B.gsnp"]
+    with store.offering(snapshot):
+        assert ask(store.directory)
+        assert (files(store.directory), files(place)) == (["A.gsnp"], [])
+        assert ask(store.directory)
+        assert (files(store.directory), files(place)) == ([], ["a.r0.A.gsnp"])
+    store.bring_back(snapshot)
+    assert holds(snapshot, 1)
+    assert save(store, boundary=2).path.name == "B.gsnp"
+
+
+def test_many_moves_leave_threads_files_descriptors_and_mappings_level(
+    disk: RamDisk, store: JobStore, place: Path, save: Save
+) -> None:
+    def level() -> tuple[object, ...]:
+        descriptors = len(os.listdir("/proc/self/fd"))
+        return disk.used_bytes, files(place), descriptors, mapped(disk), threading.active_count()
+
+    snapshot, before = save(store, sizes=(1000,)), None
+    for _ in range(30):
+        with spilled(store, snapshot):
+            pass
+        store.bring_back(snapshot)
+        now = level()
+        assert before in (None, now)
+        before = now
+
+
+def test_devices_let_go_of_what_is_moved_and_take_it_again(store: JobStore, save: Save) -> None:
+    locked: list[memoryview] = []
+    store.bind(locked.append, lambda memory: locked.remove(memory))
+    snapshot = save(store, boundary=1)
+    assert len(locked) == 1
+    with spilled(store, snapshot):
+        assert locked == []
+    store.bring_back(snapshot)
+    assert [bytes(memory[:8]) for memory in locked] == [bytes(snapshot.arena[:8])]
+
+
+def test_only_a_tenant_s_own_jobs_make_room_under_its_limit(shm: Path, place: Path, save: Save) -> None:
+    def of(name: str) -> RamDisk:
+        return RamDisk(shm / "disk", 256 * MIB, spill_directory=place, tenant=Tenant(name, 40 * MIB))
+
+    ours, theirs = of("vision"), of("audio")
+    with ours.open_store("a") as mine, ours.open_store("b") as next_one, theirs.open_store("c") as other:
+        parked = [save(store, boundary=1, sizes=(20 * MIB,)) for store in (mine, other)]
+        with mine.offering(parked[0]), other.offering(parked[1]):
+            save(next_one, boundary=1, sizes=(30 * MIB,)).verify()
+        assert files(place) == ["a.r0.A.gsnp"]
+        assert [info.used_bytes < 40 * MIB for info in ours.tenants()] == [True, True]
+
+
+@pytest.mark.parametrize("call", ["open", "posix_fallocate", "pwrite", "fdatasync", "replace"])
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO], ids=["ENOSPC", "EIO"])
+def test_a_spill_directory_that_fails_costs_a_parked_job_nothing(
+    disk: RamDisk,
+    store: JobStore,
+    place: Path,
+    save: Save,
+    monkeypatch: pytest.MonkeyPatch,
+    call: str,
+    code: int,
+) -> None:
+    snapshot, real = save(store, boundary=1), getattr(os, call)
+
+    def fails(*arguments: Any, **options: Any) -> Any:
+        named = arguments[0] if call in ("open", "replace") else os.readlink(f"/proc/self/fd/{arguments[0]}")
+        if str(named).endswith(".part"):
+            raise OSError(code, os.strerror(code))
+        return real(*arguments, **options)
+
+    with disk.open_store("other") as other, store.offering(snapshot), monkeypatch.context() as patch:
+        patch.setattr(os, call, fails)
+        with pytest.raises(RamDiskFullError, match=str(place)) as caught:
+            other.begin(Layout((StorageSpec(0, 60 * MIB),)))
+        assert "a.r0" in caught.value.message
+    assert files(place) == []
+    assert holds(snapshot, 1)
+    store.bring_back(snapshot)
+    assert [info.place for info in disk.listing()] == [Place.RAM]
+
+
+def test_the_listing_says_what_is_under_way(
+    disk: RamDisk, store: JobStore, save: Save, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Place | None] = []
+    snapshot = save(store, boundary=1, sizes=(NBYTES,))
+
+    def watch(name: str) -> None:
+        real = getattr(os, name)
+
+        def watched(*arguments: Any) -> Any:
+            result = real(*arguments)
+            seen.extend(info.place for info in disk.listing())
+            return result
+
+        monkeypatch.setattr(os, name, watched)
+
+    watch("fdatasync")
+    with store.offering(snapshot):
+        assert ask(store.directory)
+    assert seen == [Place.SPILLING]
+    assert [info.place for info in disk.listing()] == [Place.SPILLED]
+    del seen[:]
+    watch("preadv")
+    store.bring_back(snapshot)
+    assert seen == [Place.RETURNING, Place.RETURNING, Place.RAM]
+    assert [info.place for info in disk.listing()] == [Place.RAM]
+
+
+def test_a_job_that_comes_back_does_not_wait_for_the_move(
+    disk: RamDisk, store: JobStore, place: Path, save: Save, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshot = save(store, boundary=1)
+    begun, wanted_back = threading.Event(), threading.Event()
+    allocate, write = os.posix_fallocate, os.eventfd_write
+
+    def slow(descriptor: int, offset: int, length: int) -> None:
+        begun.set()
+        wanted_back.wait(60)
+        allocate(descriptor, offset, length)
+
+    def wake(descriptor: int, value: int) -> None:
+        write(descriptor, value)
+        wanted_back.set()
+
+    answers: list[bool] = []
+    asker = threading.Thread(target=lambda: answers.append(ask(store.directory)))
+    with store.offering(snapshot):
+        monkeypatch.setattr(os, "posix_fallocate", slow)
+        monkeypatch.setattr(os, "eventfd_write", wake)
+        asker.start()
+        assert begun.wait(60)
+    asker.join(60)
+    assert answers == [False]
+    assert files(place) == []
+    store.bring_back(snapshot)
+    assert holds(snapshot, 1)
+    assert [info.place for info in disk.listing()] == [Place.RAM]
+
+
+def test_nobody_waits_for_the_dead(disk: RamDisk, actor: Actor) -> None:
+    parked = actor()
+    parked.ask("open", job="a")
+    parked.ask("save", boundary=1)
+    parked.ask("park")
+    parked.kill()
+    directory = disk.directory / "a.r0"
+    assert (directory / SOCKET).exists()
+    assert not ask(directory)
+    with (
+        disk.open_store("a") as store,  # a successor may park, too
+        store.restartable()[1] as snapshot,
+        store.offering(snapshot),
+    ):
+        pass
+    disk.collect(everything=True)
+    assert os.listdir(disk.directory) == ["lock"]
+
+
+def test_gc_spares_the_parked_and_finds_what_a_killed_one_left(
+    disk: RamDisk, actor: Actor, place: Path
+) -> None:
+    parked = actor()
+    parked.ask("open", job="a")
+    parked.ask("save", boundary=1)
+    parked.ask("save", boundary=2, restartable=False)
+    parked.ask("park")
+    while ask(disk.directory / "a.r0"):
+        pass
+    assert len(files(place)) == 2
+    assert disk.collect(everything=True) == []
+    assert parked.ask("come_back") == ("ok", [2, 2])
+    parked.ask("park")
+    assert ask(disk.directory / "a.r0")
+    assert len(files(place)) == 2
+    parked.kill()
+    # Nobody can go on from the state that it was parked with; from the one before another process can.
+    assert disk.collect() == []
+    assert (files(place), disk.boundaries("a")) == (["a.r0.A.gsnp"], {1})
+    assert [info.place for info in disk.collect(everything=True)] == [Place.SPILLED]
+    assert (files(place), os.listdir(disk.directory)) == ([], ["lock"])
+
+
+@pytest.mark.slow
+def test_whatever_happens_at_any_step_every_snapshot_is_whole(shm: Path, actor: Actor) -> None:
+    """A parked job dies in the first, second, ... step of moving out and back; then the power goes, too."""
+    process, seen, left = actor(), set(), set()
+    for step in range(1, 200):
+        place, after = shm / f"spill{step}", shm / f"after{step}"  # where nothing waits for a disk
+        disk = RamDisk(shm / f"step{step}", 64 * MIB, spill_directory=place)
+        _, survived = process.ask("crash_parked", directory=str(disk.directory), spill=str(place), step=step)
+        shutil.copytree(place, after)
+        seen.add(tuple(info.place for info in disk.listing()))
+        assert disk.boundaries("a") == {4, 5}
+        assert found(disk) == [4, 5]
+        assert files(place) == []
+        # A power cut takes the RAM disk, and what was not yet on the medium.
+        for unfinished in after.glob("*.part"):
+            os.truncate(unfinished, unfinished.stat().st_size // 2)
+        cut = RamDisk(shm / f"cut{step}", 64 * MIB, spill_directory=after)
+        on_the_medium = sorted(cut.boundaries("a"))
+        assert found(cut) == on_the_medium
+        left.add(tuple(on_the_medium))
+        leaves_nothing(disk, place)
+        leaves_nothing(cut, after)
+        if survived:
+            break
+    else:
+        pytest.fail("it never came to its end")
+    assert seen == {(Place.RAM,), (Place.SPILLED,)}
+    assert left == {(), (4,), (4, 5)}
+
+
+def found(disk: RamDisk) -> list[int]:
+    """The boundaries that a successor can go on from, every byte of them compared."""
+    with disk.open_store("a") as store:
+        for boundary, snapshot in store.restartable().items():
+            with snapshot:
+                snapshot.verify()
+                assert set(snapshot.view(0)) == {boundary}
+        return sorted(store.restartable())
+
+
+def test_nothing_leaves_the_ram_disk_before_it_is_on_the_medium(
+    store: JobStore, save: Save, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power cut takes the RAM disk; then what counts in the spill directory is whole."""
+    done: list[tuple[str, str]] = []
+
+    def note(name: str) -> None:
+        real = getattr(os, name)
+
+        def noted(*arguments: Any, **options: Any) -> Any:
+            where = arguments[0]
+            if isinstance(where, int):
+                where = os.readlink(f"/proc/self/fd/{where}")
+            result = real(*arguments, **options)
+            done.append((name, Path(where).name))
+            return result
+
+        monkeypatch.setattr(os, name, noted)
+
+    snapshot = save(store, boundary=1)
+    for name in ("pwrite", "fdatasync", "replace", "fsync", "unlink"):
+        note(name)
+    with store.offering(snapshot):
+        assert ask(store.directory)
+    steps = [step for step in dict.fromkeys(done) if step[1] != SOCKET]
+    assert steps == [
+        ("pwrite", "a.r0.A.gsnp.part"),
+        ("fdatasync", "a.r0.A.gsnp.part"),
+        ("replace", "a.r0.A.gsnp.part"),
+        ("fsync", "spill"),
+        ("unlink", "A.gsnp"),
+    ]

@@ -1,0 +1,47 @@
+"""What a store offers to a process that goes on; test_ramdisk.py has the rest."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
+from gpuslice.errors import EnvironmentUnusableError
+
+from ..conftest import Save, newest_of
+
+
+def test_a_later_snapshot_can_be_forgotten(disk: RamDisk, save: Save) -> None:
+    with disk.open_store("gang") as store:
+        for boundary in (3, 6):
+            save(store, boundary=boundary, restartable=True)
+    with disk.open_store("gang") as store:
+        # Closing keeps the newest one only; killed processes leave both.
+        assert list(store.restartable()) == [6]
+        save(store, boundary=9, restartable=True)
+        found = {boundary: snapshot.path for boundary, snapshot in store.restartable().items()}
+        assert list(found) == [6, 9]
+        store.forget_after(6)
+        assert [snapshot.path for snapshot in store.restartable().values()] == [found[6]]
+        assert newest_of(disk, "gang") == found[6]
+        assert save(store, boundary=7, restartable=True).path != found[6]
+        assert list(store.restartable()) == [6, 7]
+    with disk.open_store("gang") as store:
+        store.forget_after(-1)
+        assert store.restartable() == {}
+        assert newest_of(disk, "gang") is None
+
+
+def test_a_device_that_cannot_let_go_of_an_arena_leaves_nothing_in_the_ram_disk(
+    disk: RamDisk, save: Save
+) -> None:
+    def unmapping(memory: memoryview) -> None:
+        raise EnvironmentUnusableError("cudaHostUnregister failed with CUDA error 719")
+
+    store = disk.open_store(None)
+    save(store, boundary=1)
+    save(store, boundary=2)
+    store.bind(lambda memory: None, unmapping)
+    with pytest.raises(EnvironmentUnusableError, match="719"):
+        store.close(keep=False)
+    assert disk.listing() == []
+    assert not list(store.directory.parent.rglob("*.gsnp"))

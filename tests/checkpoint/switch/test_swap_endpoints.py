@@ -1,0 +1,344 @@
+"""The talk of a swap: who is let in, what is believed, and how each end learns of the other's."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import stat
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from gpuslice.checkpoint.switch import swap_protocol
+from gpuslice.checkpoint.switch.swap_endpoints import Door, Giver, Successor, Taker
+from gpuslice.checkpoint.switch.swap_protocol import DOOR, VERSION, Back, End, Gave, Offer, Terms, Whole
+from gpuslice.errors import HandoverError
+
+TERMS = Terms("a", "b", 4, "cuda:0")
+PATIENCE_S = 60.0
+SHORT_S = 0.05
+
+
+@pytest.fixture
+def door(tmp_path: Path) -> Iterator[Door]:
+    opened = Door(tmp_path, TERMS, patience_s=PATIENCE_S)
+    yield opened
+    opened.close()
+
+
+class Meeting:
+    """A giver that knocks from a thread of its own, because it waits for an answer."""
+
+    def __init__(self, directory: Path, terms: Terms = TERMS, patience_s: float = PATIENCE_S) -> None:
+        self.giver: Giver | None = None
+        successor = Successor(directory, terms, patience_s=patience_s)
+
+        def meet() -> None:
+            self.giver = successor.meet(1000)
+
+        self._thread = threading.Thread(target=meet)
+        self._thread.start()
+
+    def join(self) -> Giver | None:
+        self._thread.join(PATIENCE_S)
+        return self.giver
+
+
+@pytest.fixture
+def ends(door: Door, tmp_path: Path) -> Iterator[tuple[Giver, Taker]]:
+    """Both ends of a passage whose taker takes part."""
+    meeting = Meeting(tmp_path)
+    taker = door.await_giver(PATIENCE_S)
+    assert taker is not None
+    taker.answer()
+    giver = meeting.join()
+    assert giver is not None
+    assert giver.problem == ""
+    yield giver, taker
+    giver.close()
+    taker.close()
+
+
+def test_what_one_gives_the_other_sees(ends: tuple[Giver, Taker]) -> None:
+    giver, taker = ends
+    assert (taker.offered_bytes, taker.given_bytes) == (1000, 0)
+    giver.gave(300)
+    giver.gave(200)  # it does not get less
+    taker.await_given(300)
+    assert (taker.given_bytes, taker.vacated) == (300, False)
+    giver.whole()
+    taker.await_given(10**9)
+    assert taker.vacated
+
+
+def test_an_offer_of_nothing_waits_for_no_answer_and_gets_none(door: Door, tmp_path: Path) -> None:
+    giver = Successor(tmp_path, TERMS, overlapped=False).meet(1000)  # nobody has come to the door yet
+    assert giver is not None
+    assert giver.problem
+    assert select.select([door.fileno()], [], [], PATIENCE_S)[0]
+    taker = door.await_giver(0.0)
+    assert taker is not None
+    taker.answer("it comes when the other has left")
+    taker.take_in()
+    assert (taker.offered_bytes, taker.vacated) == (0, False)
+    giver.whole()
+    giver.close()
+    assert select.select(taker.filenos(), [], [], PATIENCE_S)[0]
+    taker.take_in()
+    assert taker.vacated
+    taker.close()
+
+
+def test_the_door_is_the_user_s_alone_and_is_gone_when_closed(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    door = Door(tmp_path, TERMS)
+    assert stat.S_ISSOCK((tmp_path / DOOR).stat().st_mode)
+    door.close()
+    door.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_path_that_is_too_long_for_a_socket_is_no_obstacle(tmp_path: Path) -> None:
+    directory = tmp_path / ("x" * 150)
+    directory.mkdir()
+    door = Door(directory, TERMS)
+    meeting = Meeting(directory)
+    taker = door.await_giver(PATIENCE_S)
+    assert taker is not None
+    taker.answer("no")
+    giver = meeting.join()
+    assert giver is not None
+    assert giver.problem == "no"
+    giver.close()
+    taker.close()
+    door.close()
+
+
+def test_the_socket_of_a_dead_process_is_replaced(tmp_path: Path) -> None:
+    stale = swap_protocol.new_socket()
+    with swap_protocol.address_of(tmp_path) as address:
+        stale.bind(address)
+    stale.close()
+    assert Successor(tmp_path, TERMS).meet(1) is None
+    Door(tmp_path, TERMS).close()
+
+
+def test_nobody_waits_where_there_is_no_door(tmp_path: Path) -> None:
+    assert Successor(tmp_path, TERMS).meet(1) is None
+    assert Successor(tmp_path / "nowhere", TERMS).meet(1) is None
+
+
+def raw(directory: Path) -> socket.socket:
+    connection = swap_protocol.new_socket()
+    with swap_protocol.address_of(directory) as address:
+        connection.connect(address)
+    return connection
+
+
+STRANGERS: dict[str, Callable[[socket.socket], object]] = {
+    "silent": lambda connection: None,
+    "babbling": lambda connection: connection.send(b"\xff\x00 let me in"),
+    "impatient": lambda connection: connection.send(msgspec.msgpack.encode(Gave(5))),
+    "from the future": lambda connection: connection.send(
+        msgspec.msgpack.encode(Offer(VERSION + 1, TERMS, 5))
+    ),
+    "late": lambda connection: connection.send(
+        msgspec.msgpack.encode(Offer(VERSION, Terms("a", "b", 3, "cuda:0"), 5))
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", STRANGERS)
+def test_strangers_are_not_let_in(tmp_path: Path, kind: str) -> None:
+    door = Door(tmp_path, TERMS, patience_s=SHORT_S)
+    stranger = raw(tmp_path)
+    STRANGERS[kind](stranger)
+    assert door.await_giver(10 * SHORT_S) is None
+    stranger.close()
+    door.close()
+
+
+def test_one_with_other_terms_gives_nothing_early_and_the_right_one_comes_after_it(
+    door: Door, tmp_path: Path
+) -> None:
+    wrong = Meeting(tmp_path, Terms("c", "b", 4, "cuda:0"))
+    found: list[Taker | None] = []
+    waiting = threading.Thread(target=lambda: found.append(door.await_giver(PATIENCE_S)))
+    waiting.start()
+    refused = wrong.join()
+    assert refused is not None
+    assert refused.problem
+    refused.close()
+    right = Meeting(tmp_path)
+    waiting.join(PATIENCE_S)
+    taker = found[0]
+    assert taker is not None
+    taker.answer()
+    giver = right.join()
+    assert giver is not None
+    giver.close()
+    taker.close()
+
+
+def test_an_answer_that_does_not_come_means_no(door: Door, tmp_path: Path) -> None:
+    giver = Meeting(tmp_path, patience_s=SHORT_S).join()
+    assert giver is not None
+    assert "silent" in giver.problem
+    giver.close()
+
+
+def test_a_giver_that_fails_wants_everything_back(ends: tuple[Giver, Taker]) -> None:
+    giver, taker = ends
+    giver.gave(500)
+    giver.failed(ValueError("x" * 10_000))
+    with pytest.raises(
+        HandoverError, match="a, which was to make room on cuda:0, could not leave: ValueError"
+    ):
+        taker.await_given(1)
+    assert not giver.await_back(SHORT_S)
+    taker.back()
+    assert giver.await_back(PATIENCE_S)
+
+
+def test_a_silent_giver_is_not_waited_for_longer_than_told(tmp_path: Path) -> None:
+    door = Door(tmp_path, TERMS, patience_s=SHORT_S)
+    connection = raw(tmp_path)
+    connection.send(msgspec.msgpack.encode(Offer(VERSION, TERMS, 5)))
+    taker = door.await_giver(PATIENCE_S)
+    assert taker is not None
+    with pytest.raises(HandoverError, match="not said a word"):
+        taker.await_given(1)
+    with pytest.raises(HandoverError, match="not said a word"):
+        taker.await_vacated()
+    taker.close()
+    connection.close()
+    door.close()
+
+
+def test_a_giver_that_leaves_without_a_word_and_lives_on_has_not_left_the_device(tmp_path: Path) -> None:
+    """Its memory may still be there: this is no end of a process."""
+    door = Door(tmp_path, TERMS, patience_s=SHORT_S)
+    connection = raw(tmp_path)
+    connection.send(msgspec.msgpack.encode(Offer(VERSION, TERMS, 5)))
+    taker = door.await_giver(PATIENCE_S)
+    assert taker is not None
+    connection.close()
+    with pytest.raises(HandoverError, match="left the swap without a word"):
+        taker.await_vacated()
+    taker.close()
+    door.close()
+
+
+def test_nonsense_is_no_message(tmp_path: Path, door: Door) -> None:
+    connection = raw(tmp_path)
+    connection.send(msgspec.msgpack.encode(Offer(VERSION, TERMS, 5)))
+    taker = door.await_giver(PATIENCE_S)
+    assert taker is not None
+    connection.send(msgspec.msgpack.encode(Back()))
+    with pytest.raises(HandoverError, match="no message"):
+        taker.await_given(1)
+    taker.close()
+    connection.close()
+
+
+def in_a_child(directory: Path, act: Callable[[socket.socket], object]) -> int:
+    """A process that knocks, makes an offer, acts, and waits for its end."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            connection = raw(directory)
+            connection.send(msgspec.msgpack.encode(Offer(VERSION, TERMS, 5)))
+            act(connection)
+            signal.pause()
+        finally:
+            os._exit(1)
+    return pid
+
+
+def end(pid: int) -> None:
+    process = os.pidfd_open(pid)
+    os.kill(pid, signal.SIGKILL)
+    assert select.select([process], [], [], PATIENCE_S)[0]
+    os.close(process)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_the_end_of_the_giver_s_process_makes_the_device_the_taker_s(tmp_path: Path, door: Door) -> None:
+    """Also while it has children that inherited its end of the passage."""
+
+    def have_a_child(connection: socket.socket) -> None:
+        connection.set_inheritable(True)
+        if os.fork() == 0:
+            os.close(1)
+            while os.getppid() != 1:
+                signal.sigtimedwait([], 0.1)
+            os._exit(0)
+        connection.send(msgspec.msgpack.encode(Gave(2)))
+
+    pid = in_a_child(tmp_path, have_a_child)
+    taker = door.await_giver(PATIENCE_S)
+    assert taker is not None
+    taker.await_given(2)
+    assert not taker.vacated
+    end(pid)
+    taker.await_vacated()
+    assert taker.vacated
+    taker.close()
+    os.waitpid(pid, 0)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_words_said_before_the_end_count(tmp_path: Path, door: Door) -> None:
+    def say(connection: socket.socket) -> None:
+        connection.send(msgspec.msgpack.encode(Whole()))
+
+    pid = in_a_child(tmp_path, say)
+    taker = door.await_giver(PATIENCE_S)
+    assert taker is not None
+    end(pid)
+    taker.await_given(10)
+    assert taker.vacated
+    taker.close()
+    os.waitpid(pid, 0)
+
+
+def test_a_taker_that_does_not_read_holds_nobody_up(ends: tuple[Giver, Taker]) -> None:
+    giver, taker = ends
+    for nbytes in range(5000):  # far more than a socket keeps
+        giver.gave(nbytes)
+    thread = threading.Thread(target=giver.whole)  # this one must arrive
+    thread.start()
+    taker.await_vacated()
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
+
+
+def test_a_taker_that_is_gone_holds_nobody_up(ends: tuple[Giver, Taker]) -> None:
+    giver, taker = ends
+    taker._end._socket.close()
+    giver.gave(1)
+    giver.whole()
+    giver.failed(ValueError())
+    assert not giver.await_back(SHORT_S)  # its process is this one, and lives on
+
+
+def test_a_process_that_cannot_be_watched_is_not_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(HandoverError, match="is user"):
+        End(one, swap_protocol.from_giver, 1.0)
+    monkeypatch.undo()
+
+    def refuse(pid: int) -> int:
+        raise ProcessLookupError(3, "No such process")
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    with pytest.raises(HandoverError, match="cannot be watched"):
+        End(one, swap_protocol.from_giver, 1.0)
+    one.close()
+    other.close()

@@ -1,0 +1,408 @@
+"""The rank's side of a lease: fencing, stopping, overshooting."""
+
+from __future__ import annotations
+
+import signal
+import threading
+
+import pytest
+
+from gpuslice.agent.orders import Orders, Phase
+from gpuslice.runtime.boundaries import NEVER, BoundaryCounter
+from gpuslice.runtime.ending import ENDING_SIGNALS
+from gpuslice.wire import Cancel, Declined, Expect, Forget, FromAgent, Heir, Overshot, Resume, Suspend
+
+
+class Rank:
+    """Orders with a counter; ``terminated`` notes the SIGTERMs it would have sent itself."""
+
+    def __init__(self) -> None:
+        self.boundaries = BoundaryCounter()
+        self.terminated = 0
+        self.orders = Orders(self.boundaries, self._terminate)
+
+    def _terminate(self) -> None:
+        self.terminated += 1
+
+    def running(self, *, epoch: int = 1, boundary: int = 0) -> Rank:
+        self.orders.resume(Resume(epoch=epoch, device="cpu"))
+        assert isinstance(self.orders.await_order(), Resume)
+        self.orders.run_on()
+        self.boundaries.count = boundary
+        return self
+
+    def parked(self, *, epoch: int = 1, boundary: int) -> Rank:
+        self.running(epoch=epoch, boundary=boundary - 1)
+        assert self.orders.suspend(Suspend(epoch=epoch, stop_at=boundary)) == []
+        self.boundaries.count = boundary
+        assert self.orders.arrive(boundary)
+        return self
+
+
+@pytest.fixture
+def rank() -> Rank:
+    return Rank()
+
+
+def test_the_first_lease_ends_the_waiting(rank: Rank) -> None:
+    assert rank.orders.phase is Phase.WAITING
+    rank.orders.resume(Resume(epoch=3, device="cpu:1"))
+    assert rank.orders.await_order() == Resume(epoch=3, device="cpu:1")
+    assert rank.orders.epoch == 3
+
+
+def test_a_suspend_ahead_sets_the_boundary_to_stop_at(rank: Rank) -> None:
+    rank.running(boundary=5)
+    assert rank.orders.suspend(Suspend(epoch=1, stop_at=7)) == []
+    assert rank.boundaries.stop_at == 7
+    assert not rank.orders.arrive(6)
+    assert rank.orders.arrive(7)
+    assert rank.orders.phase is Phase.PARKED
+    assert rank.boundaries.stop_at == NEVER
+
+
+@pytest.mark.parametrize("boundary", [7, 8, 100])
+def test_a_suspend_at_or_behind_the_present_boundary_is_overshot(rank: Rank, boundary: int) -> None:
+    rank.running(boundary=boundary)
+    assert rank.orders.suspend(Suspend(epoch=1, stop_at=7)) == [Overshot(epoch=1, boundary=boundary)]
+    assert rank.boundaries.stop_at == NEVER
+    assert not rank.orders.arrive(boundary)
+
+
+def test_a_larger_stop_at_replaces_the_first(rank: Rank) -> None:
+    rank.running(boundary=5)
+    rank.orders.suspend(Suspend(epoch=1, stop_at=7))
+    rank.orders.suspend(Suspend(epoch=1, stop_at=9))
+    assert rank.boundaries.stop_at == 9
+
+
+@pytest.mark.parametrize("epoch", [1, 3])
+def test_a_suspend_of_another_epoch_changes_nothing(rank: Rank, epoch: int) -> None:
+    rank.running(epoch=2, boundary=5)
+    assert rank.orders.suspend(Suspend(epoch=epoch, stop_at=7)) == []
+    assert rank.boundaries.stop_at == NEVER
+
+
+def test_a_stale_lease_does_not_wake_a_parked_rank(rank: Rank) -> None:
+    rank.parked(epoch=2, boundary=4)
+    rank.orders.resume(Resume(epoch=1, device="cpu:0"))
+    rank.orders.resume(Resume(epoch=3, device="cpu:1"))
+    assert rank.orders.await_order() == Resume(epoch=3, device="cpu:1")
+
+
+def test_a_parked_rank_goes_on_to_a_larger_stop_at_under_the_same_lease(rank: Rank) -> None:
+    rank.parked(boundary=4)
+    rank.orders.resume(Resume(epoch=1, device="cpu"))
+    rank.orders.suspend(Suspend(epoch=1, stop_at=6))  # before the main thread has run on
+    assert isinstance(rank.orders.await_order(), Resume)
+    rank.orders.run_on()
+    assert rank.boundaries.stop_at == 6
+
+
+def test_a_lease_sent_twice_does_not_end_the_next_stay(rank: Rank) -> None:
+    rank.parked(boundary=4)
+    rank.orders.resume(Resume(epoch=2, device="cpu:0"))
+    rank.orders.await_order()
+    rank.orders.resume(Resume(epoch=2, device="cpu:0"))
+    rank.orders.run_on()
+    rank.orders.suspend(Suspend(epoch=2, stop_at=6))
+    rank.boundaries.count = 6
+    assert rank.orders.arrive(6)
+    rank.orders.resume(Resume(epoch=3, device="cpu:1"))
+    assert rank.orders.await_order() == Resume(epoch=3, device="cpu:1")
+
+
+def test_a_cancel_terminates_a_running_job(rank: Rank) -> None:
+    rank.running()
+    rank.orders.cancel(Cancel(epoch=1, reason="by the user"))
+    assert rank.terminated == 1
+
+
+def test_a_cancel_is_handed_to_a_parked_main_thread(rank: Rank) -> None:
+    rank.parked(boundary=4)
+    rank.orders.cancel(Cancel(epoch=0, reason="stale"))
+    rank.orders.cancel(Cancel(epoch=1, reason="by the user"))
+    assert rank.orders.await_order() == Cancel(epoch=1, reason="by the user")
+    assert rank.terminated == 0
+
+
+def test_a_cancelled_job_does_not_park_any_more(rank: Rank) -> None:
+    rank.running(boundary=3)
+    rank.orders.suspend(Suspend(epoch=1, stop_at=4))
+    rank.orders.cancel(Cancel(epoch=1, reason="by the user"))
+    rank.boundaries.count = 4
+    assert not rank.orders.arrive(4)
+    assert rank.boundaries.stop_at == NEVER
+
+
+@pytest.mark.parametrize("signum", sorted(ENDING_SIGNALS))
+def test_a_signal_that_asks_to_end_interrupts_the_stay(rank: Rank, signum: int) -> None:
+    rank.parked(boundary=4)
+    rank.orders.interrupt(signum)
+    assert rank.orders.await_order() is None
+
+
+def test_a_signal_between_the_look_and_the_wait_is_not_lost(
+    rank: Rank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank.parked(boundary=3)
+    wait = rank.orders._await_news
+
+    def late(sources: tuple[int, ...], most_ms: float) -> bool:
+        rank.orders._asked_to_end = True  # as if its handler ran just before, and woke nobody
+        assert most_ms < 10_000, "nobody would ever wake it"
+        return wait(sources, most_ms)
+
+    monkeypatch.setattr(rank.orders, "_await_news", late)
+    assert rank.orders.await_order() is None
+
+
+def test_a_signal_interrupts_a_wait_that_has_begun(rank: Rank) -> None:
+    """From the wait itself, as a signal's handler would: it runs in the main thread."""
+    rank.parked(boundary=4)
+    before = signal.signal(signal.SIGTERM, lambda signum, frame: rank.orders.interrupt(signum))
+    try:
+        sender = threading.Timer(0.05, signal.pthread_kill, (threading.get_ident(), signal.SIGTERM))
+        sender.start()
+        assert rank.orders.await_order() is None
+        sender.join()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_other_signals_wait_for_the_lease(rank: Rank) -> None:
+    rank.parked(boundary=4)
+    rank.orders.interrupt(signal.SIGUSR1)
+    rank.orders.resume(Resume(epoch=2, device="cpu:0"))
+    assert rank.orders.await_order() == Resume(epoch=2, device="cpu:0")
+
+
+def on_leave(rank: Rank, boundary: int) -> None:
+    rank.parked(boundary=boundary)
+    rank.orders.interrupt(signal.SIGTERM)
+    assert rank.orders.await_order() is None
+    rank.orders.take_leave()
+
+
+def test_a_job_on_leave_parks_at_the_very_next_boundary(rank: Rank) -> None:
+    on_leave(rank, 4)
+    assert rank.boundaries.stop_at <= 5
+    assert rank.orders.arrive(5)
+    assert rank.orders.phase is Phase.PARKED
+    assert rank.boundaries.stop_at == NEVER
+
+
+def test_orders_to_a_job_on_leave_hold_from_its_next_boundary_on(rank: Rank) -> None:
+    on_leave(rank, 4)
+    rank.orders.resume(Resume(epoch=2, device="cpu:1"))
+    assert rank.orders.suspend(Suspend(epoch=2, stop_at=9)) == []
+    assert rank.boundaries.stop_at <= 5
+    rank.boundaries.count = 5
+    assert rank.orders.arrive(5)
+    assert rank.orders.await_order() == Resume(epoch=2, device="cpu:1")
+    rank.orders.run_on()
+    assert rank.boundaries.stop_at == 9
+
+
+def test_a_stop_that_a_job_on_leave_has_reached_comes_one_later(rank: Rank) -> None:
+    on_leave(rank, 4)
+    rank.orders.resume(Resume(epoch=2, device="cpu:1"))
+    rank.orders.suspend(Suspend(epoch=2, stop_at=5))
+    rank.boundaries.count = 5
+    assert rank.orders.arrive(5)
+    assert isinstance(rank.orders.await_order(), Resume)
+    assert rank.boundaries.stop_at == 6
+
+
+def test_a_cancel_terminates_a_job_on_leave(rank: Rank) -> None:
+    on_leave(rank, 4)
+    rank.orders.cancel(Cancel(epoch=1, reason="by the user"))
+    assert rank.terminated == 1
+    assert not rank.orders.arrive(5)
+
+
+EXPECTED = Expect(epoch=2, device="cpu:0", giver="other")
+
+
+def test_something_to_expect_ends_the_quiet(rank: Rank) -> None:
+    rank.parked(boundary=3)
+    rank.orders.expect(EXPECTED)
+    assert not rank.orders.quiet_for(60.0)
+
+
+def declined(answers: list[FromAgent]) -> list[int]:
+    return [answer.epoch for answer in answers if isinstance(answer, Declined)]
+
+
+def test_whoever_comes_to_what_it_expects_runs_under_that_epoch(rank: Rank) -> None:
+    rank.parked(boundary=4)
+    assert rank.orders.expect(EXPECTED) == []
+    assert not rank.orders.wait(None), "there is something to expect now"
+    assert rank.orders.come(EXPECTED)
+    assert rank.orders.forget(Forget(epoch=2)) == [], "too late"
+    rank.orders.run_on()
+    assert (rank.orders.epoch, rank.orders.expected) == (2, None)
+    rank.orders.resume(Resume(epoch=2, device="cpu:0"))
+    rank.orders.suspend(Suspend(epoch=2, stop_at=6))
+    rank.boundaries.count = 6
+    assert rank.orders.arrive(6)
+    assert not rank.orders.called, "that Resume was for the stay before"
+
+
+def test_whoever_has_declined_does_not_come(rank: Rank) -> None:
+    rank.parked(boundary=4)
+    rank.orders.expect(EXPECTED)
+    assert declined(rank.orders.forget(Forget(epoch=2))) == [2]
+    assert not rank.orders.come(EXPECTED)
+    assert declined(rank.orders.expect(EXPECTED)) == [2]
+    assert rank.orders.decline("nothing is expected") == []
+    rank.orders.resume(Resume(epoch=3, device="cpu:0"))
+    assert rank.orders.await_order() == Resume(epoch=3, device="cpu:0")
+
+
+@pytest.mark.parametrize("state", ["waiting", "running", "on leave"])
+def test_only_who_is_parked_expects_anything(rank: Rank, state: str) -> None:
+    if state == "running":
+        rank.running()
+    elif state == "on leave":
+        on_leave(rank, 4)
+    assert declined(rank.orders.expect(EXPECTED)) == [2]
+
+
+def test_an_order_goes_before_a_device_that_is_handed_over(rank: Rank) -> None:
+    rank.parked(boundary=4)
+    rank.orders.expect(EXPECTED)
+    rank.orders.resume(Resume(epoch=2, device="cpu:0"))
+    assert not rank.orders.come(EXPECTED)
+    assert not rank.orders.wait(EXPECTED)
+    assert rank.orders.await_order() == Resume(epoch=2, device="cpu:0")
+    assert rank.orders.expected is None
+
+
+def test_a_resume_during_the_handover_is_not_lost_if_that_fails(rank: Rank) -> None:
+    rank.parked(boundary=4)
+    rank.orders.expect(EXPECTED)
+    assert rank.orders.come(EXPECTED)
+    rank.orders.resume(Resume(epoch=2, device="cpu:0"))
+    assert declined(rank.orders.decline("no room")) == [2]
+    assert rank.orders.await_order() == Resume(epoch=2, device="cpu:0")
+
+
+def test_the_heir_is_that_of_the_newest_order(rank: Rank) -> None:
+    rank.running(boundary=3)
+    rank.orders.suspend(Suspend(epoch=1, stop_at=5, heir=Heir(job="other", epoch=4)))
+    assert rank.orders.heir == Heir(job="other", epoch=4)
+    rank.orders.suspend(Suspend(epoch=1, stop_at=NEVER))
+    assert rank.orders.heir is None
+
+
+def test_where_a_former_lease_was_to_end_is_forgotten_with_it(rank: Rank) -> None:
+    rank.parked(boundary=4)
+    rank.orders.suspend(Suspend(epoch=1, stop_at=9))  # it was called off and told again meanwhile
+    assert rank.boundaries.stop_at == 9
+    rank.orders.resume(Resume(epoch=2, device="cpu:0"))
+    assert rank.boundaries.stop_at == NEVER
+
+
+RANKS, ROUNDS, SOON_S = 3, 100, 60
+
+
+class Gang:
+    """Ranks in lockstep (a barrier per mini-batch, as a collective is), and a scheduler that stops them.
+
+    Each rank's ``suspend`` is called from the scheduler's thread, as the I/O thread does.
+    """
+
+    def __init__(self) -> None:
+        self.ranks = [Rank().running() for _ in range(RANKS)]
+        self.collective = threading.Barrier(RANKS)
+        self.stopped = threading.Semaphore(0)
+        self.stops: list[list[int]] = [[] for _ in range(RANKS)]
+        self.over = False
+
+    def train(self, number: int) -> None:
+        rank = self.ranks[number]
+        rank.boundaries.controller = self._controller(number)
+        while not self.over:
+            rank.boundaries.fetching()
+            self.collective.wait(SOON_S)
+
+    def _controller(self, number: int) -> object:
+        gang, rank = self, self.ranks[number]
+
+        class Controller:
+            def at_boundary(self, boundary: int) -> tuple[int, ...]:
+                if rank.orders.arrive(boundary):
+                    gang.stops[number].append(boundary)
+                    gang.stopped.release()
+                    rank.orders.await_order()
+                    rank.orders.run_on()
+                return ()
+
+        return Controller()
+
+    def stop_all(self) -> int:
+        """What the scheduler does: stop a little ahead; after an Overshot further ahead, until all have."""
+        target = max(rank.boundaries.count for rank in self.ranks) + 1
+        while any(stops[-1:] != [target] for stops in self.stops):
+            for stops, rank in zip(self.stops, self.ranks, strict=True):
+                if rank.orders.phase is Phase.PARKED and stops[-1:] != [target]:
+                    rank.orders.resume(Resume(epoch=1, device="cpu"))
+            if overshot := [answer.boundary for answer in self._order(target)]:
+                target = max(overshot) + 2
+            else:
+                self.stopped.acquire(timeout=0.01)
+        return target
+
+    def _order(self, stop_at: int) -> list[Overshot]:
+        answers = [rank.orders.suspend(Suspend(epoch=1, stop_at=stop_at)) for rank in self.ranks]
+        return [message for answer in answers for message in answer if isinstance(message, Overshot)]
+
+
+def test_a_gang_in_lockstep_always_agrees_where_to_stop() -> None:
+    gang = Gang()
+    threads = [threading.Thread(target=gang.train, args=(n,), daemon=True) for n in range(RANKS)]
+    for thread in threads:
+        thread.start()
+    for number in range(ROUNDS):
+        boundary = gang.stop_all()
+        assert [rank.boundaries.count for rank in gang.ranks] == [boundary] * RANKS
+        gang.over = number == ROUNDS - 1
+        for rank in gang.ranks:
+            rank.orders.resume(Resume(epoch=1, device="cpu"))
+    for thread in threads:
+        thread.join(SOON_S)
+        assert not thread.is_alive()
+
+
+def test_the_first_boundary_can_be_heard_of_without_parking(rank: Rank) -> None:
+    rank.running(boundary=0).orders.listen()
+    assert rank.boundaries.stop_at == 1
+    rank.boundaries.count = 1
+    assert not rank.orders.arrive(1)
+    assert (rank.orders.phase, rank.boundaries.stop_at) == (Phase.RUNNING, NEVER)
+    assert rank.orders.suspend(Suspend(epoch=1, stop_at=2)) == []
+    assert rank.orders.arrive(2)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_an_order_to_stop_goes_before_listening(rank: Rank, *, first: bool) -> None:
+    rank.running(boundary=0)
+    if not first:
+        rank.orders.listen()
+    rank.orders.suspend(Suspend(epoch=1, stop_at=1))
+    if first:
+        rank.orders.listen()
+    assert rank.orders.arrive(1)
+
+
+def test_quiet_is_no_order_for_so_long(rank: Rank) -> None:
+    assert rank.orders.quiet_for(0.01)
+    rank.orders.resume(Resume(epoch=1, device="cpu"))
+    assert not rank.orders.quiet_for(60.0)
+    assert rank.orders.await_order() == Resume(epoch=1, device="cpu"), "it was only looked at"
+
+
+def test_the_end_of_a_job_ends_the_quiet(rank: Rank) -> None:
+    rank.orders.cancel(Cancel(epoch=0, reason="by the user"))
+    assert not rank.orders.quiet_for(60.0)

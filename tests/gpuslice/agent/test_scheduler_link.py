@@ -1,0 +1,162 @@
+"""The I/O thread of a rank: greetings, heartbeats, and what becomes of messages when the scheduler dies."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import zmq
+
+from gpuslice.agent.scheduler_link import Link
+from gpuslice.wire import (
+    PROTOCOL_VERSION,
+    Bye,
+    FromAgent,
+    Hello,
+    Overshot,
+    Progress,
+    Suspend,
+    ToAgent,
+    Welcome,
+    decode_from_agent,
+    encode,
+)
+
+#: Far more than anything here takes.
+SOON_S = 60
+HELLO = Hello(version=PROTOCOL_VERSION, job="job", rank=0, world_size=1, pid=1)
+BEAT = Progress(epoch=1, boundary=2, step=3)
+OVERSHOT = Overshot(epoch=1, boundary=9)
+
+
+class Scheduler:
+    """A ROUTER socket."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.RCVTIMEO, SOON_S * 1000)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.bind(endpoint)
+
+    def hear(self) -> FromAgent:
+        identity, frame = self._socket.recv_multipart()
+        assert identity == b"job:0"
+        return decode_from_agent(frame)
+
+    def hear_other_than_beats(self) -> FromAgent:
+        while (message := self.hear()) == BEAT:
+            pass
+        return message
+
+    def say(self, frame: bytes) -> None:
+        self._socket.send_multipart([b"job:0", frame])
+
+    def close(self) -> None:
+        self._context.destroy(linger=0)
+
+
+class Rank:
+    """A link and what it has heard."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.heard: queue.Queue[ToAgent] = queue.Queue()
+        self.greeting: list[FromAgent] = [HELLO]
+        self.link = Link(
+            endpoint, "job:0", greeting=lambda: self.greeting, progress=lambda: BEAT, handle=self._handle
+        )
+
+    def _handle(self, message: ToAgent) -> Sequence[FromAgent]:
+        self.heard.put(message)
+        return [OVERSHOT] if isinstance(message, Suspend) else []
+
+
+@pytest.fixture
+def endpoint(tmp_path: Path) -> str:
+    return f"ipc://{tmp_path}/link"
+
+
+@pytest.fixture
+def scheduler(endpoint: str) -> Iterator[Scheduler]:
+    scheduler = Scheduler(endpoint)
+    yield scheduler
+    scheduler.close()
+
+
+@pytest.fixture
+def rank(endpoint: str) -> Iterator[Rank]:
+    rank = Rank(endpoint)
+    rank.link.start()
+    yield rank
+    rank.link.close()
+
+
+def test_the_greeting_comes_first_and_heartbeats_follow(scheduler: Scheduler, rank: Rank) -> None:
+    assert [scheduler.hear() for _ in range(3)] == [HELLO, BEAT, BEAT]
+
+
+def test_what_is_handed_over_is_sent_in_order(scheduler: Scheduler, rank: Rank) -> None:
+    assert scheduler.hear() == HELLO
+    messages = [Overshot(epoch=1, boundary=boundary) for boundary in range(100)]
+    for message in messages:
+        rank.link.send(message)
+    assert [scheduler.hear_other_than_beats() for _ in messages] == messages
+
+
+def test_an_order_is_answered_from_the_io_thread(scheduler: Scheduler, rank: Rank) -> None:
+    scheduler.hear()
+    scheduler.say(encode(Suspend(epoch=1, stop_at=5)))
+    assert rank.heard.get(timeout=SOON_S) == Suspend(epoch=1, stop_at=5)
+    assert scheduler.hear_other_than_beats() == OVERSHOT
+
+
+def test_nonsense_is_dropped_and_said(
+    scheduler: Scheduler, rank: Rank, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scheduler.hear()
+    for frame in (b"", b"\xc1nonsense", encode(HELLO), b"x" * 2_000_000):
+        scheduler.say(frame)
+    scheduler.say(encode(Welcome(version=PROTOCOL_VERSION)))
+    assert rank.heard.get(timeout=SOON_S) == Welcome(version=PROTOCOL_VERSION)
+    assert capsys.readouterr().err.count("dropped what the scheduler sent") == 4
+
+
+def test_a_new_scheduler_is_greeted_and_hears_nothing_outdated(endpoint: str, rank: Rank) -> None:
+    first = Scheduler(endpoint)
+    assert first.hear() == HELLO
+    first.close()
+    rank.greeting = [HELLO, Overshot(epoch=7, boundary=7)]
+    second = Scheduler(endpoint)
+    try:
+        # Whatever was on its way to the first one, the second hears how things stand before all else.
+        assert second.hear() == HELLO
+        assert second.hear() == Overshot(epoch=7, boundary=7)
+    finally:
+        second.close()
+
+
+def test_a_job_may_come_before_its_scheduler(endpoint: str, rank: Rank) -> None:
+    late = Scheduler(endpoint)
+    try:
+        assert late.hear() == HELLO
+    finally:
+        late.close()
+
+
+def test_the_last_words_are_sent_before_the_end(scheduler: Scheduler, endpoint: str) -> None:
+    rank = Rank(endpoint)
+    rank.link.start()
+    assert scheduler.hear() == HELLO
+    bye = Bye(epoch=1, boundary=2, step=3)
+    rank.link.send(bye)
+    rank.link.close()
+    assert scheduler.hear_other_than_beats() == bye
+
+
+def test_closing_does_not_wait_for_a_scheduler_that_is_not_there(endpoint: str) -> None:
+    rank = Rank(endpoint)
+    rank.link.start()
+    rank.link.send(Bye(epoch=1, boundary=2, step=3))
+    rank.link.close()

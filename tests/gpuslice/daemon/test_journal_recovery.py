@@ -1,0 +1,99 @@
+"""Going on from a damaged journal: refused by name, or with what is whole, and nothing is thrown away."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gpuslice.daemon.journal_recovery import open_journal
+from gpuslice.daemon.scheduler_setup import Setup
+from gpuslice.sched_core.core.events import Program, Submitted
+from gpuslice.sched_core.job import JobSpec
+from gpuslice.sched_core.journal.journal import FILE, Journal, JournalDamagedError
+from gpuslice.sched_core.live import exit_record
+from gpuslice.types import DeviceName
+
+SETUP = Setup((DeviceName("null", 0),))
+
+
+def refuse_to_warn(text: str) -> None:
+    raise AssertionError(text)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """A scheduler's, whose log of SQLite is lost: a is known, b and c only by their logs, and c runs."""
+    (tmp_path / "logs").mkdir()
+    journal = open_journal(tmp_path, SETUP, accept_loss=False, warn=refuse_to_warn)
+    for name in "abc":
+        spec = JobSpec(id=name, submit_s=0.0)
+        journal.append(Submitted(spec, Program(("true",), "/")), 1.0, quiet=False)
+        if name == "a":
+            journal._fresh = 10**6
+            journal.tidy_up()
+        (tmp_path / "logs" / f"{name}.out").write_text(f"of {name}")
+    left = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+    journal.close()
+    for name, data in left.items():
+        (tmp_path / name).write_bytes(data)
+    wal = bytearray(left[f"{FILE}-wal"])
+    wal[200] ^= 1  # in its first page, so nothing of it counts
+    (tmp_path / f"{FILE}-wal").write_bytes(wal)
+    (tmp_path / f"{FILE}-shm").unlink()
+    return tmp_path
+
+
+@pytest.fixture
+def running(directory: Path) -> int:
+    """Records of all; that of c is locked."""
+    for name in "ab":
+        os.close(exit_record.create(directory / "logs" / f"{name}.exit"))
+    return exit_record.create(directory / "logs" / "c.exit")
+
+
+def test_what_is_missing_is_named_and_nothing_is_touched(directory: Path, running: int) -> None:
+    before = {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+    with pytest.raises(JournalDamagedError) as caught:
+        open_journal(directory, SETUP, accept_loss=False, warn=refuse_to_warn)
+    said = str(caught.value)
+    assert "1 events are whole, at least 2 are missing" in said
+    assert "logs of jobs that it does not know: b, c (still running: processes " in said
+    after = {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+    assert {path: data for path, data in after.items() if not path.name.endswith("-shm")} == before
+
+
+def test_if_told_so_it_goes_on_with_what_is_whole_and_keeps_the_rest(directory: Path, running: int) -> None:
+    damaged = (directory / f"{FILE}-wal").read_bytes()
+    warned: list[str] = []
+    with open_journal(directory, SETUP, accept_loss=True, warn=warned.append) as journal:
+        known = [event.spec.id for event, _ in journal.replay() if isinstance(event, Submitted)]
+        assert known == ["a"]
+    assert len(warned) == 1
+    assert str(directory / "past-1") in warned[0]
+    assert (directory / "past-1" / f"{FILE}-wal").read_bytes() == damaged
+    assert (directory / "logs" / "c.out").read_text() == "of c"
+    with open_journal(directory, SETUP, accept_loss=False, warn=refuse_to_warn) as journal:
+        assert len(list(journal.replay())) == len(known)
+    assert {path.name for path in directory.iterdir()} >= {FILE, "journal.head", "logs", "past-1"}
+    assert not list(directory.glob("salvaged*"))
+
+
+def test_whatever_is_left_of_a_main_file_is_used(directory: Path) -> None:
+    (directory / FILE).write_bytes(b"no database at all" * 1000)
+    with pytest.raises(JournalDamagedError):
+        open_journal(directory, SETUP, accept_loss=False, warn=refuse_to_warn)
+    warned: list[str] = []
+    with open_journal(directory, SETUP, accept_loss=True, warn=warned.append) as journal:
+        assert list(journal.replay()) == []
+    assert "0 events are whole" in warned[0]
+
+
+def test_a_journal_of_other_options_is_set_aside_with_its_head(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    open_journal(tmp_path, SETUP, accept_loss=False, warn=refuse_to_warn).close()
+    other = Setup((DeviceName("null", 0), DeviceName("null", 1)))
+    open_journal(tmp_path, other, accept_loss=False, warn=refuse_to_warn).close()
+    with Journal(tmp_path / "past-1" / FILE) as journal:
+        assert journal.about() is not None

@@ -1,0 +1,112 @@
+"""The numbers for Prometheus: what they count, also when the past is replayed."""
+
+from __future__ import annotations
+
+import urllib.request
+from collections.abc import Mapping
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from gpuslice import wire
+from gpuslice.daemon import metrics
+from gpuslice.errors import EnvironmentUnusableError
+from gpuslice.sched_core.core.core import Core
+from gpuslice.sched_core.core.events import Cancelled, Noted, Submitted
+from gpuslice.sched_core.job import JobSpec
+from gpuslice.sched_core.live.job_history import Chronicle
+from gpuslice.sched_core.policies.rr import RoundRobin
+
+from ...sched_core.driver import PROGRAM, QUANTUM_S, Driver, devices, notices
+
+OUT = {"copy_out_s": 0.25, "free_s": 0.05}
+IN = {"parked_s": 7.0, "copy_in_s": 0.2}
+
+
+def counted(driver: Driver) -> metrics.Metrics:
+    """What is counted when the driver's events are replayed."""
+    core = Core(devices(len(driver.core.devices)), RoundRobin(quantum_s=QUANTUM_S))
+    chronicle = Chronicle(core)
+    found = metrics.Metrics(core, chronicle, "rr")
+    for event, now in driver.journal:
+        commands = core.handle(event, now)
+        found.note(event, now, chronicle.note(event, now, commands))
+    return found
+
+
+def value(found: metrics.Metrics, name: str, labels: Mapping[str, str] | None = None) -> float | None:
+    return found.registry.get_sample_value(name, dict(labels or {}))
+
+
+def story() -> Driver:
+    """Job a was suspended for b and is back; b was given up."""
+    driver = Driver()
+    driver.running_pair()
+    driver.wake()
+    epoch = driver.core.jobs["a"].epoch
+    message = wire.Suspended(epoch=epoch, boundary=11, step=11, nbytes=100, stages_s=OUT)
+    driver.say("a", message)
+    driver.resumed("b")
+    driver.say("a", message)
+    driver.progress("b", 5)
+    driver.wake()
+    driver.parked("b", 6)
+    epoch = driver.core.jobs["a"].epoch
+    driver.say("a", wire.Resumed(epoch=epoch, boundary=11, stages_s=IN))
+    driver.progress("a", 20)
+    driver.do(Cancelled("b", "enough"))
+    return driver
+
+
+def test_what_happened_is_counted_once() -> None:
+    found = counted(story())
+    assert value(found, "gpuslice_jobs_submitted_total") == 2
+    assert value(found, "gpuslice_jobs_ended_total", {"state": "cancelled"}) == 1
+    assert value(found, "gpuslice_queue_jobs", {"state": "running"}) == 1
+    assert value(found, "gpuslice_queue_jobs", {"state": "cancelled"}) == 1
+    assert value(found, "gpuslice_queue_jobs", {"state": "queued"}) == 0
+    assert value(found, "gpuslice_device_jobs", {"device": "null:0"}) == 1
+    assert value(found, "gpuslice_switches_total") == 1
+    assert value(found, "gpuslice_switch_blackout_seconds_sum") == pytest.approx(0.5)
+    assert value(found, "gpuslice_snapshot_bytes_total", {"direction": "out"}) == 108
+    assert value(found, "gpuslice_suspend_duration_seconds_count", {"stage": "copy_out"}) == 1
+    assert value(found, "gpuslice_resume_duration_seconds_sum", {"stage": "parked"}) == 7.0
+
+
+def test_jobs_have_their_own_numbers_until_they_end() -> None:
+    driver = story()
+    found = counted(driver)
+    assert value(found, "gpuslice_job_progress_steps_total", {"job": "a"}) == 20
+    service_s = value(found, "gpuslice_job_attained_service_seconds_total", {"job": "a"})
+    assert service_s == pytest.approx(driver.core.jobs["a"].service_at(driver.now_s))
+    assert value(found, "gpuslice_job_progress_steps_total", {"job": "b"}) is None
+
+
+def test_states_add_up() -> None:
+    found = counted(story())
+    (family,) = [one for one in found.registry.collect() if one.name == "gpuslice_queue_jobs"]
+    assert sum(sample.value for sample in family.samples) == 2
+
+
+def test_they_are_served_on_this_machine_only() -> None:
+    with metrics.served(counted(story()), 0) as port:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60.0) as answer:
+            text = answer.read().decode()
+        with (
+            pytest.raises(EnvironmentUnusableError, match="cannot serve metrics"),
+            metrics.served(counted(story()), port),
+        ):
+            pass
+    names = {family.name for family in text_string_to_metric_families(text)}
+    assert {"gpuslice_build_info", "gpuslice_queue_jobs", "gpuslice_job_progress_steps"} <= names
+    assert not [name for name in names if name.endswith("_created") or not name.startswith("gpuslice_")]
+
+
+def test_missed_deadlines_are_counted() -> None:
+    driver = Driver()
+    for name, deadline_s in (("late", 1.0), ("early", 90.0)):
+        spec = JobSpec(id=name, submit_s=driver.now_s, deadlines=((deadline_s, 1.0),))
+        driver.do(Submitted(spec, PROGRAM))
+    for notice in notices(driver.wake(2.0)):
+        driver.do(Noted(notice.what, notice.job, notice.details))
+    assert value(counted(driver), "gpuslice_deadlines_missed_total") == 1

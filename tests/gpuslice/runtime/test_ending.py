@@ -1,0 +1,120 @@
+"""Ending a job, and signals that wait."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+import pytest
+
+from gpuslice.errors import RamDiskFullError
+from gpuslice.runtime.ending import end, undisturbed
+
+
+@pytest.fixture
+def received() -> Iterator[list[int]]:
+    received: list[int] = []
+
+    def handler(signum: int, frame: FrameType | None) -> None:
+        received.append(signum)
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    yield received
+    signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_handler_waits_for_the_block_to_end(received: list[int]) -> None:
+    with undisturbed():
+        signal.raise_signal(signal.SIGUSR1)
+        assert received == []
+    assert received == [signal.SIGUSR1]
+    signal.raise_signal(signal.SIGUSR1)
+    assert len(received) == 2
+
+
+def test_blocks_nest(received: list[int]) -> None:
+    with undisturbed():
+        with undisturbed():
+            signal.raise_signal(signal.SIGUSR1)
+        assert received == []
+    assert received == [signal.SIGUSR1]
+
+
+def test_ctrl_c_is_raised_after_the_block() -> None:
+    done = []
+
+    def block() -> None:
+        with undisturbed():
+            signal.raise_signal(signal.SIGINT)
+            done.append("whole block")
+
+    with pytest.raises(KeyboardInterrupt):
+        block()
+    assert done == ["whole block"]
+
+
+def test_end_says_what_and_the_remedy_in_two_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as info:
+        end(RamDiskFullError("the RAM disk is full", "make room"))
+    assert info.value.code == 5
+    assert capsys.readouterr().err == "gpuslice: the RAM disk is full\ngpuslice: make room\n"
+
+
+@pytest.mark.parametrize(
+    ("call", "status"),
+    [
+        ("ending.end_parked(errors.DeviceMemoryError('no memory'))", 3),
+        ("ending.die_parked(signal.SIGTERM)", -signal.SIGTERM),
+    ],
+)
+def test_a_parked_job_ends_without_its_own_code(call: str, status: int) -> None:
+    code = (
+        "import atexit, signal, sys\n"
+        "from gpuslice import errors; from gpuslice.runtime import ending\n"
+        "atexit.register(print, 'exit handler')\n"
+        "signal.signal(signal.SIGTERM, lambda *_: print('signal handler'))\n"
+        "print('printed before')\n"
+        f"try:\n    {call}\n"
+        "finally:\n    print('finally')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (status, "printed before\n")
+
+
+@pytest.mark.parametrize(
+    ("ending", "well", "code"),
+    [
+        ("sys.exit(0)", True, 0),
+        ("raise SystemExit", True, 0),
+        ("sys.exit(3)", False, 3),
+        ("raise SystemExit(1)", False, 1),
+        ("raise SystemExit('no data')", False, 1),
+        ("raise KeyError", False, 1),
+        ("try: sys.exit(1)\nexcept SystemExit as error: assert error.code == 1", True, 0),
+        ("try: sys.exit(0)\nfinally: raise SystemExit(4)", False, 4),
+        ("thread = threading.Thread(target=sys.exit, args=(1,)); thread.start(); thread.join()", True, 0),
+    ],
+)
+def test_a_good_end_is_told_from_a_bad_one(tmp_path: Path, ending: str, well: bool, code: int) -> None:
+    lines = [
+        "import atexit, sys, threading",
+        "from gpuslice.runtime import ending",
+        "ending.watch_exit()",
+    ]
+    lines += ["atexit.register(lambda: print(ending.ended_well()))", ending]
+    (tmp_path / "script.py").write_text("\n".join(lines), encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "script"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.stdout, done.returncode) == (f"{well}\n", code), done.stderr

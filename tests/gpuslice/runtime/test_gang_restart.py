@@ -1,0 +1,127 @@
+"""A gang goes on from the newest snapshot that all of its ranks have."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from gpuslice.errors import UsageError
+from gpuslice.runtime.gang_restart import agree, awaited, newest_common
+
+from ..conftest import Workshop
+
+#: Rank 1 kills itself where rank 0 goes on to the next suspend, once each has left a snapshot.
+TRAIN = """
+import hashlib, os, signal, sys, time
+import torch, torch.distributed as dist
+from torch import nn
+from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
+import gpuslice
+from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
+from gpuslice.config import load
+
+dist.init_process_group("gloo")
+rank, deadly = dist.get_rank(), int(sys.argv[1])
+
+def main():
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.3), nn.Linear(4, 1))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    rows = torch.randn(48, 4)
+    sampler = DistributedSampler(rows)
+    loader = DataLoader(rows, batch_size=4, sampler=sampler)
+    job = gpuslice.attach(model=model, optimizer=optimizer)
+    done = 0
+    for epoch in job.epochs(2):
+        sampler.set_epoch(epoch)
+        for batch in job.batches(loader):
+            optimizer.zero_grad()
+            model(batch).square().mean().backward()
+            for parameter in model.parameters():
+                dist.all_reduce(parameter.grad)
+            optimizer.step()
+            done += 1
+            if rank == 1 and done == deadly:
+                disk = RamDisk.from_settings(load())
+                while not all(disk.boundaries("gang", each) for each in (0, 1)):
+                    time.sleep(0.01)
+                os.kill(os.getpid(), signal.SIGKILL)
+    weights = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
+    # One write, so that the ranks' lines stay whole.
+    os.write(1, f"rank {rank} did {done}, {hashlib.sha256(weights).hexdigest()}\\n".encode())
+
+main()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize(
+    ("boundaries", "expected"),
+    [([[3, 6], [3, 6]], 6), ([[3, 6], [3]], 3), ([[6, 9], [3, 6]], 6), ([[3], []], None), ([[]], None)],
+)
+def test_newest_common(boundaries: list[list[int]], expected: int | None) -> None:
+    assert newest_common(boundaries) == expected
+
+
+@pytest.mark.parametrize(
+    ("mine", "others", "expected"),
+    [
+        ([], [[]], False),
+        ([3], [[3]], False),
+        ([3, 6], [[3]], True),
+        ([3, 6], [[3, 6], []], True),
+        ([3, 6], [[3, 9]], False),  # it went past 6
+        ([3, 6], [[6, 9], [3, 6]], False),
+        ([3], [[]], True),
+    ],
+)
+def test_a_snapshot_that_others_may_yet_take_is_awaited(
+    mine: list[int], others: list[list[int]], expected: bool
+) -> None:
+    assert awaited(mine, others) is expected
+
+
+def test_ranks_that_cannot_talk_are_told_how() -> None:
+    with pytest.raises(UsageError, match="init_process_group before"):
+        agree([3], world_size=2)
+
+
+def torchrun(workshop: Workshop) -> tuple[str, ...]:
+    script: Path = workshop.write("train.py", TRAIN)
+    return ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script))
+
+
+def ranks(told: str) -> list[tuple[str, str, str]]:
+    """Of each rank its number, how many batches it did, and the digest of its model."""
+    return sorted(re.findall(r"rank (\d) did (\d+), (\w+)", told))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, str, str]]:
+    directory = tmp_path_factory.mktemp("undisturbed")
+    workshop = Workshop(directory, directory / "ramdisk")
+    done = workshop.gpuslice_run(*torchrun(workshop), "0")
+    assert done.returncode == 0, done.stderr
+    return ranks(done.stdout)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("option", ["--suspend-every", "--checkpoint-every"])
+def test_a_gang_whose_ranks_died_apart_goes_on_together(
+    workshop: Workshop, undisturbed: list[tuple[str, str, str]], option: str
+) -> None:
+    drill = ("--job", "gang", option, "3", *torchrun(workshop))
+    killed = workshop.gpuslice_run(*drill, "5")
+    assert "exitcode  : -9" in killed.stderr
+    finished = workshop.gpuslice_run(*drill, "0")
+    assert finished.returncode == 0, finished.stderr
+    after = ranks(finished.stdout)
+    assert [(rank, digest) for rank, _, digest in after] == [
+        (rank, digest) for rank, _, digest in undisturbed
+    ]
+    # Both ranks went on from the same batch: after boundary 3 or 6, whichever both had reached.
+    assert len({done for _, done, _ in after}) == 1
+    assert int(after[0][1]) < int(undisturbed[0][1])

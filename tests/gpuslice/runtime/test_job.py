@@ -1,0 +1,191 @@
+"""attach, Job and restore as a script sees them, in one process; test_restart.py has several."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import gpuslice
+from gpuslice.checkpoint.format import reader
+from gpuslice.checkpoint.format.gsnp import Record
+from gpuslice.config import Settings
+from gpuslice.errors import RefusedSnapshotError, SuspendedStateError, UsageError
+from gpuslice.launch.rank_identity import Place
+from gpuslice.runtime.boundaries import BoundaryCounter
+from gpuslice.runtime.runtime import Runtime
+
+Start = Callable[..., None]
+
+
+@pytest.fixture
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+    """Makes what follows the life of a new process, as far as gpuslice can tell."""
+    lives: list[Runtime] = []
+
+    def begin(job: str = "") -> None:
+        if lives:
+            lives[-1].store.close(keep=True)
+        settings = Settings(ramdisk_dir=str(tmp_path / "ramdisk"), ramdisk_limit="64M", job=job)
+        lives.append(Runtime(settings, Place(), BoundaryCounter()))
+        monkeypatch.setattr("gpuslice.runtime.job.runtime", lambda: lives[-1])
+
+    begin()
+    yield begin
+    lives[-1].store.close(keep=False)
+
+
+def weights(model: nn.Module) -> list[object]:
+    return [parameter.tolist() for parameter in model.parameters()]
+
+
+def test_suspend_frees_the_memory_and_resume_brings_it_back(start: Start) -> None:
+    model = nn.Linear(300, 300)
+    before = weights(model)
+    job = gpuslice.attach(model=model)
+    snapshot = job.suspend()
+    assert model.weight.untyped_storage().nbytes() == 0
+    assert snapshot.path.exists()
+    assert snapshot.nbytes >= 300 * 300 * 4
+    assert snapshot.seconds > 0
+    assert snapshot.gb_per_s > 0
+    assert snapshot.restartable
+    job.resume()
+    assert weights(model) == before
+    with job.suspended() as again:
+        assert again.path != snapshot.path
+        assert model.weight.untyped_storage().nbytes() == 0
+    assert weights(model) == before
+
+
+def test_states_are_not_mixed_up(start: Start) -> None:
+    job = gpuslice.attach(model=nn.Linear(2, 2))
+    with pytest.raises(SuspendedStateError):
+        job.resume()
+    job.suspend()
+    with pytest.raises(SuspendedStateError):
+        job.suspend()
+    with pytest.raises(UsageError, match="'gpu' is not a device"):
+        job.resume(device="gpu")
+    job.resume(device="cpu")
+
+
+def test_restore_loads_what_it_is_given(start: Start) -> None:
+    model, other = nn.Linear(3, 3), nn.Linear(3, 3)
+    job = gpuslice.attach(model=model, best=1.5, log=[1, 2])
+    path = job.suspend().path
+    job.resume()
+    expected = float(torch.rand(())), random.random()
+    torch.manual_seed(5)
+    random.seed(5)
+    log: list[int] = []
+    loaded = gpuslice.restore(path, model=other, best=None, log=log)
+    assert weights(other) == weights(model)
+    assert loaded["best"] == 1.5
+    assert log == [1, 2]
+    assert (float(torch.rand(())), random.random()) == expected
+    with pytest.raises(RefusedSnapshotError, match="holds no 'optimizer'"):
+        gpuslice.restore(path, optimizer=torch.optim.SGD(model.parameters(), lr=1.0))
+    with pytest.raises(RefusedSnapshotError, match="there is no snapshot"):
+        gpuslice.restore(path.with_name("C.gsnp"), model=other)
+
+
+def test_random_states_that_nobody_can_go_on_from_are_refused_before_anything_changes(start: Start) -> None:
+    other = nn.Linear(3, 3)
+    before = weights(other)
+    job = gpuslice.attach(model=nn.Linear(3, 3))
+    kind, keys, *rest = np.random.get_state()
+    np.random.set_state((kind, keys, 625, *rest[1:]))  # NumPy takes it; nobody draws from it here
+    path = job.suspend().path
+    job.resume()
+    np.random.seed(5)
+    for restore in (lambda: gpuslice.restore(path, model=other), lambda: job.restore(path)):
+        held = weights(job._objects["model"])
+        with pytest.raises(RefusedSnapshotError, match="the process was saved with an impossible numpy"):
+            restore()
+        assert np.random.get_state()[2] <= 624
+        assert (weights(other), weights(job._objects["model"])) == (before, held)
+
+
+def test_a_snapshot_is_opened_once_to_go_on_from_it(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    start("digits")
+    job = gpuslice.attach(model=nn.Linear(3, 3))
+    for _ in range(2):
+        job.suspend()
+        job.resume()
+    start("digits")
+    opened: list[Path] = []
+    read_tail = reader._read_tail
+
+    def counted(descriptor: int, record: Record) -> object:
+        opened.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")))
+        return read_tail(descriptor, record)
+
+    monkeypatch.setattr(reader, "_read_tail", counted)
+    gpuslice.attach(model=nn.Linear(3, 3))
+    assert len(opened) == len(set(opened)) >= 1
+
+
+def test_a_named_job_goes_on_by_itself_and_an_unnamed_one_does_not(start: Start) -> None:
+    saved = nn.Linear(3, 3)
+    start("digits")
+    job = gpuslice.attach(model=saved, best=9.0)
+    job.values["best"] = 0.5
+    job.suspend()
+    job.resume()
+    expected = weights(saved)
+
+    start()
+    unnamed = nn.Linear(3, 3)
+    assert gpuslice.attach(model=unnamed, best=9.0).values["best"] == 9.0
+    assert weights(unnamed) != expected
+
+    start()
+    by_script = nn.Linear(3, 3)
+    assert gpuslice.attach("digits", model=by_script, best=9.0).values == {"best": 0.5}
+    assert weights(by_script) == expected
+
+    start("digits")
+    with pytest.raises(RefusedSnapshotError, match="holds 'best', which is not attached"):
+        gpuslice.attach(model=nn.Linear(3, 3))
+
+
+def test_a_snapshot_that_does_not_fit_is_refused(start: Start) -> None:
+    start("digits")
+    job = gpuslice.attach(model=nn.Linear(3, 3))
+    job.suspend()
+    job.resume()
+    start("digits")
+    with pytest.raises(RefusedSnapshotError, match=r"model\.weight is float32 \(2, 2\) here"):
+        gpuslice.attach(model=nn.Linear(2, 2))
+
+
+def test_misuse_is_named(start: Start) -> None:
+    with pytest.raises(UsageError, match=r"'gpuslice\.rng' is gpuslice's own"):
+        gpuslice.attach(**{"gpuslice.rng": 1})
+    with pytest.raises(UsageError, match="model is a function"):
+        gpuslice.attach(model=weights)
+    with pytest.raises(UsageError, match="not a job name"):
+        gpuslice.attach("../evil", model=nn.Linear(1, 1))
+    job = gpuslice.attach(best=1)
+    with pytest.raises(UsageError, match="nothing is attached as 'worst'"):
+        job.values["worst"] = 2
+    with pytest.raises(UsageError, match="attached a job already"):
+        gpuslice.attach(best=1)
+
+
+def test_a_refused_attach_may_be_tried_again(start: Start) -> None:
+    start("digits")
+    job = gpuslice.attach(model=nn.Linear(3, 3))
+    job.suspend()
+    job.resume()
+    start("digits")
+    with pytest.raises(RefusedSnapshotError, match="holds 'model'"):
+        gpuslice.attach(net=nn.Linear(3, 3))
+    gpuslice.attach(model=nn.Linear(3, 3))

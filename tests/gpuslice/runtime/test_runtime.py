@@ -1,0 +1,257 @@
+"""One process of a job: where it is, what it may do, what it leaves behind."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from gpuslice.checkpoint.named import lazy_optimizer_state
+from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
+from gpuslice.checkpoint.ramdisk.room_requests import SPARE, ask
+from gpuslice.config import Settings
+from gpuslice.errors import ConfigError, EnvironmentUnusableError, UsageError
+from gpuslice.launch.rank_identity import Place
+from gpuslice.runtime import ending
+from gpuslice.runtime.boundaries import BoundaryCounter
+from gpuslice.runtime.runtime import Runtime
+from gpuslice.types import DeviceName
+
+
+class Script:
+    """What an attached job tells the runtime."""
+
+    def __init__(self) -> None:
+        self.weights = torch.arange(50_000.0)
+
+    def named_state(self) -> dict[str, object]:
+        return {"weights": self.weights}
+
+    def restartable(self, *, explicit: bool) -> bool:
+        return explicit
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return Settings(ramdisk_dir=str(tmp_path / "ramdisk"), report=str(tmp_path / "report.json"))
+
+
+@pytest.fixture
+def job(settings: Settings) -> Iterator[Runtime]:
+    runtime = Runtime(settings, Place(), BoundaryCounter())
+    yield runtime
+    runtime.close()
+
+
+@pytest.mark.parametrize(
+    ("environ", "place"),
+    [
+        ({}, Place(0, 0, 1)),
+        (
+            {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"},
+            Place(3, 1, 4, 2),
+        ),
+        ({"RANK": "3", "WORLD_SIZE": "4"}, Place(3, 3, 4, 4)),
+    ],
+)
+def test_the_environment_tells_the_rank(environ: dict[str, str], place: Place) -> None:
+    assert Place.from_environ(environ) == place
+
+
+@pytest.mark.parametrize("text", ["", "one", "-1", "²", "1.0", "9" * 400, "99999"])
+def test_what_is_no_number_of_a_rank_is_refused_by_name(text: str) -> None:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        with pytest.raises(ConfigError, match=f"{name} is"):
+            Place.from_environ({name: text})
+
+
+def test_each_rank_of_a_node_has_a_device_of_its_own() -> None:
+    place = Place(rank=5, local_rank=1, world_size=8)
+    assert place.device(DeviceName("cuda", 2)) == DeviceName("cuda", 3)
+    assert place.device(DeviceName("cpu", None)) == DeviceName("cpu", None)
+
+
+def test_a_device_that_nobody_named_is_the_host_until_a_gpu_is_used(job: Runtime) -> None:
+    assert not job.device_known
+    assert job.interruptible()
+    assert job.suspend(explicit=False).device == "cpu"
+    job.resume()
+
+
+def test_a_named_device_is_never_looked_for() -> None:
+    assert Runtime(Settings(device="cpu"), Place(), BoundaryCounter()).device_known
+
+
+def test_a_route_that_does_not_exist_here_is_refused_before_anything_else() -> None:
+    with pytest.raises(EnvironmentUnusableError, match="vmm"):
+        Runtime(Settings(device="cpu", route="vmm"), Place(), BoundaryCounter())
+
+
+def test_a_switch_is_in_the_report_and_changes_nothing(job: Runtime, tmp_path: Path) -> None:
+    tensor = torch.arange(50_000.0)
+    before = tensor.clone()
+    job.boundary = 7
+    job.suspend(explicit=False)
+    assert job.suspended
+    assert tensor.untyped_storage().nbytes() == 0
+    job.resume()
+    assert not job.suspended
+    assert torch.equal(tensor, before)
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert [switch["boundary"] for switch in report["switches"]] == [7]
+    assert "1 switch at 7 boundaries" in job.summary()
+    assert "route tensor" in job.summary()
+
+
+def test_the_arena_is_made_ready_after_the_second_step(job: Runtime) -> None:
+    tensor = torch.arange(50_000.0)
+    before = tensor.clone()
+    job.keep_ready()
+    assert job.upkeep is not None
+    for steps in range(4):
+        assert (job.upkeep.warming is not None) == (steps > 2)
+        job.boundaries.steps = steps
+        job.boundaries.mark()
+    assert job.upkeep.warming is not None
+    job.upkeep.warming.wait()
+    job.suspend(explicit=False)
+    assert not job.resume().cold
+    assert torch.equal(tensor, before)
+
+
+@pytest.fixture
+def spilling(tmp_path: Path) -> Iterator[Runtime]:
+    """A job that somebody may suspend, where there is a spill directory; its second step is done."""
+    settings = Settings(ramdisk_dir=str(tmp_path / "ramdisk"), spill_dir=str(tmp_path / "spill"), job="a")
+    runtime = Runtime(settings, Place(), BoundaryCounter())
+    runtime.attached = Script()
+    runtime.keep_ready()
+    runtime.boundaries.steps = 2
+    yield runtime
+    runtime.close()
+
+
+def gives(job: Runtime) -> bool:
+    """Whether it gives up the room of a slot."""
+    return ask(job.store.directory, SPARE)
+
+
+def test_the_slots_of_a_job_that_trains_are_there_for_others(spilling: Runtime, tmp_path: Path) -> None:
+    spilling.boundaries.mark()
+    assert gives(spilling)  # what was made ready
+    for count in (1, 2):
+        spilling.suspend(explicit=True)
+        assert not gives(spilling)
+        spilling.resume()
+        assert not gives(spilling)
+        spilling.boundaries.mark()
+        assert gives(spilling)
+        assert len(list((tmp_path / "spill").glob("*.gsnp"))) == count
+    spilling.close()
+    assert not gives(spilling)
+
+
+def test_a_script_that_knows_a_snapshot_keeps_its_slots(spilling: Runtime) -> None:
+    spilling.suspend(explicit=True)
+    spilling.store.handed_out = True
+    spilling.resume()
+    spilling.boundaries.mark()
+    assert not gives(spilling)
+
+
+def test_slots_in_use_are_given_when_they_no_longer_are(
+    spilling: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spilling.suspend(explicit=True)
+    spilling.resume()
+    with monkeypatch.context() as patch:
+        patch.setattr(lazy_optimizer_state, "_under_way", [object()])
+        spilling.boundaries.mark()
+        assert not gives(spilling)
+    spilling.boundaries.mark()
+    assert gives(spilling)
+    assert spilling.checkpoint(explicit=True)
+    spilling.boundaries.mark()
+    assert not gives(spilling)
+    spilling.checkpoints.settle()
+    assert not gives(spilling)
+    spilling.boundaries.mark()
+    assert gives(spilling)
+
+
+def test_a_ram_disk_that_cannot_be_used_stops_no_training(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    job = Runtime(Settings(ramdisk_dir=str(tmp_path / "file")), Place(), BoundaryCounter())
+    job.keep_ready()
+    job.boundaries.steps = 2
+    job.boundaries.mark()
+    assert job.upkeep is not None
+    assert job.upkeep.warming is None
+
+
+def test_a_job_may_move_to_another_device_of_its_kind(job: Runtime) -> None:
+    job.suspend(explicit=False)
+    job.resume(DeviceName("cpu", None))
+    assert str(job.device.name) == "cpu"
+
+
+def test_no_parking_inside_backward(job: Runtime) -> None:
+    found = []
+    weight = torch.ones(3, requires_grad=True)
+    weight.register_hook(lambda gradient: found.append(job.interruptible()))
+    weight.sum().backward()
+    assert found == [False]
+    assert job.interruptible()
+
+
+def test_the_launcher_s_name_for_the_job_wins(settings: Settings) -> None:
+    named = Runtime(Settings(job="from-launcher"), Place(), BoundaryCounter())
+    named.name_job("from-script")
+    assert named.settings.job == "from-launcher"
+    nameless = Runtime(Settings(), Place(), BoundaryCounter())
+    nameless.name_job("from-script")
+    assert (nameless.settings.job, nameless.report.job) == ("from-script", "from-script")
+    with pytest.raises(UsageError, match="job name"):
+        Runtime(Settings(), Place(), BoundaryCounter()).name_job("no/name")
+
+
+@pytest.mark.parametrize("explicit", [True, False])
+def test_a_snapshot_is_restartable_if_the_script_says_so(job: Runtime, explicit: bool) -> None:
+    job.attached = Script()
+    job.suspend(explicit=explicit)
+    snapshot = job.switch.snapshot
+    assert snapshot is not None
+    assert snapshot.restartable is explicit
+    assert [tensor.path for tensor in snapshot.tensors] == ["weights"]
+    job.resume()
+
+
+@pytest.mark.parametrize(
+    ("name", "well", "handed_out", "kept"),
+    [
+        ("named", True, False, False),
+        ("named", False, False, True),
+        ("", True, False, False),
+        ("", False, False, False),
+        ("", True, True, True),
+    ],
+)
+def test_what_stays_in_the_ram_disk(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, name: str, well: bool, handed_out: bool, kept: bool
+) -> None:
+    """Of a named job that ended badly, or of a nameless one whose script has the path."""
+    job = Runtime(settings, Place(), BoundaryCounter())
+    if name:
+        job.name_job(name)
+    job.attached = Script()
+    job.suspend(explicit=True)
+    job.resume()
+    job.store.handed_out = handed_out
+    monkeypatch.setattr(ending, "_exit_status", 0 if well else 1)
+    monkeypatch.delattr("sys.last_value", raising=False)
+    job.close()
+    stores = RamDisk(Path(settings.ramdisk_dir)).listing()
+    assert [store.restartable for store in stores] == ([True] if kept else [])

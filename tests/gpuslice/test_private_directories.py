@@ -1,0 +1,51 @@
+"""One check for every directory that only its user may enter."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gpuslice.errors import EnvironmentUnusableError
+from gpuslice.private_directories import private_directory
+
+
+def test_it_is_made_private_whatever_the_umask(tmp_path: Path) -> None:
+    former = os.umask(0)
+    try:
+        private_directory(tmp_path / "a" / "b", option="--there", parents=True)
+        private_directory(tmp_path / "a" / "b", option="--there")
+    finally:
+        os.umask(former)
+    assert (tmp_path / "a" / "b").stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("kind", ["link", "file", "open", "foreign", "orphan"])
+def test_anything_else_is_refused_and_left_alone(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "d"
+    if kind == "link":
+        (tmp_path / "target").mkdir(mode=0o700)
+        path.symlink_to(tmp_path / "target")
+    elif kind == "file":
+        path.touch(mode=0o700)
+    elif kind == "orphan":
+        path = tmp_path / "missing" / "d"
+    else:
+        path.mkdir(mode=0o750 if kind == "open" else 0o700)
+    if kind == "foreign":
+        if os.geteuid() != 0:
+            pytest.skip("only root can give directories away")
+        os.chown(path, 4711, 4711)
+    words = {
+        "link": "is a symbolic link",
+        "file": "is not a directory",
+        "open": "has mode 0750 instead of 0700",
+        "foreign": "belongs to user 4711",
+        "orphan": "No such file or directory",
+    }
+    with pytest.raises(EnvironmentUnusableError, match=words[kind]) as caught:
+        private_directory(path, option="--there")
+    assert "--there" in caught.value.remedy
+    if kind == "open":
+        assert path.stat().st_mode & 0o777 == 0o750

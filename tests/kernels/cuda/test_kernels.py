@@ -1,0 +1,148 @@
+"""The GPU kernels three ways: as host code against NumPy, compiled for every GPU, run on one."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from gpuslice.kernels.cuda import kernels
+from gpuslice.kernels.cuda.kernels import PIECE, GpuKernels, combine, grid_for, marks_reference, table
+
+from ...fakes.build import DEADLINE_S
+from ...fakes.host_engine import build_kernels
+
+ARCHITECTURES = ["sm_75", "sm_80", "sm_90", "sm_100"]
+#: (blocks per piece, pieces at a time, threads per block): fewer than the work, and more.
+GRIDS = [(1, 1, 1), (3, 2, 32), (64, 9, 64)]
+#: Empty, a byte, around the vector width, unaligned, and several rounds of the largest grid.
+SIZES = [0, 1, 15, 16, 17, 1000, 70_001]
+
+
+def nvcc() -> str | None:
+    home = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda"))
+    return shutil.which("nvcc") or shutil.which("nvcc", path=str(home / "bin"))
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    return build_kernels(tmp_path_factory.mktemp("kernels"))
+
+
+def scattered(
+    memory: npt.NDArray[np.uint8], shift: int
+) -> tuple[npt.NDArray[np.void], list[tuple[int, int, int]]]:
+    """Pieces of ``memory`` at places ``shift`` bytes off alignment; the table, and (start, offset, size)."""
+    places, start, offset = [], 0, 0
+    for size in SIZES:
+        places.append((start + shift, offset, size))
+        start += -(-(size + shift) // 256) * 256
+        offset += -(-size // 256) * 256
+    base = memory.ctypes.data
+    return np.array([(base + start, offset, size) for start, offset, size in places], dtype=PIECE), places
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+@pytest.mark.parametrize("shift", [0, 5])
+def test_gather_and_scatter_against_numpy(host: ctypes.CDLL, grid: tuple[int, int, int], shift: int) -> None:
+    memory = np.random.default_rng(1).integers(0, 256, 100_000, dtype=np.uint8)
+    before = memory.copy()
+    pieces, places = scattered(memory, shift)
+    staging = np.full(100_000, 0xEE, dtype=np.uint8)
+    expected = staging.copy()
+    for start, offset, size in places:
+        expected[offset : offset + size] = memory[start : start + size]
+    pointers = (ctypes.c_void_p(pieces.ctypes.data), len(pieces), ctypes.c_void_p(staging.ctypes.data))
+    host.host_gather(*grid, *pointers)
+    np.testing.assert_array_equal(staging, expected)
+    for start, _, size in places:
+        memory[start : start + size] = 0
+    host.host_scatter(*grid, *pointers)
+    np.testing.assert_array_equal(memory, before)
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+def test_marks_against_numpy(host: ctypes.CDLL, grid: tuple[int, int, int]) -> None:
+    memory = np.random.default_rng(2).integers(0, 256, 100_000, dtype=np.uint8)
+    pieces, places = scattered(memory, 8)
+    words = np.zeros(2 * len(pieces), dtype=np.uint64)
+    host.host_mark(
+        *grid, ctypes.c_void_p(pieces.ctypes.data), len(pieces), ctypes.c_void_p(words.ctypes.data)
+    )
+    expected = marks_reference([memory[start : start + size] for start, _, size in places])
+    assert combine(words) == expected
+
+
+def halves(mark: int) -> tuple[int, int]:
+    return mark & (1 << 64) - 1, mark >> 64
+
+
+def test_either_half_of_a_mark_sees_every_bit_order_and_length() -> None:
+    data = np.zeros(64, dtype=np.uint8)
+    lengths = [data[:n] for n in range(1, 65)]
+    flipped = []
+    for bit in range(64 * 8):
+        flipped.append(data.copy())
+        flipped[-1][bit // 8] ^= 1 << bit % 8
+    for seen in zip(*map(halves, marks_reference([*lengths, *flipped])), strict=True):
+        assert len(set(seen)) == 64 + 64 * 8
+    words = np.arange(8, dtype="<u8")
+    swapped = words[[1, 0, *range(2, 8)]]
+    one, other = map(halves, marks_reference([words.view(np.uint8), swapped.view(np.uint8)]))
+    assert one[0] != other[0]
+    assert one[1] != other[1]
+
+
+def test_there_are_enough_blocks_for_the_largest_piece_and_no_more_than_a_grid_has() -> None:
+    assert grid_for([(0, 0, 4)]) == (1, 1)
+    assert grid_for([(0, 0, 1), (0, 0, 1 << 20), (0, 0, 5)]) == (64, 3)
+    assert grid_for([(0, 0, 40_000)]) == (3, 1)
+    assert grid_for([(0, 0, 1)] * 70_000) == (1, 65_535)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_they_compile_for(architecture: str, tmp_path: Path) -> None:
+    compiler = nvcc()
+    if compiler is None:
+        pytest.skip("no nvcc here")
+    source = tmp_path / "kernels.cu"
+    source.write_text("\n".join(path.read_text(encoding="utf-8") for path in kernels.SOURCES))
+    command = [compiler, "-std=c++17", "-cubin", f"-arch={architecture}", "-Werror=all-warnings"]
+    command += ["-o", str(tmp_path / "kernels.cubin"), str(source)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+def test_on_a_gpu() -> None:
+    pytest.importorskip("cupy")
+    kernels = GpuKernels()
+    stream = torch.cuda.Stream()
+    handle = stream.cuda_stream
+    tensors = [torch.randint(0, 256, (n,), dtype=torch.uint8, device="cuda") for n in SIZES if n]
+    offsets = [256 * 300 * i for i in range(len(tensors))]
+    staging = torch.zeros(offsets[-1] + max(SIZES), dtype=torch.uint8, device="cuda")
+    pieces = [(t.data_ptr(), offset, t.numel()) for t, offset in zip(tensors, offsets, strict=True)]
+    rows = torch.from_numpy(table(pieces)).cuda()
+    words = torch.zeros(2 * len(pieces), dtype=torch.int64, device="cuda")
+    torch.cuda.synchronize()
+    kernels.gather(rows.data_ptr(), pieces, staging.data_ptr(), handle)
+    kernels.mark(rows.data_ptr(), pieces, words.data_ptr(), handle)
+    stream.synchronize()
+    assert combine(words.cpu().numpy().view(np.uint64)) == marks_reference([t.cpu().numpy() for t in tensors])
+    expected = [tensor.clone() for tensor in tensors]
+    for tensor, offset in zip(tensors, offsets, strict=True):
+        assert torch.equal(staging[offset : offset + tensor.numel()], tensor)
+        tensor.zero_()
+    torch.cuda.synchronize()
+    kernels.scatter(rows.data_ptr(), pieces, staging.data_ptr(), handle)
+    stream.synchronize()
+    assert all(torch.equal(tensor, was) for tensor, was in zip(tensors, expected, strict=True))

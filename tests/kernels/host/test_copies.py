@@ -1,0 +1,124 @@
+"""Copies by several threads: every byte, no thread left behind, and nothing touched after a failure."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from gpuslice.kernels.host import copies
+from gpuslice.kernels.host.copies import CHUNK_BYTES, Pairs
+
+SIZES = [0, 5, 70_000, CHUNK_BYTES, CHUNK_BYTES + 1, 3 * CHUNK_BYTES + 77, 9]
+
+
+def scattered(sizes: list[int], gap: int = 64) -> tuple[Pairs, memoryview]:
+    """Storages of random bytes, and an arena in which they lie backwards and with gaps."""
+    generator = torch.Generator().manual_seed(1)
+    storages = [
+        torch.randint(0, 256, (size,), dtype=torch.uint8, generator=generator).untyped_storage()
+        for size in sizes
+    ]
+    arena = memoryview(bytearray(sum(sizes) + gap * (len(sizes) + 1)))
+    pairs, end = [], len(arena)
+    for storage in storages:
+        end -= storage.nbytes() + gap
+        pairs.append((storage, end))
+    return pairs, arena
+
+
+def content(storage: torch.UntypedStorage) -> bytes:
+    return bytes(torch.empty(0, dtype=torch.uint8).set_(storage).numpy())
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_every_byte_arrives_and_the_gaps_stay(threads: int) -> None:
+    pairs, arena = scattered(SIZES)
+    moved = copies.copy_out(pairs, arena, None, threads)
+    assert moved.paths == {"host": sum(SIZES)}
+    expected = [content(storage) for storage, _ in pairs]
+    for (_, offset), data in zip(pairs, expected, strict=True):
+        assert arena[offset : offset + len(data)] == data
+        assert bytes(arena[offset + len(data) : offset + len(data) + 64]) == bytes(64)
+    for storage, _ in pairs:
+        storage.fill_(7)
+    copies.copy_in(pairs, arena.toreadonly(), None, threads)
+    assert [content(storage) for storage, _ in pairs] == expected
+    assert not [t for t in threading.enumerate() if t.name.startswith("gpuslice-copy")]
+
+
+def test_what_the_inspector_declines_is_not_copied() -> None:
+    pairs, arena = scattered([4 * CHUNK_BYTES])
+    (_, offset) = pairs[0]
+    moved = copies.copy_out(pairs, arena, lambda at, data: at != offset + CHUNK_BYTES, 2)
+    assert moved.paths == {"host": 3 * CHUNK_BYTES, "unchanged": CHUNK_BYTES}
+    data = content(pairs[0][0])
+    assert arena[offset : offset + CHUNK_BYTES] == data[:CHUNK_BYTES]
+    assert not any(arena[offset + CHUNK_BYTES : offset + 2 * CHUNK_BYTES])
+    assert arena[offset + 2 * CHUNK_BYTES : offset + 4 * CHUNK_BYTES] == data[2 * CHUNK_BYTES :]
+
+
+def test_a_failure_in_any_thread_is_raised_and_ends_the_others() -> None:
+    pairs, arena = scattered([40 * CHUNK_BYTES])
+    seen = []
+
+    def refuse(offset: int, data: memoryview) -> bool:
+        seen.append(offset)
+        raise LookupError(offset)
+
+    with pytest.raises(LookupError):
+        copies.copy_out(pairs, arena, refuse, 2)
+    assert len(seen) <= 2
+
+
+def test_an_interrupt_waits_until_no_thread_touches_the_memory() -> None:
+    """Ctrl-C arrives while another thread is in the middle of a chunk."""
+    pairs, arena = scattered([4 * CHUNK_BYTES])
+    working, interrupted = threading.Event(), threading.Event()
+    ended: list[int] = []
+
+    def slow(offset: int, data: memoryview) -> bool:
+        if threading.current_thread() is threading.main_thread():
+            assert working.wait(60)
+            interrupted.set()
+            signal.raise_signal(signal.SIGINT)
+        working.set()
+        assert interrupted.wait(60)
+        ended.append(offset)
+        return True
+
+    with pytest.raises(KeyboardInterrupt):
+        copies.copy_out(pairs, arena, slow, 2)
+    count = len(ended)
+    assert count >= 1
+    assert not [t for t in threading.enumerate() if t.name.startswith("gpuslice-copy")]
+    assert len(ended) == count
+
+
+def test_without_more_threads_the_caller_does_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    pairs, arena = scattered(SIZES)
+    copies.copy_out(pairs, arena, None, 4)
+    for storage, offset in pairs:
+        assert arena[offset : offset + storage.nbytes()] == content(storage)
+
+
+def test_what_does_not_fit_is_refused_before_anything_is_written() -> None:
+    pairs, arena = scattered([100, 200])
+    storage = torch.ones(300, dtype=torch.uint8).untyped_storage()
+    with pytest.raises(ValueError, match="does not fit"):
+        copies.copy_out([*pairs, (storage, len(arena) - 299)], arena, None, 2)
+    assert not any(arena)
+
+
+@pytest.fixture(autouse=True)
+def _default_interrupt() -> Iterator[None]:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

@@ -1,0 +1,93 @@
+"""The chronicle: what switches cost, and which slices there were. That it always agrees with the core, the
+driver checks after every event of every test."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpuslice import wire
+from gpuslice.sched_core.core.states import JobState
+from gpuslice.sched_core.live.job_history import RECENT
+
+from ..driver import Driver
+
+OUT = {"copy_out_s": 0.25, "free_s": 0.05}
+IN = {"parked_s": 7.0, "reserve_s": 0.05, "copy_in_s": 0.15}
+
+
+def park(driver: Driver, job: str, boundary: int, rank: int = 0) -> wire.Suspended:
+    epoch = driver.core.jobs[job].epoch
+    message = wire.Suspended(epoch=epoch, boundary=boundary, step=boundary, nbytes=100, stages_s=OUT)
+    driver.say(job, message, rank)
+    return message
+
+
+def resume(driver: Driver, job: str, boundary: int, rank: int = 0, **stages_s: float) -> None:
+    epoch = driver.core.jobs[job].epoch
+    driver.say(job, wire.Resumed(epoch=epoch, boundary=boundary, stages_s=stages_s or IN), rank)
+
+
+def test_blackout_is_every_stage_but_the_time_parked() -> None:
+    driver = Driver()
+    driver.running_pair()
+    account = driver.chronicle.accounts["a"]
+    driver.wake()
+    message = park(driver, "a", 11)
+    driver.resumed("b")
+    driver.progress("b", 1)
+    driver.now_s += 0.1
+    driver.wake()
+    driver.parked("b", 1)
+    assert (account.switches, account.blackout_s) == (0, 0.0), "it is not back yet"
+    driver.say("a", message)  # again, as after a Hello
+    resume(driver, "a", 11)
+    assert driver.state("a") is JobState.RUNNING
+    assert account.switches == 1
+    assert account.blackout_s == pytest.approx(0.5)
+    assert account.bytes_out == 100
+    assert driver.chronicle.accounts["b"].switches == 0
+
+
+def test_a_first_slice_is_no_switch() -> None:
+    driver = Driver()
+    driver.running_pair()
+    account = driver.chronicle.accounts["a"]
+    assert (account.switches, account.blackout_s) == (0, 0.0)
+    assert [(one.devices, one.since_s, one.until_s) for one in account.slices] == [((0,), 0.25, None)]
+
+
+def test_a_gang_is_as_slow_as_its_slowest_rank() -> None:
+    driver = Driver(2)
+    driver.running_gang(2)
+    driver.wake()
+    stop_at = driver.core.jobs["g"].stop_at
+    for rank in range(2):
+        park(driver, "g", stop_at, rank)
+    for rank in range(2):
+        driver.resumed("h", rank)
+        driver.progress("h", 1, rank)
+    driver.wake()
+    for rank in range(2):
+        driver.parked("h", driver.core.jobs["h"].stop_at, rank)
+    resume(driver, "g", stop_at, 0)
+    resume(driver, "g", stop_at, 1, copy_in_s=1.7)
+    account = driver.chronicle.accounts["g"]
+    assert account.switches == 1
+    assert account.blackout_s == pytest.approx(2.0)
+
+
+def test_only_the_last_slices_are_kept() -> None:
+    driver = Driver()
+    driver.running_pair()
+    boundary = 10
+    for _ in range(RECENT + 2):
+        for job, other in ("ab", "ba"):
+            driver.wake()
+            boundary += 1
+            driver.parked(job, boundary)
+            driver.resumed(other)
+            driver.progress(other, boundary)
+    slices = driver.chronicle.accounts["a"].slices
+    assert len(slices) == RECENT
+    assert all(one.until_s is not None and one.until_s > one.since_s for one in list(slices)[:-1])
+    assert slices[-1].until_s is None
