@@ -19,14 +19,21 @@ def command(
         bool, typer.Option("--json", help="Print JSON; the keys are documented and stay.")
     ] = False,
     check: Annotated[
-        bool, typer.Option("--check", help="Also empty and refill each device, with torch (takes seconds).")
+        bool,
+        typer.Option(
+            "--check", help="Also empty and refill each device, with torch, and --measure (seconds)."
+        ),
+    ] = False,
+    measure: Annotated[
+        bool,
+        typer.Option("--measure", help="Measure the GPUs' links anew; else they are shown as last measured."),
     ] = False,
 ) -> None:
     """Say what works here: devices, driver, CUDA, memory, RAM disk, routes.
 
     Exits with 0 if jobs can be suspended by the tensor route on some device, else with 3.
     """
-    diagnosis = diagnose(config.load(), os.environ, check=check)
+    diagnosis = diagnose(config.load(), os.environ, check=check, measure=measure or check)
     print(as_json(diagnosis) if json else "\n".join(_lines(diagnosis)))
     if not diagnosis.ok:
         raise typer.Exit(EnvironmentUnusableError.exit_code)
@@ -52,10 +59,36 @@ def _lines(found: Diagnosis) -> Iterator[str]:
     for device in found.devices:
         yield ""
         yield from _device(device)
+    yield from _links(found)
     yield ""
     yield (
         "Jobs can be suspended here." if found.ok else "No job can be suspended here, see the reasons above."
     )
+
+
+def _links(found: Diagnosis) -> Iterator[str]:
+    measured = found.measured
+    if measured.age_s is None and not measured.problems:
+        return  # there is no GPU
+    yield ""
+    age = "" if measured.age_s is None else f", measured {_age(measured.age_s)} ago; --measure renews it"
+    yield f"links{age}"
+    for name, rates in measured.rates.items():
+        cost = rates.page_lock_s_per_gb
+        locking = "memory cannot be page-locked" if cost is None else f"page-locking {cost:.2g} s/GB"
+        yield _row(name, f"out {rates.out_gb_per_s:.1f} GB/s, in {rates.in_gb_per_s:.1f} GB/s, {locking}")
+    for peer in measured.peers:
+        way = "directly" if peer.direct else "through the host"
+        yield f"  {peer.source} to {peer.target}: {peer.gb_per_s:.1f} GB/s, {way}"
+    for problem in measured.problems:
+        yield _row("unknown", f"{problem}; --measure tries it")
+
+
+def _age(seconds: float) -> str:
+    for unit_s, name in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= unit_s:
+            return f"{seconds / unit_s:.0f} {name}"
+    return f"{seconds:.0f} s"
 
 
 def _row(name: str, text: str) -> str:

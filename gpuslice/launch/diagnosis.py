@@ -10,6 +10,7 @@ import re
 import resource
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -18,10 +19,12 @@ import msgspec
 from gpuslice import __version__
 from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk, default_directory
 from gpuslice.config import Settings
-from gpuslice.errors import GpusliceError
+from gpuslice.errors import EnvironmentUnusableError, GpusliceError
 from gpuslice.kernels.compiler import find_compiler
 from gpuslice.kernels.nvml import Gpu, visible
 from gpuslice.kernels.routes import Ground, verdicts
+from gpuslice.launch import measured_rates
+from gpuslice.launch.measured_rates import Peer, Rates
 from gpuslice.types import Route
 
 _CHECK_DEADLINE_S = 300
@@ -95,6 +98,23 @@ class CupyState(msgspec.Struct, frozen=True):
     matches_torch: bool
 
 
+class MeasuredState(msgspec.Struct, frozen=True, kw_only=True):
+    """Rates of the GPUs' links, as the cache has them or as they were measured now.
+
+    Attributes
+    ----------
+    age_s
+        Since they were measured; ``None`` if they have not been for these GPUs and this driver.
+    problems
+        What could not be measured, or why nothing is known.
+    """
+
+    age_s: float | None = None
+    rates: dict[str, Rates] = {}
+    peers: list[Peer] = []
+    problems: list[str] = []
+
+
 class SpaceState(msgspec.Struct, frozen=True):
     """A file system."""
 
@@ -153,15 +173,20 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     memory: MemoryState
     huge_pages: HugePagesState
     ramdisk: RamDiskState
+    measured: MeasuredState
 
 
-def diagnose(settings: Settings, environ: Mapping[str, str], *, check: bool = False) -> Diagnosis:
+def diagnose(
+    settings: Settings, environ: Mapping[str, str], *, check: bool = False, measure: bool = False
+) -> Diagnosis:
     """Look at this machine.
 
     Parameters
     ----------
     check
         Also try the tensor route on every device, in a child process that imports torch.
+    measure
+        Also measure the GPUs' links anew, and keep the result in the user's cache.
     """
     ground = Ground.here(environ)
     memory = _memory()
@@ -186,6 +211,33 @@ def diagnose(settings: Settings, environ: Mapping[str, str], *, check: bool = Fa
         memory=memory,
         huge_pages=_huge_pages(),
         ramdisk=_ramdisk(settings),
+        measured=_measured(devices, driver.version or "", environ, measure=measure),
+    )
+
+
+def _measured(
+    devices: list[DeviceState], driver: str, environ: Mapping[str, str], *, measure: bool
+) -> MeasuredState:
+    uuids = {device.name: device.uuid or "" for device in devices if not device.slots and device.works}
+    if not uuids:
+        return MeasuredState()
+    now_s = time.time()
+    try:
+        if measure:
+            found = measured_rates.measure(driver, uuids, now_s)
+            measured_rates.save(found, environ)
+        else:
+            kept = measured_rates.load(environ)
+            if kept is None or not kept.is_of(driver, uuids):
+                return MeasuredState(problems=["not measured for these GPUs and this driver"])
+            found = kept
+    except EnvironmentUnusableError as error:
+        return MeasuredState(problems=[str(error)])
+    return MeasuredState(
+        age_s=max(0.0, now_s - found.measured_at_s),
+        rates=found.rates,
+        peers=found.peers,
+        problems=found.problems,
     )
 
 

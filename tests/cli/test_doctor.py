@@ -33,6 +33,7 @@ KEYS = {
     "memory",
     "huge_pages",
     "ramdisk",
+    "measured",
 }
 DEVICE_KEYS = {
     "name",

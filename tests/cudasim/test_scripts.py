@@ -197,3 +197,24 @@ def test_the_doctor_finds_everything_in_order(workshop: Workshop) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Simulated GPU" in done.stdout
     assert "same bytes" in done.stdout
+
+
+def test_the_doctor_measures_links_and_keeps_what_it_found(workshop: Workshop) -> None:
+    import sys
+
+    workshop.environ |= {"CUDASIM_DEVICES": "2", "XDG_CACHE_HOME": str(workshop.directory / "cache")}
+    doctor = [sys.executable, "-m", "gpuslice", "doctor", "--json"]
+    before, measured, after = (
+        json.loads(workshop.execute([*doctor, *words]).stdout)["measured"]
+        for words in ([], ["--measure"], [])
+    )
+    assert before["rates"] == {}
+    assert "not measured" in before["problems"][0]
+    assert measured["problems"] == []
+    assert all(rates[key] > 0 for rates in measured["rates"].values() for key in rates)
+    assert [(peer["source"], peer["target"]) for peer in measured["peers"]] == [
+        ("cuda:0", "cuda:1"),
+        ("cuda:1", "cuda:0"),
+    ]
+    assert (after["rates"], after["peers"]) == (measured["rates"], measured["peers"])
+    assert after["age_s"] > 0

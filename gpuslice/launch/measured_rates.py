@@ -1,0 +1,149 @@
+"""What ``gpuslice doctor`` has measured of the GPUs' links, and the file in the user's cache that keeps it.
+
+Imports no torch: measuring happens in a child process.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from gpuslice.errors import EnvironmentUnusableError
+from gpuslice.kernels.compiler import cache_directory
+
+_DEADLINE_S = 300
+_FILE = "link_rates.json"
+
+
+class Rates(msgspec.Struct, frozen=True):
+    """Of one GPU: page-locked copies in 1e9 bytes per second, and what locking costs.
+
+    Attributes
+    ----------
+    page_lock_s_per_gb
+        Seconds per 1e9 bytes; ``None`` if the host's memory cannot be locked.
+    """
+
+    out_gb_per_s: float
+    in_gb_per_s: float
+    page_lock_s_per_gb: float | None
+
+
+class Peer(msgspec.Struct, frozen=True):
+    """From one GPU to another; ``direct`` without a detour through the host."""
+
+    source: str
+    target: str
+    direct: bool
+    gb_per_s: float
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What the child process prints."""
+
+    rates: dict[str, Rates]
+    peers: list[Peer]
+    problems: list[str]
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """A measurement, and what it is true for.
+
+    Attributes
+    ----------
+    measured_at_s
+        Unix time.
+    driver
+        The driver's version then.
+    uuids
+        Of the GPUs by their names then; of others, or in another order, it tells nothing.
+    """
+
+    measured_at_s: float
+    driver: str
+    uuids: dict[str, str]
+    rates: dict[str, Rates]
+    peers: list[Peer]
+    problems: list[str]
+
+    def is_of(self, driver: str, uuids: Mapping[str, str]) -> bool:
+        """Whether it still is about this driver and these GPUs."""
+        return self.driver == driver and self.uuids == dict(uuids)
+
+
+def measure(driver: str, uuids: Mapping[str, str], now_s: float) -> Measured:
+    """Measure these GPUs now.
+
+    Raises
+    ------
+    EnvironmentUnusableError
+        If the process that does it fails altogether.
+    """
+    outcome = _in_child(list(uuids))
+    return Measured(
+        measured_at_s=now_s,
+        driver=driver,
+        uuids=dict(uuids),
+        rates=outcome.rates,
+        peers=outcome.peers,
+        problems=outcome.problems,
+    )
+
+
+def _in_child(names: Sequence[str]) -> Outcome:
+    command = [sys.executable, "-m", "gpuslice.kernels.cuda.link_rates", *names]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_DEADLINE_S, check=False)
+    except subprocess.TimeoutExpired:
+        problem = f"measuring did not end within {_DEADLINE_S} s"
+    else:
+        if done.returncode == 0:
+            return msgspec.json.decode(done.stdout, type=Outcome)
+        last = "".join(done.stderr.strip().splitlines()[-1:])
+        problem = f"measuring ended with {done.returncode}: {last}"
+    raise EnvironmentUnusableError(problem, "try `gpuslice doctor --check`, which names what does not work")
+
+
+def load(environ: Mapping[str, str]) -> Measured | None:
+    """The last measurement of this user; ``None`` if there is none.
+
+    Raises
+    ------
+    EnvironmentUnusableError
+        If the file is there and cannot be read.
+    """
+    path = cache_directory(environ) / _FILE
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Measured)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.MsgspecError) as error:
+        raise EnvironmentUnusableError(
+            f"{path} cannot be read: {error}", "measure again: --measure"
+        ) from error
+
+
+def save(measured: Measured, environ: Mapping[str, str]) -> None:
+    """For the next ``gpuslice doctor``; who reads meanwhile sees the old file or the new one.
+
+    Raises
+    ------
+    EnvironmentUnusableError
+        If it cannot be written.
+    """
+    directory = cache_directory(environ)
+    try:
+        with tempfile.NamedTemporaryFile(dir=directory, prefix=f".{_FILE}.", delete=False) as draft:
+            draft.write(msgspec.json.encode(measured))
+        os.replace(draft.name, Path(directory, _FILE))
+    except OSError as error:
+        raise EnvironmentUnusableError(
+            f"{directory / _FILE} cannot be written: {error.strerror}",
+            "set XDG_CACHE_HOME to another directory",
+        ) from error
