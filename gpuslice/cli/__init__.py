@@ -34,6 +34,7 @@ COMMANDS: dict[str, str] = {
     "down": "gpuslice.cli.down",
     "keys": "gpuslice.cli.keys",
     "demo": "gpuslice.cli.demo",
+    "adopt": "gpuslice.cli.adopt",
     "doctor": "gpuslice.cli.doctor",
     "smi": "gpuslice.cli.smi",
     "profile": "gpuslice.cli.profile",

@@ -123,3 +123,40 @@ def test_a_busy_process_is_not_locked() -> None:
             process.lock(timeout_ms=50)
         assert process.state is ProcessState.RUNNING
         assert ask(running).startswith(str(SUM + (1 << 22)))
+
+
+def adopt(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "gpuslice", "adopt", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_a_process_is_adopted_suspended_moved_and_resumed_from_the_command_line() -> None:
+    torch.cuda.init()
+    with job() as running:
+        pid = str(running.pid)
+        taken = cudasim.used_bytes(0)
+        assert adopt(pid).stdout == f"process {pid}: running\n"
+        done = adopt(pid, "--suspend", "--json")
+        assert (done.returncode, done.stdout) == (0, f'{{"pid": {pid}, "state": "checkpointed"}}\n'), (
+            done.stderr
+        )
+        assert taken - cudasim.used_bytes(0) >= NBYTES
+        again = adopt(pid, "--suspend")
+        assert (again.returncode, "suspended already" in again.stderr) == (2, True)
+        before = cudasim.used_bytes(1)
+        done = adopt(pid, "--resume", "--to", "cuda:0=cuda:1")
+        assert (done.returncode, done.stdout) == (0, f"process {pid}: running\n"), done.stderr
+        assert cudasim.used_bytes(1) - before >= NBYTES
+        assert ask(running) == f"{SUM + (1 << 22)} cuda:0"
+
+
+def test_a_process_without_cuda_and_a_busy_one_are_refused_and_go_on() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as idle:
+        done = adopt(str(idle.pid), "--suspend")
+        assert (done.returncode, "uses no CUDA" in done.stderr) == (3, True)
+        idle.communicate(b"\n")
+    with job() as running:
+        assert ask(running, "hold") == "held"
+        done = adopt(str(running.pid), "--suspend", "--timeout", "0.05")
+        assert (done.returncode, "still busy" in done.stderr) == (3, True)
+        assert ask(running).startswith(str(SUM + (1 << 22)))

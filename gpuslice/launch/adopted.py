@@ -1,0 +1,152 @@
+"""Suspending and resuming a process that gpuslice did not start, by NVIDIA's driver (docs/routes.md)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+from uuid import UUID
+
+from gpuslice.errors import (
+    EnvironmentUnusableError,
+    GpusliceError,
+    RollbackError,
+    SuspendedStateError,
+    UsageError,
+)
+from gpuslice.kernels.driver import MINIMUM_DRIVER_FOR_MOVES, ProcessState
+from gpuslice.kernels.nvml import Driver, visible
+
+#: A training step is over by then; what still waits for the GPU is not training.
+LOCK_TIMEOUT_S = 60.0
+
+
+class Verbs(Protocol):
+    """What is asked of `gpuslice.kernels.driver.Process`."""
+
+    pid: int
+
+    @property
+    def state(self) -> ProcessState: ...
+    def lock(self, timeout_ms: int = 0) -> None: ...
+    def checkpoint(self) -> None: ...
+    def restore(self, moves: Mapping[UUID, UUID] | None = None) -> None: ...
+    def unlock(self) -> None: ...
+
+
+def check_pid(pid: int) -> None:
+    """Refuse a process that is not there or not ours, before the driver says it in its own words.
+
+    Raises
+    ------
+    UsageError
+        Naming the process.
+    """
+    if pid <= 0:
+        raise UsageError(
+            f"{pid} is no process", "give the id of one that uses a GPU; `gpuslice smi` lists them"
+        )
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        raise UsageError(
+            f"there is no process {pid}", "give the id of one that uses a GPU; `gpuslice smi` lists them"
+        ) from None
+    except PermissionError:
+        raise UsageError(f"process {pid} belongs to another user", "ask its owner, or be root") from None
+
+
+def suspend(process: Verbs, timeout_s: float = LOCK_TIMEOUT_S) -> None:
+    """Take the process off its GPUs: its memory there lies in the host's, and its CUDA calls wait.
+
+    One that was locked already, by a suspend that was cut off, is suspended from there. If the driver
+    refuses, the process goes on.
+
+    Raises
+    ------
+    SuspendedStateError
+        If it is suspended already.
+    SuspendRefusedError
+        If it is still busy after ``timeout_s``, or uses what the driver cannot take away.
+    RollbackError
+        If it was refused and cannot go on either.
+    """
+    state = process.state
+    _refuse_lost(process, state)
+    if state is ProcessState.CHECKPOINTED:
+        raise SuspendedStateError(f"process {process.pid} is suspended already", "resume it first")
+    if state is ProcessState.RUNNING:
+        process.lock(max(1, round(timeout_s * 1000)))
+    try:
+        process.checkpoint()
+    except GpusliceError as refusal:
+        try:
+            process.unlock()
+        except GpusliceError as error:
+            raise RollbackError(
+                f"process {process.pid} could not be suspended ({refusal.message}), nor unlocked "
+                f"({error.message})",
+                f"try `gpuslice adopt {process.pid} --resume`, else end it",
+            ) from refusal
+        raise
+
+
+def resume(process: Verbs, moves: Mapping[UUID, UUID] | None = None) -> None:
+    """Bring the process back to its GPUs, or to others; one that was only locked goes on.
+
+    Raises
+    ------
+    SuspendedStateError
+        If it is not suspended.
+    DeviceMemoryError
+        If the GPU lacks memory; it stays suspended, and the resume may be tried again.
+    """
+    state = process.state
+    _refuse_lost(process, state)
+    if state is ProcessState.RUNNING:
+        raise SuspendedStateError(f"process {process.pid} is not suspended", "suspend it first")
+    if state is ProcessState.CHECKPOINTED:
+        process.restore(moves)
+    process.unlock()
+
+
+def moves_to(
+    targets: Sequence[int], sources: Sequence[int], driver: Driver, environ: Mapping[str, str]
+) -> dict[UUID, UUID]:
+    """What the driver has to be told for a move: a new GPU for every one here, others keep their place.
+
+    Parameters
+    ----------
+    targets, sources
+        CUDA numbers in the caller's environment; GPU ``sources[i]`` and ``targets[i]`` change places.
+
+    Raises
+    ------
+    UsageError
+        For a GPU that is not here, or one that is named twice.
+    EnvironmentUnusableError
+        If the driver cannot move processes.
+    """
+    if driver.major < MINIMUM_DRIVER_FOR_MOVES:
+        raise EnvironmentUnusableError(
+            f"driver {driver.major} cannot move a process to another GPU",
+            f"update it to {MINIMUM_DRIVER_FOR_MOVES} or newer, or resume without --to",
+        )
+    gpus = visible(driver.gpus, environ)
+    named = [*targets, *sources]
+    for number in named:
+        if not 0 <= number < len(gpus):
+            raise UsageError(f"there is no cuda:{number} here", "see `gpuslice doctor`")
+    places = list(range(len(gpus)))
+    for source, target in zip(sources, targets, strict=True):
+        places[source], places[target] = places[target], places[source]
+    uuids = [UUID((gpu.uuid or "").removeprefix("GPU-")) for gpu in gpus]
+    return {uuids[old]: uuids[new] for old, new in enumerate(places)}
+
+
+def _refuse_lost(process: Verbs, state: ProcessState) -> None:
+    if state is ProcessState.FAILED:
+        raise EnvironmentUnusableError(
+            f"the driver has lost process {process.pid}: an earlier resume failed half way",
+            "end it, and start it again from its own checkpoint",
+        )
