@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from gpuslice.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from gpuslice.client.client import Client as Client
     from gpuslice.runtime.boundaries import boundary as boundary
@@ -17,8 +19,6 @@ if TYPE_CHECKING:
     from gpuslice.runtime.job import attach as attach
     from gpuslice.runtime.job import restore as restore
     from gpuslice.runtime.logged_losses import report as report
-
-__version__ = "0.1.0"
 
 _HOME = {
     "attach": "gpuslice.runtime.job",

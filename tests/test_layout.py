@@ -13,7 +13,17 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PARTS = ("gpuslice", "kernels", "checkpoint", "profiler", "sched_core")
-FOUNDATION = {"types", "errors", "clock", "wire", "verbs", "config", "private_directories", "memory"}
+FOUNDATION = {
+    "types",
+    "errors",
+    "clock",
+    "wire",
+    "verbs",
+    "config",
+    "private_directories",
+    "memory",
+    "version",
+}
 #: What each part may import of gpuslice, besides itself and the foundation.
 ALLOWED: dict[str, set[str]] = {
     "kernels": set(),

@@ -22,7 +22,7 @@ ParserError = cast(type[Exception], typer.BadParameter.__mro__[2])
 
 def _version(show: bool) -> None:
     if show:
-        from gpuslice import __version__
+        from gpuslice.version import __version__
 
         typer.echo(f"gpuslice {__version__}")
         raise typer.Exit

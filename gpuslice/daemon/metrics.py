@@ -13,12 +13,12 @@ from contextlib import contextmanager
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from gpuslice import __version__
 from gpuslice.errors import EnvironmentUnusableError
 from gpuslice.sched_core.core.core import Core
 from gpuslice.sched_core.core.events import Event, Noted, Reported, Submitted
 from gpuslice.sched_core.core.states import JobState
 from gpuslice.sched_core.live.job_history import Chronicle, Phase
+from gpuslice.version import __version__
 from gpuslice.wire import Resumed, Suspended
 
 ADDRESS = "127.0.0.1"

@@ -1,7 +1,7 @@
 """Makes a process one of its job's ranks: when it imports torch, or when it joins a process group.
 
 ``install`` is called right after the script's ``import torch``, by gpuslice's ``sitecustomize``, in the
-process that trains; ``join`` in every process whose script calls ``init_process_group`` (``joining``).
+process that trains; ``join`` in every process whose script calls ``init_process_group`` (``candidates``).
 """
 
 from __future__ import annotations

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import msgspec
 
-from gpuslice import __version__
 from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk, default_directory
 from gpuslice.config import Settings
 from gpuslice.errors import EnvironmentUnusableError, GpusliceError
@@ -26,6 +25,7 @@ from gpuslice.kernels.routes import Ground, verdicts
 from gpuslice.launch import measured_rates
 from gpuslice.launch.measured_rates import Peer, Rates
 from gpuslice.types import Route
+from gpuslice.version import __version__
 
 _CHECK_DEADLINE_S = 300
 

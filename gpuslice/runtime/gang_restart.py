@@ -7,7 +7,10 @@ from collections.abc import Collection, Iterable
 import torch
 import torch.distributed as dist
 
+from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
+from gpuslice.checkpoint.ramdisk.store import JobStore
 from gpuslice.errors import UsageError
+from gpuslice.launch.rank_identity import Place
 
 #: More restartable snapshots than a rank ever has.
 _MOST = 4
@@ -34,6 +37,25 @@ def awaited(mine: Collection[int], others: Iterable[Collection[int]]) -> bool:
     lists = [set(of_rank) for of_rank in others]
     missing = [of_rank for of_rank in lists if newest not in of_rank]
     return newest != _NONE and bool(missing) and all(max(r, default=_NONE) < newest for r in missing)
+
+
+def make_room(ramdisk: RamDisk, store: JobStore, job: str, place: Place) -> bool:
+    """Keep the newest snapshot that all ranks of this node have; whether there is a slot besides it.
+
+    The ranks take their checkpoints at the same boundaries, but not at the same instant. One that is
+    ahead must not overwrite what another has yet to reach; it asks again at the next boundary.
+    """
+    neighbours = [rank for rank in place.local_ranks if rank != place.rank]
+    if not neighbours:
+        return True
+    mine = ramdisk.boundaries(job, place.rank)
+    others = [ramdisk.boundaries(job, rank) for rank in neighbours]
+    if awaited(mine, others):
+        return False
+    common = newest_common([mine, *others])
+    if common is not None:
+        store.forget_after(common)
+    return True
 
 
 def agree(boundaries: Collection[int], world_size: int) -> int | None:

@@ -9,11 +9,11 @@ from pathlib import Path
 import msgspec
 import torch
 
-from gpuslice import __version__
 from gpuslice.checkpoint.switch.record import SwitchRecord
 from gpuslice.errors import EnvironmentUnusableError
 from gpuslice.launch.command import draft_path
 from gpuslice.runtime.ending import say
+from gpuslice.version import __version__
 
 
 class Report:

@@ -41,9 +41,9 @@ from gpuslice.runtime.attached import Attached
 from gpuslice.runtime.boundaries import BoundaryCounter
 from gpuslice.runtime.checkpoints import Checkpoints, Schedule
 from gpuslice.runtime.ending import end_parked, ended_well, ours, say
-from gpuslice.runtime.gang_restart import awaited, newest_common
+from gpuslice.runtime.gang_restart import make_room
 from gpuslice.runtime.run_report import Report
-from gpuslice.runtime.slot_preparation import Upkeep
+from gpuslice.runtime.slot_preparation import SlotPreparation
 from gpuslice.runtime.thread_gate import ThreadGate
 from gpuslice.types import DeviceName, Route, job_id
 
@@ -70,8 +70,8 @@ class Runtime:
         Those taken while the training goes on.
     gate
         Stops the other threads during a suspend.
-    upkeep
-        Of the store's slots, if somebody may suspend the job.
+    slot_preparation
+        Prepares the store's slots, if somebody may suspend the job.
     route
         How its device is emptied.
 
@@ -87,7 +87,7 @@ class Runtime:
         self.boundaries = boundaries
         self.attached: Attached | None = None
         self.gate = ThreadGate()
-        self.upkeep: Upkeep | None = None
+        self.slot_preparation: SlotPreparation | None = None
         self.report = Report(self._report_path(), job=settings.job, rank=place.rank)
         self.checkpoints = Checkpoints(self.report)
         wanted = Route(settings.route)
@@ -271,8 +271,8 @@ class Runtime:
             self.__dict__["device"] = target
         self.report.add(record)
         self.write_report()
-        if self.upkeep is not None:
-            self.upkeep.resumed()
+        if self.slot_preparation is not None:
+            self.slot_preparation.resumed()
         return record
 
     def _open_other(self, name: DeviceName) -> Device:
@@ -294,7 +294,14 @@ class Runtime:
 
     def keep_ready(self) -> None:
         """Somebody may suspend the job: see to its slots while it trains."""
-        self.upkeep = Upkeep(self)
+        self.slot_preparation = SlotPreparation(
+            self.boundaries,
+            self.checkpoints,
+            may_suspend=lambda: not self.suspended and self.interruptible(),
+            switch=lambda: self.switch,
+            store=lambda: self.store,
+            spills=bool(self.settings.spill_dir),
+        )
 
     def checkpoint(self, *, explicit: bool) -> bool:
         """Begin to save the attached job's state for a restart; whether it could be done here.
@@ -332,10 +339,10 @@ class Runtime:
         if attached is None or not self.interruptible() or not attached.restartable(explicit=explicit):
             return None
         self.switch.settle()  # making it, too, has the device page-lock the store's arenas
-        if not self._make_room():
+        if not make_room(self.ramdisk, self.store, self.settings.job, self.place):
             return None
-        if self.upkeep is not None:
-            self.upkeep.store_used()
+        if self.slot_preparation is not None:
+            self.slot_preparation.store_used()
         self.gate.close()
         try:
             self.device.synchronize()
@@ -344,24 +351,6 @@ class Runtime:
             )
         finally:
             self.gate.open()
-
-    def _make_room(self) -> bool:
-        """Keep the newest snapshot that all ranks of this node have; whether there is a place besides it.
-
-        The ranks take their checkpoints at the same boundaries, but not at the same instant. One that is
-        ahead must not overwrite what another has yet to reach; it asks again at the next boundary.
-        """
-        neighbours = [rank for rank in self.place.local_ranks if rank != self.place.rank]
-        if not neighbours:
-            return True
-        mine = self.ramdisk.boundaries(self.settings.job, self.place.rank)
-        others = [self.ramdisk.boundaries(self.settings.job, rank) for rank in neighbours]
-        if awaited(mine, others):
-            return False
-        common = newest_common([mine, *others])
-        if common is not None:
-            self.store.forget_after(common)
-        return True
 
     def write_report(self) -> None:
         """Update the report file."""

@@ -1,29 +1,37 @@
-"""The slots of a job that somebody may suspend, while it trains: made ready, and there for others."""
+"""Prepares the slots of a job that somebody may suspend, while it trains."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from gpuslice.checkpoint.named import lazy_optimizer_state
 from gpuslice.checkpoint.ramdisk.arena_preparation import WarmUp
+from gpuslice.checkpoint.ramdisk.store import JobStore
+from gpuslice.checkpoint.switch.switch import Switch
 from gpuslice.errors import GpusliceError
-from gpuslice.runtime.boundaries import NEVER
-
-if TYPE_CHECKING:
-    from gpuslice.runtime.runtime import Runtime
+from gpuslice.runtime.boundaries import NEVER, BoundaryCounter
+from gpuslice.runtime.checkpoints import Checkpoints
 
 
-class Upkeep:
-    """An errand of a job's boundaries, from the second optimizer step on, when its state is complete.
+class SlotPreparation:
+    """A callback of a job's boundaries, from the second optimizer step on, when its state is complete.
 
-    The arena of its next suspend is made ready in the background. What its slots take is on offer to whoever
-    needs room in the RAM disk and finds none, unless somebody reads it.
+    The arena of its next suspend is made ready in the background. Other jobs may take the room of its slots
+    when they find none in the RAM disk, unless somebody reads them.
 
     Parameters
     ----------
-    job
-        Its runtime.
+    boundaries
+        The process's counter, which calls it.
+    checkpoints
+        Those of the job: while one is written, its slot is in use.
+    may_suspend
+        Whether the job could be suspended right here.
+    switch, store
+        What it prepares, made when they are first needed.
+    spills
+        Whether slots can be moved to a slower file system, so that others can have their room.
 
     Attributes
     ----------
@@ -31,34 +39,48 @@ class Upkeep:
         The last arena made ready ahead.
     """
 
-    def __init__(self, job: Runtime) -> None:
+    def __init__(
+        self,
+        boundaries: BoundaryCounter,
+        checkpoints: Checkpoints,
+        *,
+        may_suspend: Callable[[], bool],
+        switch: Callable[[], Switch],
+        store: Callable[[], JobStore],
+        spills: bool,
+    ) -> None:
         self.warming: WarmUp | None = None
-        self._job = job
-        job.boundaries.errand, job.boundaries.errand_at = self._at_boundary, 1
+        self._boundaries = boundaries
+        self._checkpoints = checkpoints
+        self._may_suspend = may_suspend
+        self._switch = switch
+        self._store = store
+        self._spills = spills
+        boundaries.errand, boundaries.errand_at = self._at_boundary, 1
 
     def resumed(self) -> None:
         """The next suspend has a slot of its own: a restartable snapshot's stays as it is."""
-        self.warming = self._job.switch.warm_up()
+        self.warming = self._switch().warm_up()
         self.store_used()
 
     def store_used(self) -> None:
         """What used it, or a snapshot in it, ends by itself: look at the next boundary."""
-        if self._job.settings.spill_dir:
-            self._job.boundaries.errand_at = self._job.boundary + 1
+        if self._spills:
+            self._boundaries.errand_at = self._boundaries.count + 1
 
     def _at_boundary(self, boundary: int) -> None:
-        job = self._job
-        # Adam's moments come with the first step; where there are none, gradients with the first pass.
-        if job.boundaries.steps < 2 and not (job.boundaries.amid_graphs and boundary > 1):
-            job.boundaries.errand_at = boundary + 1
+        counter = self._boundaries
+        # Adam's state comes with the first step; where there is none, gradients with the first pass.
+        if counter.steps < 2 and not (counter.amid_graphs and boundary > 1):
+            counter.errand_at = boundary + 1
             return
-        job.boundaries.errand_at = NEVER
-        if job.suspended or not job.interruptible():
+        counter.errand_at = NEVER
+        if not self._may_suspend():
             return
         with suppress(GpusliceError):  # whatever is in the way, the suspend will say so
             if self.warming is None:
-                self.warming = job.switch.warm_up()
-            if job.checkpoints.under_way or lazy_optimizer_state.under_way():
+                self.warming = self._switch().warm_up()
+            if self._checkpoints.under_way or lazy_optimizer_state.under_way():
                 self.store_used()
             else:
-                job.store.spare()
+                self._store().spare()

@@ -211,9 +211,9 @@ def install_hooks(early: EarlyThreads | None = None) -> None:
     _or_without(lambda: importlib.import_module("gpuslice.hooks.installation").install(early))
 
 
-def stand_ready() -> None:
+def prepare_candidate() -> None:
     """Have this process notice that it becomes a rank."""
-    _or_without(lambda: importlib.import_module("gpuslice.hooks.process_groups").stand_ready())
+    _or_without(lambda: importlib.import_module("gpuslice.hooks.candidates").prepare())
 
 
 def _or_without(install: Callable[[], None]) -> None:
@@ -245,5 +245,5 @@ if __name__ == "sitecustomize":
         early_threads.watch()
         sys.meta_path.insert(0, AfterTorch(lambda: install_hooks(early_threads), load_shim))
     elif may_join(os.environ, sys.orig_argv):
-        sys.meta_path.insert(0, AfterTorch(stand_ready, load_shim))
+        sys.meta_path.insert(0, AfterTorch(prepare_candidate, load_shim))
     users_own()

@@ -110,13 +110,13 @@ def test_the_arena_is_made_ready_after_the_second_step(job: Runtime) -> None:
     tensor = torch.arange(50_000.0)
     before = tensor.clone()
     job.keep_ready()
-    assert job.upkeep is not None
+    assert job.slot_preparation is not None
     for steps in range(4):
-        assert (job.upkeep.warming is not None) == (steps > 2)
+        assert (job.slot_preparation.warming is not None) == (steps > 2)
         job.boundaries.steps = steps
         job.boundaries.mark()
-    assert job.upkeep.warming is not None
-    job.upkeep.warming.wait()
+    assert job.slot_preparation.warming is not None
+    job.slot_preparation.warming.wait()
     job.suspend(explicit=False)
     assert not job.resume().cold
     assert torch.equal(tensor, before)
@@ -188,8 +188,8 @@ def test_a_ram_disk_that_cannot_be_used_stops_no_training(tmp_path: Path) -> Non
     job.keep_ready()
     job.boundaries.steps = 2
     job.boundaries.mark()
-    assert job.upkeep is not None
-    assert job.upkeep.warming is None
+    assert job.slot_preparation is not None
+    assert job.slot_preparation.warming is None
 
 
 def test_a_job_may_move_to_another_device_of_its_kind(job: Runtime) -> None:

@@ -1,0 +1,30 @@
+"""Processes that may become ranks: joining a process group of several makes one, whoever started it.
+
+torchrun tells its workers in the environment which rank they are. Other launchers do not: Lightning starts
+the ranks after the first from within the first, ``torch.multiprocessing.spawn`` calls a function in each.
+So every Python below ``gpuslice run`` that imports torch is prepared here, until its script calls
+``init_process_group``, which knows. A process that never does counts boundaries that nobody asks for.
+"""
+
+from __future__ import annotations
+
+import os
+
+from gpuslice.hooks import process_groups
+from gpuslice.hooks.hooks import count_boundaries
+from gpuslice.runtime import foreign_processes
+from gpuslice.runtime.boundaries import counter
+
+
+def prepare() -> None:
+    """Do what a process needs that may become a rank; it costs milliseconds, and most of them never do."""
+    count_boundaries(counter)
+    foreign_processes.announce_on_cuda()
+    process_groups.watch(_join)
+
+
+def _join(rank: int, world_size: int) -> None:
+    if not process_groups.below_a_rank(os.environ):
+        from gpuslice.hooks import installation  # late: it costs a second, and few processes join anything
+
+        installation.join(rank, world_size)
