@@ -60,6 +60,10 @@ class SuspendRefusedError(EnvironmentUnusableError):
     """The job's state cannot be suspended by the chosen route; nothing was touched."""
 
 
+class NoCudaError(EnvironmentUnusableError):
+    """The driver knows nothing of a process: it has not begun CUDA."""
+
+
 class SwitchFailedError(EnvironmentUnusableError):
     """A suspend or a resume met an error that is not gpuslice's: of CUDA, of torch, of the system."""
 

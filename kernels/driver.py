@@ -16,6 +16,7 @@ from uuid import UUID
 from gpuslice.errors import (
     DeviceMemoryError,
     EnvironmentUnusableError,
+    NoCudaError,
     SuspendedStateError,
     SuspendRefusedError,
     UsageError,
@@ -29,7 +30,7 @@ _OUT_OF_MEMORY = 2
 #: What the codes mean here; the driver's own text is too general.
 _EXPLANATIONS: Mapping[int, tuple[type[EnvironmentUnusableError], str]] = {
     1: (EnvironmentUnusableError, "there is no such process, or it is not yours"),
-    3: (EnvironmentUnusableError, "the driver is not initialized here, or the process uses no CUDA"),
+    3: (NoCudaError, "the driver is not initialized here, or the process uses no CUDA"),
     100: (EnvironmentUnusableError, "there is no GPU"),
     600: (SuspendRefusedError, "the process was still busy when the time to lock it was over"),
     801: (

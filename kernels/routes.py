@@ -79,6 +79,11 @@ def choose(wanted: Route, device: DeviceName, ground: Ground | None = None) -> R
     if wanted in (Route.AUTO, Route.TENSOR):
         return Route.TENSOR
     verdict = verdicts(device.kind, ground or Ground.here())[wanted]
+    if verdict.available and wanted is Route.DRIVER:
+        raise EnvironmentUnusableError(
+            f"the route driver cannot be taken on {device} by a job itself, only by another process",
+            "use `gpuslice run --route driver` or `gpuslice adopt`, or --route tensor",
+        )
     if not verdict.available:
         raise EnvironmentUnusableError(
             f"the route {wanted.value} cannot be taken on {device}: {verdict.reason}", verdict.remedy
@@ -114,10 +119,9 @@ def _driver(kind: str, ground: Ground) -> tuple[str, str]:
     reason = driver_route.unavailable(ground.driver.major)
     if reason:
         return reason, f"install driver {driver_route.MINIMUM_DRIVER} or newer, or use --route tensor"
-    return (
-        "the driver must be told by another process than the job, and `run` has none (docs/routes.md)",
-        "use --route tensor",
-    )
+    if not ground.driver.gpus:
+        return "the driver finds no GPU", "check nvidia-smi and CUDA_VISIBLE_DEVICES"
+    return "", ""
 
 
 def _gpu(ground: Ground) -> tuple[str, str]:

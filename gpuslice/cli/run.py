@@ -6,9 +6,11 @@ from typing import Annotated
 
 from gpuslice import config
 from gpuslice.launch.command import execute
+from gpuslice.types import Route
 
 from .declare import Option
-from .options import CheckpointEvery, Route, Words
+from .options import CheckpointEvery, Words
+from .options import Route as RouteOption
 
 
 def command(
@@ -27,7 +29,7 @@ def command(
     no_verify: Annotated[
         bool, Option("--no-verify", help="Take snapshots back without comparing their checksums.")
     ] = False,
-    route: Route = None,
+    route: RouteOption = None,
     ramdisk_dir: Annotated[
         str | None, Option(metavar="DIR", help="Where snapshots go; /dev/shm/gpuslice-UID by default.")
     ] = None,
@@ -47,12 +49,13 @@ def command(
     standby: Annotated[
         bool, Option("--standby", help="Wait in gpuslice.attach until the job's present process has ended.")
     ] = False,
-) -> None:
+) -> int:
     """Run a training script, a module or a command under gpuslice, unmodified.
 
     Boundaries are where a DataLoader is about to fetch a batch (docs/hooks.md). gpuslice's own lines go to
     stderr. The exit code is the script's own, or 2 for a wrong command line, 3 for an unusable environment,
-    4 for a corrupt or refused snapshot, 5 for a full RAM disk.
+    4 for a corrupt or refused snapshot, 5 for a full RAM disk. With --route driver gpuslice stays as the
+    command's parent: SIGTSTP takes the command off its GPUs, SIGCONT brings it back (docs/routes.md).
     """
     settings = config.load(
         device=device,
@@ -70,4 +73,8 @@ def command(
         job=job,
         standby=standby or None,
     )
-    execute(words or [], settings)
+    if settings.route == Route.DRIVER.value:
+        from gpuslice.launch import supervised
+
+        return supervised.execute(words or [], settings)
+    return execute(words or [], settings)

@@ -15,7 +15,7 @@ from gpuslice.config import Settings, variable
 from gpuslice.errors import EnvironmentUnusableError, UsageError
 from gpuslice.launch.device_choice import HOST, named_device
 from gpuslice.launch.rank_identity import ARMED as ARMED
-from gpuslice.types import Route, job_id
+from gpuslice.types import DeviceName, Route, job_id
 
 SITEDIR = Path(__file__).resolve().parent / "sitedir"
 #: Set by the launcher: Pythons below it look whether they train.
@@ -69,13 +69,7 @@ def check(settings: Settings) -> Settings:
         job_id(settings.job)
     route = Route(settings.route)
     device = named_device(settings.device, route) or HOST
-    if device.kind == "cuda" and not _has_nvidia_driver():
-        asked, instead = f"--route {route.value}", "--route tensor"
-        if settings.device:
-            asked, instead = str(device), "--device cpu"
-        raise EnvironmentUnusableError(
-            f"{asked} needs an NVIDIA driver, and none is loaded", f"use {instead} or see `gpuslice doctor`"
-        )
+    check_driver_is_loaded(settings, device)
     # Late: not everybody who imports this module runs a job.
     from gpuslice.kernels.host.slots import check_slot
     from gpuslice.kernels.routes import choose
@@ -91,6 +85,23 @@ def check(settings: Settings) -> Settings:
         paths["report"] = os.path.realpath(paths["report"])
         check_writable("--report", paths["report"])
     return msgspec.structs.replace(settings, **paths)
+
+
+def check_driver_is_loaded(settings: Settings, device: DeviceName) -> None:
+    """Refuse a GPU on a machine that has no driver.
+
+    Raises
+    ------
+    EnvironmentUnusableError
+        Naming the option that asked for it.
+    """
+    if device.kind == "cuda" and not _has_nvidia_driver():
+        asked, instead = f"--route {settings.route}", "--route tensor"
+        if settings.device:
+            asked, instead = str(device), "--device cpu"
+        raise EnvironmentUnusableError(
+            f"{asked} needs an NVIDIA driver, and none is loaded", f"use {instead} or see `gpuslice doctor`"
+        )
 
 
 def environment(settings: Settings, environ: Mapping[str, str]) -> dict[str, str]:

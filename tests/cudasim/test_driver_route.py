@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import IO
 from uuid import UUID
 
 import cudasim
@@ -45,6 +48,23 @@ def job() -> Iterator[subprocess.Popen[str]]:
             yield process
         finally:
             process.kill()
+
+
+@contextmanager
+def supervised(*words: str) -> Iterator[subprocess.Popen[str]]:
+    """The same under ``gpuslice run --route driver``."""
+    command = [sys.executable, "-m", "gpuslice", "run", "--route", "driver", "--", *words]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, **pipes) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def line(stream: IO[str] | None) -> str:
+    assert stream is not None
+    return stream.readline().strip()
 
 
 def ask(process: subprocess.Popen[str], word: str = "") -> str:
@@ -160,3 +180,40 @@ def test_a_process_without_cuda_and_a_busy_one_are_refused_and_go_on() -> None:
         done = adopt(str(running.pid), "--suspend", "--timeout", "0.05")
         assert (done.returncode, "still busy" in done.stderr) == (3, True)
         assert ask(running).startswith(str(SUM + (1 << 22)))
+
+
+def test_a_command_under_the_driver_route_leaves_its_gpu_while_it_is_stopped() -> None:
+    """A shell starts the script, so that the one with CUDA is a grandchild."""
+    torch.cuda.init()
+    with supervised("sh", "-c", '"$@"; exit 7', "sh", sys.executable, "-c", JOB) as running:
+        assert line(running.stdout) == str(SUM)
+        taken = cudasim.used_bytes(0)
+        running.send_signal(signal.SIGTSTP)
+        assert line(running.stderr) == "gpuslice: suspended 1 process"
+        os.waitid(os.P_PID, running.pid, os.WSTOPPED)
+        assert taken - cudasim.used_bytes(0) >= NBYTES
+        tell(running)
+        running.send_signal(signal.SIGCONT)
+        assert line(running.stderr) == "gpuslice: resumed 1 process"
+        assert line(running.stdout) == f"{SUM + (1 << 22)} cuda:0"
+        assert running.stdin is not None
+        running.stdin.close()
+        assert running.wait(60) == 7
+
+
+def test_signals_go_to_the_command_and_its_death_is_told() -> None:
+    with supervised(sys.executable, "-c", JOB) as running:
+        assert line(running.stdout) == str(SUM)
+        running.terminate()
+        assert running.wait(60) == 128 + signal.SIGTERM
+
+
+def test_what_the_driver_route_cannot_have_is_refused() -> None:
+    for words, code, why in (
+        (("--suspend-every", "3"), 2, "not inside of the process"),
+        (("--device", "cuda:1"), 2, "set CUDA_VISIBLE_DEVICES"),
+        (("--device", "cpu"), 3, "cannot be taken on cpu"),
+    ):
+        command = [sys.executable, "-m", "gpuslice", "run", "--route", "driver", *words, "--", "true"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert (done.returncode, why in done.stderr) == (code, True), done.stderr

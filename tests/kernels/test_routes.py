@@ -61,7 +61,13 @@ def test_vmm_needs_torchs_own_allocator_and_a_compiler(monkeypatch: pytest.Monke
 
 def test_driver_needs_a_new_driver() -> None:
     assert "older than 570" in reason("cuda", Route.DRIVER, driver=Driver("550.1", "12.4", (GPU,)))
-    assert "another process" in reason("cuda", Route.DRIVER)
+    assert "no GPU" in reason("cuda", Route.DRIVER, driver=Driver("580.1", "13.0"))
+    assert reason("cuda", Route.DRIVER) == ""
+
+
+def test_no_job_takes_itself_off_by_the_driver() -> None:
+    with pytest.raises(EnvironmentUnusableError, match="another process"):
+        choose(Route.DRIVER, CUDA, COMPLETE)
 
 
 @pytest.mark.parametrize("device", [CPU, CUDA])

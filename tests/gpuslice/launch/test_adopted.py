@@ -22,7 +22,7 @@ from gpuslice.errors import (
 )
 from gpuslice.kernels.driver import ProcessState
 from gpuslice.kernels.nvml import Driver, Gpu
-from gpuslice.launch import adopted
+from gpuslice.launch import adopted, supervised
 
 A, B, C = (UUID(int=number) for number in (1, 2, 3))
 
@@ -99,6 +99,16 @@ def test_without_room_it_stays_suspended() -> None:
 def test_a_lost_process_is_named(act: object) -> None:
     with pytest.raises(EnvironmentUnusableError, match="lost process 7"):
         act(FakeProcess(ProcessState.FAILED))  # type: ignore[operator]
+
+
+def test_of_several_all_are_suspended_or_none() -> None:
+    refused = FakeProcess(checkpoint=SuspendRefusedError("shared memory"))
+    first, last = FakeProcess(), FakeProcess()
+    with pytest.raises(SuspendRefusedError):
+        supervised.suspend_all([first, refused, last])
+    assert {process.state for process in (first, refused, last)} == {ProcessState.RUNNING}
+    assert supervised.suspend_all([first, last]) == 2
+    assert supervised.resume_all([first, refused, last]) == 2
 
 
 def gpus(*uuids: UUID) -> tuple[Gpu, ...]:
