@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from gpuslice.sched_core.core.states import JobState
+from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.verbs import JobInfo
 
 Row = tuple[str, ...]

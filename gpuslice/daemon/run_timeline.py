@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gpuslice.daemon.replay import Story
 from gpuslice.profiler.timeline import Flow, Mark, Span, Timeline, Track
-from gpuslice.sched_core.core.states import HOLDING
+from gpuslice.sched_core.jobs.states import HOLDING
 from gpuslice.sched_core.live.job_history import Chronicle, Phase
 
 DEVICES, JOBS = "devices", "jobs"

@@ -13,6 +13,9 @@ from types import MappingProxyType
 
 from gpuslice.errors import IllegalTransitionError
 from gpuslice.sched_core.cluster import Cluster
+from gpuslice.sched_core.jobs.failures import Kind
+from gpuslice.sched_core.jobs.gang import Gang, RankPhase
+from gpuslice.sched_core.jobs.states import IN_TRANSIT, JobState, Trigger
 from gpuslice.sched_core.ledger import Allotment
 from gpuslice.sched_core.policy import Policy
 from gpuslice.types import DeviceName
@@ -42,14 +45,11 @@ from .events import (
     Weighted,
     Woken,
 )
-from .failures import Kind
-from .gang import Gang, RankPhase
 from .handover import Handovers
 from .invariants import check
 from .planning import Planning
 from .prestart import Prestart
 from .rank_reports import Reports
-from .states import IN_TRANSIT, JobState, Trigger
 from .switch_costs import Switching
 from .trials import Trials
 
@@ -348,7 +348,7 @@ class Core:
 
     def _approach(self, job: Gang, now: float) -> None:
         if now >= timeouts.due_s(job):
-            timeouts.deal(self, self.reports, job, now)
+            timeouts.deal(self, job, now)
         if now < job.retry_at_s or job.state.ended:
             return
         self.prestart.offer(job, now)

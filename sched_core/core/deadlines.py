@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import heapq
 from math import inf
-from typing import TYPE_CHECKING
 
+from gpuslice.sched_core.jobs.gang import Gang
+from gpuslice.sched_core.jobs.states import JobState
+
+from .contract import CoreContract
 from .events import Notice
-from .gang import Gang
-from .states import JobState
-
-if TYPE_CHECKING:
-    from .core import Core
 
 
 class Deadlines:
@@ -23,7 +21,7 @@ class Deadlines:
         Whose; it is asked to tell of those that were missed.
     """
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: CoreContract) -> None:
         self._core = core
         self._coming: list[tuple[float, int, Gang]] = []
 

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from math import inf
 
 from gpuslice.sched_core.job import Job
-
-from .gang import Gang
+from gpuslice.sched_core.jobs.gang import Gang
 
 #: Jobs whose attained service makes a distribution, and of how many, the newest, it is made at most.
 ENOUGH = 50

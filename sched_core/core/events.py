@@ -9,42 +9,22 @@ import msgspec
 
 from gpuslice.errors import UsageError
 from gpuslice.sched_core.job import JobSpec
+from gpuslice.sched_core.jobs.program import Program
 from gpuslice.sched_core.policy import Task
 from gpuslice.types import (
     Count,
     ExitCode,
     JobName,
     Label,
-    PathText,
     RankNumber,
     Text,
-    VariableName,
     Weight,
-    Word,
     explain,
 )
 from gpuslice.wire import NOT_A_VALUE, FromAgent, ToAgent
 
 #: What details of a notice may be.
 Plain = int | float | str | bool | None
-
-
-class Program(msgspec.Struct, frozen=True):
-    """How a job's processes are started; the core only hands it on.
-
-    Attributes
-    ----------
-    argv
-        The command and its arguments; no shell is involved.
-    directory
-        Working directory.
-    environ
-        All of its environment; the scheduler adds its socket and the job's name.
-    """
-
-    argv: tuple[Word, ...]
-    directory: PathText
-    environ: dict[VariableName, Word] = {}
 
 
 class Submitted(msgspec.Struct, frozen=True, tag="submitted"):

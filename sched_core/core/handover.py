@@ -15,41 +15,12 @@ nothing else, and the device to nobody else.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-import msgspec
-
+from gpuslice.sched_core.jobs.gang import Gang, Rank, RankPhase
+from gpuslice.sched_core.jobs.promise import Promise
+from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.wire import Bye, Declined, Expect, Forget, FromAgent, Heir, Hello, Progress, Resumed
 
-from .gang import Gang, Rank, RankPhase
-from .states import JobState
-
-if TYPE_CHECKING:
-    from .core import Core
-
-
-class Promise(msgspec.Struct):
-    """Of a device to a parked job.
-
-    Attributes
-    ----------
-    giver
-        Who is on it.
-    device
-        Which.
-    epoch
-        Of the lease to come.
-    withdrawn
-        Whether the heir was asked to decline.
-    early
-        What the heir has said under that epoch, the oldest first, of heartbeats only the newest.
-    """
-
-    giver: str
-    device: int
-    epoch: int
-    withdrawn: bool = False
-    early: list[FromAgent] = msgspec.field(default_factory=list)
+from .contract import CoreContract
 
 
 class Handovers:
@@ -63,7 +34,7 @@ class Handovers:
         Whether any are promised.
     """
 
-    def __init__(self, core: Core, *, allowed: bool) -> None:
+    def __init__(self, core: CoreContract, *, allowed: bool) -> None:
         self._core = core
         self._allowed = allowed
         #: By device.

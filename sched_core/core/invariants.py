@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from gpuslice.errors import InvariantError
+from gpuslice.sched_core.jobs.gang import Gang, RankPhase
+from gpuslice.sched_core.jobs.states import HOLDING, JobState
 
-from .gang import RankPhase
-from .states import HOLDING, JobState
-
-if TYPE_CHECKING:
-    from .core import Core
-    from .gang import Gang
+from .contract import CoreContract
 
 #: Phases that the training ranks of a gang may be in together.
 _WHOLE = {
@@ -21,7 +16,7 @@ _WHOLE = {
 }
 
 
-def check(core: Core) -> None:
+def check(core: CoreContract) -> None:
     """Check every promise of ``core``.
 
     Raises
@@ -41,7 +36,7 @@ def check(core: Core) -> None:
         _check_job(core, job)
 
 
-def _check_job(core: Core, job: Gang) -> None:
+def _check_job(core: CoreContract, job: Gang) -> None:
     held = tuple(device for device, occupants in enumerate(core.occupants) if job.id in occupants)
     if held != tuple(sorted(job.lease)):
         raise InvariantError(f"job {job.id} has a lease on {job.lease} but holds {held}")
@@ -61,7 +56,7 @@ def _check_job(core: Core, job: Gang) -> None:
             raise InvariantError(f"job {job.id} is wanted on device {device} but not entered for it")
 
 
-def _check_promise(core: Core, job: Gang) -> None:
+def _check_promise(core: CoreContract, job: Gang) -> None:
     """A promise has a giver, alone on the device, and one heir that is parked, with the next epoch."""
     if job.heir and (heir := core.jobs[job.heir]).promise is None:
         raise InvariantError(f"{heir.id} is to have the device of {job.id}, which nobody promised to it")

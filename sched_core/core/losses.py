@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from gpuslice.sched_core.job import Job
-
-from .gang import Gang
+from gpuslice.sched_core.jobs.gang import Gang
 
 
 class ReportedLosses:

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from math import inf
-from typing import TYPE_CHECKING
 
 from gpuslice.errors import UsageError
 from gpuslice.sched_core.job import JobSpec
+from gpuslice.sched_core.jobs.gang import Gang
+from gpuslice.sched_core.jobs.states import Trigger
 
+from .contract import CoreContract
 from .events import Cancelled, Held, Moved, Owned, Released, Weighted
-from .gang import Gang
-from .states import Trigger
-
-if TYPE_CHECKING:
-    from .core import Core
 
 
-def check(core: Core, spec: JobSpec) -> None:
+def check(core: CoreContract, spec: JobSpec) -> None:
     """Refuse a job that could never run here.
 
     Raises
@@ -47,7 +44,7 @@ def check(core: Core, spec: JobSpec) -> None:
         )
 
 
-def obey(core: Core, job: Gang, event: Owned, now: float) -> None:
+def obey(core: CoreContract, job: Gang, event: Owned, now: float) -> None:
     """Do what the owner of ``job`` wants.
 
     Raises
@@ -70,7 +67,7 @@ def obey(core: Core, job: Gang, event: Owned, now: float) -> None:
             _weigh(core, job, event, now)
 
 
-def _cancel(core: Core, job: Gang, event: Cancelled, now: float) -> None:
+def _cancel(core: CoreContract, job: Gang, event: Cancelled, now: float) -> None:
     if job.may_restart and not job.processes_gone:
         job.given_up = True
         job.history.append((now, f"no further attempt: {event.reason}"))
@@ -78,7 +75,7 @@ def _cancel(core: Core, job: Gang, event: Cancelled, now: float) -> None:
         core.end(job, Trigger.CANCEL, event.reason, now)
 
 
-def _hold(core: Core, job: Gang, now: float) -> None:
+def _hold(core: CoreContract, job: Gang, now: float) -> None:
     if job.state.ended or job.held:
         raise job.illegal("suspend by its owner")
     job.held = True
@@ -87,7 +84,7 @@ def _hold(core: Core, job: Gang, now: float) -> None:
     core.unsettle(job)
 
 
-def _release(core: Core, job: Gang, now: float) -> None:
+def _release(core: CoreContract, job: Gang, now: float) -> None:
     if job.state.ended or not job.held:
         raise job.illegal("resume by its owner")
     job.held = False
@@ -97,7 +94,7 @@ def _release(core: Core, job: Gang, now: float) -> None:
     core.unsettle(job)  # it may not be started yet
 
 
-def _move(core: Core, job: Gang, event: Moved, now: float) -> None:
+def _move(core: CoreContract, job: Gang, event: Moved, now: float) -> None:
     if job.state.ended:
         raise job.illegal("migrate by its owner")
     wish = tuple(_device(core, name) for name in event.devices)
@@ -111,7 +108,7 @@ def _move(core: Core, job: Gang, event: Moved, now: float) -> None:
     core.planning.wishing[job.id] = job
 
 
-def _weigh(core: Core, job: Gang, event: Weighted, now: float) -> None:
+def _weigh(core: CoreContract, job: Gang, event: Weighted, now: float) -> None:
     if job.state.ended:
         raise job.illegal("weight by its owner")
     if not 0 < event.weight < inf:
@@ -120,7 +117,7 @@ def _weigh(core: Core, job: Gang, event: Weighted, now: float) -> None:
     core.planning.reweigh(job, event.weight)
 
 
-def _device(core: Core, name: str) -> int:
+def _device(core: CoreContract, name: str) -> int:
     for number, device in enumerate(core.devices):
         if str(device) == name:
             return number

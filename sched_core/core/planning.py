@@ -9,11 +9,13 @@ from __future__ import annotations
 import traceback
 from collections.abc import Mapping, Sequence
 from math import inf
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from gpuslice.sched_core.cluster import Cluster
+from gpuslice.sched_core.jobs.gang import Gang
+from gpuslice.sched_core.jobs.states import JobState, Trigger
+from gpuslice.sched_core.jobs.wait_reasons import Waits
 from gpuslice.sched_core.ledger import Allotment, summary
 from gpuslice.sched_core.policy import (
     Changes,
@@ -31,16 +33,11 @@ from gpuslice.sched_core.policy import (
 )
 
 from .computations import Deliberation
+from .contract import CoreContract
 from .estimates import Estimates
 from .events import Computed, Notice
-from .gang import Gang
 from .losses import ReportedLosses
 from .quotas import Quotas
-from .states import JobState, Trigger
-from .wait_reasons import Waits
-
-if TYPE_CHECKING:
-    from .core import Core
 
 #: After a failure the policy is asked again by itself, later each time.
 _ASK_AGAIN_S = 1.0
@@ -82,7 +79,9 @@ class Planning:
         When it wants to be asked even if nothing happens.
     """
 
-    def __init__(self, core: Core, cluster: Cluster, policy: Policy, quotas: Mapping[str, int]) -> None:
+    def __init__(
+        self, core: CoreContract, cluster: Cluster, policy: Policy, quotas: Mapping[str, int]
+    ) -> None:
         self.quotas = Quotas(quotas)
         self._sharer = policy if isinstance(policy, Shares) else None
         self.waits = Waits(lambda: self.allotment.free, self._over_share if self._sharer else None)

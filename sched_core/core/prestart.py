@@ -12,16 +12,13 @@ from collections.abc import Iterator
 from copy import deepcopy
 from itertools import chain, islice
 from math import inf
-from typing import TYPE_CHECKING
 
 from gpuslice.sched_core.cluster import Cluster
+from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.policy import Changes, Migrate, Plan, Policy, Start, Stop, Suspend, Task, View
 
 from . import restarts
-from .gang import Gang
-
-if TYPE_CHECKING:
-    from .core import Core
+from .contract import CoreContract
 
 #: A job that was started and has not said Hello for so long may be no training at all. Nobody waits for it.
 GREETING_S = 60.0
@@ -43,7 +40,7 @@ class Prestart:
         How many jobs may be started beyond those that run; ``None``: every job is started at once.
     """
 
-    def __init__(self, core: Core, policy: Policy) -> None:
+    def __init__(self, core: CoreContract, policy: Policy) -> None:
         self._core = core
         self.limit: int | None = None
         #: Who waits for a first lease, in order of arrival, and those of them who are not started.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 
-from .gang import Gang
+from gpuslice.sched_core.jobs.gang import Gang
 
 
 class Quotas:

@@ -8,8 +8,10 @@ too early are sent on. No rank waits for another inside the training loop.
 from __future__ import annotations
 
 from math import inf
-from typing import TYPE_CHECKING
 
+from gpuslice.sched_core.jobs.failures import Kind
+from gpuslice.sched_core.jobs.gang import Gang, Rank, RankPhase
+from gpuslice.sched_core.jobs.states import JobState, Trigger
 from gpuslice.wire import (
     Bye,
     Declined,
@@ -24,13 +26,8 @@ from gpuslice.wire import (
 )
 from gpuslice.wire import Suspend as SuspendMessage
 
+from .contract import CoreContract
 from .events import Notice
-from .failures import Kind
-from .gang import Gang, Rank, RankPhase
-from .states import JobState, Trigger
-
-if TYPE_CHECKING:
-    from .core import Core
 
 #: A ``stop_at`` that is never reached: how a suspend is called off.
 NEVER = 2**62
@@ -51,7 +48,7 @@ class Reports:
         Whose.
     """
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: CoreContract) -> None:
         self._core = core
 
     def take(self, job: Gang, number: int, message: FromAgent, now: float) -> None:

@@ -6,15 +6,12 @@ on from its newest snapshot, any other from the beginning.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from gpuslice.sched_core.jobs.failures import Failure, Kind, classify, verdict
+from gpuslice.sched_core.jobs.gang import Gang
+from gpuslice.sched_core.jobs.states import Trigger
 
+from .contract import CoreContract
 from .events import Launch, Notice
-from .failures import Failure, Kind, classify, verdict
-from .gang import Gang
-from .states import Trigger
-
-if TYPE_CHECKING:
-    from .core import Core
 
 #: Before the second attempt; doubled each time.
 BACK_OFF_S = 1.0
@@ -22,7 +19,7 @@ MAX_BACK_OFF_S = 60.0
 _MOST_DOUBLINGS = 10
 
 
-def close(core: Core, job: Gang, now: float) -> None:
+def close(core: CoreContract, job: Gang, now: float) -> None:
     """Judge ``job``, which failed and is gone, and queue it again if that may help."""
     failure = _judge(job)
     job.failure, job.reason = failure.kind.value, failure.reason
@@ -45,7 +42,7 @@ def close(core: Core, job: Gang, now: float) -> None:
         core.unsettle(job)
 
 
-def launch(core: Core, job: Gang) -> None:
+def launch(core: CoreContract, job: Gang) -> None:
     """Start the command of ``job``."""
     job.launched, job.exit_code = True, None
     core.order(Launch(job.id, job.program, job.attempt))

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.switch_cost_model import CostModel, Estimate, Half, State, costs_s
 from gpuslice.types import DeviceName
 from gpuslice.wire import Resumed, Suspended
 
 from .events import Notice
-from .gang import Gang
 
 
 class Switching:

@@ -9,16 +9,13 @@ job still holds its devices, and whoever was to follow can be sent elsewhere.
 from __future__ import annotations
 
 from math import inf
-from typing import TYPE_CHECKING
 
+from gpuslice.sched_core.jobs.failures import Kind
+from gpuslice.sched_core.jobs.gang import Gang
+from gpuslice.sched_core.jobs.states import IN_TRANSIT, JobState, Trigger
+
+from .contract import CoreContract
 from .events import Notice, Plain
-from .failures import Kind
-from .gang import Gang
-from .states import IN_TRANSIT, JobState, Trigger
-
-if TYPE_CHECKING:
-    from .core import Core
-    from .rank_reports import Reports
 
 
 def due_s(job: Gang) -> float:
@@ -38,7 +35,7 @@ def _since_s(job: Gang) -> float:
     return job.setup_since_s
 
 
-def deal(core: Core, reports: Reports, job: Gang, now: float) -> None:
+def deal(core: CoreContract, job: Gang, now: float) -> None:
     """Report ``job``, which is late, and do with it what its owner wanted."""
     job.late = True
     job.missed += 1
@@ -55,11 +52,11 @@ def deal(core: Core, reports: Reports, job: Gang, now: float) -> None:
         core.end(job, Trigger.FAIL, reason, now, Kind.INFRASTRUCTURE)
     elif stopping and job.lent:
         core.trials.avoid(job, now)
-        reports.call_off(job, now)
+        core.reports.call_off(job, now)
     elif stopping and core.planning.knows(job):
         # What its owner wants off the devices, or has no part of the quota, stays told to stop.
         core.planning.keep(job, now)
-        reports.call_off(job, now)
+        core.reports.call_off(job, now)
 
 
 def notice(job: Gang, order: str, now: float, *, kill: bool) -> Notice:

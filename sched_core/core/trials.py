@@ -9,15 +9,13 @@ job arrives when its trial is over.
 from __future__ import annotations
 
 from math import inf
-from typing import TYPE_CHECKING
+
+from gpuslice.sched_core.jobs.gang import Gang
+from gpuslice.sched_core.jobs.states import IN_TRANSIT, JobState
 
 from . import timeouts
+from .contract import CoreContract
 from .events import Notice
-from .gang import Gang
-from .states import IN_TRANSIT, JobState
-
-if TYPE_CHECKING:
-    from .core import Core
 
 
 class Trials:
@@ -29,7 +27,7 @@ class Trials:
         Whose.
     """
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: CoreContract) -> None:
         self._core = core
         #: In order of arrival.
         self._waiting: dict[str, Gang] = {}

@@ -20,9 +20,10 @@ from gpuslice.errors import (
     RemoteProtocolError,
     UsageError,
 )
-from gpuslice.sched_core.core.events import Cancelled, Held, Moved, Owned, Program, Released, Weighted
-from gpuslice.sched_core.core.gang import Gang
-from gpuslice.sched_core.core.states import JobState
+from gpuslice.sched_core.core.events import Cancelled, Held, Moved, Owned, Released, Weighted
+from gpuslice.sched_core.jobs.gang import Gang
+from gpuslice.sched_core.jobs.program import Program
+from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.journal.event_listing import history
 from gpuslice.sched_core.journal.journal import Journal, JournalError
 from gpuslice.types import job_id, shortened

@@ -21,8 +21,9 @@ from pathlib import Path
 
 from gpuslice.clock import Clock
 from gpuslice.errors import EnvironmentUnusableError
-from gpuslice.sched_core.core.events import Event, Exited, Program, RankGone
-from gpuslice.sched_core.core.failures import ATTEMPT_MARK, TAIL_BYTES, telling
+from gpuslice.sched_core.core.events import Event, Exited, RankGone
+from gpuslice.sched_core.jobs.failures import ATTEMPT_MARK, TAIL_BYTES, telling
+from gpuslice.sched_core.jobs.program import Program
 
 from . import exit_record, supervisor
 

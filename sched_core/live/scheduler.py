@@ -32,7 +32,6 @@ from gpuslice.sched_core.core.events import (
     Noted,
     Notice,
     Owned,
-    Program,
     RankGone,
     Submitted,
     Tell,
@@ -42,8 +41,9 @@ from gpuslice.sched_core.core.events import (
     job_of,
     named,
 )
-from gpuslice.sched_core.core.gang import Gang
 from gpuslice.sched_core.job import JobSpec
+from gpuslice.sched_core.jobs.gang import Gang
+from gpuslice.sched_core.jobs.program import Program
 from gpuslice.sched_core.journal.journal import JournalError
 from gpuslice.types import shortened
 

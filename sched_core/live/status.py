@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from gpuslice.sched_core.core.core import Core
-from gpuslice.sched_core.core.gang import Gang
-from gpuslice.sched_core.core.states import JobState
+from gpuslice.sched_core.jobs.gang import Gang
+from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.verbs import DeviceInfo, JobInfo, SliceInfo, Standing
 from gpuslice.wire import MAX_MESSAGE_BYTES
 

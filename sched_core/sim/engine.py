@@ -13,8 +13,8 @@ from math import inf, isnan
 
 from gpuslice.sched_core.cluster import Cluster
 from gpuslice.sched_core.core.core import SWITCH_SHARE
-from gpuslice.sched_core.core.wait_reasons import Since, Waits
 from gpuslice.sched_core.job import Job, JobSpec
+from gpuslice.sched_core.jobs.wait_reasons import Since, Waits
 from gpuslice.sched_core.ledger import Allotment
 from gpuslice.sched_core.policy import (
     Changes,

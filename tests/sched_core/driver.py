@@ -9,10 +9,11 @@ import msgspec
 
 from gpuslice import wire
 from gpuslice.sched_core.core.core import Core
-from gpuslice.sched_core.core.events import Command, Event, Notice, Program, Reported, Submitted, Tell, Woken
-from gpuslice.sched_core.core.gang import Gang
-from gpuslice.sched_core.core.states import JobState
+from gpuslice.sched_core.core.events import Command, Event, Notice, Reported, Submitted, Tell, Woken
 from gpuslice.sched_core.job import JobSpec
+from gpuslice.sched_core.jobs.gang import Gang
+from gpuslice.sched_core.jobs.program import Program
+from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.live.job_history import Chronicle
 from gpuslice.sched_core.policies.rr import RoundRobin
 from gpuslice.sched_core.policy import Plan, Policy, Start, View

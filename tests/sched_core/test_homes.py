@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from gpuslice import wire
-from gpuslice.sched_core.core.states import JobState
+from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.policy import Plan, Start, Suspend
 
 from .driver import Driver, Scripted, suspended, told

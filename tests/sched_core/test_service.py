@@ -7,9 +7,9 @@ import pytest
 from gpuslice import wire
 from gpuslice.sched_core.core.core import Core
 from gpuslice.sched_core.core.events import Cancelled, Exited, Held, RankGone, Submitted
-from gpuslice.sched_core.core.gang import SETUP_AT_MOST_S
-from gpuslice.sched_core.core.states import JobState
 from gpuslice.sched_core.job import JobSpec
+from gpuslice.sched_core.jobs.gang import SETUP_AT_MOST_S
+from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.policies.registry import make_policy
 
 from .driver import PROGRAM, Driver, devices, notices, picture, told

@@ -9,8 +9,8 @@ import pytest
 from gpuslice import wire
 from gpuslice.errors import IllegalTransitionError, UsageError
 from gpuslice.sched_core.core.events import Cancelled, Moved, Submitted, Weighted
-from gpuslice.sched_core.core.states import JobState
 from gpuslice.sched_core.job import JobSpec
+from gpuslice.sched_core.jobs.states import JobState
 
 from .driver import PROGRAM, Driver, told
 

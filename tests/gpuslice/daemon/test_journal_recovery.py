@@ -9,8 +9,9 @@ import pytest
 
 from gpuslice.daemon.journal_recovery import open_journal
 from gpuslice.daemon.scheduler_setup import Setup
-from gpuslice.sched_core.core.events import Program, Submitted
+from gpuslice.sched_core.core.events import Submitted
 from gpuslice.sched_core.job import JobSpec
+from gpuslice.sched_core.jobs.program import Program
 from gpuslice.sched_core.journal.journal import FILE, Journal, JournalDamagedError
 from gpuslice.sched_core.live import exit_record
 from gpuslice.types import DeviceName

@@ -10,7 +10,7 @@ import pytest
 from gpuslice.daemon import run_timeline
 from gpuslice.daemon.scheduler_setup import Setup
 from gpuslice.errors import EnvironmentUnusableError
-from gpuslice.sched_core.core.states import JobState
+from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.journal.journal import Journal, JournalError
 from gpuslice.sched_core.live.job_history import Phase
 

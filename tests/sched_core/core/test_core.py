@@ -19,7 +19,7 @@ from gpuslice.sched_core.core.events import (
     Tell,
     WakeAt,
 )
-from gpuslice.sched_core.core.states import JobState
+from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.types import MAX_COUNT
 
 from ..driver import PROGRAM, Driver, picture, refused, suspended, told

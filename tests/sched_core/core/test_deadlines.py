@@ -7,10 +7,10 @@ import pytest
 from gpuslice import wire
 from gpuslice.errors import UsageError
 from gpuslice.sched_core.core.events import Cancelled, Exited, Held, RankGone, Released, Submitted
-from gpuslice.sched_core.core.gang import Gang
-from gpuslice.sched_core.core.states import IN_TRANSIT, JobState
-from gpuslice.sched_core.core.step_time import Pace
 from gpuslice.sched_core.job import JobSpec
+from gpuslice.sched_core.jobs.gang import Gang
+from gpuslice.sched_core.jobs.states import IN_TRANSIT, JobState
+from gpuslice.sched_core.jobs.step_time import Pace
 from gpuslice.sched_core.policies.chronus.leases import Claim, overbooked
 from gpuslice.sched_core.policies.chronus.policy import Chronus
 from gpuslice.sched_core.policies.fifo import Fifo

@@ -18,8 +18,8 @@ from gpuslice.sched_core.core.events import (
     Released,
     Submitted,
 )
-from gpuslice.sched_core.core.states import JobState
 from gpuslice.sched_core.job import JobSpec
+from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.policies.rr import RoundRobin
 from gpuslice.sched_core.policy import Plan, Start, Suspend
 

@@ -27,9 +27,9 @@ from gpuslice.sched_core.core.events import (
     Weighted,
     Woken,
 )
-from gpuslice.sched_core.core.gang import RankPhase
-from gpuslice.sched_core.core.states import JobState
 from gpuslice.sched_core.job import JobSpec
+from gpuslice.sched_core.jobs.gang import RankPhase
+from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.policies.registry import make_policy
 
 from ..driver import PROGRAM, QUANTUM_S, Driver, picture, refused, suspended

@@ -8,7 +8,7 @@ import pytest
 
 from gpuslice import wire
 from gpuslice.sched_core.core.events import Cancelled, Noted
-from gpuslice.sched_core.core.states import JobState
+from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.policy import Migrate, Plan, PolicyError, Start, Suspend, View
 
 from ..driver import Driver, Scripted, notices, picture, told

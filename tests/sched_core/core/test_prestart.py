@@ -20,10 +20,10 @@ from gpuslice.sched_core.core.events import (
     Submitted,
     Weighted,
 )
-from gpuslice.sched_core.core.gang import RankPhase
 from gpuslice.sched_core.core.prestart import GREETING_S
-from gpuslice.sched_core.core.states import JobState
 from gpuslice.sched_core.job import JobSpec
+from gpuslice.sched_core.jobs.gang import RankPhase
+from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.policies.registry import make_policy
 from gpuslice.sched_core.policy import Policy
 

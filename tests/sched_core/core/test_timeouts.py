@@ -6,8 +6,8 @@ import pytest
 
 from gpuslice import wire
 from gpuslice.sched_core.core.events import Exited, Held, Kill, RankGone, Released, Submitted, WakeAt
-from gpuslice.sched_core.core.states import JobState
 from gpuslice.sched_core.job import JobSpec
+from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.policies.fifo import Fifo
 from gpuslice.sched_core.policy import Plan, Start, Suspend
 

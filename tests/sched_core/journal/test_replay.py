@@ -9,10 +9,11 @@ import msgspec
 import pytest
 
 from gpuslice.sched_core.core.core import Core
-from gpuslice.sched_core.core.events import Event, Held, Program, Submitted, Weighted
-from gpuslice.sched_core.core.gang import Gang
-from gpuslice.sched_core.core.states import JobState
+from gpuslice.sched_core.core.events import Event, Held, Submitted, Weighted
 from gpuslice.sched_core.job import JobSpec
+from gpuslice.sched_core.jobs.gang import Gang
+from gpuslice.sched_core.jobs.program import Program
+from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.journal.event_listing import history
 from gpuslice.sched_core.journal.journal import Journal
 from gpuslice.sched_core.journal.replay import Replay

@@ -13,9 +13,9 @@ import pytest
 from gpuslice import Client
 from gpuslice.sched_core.core.core import Core
 from gpuslice.sched_core.core.events import Command, Compute, Computed, Event, Submitted
-from gpuslice.sched_core.core.gang import Gang
-from gpuslice.sched_core.core.states import JobState
 from gpuslice.sched_core.job import JobSpec
+from gpuslice.sched_core.jobs.gang import Gang
+from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.journal.journal import Journal
 from gpuslice.sched_core.live.client_socket import Desk
 from gpuslice.sched_core.live.job_history import Chronicle

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from gpuslice.clock import MonotonicClock
-from gpuslice.sched_core.core.events import Exited, Program
+from gpuslice.sched_core.core.events import Exited
+from gpuslice.sched_core.jobs.program import Program
 from gpuslice.sched_core.live.exit_record import KILLED, create, exit_code, read
 from gpuslice.sched_core.live.processes import Processes
 from gpuslice.sched_core.live.supervisor import line

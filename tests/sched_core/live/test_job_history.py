@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from gpuslice import wire
-from gpuslice.sched_core.core.states import JobState
+from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.live.job_history import RECENT
 
 from ..driver import Driver

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from gpuslice.clock import MonotonicClock
-from gpuslice.sched_core.core.events import Exited, Program
+from gpuslice.sched_core.core.events import Exited
+from gpuslice.sched_core.jobs.program import Program
 from gpuslice.sched_core.live.processes import Processes, uninterrupted
 
 SLEEPER = Program((sys.executable, "-c", "import signal; signal.pause()"), "/", dict(os.environ))

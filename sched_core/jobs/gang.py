@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections import deque
 from enum import Enum
 from math import inf
-from typing import TYPE_CHECKING
 
 from gpuslice.errors import IllegalTransitionError
 from gpuslice.sched_core.job import Job, JobSpec
 
-from .events import Program
 from .failures import Kind
+from .program import Program
+from .promise import Promise
 from .states import TRANSITIONS, JobState, Trigger
 from .step_time import Pace
 from .wait_reasons import Since
-
-if TYPE_CHECKING:
-    from .handover import Promise
 
 _HISTORY = 40
 #: Set-up beyond this counts as attained service, or a job that never trains could keep its devices for ever.

@@ -16,9 +16,9 @@ from gpuslice.sched_core.core.events import (
     RankGone,
     Submitted,
 )
-from gpuslice.sched_core.core.failures import ATTEMPT_MARK, classify, telling
-from gpuslice.sched_core.core.states import JobState
 from gpuslice.sched_core.job import JobSpec
+from gpuslice.sched_core.jobs.failures import ATTEMPT_MARK, classify, telling
+from gpuslice.sched_core.jobs.states import JobState
 
 from ..driver import PROGRAM, Driver, told
 

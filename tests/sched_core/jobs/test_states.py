@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuslice.sched_core.core.states import ENDED, LIVE, TRANSITIONS, JobState, Trigger
+from gpuslice.sched_core.jobs.states import ENDED, LIVE, TRANSITIONS, JobState, Trigger
 
 
 def test_the_table_leads_out_of_every_live_state_and_out_of_no_other() -> None:
