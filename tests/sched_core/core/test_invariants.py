@@ -27,6 +27,7 @@ from gpuslice.sched_core.core.events import (
     Weighted,
     Woken,
 )
+from gpuslice.sched_core.core.rank_reports import NEVER
 from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.jobs.gang import RankPhase
 from gpuslice.sched_core.jobs.states import JobState
@@ -145,6 +146,8 @@ class CoreMachine(RuleBasedStateMachine):
 
     def _answer(self, job: str, number: int, boundary: int, behaves: str) -> None:
         order = self.orders[job, number].pop(0)
+        if isinstance(order, wire.Suspend) and order.stop_at == NEVER:
+            return  # the suspend was called off: the rank trains on
         if isinstance(order, wire.Forget) or (behaves == "refuses" and isinstance(order, wire.Expect)):
             answer: wire.FromAgent = wire.Declined(epoch=order.epoch, error="not now")
         elif behaves == "refuses":
