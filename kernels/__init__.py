@@ -5,10 +5,12 @@ The names load on first use (PEP 562): routes are chosen and machines examined w
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .device import Device, DeviceMemory, Hold, Way, open_device
+    from .device import Device, DeviceMemory, Hold, Way
+    from .opening import open_device
 
 __all__ = ["Device", "DeviceMemory", "Hold", "Way", "open_device"]
 
@@ -16,6 +18,5 @@ __all__ = ["Device", "DeviceMemory", "Hold", "Way", "open_device"]
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'gpuslice.kernels' has no attribute {name!r}")
-    from . import device
-
-    return getattr(device, name)
+    module = "opening" if name == "open_device" else "device"
+    return getattr(import_module(f"{__name__}.{module}"), name)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
 import torch
 
-from gpuslice.errors import EnvironmentUnusableError
 from gpuslice.types import DeviceName
 
-from .host.copies import Inspector, Marks, Pairs, Wanted
-from .transfer import Transfer
+from .transfer import Inspector, Marks, Pairs, Transfer
 
 
 class Way(Enum):
@@ -172,21 +170,6 @@ class Device(Protocol):
         """
         ...
 
-    def refill(
-        self, wanted: Wanted, arena: memoryview, inspect: Inspector | None = None
-    ) -> Callable[[], Transfer]:
-        """`reserve` storages, and return what fills them as `copy_in` does.
-
-        A device may copy some of it already while it reserves the rest. What the inspector raises is raised
-        by the function alone. When either has returned or raised, nothing is being copied any more.
-
-        Parameters
-        ----------
-        wanted
-            Storages, freed ones or not.
-        """
-        ...
-
     def allocate(self, sizes: Sequence[int]) -> list[torch.UntypedStorage]:
         """New storages of these many bytes here: all of them, or none and ``DeviceMemoryError``."""
         ...
@@ -222,40 +205,3 @@ class Device(Protocol):
         ...
 
     def set_rng_state(self, state: torch.Tensor) -> None: ...
-
-
-def refill_in_turn(
-    device: Device, wanted: Wanted, arena: memoryview, inspect: Inspector | None
-) -> Callable[[], Transfer]:
-    """`Device.refill` by its `reserve` and its `copy_in`, one after the other."""
-    device.reserve([(storage, nbytes) for storage, nbytes, _ in wanted])
-    pairs = [(storage, offset) for storage, _, offset in wanted]
-    return lambda: device.copy_in(pairs, arena, inspect)
-
-
-def open_device(name: DeviceName, *, cpu_slots: int = 0) -> Device:
-    """The device of that name.
-
-    Parameters
-    ----------
-    cpu_slots
-        Into how many slots the host's cores are divided for ``cpu:N``; 0 means one per core.
-
-    Raises
-    ------
-    EnvironmentUnusableError
-        If this machine does not have it.
-    """
-    if name.kind == "cpu":
-        from .host.device import CpuDevice
-
-        return CpuDevice(name, slots=cpu_slots)
-    if name.kind == "cuda":
-        from .cuda.device import CudaDevice
-
-        return CudaDevice(name)
-    if name.kind == "null":
-        from .null import NullDevice
-
-        return NullDevice(name)
-    raise EnvironmentUnusableError(f"no device of kind {name.kind!r} is known", "use cpu or cuda")

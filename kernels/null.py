@@ -10,9 +10,8 @@ import torch
 from gpuslice.errors import DeviceMemoryError, EnvironmentUnusableError
 from gpuslice.types import DeviceName
 
-from .device import DeviceMemory, Hold, Way, refill_in_turn
-from .host.copies import Inspector, Marks, Pairs, Wanted
-from .transfer import Transfer
+from .device import DeviceMemory, Hold, Way
+from .transfer import Inspector, Marks, Pairs, Transfer
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +114,6 @@ class NullDevice:
         self._admit(sum(nbytes for storage, nbytes in pairs if storage._cdata in self._away))
         for storage, _ in pairs:
             self._away.pop(storage._cdata, None)
-
-    def refill(
-        self, wanted: Wanted, arena: memoryview, inspect: Inspector | None = None
-    ) -> Callable[[], Transfer]:
-        return refill_in_turn(self, wanted, arena, inspect)
 
     def allocate(self, sizes: Sequence[int]) -> list[torch.UntypedStorage]:
         self._admit(sum(sizes))

@@ -17,7 +17,7 @@ import torch
 from gpuslice.errors import GpusliceError
 from gpuslice.types import DeviceName
 
-from .device import open_device
+from .opening import open_device
 
 #: Small, odd, and large enough for an own mapping.
 _SIZES = (1, 4097, 3 << 20)

@@ -1,10 +1,17 @@
-"""What a copy between a device and an arena was made of; needs no torch."""
+"""Copies between a device and an arena: what is asked of one, and what it was made of; needs no torch."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+if TYPE_CHECKING:
+    import torch
+
+#: Storages and their offsets in the arena.
+Pairs: TypeAlias = "Sequence[tuple[torch.UntypedStorage, int]]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,3 +46,45 @@ class Transfer:
             self.launches + other.launches,
             tuple(dict.fromkeys(self.fallbacks + other.fallbacks)),
         )
+
+
+class Inspector(Protocol):
+    """Sees every chunk of a copy, in any order and from several threads.
+
+    Chunks begin at multiples of ``CHUNK_BYTES`` of their storage.
+    """
+
+    def __call__(self, offset: int, data: memoryview) -> bool:
+        """Look at a chunk before it is copied.
+
+        Parameters
+        ----------
+        offset
+            Where it lies, or will lie, in the arena.
+        data
+            The bytes to be copied.
+
+        Returns
+        -------
+        bool
+            Whether to copy it; no, if the target has these very bytes already.
+        """
+        ...
+
+
+class Marks(Protocol):
+    """Keeps the marks that a GPU makes of chunks where they are: 128 bits, the same for the same bytes only.
+
+    What a mark is a function of is the device's own business (digest.cu): marks are compared with marks,
+    never with checksums, and never leave the process.
+    """
+
+    def __call__(self, offset: int, mark: int) -> bool:
+        """Note the mark of the chunk for this offset of the arena.
+
+        Returns
+        -------
+        bool
+            Whether the arena holds that very chunk there already. Then it is neither copied nor inspected.
+        """
+        ...

@@ -17,7 +17,7 @@ from benchmarks.gpu_suite.measuring import MIB, Row, begin, fits, timed, write
 from gpuslice.kernels import Device
 from gpuslice.kernels.cuda.copies import GpuCopies
 from gpuslice.kernels.cuda.engine import CudaEngine
-from gpuslice.kernels.host.copies import Pairs
+from gpuslice.kernels.transfer import Pairs
 from gpuslice.types import DeviceName
 
 SIZES = (4 << 10, 16 << 10, 64 << 10, 256 << 10, MIB, 2 * MIB, 4 * MIB)

@@ -14,7 +14,8 @@ import torch
 
 from gpuslice.kernels import Device
 
-from .storages import live_instances, sweep
+from .live_instances import live_instances
+from .storages import sweep
 
 #: Why they stay (`SwitchRecord.resident`).
 REASON = "only a live autograd graph holds it"

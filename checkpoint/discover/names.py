@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from . import heap
-from .storages import live_instances
+from .live_instances import live_instances
 
 
 def name_of(storage: torch.UntypedStorage, label: str) -> str:

@@ -7,12 +7,11 @@ DDP's buckets); those are not found, stay where they are, and are exact because 
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import compress
-from operator import attrgetter, not_
-from typing import Any
+from operator import attrgetter
 
 import torch
 
@@ -21,6 +20,8 @@ from gpuslice.kernels import Device
 from gpuslice.kernels.host.process_memory import overlapping
 
 from . import heap
+from .live_instances import firmly, for_each
+from .names import name_of
 from .tensor_parts import describe_tensor, strided_parts
 
 _cdata = attrgetter("_cdata")
@@ -76,13 +77,13 @@ def check_alone(device: Device) -> None:
 def _storages(tensors: heap.Kind, storages: heap.Kind, device: Device) -> list[LiveStorage]:
     with torch.no_grad(), torch._C.DisableTorchFunction():
         live = tensors.alive()
-        _each(torch.Tensor._fix_weakref, live)  # type: ignore[attr-defined]
+        for_each(torch.Tensor._fix_weakref, live)  # type: ignore[attr-defined]
         live = with_gradients(live)
         found: dict[int, LiveStorage] = {}
         for tensor in live:
             for part in strided_parts(tensor):
                 _add(found, part.untyped_storage(), part, device)
-        for storage in _firmly(storages.alive()):
+        for storage in firmly(storages.alive()):
             _add(found, storage, None, device)
         for key in _held_storages(live) & found.keys():
             found[key].fixed = True
@@ -119,41 +120,6 @@ def _fix_overlapping(found: Sequence[LiveStorage]) -> None:
     shared = Counter(starts)
     for one, start in zip(found, starts, strict=True):
         one.fixed = one.fixed or shared[start] > 1
-
-
-def live_instances(*kinds: type) -> list[list[Any]]:
-    """For each of these types every live object of it, or of types derived from it.
-
-    The collector also shows objects that no Python code refers to any more and C++ keeps for later. A new
-    reference to such a one keeps nothing alive until torch is told of it (``_fix_weakref``).
-    """
-    found = [kind.alive() for kind in heap.look(*kinds)]
-    with torch._C.DisableTorchFunction():
-        for number, kind in enumerate(kinds):
-            if issubclass(kind, torch.Tensor):
-                _each(torch.Tensor._fix_weakref, found[number])  # type: ignore[attr-defined]
-            elif issubclass(kind, torch.UntypedStorage):
-                found[number] = list(_firmly(found[number]))
-    return found
-
-
-def _firmly(storages: Sequence[torch.UntypedStorage]) -> Sequence[torch.UntypedStorage]:
-    """Those that are not gone, by references that count.
-
-    Some versions of torch destroy a storage's Python object only with the last weak reference to the
-    storage, such as those that torch.multiprocessing keeps; using it would revive the storage and destroy
-    it twice.
-    """
-    expired = list(map(torch.UntypedStorage._expired, map(_cdata, storages)))
-    if any(expired):
-        storages = list(compress(storages, map(not_, expired)))
-    _each(torch.UntypedStorage._fix_weakref, storages)  # type: ignore[attr-defined]
-    return storages
-
-
-def _each(call: Callable[..., object], *items: Iterable[object]) -> None:
-    """Call for each item, without going through the interpreter's loop."""
-    deque(map(call, *items), maxlen=0)
 
 
 def with_gradients(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -198,8 +164,6 @@ def _refuse_elsewhere(storage: torch.UntypedStorage, label: str, device: Device)
     """Unless it is no memory of a further device."""
     if storage.device.type in _HOST or storage.nbytes() == 0 or _address(storage) == 0:
         return
-    from .names import name_of  # late: it looks for names with what is defined here
-
     raise SuspendRefusedError(
         f"{name_of(storage, label)} is on {storage.device}, and the job's device is {device.name}",
         "keep the state of a process on one device, and name it with --device",

@@ -21,8 +21,7 @@ from typing import Any, Protocol
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from gpuslice.checkpoint.discover.storages import live_instances
-from gpuslice.checkpoint.switch.record import SwitchRecord
+from gpuslice.checkpoint.discover.live_instances import live_instances
 from gpuslice.clock import Clock, MonotonicClock
 
 #: Smaller storages come with the rest: copying them takes less than this does.
@@ -35,6 +34,13 @@ class Away(Protocol):
     """State that is about to be brought back (``cargo.Cargo``)."""
 
     def freed(self, at_least_bytes: int) -> Mapping[int, int]: ...
+
+
+class StreamTimes(Protocol):
+    """Gets how long the state was on its way, and how long the training waited for it (``SwitchRecord``)."""
+
+    stream_s: float
+    awaited_s: float
 
 
 class LazyResume:
@@ -151,7 +157,7 @@ class Stream:
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
         self._clock = clock or MonotonicClock()
-        self._record: SwitchRecord | None = None
+        self._record: StreamTimes | None = None
         _under_way.append(self)
 
     def hold(self, state: dict[Any, Any], parameter: Any, keys: Iterable[int]) -> None:
@@ -165,7 +171,7 @@ class Stream:
     def start(
         self,
         copy: Callable[[], object],
-        record: SwitchRecord,
+        record: StreamTimes,
         lost: Callable[[BaseException], Exception],
     ) -> None:
         """Bring it, in a thread of its own that begins at `go`, or when somebody waits for it.
@@ -195,7 +201,7 @@ class Stream:
         self._going.set()
 
     def _run(
-        self, copy: Callable[[], object], record: SwitchRecord, lost: Callable[[BaseException], Exception]
+        self, copy: Callable[[], object], record: StreamTimes, lost: Callable[[BaseException], Exception]
     ) -> None:
         self._going.wait()
         began_s = self._clock.now()

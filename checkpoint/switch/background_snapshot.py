@@ -17,14 +17,14 @@ from typing import Any
 
 import torch
 
-from gpuslice.checkpoint.discover.storages import live_instances
+from gpuslice.checkpoint.discover.live_instances import live_instances
 from gpuslice.checkpoint.format.checksum import digest
 from gpuslice.checkpoint.format.reader import SnapshotFile
 from gpuslice.checkpoint.named.describe import keeps_own_state_dict
 from gpuslice.checkpoint.named.state import describe
 from gpuslice.checkpoint.ramdisk.store import JobStore
 from gpuslice.kernels import Device
-from gpuslice.kernels.host.copies import Pairs
+from gpuslice.kernels.transfer import Pairs
 
 from .capture_plan import load
 

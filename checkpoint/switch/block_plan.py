@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -88,23 +88,20 @@ class BlockCargo:
         del device
         self.shim.release(self.index)
 
-    def refill(
-        self, device: Device, snapshot: SnapshotFile, *, verify: bool, later: Container[int] = ()
-    ) -> Callable[[], Transfer]:
-        """Take memory behind the addresses again, all of it or none; return what copies the bytes back.
-
-        `check` verifies them before that, and none comes later by this route; ``DeviceMemoryError``.
-        """
-        del device, verify, later
+    def reserve(self, device: Device) -> None:
+        """Take memory behind the addresses again, all of it or none; ``DeviceMemoryError``."""
+        del device
         self.shim.reserve(self.index)
 
-        def copy_in() -> Transfer:
-            views = [snapshot.view(sid, verify=False) for sid in range(len(self.blocks))]
-            pairs = zip(self.blocks, views, strict=True)
-            self.shim.copy_in([(block, view_address(view)) for block, view in pairs])
-            return self._transfer()
-
-        return copy_in
+    def copy_in(
+        self, device: Device, snapshot: SnapshotFile, *, verify: bool, later: Container[int] = ()
+    ) -> Transfer:
+        """Copy the bytes back; `check` verifies them before that, and none comes later by this route."""
+        del device, verify, later
+        views = [snapshot.view(sid, verify=False) for sid in range(len(self.blocks))]
+        pairs = zip(self.blocks, views, strict=True)
+        self.shim.copy_in([(block, view_address(view)) for block, view in pairs])
+        return self._transfer()
 
     def check(self, snapshot: SnapshotFile) -> None:
         """Check the blocks' bytes in the snapshot; ``CorruptSnapshotError`` names a damaged one."""

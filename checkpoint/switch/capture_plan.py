@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress, count, repeat
-from operator import attrgetter, is_, not_
+from operator import attrgetter, is_
 
 import torch
 
@@ -16,7 +16,6 @@ from gpuslice.checkpoint.discover.storages import LiveStorage
 from gpuslice.checkpoint.format.layout import Layout, StorageSpec, TensorSpec
 from gpuslice.checkpoint.format.reader import SnapshotFile
 from gpuslice.checkpoint.ramdisk.writer import SnapshotWriter
-from gpuslice.checkpoint.undo import undoing
 from gpuslice.errors import SuspendRefusedError
 from gpuslice.kernels import Device, Way
 from gpuslice.kernels.transfer import Transfer
@@ -112,47 +111,33 @@ class Cargo:
                 leave(leaving)
         device.release_caches()
 
-    def reserve(self, device: Device, sids: Sequence[int]) -> None:
-        """Take the memory of these back, all of it or none; ``DeviceMemoryError``."""
-        freed = (sid for sid in sids if self.ways[sid] is Way.FREED)
+    def reserve(self, device: Device, sids: Iterable[int] | None = None) -> None:
+        """Take the memory of these back, or of all: all of it or none; ``DeviceMemoryError``."""
+        wanted = range(len(self.storages)) if sids is None else sids
+        freed = (sid for sid in wanted if self.ways[sid] is Way.FREED)
         device.reserve([(self.storages[sid], self.layout.sizes[sid]) for sid in freed])
-
-    def refill(
-        self, device: Device, snapshot: SnapshotFile, *, verify: bool, later: Collection[int] = ()
-    ) -> Callable[[], Transfer]:
-        """Take the memory back, all of it or none; return what copies the storages' bytes to where they were.
-
-        Those whose keys are in ``later``, of the `freed` ones, are left for `copy_in_later`.
-
-        Raises
-        ------
-        DeviceMemoryError
-            If there is not enough.
-        CorruptSnapshotError
-            By the function: names a damaged storage.
-        """
-        wanted = list(zip(self.storages, self.sizes, snapshot.offsets, strict=False))
-        proof = snapshot.proof() if verify else None
-        if not later:
-            return device.refill(wanted, snapshot.arena, proof)
-        late = list(map(later.__contains__, self.keys))
-        now = list(map(not_, late))
-        copy_in = device.refill(list(compress(wanted, now)), snapshot.arena, proof)
-        try:
-            device.reserve(list(compress(zip(self.storages, self.sizes, strict=True), late)))
-        except BaseException as error:
-            with undoing(error, "taking memory back"):
-                self.empty(device, list(compress(count(), now)))
-            raise
-        return copy_in
 
     def check(self, snapshot: SnapshotFile) -> None:
         """Nothing yet: chunks are checked as they are copied."""
 
+    def copy_in(
+        self, device: Device, snapshot: SnapshotFile, *, verify: bool, later: Container[int] = ()
+    ) -> Transfer:
+        """Copy the storages' bytes to where they were, but of those whose keys are in ``later``.
+
+        Raises
+        ------
+        CorruptSnapshotError
+            Names a damaged storage.
+        """
+        now = [key not in later for key in self.keys]
+        pairs = list(compress(zip(self.storages, snapshot.offsets, strict=False), now))
+        return device.copy_in(pairs, snapshot.arena, snapshot.proof() if verify else None)
+
     def copy_in_later(
         self, device: Device, snapshot: SnapshotFile, *, verify: bool, later: Mapping[int, int]
     ) -> Callable[[], Transfer]:
-        """A function that copies what `refill` left, in the order of ``later``."""
+        """A function that copies what `copy_in` left, in the order of ``later``."""
         arena, proof = snapshot.arena, snapshot.proof() if verify else None
 
         def copy() -> Transfer:

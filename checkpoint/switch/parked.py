@@ -41,8 +41,8 @@ def empty(
         record.weigh(cargo, device)
     except BaseException as error:
         with undoing(error, "emptying the device"):
-            copy_in = cargo.refill(device, snapshot, verify=verify)
+            cargo.reserve(device)
             if verify:
                 cargo.check(snapshot)
-            copy_in()
+            cargo.copy_in(device, snapshot, verify=verify)
         raise

@@ -331,13 +331,15 @@ class Switch:
                 if moving:
                     cargo = cargo.moved_to(target)
                     barred.callback(cargo.empty, target)
-                copy_in = cargo.refill(target, parked.snapshot, verify=self._verify, later=later)
+                cargo.reserve(target)
             try:
                 if self._verify:
                     with stages.stage("verify_s"):
                         cargo.check(parked.snapshot)
                 with stages.stage("copy_in_s"):
-                    stages.record.copy_in = copy_in()
+                    stages.record.copy_in = cargo.copy_in(
+                        target, parked.snapshot, verify=self._verify, later=later
+                    )
                 process_rng.restore(parked.shared_random)
                 if moving:
                     if parked.device_random is not None:

@@ -15,9 +15,9 @@ from typing import Protocol
 
 import torch
 
-from gpuslice.kernels.host.copies import Inspector, Marks, Pairs, run
+from gpuslice.kernels.host.copies import run
 from gpuslice.kernels.host.process_memory import view_address
-from gpuslice.kernels.transfer import Transfer
+from gpuslice.kernels.transfer import Inspector, Marks, Pairs, Transfer
 
 from . import copy_plan
 from .copy_plan import Packed, Piece, Place, Span

@@ -11,12 +11,11 @@ import torch
 from torch.multiprocessing.reductions import shared_cache
 
 from gpuslice.errors import EnvironmentUnusableError, SuspendRefusedError
-from gpuslice.kernels.device import DeviceMemory, Hold, Way, refill_in_turn
+from gpuslice.kernels.device import DeviceMemory, Hold, Way
 from gpuslice.kernels.host import copies
-from gpuslice.kernels.host.copies import Inspector, Marks, Pairs, Wanted
 from gpuslice.kernels.host.numa import node_of_gpu
 from gpuslice.kernels.host.process_memory import enclosing, overlapping, view_address
-from gpuslice.kernels.transfer import Transfer
+from gpuslice.kernels.transfer import Inspector, Marks, Pairs, Transfer
 from gpuslice.types import DeviceName
 
 from . import allocator_memory, runtime_calls
@@ -192,11 +191,6 @@ class CudaDevice:
         allocator_memory.fill_up(
             sizes, self.torch_device, lambda at: wanted[at][0].resize_(wanted[at][1]), give_back
         )
-
-    def refill(
-        self, wanted: Wanted, arena: memoryview, inspect: Inspector | None = None
-    ) -> Callable[[], Transfer]:
-        return refill_in_turn(self, wanted, arena, inspect)
 
     def allocate(self, sizes: Sequence[int]) -> list[torch.UntypedStorage]:
         made: list[torch.UntypedStorage] = []

@@ -15,7 +15,7 @@ from itertools import permutations
 import torch
 
 from gpuslice.errors import GpusliceError
-from gpuslice.kernels.device import open_device
+from gpuslice.kernels.cuda.device import CudaDevice
 from gpuslice.types import DeviceName
 
 #: Long beside the fixed cost of a copy, and short beside a doctor's answer.
@@ -25,7 +25,7 @@ _ROUNDS = 5
 
 def rates(name: str) -> dict[str, object]:
     """Of one GPU: 1e9 bytes per second each way, and seconds to page-lock 1e9 bytes of the host."""
-    device = open_device(DeviceName.parse(name))
+    device = CudaDevice(DeviceName.parse(name))
     device.pin()
     nbytes = _room(device.torch_device)
     arena = memoryview(mmap.mmap(-1, nbytes))

@@ -15,9 +15,8 @@ from contextlib import suppress
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
-import torch
 
-from gpuslice.kernels.transfer import Transfer
+from gpuslice.kernels.transfer import Inspector, Pairs, Transfer
 
 from . import checksummed_copies
 from .process_memory import HugePages, address_space, view_address
@@ -34,40 +33,12 @@ _small_memmove = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_vo
     ("memmove", ctypes.CDLL(None))
 )
 
-Pairs = Sequence[tuple[torch.UntypedStorage, int]]
-#: A storage, the bytes that it is to have, and its offset in the arena.
-Want = tuple[torch.UntypedStorage, int, int]
-Wanted = Sequence[Want]
 #: Host address, offset in the arena, bytes.
 Piece = tuple[int, int, int]
 _Rows = np.ndarray[Any, Any]
 _Work = TypeVar("_Work")
 #: Source and target among the host's address and the arena's.
 _OUT, _IN = (0, 1), (1, 0)
-
-
-class Inspector(Protocol):
-    """Sees every chunk of a copy, in any order and from several threads.
-
-    Chunks begin at multiples of ``CHUNK_BYTES`` of their storage.
-    """
-
-    def __call__(self, offset: int, data: memoryview) -> bool:
-        """Look at a chunk before it is copied.
-
-        Parameters
-        ----------
-        offset
-            Where it lies, or will lie, in the arena.
-        data
-            The bytes to be copied.
-
-        Returns
-        -------
-        bool
-            Whether to copy it; no, if the target has these very bytes already.
-        """
-        ...
 
 
 @runtime_checkable
@@ -82,24 +53,6 @@ class Expecting(Inspector, Protocol):
     """An inspector that does nothing but raise for a chunk that is not what is `expected`."""
 
     expected: checksummed_copies.Expected
-
-
-class Marks(Protocol):
-    """Keeps the marks that a GPU makes of chunks where they are: 128 bits, the same for the same bytes only.
-
-    What a mark is a function of is the device's own business (digest.cu): marks are compared with marks,
-    never with checksums, and never leave the process.
-    """
-
-    def __call__(self, offset: int, mark: int) -> bool:
-        """Note the mark of the chunk for this offset of the arena.
-
-        Returns
-        -------
-        bool
-            Whether the arena holds that very chunk there already. Then it is neither copied nor inspected.
-        """
-        ...
 
 
 def copy_out(pairs: Pairs, arena: memoryview, inspect: Inspector | None, threads: int) -> Transfer:

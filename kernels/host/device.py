@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from itertools import repeat
 from pathlib import Path
@@ -14,12 +14,11 @@ import psutil
 import torch
 
 from gpuslice.errors import DeviceMemoryError, EnvironmentUnusableError
-from gpuslice.kernels.device import DeviceMemory, Hold, Way, refill_in_turn
-from gpuslice.kernels.transfer import Transfer
+from gpuslice.kernels.device import DeviceMemory, Hold, Way
+from gpuslice.kernels.transfer import Inspector, Marks, Pairs, Transfer
 from gpuslice.types import DeviceName
 
 from . import checksummed_copies, copies
-from .copies import Inspector, Marks, Pairs, Wanted
 from .memory_files import no_address_space
 from .process_memory import (
     PAGE_BYTES,
@@ -143,11 +142,6 @@ class CpuDevice:
             for storage, nbytes in pairs:
                 if storage.nbytes() != nbytes:
                     storage.resize_(nbytes)
-
-    def refill(
-        self, wanted: Wanted, arena: memoryview, inspect: Inspector | None = None
-    ) -> Callable[[], Transfer]:
-        return refill_in_turn(self, wanted, arena, inspect)
 
     @contextmanager
     def _all_or_none(self, wanted: _Sizes) -> Iterator[None]:

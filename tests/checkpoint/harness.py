@@ -14,9 +14,8 @@ import torch
 from gpuslice.checkpoint.discover.tensor_parts import strided_parts
 from gpuslice.checkpoint.format.reader import SnapshotFile
 from gpuslice.checkpoint.gate import NoGate
-from gpuslice.kernels.host.copies import Inspector, Marks, Pairs
 from gpuslice.kernels.host.device import CpuDevice
-from gpuslice.kernels.transfer import Transfer
+from gpuslice.kernels.transfer import Inspector, Marks, Pairs, Transfer
 from gpuslice.types import DeviceName
 
 _MODULE_PARTS = ("_parameters", "_buffers", "_modules", "training")

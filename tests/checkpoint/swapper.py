@@ -30,10 +30,9 @@ from gpuslice.checkpoint.switch.record import SwitchRecord
 from gpuslice.checkpoint.switch.swap_endpoints import Door, Successor
 from gpuslice.checkpoint.switch.switch import Switch
 from gpuslice.errors import DeviceMemoryError, GpusliceError
-from gpuslice.kernels.device import DeviceMemory, refill_in_turn
-from gpuslice.kernels.host.copies import Inspector, Marks, Pairs, Wanted
+from gpuslice.kernels.device import DeviceMemory
 from gpuslice.kernels.host.device import CpuDevice
-from gpuslice.kernels.transfer import Transfer
+from gpuslice.kernels.transfer import Inspector, Marks, Pairs, Transfer
 from gpuslice.types import DeviceName
 
 from .harness import Broken, Job, digest
@@ -194,11 +193,6 @@ class ScriptedDevice(CpuDevice):
         self.shared.give(needed)
         self._came([storage for storage, _ in missing])
         super().reserve(pairs)
-
-    def refill(
-        self, wanted: Wanted, arena: memoryview, inspect: Inspector | None = None
-    ) -> Callable[[], Transfer]:
-        return refill_in_turn(self, wanted, arena, inspect)
 
     def _went(self, sizes: dict[int, int]) -> None:
         self._away |= sizes

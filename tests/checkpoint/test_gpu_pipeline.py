@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -15,10 +15,8 @@ from gpuslice.checkpoint.switch.record import SwitchRecord
 from gpuslice.checkpoint.switch.switch import Switch
 from gpuslice.errors import CorruptSnapshotError
 from gpuslice.kernels.cuda.copies import GpuCopies
-from gpuslice.kernels.device import refill_in_turn
-from gpuslice.kernels.host.copies import Inspector, Marks, Pairs, Wanted
 from gpuslice.kernels.host.device import CpuDevice
-from gpuslice.kernels.transfer import Transfer
+from gpuslice.kernels.transfer import Inspector, Marks, Pairs, Transfer
 from gpuslice.types import DeviceName
 
 from ..fakes.host_engine import HostEngine, build_kernels
@@ -52,11 +50,6 @@ class LikeGpu(CpuDevice):
 
     def copy_in(self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None) -> Transfer:
         return self._copies.copy_in(pairs, arena, inspect)
-
-    def refill(
-        self, wanted: Wanted, arena: memoryview, inspect: Inspector | None = None
-    ) -> Callable[[], Transfer]:
-        return refill_in_turn(self, wanted, arena, inspect)
 
 
 class Job:

@@ -24,11 +24,9 @@ from gpuslice.checkpoint.switch.switch import Switch
 from gpuslice.errors import CorruptSnapshotError
 from gpuslice.kernels import Device, open_device
 from gpuslice.kernels.cuda import copy_plan
-from gpuslice.kernels.device import refill_in_turn
 from gpuslice.kernels.host import copies
-from gpuslice.kernels.host.copies import Inspector, Marks, Pairs, Wanted
 from gpuslice.kernels.host.device import CpuDevice
-from gpuslice.kernels.transfer import Transfer
+from gpuslice.kernels.transfer import Inspector, Marks, Pairs, Transfer
 from gpuslice.types import DeviceName
 
 from .cases import frameworks, loops, optimizers, places, tensors
@@ -227,11 +225,6 @@ class BrokenDevice(FaultyDevice):
     def is_victim(self, nbytes: int) -> bool:
         self.broken += nbytes == self._nbytes
         return nbytes == self._nbytes
-
-    def refill(
-        self, wanted: Wanted, arena: memoryview, inspect: Inspector | None = None
-    ) -> Callable[[], Transfer]:
-        return refill_in_turn(self, wanted, arena, inspect)
 
 
 class NotCopiedOut(BrokenDevice):

@@ -23,7 +23,6 @@ from gpuslice.checkpoint.ramdisk.ramdisk import spill
 from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
 from gpuslice.checkpoint.switch.switch import Switch
 from gpuslice.kernels.host.device import CpuDevice
-from gpuslice.kernels.device import refill_in_turn
 from gpuslice.types import DeviceName
 
 directory, rank = Path(sys.argv[1]), int(sys.argv[2])
@@ -45,9 +44,6 @@ class Device(CpuDevice):
         super().copy_in(pairs[:half], arena, inspect)
         midway("copy")
         return super().copy_in(pairs[half:], arena, inspect)
-
-    def refill(self, wanted, arena, inspect=None):
-        return refill_in_turn(self, wanted, arena, inspect)
 
 read_into = spill._read_into
 

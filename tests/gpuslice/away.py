@@ -77,23 +77,13 @@ class Faulty:
         result = getattr(self._device, name)(*args, **options)
         if due:
             raise self._error()
-        if name == "refill":
-            return lambda: self._fill(result)
         return result
 
-    def _fill(self, fill: Callable[[], Any]) -> Any:
-        due = self._count("refill()", raising=not self._late)
-        result = fill()
-        if due:
-            raise self._error()
-        return result
-
-    def _count(self, name: str, *, raising: bool = True) -> bool:
+    def _count(self, name: str) -> None:
         due = len(self.calls) == self._number
         self.calls.append(name)
-        if due and raising:
+        if due:
             raise self._error()
-        return due
 
 
 class Script:

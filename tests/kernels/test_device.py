@@ -11,7 +11,7 @@ import torch
 
 from gpuslice.errors import EnvironmentUnusableError
 from gpuslice.kernels import Device, Way, open_device
-from gpuslice.kernels.host.copies import Pairs
+from gpuslice.kernels.transfer import Pairs
 from gpuslice.types import DeviceName
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")

@@ -14,7 +14,8 @@ from torch._subclasses import FakeTensorMode
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.testing._internal.two_tensor import TwoTensor
 
-from gpuslice.checkpoint.discover.storages import live_instances, sweep
+from gpuslice.checkpoint.discover.live_instances import live_instances
+from gpuslice.checkpoint.discover.storages import sweep
 from gpuslice.checkpoint.discover.tensor_parts import strided_parts
 from gpuslice.kernels.host.device import CpuDevice
 from gpuslice.types import DeviceName

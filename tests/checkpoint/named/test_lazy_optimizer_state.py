@@ -21,8 +21,7 @@ from gpuslice.checkpoint.ramdisk.store import JobStore
 from gpuslice.checkpoint.switch.background_snapshot import BackgroundSnapshot
 from gpuslice.checkpoint.switch.switch import Switch
 from gpuslice.errors import CorruptSnapshotError, GpusliceError, RollbackError
-from gpuslice.kernels.host.copies import Inspector, Pairs
-from gpuslice.kernels.transfer import Transfer
+from gpuslice.kernels.transfer import Inspector, Pairs, Transfer
 
 from ..cases.registry import CASES, Loop
 from ..harness import Broken, FaultyDevice, SpyGate, digest, disturb, seed

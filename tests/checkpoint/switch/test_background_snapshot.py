@@ -14,9 +14,8 @@ from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
 from gpuslice.checkpoint.ramdisk.store import JobStore
 from gpuslice.checkpoint.switch.background_snapshot import BackgroundSnapshot
 from gpuslice.errors import RamDiskFullError, UsageError
-from gpuslice.kernels.host.copies import Inspector, Marks, Pairs
 from gpuslice.kernels.host.device import CpuDevice
-from gpuslice.kernels.transfer import Transfer
+from gpuslice.kernels.transfer import Inspector, Marks, Pairs, Transfer
 from gpuslice.types import DeviceName
 
 

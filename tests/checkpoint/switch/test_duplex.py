@@ -35,8 +35,7 @@ from gpuslice.checkpoint.switch.swap_protocol import (
 )
 from gpuslice.checkpoint.switch.switch import Switch
 from gpuslice.errors import RollbackError
-from gpuslice.kernels.host.copies import Inspector, Marks, Pairs
-from gpuslice.kernels.transfer import Transfer
+from gpuslice.kernels.transfer import Inspector, Marks, Pairs, Transfer
 
 from ..conftest import newest_of
 from ..harness import Broken, FaultyDevice, Job, SpyGate

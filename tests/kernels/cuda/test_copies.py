@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from gpuslice.kernels.cuda.copies import GpuCopies
-from gpuslice.kernels.host.copies import CHUNK_BYTES, Pairs
+from gpuslice.kernels.host.copies import CHUNK_BYTES
+from gpuslice.kernels.transfer import Pairs
 
 from ...fakes.host_engine import HostEngine, build_kernels
 from ..marks import Remembered

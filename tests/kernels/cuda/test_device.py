@@ -13,7 +13,7 @@ from gpuslice.errors import DeviceMemoryError, SuspendRefusedError
 from gpuslice.kernels import Way
 from gpuslice.kernels.cuda.device import CudaDevice
 from gpuslice.kernels.cuda.kernels import marks_reference
-from gpuslice.kernels.host.copies import Pairs
+from gpuslice.kernels.transfer import Pairs
 from gpuslice.types import DeviceName
 
 from ..marks import Remembered

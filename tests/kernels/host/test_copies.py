@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from gpuslice.kernels.host import copies
-from gpuslice.kernels.host.copies import CHUNK_BYTES, Pairs
+from gpuslice.kernels.host.copies import CHUNK_BYTES
+from gpuslice.kernels.transfer import Pairs
 
 SIZES = [0, 5, 70_000, CHUNK_BYTES, CHUNK_BYTES + 1, 3 * CHUNK_BYTES + 77, 9]
 
