@@ -87,6 +87,29 @@ def check(settings: Settings) -> Settings:
     return msgspec.structs.replace(settings, **paths)
 
 
+def with_route(settings: Settings, words: Sequence[str]) -> Settings:
+    """With the vmm route in place of ``auto``, if the script records CUDA graphs and that route works here.
+
+    Only where the GPU is certain: named, or the only one.
+    """
+    if settings.route != Route.AUTO.value:
+        return settings
+    from gpuslice.launch.graph_use import find_graph_use
+
+    where = find_graph_use(words)
+    if not where or (settings.device and not settings.device.startswith("cuda")):
+        return settings
+    from gpuslice.kernels.nvml import visible
+    from gpuslice.kernels.routes import Ground, verdicts
+
+    ground = Ground.here()
+    certain = bool(settings.device) or len(visible(ground.driver.gpus, os.environ)) == 1
+    if not certain or not verdicts("cuda", ground)[Route.VMM].available:
+        return settings
+    sys.stderr.write(f"gpuslice: {where} records CUDA graphs, so its route is vmm\n")
+    return msgspec.structs.replace(settings, route=Route.VMM.value)
+
+
 def check_driver_is_loaded(settings: Settings, device: DeviceName) -> None:
     """Refuse a GPU on a machine that has no driver.
 
@@ -122,7 +145,7 @@ def execute(words: Sequence[str], settings: Settings) -> NoReturn:
     are its own.
     """
     command = command_line(words)
-    variables = environment(check(settings), os.environ)
+    variables = environment(check(with_route(settings, words)), os.environ)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     try:

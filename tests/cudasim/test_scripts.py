@@ -110,10 +110,22 @@ def test_the_vmm_route(workshop: Workshop, warm_workshop: Workshop, source: str)
 
 def test_a_recorded_graph_is_refused_on_the_tensor_route(warm_workshop: Workshop) -> None:
     script = str(warm_workshop.write("train.py", GRAPHED))
-    done = warm_workshop.gpuslice_run("--device", "cuda:0", "--suspend-every", "3", script)
+    words = ("--device", "cuda:0", "--route", "tensor", "--suspend-every", "3", script)
+    done = warm_workshop.gpuslice_run(*words)
     assert done.returncode != 0
     assert "CUDA graph" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_script_that_records_graphs_gets_the_vmm_route(workshop: Workshop, warm_workshop: Workshop) -> None:
+    script, report = str(workshop.write("train.py", GRAPHED)), workshop.directory / "report.json"
+    done = workshop.gpuslice_run(
+        "--device", "cuda:0", "--suspend-every", "3", "--report", str(report), script
+    )
+    assert done.returncode == 0, done.stderr
+    assert "records CUDA graphs, so its route is vmm" in done.stderr
+    assert done.stdout == undisturbed(warm_workshop, script)
+    assert {switch["route"] for switch in switches(report)} == {"vmm"}
 
 
 def test_a_job_on_the_second_gpu_touches_no_other(warm_workshop: Workshop) -> None:
