@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
@@ -35,6 +36,12 @@ def _end(number: int, frame: FrameType | None) -> None:
 
 
 signal.signal(signal.SIGTERM, _end)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests come first: side by side with others, one that begins last ends last."""
+    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
+    items.sort(key=lambda item: -slow[item.path])
 
 
 @pytest.fixture(scope="session")

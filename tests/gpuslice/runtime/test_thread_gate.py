@@ -31,6 +31,18 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[ThreadGate]:
     gate.open()
 
 
+@pytest.fixture(autouse=True)
+def only_the_test_s_own_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The threads of whatever runs the tests are no threads of a job."""
+    found, mine = sys._current_frames, threading.get_ident()
+    before = found().keys() - {mine}
+    monkeypatch.setattr(
+        sys,
+        "_current_frames",
+        lambda: {ident: frame for ident, frame in found().items() if ident not in before},
+    )
+
+
 @pytest.fixture
 def workshop(warm_workshop: Workshop) -> Workshop:
     return warm_workshop

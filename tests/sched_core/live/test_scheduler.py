@@ -186,11 +186,19 @@ def test_a_rank_that_is_gone_before_its_hello_is_read_is_not_lost(
     assert [event.job for event, _ in bench.story if isinstance(event, RankGone)] == ["a"]
 
 
+def command_of(job: str) -> psutil.Process:
+    """What the job's supervisor has started."""
+    children = psutil.Process().children()
+    (supervisor,) = (one for one in children if one.environ().get("GPUSLICE_JOB") == job)
+    (command,) = supervisor.children()
+    return command
+
+
 def test_a_killed_rank_fails_the_gang_and_its_launcher_goes_too(open_bench: Callable[[int], Bench]) -> None:
     bench = open_bench(2)
     bench.submit("pair", 10**6, ranks=2)
     bench.wait_for("pair", JobState.RUNNING)
-    launcher = psutil.Process().children()[0].children()[0]
+    launcher = command_of("pair")
     victim = launcher.children()[1]
     victim.send_signal(signal.SIGKILL)
     assert bench.finish() == {"pair": JobState.FAILED}
@@ -224,8 +232,7 @@ def test_a_job_killed_while_parked_fails_and_the_other_goes_on(open_bench: Calla
     bench.submit("a", 10**6)
     bench.submit("b", 60)
     bench.wait_for("a", JobState.SUSPENDED)
-    supervisors = psutil.Process().children()
-    next(one for one in supervisors if one.environ()["GPUSLICE_JOB"] == "a").children()[0].kill()
+    command_of("a").kill()
     assert bench.finish() == {"a": JobState.FAILED, "b": JobState.SUCCEEDED}
     assert bench.core.jobs["a"].exit_code == -signal.SIGKILL
 
