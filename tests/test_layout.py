@@ -1,4 +1,4 @@
-"""The shape of the repository: import direction, packaging, no torch in the scheduler."""
+"""The shape of the repository: import direction, no cycles, folders of a fair size, packaging."""
 
 from __future__ import annotations
 
@@ -11,8 +11,22 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
-PARTS = ("gpuslice", "kernels", "checkpoint", "profiler", "sched_core")
+from .layout import (
+    PAGE,
+    PARTS,
+    ROOT,
+    Graph,
+    contracted,
+    cycles,
+    drawing,
+    drawing_on,
+    imports,
+    module_graph,
+    modules_by_folder,
+    reduced,
+    room_graph,
+)
+
 FOUNDATION = {
     "types",
     "errors",
@@ -33,7 +47,13 @@ ALLOWED: dict[str, set[str]] = {
 }
 
 
-def modules(part: str) -> Iterator[Path]:
+MOST_MODULES = 20
+#: ``gpuslice/cli`` has a file for each command.
+UNLIMITED = {"gpuslice/cli"}
+MOST_MODULES_OUTSIDE_ROOMS = 10
+
+
+def sources(part: str) -> Iterator[Path]:
     yield from sorted((ROOT / part).rglob("*.py"))
 
 
@@ -68,7 +88,7 @@ def violations(part: str, source: str, own: str = "") -> list[str]:
 
 @pytest.mark.parametrize("part", PARTS)
 def test_imports_point_down(part: str) -> None:
-    for path in modules(part):
+    for path in sources(part):
         own = path.stem if path.parent == ROOT / "gpuslice" else ""
         assert violations(part, path.read_text(encoding="utf-8"), own) == [], path
 
@@ -87,6 +107,65 @@ def test_imports_point_down(part: str) -> None:
 )
 def test_the_import_rule_can_fail(part: str, own: str, source: str) -> None:
     assert violations(part, source, own)
+
+
+def test_no_modules_import_each_other() -> None:
+    assert cycles(module_graph()) == set()
+
+
+def test_no_rooms_import_each_other() -> None:
+    assert cycles(room_graph()) == set()
+
+
+@pytest.mark.parametrize(
+    ("graph", "expected"),
+    [
+        ({"a": {"b"}, "b": {"c"}, "c": set()}, set()),
+        ({"a": {"b"}, "b": {"c"}, "c": {"b"}}, {frozenset("bc")}),
+        ({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"e"}, "e": {"d"}}, {frozenset("abc"), frozenset("de")}),
+    ],
+)
+def test_cycles_are_found(graph: Graph, expected: set[frozenset[str]]) -> None:
+    assert cycles(graph) == expected
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("from .b import f", ["gpuslice.p.a.b.f", "gpuslice.p.b.f"]),
+        ("from .. import c", ["gpuslice.p.c", "gpuslice.c"]),
+        ("if TYPE_CHECKING:\n    import gpuslice.d", ["gpuslice.d"] * 2),
+        ("def f():\n    from gpuslice.e import g", ["gpuslice.e.g"] * 2),
+    ],
+)
+def test_imports_are_found(source: str, expected: list[str]) -> None:
+    found = [
+        name for package in (True, False) for name in imports("gpuslice.p.a", source, is_package=package)
+    ]
+    assert found == expected
+
+
+def test_a_longer_path_stands_for_an_edge() -> None:
+    assert reduced({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == {"a": {"b"}, "b": {"c"}, "c": set()}
+
+
+def test_a_group_is_one_node() -> None:
+    graph = {"a": {"b", "c"}, "b": {"c"}, "c": set()}
+    assert contracted(graph, {"a": "x", "b": "x", "c": "y"}) == {"x": {"y"}, "y": set()}
+
+
+def test_no_folder_is_too_full() -> None:
+    sizes = {folder: len(names) for folder, names in modules_by_folder().items() if folder not in UNLIMITED}
+    assert {folder: size for folder, size in sizes.items() if size > MOST_MODULES} == {}
+
+
+def test_few_modules_of_gpuslice_lie_outside_its_rooms() -> None:
+    assert len(modules_by_folder()["gpuslice"]) <= MOST_MODULES_OUTSIDE_ROOMS
+
+
+def test_the_drawing_of_the_rooms_is_up_to_date() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert drawing_on(page) == drawing(), f"run `python tests/layout.py`, which renews it in {PAGE.name}"
 
 
 def packages_on_disk() -> set[str]:
