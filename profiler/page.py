@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from html import escape
 
 from .html import COLOURS, Table, document, render_table, round_step, swatch
-from .timeline import Span, Timeline
+from .timeline import Holding, Span, Timeline, Track
 
 _WIDTH = 1100
 _LABEL_WIDTH = 110
 _ROW_HEIGHT = 30
 _GROUP_HEIGHT = 26
 _AXIS_HEIGHT = 28
+_STRIP_HEIGHT = 48
 #: A bar narrower than this, in pixels, could not be seen.
 _MIN_BAR = 0.75
 #: Of a picture that is not in a page.
@@ -71,6 +72,7 @@ def picture(timeline: Timeline, kinds: dict[str, Paint]) -> str:
 
 def _subjects(timeline: Timeline) -> dict[str, str]:
     names = dict.fromkeys(span.subject for track in timeline.tracks for span in track.spans)
+    names |= dict.fromkeys(holding.subject for track in timeline.tracks for holding in track.holdings)
     return {name: COLOURS[index % len(COLOURS)] for index, name in enumerate(names)}
 
 
@@ -100,6 +102,9 @@ def _picture(timeline: Timeline, subjects: dict[str, str], kinds: dict[str, Pain
         body.append(f'<text x="8" y="{y + 17}">{escape(track.name)}</text>')
         body += [_bar(span, y, scale, subjects[span.subject], kinds[span.kind]) for span in track.spans]
         y += _ROW_HEIGHT
+        if track.holdings:
+            body += _strip(track, y, scale, subjects)
+            y += _STRIP_HEIGHT
     body += _axis(end_s, scale, y)
     size = f'viewBox="0 0 {_WIDTH} {y + _AXIS_HEIGHT}"'
     return f'<svg {size} role="img" aria-label="timeline">{"".join(body)}</svg>'
@@ -113,6 +118,32 @@ def _bar(span: Span, y: int, scale: float, colour: str, paint: Paint) -> str:
     place = f'x="{x:.2f}" y="{y}" width="{width:.2f}" height="{_ROW_HEIGHT - 6}"'
     look = f'fill="{paint.colour or colour}" fill-opacity="{paint.opacity}"'
     return f'<rect class="bar" {place} {look}><title>{escape(f"{span.name}: {when}{details}")}</title></rect>'
+
+
+def _strip(track: Track, y: int, scale: float, subjects: dict[str, str]) -> list[str]:
+    """The memory that each subject held on a device, over time: the higher, the more."""
+    most_bytes = max(max(holding.nbytes for holding in track.holdings), 1)
+    height = _STRIP_HEIGHT - 6
+    width = _WIDTH - _LABEL_WIDTH - 10
+    return [
+        f'<rect class="row" x="{_LABEL_WIDTH}" y="{y}" width="{width}" height="{height}"/>',
+        f'<text class="tick" x="8" y="{y + 12}">memory</text>',
+        f'<text class="tick" x="8" y="{y + 28}">to {most_bytes / 1e6:.1f} MB</text>',
+        *(
+            _level(holding, y, height, scale, most_bytes, subjects[holding.subject])
+            for holding in track.holdings
+        ),
+    ]
+
+
+def _level(holding: Holding, y: int, height: int, scale: float, most_bytes: int, colour: str) -> str:
+    x = _LABEL_WIDTH + holding.start_s * scale
+    width = max((holding.end_s - holding.start_s) * scale, _MIN_BAR)
+    tall = height * holding.nbytes / most_bytes
+    when = f"{holding.start_s:.3f} s to {holding.end_s:.3f} s"
+    title = escape(f"{holding.subject}: {holding.nbytes / 1e6:.1f} MB of device memory, {when}")
+    place = f'x="{x:.2f}" y="{y + height - tall:.2f}" width="{width:.2f}" height="{tall:.2f}"'
+    return f'<rect class="level" {place} fill="{colour}" fill-opacity="0.6"><title>{title}</title></rect>'
 
 
 def _value(value: object) -> str:

@@ -51,14 +51,37 @@ class Mark:
     details: dict[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """Memory that a subject (a job) held for a while.
+
+    Attributes
+    ----------
+    start_s, end_s
+        Seconds since the timeline's beginning.
+    """
+
+    subject: str
+    start_s: float
+    end_s: float
+    nbytes: int
+
+
 @dataclass(slots=True)
 class Track:
-    """One row: a device or a job."""
+    """One row: a device or a job.
+
+    Attributes
+    ----------
+    holdings
+        Who held how much of a device's memory, drawn as a strip under the row.
+    """
 
     group: str
     name: str
     spans: list[Span] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
+    holdings: list[Holding] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

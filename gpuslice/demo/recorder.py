@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from gpuslice.profiler.timeline import Span, Timeline
+from gpuslice.profiler.timeline import Holding, Span, Timeline
 from gpuslice.sched_core.core.events import Command, Event, Exited, Reported, Submitted, Tell
 from gpuslice.sched_core.switch_cost_model import costs_s
 from gpuslice.verbs import JobInfo
@@ -202,10 +202,11 @@ class Recorder:
         return sum(switch.blackout_s for switch in self.switches) / self.busy_s if self.busy_s else 0.0
 
     def timeline(self) -> Timeline:
-        """Devices with who held them, and jobs with where they were."""
+        """Devices with who held them and how much of their memory, and jobs with where they were."""
         timeline = Timeline()
         for one in self.slices:
             timeline.track("devices", one.device).spans.extend(_spans(one))
+            timeline.track("devices", one.device).holdings.extend(self._holdings(one))
         for job in self.jobs.values():
             track = timeline.track("jobs", job.name)
             waiting_since_s = job.submitted_s
@@ -215,6 +216,18 @@ class Recorder:
                 track.spans.extend(_spans(one))
                 waiting_since_s = one.parked_s if one.parked_s is not None else one.granted_s
         return timeline
+
+    def _holdings(self, one: Slice) -> list[Holding]:
+        """The device memory of the job's state in ``one``: from its resume until its suspend has freed it.
+
+        A suspend says how much that is. A job that ends reports nothing: it has what its last resume brought.
+        """
+        if one.resumed_s is None or one.parked_s is None:
+            return []
+        before = [past.nbytes for past in self.jobs[one.job].slices if past.number < one.number]
+        nbytes = before[-1] if one.ended and before else one.nbytes
+        begin_s = one.granted_s if before else one.resumed_s
+        return [Holding(one.job, begin_s, one.parked_s, nbytes)] if nbytes else []
 
 
 def _spans(one: Slice) -> list[Span]:

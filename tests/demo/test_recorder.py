@@ -92,6 +92,20 @@ def test_spans_never_overlap_on_a_track(recorder: Recorder) -> None:
     assert "parked ms" not in timeline.track("jobs", "a").spans[4].details
 
 
+def test_a_suspend_frees_the_memory_that_the_picture_shows(recorder: Recorder) -> None:
+    tell(recorder)
+    timeline = recorder.timeline()
+    held = timeline.track("devices", "cpu:0").holdings
+    first, second = recorder.jobs["a"].slices
+    # b ended without a suspend, so nobody said how much it had.
+    assert [(one.subject, one.start_s, one.end_s, one.nbytes) for one in held] == [
+        ("a", 1.0, first.parked_s, 10**6),
+        ("a", second.granted_s, second.parked_s, 10**6),
+    ]
+    assert held[0].end_s < held[1].start_s
+    assert not timeline.track("jobs", "a").holdings
+
+
 def test_plain_lines_tell_the_story(recorder: Recorder) -> None:
     output = io.StringIO()
     tell(recorder, Lines(Console(file=output, width=120), recorder, {"a": 20, "b": 9}))

@@ -10,7 +10,7 @@ import pytest
 
 from gpuslice.profiler.html import Table
 from gpuslice.profiler.page import Paint, page, picture
-from gpuslice.profiler.timeline import Span, Timeline
+from gpuslice.profiler.timeline import Holding, Span, Timeline
 
 PAINTS = {"slice": Paint(), "suspend": Paint("#c62828", 0.5)}
 VOID = {"meta"}
@@ -72,6 +72,30 @@ def test_the_picture_by_itself_shows_the_same_bars() -> None:
     ]
     in_page = [attributes for tag, attributes in read(example()).tags if attributes.get("class") == "bar"]
     assert [bar.attrib for bar in bars] == in_page
+
+
+def test_memory_is_a_strip_under_its_device_as_high_as_it_is_much() -> None:
+    timeline = example_timeline()
+    bare = ElementTree.fromstring(picture(timeline, PAINTS))
+    track = timeline.track("devices", "cpu:0")
+    track.holdings += [Holding("<b> & ", 0.0, 1.0, 200_000_000), Holding("<b> & ", 1.5, 2.0, 50_000_000)]
+    root = ElementTree.fromstring(picture(timeline, PAINTS))
+    svg = "{http://www.w3.org/2000/svg}"
+    large, small = (one for one in root.iter(f"{svg}rect") if one.get("class") == "level")
+    assert large.findtext(f"{svg}title") == "<b> & : 200.0 MB of device memory, 0.000 s to 1.000 s"
+    x, y, width, height = (
+        [float(one.get(name, "nan")) for one in (large, small)] for name in ("x", "y", "width", "height")
+    )
+    assert height[0] == pytest.approx(4 * height[1])
+    assert y[0] + height[0] == pytest.approx(y[1] + height[1])
+    assert width[0] == pytest.approx(2 * width[1], abs=0.02)
+    assert x[1] > x[0] + width[0]  # nothing is held in between
+    bar = next(one for one in root.iter(f"{svg}rect") if one.get("class") == "bar")
+    assert float(bar.get("y", "nan")) + float(bar.get("height", "nan")) < y[0]
+    grown = [float(one.get("viewBox", "").split()[3]) for one in (bare, root)]
+    assert grown[1] >= grown[0] + height[0]
+    assert "to 200.0 MB" in [text.text for text in root.iter(f"{svg}text")]
+    assert not [one for one in bare.iter() if one.get("class") == "level"]
 
 
 def test_the_document_is_well_formed_and_says_everything() -> None:
