@@ -235,7 +235,7 @@ class Accepted(Verb, tag="accepted", frozen=True):
     job: str
 
 
-class Standing(Verb, tag="standing", frozen=True):
+class SchedulerStatus(Verb, tag="standing", frozen=True):
     """The scheduler, its devices and jobs, in order of submission; ``job_count`` is that of all."""
 
     pid: int
@@ -311,7 +311,7 @@ Request = (
     | Events
     | Down
 )
-Answer = Accepted | Standing | Ended | History | LogFiles | LogPart | Done | Failed
+Answer = Accepted | SchedulerStatus | Ended | History | LogFiles | LogPart | Done | Failed
 
 _encoder = msgspec.msgpack.Encoder()
 _requests = msgspec.msgpack.Decoder(Request)

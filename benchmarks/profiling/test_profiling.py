@@ -9,7 +9,7 @@ import torch
 
 from gpuslice.config import Settings
 from gpuslice.hooks.profiling import Profiling
-from gpuslice.launch.rank_identity import Place
+from gpuslice.launch.rank_identity import RankIdentity
 from gpuslice.runtime.boundaries import BoundaryCounter
 from gpuslice.runtime.runtime import Runtime
 
@@ -20,10 +20,10 @@ STEP_S = 0.01
 @pytest.mark.parametrize("kind", ["plain", "recorded"])
 def test_step(benchmark: Any, kind: str) -> None:
     boundaries = BoundaryCounter()
-    job = Runtime(Settings(), Place(), boundaries)
+    job = Runtime(Settings(), RankIdentity(), boundaries)
     profiling = Profiling(job)
     if kind == "recorded":
-        boundaries.errand, boundaries.errand_at = profiling.at_boundary, 0
+        boundaries.callback, boundaries.callback_at = profiling.at_boundary, 0
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])
 
     def nothing(_: object) -> None:

@@ -23,7 +23,7 @@ from typing import Any
 
 from gpuslice import config
 from gpuslice.client.client import Client
-from gpuslice.daemon.replay import Story
+from gpuslice.daemon.replay import JournalReplay
 from gpuslice.demo.recorder import Recorder
 from gpuslice.demo.training import SCRIPTS, TRAININGS, Training, steady
 from gpuslice.sched_core.journal.journal import FILE
@@ -67,8 +67,8 @@ def scheduled(trainings: Sequence[Training], device: str, policy: Sequence[str])
         assert all(job is not None and job.exit_code == 0 for job in ended), ended
         digests = {one.name: DIGEST.findall(Path(client.logs(one.name).out).read_text()) for one in trainings}
         recorder = Recorder(begin_s)
-        with Story(directory / FILE) as story:
-            for event, at_s, commands in story.advance():
+        with JournalReplay(directory / FILE) as replay:
+            for event, at_s, commands in replay.advance():
                 recorder.observe(event, at_s, commands)
     return {"total_s": total_s, "digests": digests, "busy_s": recorder.busy_s, **account(recorder)}
 

@@ -14,8 +14,8 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from typing import NoReturn
 
-from gpuslice.agent.boundary_watchdog import Watch
-from gpuslice.agent.handover import Coming, Handovers
+from gpuslice.agent.boundary_watchdog import BoundaryWatchdog
+from gpuslice.agent.handover import HandedDevice, Handovers
 from gpuslice.agent.orders import Orders, Phase
 from gpuslice.agent.scheduler_link import Link
 from gpuslice.checkpoint.switch.record import SwitchRecord
@@ -77,7 +77,7 @@ class Agent:
     """
 
     def __init__(self, runtime: Runtime) -> None:
-        settings, place = runtime.settings, runtime.place
+        settings, rank_identity = runtime.settings, runtime.identity
         if not settings.socket.startswith("ipc://"):
             raise ConfigError(f"{settings.socket!r} is not a local socket", "give an ipc:// endpoint")
         if not settings.job:
@@ -88,8 +88,8 @@ class Agent:
         self._handovers = Handovers(runtime, self._orders, self._report)
         self._standing: Suspended | None = None
         self._began = False
-        self._watch = Watch(runtime.boundaries, lambda: self._orders.asked)
-        identity = f"{settings.job}:{place.rank}"
+        self._watch = BoundaryWatchdog(runtime.boundaries, lambda: self._orders.asked)
+        identity = f"{settings.job}:{rank_identity.rank}"
         self._link = Link(
             settings.socket,
             identity,
@@ -113,7 +113,7 @@ class Agent:
         self._link.send(Resumed(epoch=order.epoch, boundary=self._boundaries.count, stages_s={}))
         self._orders.listen()
         self._watch.start()
-        if self._runtime.place.rank == 0:
+        if self._runtime.identity.rank == 0:
             report_skew(self._profiled)
 
     def at_boundary(self, boundary: int) -> Sequence[int]:
@@ -192,9 +192,9 @@ class Agent:
             elif self._come_back(order):
                 return
 
-    def _come_back(self, called: Resume | Coming | None) -> bool:
+    def _come_back(self, called: Resume | HandedDevice | None) -> bool:
         """Resume, as called or where the job was; whether that worked (if nobody called it has to)."""
-        order, taker = called if isinstance(called, Coming) else (called, None)
+        order, taker = called if isinstance(called, HandedDevice) else (called, None)
         if order is None:
             self._report(self._orders.decline("a signal asks the script to end"))
         try:
@@ -204,7 +204,7 @@ class Agent:
                 end(error)
             if order is None or not isinstance(error, _STILL_PARKED):
                 raise
-            if isinstance(called, Coming):
+            if isinstance(called, HandedDevice):
                 self._report(self._orders.decline(error.message))
             else:
                 self._refuse(error, running=False)
@@ -247,12 +247,12 @@ class Agent:
     # What follows runs in the I/O thread.
 
     def _greeting(self) -> list[FromAgent]:
-        place = self._runtime.place
+        identity = self._runtime.identity
         hello = Hello(
             version=PROTOCOL_VERSION,
             job=self._runtime.settings.job,
-            rank=place.rank,
-            world_size=place.world_size,
+            rank=identity.rank,
+            world_size=identity.world_size,
             pid=os.getpid(),
             boundary=self._boundaries.count,
             epoch=self._orders.epoch,

@@ -27,7 +27,7 @@ _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib"
 _REMEDY = "call gpuslice.boundary() between two mini-batches; docs/hooks.md says what is a boundary by itself"
 
 
-class Watch:
+class BoundaryWatchdog:
     """Looks at the main thread of a job.
 
     Parameters
@@ -102,11 +102,11 @@ class Watch:
                 self._since = now_s, busy_s
 
     def _name(self, frame: FrameType, what: str) -> None:
-        place = _place(frame)
-        self.stuck = f"at {place}"
+        location = _location(frame)
+        self.stuck = f"at {location}"
         if what not in self._told:
             self._told.add(what)
-            self._tell(f"the script {what}: its main thread is at {place}", _REMEDY)
+            self._tell(f"the script {what}: its main thread is at {location}", _REMEDY)
 
 
 def _stack(frame: FrameType | None) -> Iterator[FrameType]:
@@ -129,7 +129,7 @@ def _is_users(frame: FrameType) -> bool:
     return not name.startswith((*_LIBRARIES, "<frozen")) and not _module(frame).startswith("torch.")
 
 
-def _place(frame: FrameType) -> str:
+def _location(frame: FrameType) -> str:
     """File, line and function of the innermost frame that is the user's, not a library's."""
     found = next(filter(_is_users, _stack(frame)), frame)
     code = found.f_code

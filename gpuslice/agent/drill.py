@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 
 from gpuslice import config
-from gpuslice.agent.boundary_watchdog import Watch
+from gpuslice.agent.boundary_watchdog import BoundaryWatchdog
 from gpuslice.errors import ConfigError, GpusliceError
 from gpuslice.runtime.boundaries import NEVER
 from gpuslice.runtime.ending import end, undisturbed, whole_or_ended
@@ -37,7 +37,7 @@ class Drill:
         """Check the RAM disk before training begins, and ask for the first boundary."""
         _ = self._runtime.ramdisk
         self._ask(self._runtime.boundary)
-        Watch(self._runtime.boundaries).start()
+        BoundaryWatchdog(self._runtime.boundaries).start()
 
     def at_boundary(self, boundary: int) -> Sequence[int]:
         """Suspend and resume; ends the job, by an error's exit code, if that is not possible."""

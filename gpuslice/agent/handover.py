@@ -19,7 +19,7 @@ from gpuslice.runtime.runtime import Runtime
 from gpuslice.wire import Cancel, Expect, FromAgent, Resume
 
 
-class Coming(NamedTuple):
+class HandedDevice(NamedTuple):
     """What a rank does that was handed a device.
 
     Attributes
@@ -27,7 +27,7 @@ class Coming(NamedTuple):
     order
         The lease, as if it had been sent.
     taker
-        The passage to the one that is still leaving; ``None``: it has left.
+        The connection to the one that is still leaving; ``None``: it has left.
     """
 
     order: Resume
@@ -60,7 +60,7 @@ class Handovers:
         directory = self._runtime.ramdisk.home(heir.job, 0)  # whoever expects a device has one rank
         return Successor(directory, terms, overlapped=device.duplex)
 
-    def await_order(self) -> Resume | Cancel | Coming | None:
+    def await_order(self) -> Resume | Cancel | HandedDevice | None:
         """Wait for a lease, the end or a device; ``None`` if a signal asks the script to end."""
         while True:
             expected = self._orders.expected
@@ -71,7 +71,7 @@ class Handovers:
             if self._orders.called:
                 return self._orders.await_order()
 
-    def _await_giver(self, expected: Expect) -> Coming | None:
+    def _await_giver(self, expected: Expect) -> HandedDevice | None:
         """Wait at the door until somebody has come through; ``None`` if something else comes first."""
         terms = Terms(giver=expected.giver, taker=self._job, epoch=expected.epoch, device=expected.device)
         try:
@@ -83,12 +83,12 @@ class Handovers:
             self._send(self._orders.decline(error.message))
         return None
 
-    def _meet(self, expected: Expect, taker: Taker) -> Coming | None:
+    def _meet(self, expected: Expect, taker: Taker) -> HandedDevice | None:
         order = Resume(epoch=expected.epoch, device=expected.device)
         device = self._runtime.device
         if device.duplex and str(device.name) == expected.device and taker.offered_bytes:
             if self._orders.come(expected):
-                return Coming(order, taker)
+                return HandedDevice(order, taker)
             taker.back()
             taker.close()
             return None
@@ -99,5 +99,5 @@ class Handovers:
             if not taker.vacated:
                 taker.back()
             elif self._orders.come(expected):
-                return Coming(order, None)
+                return HandedDevice(order, None)
         return None

@@ -9,7 +9,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from gpuslice.verbs import DeviceInfo, JobInfo, SliceInfo, Standing
+from gpuslice.verbs import DeviceInfo, JobInfo, SchedulerStatus, SliceInfo
 
 from . import tables
 
@@ -40,7 +40,7 @@ _COLUMNS = {
 }
 
 
-def picture(standing: Standing, width: int, height: int, notice: str = "") -> RenderableType:
+def picture(status: SchedulerStatus, width: int, height: int, notice: str = "") -> RenderableType:
     """How things stand, in at most ``height`` lines where that is possible.
 
     Parameters
@@ -50,26 +50,26 @@ def picture(standing: Standing, width: int, height: int, notice: str = "") -> Re
     notice
         Said in the first line.
     """
-    colours = {job.id: _COLOURS[place % len(_COLOURS)] for place, job in enumerate(standing.jobs)}
-    queues = _queues(standing.jobs, colours)
-    room = max(1, height - _FRAME - len(standing.devices) - queues.row_count)
+    colours = {job.id: _COLOURS[index % len(_COLOURS)] for index, job in enumerate(status.jobs)}
+    queues = _queues(status.jobs, colours)
+    room = max(1, height - _FRAME - len(status.devices) - queues.row_count)
     return Group(
-        _headline(standing, notice),
+        _headline(status, notice),
         "",
-        _devices(standing, colours),
+        _devices(status, colours),
         "",
         queues,
         "",
-        _jobs(standing, colours, room, width),
+        _jobs(status, colours, room, width),
     )
 
 
-def _headline(standing: Standing, notice: str) -> Text:
-    ended = sum(job.ended for job in standing.jobs)
-    on = sum(bool(job.devices) and not job.ended for job in standing.jobs)
+def _headline(status: SchedulerStatus, notice: str) -> Text:
+    ended = sum(job.ended for job in status.jobs)
+    on = sum(bool(job.devices) and not job.ended for job in status.jobs)
     line = Text.assemble(
         ("gpuslice", "bold"),
-        f"  {standing.policy}  {on} on devices, {len(standing.jobs) - on - ended} waiting, {ended} ended",
+        f"  {status.policy}  {on} on devices, {len(status.jobs) - on - ended} waiting, {ended} ended",
         ("  q ends", "dim"),
     )
     if notice:
@@ -77,27 +77,27 @@ def _headline(standing: Standing, notice: str) -> Text:
     return line
 
 
-def _devices(standing: Standing, colours: dict[str, str]) -> Table:
+def _devices(status: SchedulerStatus, colours: dict[str, str]) -> Table:
     table = _table("DEVICE", _STRIP, "HELD BY")
-    states = {job.id: job.state for job in standing.jobs}
-    for device in standing.devices:
+    states = {job.id: job.state for job in status.jobs}
+    for device in status.devices:
         holders = Text(", ").join(
             Text.assemble((job, colours.get(job, "")), f" {states.get(job, '')}") for job in device.jobs
         )
-        table.add_row(device.name, _device_strip(device, standing, colours), holders or Text("free", "dim"))
+        table.add_row(device.name, _device_strip(device, status, colours), holders or Text("free", "dim"))
     return table
 
 
-def _device_strip(device: DeviceInfo, standing: Standing, colours: dict[str, str]) -> Text:
+def _device_strip(device: DeviceInfo, status: SchedulerStatus, colours: dict[str, str]) -> Text:
     """One character per moment: how much of it the device was held, in the colour of who held it most."""
     strip = Text()
-    since_s = standing.now_s - WINDOW_S
+    since_s = status.now_s - WINDOW_S
     slices = {
         job.id: [one for one in job.recent if device.name in one.devices and not _over(one, since_s)]
-        for job in standing.jobs
+        for job in status.jobs
     }
     held = {job: found for job, found in slices.items() if found}
-    for begin_s, end_s in _moments(standing.now_s):
+    for begin_s, end_s in _columns(status.now_s):
         shares = {job: _share(found, begin_s, end_s) for job, found in held.items()}
         most = max(shares, key=lambda job: shares[job], default="")
         strip.append(_height(min(1.0, sum(shares.values()))), colours.get(most, ""))
@@ -123,11 +123,11 @@ def _names(jobs: Sequence[JobInfo], colours: dict[str, str]) -> Text:
     return Text(" ").join(Text(f"{job.id} (held)" if job.held else job.id, colours[job.id]) for job in jobs)
 
 
-def _jobs(standing: Standing, colours: dict[str, str], room: int, width: int) -> Table:
+def _jobs(status: SchedulerStatus, colours: dict[str, str], room: int, width: int) -> Table:
     """The jobs, those on devices first, the ended last; as much of each as ``width`` has room for."""
     shown = [column for column, least in _COLUMNS.items() if width >= least]
     table = _table(*shown)
-    ordered = sorted(standing.jobs, key=lambda job: (job.ended, not job.devices))
+    ordered = sorted(status.jobs, key=lambda job: (job.ended, not job.devices))
     for job in ordered[:room]:
         cells: dict[str, RenderableType] = {
             "JOB": Text(job.id, colours[job.id]),
@@ -141,7 +141,7 @@ def _jobs(standing: Standing, colours: dict[str, str], room: int, width: int) ->
             "SWITCH": tables.switch(job),
             "ETA": tables.duration(job.eta_s),
             "DEADLINE": tables.deadline(job),
-            _STRIP: _job_strip(job, standing.now_s, colours[job.id]),
+            _STRIP: _job_strip(job, status.now_s, colours[job.id]),
         }
         table.add_row(*(cells[column] for column in shown))
     if len(ordered) > room:
@@ -158,11 +158,11 @@ def _progress(job: JobInfo) -> RenderableType:
 
 def _job_strip(job: JobInfo, now_s: float, colour: str) -> Text:
     """One character per moment: how much of it the job had devices."""
-    heights = (_height(_share(job.recent, begin_s, end_s)) for begin_s, end_s in _moments(now_s))
+    heights = (_height(_share(job.recent, begin_s, end_s)) for begin_s, end_s in _columns(now_s))
     return Text("".join(heights), colour)
 
 
-def _moments(now_s: float) -> Iterable[tuple[float, float]]:
+def _columns(now_s: float) -> Iterable[tuple[float, float]]:
     length_s = WINDOW_S / STRIP
     return ((now_s - (STRIP - n) * length_s, now_s - (STRIP - n - 1) * length_s) for n in range(STRIP))
 

@@ -35,13 +35,13 @@ def ps(*, as_json: bool = False, watch: bool = False, state_dir: str | Path | No
     pause = threading.Event()
     with connect(state_dir) as client:
         while True:
-            standing = client.status()
+            status = client.status()
             if watch and sys.stdout.isatty():
                 sys.stdout.write(_CLEAR)
             if as_json:
-                print(msgspec.json.encode(msgspec.structs.asdict(standing)).decode(), flush=True)
+                print(msgspec.json.encode(msgspec.structs.asdict(status)).decode(), flush=True)
             else:
-                tables.show(tables.jobs(standing.jobs))
+                tables.show(tables.jobs(status.jobs))
             if not watch:
                 return 0
             pause.wait(_REFRESH_S)

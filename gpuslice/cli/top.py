@@ -44,15 +44,15 @@ def watch(client: Client, interval_s: float, quit_within: Callable[[float], bool
     from .dashboard import picture
 
     console = Console()
-    standing = client.status()
+    status = client.status()
     with Live(console=console, screen=True, auto_refresh=False, vertical_overflow="crop") as live:
         notice = ""
         while True:
-            live.update(picture(standing, console.width, console.height, notice), refresh=True)
+            live.update(picture(status, console.width, console.height, notice), refresh=True)
             if quit_within(interval_s):
                 return
             try:
-                standing, notice = client.status(), ""
+                status, notice = client.status(), ""
             except EnvironmentUnusableError as error:
                 notice = error.message  # another scheduler may come
 

@@ -22,7 +22,7 @@ from gpuslice.errors import (
     UsageError,
 )
 from gpuslice.types import checked, is_word
-from gpuslice.verbs import Answer, EventInfo, JobInfo, LogFiles, Request, Standing
+from gpuslice.verbs import Answer, EventInfo, JobInfo, LogFiles, Request, SchedulerStatus
 from gpuslice.wire import MAX_MESSAGE_BYTES
 
 #: How often a client that waits looks whether there is still a scheduler, and asks again.
@@ -58,7 +58,7 @@ class Client:
         connect: str | None = None,
         curve_keys: str | Path | None = None,
     ) -> None:
-        self._reach = connection.find(state_dir, connect, curve_keys)
+        self._connection = connection.find(state_dir, connect, curve_keys)
         self._context = zmq.Context()
         self._clock = MonotonicClock()
 
@@ -169,13 +169,13 @@ class Client:
             self._ask(verbs.Admission(job=job), verbs.Done)
         return job
 
-    def status(self) -> Standing:
+    def status(self) -> SchedulerStatus:
         """The scheduler, its devices and all jobs."""
-        standing = self._ask(verbs.Status(), verbs.Standing)
-        jobs = list(standing.jobs)
-        while len(jobs) < standing.job_count:
-            jobs += self._ask(verbs.Status(after=len(jobs)), verbs.Standing).jobs
-        return msgspec.structs.replace(standing, jobs=tuple(jobs))
+        status = self._ask(verbs.Status(), verbs.SchedulerStatus)
+        jobs = list(status.jobs)
+        while len(jobs) < status.job_count:
+            jobs += self._ask(verbs.Status(after=len(jobs)), verbs.SchedulerStatus).jobs
+        return msgspec.structs.replace(status, jobs=tuple(jobs))
 
     def jobs(self) -> list[JobInfo]:
         """All jobs, in order of submission."""
@@ -231,7 +231,7 @@ class Client:
 
         Returns when their processes and its own have ended; by TCP, when it says that it leaves.
         """
-        with self._reach.until_gone():
+        with self._connection.awaiting_exit():
             self._ask(verbs.Down(drain=drain), verbs.Done)
 
     def _ask(self, request: Request, kind: type[_A]) -> _A:
@@ -241,7 +241,7 @@ class Client:
 
     def _await(self, request: Request, kind: type[_A], timeout_s: float | None) -> _A | None:
         """Ask and wait. Whoever waits for a job asks again: a new scheduler may have taken over meanwhile."""
-        self._reach.look()
+        self._connection.check_listener()
         frames = verbs.encode(checked(request))
         if len(frames[1]) > MAX_MESSAGE_BYTES:
             raise UsageError(
@@ -252,17 +252,17 @@ class Client:
         with self._context.socket(zmq.DEALER) as dealer:
             dealer.setsockopt(zmq.LINGER, 0)
             try:
-                self._reach.dial(dealer)
+                self._connection.connect_to(dealer)
                 dealer.send_multipart(frames)
-                while not self._reach.listen(dealer, self._pause_ms(ends_s)):
+                while not self._connection.wait_answer(dealer, self._pause_ms(ends_s)):
                     if ends_s is not None and self._clock.now() >= ends_s:
                         return None
-                    self._reach.look()
+                    self._connection.check_listener()
                     if isinstance(request, verbs.Wait | verbs.Admission):
                         dealer.send_multipart(frames)
                 return _expect(verbs.decode_answer(dealer.recv_multipart()), kind)
             finally:
-                self._reach.hang_up(dealer)
+                self._connection.release(dealer)
 
     def _pause_ms(self, ends_s: float | None) -> int:
         if ends_s is None:

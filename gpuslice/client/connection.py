@@ -28,26 +28,26 @@ _FAILED = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 _FAILED |= zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 
 
-class Reach(Protocol):
+class Connection(Protocol):
     """A way to a scheduler."""
 
-    def dial(self, dealer: zmq.Socket[bytes]) -> None:
+    def connect_to(self, dealer: zmq.Socket[bytes]) -> None:
         """Connect; returns at once, whether or not anybody is there."""
         ...
 
-    def hang_up(self, dealer: zmq.Socket[bytes]) -> None:
-        """Give back what ``dial`` took, before the socket is closed."""
+    def release(self, dealer: zmq.Socket[bytes]) -> None:
+        """Give back what ``connect_to`` took, before the socket is closed."""
         ...
 
-    def look(self) -> None:
+    def check_listener(self) -> None:
         """Raise ``EnvironmentUnusableError`` if nobody listens; ZeroMQ would wait for somebody to come."""
         ...
 
-    def listen(self, dealer: zmq.Socket[bytes], wait_ms: int) -> bool:
+    def wait_answer(self, dealer: zmq.Socket[bytes], wait_ms: int) -> bool:
         """Whether an answer can be read within ``wait_ms``."""
         ...
 
-    def until_gone(self) -> AbstractContextManager[None]:
+    def awaiting_exit(self) -> AbstractContextManager[None]:
         """Within it the scheduler says that it leaves; at the end of the block its process has ended.
 
         As far as that can be seen from here.
@@ -55,22 +55,22 @@ class Reach(Protocol):
         ...
 
 
-class Local:
+class LocalConnection:
     """The sockets of a state directory; the kernel vouches for both sides."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
-    def dial(self, dealer: zmq.Socket[bytes]) -> None:
+    def connect_to(self, dealer: zmq.Socket[bytes]) -> None:
         dealer.connect(f"ipc://{self._directory / CLIENT_SOCKET}")
 
-    def hang_up(self, dealer: zmq.Socket[bytes]) -> None:
+    def release(self, dealer: zmq.Socket[bytes]) -> None:
         """There is nothing to give back."""
 
-    def look(self) -> None:
-        self._look()
+    def check_listener(self) -> None:
+        self._listener_pid()
 
-    def _look(self) -> int:
+    def _listener_pid(self) -> int:
         """Who listens: a process, or 0 if it is of another PID namespace."""
         with socket.socket(socket.AF_UNIX) as probe:
             try:
@@ -86,12 +86,12 @@ class Local:
             f"no scheduler runs in {self._directory}", "start one with `gpuslice up`"
         )
 
-    def listen(self, dealer: zmq.Socket[bytes], wait_ms: int) -> bool:
+    def wait_answer(self, dealer: zmq.Socket[bytes], wait_ms: int) -> bool:
         return bool(dealer.poll(wait_ms))
 
     @contextmanager
-    def until_gone(self) -> Iterator[None]:
-        pid = self._look()
+    def awaiting_exit(self) -> Iterator[None]:
+        pid = self._listener_pid()
         if not pid:
             yield
             with (self._directory / LOCK).open() as lock:
@@ -111,7 +111,7 @@ class Local:
             os.close(process)
 
 
-class Remote:
+class RemoteConnection:
     """A TCP endpoint; CURVE keys vouch for both sides.
 
     Parameters
@@ -133,7 +133,7 @@ class Remote:
         self._scheduler, self._own = curve.client_keys(keys)
         self._monitor: zmq.Socket[bytes] | None = None
 
-    def dial(self, dealer: zmq.Socket[bytes]) -> None:
+    def connect_to(self, dealer: zmq.Socket[bytes]) -> None:
         dealer.setsockopt(zmq.IPV6, ":" in self._address[0])
         dealer.setsockopt(zmq.CURVE_SERVERKEY, self._scheduler)
         dealer.setsockopt(zmq.CURVE_PUBLICKEY, self._own.public)
@@ -141,13 +141,13 @@ class Remote:
         self._monitor = dealer.get_monitor_socket(_FAILED)
         dealer.connect(self._endpoint)
 
-    def hang_up(self, dealer: zmq.Socket[bytes]) -> None:
+    def release(self, dealer: zmq.Socket[bytes]) -> None:
         if self._monitor is not None:
             dealer.disable_monitor()
             self._monitor.close()
             self._monitor = None
 
-    def look(self) -> None:
+    def check_listener(self) -> None:
         host, port = self._address
         try:
             socket.create_connection((host, int(port)), timeout=_PROBE_S).close()
@@ -156,7 +156,7 @@ class Remote:
                 f"no scheduler listens at {self._endpoint}", "start one with `gpuslice up --bind`"
             ) from error
 
-    def listen(self, dealer: zmq.Socket[bytes], wait_ms: int) -> bool:
+    def wait_answer(self, dealer: zmq.Socket[bytes], wait_ms: int) -> bool:
         monitor = self._monitor
         poller = zmq.Poller()
         for source in (dealer, monitor):
@@ -171,7 +171,7 @@ class Remote:
             )
         return dealer in ready
 
-    def until_gone(self) -> AbstractContextManager[None]:
+    def awaiting_exit(self) -> AbstractContextManager[None]:
         """The scheduler's last word has to do."""
         return nullcontext()
 
@@ -181,7 +181,7 @@ def find(
     connect: str | None = None,
     curve_keys: str | Path | None = None,
     environ: Mapping[str, str] | None = None,
-) -> Reach:
+) -> Connection:
     """The scheduler that is meant: at ``connect``, in ``state_dir``, else as the environment says.
 
     Raises
@@ -195,10 +195,10 @@ def find(
     if not connect and not state_dir:
         connect = environ.get(CONNECT)
     if not connect:
-        return Local(config.state_directory(state_dir, environ))
+        return LocalConnection(config.state_directory(state_dir, environ))
     keys = curve_keys or environ.get(CURVE_KEYS)
     if not keys:
         raise UsageError(
             f"{connect} without keys", f"name a directory of keys: --curve-keys, or {CURVE_KEYS}"
         )
-    return Remote(connect, Path(keys))
+    return RemoteConnection(connect, Path(keys))

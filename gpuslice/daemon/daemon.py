@@ -13,7 +13,7 @@ from gpuslice.clock import ContinuedClock
 from gpuslice.config import load
 from gpuslice.daemon import event_log
 from gpuslice.daemon.journal_recovery import open_journal
-from gpuslice.daemon.observer import Witness
+from gpuslice.daemon.observer import EventObserver
 from gpuslice.daemon.scheduler_setup import Setup
 from gpuslice.errors import EnvironmentUnusableError, GpusliceError
 from gpuslice.memory import available_bytes
@@ -72,14 +72,14 @@ def serve(
         journal.append(event, now, quiet=not commands)
 
     def see(event: Event, now: float, commands: Sequence[Command]) -> None:
-        witness.note(event, now, commands)
-        witness.tell(event)
+        observer.note(event, now, commands)
+        observer.tell(event)
         if desk is not None:
             desk.notify()
 
     desk: Desk | None = None
     core = setup.make_core()
-    witness = Witness(core)
+    observer = EventObserver(core)
     clock = ContinuedClock()
     with (
         _used(directory),
@@ -95,7 +95,7 @@ def serve(
             witness=see,
         ) as scheduler,
         event_log.kept_in(directory),
-        _metrics(witness, core, setup, metrics_port),
+        _metrics(observer, core, setup, metrics_port),
         open_journal(directory, setup, accept_loss=accept_loss, warn=warn) as journal,
     ):
         replay = Replay(journal, core, setup.make_core)
@@ -105,7 +105,7 @@ def serve(
             replay.repeat()
 
         scheduler.mend = mend
-        scheduler.take_over(_lived(replay, clock), witness.note)
+        scheduler.take_over(_lived(replay, clock), observer.note)
         scheduler.set_aside([one.noted() for one in replay.rejected.values()])
         if replay.rejected:
             warn(_left_out(replay))
@@ -119,10 +119,10 @@ def serve(
         limit_prestart()
         scheduler.chores.add(limit_prestart)
         scheduler.attend(signalled, lambda: None)
-        scheduler.chores.add(witness.write)
+        scheduler.chores.add(observer.write)
         scheduler.chores.add(journal.tidy_up)
         scheduler.chores.add(_collect_garbage)
-        overview = Overview(core, witness.chronicle, policy=setup.policy, pid=os.getpid())
+        overview = Overview(core, observer.chronicle, policy=setup.policy, pid=os.getpid())
         desk = Desk(scheduler, directory, journal, overview, tcp=tcp)
         known = {"pid": os.getpid(), "devices": list(map(str, setup.devices)), "policy": setup.policy}
         event_log.tell("started", "the scheduler can be used", details={**known, "endpoints": desk.endpoints})
@@ -160,9 +160,9 @@ def _used(directory: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        place = directory if error.filename is None else error.filename
+        path = directory if error.filename is None else error.filename
         raise EnvironmentUnusableError(
-            f"cannot use {place}: {error.strerror or error}",
+            f"cannot use {path}: {error.strerror or error}",
             "make room or see to its permissions, or choose another --state-dir",
         ) from error
 
@@ -204,15 +204,15 @@ def _collect_garbage() -> None:
 
 
 @contextmanager
-def _metrics(witness: Witness, core: Core, setup: Setup, port: int | None) -> Iterator[None]:
+def _metrics(observer: EventObserver, core: Core, setup: Setup, port: int | None) -> Iterator[None]:
     """Count for Prometheus, if that is wanted."""
     if port is None:
         yield
         return
     from gpuslice.daemon import metrics  # late: it takes longer to import than all the rest
 
-    witness.metrics = metrics.Metrics(core, witness.chronicle, setup.policy)
-    with metrics.served(witness.metrics, port) as taken:
+    observer.metrics = metrics.Metrics(core, observer.chronicle, setup.policy)
+    with metrics.served(observer.metrics, port) as taken:
         url = f"http://{metrics.ADDRESS}:{taken}/metrics"
         event_log.tell("metrics", f"metrics are served at {url}", details={"url": url})
         yield

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from gpuslice.daemon.metrics import Metrics
 
 
-class Witness:
+class EventObserver:
     """Around ``core``.
 
     Attributes

@@ -15,8 +15,8 @@ from gpuslice.sched_core.journal.journal import Journal
 from gpuslice.sched_core.journal.replay import Replay, SetAside
 
 
-class Story:
-    """The story so far; a context manager.
+class JournalReplay:
+    """The events replayed so far; a context manager.
 
     Parameters
     ----------
@@ -50,7 +50,7 @@ class Story:
         self.core = make_core()
         self._replay = Replay(self._journal, self.core, make_core)
 
-    def __enter__(self) -> Story:
+    def __enter__(self) -> JournalReplay:
         return self
 
     def __exit__(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpuslice.daemon.replay import Story
+from gpuslice.daemon.replay import JournalReplay
 from gpuslice.profiler.timeline import Flow, Mark, Span, Timeline, Track
 from gpuslice.sched_core.jobs.states import HOLDING
 from gpuslice.sched_core.live.job_history import Chronicle, Phase
@@ -44,16 +44,16 @@ def read(path: Path) -> Run:
     JournalError
         If it cannot be read.
     """
-    with Story(path) as story:
-        chronicle = Chronicle(story.core)
+    with JournalReplay(path) as replay:
+        chronicle = Chronicle(replay.core)
         phases: list[Phase] = []
-        moments: list[float] = []
-        for event, now, commands in story.advance():
+        times: list[float] = []
+        for event, now, commands in replay.advance():
             phases += chronicle.note(event, now, commands)
-            moments = [moments[0] if moments else now, now]
-        begin_s, end_s = moments or (0.0, 0.0)
+            times = [times[0] if times else now, now]
+        begin_s, end_s = times or (0.0, 0.0)
         phases += chronicle.open_phases(end_s)
-        return Run(tuple(map(str, story.core.devices)), tuple(phases), begin_s, end_s)
+        return Run(tuple(map(str, replay.core.devices)), tuple(phases), begin_s, end_s)
 
 
 def timeline(run: Run) -> Timeline:

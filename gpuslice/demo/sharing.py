@@ -12,7 +12,7 @@ from gpuslice.client.client import Client
 from gpuslice.clock import Clock
 from gpuslice.config import variable
 from gpuslice.daemon import background_start
-from gpuslice.daemon.replay import Story
+from gpuslice.daemon.replay import JournalReplay
 from gpuslice.errors import EnvironmentUnusableError
 from gpuslice.sched_core.journal.journal import FILE
 from gpuslice.sched_core.live.processes import uninterrupted
@@ -57,7 +57,7 @@ def run_sharing(
     with (
         tempfile.TemporaryDirectory(prefix="gpuslice-demo-", dir=tmpfs) as ramdisk,
         _scheduler(device, quantum_s, directory) as client,
-        Story(directory / FILE) as story,
+        JournalReplay(directory / FILE) as replay,
     ):
         environ = {**steady(os.environ), variable("ramdisk_dir"): ramdisk}
         unfinished = [
@@ -67,7 +67,7 @@ def run_sharing(
         ends_s = clock.now() + _PATIENCE_S
         while unfinished:
             ended = client.wait(unfinished[0], _LOOK_AGAIN_S)
-            for event, at_s, commands in story.advance():
+            for event, at_s, commands in replay.advance():
                 observe(event, at_s, commands)
             jobs = client.jobs()
             look(jobs)

@@ -15,7 +15,7 @@ from gpuslice.checkpoint.discover.heap import hide_imports
 from gpuslice.errors import GpusliceError, UsageError
 from gpuslice.hooks import process_groups, profiling
 from gpuslice.hooks.hooks import count_boundaries
-from gpuslice.launch.rank_identity import ARMED, Place
+from gpuslice.launch.rank_identity import ARMED, RankIdentity
 from gpuslice.runtime import foreign_processes, uncaught
 from gpuslice.runtime.boundaries import NEVER, BoundaryCounter, Controller
 from gpuslice.runtime.current import renew, runtime
@@ -83,16 +83,16 @@ def join(rank: int, world_size: int) -> None:
         As `install`.
     """
     try:
-        place = Place.in_group(rank, world_size, os.environ)
+        identity = RankIdentity.in_group(rank, world_size, os.environ)
         os.environ[ARMED] = f"{rank} {os.getpid()}"
         if _ranks_pid == os.getpid():
             if "RANK" not in os.environ:
-                _check_ranks(runtime(), place)
-                runtime().take_place(place)
+                _check_ranks(runtime(), identity)
+                runtime().set_rank(identity)
             return
         uncaught.install()
-        job = renew(place)
-        _check_ranks(job, place)
+        job = renew(identity)
+        _check_ranks(job, identity)
         if job.settings.profile:
             profiling.install(job)
         _begin(job)
@@ -106,12 +106,12 @@ def _joined(rank: int, world_size: int) -> None:
         join(rank, world_size)
 
 
-def _check_ranks(job: Runtime, place: Place) -> None:
-    if job.settings.socket and job.settings.ranks != place.world_size:
+def _check_ranks(job: Runtime, identity: RankIdentity) -> None:
+    if job.settings.socket and job.settings.ranks != identity.world_size:
         raise UsageError(
-            f"the script makes a process group of {place.world_size} ranks, but its job has "
+            f"the script makes a process group of {identity.world_size} ranks, but its job has "
             f"{job.settings.ranks} device{'' if job.settings.ranks == 1 else 's'}",
-            f"submit it with --devices {place.world_size}",
+            f"submit it with --devices {identity.world_size}",
         )
 
 

@@ -34,7 +34,7 @@ def install(runtime: Runtime) -> None:
     for kind in (dataloader._SingleProcessDataLoaderIter, dataloader._MultiProcessingDataLoaderIter):
         kind._next_data = profiling.timed(kind._next_data)  # type: ignore[method-assign]
     register_optimizer_step_post_hook(profiling.stepped)
-    runtime.boundaries.errand, runtime.boundaries.errand_at = profiling.at_boundary, 0
+    runtime.boundaries.callback, runtime.boundaries.callback_at = profiling.at_boundary, 0
     at_end(profiling.write, os.getpid())
 
 
@@ -96,7 +96,7 @@ class Profiling:
         boundaries = self._runtime.boundaries
         self._recorder.boundary(boundary if boundaries.explicit else boundaries.steps)
         if self._wanted and self._recorder.intervals >= self._wanted:
-            boundaries.errand = None
+            boundaries.callback = None
             self.write(os.getpid())
             say(f"{self._wanted} steps are recorded; the script ends here")
             sys.exit(0)
@@ -109,8 +109,8 @@ class Profiling:
         if self._recorder is None:
             self._recorder = StepRecorder()
         self._memory.tensors_bytes = self._tensors_bytes()
-        recording = self._recorder.finish(self._runtime.place.rank, self._optimizers.skew())
-        path = rank_path(Path(self._runtime.settings.profile), self._runtime.place.rank)
+        recording = self._recorder.finish(self._runtime.identity.rank, self._optimizers.skew())
+        path = rank_path(Path(self._runtime.settings.profile), self._runtime.identity.rank)
         draft = draft_path(path)
         try:
             draft.write_bytes(msgspec.json.encode(recording))

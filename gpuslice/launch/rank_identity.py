@@ -14,7 +14,7 @@ ARMED = "GPUSLICE_ARMED"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RankIdentity:
     """Which of its job's processes this one is, as torchrun and others tell it in the environment."""
 
     rank: int = 0
@@ -23,7 +23,7 @@ class Place:
     local_world_size: int = 1
 
     @classmethod
-    def from_environ(cls, environ: Mapping[str, str]) -> Place:
+    def from_environ(cls, environ: Mapping[str, str]) -> RankIdentity:
         """Read ``RANK``, ``LOCAL_RANK``, ``WORLD_SIZE``, ``LOCAL_WORLD_SIZE``; without them it is alone.
 
         Without ``LOCAL_WORLD_SIZE`` all ranks are on this node.
@@ -38,7 +38,7 @@ class Place:
         return cls(rank, _stated(environ, "LOCAL_RANK", rank), world_size, local_world_size)
 
     @classmethod
-    def in_group(cls, rank: int, world_size: int, environ: Mapping[str, str]) -> Place:
+    def in_group(cls, rank: int, world_size: int, environ: Mapping[str, str]) -> RankIdentity:
         """Of a process group's member. What launchers say besides its rank is taken as far as it fits.
 
         Where nobody says which rank of its node it is, all ranks are on this one.

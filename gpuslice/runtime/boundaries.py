@@ -62,8 +62,8 @@ class BoundaryCounter:
     save_at, saver
         The first boundary that concerns ``saver``, and whom to call there (after the controller): it takes
         checkpoints and sets ``save_at`` anew.
-    errand_at, errand
-        The first boundary at which ``errand`` is called, which sets ``errand_at`` anew: something that is to
+    callback_at, callback
+        The first boundary at which ``callback`` is called, which sets ``callback_at`` anew: something to
         be done once the training is under way.
     """
 
@@ -73,12 +73,12 @@ class BoundaryCounter:
         "_calls_since",
         "_steps_since_fetch",
         "amid_graphs",
+        "callback",
+        "callback_at",
         "calls_count",
         "compiled_step",
         "controller",
         "count",
-        "errand",
-        "errand_at",
         "explicit",
         "hooked",
         "save_at",
@@ -96,8 +96,8 @@ class BoundaryCounter:
         self.controller: Controller | None = None
         self.save_at = NEVER
         self.saver: Callable[[int], None] | None = None
-        self.errand_at = NEVER
-        self.errand: Callable[[int], None] | None = None
+        self.callback_at = NEVER
+        self.callback: Callable[[int], None] | None = None
         self._by_hooks = True
         self._steps_since_fetch = LOADERLESS_STEPS
         self._backwards_since_step = STEPLESS_BACKWARDS
@@ -167,8 +167,8 @@ class BoundaryCounter:
 
     def forget_controller(self) -> None:
         """Go on counting, but never park or save again."""
-        self.controller = self.saver = self.errand = None
-        self.stop_at = self.save_at = self.errand_at = NEVER
+        self.controller = self.saver = self.callback = None
+        self.stop_at = self.save_at = self.callback_at = NEVER
 
     @contextmanager
     def skipping(self) -> Iterator[None]:
@@ -187,8 +187,8 @@ class BoundaryCounter:
             late = self.controller.at_boundary(self.count)
         if self.count >= self.save_at and self.saver is not None:
             self.saver(self.count)
-        if self.count >= self.errand_at and self.errand is not None:
-            self.errand(self.count)
+        if self.count >= self.callback_at and self.callback is not None:
+            self.callback(self.count)
         return late
 
 

@@ -11,7 +11,7 @@ import os
 from gpuslice import config
 from gpuslice.checkpoint.discover.swappable import keep_tensors_swappable
 from gpuslice.errors import GpusliceError
-from gpuslice.launch.rank_identity import Place
+from gpuslice.launch.rank_identity import RankIdentity
 from gpuslice.runtime.boundaries import counter
 from gpuslice.runtime.ending import at_end, say, watch_exit
 from gpuslice.runtime.runtime import Runtime
@@ -20,9 +20,9 @@ _runtime: Runtime | None = None
 _runtimes_pid = 0
 
 
-def renew(place: Place) -> Runtime:
+def renew(identity: RankIdentity) -> Runtime:
     """A runtime for this process, which has become a rank: of a fork, it is not the parent's."""
-    return _make(place, _runtime)
+    return _make(identity, _runtime)
 
 
 def runtime() -> Runtime:
@@ -33,12 +33,12 @@ def runtime() -> Runtime:
     ConfigError
         If the settings are wrong.
     """
-    return _make(Place.from_environ(os.environ)) if _runtime is None else _runtime
+    return _make(RankIdentity.from_environ(os.environ)) if _runtime is None else _runtime
 
 
-def _make(place: Place, former: Runtime | None = None) -> Runtime:
+def _make(identity: RankIdentity, former: Runtime | None = None) -> Runtime:
     global _runtime, _runtimes_pid
-    _runtime = Runtime(config.load(), place, counter)
+    _runtime = Runtime(config.load(), identity, counter)
     if former is None:
         _runtime.gate.install()
     else:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
 from gpuslice.checkpoint.ramdisk.store import JobStore
 from gpuslice.errors import UsageError
-from gpuslice.launch.rank_identity import Place
+from gpuslice.launch.rank_identity import RankIdentity
 
 #: More restartable snapshots than a rank ever has.
 _MOST = 4
@@ -39,16 +39,16 @@ def awaited(mine: Collection[int], others: Iterable[Collection[int]]) -> bool:
     return newest != _NONE and bool(missing) and all(max(r, default=_NONE) < newest for r in missing)
 
 
-def make_room(ramdisk: RamDisk, store: JobStore, job: str, place: Place) -> bool:
+def make_room(ramdisk: RamDisk, store: JobStore, job: str, identity: RankIdentity) -> bool:
     """Keep the newest snapshot that all ranks of this node have; whether there is a slot besides it.
 
     The ranks take their checkpoints at the same boundaries, but not at the same instant. One that is
     ahead must not overwrite what another has yet to reach; it asks again at the next boundary.
     """
-    neighbours = [rank for rank in place.local_ranks if rank != place.rank]
+    neighbours = [rank for rank in identity.local_ranks if rank != identity.rank]
     if not neighbours:
         return True
-    mine = ramdisk.boundaries(job, place.rank)
+    mine = ramdisk.boundaries(job, identity.rank)
     others = [ramdisk.boundaries(job, rank) for rank in neighbours]
     if awaited(mine, others):
         return False

@@ -328,7 +328,7 @@ def _go_on(job: Job, process: Runtime) -> None:
         say(f"job {process.settings.job} has ended; nothing is left to do")
         sys.exit()
     snapshots = process.store.restartable()
-    boundary = agree(snapshots, process.place.world_size)
+    boundary = agree(snapshots, process.identity.world_size)
     chosen = None if boundary is None else snapshots.pop(boundary)
     for other in snapshots.values():
         other.close()

@@ -17,7 +17,7 @@ import msgspec
 from gpuslice.errors import UsageError
 from gpuslice.types import Loss
 
-#: Class and method of each library that is handed what is logged, by module, and the argument's place.
+#: Class and method of each library that is handed what is logged, by module, and the argument's position.
 _LOGGERS = {
     "transformers.trainer_callback": ("CallbackHandler", "on_log", 4),
     "lightning.pytorch.trainer.connectors.logger_connector.logger_connector": (
@@ -80,17 +80,17 @@ class Losses:
             spec = getattr(module, "__spec__", None)
             if module is None or getattr(spec, "_initializing", False):
                 continue
-            owner, method, place = self._waited_for.pop(name)
+            owner, method, position = self._waited_for.pop(name)
             handler: Any = getattr(module, owner, None)
             original = getattr(handler, method, None)
             if original is not None:
-                setattr(handler, method, self._reading(original, place))
+                setattr(handler, method, self._reading(original, position))
 
-    def _reading(self, original: Callable[..., Any], place: int) -> Callable[..., Any]:
+    def _reading(self, original: Callable[..., Any], position: int) -> Callable[..., Any]:
         @functools.wraps(original)
         def reading(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
-            logged = args[place] if len(args) > place else kwargs.get("logs", kwargs.get("metrics"))
+            logged = args[position] if len(args) > position else kwargs.get("logs", kwargs.get("metrics"))
             if not self._own and isinstance(logged, Mapping):
                 self._read(logged)
             return result

@@ -48,7 +48,7 @@ class Report:
         self._written: tuple[int, int] | None = None
         self.write(boundaries=0, steps=0)
 
-    def take_place(self, rank: int, path: Path | None) -> None:
+    def set_rank(self, rank: int, path: Path | None) -> None:
         """Report as this rank, to its own file, from now on."""
         if rank != self._rank:
             self._rank, self._path, self._written = rank, path, None

@@ -35,7 +35,7 @@ from gpuslice.kernels.routes import choose
 from gpuslice.kernels.vmm.shim import loaded
 from gpuslice.launch.command import rank_path
 from gpuslice.launch.device_choice import HOST, found_device, named_device
-from gpuslice.launch.rank_identity import Place
+from gpuslice.launch.rank_identity import RankIdentity
 from gpuslice.runtime import foreign_processes
 from gpuslice.runtime.attached import Attached
 from gpuslice.runtime.boundaries import BoundaryCounter
@@ -55,7 +55,7 @@ class Runtime:
     ----------
     settings
         What the launcher handed down.
-    place
+    identity
         Which rank this is.
     boundaries
         The process's counter.
@@ -81,29 +81,29 @@ class Runtime:
         If the route that the settings name cannot be taken here.
     """
 
-    def __init__(self, settings: Settings, place: Place, boundaries: BoundaryCounter) -> None:
+    def __init__(self, settings: Settings, identity: RankIdentity, boundaries: BoundaryCounter) -> None:
         self.settings = settings
-        self.place = place
+        self.identity = identity
         self.boundaries = boundaries
         self.attached: Attached | None = None
         self.gate = ThreadGate()
         self.slot_preparation: SlotPreparation | None = None
-        self.report = Report(self._report_path(), job=settings.job, rank=place.rank)
+        self.report = Report(self._report_path(), job=settings.job, rank=identity.rank)
         self.checkpoints = Checkpoints(self.report)
         wanted = Route(settings.route)
         named = named_device(settings.device, wanted)
         #: Whether the device is settled; if not, every suspend looks where the script's state is.
         self.device_known = named is not None
         self._first_device = named or HOST
-        self._device_name = place.device(self._first_device)
+        self._device_name = identity.device(self._first_device)
         self.route = choose(wanted, self._device_name)
         # From the beginning, because it has to see the optimizers' steps.
         self._lazy = LazyResume() if settings.lazy_resume else None
 
     def _report_path(self) -> Path | None:
-        return rank_path(Path(self.settings.report), self.place.rank) if self.settings.report else None
+        return rank_path(Path(self.settings.report), self.identity.rank) if self.settings.report else None
 
-    def take_place(self, place: Place) -> None:
+    def set_rank(self, identity: RankIdentity) -> None:
         """Be this rank, which the script has just become.
 
         Raises
@@ -111,15 +111,15 @@ class Runtime:
         UsageError
             If the named job's snapshots of another rank are open already.
         """
-        if place.rank != self.place.rank and self.settings.job and "store" in self.__dict__:
+        if identity.rank != self.identity.rank and self.settings.job and "store" in self.__dict__:
             raise UsageError(
-                f"rank {place.rank} of job {self.settings.job} was suspended as rank {self.place.rank}",
+                f"rank {identity.rank} of job {self.settings.job} was suspended as rank {self.identity.rank}",
                 "call torch.distributed.init_process_group before the training begins",
             )
-        self.place = place
-        self.report.take_place(place.rank, self._report_path())
+        self.identity = identity
+        self.report.set_rank(identity.rank, self._report_path())
         if self.device_known and not self.settings.socket:
-            name = place.device(self._first_device)
+            name = identity.device(self._first_device)
             if name != self._device_name:
                 self.move_in(name)
 
@@ -150,15 +150,15 @@ class Runtime:
 
     @cached_property
     def store(self) -> JobStore:
-        """This rank's own place in the RAM disk."""
-        return self.ramdisk.open_store(self.settings.job or None, self.place.rank)
+        """This rank's own directory in the RAM disk."""
+        return self.ramdisk.open_store(self.settings.job or None, self.identity.rank)
 
     def stand_by(self) -> bool:
         """Wait for the end of the process that has the named job; false if it left nothing to go on with."""
         if "store" not in self.__dict__:
             job = self.settings.job
             store = self.ramdisk.stand_by(
-                job, self.place.rank, waiting=lambda: say(f"standing by for job {job}")
+                job, self.identity.rank, waiting=lambda: say(f"standing by for job {job}")
             )
             if store is None:
                 return False
@@ -253,7 +253,7 @@ class Runtime:
         Parameters
         ----------
         taker
-            The passage to the job that is leaving that device.
+            The connection to the job that is leaving that device.
 
         Raises
         ------
@@ -339,7 +339,7 @@ class Runtime:
         if attached is None or not self.interruptible() or not attached.restartable(explicit=explicit):
             return None
         self.switch.settle()  # making it, too, has the device page-lock the store's arenas
-        if not make_room(self.ramdisk, self.store, self.settings.job, self.place):
+        if not make_room(self.ramdisk, self.store, self.settings.job, self.identity):
             return None
         if self.slot_preparation is not None:
             self.slot_preparation.store_used()
@@ -378,7 +378,7 @@ class Runtime:
             self.store.close(keep=self.store.handed_out)
             return
         keep = not ended_well() or (self.store.handed_out and self.suspended)
-        if keep and self.place.world_size > 1:
+        if keep and self.identity.world_size > 1:
             # Another rank may have died before its newest snapshot: as after a kill, both of ours stay.
             return
         self.store.close(keep=keep)

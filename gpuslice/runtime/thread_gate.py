@@ -62,7 +62,7 @@ class ThreadGate:
         self._opened.set()
         self._is_shut = False
         self._left = threading.Event()
-        self._passages: dict[int, _Passage] = {}
+        self._modes: dict[int, _GateMode] = {}
         self._early: Early | None = None
 
     def install(self) -> None:
@@ -77,7 +77,7 @@ class ThreadGate:
             if thread.name.startswith(OWN_PREFIX):
                 original(thread)
                 return
-            with self.passage():
+            with self.mode():
                 original(thread)
 
         threading.Thread._bootstrap_inner = _bootstrap_inner  # type: ignore[attr-defined]
@@ -94,19 +94,19 @@ class ThreadGate:
 
     def _enter_here(self) -> None:
         """Send the calling thread, which runs already, through the gate for the rest of its life."""
-        thread, passage = threading.current_thread(), self.passage()
+        thread, mode = threading.current_thread(), self.mode()
         delete = thread._delete  # type: ignore[attr-defined]
 
         def leave() -> None:  # what a thread does last
-            passage.__exit__(None, None, None)
+            mode.__exit__(None, None, None)
             delete()
 
-        passage.__enter__()
+        mode.__enter__()
         thread._delete = leave  # type: ignore[attr-defined]
 
-    def passage(self) -> _Passage:
+    def mode(self) -> _GateMode:
         """The mode under which the calling thread's torch operations pass this gate."""
-        return _Passage(self)
+        return _GateMode(self)
 
     def close(self) -> None:
         """Stop the other threads; returns when none is inside torch.
@@ -162,11 +162,11 @@ class ThreadGate:
     def _busy(self) -> tuple[str, str] | None:
         """A thread that is inside torch, and what it runs there."""
         for name, ident, frame in self._others():
-            passage = self._passages.get(ident)
-            if passage is not None and passage.waiting:
+            mode = self._modes.get(ident)
+            if mode is not None and mode.waiting:
                 continue
-            if passage is not None and passage.inside is not None:
-                return name, getattr(passage.inside, "__name__", repr(passage.inside))
+            if mode is not None and mode.inside is not None:
+                return name, getattr(mode.inside, "__name__", repr(mode.inside))
             if module := _torch_module(frame):
                 return name, module
         return None
@@ -175,12 +175,12 @@ class ThreadGate:
         """A thread that no gate stops and whose code knows torch."""
         early = self._early.idents if self._early is not None else ()
         for name, ident, frame in self._others():
-            if ident not in self._passages and ident not in early and _knows_torch(frame):
+            if ident not in self._modes and ident not in early and _knows_torch(frame):
                 return name
         return None
 
 
-class _Passage(TorchFunctionMode):
+class _GateMode(TorchFunctionMode):
     """One thread's way through the gate; ``inside`` is the operation it is in.
 
     ``inside`` is written before the gate is read, and ``close`` shuts the gate before it reads ``inside``:
@@ -192,14 +192,14 @@ class _Passage(TorchFunctionMode):
         self.inside: Callable[..., Any] | None = None
         self.waiting = False
 
-    def __enter__(self) -> _Passage:
-        self._gate._passages[threading.get_ident()] = self
+    def __enter__(self) -> _GateMode:
+        self._gate._modes[threading.get_ident()] = self
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *exception: Any) -> None:
         super().__exit__(*exception)  # type: ignore[no-untyped-call]
-        self._gate._passages.pop(threading.get_ident(), None)
+        self._gate._modes.pop(threading.get_ident(), None)
 
     def __torch_function__(
         self,

@@ -26,7 +26,7 @@ def install() -> None:
         if not isinstance(error, GpusliceError):
             original(kind, error, trace)
             return
-        error.message += _place(trace)
+        error.message += _location(trace)
         end(error)  # Python takes a SystemExit of this hook for the script's
 
     excepthook.__doc__ = original.__doc__
@@ -35,14 +35,14 @@ def install() -> None:
     sys.__excepthook__ = excepthook
 
 
-def _place(trace: TracebackType | None) -> str:
+def _location(trace: TracebackType | None) -> str:
     """The line from which the script called us."""
-    place = ""
+    location = ""
     for frame, line in traceback.walk_tb(trace):
         if _is_ours(frame):
             break
-        place = f" ({frame.f_code.co_filename}, line {line})"
-    return place
+        location = f" ({frame.f_code.co_filename}, line {line})"
+    return location
 
 
 def _is_ours(frame: FrameType) -> bool:

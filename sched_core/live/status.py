@@ -9,7 +9,7 @@ import msgspec
 from gpuslice.sched_core.core.core import Core
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.states import JobState
-from gpuslice.verbs import DeviceInfo, JobInfo, SliceInfo, Standing
+from gpuslice.verbs import DeviceInfo, JobInfo, SchedulerStatus, SliceInfo
 from gpuslice.wire import MAX_MESSAGE_BYTES
 
 from .job_history import Account, Chronicle
@@ -36,7 +36,7 @@ class Overview:
         self._chronicle = chronicle
         self._about = (policy, pid)
 
-    def standing(self, after: int, now_s: float, endpoints: tuple[str, ...] = ()) -> Standing:
+    def standing(self, after: int, now_s: float, endpoints: tuple[str, ...] = ()) -> SchedulerStatus:
         """Everything, with those jobs that follow the first ``after``."""
         policy, pid = self._about
         devices = [
@@ -44,7 +44,7 @@ class Overview:
             for name, occupants in zip(self._core.devices, self._core.occupants, strict=True)
         ]
         jobs = list(self._core.jobs.values())
-        return Standing(
+        return SchedulerStatus(
             pid=pid,
             policy=policy,
             now_s=now_s,

@@ -22,7 +22,7 @@ import psutil
 import zmq
 
 from gpuslice.client.client import Client
-from gpuslice.daemon.replay import Story
+from gpuslice.daemon.replay import JournalReplay
 from gpuslice.errors import UsageError
 from gpuslice.sched_core.journal.journal import FILE
 from gpuslice.verbs import JobInfo
@@ -302,10 +302,10 @@ class Chaos:
         self.digests = digests
 
     def _check_journal(self, found: dict[str, JobInfo]) -> None:
-        with Story(self._shell.directory / FILE) as story:
-            for _ in story.advance():
-                story.core.check()
-        states = {job.id: job.state.value for job in story.core.jobs.values()}
+        with JournalReplay(self._shell.directory / FILE) as replay:
+            for _ in replay.advance():
+                replay.core.check()
+        states = {job.id: job.state.value for job in replay.core.jobs.values()}
         assert states == {name: job.state for name, job in found.items()}
 
     # Who is there.

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from gpuslice.client.client import Client
-from gpuslice.verbs import Standing
+from gpuslice.verbs import SchedulerStatus
 
 RANK = Path(__file__).parents[1] / "sched_core" / "rank.py"
 DEADLINE_S = 60.0
@@ -61,8 +61,8 @@ class Shell:
         environ = {**os.environ, "WORLD": str(ranks)}
         return self.client().submit(words, name=name, devices=ranks, environ=environ, steps=steps)
 
-    def status(self) -> Standing:
-        return msgspec.json.decode(self("ps", "--json"), type=Standing)
+    def status(self) -> SchedulerStatus:
+        return msgspec.json.decode(self("ps", "--json"), type=SchedulerStatus)
 
     def kill(self) -> None:
         """End the scheduler as nothing else would, and wait until it is gone."""

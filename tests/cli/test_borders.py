@@ -14,7 +14,7 @@ import zmq
 
 from gpuslice import verbs
 from gpuslice.client.client import Client
-from gpuslice.daemon.replay import Story
+from gpuslice.daemon.replay import JournalReplay
 from gpuslice.errors import RemoteProtocolError
 from gpuslice.sched_core.journal.journal import FILE
 from gpuslice.wire import MAX_MESSAGE_BYTES
@@ -116,12 +116,12 @@ def flood(shell: Shell, name: str) -> None:
 def check_the_journal(shell: Shell, client: Client) -> None:
     """Its replay comes to what the scheduler says."""
     states = {job.id: job.state for job in client.jobs()}
-    with Story(shell.directory / FILE) as story:
-        for _ in story.advance():
+    with JournalReplay(shell.directory / FILE) as replay:
+        for _ in replay.advance():
             pass
-        story.core.check()
-        assert {job.id: job.state.value for job in story.core.jobs.values()} == states
-        assert story.left_out == {}
+        replay.core.check()
+        assert {job.id: job.state.value for job in replay.core.jobs.values()} == states
+        assert replay.left_out == {}
 
 
 @pytest.mark.parametrize(

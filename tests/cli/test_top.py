@@ -16,13 +16,13 @@ import pytest
 from rich.console import Console
 
 from gpuslice.cli import dashboard, tables
-from gpuslice.verbs import SliceInfo, Standing
+from gpuslice.verbs import SchedulerStatus, SliceInfo
 
 from .conftest import DEADLINE_S, Shell, shell_in
 from .waiting import until
 
 
-def drawn(standing: Standing, height: int = 50, notice: str = "", width: int = 200) -> list[str]:
+def drawn(standing: SchedulerStatus, height: int = 50, notice: str = "", width: int = 200) -> list[str]:
     console = Console(record=True, width=width, file=io.StringIO())
     console.print(dashboard.picture(standing, width, height, notice))
     return console.export_text().splitlines()
@@ -33,13 +33,13 @@ def line(lines: list[str], begins: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def standing(tmp_path_factory: pytest.TempPathFactory) -> Standing:
+def standing(tmp_path_factory: pytest.TempPathFactory) -> SchedulerStatus:
     """Of a scheduler with queues, two endless jobs that have taken turns, and one that failed."""
     with shell_in(tmp_path_factory.mktemp("standing") / "s") as shell:
         return told(shell)
 
 
-def told(shell: Shell) -> Standing:
+def told(shell: Shell) -> SchedulerStatus:
     shell("up", "--devices", "null:1", "--policy", "2das", "--set", "thresholds=0.2,1000")
     client = shell.client()
     failed = shell.submit(1, 3, name="short")
@@ -53,7 +53,7 @@ def told(shell: Shell) -> Standing:
     return found
 
 
-def test_the_picture_of_a_real_scheduler(standing: Standing) -> None:
+def test_the_picture_of_a_real_scheduler(standing: SchedulerStatus) -> None:
     lines = drawn(standing, notice="careful")
     assert "2das" in lines[0]
     assert "1 ended" in lines[0]
@@ -72,7 +72,7 @@ def test_the_picture_of_a_real_scheduler(standing: Standing) -> None:
 
 
 @pytest.mark.parametrize("width", [80, 100, 130, 150, 170, 190])
-def test_three_devices_and_ten_jobs_fit_on_every_screen(standing: Standing, width: int) -> None:
+def test_three_devices_and_ten_jobs_fit_on_every_screen(standing: SchedulerStatus, width: int) -> None:
     jobs = [
         msgspec.structs.replace(standing.jobs[number % 3], id=f"train-{number}", state="running")
         for number in range(10)
@@ -86,12 +86,12 @@ def test_three_devices_and_ten_jobs_fit_on_every_screen(standing: Standing, widt
     assert [one.split()[0] for one in lines if one.startswith("cuda:")] == ["cuda:0", "cuda:1", "cuda:2"]
 
 
-def test_more_jobs_than_lines_are_counted(standing: Standing) -> None:
+def test_more_jobs_than_lines_are_counted(standing: SchedulerStatus) -> None:
     lines = drawn(standing, height=5)
     assert lines[-1].split() == ["and", "2", "more"]
 
 
-def test_the_strip_shows_when_a_job_had_devices(standing: Standing) -> None:
+def test_the_strip_shows_when_a_job_had_devices(standing: SchedulerStatus) -> None:
     length_s = dashboard.WINDOW_S / dashboard.STRIP
     slices = (
         SliceInfo(devices=("null:0",), since_s=100.0 - 4 * length_s, until_s=100.0 - 2 * length_s),

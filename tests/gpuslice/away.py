@@ -28,7 +28,7 @@ from gpuslice.config import Settings
 from gpuslice.errors import DeviceMemoryError, HandoverError
 from gpuslice.kernels import Device
 from gpuslice.kernels.host.device import CpuDevice
-from gpuslice.launch.rank_identity import Place
+from gpuslice.launch.rank_identity import RankIdentity
 from gpuslice.runtime.boundaries import BoundaryCounter
 from gpuslice.runtime.job import Job
 from gpuslice.runtime.runtime import Runtime
@@ -157,7 +157,7 @@ def train(controller: str, device: Faulty, directory: Path, *, lazy: bool) -> Sc
     settings = Settings(
         ramdisk_dir=str(directory / "ramdisk"), job="kept", socket="ipc:///nowhere", lazy_resume=lazy
     )
-    runtime = Runtime(settings, Place(), BoundaryCounter())
+    runtime = Runtime(settings, RankIdentity(), BoundaryCounter())
     runtime._lazy = LazyResume(smallest_bytes=1) if lazy else None
     runtime.__dict__["device"] = device
     gpuslice.runtime.current._runtime = runtime

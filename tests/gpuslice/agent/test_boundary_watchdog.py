@@ -9,7 +9,7 @@ from types import FrameType
 import pytest
 import torch
 
-from gpuslice.agent.boundary_watchdog import PATIENCE_S, Watch
+from gpuslice.agent.boundary_watchdog import PATIENCE_S, BoundaryWatchdog
 from gpuslice.runtime.boundaries import BoundaryCounter
 
 
@@ -20,7 +20,9 @@ class Bench:
         self.counter = BoundaryCounter()
         self.asked = False
         self.told: list[str] = []
-        self.watch = Watch(self.counter, lambda: self.asked, lambda *lines: self.told.extend(lines))
+        self.watch = BoundaryWatchdog(
+            self.counter, lambda: self.asked, lambda *lines: self.told.extend(lines)
+        )
         self.now_s = self.busy_s = 0.0
 
     def look(self, *, after_s: float = 0.0, busy: float = 1.0, frame: FrameType | None = None) -> str:

@@ -11,7 +11,7 @@ import torch
 from gpuslice.agent.drill import Drill, from_settings
 from gpuslice.config import Settings
 from gpuslice.errors import ConfigError, EnvironmentUnusableError
-from gpuslice.launch.rank_identity import Place
+from gpuslice.launch.rank_identity import RankIdentity
 from gpuslice.runtime.boundaries import NEVER, BoundaryCounter
 from gpuslice.runtime.runtime import Runtime
 
@@ -19,7 +19,7 @@ from gpuslice.runtime.runtime import Runtime
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[Runtime]:
     settings = Settings(ramdisk_dir=str(tmp_path / "ramdisk"))
-    runtime = Runtime(settings, Place(), BoundaryCounter())
+    runtime = Runtime(settings, RankIdentity(), BoundaryCounter())
     yield runtime
     runtime.close()
 
@@ -99,7 +99,7 @@ def test_a_suspend_that_is_impossible_ends_the_job_with_its_state(
 ) -> None:
     tensor = torch.arange(50_000.0)
     settings = Settings(ramdisk_dir=str(tmp_path / "small"), ramdisk_limit="1k")
-    job = Runtime(settings, Place(), BoundaryCounter())
+    job = Runtime(settings, RankIdentity(), BoundaryCounter())
     with pytest.raises(SystemExit) as ended:
         Drill(job, every=1).at_boundary(1)
     job.close()
@@ -111,7 +111,7 @@ def test_a_suspend_that_is_impossible_ends_the_job_with_its_state(
 def test_the_ram_disk_is_looked_at_before_the_training_begins(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path)
     settings = Settings(ramdisk_dir=str(tmp_path / "link"), suspend_every=1)
-    drill = from_settings(Runtime(settings, Place(), BoundaryCounter()))
+    drill = from_settings(Runtime(settings, RankIdentity(), BoundaryCounter()))
     assert drill is not None
     with pytest.raises(EnvironmentUnusableError, match="link"):
         drill.start()

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from gpuslice.launch.rank_identity import Place
+from gpuslice.launch.rank_identity import RankIdentity
 
 
 @pytest.mark.parametrize(
-    ("rank", "world_size", "environ", "place"),
+    ("rank", "world_size", "environ", "identity"),
     [
-        (1, 2, {}, Place(1, 1, 2, 2)),
-        (1, 2, {"LOCAL_RANK": "1", "NODE_RANK": "0"}, Place(1, 1, 2, 2)),
-        (5, 8, {"LOCAL_RANK": "1", "NODE_RANK": "1"}, Place(5, 1, 8, 4)),
-        (5, 8, {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}, Place(5, 1, 8, 4)),
+        (1, 2, {}, RankIdentity(1, 1, 2, 2)),
+        (1, 2, {"LOCAL_RANK": "1", "NODE_RANK": "0"}, RankIdentity(1, 1, 2, 2)),
+        (5, 8, {"LOCAL_RANK": "1", "NODE_RANK": "1"}, RankIdentity(5, 1, 8, 4)),
+        (5, 8, {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}, RankIdentity(5, 1, 8, 4)),
         # What cannot be so is not believed.
-        (0, 2, {"LOCAL_RANK": "1"}, Place(0, 0, 2, 2)),
-        (1, 2, {"LOCAL_RANK": "x"}, Place(1, 1, 2, 2)),
+        (0, 2, {"LOCAL_RANK": "1"}, RankIdentity(0, 0, 2, 2)),
+        (1, 2, {"LOCAL_RANK": "x"}, RankIdentity(1, 1, 2, 2)),
     ],
 )
 def test_a_member_of_a_process_group(
-    rank: int, world_size: int, environ: dict[str, str], place: Place
+    rank: int, world_size: int, environ: dict[str, str], identity: RankIdentity
 ) -> None:
-    assert Place.in_group(rank, world_size, environ) == place
+    assert RankIdentity.in_group(rank, world_size, environ) == identity

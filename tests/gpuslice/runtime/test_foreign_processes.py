@@ -10,7 +10,7 @@ import torch
 
 from gpuslice.config import Settings
 from gpuslice.errors import SuspendRefusedError
-from gpuslice.launch.rank_identity import Place
+from gpuslice.launch.rank_identity import RankIdentity
 from gpuslice.runtime import foreign_processes
 from gpuslice.runtime.boundaries import BoundaryCounter
 from gpuslice.runtime.runtime import Runtime
@@ -41,7 +41,7 @@ def test_a_process_that_uses_cuda_makes_a_suspend_refused_by_name(directory: Pat
     with pytest.raises(SuspendRefusedError, match=f"process {os.getpid()} .*none of the job's ranks"):
         foreign_processes.refuse(directory)
     settings = Settings(device="null:0", ramdisk_dir=str(directory))
-    job = Runtime(settings, Place(), BoundaryCounter())
+    job = Runtime(settings, RankIdentity(), BoundaryCounter())
     with pytest.raises(SuspendRefusedError, match="none of the job's ranks"):
         job.suspend(explicit=True)
     foreign_processes.become_rank()

@@ -17,7 +17,7 @@ from gpuslice.checkpoint.format import reader
 from gpuslice.checkpoint.format.gsnp import Record
 from gpuslice.config import Settings
 from gpuslice.errors import RefusedSnapshotError, SuspendedStateError, UsageError
-from gpuslice.launch.rank_identity import Place
+from gpuslice.launch.rank_identity import RankIdentity
 from gpuslice.runtime.boundaries import BoundaryCounter
 from gpuslice.runtime.runtime import Runtime
 
@@ -33,7 +33,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
         if lives:
             lives[-1].store.close(keep=True)
         settings = Settings(ramdisk_dir=str(tmp_path / "ramdisk"), ramdisk_limit="64M", job=job)
-        lives.append(Runtime(settings, Place(), BoundaryCounter()))
+        lives.append(Runtime(settings, RankIdentity(), BoundaryCounter()))
         monkeypatch.setattr("gpuslice.runtime.job.runtime", lambda: lives[-1])
 
     begin()

@@ -23,7 +23,7 @@ from gpuslice.checkpoint.named import process_rng
 from gpuslice.config import Settings
 from gpuslice.errors import RefusedSnapshotError, UsageError
 from gpuslice.hooks.hooks import BeforeFetch
-from gpuslice.launch.rank_identity import Place
+from gpuslice.launch.rank_identity import RankIdentity
 from gpuslice.runtime.boundaries import BoundaryCounter
 from gpuslice.runtime.job import Job
 from gpuslice.runtime.runtime import Runtime
@@ -47,7 +47,7 @@ class Process:
         np.random.seed(seed)
         self.boundaries = BoundaryCounter()
         settings = Settings(ramdisk_dir=str(directory), ramdisk_limit="1G")
-        self.runtime = Runtime(settings, Place(), self.boundaries)
+        self.runtime = Runtime(settings, RankIdentity(), self.boundaries)
         self.boundaries.hooked = True
         hook = BeforeFetch(PLAIN_NEXT, self.boundaries.fetching)
         monkeypatch.setattr(dataloader._BaseDataLoaderIter, "__next__", hook)

@@ -14,7 +14,7 @@ from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
 from gpuslice.checkpoint.ramdisk.room_requests import SPARE, ask
 from gpuslice.config import Settings
 from gpuslice.errors import ConfigError, EnvironmentUnusableError, UsageError
-from gpuslice.launch.rank_identity import Place
+from gpuslice.launch.rank_identity import RankIdentity
 from gpuslice.runtime import ending
 from gpuslice.runtime.boundaries import BoundaryCounter
 from gpuslice.runtime.runtime import Runtime
@@ -41,37 +41,37 @@ def settings(tmp_path: Path) -> Settings:
 
 @pytest.fixture
 def job(settings: Settings) -> Iterator[Runtime]:
-    runtime = Runtime(settings, Place(), BoundaryCounter())
+    runtime = Runtime(settings, RankIdentity(), BoundaryCounter())
     yield runtime
     runtime.close()
 
 
 @pytest.mark.parametrize(
-    ("environ", "place"),
+    ("environ", "identity"),
     [
-        ({}, Place(0, 0, 1)),
+        ({}, RankIdentity(0, 0, 1)),
         (
             {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"},
-            Place(3, 1, 4, 2),
+            RankIdentity(3, 1, 4, 2),
         ),
-        ({"RANK": "3", "WORLD_SIZE": "4"}, Place(3, 3, 4, 4)),
+        ({"RANK": "3", "WORLD_SIZE": "4"}, RankIdentity(3, 3, 4, 4)),
     ],
 )
-def test_the_environment_tells_the_rank(environ: dict[str, str], place: Place) -> None:
-    assert Place.from_environ(environ) == place
+def test_the_environment_tells_the_rank(environ: dict[str, str], identity: RankIdentity) -> None:
+    assert RankIdentity.from_environ(environ) == identity
 
 
 @pytest.mark.parametrize("text", ["", "one", "-1", "²", "1.0", "9" * 400, "99999"])
 def test_what_is_no_number_of_a_rank_is_refused_by_name(text: str) -> None:
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
         with pytest.raises(ConfigError, match=f"{name} is"):
-            Place.from_environ({name: text})
+            RankIdentity.from_environ({name: text})
 
 
 def test_each_rank_of_a_node_has_a_device_of_its_own() -> None:
-    place = Place(rank=5, local_rank=1, world_size=8)
-    assert place.device(DeviceName("cuda", 2)) == DeviceName("cuda", 3)
-    assert place.device(DeviceName("cpu", None)) == DeviceName("cpu", None)
+    identity = RankIdentity(rank=5, local_rank=1, world_size=8)
+    assert identity.device(DeviceName("cuda", 2)) == DeviceName("cuda", 3)
+    assert identity.device(DeviceName("cpu", None)) == DeviceName("cpu", None)
 
 
 def test_a_device_that_nobody_named_is_the_host_until_a_gpu_is_used(job: Runtime) -> None:
@@ -82,12 +82,12 @@ def test_a_device_that_nobody_named_is_the_host_until_a_gpu_is_used(job: Runtime
 
 
 def test_a_named_device_is_never_looked_for() -> None:
-    assert Runtime(Settings(device="cpu"), Place(), BoundaryCounter()).device_known
+    assert Runtime(Settings(device="cpu"), RankIdentity(), BoundaryCounter()).device_known
 
 
 def test_a_route_that_does_not_exist_here_is_refused_before_anything_else() -> None:
     with pytest.raises(EnvironmentUnusableError, match="vmm"):
-        Runtime(Settings(device="cpu", route="vmm"), Place(), BoundaryCounter())
+        Runtime(Settings(device="cpu", route="vmm"), RankIdentity(), BoundaryCounter())
 
 
 def test_a_switch_is_in_the_report_and_changes_nothing(job: Runtime, tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_the_arena_is_made_ready_after_the_second_step(job: Runtime) -> None:
 def spilling(tmp_path: Path) -> Iterator[Runtime]:
     """A job that somebody may suspend, where there is a spill directory; its second step is done."""
     settings = Settings(ramdisk_dir=str(tmp_path / "ramdisk"), spill_dir=str(tmp_path / "spill"), job="a")
-    runtime = Runtime(settings, Place(), BoundaryCounter())
+    runtime = Runtime(settings, RankIdentity(), BoundaryCounter())
     runtime.attached = Script()
     runtime.keep_ready()
     runtime.boundaries.steps = 2
@@ -184,7 +184,7 @@ def test_slots_in_use_are_given_when_they_no_longer_are(
 
 def test_a_ram_disk_that_cannot_be_used_stops_no_training(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    job = Runtime(Settings(ramdisk_dir=str(tmp_path / "file")), Place(), BoundaryCounter())
+    job = Runtime(Settings(ramdisk_dir=str(tmp_path / "file")), RankIdentity(), BoundaryCounter())
     job.keep_ready()
     job.boundaries.steps = 2
     job.boundaries.mark()
@@ -208,14 +208,14 @@ def test_no_parking_inside_backward(job: Runtime) -> None:
 
 
 def test_the_launcher_s_name_for_the_job_wins(settings: Settings) -> None:
-    named = Runtime(Settings(job="from-launcher"), Place(), BoundaryCounter())
+    named = Runtime(Settings(job="from-launcher"), RankIdentity(), BoundaryCounter())
     named.name_job("from-script")
     assert named.settings.job == "from-launcher"
-    nameless = Runtime(Settings(), Place(), BoundaryCounter())
+    nameless = Runtime(Settings(), RankIdentity(), BoundaryCounter())
     nameless.name_job("from-script")
     assert (nameless.settings.job, nameless.report.job) == ("from-script", "from-script")
     with pytest.raises(UsageError, match="job name"):
-        Runtime(Settings(), Place(), BoundaryCounter()).name_job("no/name")
+        Runtime(Settings(), RankIdentity(), BoundaryCounter()).name_job("no/name")
 
 
 @pytest.mark.parametrize("explicit", [True, False])
@@ -243,7 +243,7 @@ def test_what_stays_in_the_ram_disk(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, name: str, well: bool, handed_out: bool, kept: bool
 ) -> None:
     """Of a named job that ended badly, or of a nameless one whose script has the path."""
-    job = Runtime(settings, Place(), BoundaryCounter())
+    job = Runtime(settings, RankIdentity(), BoundaryCounter())
     if name:
         job.name_job(name)
     job.attached = Script()

@@ -26,7 +26,7 @@ from gpuslice.sched_core.policies.chronus.leases import LeasePlan
 from gpuslice.sched_core.policies.chronus.policy import Chronus
 from gpuslice.sched_core.policies.fifo import Fifo
 from gpuslice.sched_core.policy import Plan, Task, View
-from gpuslice.verbs import Standing
+from gpuslice.verbs import SchedulerStatus
 
 from ..core.test_deadlines import obey, train
 from ..driver import PROGRAM, Driver, devices, notices
@@ -88,9 +88,9 @@ class Office:
             timeout_s=DEADLINE_S,
         )
 
-    def ps(self) -> Standing:
+    def ps(self) -> SchedulerStatus:
         """The answer to somebody who asks from outside while the scheduler serves."""
-        found: list[Standing] = []
+        found: list[SchedulerStatus] = []
 
         def ask() -> None:
             with Client(self.directory) as client:
