@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import compress
+from itertools import chain, compress
 from operator import attrgetter
 
 import torch
@@ -19,7 +19,7 @@ from gpuslice.errors import SuspendRefusedError
 from gpuslice.kernels import Device
 from gpuslice.kernels.host.process_memory import overlapping
 
-from . import heap
+from . import foreign_arrays, heap
 from .live_instances import firmly, for_each
 from .names import name_of
 from .tensor_parts import describe_tensor, strided_parts
@@ -44,6 +44,8 @@ class LiveStorage:
     fixed
         Whether its address may be known to somebody who would not notice a change: C++ code holds a tensor
         over it (a pending autograd graph, DDP, a DLPack capsule), or other memory overlaps it.
+    foreign
+        Whether an array of another library (CuPy, Numba, JAX) lies over it.
     """
 
     storage: torch.UntypedStorage
@@ -52,6 +54,7 @@ class LiveStorage:
     address: int
     label: str
     fixed: bool = False
+    foreign: bool = False
 
 
 def sweep(device: Device) -> list[LiveStorage]:
@@ -63,9 +66,14 @@ def sweep(device: Device) -> list[LiveStorage]:
         If a live object forbids emptying the device storage by storage (a captured CUDA graph), or if there
         is memory on a further device (another GPU), which would not be emptied.
     """
-    tensors, storages, *obstacles = heap.look(torch.Tensor, torch.UntypedStorage, *device.obstacles)
-    _refuse_obstacles([kind.alive() for kind in obstacles], device)
-    return _storages(tensors, storages, device)
+    libraries = foreign_arrays.kinds() if device.torch_device.type == "cuda" else ()
+    tensors, storages, *others = heap.look(torch.Tensor, torch.UntypedStorage, *libraries, *device.obstacles)
+    _refuse_obstacles([kind.alive() for kind in others[len(libraries) :]], device)
+    found = _storages(tensors, storages, device)
+    _mark_foreign(
+        found, foreign_arrays.ranges(chain.from_iterable(kind.alive() for kind in others[: len(libraries)]))
+    )
+    return found
 
 
 def check_alone(device: Device) -> None:
@@ -120,6 +128,16 @@ def _fix_overlapping(found: Sequence[LiveStorage]) -> None:
     shared = Counter(starts)
     for one, start in zip(found, starts, strict=True):
         one.fixed = one.fixed or shared[start] > 1
+
+
+def _mark_foreign(found: Sequence[LiveStorage], arrays: Sequence[tuple[int, int]]) -> None:
+    """Those that an array of another library has an address in, whoever allocated them."""
+    if not arrays:
+        return
+    starts = overlapping([*arrays, *((one.address, one.nbytes) for one in found)])
+    known = set(starts[: len(arrays)])
+    for one, start in zip(found, starts[len(arrays) :], strict=True):
+        one.foreign = start in known
 
 
 def with_gradients(tensors: list[torch.Tensor]) -> list[torch.Tensor]:

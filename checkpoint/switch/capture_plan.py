@@ -23,6 +23,7 @@ from gpuslice.kernels.transfer import Transfer
 from .move import check_movable
 
 _cdata = attrgetter("_cdata")
+_KNOWN = "another library knows its address"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,11 @@ class Cargo:
                     f"{spec.label} cannot move off {device.name}: its memory belongs to another library",
                     "resume on the device it was suspended from",
                 )
+        for reason, nbytes in self.resident_bytes.items():
+            raise SuspendRefusedError(
+                f"{nbytes} bytes cannot move off {device.name}: {reason}",
+                "resume on the device it was suspended from, or drop what refers to them before a move",
+            )
         check_movable(self.storages)
 
     def moved_to(self, device: Device) -> Cargo:
@@ -168,8 +174,8 @@ def load(
             raise SuspendRefusedError(
                 f"{name_of(one.storage, one.label)} on {device.name} cannot be suspended: {hold.reason}"
             )
-        if hold.way is Way.RESIDENT:
-            resident[hold.reason] += one.nbytes
+        if hold.way is Way.RESIDENT or one.foreign:
+            resident[hold.reason or _KNOWN] += one.nbytes
         else:
             taken.append(one)
             ways.append(hold.way)

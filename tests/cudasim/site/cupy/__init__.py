@@ -11,14 +11,17 @@ import os
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace, TracebackType
-from typing import Protocol
+from typing import Any, Protocol
 
 import cudasim
+import numpy as np
 
 __version__ = "0+simulated"
 _NATIVE = cudasim.FOLDER.parent / "native"
 _HOST = cudasim.FOLDER.parents[1] / "fakes"
 _current: list[int] = []
+#: ``cudaMemcpyDeviceToHost``
+_TO_HOST = 2
 
 
 class CompileException(Exception):
@@ -27,6 +30,11 @@ class CompileException(Exception):
 
 class _Foreign(Protocol):
     def __cuda_stream__(self) -> tuple[int, int]: ...
+
+
+class _Exporting(Protocol):
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]: ...
 
 
 class _Kernel:
@@ -100,6 +108,35 @@ class _Stream:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         _current.pop()
+
+
+class ndarray:
+    """Device memory of somebody else's, whom it keeps alive; it goes by the address that it was told."""
+
+    def __init__(self, owner: _Exporting) -> None:
+        self._owner = owner
+        self._interface = {**owner.__cuda_array_interface__}
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return self._interface
+
+    def get(self) -> np.ndarray:
+        """What lies at the address now, of an array without strides."""
+        interface = self._interface
+        found = np.empty(interface["shape"], interface["typestr"])
+        source = ctypes.c_void_p(interface["data"][0])
+        code = cudasim.runtime().cudaMemcpy(
+            ctypes.c_void_p(found.ctypes.data), source, ctypes.c_size_t(found.nbytes), _TO_HOST
+        )
+        if code:
+            raise RuntimeError(f"CUDARuntimeError: CUDA error {code}")
+        return found
+
+
+def asarray(owner: _Exporting) -> ndarray:
+    """A view of whatever has ``__cuda_array_interface__``."""
+    return ndarray(owner)
 
 
 cuda = SimpleNamespace(Stream=_Stream, compiler=SimpleNamespace(CompileException=CompileException))
