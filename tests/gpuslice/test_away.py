@@ -14,8 +14,11 @@ from gpuslice.checkpoint.format.reader import open_snapshot
 from gpuslice.errors import DeviceMemoryError, SwitchFailedError
 from gpuslice.runtime.ending import as_ours, whole_or_ended
 
+from .away import ERRORS
+
 SCRIPT = Path(__file__).with_name("away.py")
-OTHER_KINDS = "memory,interrupt"
+#: All but "cuda".
+OTHER_KINDS = "memory,interrupt,torch-memory,host-memory,exit,handover"
 #: Exit codes of errors of ours; 99 stands for a script that ended by an exception it did not catch.
 OURS = {3, 4, 5}
 
@@ -25,8 +28,8 @@ OURS = {3, 4, 5}
     [
         pytest.param("drill", "cuda", id="one kind"),
         pytest.param("drill", OTHER_KINDS, id="other kinds", marks=pytest.mark.slow),
-        pytest.param("agent", "cuda,interrupt", id="scheduled", marks=pytest.mark.slow),
-        pytest.param("script", "cuda,interrupt", id="by the script", marks=pytest.mark.slow),
+        pytest.param("agent", f"cuda,{OTHER_KINDS}", id="scheduled", marks=pytest.mark.slow),
+        pytest.param("script", f"cuda,{OTHER_KINDS}", id="by the script", marks=pytest.mark.slow),
     ],
 )
 def test_every_call_of_the_device_fails_once(tmp_path: Path, controllers: str, kinds: str) -> None:
@@ -47,6 +50,10 @@ def test_every_call_of_the_device_fails_once(tmp_path: Path, controllers: str, k
     # Each of them was met: what changes nothing, what is undone, and what cannot be.
     assert ended
     assert len(ended) < len(outcomes) / 2
+
+
+def test_no_kind_of_error_is_left_out() -> None:
+    assert set(f"cuda,{OTHER_KINDS}".split(",")) == ERRORS.keys()
 
 
 def test_what_fails_while_the_state_is_there_goes_on_to_the_script() -> None:
