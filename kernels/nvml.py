@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 import pynvml
 
+_COMPUTE_MODES: Mapping[int | None, str] = {
+    pynvml.NVML_COMPUTEMODE_DEFAULT: "default",
+    pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS: "exclusive_process",
+    pynvml.NVML_COMPUTEMODE_PROHIBITED: "prohibited",
+}
+_MODE_CAUTIONS = {
+    "exclusive_process": "exclusive mode lets one process in at a time, and parked jobs keep their contexts",
+    "prohibited": "its compute mode lets no process in",
+}
 _T = TypeVar("_T")
 
 
@@ -21,6 +31,10 @@ class Gpu:
         NVML's number: PCI order, which ``CUDA_VISIBLE_DEVICES`` and ``CUDA_DEVICE_ORDER`` do not change.
     capability
         CUDA compute capability as ``"9.0"``.
+    compute_mode
+        ``default``, ``exclusive_process`` or ``prohibited``.
+    instances
+        What MIG divides it into: each of them is a device to CUDA, and it itself is none any more.
     """
 
     index: int
@@ -29,6 +43,8 @@ class Gpu:
     capability: str | None
     total_bytes: int | None
     used_bytes: int | None
+    compute_mode: str | None = None
+    instances: tuple[Gpu, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +94,24 @@ def _gpu(index: int) -> Gpu:
     handle = _ask(lambda: pynvml.nvmlDeviceGetHandleByIndex(index))
     if handle is None:
         return Gpu(index, None, None, None, None, None)
+    mode = _ask(lambda: pynvml.nvmlDeviceGetComputeMode(handle))
+    return replace(
+        _described(index, handle), compute_mode=_COMPUTE_MODES.get(mode), instances=_instances(index, handle)
+    )
+
+
+def _instances(index: int, handle: object) -> tuple[Gpu, ...]:
+    mode = _ask(lambda: pynvml.nvmlDeviceGetMigMode(handle))
+    if mode is None or not mode[0]:
+        return ()
+    count = _ask(lambda: pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)) or 0
+    found = [
+        _ask(partial(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, number)) for number in range(count)
+    ]
+    return tuple(_described(index, instance) for instance in found if instance is not None)
+
+
+def _described(index: int, handle: object) -> Gpu:
     memory = _ask(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle))
     capability = _ask(lambda: pynvml.nvmlDeviceGetCudaComputeCapability(handle))
     return Gpu(
@@ -106,17 +140,48 @@ def visible(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> list[Gpu]:
     """The GPUs that CUDA shows a process with this environment, in the order of their CUDA numbers.
 
     ``CUDA_VISIBLE_DEVICES`` holds numbers or beginnings of UUIDs; CUDA ignores everything from the first
-    that it does not know.
+    that it does not know. Of what MIG divides, a process sees one instance only: the one that is named by
+    its own UUID, else the first.
     """
     chosen = environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is None:
-        return list(gpus)
+        return [_first_instance(gpu) for gpu in gpus]
     found: list[Gpu] = []
     for word in chosen.replace(" ", "").split(","):
+        if word.startswith("MIG-"):
+            instances = [one for gpu in gpus for one in gpu.instances if (one.uuid or "").startswith(word)]
+            return [*found, *instances] if len(instances) == 1 else found
         matching = [
             gpu for gpu in gpus if word and (word == str(gpu.index) or (gpu.uuid or "").startswith(word))
         ]
         if len(matching) != 1:
             break
-        found += matching
+        found.append(_first_instance(matching[0]))
+    return found
+
+
+def _first_instance(gpu: Gpu) -> Gpu:
+    return gpu.instances[0] if gpu.instances else gpu
+
+
+def cautions(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> list[tuple[str, ...]]:
+    """For each of ``visible(gpus, environ)``: what keeps jobs from sharing it or its name from being sure."""
+    whole = {gpu.index: gpu for gpu in gpus}
+    mixed = len({gpu.name for gpu in gpus}) > 1 and environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID"
+    found = []
+    for gpu in visible(gpus, environ):
+        own = []
+        mode = whole[gpu.index].compute_mode
+        if mode in _MODE_CAUTIONS:
+            own.append(f"{_MODE_CAUTIONS[mode]}; set it to default: nvidia-smi -i {gpu.index} -c 0")
+        if whole[gpu.index].instances:
+            own.append(
+                f"a MIG instance of GPU {gpu.index}: a process sees only one; name it in CUDA_VISIBLE_DEVICES"
+            )
+        if mixed:
+            own.append(
+                "the GPUs are of different models, and CUDA may number them otherwise, the fastest first; "
+                "set CUDA_DEVICE_ORDER=PCI_BUS_ID"
+            )
+        found.append(tuple(own))
     return found

@@ -146,5 +146,7 @@ def _device(device: DeviceState) -> Iterator[str]:
         yield _row(name, verdict)
     if device.check is not None:
         yield _row("self-test", device.check or "emptied and refilled, same bytes")
+    for note in device.notes:
+        yield _row("note", note)
     for reason in device.slower:
         yield _row("slower", reason)

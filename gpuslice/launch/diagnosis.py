@@ -20,7 +20,7 @@ from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk, default_directory
 from gpuslice.config import Settings
 from gpuslice.errors import EnvironmentUnusableError, GpusliceError
 from gpuslice.kernels.compiler import find_compiler
-from gpuslice.kernels.nvml import Gpu, visible
+from gpuslice.kernels.nvml import Gpu, cautions, visible
 from gpuslice.kernels.routes import Ground, verdicts
 from gpuslice.launch import measured_rates
 from gpuslice.launch.measured_rates import Peer, Rates
@@ -49,6 +49,8 @@ class DeviceState(msgspec.Struct, frozen=True, kw_only=True):
         With ``--check``: what the self-test found wrong, empty if nothing; ``None`` if it was not run.
     slower
         With ``--check``: why copies take slower paths than they could.
+    notes
+        Of a GPU: what keeps jobs from sharing it, or its name from being sure.
     """
 
     name: str
@@ -61,6 +63,7 @@ class DeviceState(msgspec.Struct, frozen=True, kw_only=True):
     routes: dict[str, RouteState]
     check: str | None = None
     slower: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def works(self) -> bool:
@@ -191,7 +194,13 @@ def diagnose(
     ground = Ground.here(environ)
     memory = _memory()
     devices = [_host(settings, ground, memory)]
-    devices += [_gpu(number, gpu, ground) for number, gpu in enumerate(visible(ground.driver.gpus, environ))]
+    gpus = ground.driver.gpus
+    devices += [
+        _gpu(number, gpu, ground, notes)
+        for number, (gpu, notes) in enumerate(
+            zip(visible(gpus, environ), cautions(gpus, environ), strict=True)
+        )
+    ]
     if check:
         tested = _self_test([device.name for device in devices if device.works])
         devices = [_tested(device, tested.get(device.name)) for device in devices]
@@ -253,7 +262,7 @@ def _host(settings: Settings, ground: Ground, memory: MemoryState) -> DeviceStat
     )
 
 
-def _gpu(number: int, gpu: Gpu, ground: Ground) -> DeviceState:
+def _gpu(number: int, gpu: Gpu, ground: Ground, notes: tuple[str, ...]) -> DeviceState:
     return DeviceState(
         name=f"cuda:{number}",
         model=gpu.name or "GPU",
@@ -262,6 +271,7 @@ def _gpu(number: int, gpu: Gpu, ground: Ground) -> DeviceState:
         total_bytes=gpu.total_bytes,
         used_bytes=gpu.used_bytes,
         routes=_routes("cuda", ground),
+        notes=notes,
     )
 
 

@@ -46,6 +46,7 @@ DEVICE_KEYS = {
     "routes",
     "check",
     "slower",
+    "notes",
 }
 
 
@@ -112,6 +113,22 @@ def test_cuda_numbers_follow_what_is_visible(nvml_library: Path, fake_torch: Pat
     environ = {"PYTHONPATH": str(fake_torch), "FAKE_NVML_GPUS": "2", "CUDA_VISIBLE_DEVICES": "1"}
     found = document(run("--json", libraries=nvml_library, **environ))
     assert [(d["name"], d["model"]) for d in found["devices"][1:]] == [("cuda:0", "Fake GPU 1")]
+
+
+def test_a_gpu_that_jobs_cannot_share_is_told(nvml_library: Path, fake_torch: Path) -> None:
+    environ = {"PYTHONPATH": str(fake_torch), "FAKE_NVML_COMPUTE_MODE": "3"}
+    found = document(run("--json", libraries=nvml_library, **environ))
+    assert "exclusive mode" in found["devices"][1]["notes"][0]
+    assert "note:" in run(libraries=nvml_library, **environ).stdout
+
+
+def test_a_mig_instance_is_the_device(nvml_library: Path, fake_torch: Path) -> None:
+    environ = {"PYTHONPATH": str(fake_torch), "FAKE_NVML_GPUS": "2", "FAKE_NVML_MIG": "2"}
+    environ["CUDA_VISIBLE_DEVICES"] = "MIG-00000000-0000-0000-0001-000000000001"
+    found = document(run("--json", libraries=nvml_library, **environ))
+    (gpu,) = found["devices"][1:]
+    assert (gpu["name"], gpu["uuid"]) == ("cuda:0", environ["CUDA_VISIBLE_DEVICES"])
+    assert "MIG instance of GPU 1" in gpu["notes"][0]
 
 
 def test_a_gpu_that_torch_cannot_use(nvml_library: Path, fake_torch: Path) -> None:

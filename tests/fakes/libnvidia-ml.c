@@ -35,7 +35,11 @@ int nvmlDeviceGetName(void *handle, char *text, unsigned room) {
     return 0;
 }
 int nvmlDeviceGetUUID(void *handle, char *text, unsigned room) {
-    snprintf(text, room, "GPU-00000000-0000-0000-0000-%012lu", (unsigned long)handle - 1);
+    unsigned long number = (unsigned long)handle;
+    if (number > 100) /* of a MIG instance: 100 * (GPU + 1) + instance + 1 */
+        snprintf(text, room, "MIG-00000000-0000-0000-%04lu-%012lu", number / 100 - 1, number % 100 - 1);
+    else
+        snprintf(text, room, "GPU-00000000-0000-0000-0000-%012lu", number - 1);
     return 0;
 }
 int nvmlDeviceGetMemoryInfo(void *handle, memory_t *memory) {
@@ -99,6 +103,24 @@ int nvmlDeviceGetCurrentClocksEventReasons(void *handle, unsigned long long *bit
 }
 int nvmlDeviceGetMigMode(void *handle, unsigned *current, unsigned *pending) {
     *current = *pending = handle != (void *)1;
+    return 0;
+}
+int nvmlDeviceGetMaxMigDeviceCount(void *handle, unsigned *count) {
+    const char *text = getenv("FAKE_NVML_MIG");
+    (void)handle;
+    *count = text ? 7 : 0;
+    return 0;
+}
+int nvmlDeviceGetMigDeviceHandleByIndex(void *handle, unsigned index, void **instance) {
+    const char *text = getenv("FAKE_NVML_MIG");
+    if (!text || index >= (unsigned)atoi(text)) return 6; /* not found */
+    *instance = (void *)((unsigned long)handle * 100 + index + 1);
+    return 0;
+}
+int nvmlDeviceGetComputeMode(void *handle, int *mode) {
+    const char *text = getenv("FAKE_NVML_COMPUTE_MODE");
+    (void)handle;
+    *mode = text ? atoi(text) : 0;
     return 0;
 }
 static int processes(unsigned *room, process_t *found) {
