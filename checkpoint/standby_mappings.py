@@ -23,7 +23,7 @@ _POPULATE_BYTES = 8 << 20
 _BLOCK_BYTES = 512
 
 
-class Ahead:
+class StandbyMappings:
     """Mappings of files, kept up to date by a thread until `close`.
 
     Parameters
@@ -37,7 +37,7 @@ class Ahead:
         #: By file system and inode.
         self._mappings: dict[tuple[int, int], memoryview] = {}
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._follow, name="gpuslice-ahead", daemon=True)
+        self._thread = threading.Thread(target=self._follow, name="gpuslice-standby", daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()

@@ -13,7 +13,7 @@ from pathlib import Path
 from benchmarks.states import STATE_BYTES, STATES
 from gpuslice.checkpoint.discover.heap import hide_imports
 from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
-from gpuslice.checkpoint.switch.swap_endpoints import Door, Successor
+from gpuslice.checkpoint.switch.swap_endpoints import Successor, SwapListener
 from gpuslice.checkpoint.switch.swap_protocol import Terms
 from gpuslice.checkpoint.switch.switch import Switch
 from gpuslice.kernels import open_device
@@ -41,12 +41,12 @@ def main() -> None:
             suspend(Successor(there, Terms(name, other, 1, "cpu"), portion_bytes=int(portion)))
 
         def arrive() -> None:
-            door = Door(store.directory, Terms(other, name, 1, "cpu"), portion_bytes=int(portion))
+            listener = SwapListener(store.directory, Terms(other, name, 1, "cpu"), portion_bytes=int(portion))
             print("open", flush=True)
-            taker = door.await_giver(PATIENCE_S)
+            taker = listener.await_giver(PATIENCE_S)
             assert taker is not None
             switch.resume(taker=taker)
-            door.close()
+            listener.close()
 
         verbs: dict[str, Callable[[], object]] = {
             "train": state.train,

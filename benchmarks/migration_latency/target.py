@@ -17,12 +17,12 @@ from benchmarks.states import STATES, State
 from gpuslice.checkpoint.format.reader import open_snapshot
 from gpuslice.checkpoint.named.state import check
 from gpuslice.checkpoint.ramdisk.slots import SLOTS
-from gpuslice.checkpoint.standby_mappings import Ahead
+from gpuslice.checkpoint.standby_mappings import StandbyMappings
 
 
-def restore(state: State, path: Path, ahead: Ahead | None = None) -> None:
+def restore(state: State, path: Path, standby: StandbyMappings | None = None) -> None:
     """What ``gpuslice.attach`` does, in a process that stood by if it is given what that mapped."""
-    with open_snapshot(path, ahead) as snapshot:
+    with open_snapshot(path, standby) as snapshot:
         check(snapshot, state.named).apply()
 
 
@@ -46,14 +46,14 @@ def main() -> None:
         restore(state, path)
         print("here", flush=True)
         return
-    ahead = Ahead(path / slot for slot in SLOTS)
-    ahead.look()
+    standby = StandbyMappings(path / slot for slot in SLOTS)
+    standby.look()
     print("warm", flush=True)
     for line in sys.stdin:
         if line.strip() == "check":
             print(digest(state), flush=True)
         else:
-            restore(state, Path(line.strip()), ahead)
+            restore(state, Path(line.strip()), standby)
             print("here", flush=True)
 
 

@@ -1,7 +1,8 @@
 """Checksums taken while a copy is under way, chunk by chunk, by whichever thread copies the chunk.
 
-A `Tally` watches a copy into an arena: it notes the checksums that the snapshot will carry, and lets chunks
-be that have not changed since the arena's last snapshot. A `Proof` watches the copy back.
+A `ChecksumRecorder` watches a copy into an arena: it notes the checksums that the snapshot will
+carry, and lets chunks be that have not changed since the arena's last snapshot. A `ChecksumVerifier` watches
+the copy back.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _ZEROS = bytes(2 * PAGE_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
-class Residue:
+class ArenaChecksums:
     """What an arena still holds of its last snapshot, by chunk.
 
     Attributes
@@ -40,7 +41,7 @@ class Residue:
     marks: tuple[int | None, ...]
 
 
-class Tally:
+class ChecksumRecorder:
     """Inspector of a copy into ``memory``.
 
     On the host every byte is hashed where it comes from, so a copy that went wrong shows when it is taken
@@ -48,15 +49,15 @@ class Tally:
     tensors do not see what NumPy, ``.data`` or a C extension write.
     """
 
-    def __init__(self, memory: memoryview, placement: Placement, residue: Residue | None) -> None:
+    def __init__(self, memory: memoryview, placement: Placement, previous: ArenaChecksums | None) -> None:
         self._memory = memory
         self._placement = placement
         total = placement.chunk_total
-        if residue is None or residue.placement != placement:
-            residue = Residue(placement, np.zeros(total, ROW), (None,) * total)
-        self._marks_before = residue.marks
+        if previous is None or previous.placement != placement:
+            previous = ArenaChecksums(placement, np.zeros(total, ROW), (None,) * total)
+        self._marks_before = previous.marks
         self._marks: list[int | None] = [None] * total
-        self.sums = Sums(placement.chunk_table, residue.chunks, np.zeros(total, ROW))
+        self.sums = Sums(placement.chunk_table, previous.chunks, np.zeros(total, ROW))
 
     def __call__(self, offset: int, data: memoryview) -> bool:
         index = self._placement.chunk_at[offset]
@@ -79,9 +80,9 @@ class Tally:
         self.sums.now[index] = self.sums.before[index]
         return True
 
-    def residue(self) -> Residue:
+    def arena_checksums(self) -> ArenaChecksums:
         """What the arena holds now, for its next snapshot."""
-        return Residue(self._placement, self.sums.now, tuple(self._marks))
+        return ArenaChecksums(self._placement, self.sums.now, tuple(self._marks))
 
     def digests(self) -> Digests:
         """XXH3-64 of every chunk; those that were not seen on their way are read from the arena.
@@ -96,16 +97,16 @@ class Tally:
             found[unseen] = np.array(chunk_digests(self._memory, ranges), np.uint64)
         return found
 
-    def proof(self) -> Proof:
+    def verifier(self) -> ChecksumVerifier:
         """An inspector for taking back, before anything was published, what has been copied out."""
 
         def damaged(offset: int) -> SnapshotError:
             return CorruptSnapshotError(f"the copy at {offset} of an arena is not what was copied there")
 
-        return Proof(self._memory, self._placement, self.digests(), corrupt=damaged)
+        return ChecksumVerifier(self._memory, self._placement, self.digests(), corrupt=damaged)
 
 
-class Proof:
+class ChecksumVerifier:
     """Inspector of a copy out of ``memory``: every chunk must have the checksum that it was written with.
 
     Parameters

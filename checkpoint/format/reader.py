@@ -10,12 +10,12 @@ from typing import Self
 
 from gpuslice.checkpoint.discover import heap
 from gpuslice.checkpoint.files import open_checked, read_at
-from gpuslice.checkpoint.standby_mappings import Ahead
+from gpuslice.checkpoint.standby_mappings import StandbyMappings
 from gpuslice.errors import CorruptSnapshotError, RefusedSnapshotError, SnapshotError, UsageError
 from gpuslice.kernels.host.memory_files import map_file
 
 from .checksum import Digests, chunk_digests, fingerprint, unpack_digests
-from .chunk_checksums import Proof
+from .chunk_checksums import ChecksumVerifier
 from .gsnp import RECORD_BYTES, Metadata, Record
 from .layout import StorageSpec, TensorSpec, chunk_count
 from .safetensors_header import PREAMBLE_BYTES, Content, decode_preamble
@@ -119,9 +119,11 @@ class SnapshotFile:
         """Where each storage begins in `arena`."""
         return self.content.placement.offsets
 
-    def proof(self) -> Proof:
+    def verifier(self) -> ChecksumVerifier:
         """An inspector for a copy out of `arena`: raises ``CorruptSnapshotError``, naming the storage."""
-        return Proof(self._mapped(), self.content.placement, self._digests, corrupt=self._corrupt_at)
+        return ChecksumVerifier(
+            self._mapped(), self.content.placement, self._digests, corrupt=self._corrupt_at
+        )
 
     def verify(self, pause: Callable[[], object] | None = None) -> None:
         """Check every byte of the payload.
@@ -189,12 +191,12 @@ class SnapshotFile:
 _DAMAGED = "use another snapshot; this one cannot be restored"
 
 
-def open_snapshot(path: Path, ahead: Ahead | None = None) -> SnapshotFile:
+def open_snapshot(path: Path, standby: StandbyMappings | None = None) -> SnapshotFile:
     """Open a snapshot file that may come from anywhere.
 
     Parameters
     ----------
-    ahead
+    standby
         May have the file mapped already.
 
     Raises
@@ -214,7 +216,7 @@ def open_snapshot(path: Path, ahead: Ahead | None = None) -> SnapshotFile:
         record = read_record(descriptor)
         with heap.uncollected():
             content, tree, digests = _read_tail(descriptor, record)
-        memory = ahead.mapping(descriptor, record.file_len) if ahead is not None else None
+        memory = standby.mapping(descriptor, record.file_len) if standby is not None else None
         if memory is None:
             memory = map_file(descriptor, record.file_len)
     except SnapshotError as error:

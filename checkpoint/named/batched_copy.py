@@ -26,7 +26,7 @@ _nbytes = attrgetter("nbytes")
 _sid = attrgetter("sid")
 
 
-class Freight:
+class BatchedCopy:
     """What is to be copied out of one snapshot.
 
     Parameters

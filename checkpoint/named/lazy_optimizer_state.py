@@ -1,7 +1,7 @@
 """Lazy resume: the training goes on while the optimizers' state is still on its way back.
 
-Forward and backward need the weights; moments are needed by the next optimizer step only. So a resume may
-bring back everything else first, and the rest behind it, in a `Stream`. Until it is there, `AwaitedSlots`
+Forward and backward need the weights; optimizer state is needed by the next optimizer step only. So a resume
+may bring back everything else first, and the rest behind it, in a `Stream`. Until it is there, `AwaitedSlots`
 stand in ``optimizer.state``: whoever looks into one waits. So do a step, the optimizer's ``state_dict()``, a
 fork and the capture of a CUDA graph. A script that keeps such a tensor, or a parameter's dict, in a variable
 of its own must not read it before the optimizer's next step; that is why it is off unless asked for.
@@ -31,7 +31,7 @@ _THREAD = "gpuslice-lazy"
 
 
 class Away(Protocol):
-    """State that is about to be brought back (``cargo.Cargo``)."""
+    """State that is about to be brought back (``capture_plan.CapturePlan``)."""
 
     def freed(self, at_least_bytes: int) -> Mapping[int, int]: ...
 

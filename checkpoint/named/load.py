@@ -56,7 +56,7 @@ from .generators import (
     own_generators,
     set_generator_state,
 )
-from .optimizer_state import Moments, own_state
+from .optimizer_state import OptimizerStates, own_state
 from .snapshot_tensors import Maker, Source, same_bits
 
 Load = Callable[[Maker], Any]
@@ -264,7 +264,7 @@ class Checker:
         return load
 
     def _optimizer(self, node: OptimizerNode, optimizer: torch.optim.Optimizer, path: str) -> Load:
-        """The state is written directly: ``load_state_dict`` would cast moments to the parameter's dtype."""
+        """The state is written directly: ``load_state_dict`` would cast it to the parameter's dtype."""
         groups = optimizer.param_groups
         shapes = [[list(parameter.shape) for parameter in group["params"]] for group in groups]
         if shapes != node.shapes or len(node.groups) != len(groups):
@@ -279,7 +279,7 @@ class Checker:
         kept = own_state(optimizer)
         shared: dict[Any, Load] = {key: self.check(saved, None, path) for key, saved in node.shared.items()}
         loads: list[Callable[[Maker], dict[Any, Any]]] = []
-        moments: dict[tuple[str, torch.device], Moments] = {}
+        states: dict[tuple[str, torch.device], OptimizerStates] = {}
         for number, saved in node.state.items():
             parameter, group = owners[number]
             live, there = kept.get(parameter), (node.devices[number], parameter.device)
@@ -294,10 +294,10 @@ class Checker:
                 if not isinstance(item, TensorNode)
             }
             step_moves = bool(group.get("capturable") or group.get("fused"))
-            if there not in moments:
-                moments[there] = Moments(self._source, *there)
-            moments[there].add(parameter, saved, live, others, step_moves=step_moves)
-        loads += [some.compare() for some in moments.values()]
+            if there not in states:
+                states[there] = OptimizerStates(self._source, *there)
+            states[there].add(parameter, saved, live, others, step_moves=step_moves)
+        loads += [some.compare() for some in states.values()]
 
         def load(maker: Maker) -> torch.optim.Optimizer:
             for load_options in options:

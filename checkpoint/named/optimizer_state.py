@@ -29,7 +29,7 @@ class _Kept(NamedTuple):
     on_host: Sequence[bool]
 
 
-class Moments:
+class OptimizerStates:
     """State of parameters that were on one device and are on one device now.
 
     Parameters

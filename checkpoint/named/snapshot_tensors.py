@@ -17,7 +17,7 @@ from gpuslice.checkpoint.format.nodes import QuantizedNode, SparseNode, TensorNo
 from gpuslice.checkpoint.format.reader import SnapshotFile
 from gpuslice.errors import CorruptSnapshotError, RefusedSnapshotError
 
-from .batched_copy import Freight, over
+from .batched_copy import BatchedCopy, over
 
 #: Types of the same size: copying through them keeps every bit, of NaNs too, and works for every dtype.
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
@@ -50,7 +50,7 @@ class Source:
         self._strict = False
         self._wanted: dict[int, None] = {}  # in the order in which they were asked for
         self._devices: set[str] = set()
-        self._freight = Freight(snapshot)
+        self._batch = BatchedCopy(snapshot)
 
     @contextmanager
     def looking(self) -> Iterator[None]:
@@ -69,10 +69,10 @@ class Source:
 
     def copy_into(self, lives: Sequence[torch.Tensor], specs: Sequence[TensorSpec]) -> None:
         """Copy tensors into live ones of the same shapes and dtypes, as if in turn; done when `settle`d."""
-        if self._freight.take(lives, specs):
+        if self._batch.take(lives, specs):
             return
         for live, spec in zip(lives, specs, strict=True):
-            if not self._freight.take([live], [spec]):
+            if not self._batch.take([live], [spec]):
                 self.settle()
                 copy_bits(live, self.tensor(spec))
 
@@ -80,7 +80,7 @@ class Source:
         """Tensors over new memory on ``device``, each for all of its storage; there when it is `settled`."""
         self._check(map(_sid, specs))
         if device.type == "cpu":
-            return self._freight.new(specs)
+            return self._batch.new(specs)
         return [self._elsewhere(spec, device) for spec in specs]
 
     def _elsewhere(self, spec: TensorSpec, device: torch.device) -> torch.Tensor:
@@ -90,11 +90,11 @@ class Source:
 
     def settle(self) -> None:
         """Do the copies that were left for later: before anybody looks at their targets."""
-        self._freight.deliver()
+        self._batch.deliver()
 
     def restart(self) -> None:
         """Forget the copies that were left for later."""
-        self._freight.drop()
+        self._batch.drop()
 
     def key(self, node: TensorNode) -> tuple[Any, ...]:
         """What tells two entries apart that are not the same memory in the snapshot."""

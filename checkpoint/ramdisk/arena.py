@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpuslice.checkpoint.files import flush, open_checked, write_at
-from gpuslice.checkpoint.format.chunk_checksums import Residue
+from gpuslice.checkpoint.format.chunk_checksums import ArenaChecksums
 from gpuslice.checkpoint.format.layout import align
 from gpuslice.checkpoint.format.safetensors_header import Content
 from gpuslice.kernels.host.memory_files import map_file, remove
@@ -75,8 +75,8 @@ class Arena:
         self._hooks = MapHooks()
         self._memory: memoryview | None = None
         #: What the pages hold since the last publish, as long as nobody else has written to them.
-        self.residue: Residue | None = None
-        #: What the file has as header, but for the beginning of it, which `Holdings` tears.
+        self.checksums: ArenaChecksums | None = None
+        #: What the file has as header, but for the beginning of it, which `SlotContents` tears.
         self.header: Header | None = None
 
     @property
@@ -193,7 +193,7 @@ class Arena:
         """Withdraw the mapping. Views that somebody still holds keep its pages until they die."""
         if self._memory is not None:
             memory, self._memory = self._memory, None
-            self.residue = None
+            self.checksums = None
             self._hooks.unmapping(memory)
 
     def close(self) -> None:

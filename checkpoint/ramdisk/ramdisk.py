@@ -14,14 +14,14 @@ import psutil
 from gpuslice.checkpoint.files import store_directory
 from gpuslice.checkpoint.format.layout import PAGE_BYTES
 from gpuslice.checkpoint.locks import FileLock
-from gpuslice.checkpoint.standby_mappings import Ahead
+from gpuslice.checkpoint.standby_mappings import StandbyMappings
 from gpuslice.config import Settings, parse_size
 from gpuslice.errors import RamDiskFullError, UsageError
 from gpuslice.types import job_id
 
 from .budget import Budget, Own, Tenant
 from .listing import STORE, UNNAMED, StoreInfo, TenantInfo, spilled_records, store_info, tenants
-from .room_requests import SOCKET, SPARE, ask
+from .room_requests import SOCKET, SPARE, request_room
 from .slots import OWNER, SLOTS, committed, newest_restartable, read_owner, restartable, settle, write_owner
 from .spill import SpillDirectory
 from .store import JobStore
@@ -166,12 +166,12 @@ class RamDisk:
             As for `open_store`.
         """
         directory = self.home(job, rank)
-        with Ahead(directory / name for name in SLOTS) as ahead:
+        with StandbyMappings(directory / name for name in SLOTS) as standby:
             while not self._has_ended_well(directory, waiting):
                 lock = self._claim(directory)  # another one that stands by may have been quicker
                 if lock is not None:
-                    ahead.close()
-                    return self._take_over(directory, lock, job, rank, len(SLOTS), ahead)
+                    standby.close()
+                    return self._take_over(directory, lock, job, rank, len(SLOTS), standby)
         return None
 
     def _has_ended_well(self, directory: Path, waiting: Callable[[], object] | None) -> bool:
@@ -199,14 +199,14 @@ class RamDisk:
         job: str | None,
         rank: int,
         slots: int,
-        ahead: Ahead | None = None,
+        standby: StandbyMappings | None = None,
     ) -> JobStore:
         """Open a store that was claimed."""
         try:
             tenant = self._budget.tenant
             with self._budget.taking(PAGE_BYTES):
                 write_owner(lock.descriptor, job, rank, tenant.name, tenant.limit_bytes, self._scheduler)
-            store = JobStore(directory, lock, self._budget, job, rank, slots, self.spilled, ahead)
+            store = JobStore(directory, lock, self._budget, job, rank, slots, self.spilled, standby)
         except BaseException:
             lock.release()
             raise
@@ -286,7 +286,7 @@ class RamDisk:
         for name in (SOCKET,) if own is None else (SOCKET, SPARE):
             for directory in self._listening(name):
                 try:
-                    while helps(directory) and ask(directory, name):
+                    while helps(directory) and request_room(directory, name):
                         yield
                 except RamDiskFullError as error:
                     failure = failure or error  # somebody else may have what need not be moved

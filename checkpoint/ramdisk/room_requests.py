@@ -26,7 +26,7 @@ from .spill import Interrupted
 #: While the job is parked, and while it runs.
 SOCKET, SPARE = "room", "spare"
 #: Begins with gpuslice's own prefix, which lets the thread pass the gate (``gpuslice.runtime.thread_gate``).
-_THREAD = "gpuslice-offer"
+_THREAD = "gpuslice-room"
 #: What is said meanwhile, so that silence means that the process is stopped; and the answers.
 _WORKING, _MADE, _NOTHING, _FAILED = b".", b"+", b"-", b"!"
 #: How long one that may be busy with another's wish has for its first sign, and then between two.
@@ -37,8 +37,8 @@ _ANSWER_BYTES = 4096
 GoingOn = Callable[[], bool]
 
 
-class Offer:
-    """Listens from its making until it is withdrawn; a context manager.
+class RoomListener:
+    """Listens from its making until it is closed; a context manager.
 
     Forked children, which inherit what it listens at but not its thread, let go of it.
 
@@ -58,7 +58,7 @@ class Offer:
     def __init__(self, path: Path, give: Callable[[GoingOn], bool]) -> None:
         self._path = path
         self._give = give
-        self._withdrawn = threading.Event()
+        self._closing = threading.Event()
         self._path.unlink(missing_ok=True)  # of a process that died meanwhile
         self._listener = socket.socket(socket.AF_UNIX)
         try:
@@ -69,15 +69,15 @@ class Offer:
             self._listener.close()
             raise
         self._wake = os.eventfd(0)
-        _open_offers.add(self)
+        _open_listeners.add(self)
         self._thread = threading.Thread(target=self._serve, name=_THREAD, daemon=True)
         self._thread.start()
 
-    def withdraw(self) -> None:
+    def close(self) -> None:
         """Take it back; what is being moved stays, unless it is moved already. Then no thread is at work."""
         if self._listener.fileno() < 0:
             return
-        self._withdrawn.set()
+        self._closing.set()
         os.eventfd_write(self._wake, 1)
         self._thread.join()
         self._path.unlink(missing_ok=True)
@@ -94,7 +94,7 @@ class Offer:
         poll.register(self._wake, select.POLLIN)
         while True:
             poll.poll()
-            if self._withdrawn.is_set():
+            if self._closing.is_set():
                 return
             connection, _ = self._listener.accept()
             with connection:
@@ -102,7 +102,7 @@ class Offer:
 
     def _answer(self, connection: socket.socket) -> None:
         def going_on() -> bool:
-            return not self._withdrawn.is_set() and _send(connection, _WORKING)
+            return not self._closing.is_set() and _send(connection, _WORKING)
 
         connection.settimeout(_FIRST_SIGN_S)
         try:
@@ -119,7 +119,7 @@ class Offer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.withdraw()
+        self.close()
 
 
 def _send(connection: socket.socket, data: bytes) -> bool:
@@ -131,18 +131,18 @@ def _send(connection: socket.socket, data: bytes) -> bool:
     return True
 
 
-_open_offers: weakref.WeakSet[Offer] = weakref.WeakSet()
+_open_listeners: weakref.WeakSet[RoomListener] = weakref.WeakSet()
 
 
 def _let_go_in_child() -> None:
-    for offer in list(_open_offers):
-        offer._let_go()
+    for listener in list(_open_listeners):
+        listener._let_go()
 
 
 os.register_at_fork(after_in_child=_let_go_in_child)
 
 
-def ask(directory: Path, name: str = SOCKET) -> bool:
+def request_room(directory: Path, name: str = SOCKET) -> bool:
     """Have the process of the store ``directory`` make some room, and wait until it has.
 
     Parameters
@@ -163,7 +163,7 @@ def ask(directory: Path, name: str = SOCKET) -> bool:
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(_FIRST_SIGN_S)
         said = b""
-        # Nobody listens there, or it is stopped, has died or has just withdrawn it.
+        # Nobody listens there, or it is stopped, has died or has just closed it.
         with suppress(OSError):
             with _short(directory / name) as short:
                 connection.connect(short)

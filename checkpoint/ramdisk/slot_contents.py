@@ -8,7 +8,7 @@ from pathlib import Path
 from gpuslice.checkpoint.format.gsnp import RECORD_BYTES, Record
 from gpuslice.checkpoint.format.reader import SnapshotFile
 from gpuslice.checkpoint.format.safetensors_header import PREAMBLE_BYTES
-from gpuslice.checkpoint.standby_mappings import Ahead
+from gpuslice.checkpoint.standby_mappings import StandbyMappings
 from gpuslice.errors import RamDiskFullError, SnapshotError
 
 from .arena import Arena
@@ -18,7 +18,7 @@ from .slots import SLOTS, commit_at_least, committed, opened, restartable, settl
 from .spill import SpillDirectory, always, is_whole
 
 
-class Holdings:
+class SlotContents:
     """The slots of one store, whose lock the caller has.
 
     Parameters
@@ -58,13 +58,13 @@ class Holdings:
         newest = max(restartable, key=lambda record: record.generation, default=None)
         return None if newest is None else newest.slot
 
-    def restartable(self, ahead: Ahead | None) -> list[SnapshotFile]:
+    def restartable(self, standby: StandbyMappings | None) -> list[SnapshotFile]:
         """The snapshots that another process can go on from, opened, newest first.
 
         A slot is not vacated until its snapshot is closed.
         """
         wanted = [record for record in committed(self._directory) if record.restartable]
-        snapshots = list(opened(self._directory, wanted, ahead))
+        snapshots = list(opened(self._directory, wanted, standby))
         self._readers.update(snapshots)
         return snapshots
 

@@ -4,8 +4,8 @@
 - ``A.gsnp``, ``B.gsnp``: the two slots
 - ``snapshot.gen``: the record of the newest published snapshot
 - ``snapshot.gen.next``: what replaces it when the next one is published
-- ``passage``: a socket, while its process waits for another one to leave the device (``swap``)
-- ``room``, ``spare``: sockets, while its process is parked, or its job runs (``offer``)
+- ``passage``: a socket, while its process waits for another one to leave the device (``switch``)
+- ``room``, ``spare``: sockets, while its process is parked, or its job runs (``room_requests``)
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import psutil
 from gpuslice.checkpoint.files import flush_directory, open_checked, read_at, write_at
 from gpuslice.checkpoint.format.gsnp import RECORD_BYTES, Record
 from gpuslice.checkpoint.format.reader import SnapshotFile, open_snapshot, read_record
-from gpuslice.checkpoint.standby_mappings import Ahead
+from gpuslice.checkpoint.standby_mappings import StandbyMappings
 from gpuslice.errors import SnapshotError
 
 SLOTS = ("A.gsnp", "B.gsnp")
@@ -163,11 +163,13 @@ def _slot_records(directory: Path) -> Iterator[Record]:
             yield record
 
 
-def opened(directory: Path, records: Iterable[Record], ahead: Ahead | None = None) -> Iterator[SnapshotFile]:
+def opened(
+    directory: Path, records: Iterable[Record], standby: StandbyMappings | None = None
+) -> Iterator[SnapshotFile]:
     """Of the published snapshots of ``records`` those that can be opened, for the caller to close."""
     for record in records:
         try:
-            snapshot = open_snapshot(directory / SLOTS[record.slot], ahead)
+            snapshot = open_snapshot(directory / SLOTS[record.slot], standby)
         except SnapshotError:
             continue
         yield snapshot

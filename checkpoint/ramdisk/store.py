@@ -12,14 +12,14 @@ from gpuslice.checkpoint.format.layout import PAGE_BYTES, Layout, align, place
 from gpuslice.checkpoint.format.reader import SnapshotFile
 from gpuslice.checkpoint.format.safetensors_header import Content, header_room
 from gpuslice.checkpoint.locks import FileLock
-from gpuslice.checkpoint.standby_mappings import Ahead
+from gpuslice.checkpoint.standby_mappings import StandbyMappings
 from gpuslice.errors import UsageError
 
 from .arena import MapHook, MapHooks
 from .arena_preparation import WarmUp
 from .budget import Budget
-from .room_requests import SOCKET, SPARE, GoingOn, Offer
-from .slot_contents import Holdings
+from .room_requests import SOCKET, SPARE, GoingOn, RoomListener
+from .slot_contents import SlotContents
 from .slots import prepare_commit
 from .spill import SpillDirectory
 from .writer import SnapshotWriter
@@ -43,7 +43,7 @@ class JobStore:
         and a crash during a suspend leaves nothing.
     spill
         Where slots go that their job can do without while somebody else needs the room; ``None``: nowhere.
-    ahead
+    standby
         What is mapped of the slots already, for `restartable`; given up when the store is next written to.
     """
 
@@ -56,23 +56,23 @@ class JobStore:
         rank: int,
         slots: int,
         spill: SpillDirectory | None = None,
-        ahead: Ahead | None = None,
+        standby: StandbyMappings | None = None,
     ) -> None:
         self.directory = directory
         self.job = job
         self.rank = rank
         self._budget = budget
         self._spill = spill
-        self._ahead = ahead
+        self._standby = standby
         self._lock = lock
         self._single = slots == 1
-        self._holdings = Holdings(directory, budget, spill)
+        self._contents = SlotContents(directory, budget, spill)
         self._writer: SnapshotWriter | None = None
         self._content: Content | None = None
         #: Whether somebody knows the path of a snapshot here and may read it at any time: then all stay.
         self.handed_out = False
         self._warming: WarmUp | None = None
-        self._sparing: Offer | None = None
+        self._spare_listener: RoomListener | None = None
 
     @property
     def closed(self) -> bool:
@@ -87,7 +87,7 @@ class JobStore:
         """
         self.cool()
         hooks = MapHooks(on_map, on_unmap, node)
-        for arena in self._holdings.arenas:
+        for arena in self._contents.arenas:
             arena.bind(hooks)
 
     def begin(self, layout: Layout) -> SnapshotWriter:
@@ -104,17 +104,17 @@ class JobStore:
         if self._writer is not None:
             raise UsageError("a snapshot is being written already", "publish or abort it first")
         self.cool()
-        self._ahead = None
-        slot, holdings = self._free_slot(), self._holdings
+        self._standby = None
+        slot, contents = self._free_slot(), self._contents
         payload = header_room(layout)
-        arena = holdings.arenas[slot]
+        arena = contents.arenas[slot]
         with self._budget.taking(RECORD_BYTES):
             prepare_commit(self.directory)
-        arena.ensure(_room(layout), own=lambda: not self.handed_out and holdings.vacate(1 - slot))
-        holdings.tear(slot)
-        holdings.forget(slot)
+        arena.ensure(_room(layout), own=lambda: not self.handed_out and contents.vacate(1 - slot))
+        contents.tear(slot)
+        contents.forget(slot)
         record = Record(
-            generation=holdings.generation + 1,
+            generation=contents.generation + 1,
             slot=slot,
             rank=self.rank,
             payload=payload,
@@ -135,7 +135,7 @@ class JobStore:
             What is under way; nothing if there is nothing to do, or no room.
         """
         self.cool()
-        arena = self._holdings.arenas[self._free_slot()]
+        arena = self._contents.arenas[self._free_slot()]
         nbytes = _room(layout)
         if self.closed or self._writer is not None or arena.memory is not None:
             return None
@@ -146,9 +146,9 @@ class JobStore:
 
     def cool(self) -> None:
         """End what is under way in the background; afterwards no thread of the store's is at work."""
-        sparing, self._sparing = self._sparing, None
-        if sparing is not None:
-            sparing.withdraw()
+        listener, self._spare_listener = self._spare_listener, None
+        if listener is not None:
+            listener.close()
         warming, self._warming = self._warming, None
         if warming is not None:
             warming.stop()
@@ -158,14 +158,14 @@ class JobStore:
 
         Each stays where it is until it is closed.
         """
-        newest_last = reversed(self._holdings.restartable(self._ahead))
+        newest_last = reversed(self._contents.restartable(self._standby))
         return {snapshot.boundary: snapshot for snapshot in newest_last}
 
     def forget_after(self, boundary: int) -> None:
         """Forget the snapshots of later boundaries: the job goes on from this one."""
         self._check_open()
         self.cool()
-        self._holdings.forget_after(boundary)
+        self._contents.forget_after(boundary)
 
     def _free_slot(self) -> int:
         """The slot without the newest restartable snapshot; the first one if there is none.
@@ -173,7 +173,7 @@ class JobStore:
         A snapshot that nobody else can go on from is worth nothing once its job runs again: its
         slot, warm as it is, takes the next one.
         """
-        precious = None if self._single else self._holdings.precious_slot()
+        precious = None if self._single else self._contents.precious_slot()
         return 0 if precious is None else 1 - precious
 
     def _finish(self, slot: int, snapshot: SnapshotFile | None) -> None:
@@ -181,16 +181,16 @@ class JobStore:
         self._check_open()
         if snapshot is None:
             self._writer = None
-            self._holdings.tear(slot)
-            self._holdings.forget(slot)
+            self._contents.tear(slot)
+            self._contents.forget(slot)
             return
-        self._holdings.commit(slot, snapshot)
+        self._contents.commit(slot, snapshot)
         self._writer = None
         self._content = snapshot.content
 
     def recover(self) -> None:
-        """Bring back what a process that died left in the spill directory (`Holdings.recover`)."""
-        self._holdings.recover()
+        """Bring back what a process that died left in the spill directory (`SlotContents.recover`)."""
+        self._contents.recover()
 
     def offering(self, snapshot: SnapshotFile) -> AbstractContextManager[object]:
         """Inside the block, whose job is parked, other processes may have the room of its slots.
@@ -206,7 +206,9 @@ class JobStore:
             return nullcontext()
         slot = snapshot.record.slot
         try:
-            return Offer(self.directory / SOCKET, lambda going_on: self._give(going_on, slot, wanted=slot))
+            return RoomListener(
+                self.directory / SOCKET, lambda going_on: self._give(going_on, slot, wanted=slot)
+            )
         except OSError:
             return nullcontext()  # not even for a socket is there room: then nobody can ask for it
 
@@ -216,21 +218,28 @@ class JobStore:
         The job runs: it needs them at its next suspend, which makes its arena anew. What somebody could go on
         from is moved to the spill directory; without one nothing is given, or that suspend might lack room.
         """
-        if self._spill is None or self._writer is not None or self._sparing is not None or self.handed_out:
+        if (
+            self._spill is None
+            or self._writer is not None
+            or self._spare_listener is not None
+            or self.handed_out
+        ):
             return
         last = self._free_slot()
         with suppress(OSError):
-            self._sparing = Offer(self.directory / SPARE, lambda going_on: self._give(going_on, last))
+            self._spare_listener = RoomListener(
+                self.directory / SPARE, lambda going_on: self._give(going_on, last)
+            )
 
     def _give(self, going_on: GoingOn, last: int, *, wanted: int | None = None) -> bool:
         """Give up the room of one slot, that of ``last`` last; the job comes back from ``wanted``."""
         if self._warming is not None:
             self._warming.stop()
-        return any(self._holdings.vacate(slot, going_on, wanted=slot == wanted) for slot in (1 - last, last))
+        return any(self._contents.vacate(slot, going_on, wanted=slot == wanted) for slot in (1 - last, last))
 
     def bring_back(self, snapshot: SnapshotFile) -> None:
-        """Have the bytes of a snapshot at hand that others may have spilled (`Holdings.bring_back`)."""
-        self._holdings.bring_back(snapshot)
+        """Have the bytes of a snapshot at hand that others may have spilled (`SlotContents.bring_back`)."""
+        self._contents.bring_back(snapshot)
 
     def _check_open(self) -> None:
         if self.closed:
@@ -256,7 +265,7 @@ class JobStore:
             self._let_go()
         finally:
             with self._budget.lock():
-                self._holdings.settle(keep=keep, named=self.job is not None)
+                self._contents.settle(keep=keep, named=self.job is not None)
                 self._lock.release()
 
     def abandon(self) -> None:
@@ -266,9 +275,9 @@ class JobStore:
 
     def _let_go(self) -> None:
         self.cool()
-        self._ahead = None
+        self._standby = None
         with ExitStack() as arenas:  # of which one that fails does not keep the others
-            for arena in self._holdings.arenas:
+            for arena in self._contents.arenas:
                 # Whoever listened has this store, and the newest snapshot's mapping.
                 arenas.callback(arena.bind, MapHooks())
                 arenas.callback(arena.close)

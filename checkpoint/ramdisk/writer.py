@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Self
 import msgspec
 
 from gpuslice.checkpoint.format.checksum import fingerprint, pack_digests
-from gpuslice.checkpoint.format.chunk_checksums import Tally
+from gpuslice.checkpoint.format.chunk_checksums import ChecksumRecorder
 from gpuslice.checkpoint.format.gsnp import METADATA_LIMIT_BYTES, RECORD_BYTES, Record, encode_metadata
 from gpuslice.checkpoint.format.layout import PAGE_BYTES, Layout, TensorSpec, align, place
 from gpuslice.checkpoint.format.reader import SnapshotFile
@@ -37,7 +37,7 @@ class SnapshotWriter:
 
     Attributes
     ----------
-    tally
+    checksums
         An inspector for copies into `arena`: spares `publish` the checksums of what it has seen.
     """
 
@@ -56,8 +56,8 @@ class SnapshotWriter:
         self._finish = finish
         self._placement = place(layout.sizes, record.payload)
         self._memory: memoryview | None = arena.memory
-        residue, arena.residue = arena.residue, None  # from here on the arena changes
-        self.tally = Tally(self.arena, self._placement, residue)
+        known, arena.checksums = arena.checksums, None  # from here on the arena changes
+        self.checksums = ChecksumRecorder(self.arena, self._placement, known)
 
     @property
     def arena(self) -> memoryview:
@@ -79,7 +79,7 @@ class SnapshotWriter:
     def take(self, device: Device, pairs: Iterable[tuple[torch.UntypedStorage, int]]) -> Transfer:
         """Copy storages of ``device`` to their offsets in `arena`; their checksums are taken on the way."""
         going = [pair for pair in pairs if pair[0].nbytes()]
-        return device.copy_out(going, self.arena, self.tally, self.tally.marked)
+        return device.copy_out(going, self.arena, self.checksums, self.checksums.marked)
 
     def publish(
         self, tree: Tree, tensors: Sequence[TensorSpec], *, boundary: int, restartable: bool
@@ -97,7 +97,7 @@ class SnapshotWriter:
         if boundary < 0:
             raise UsageError(f"boundary {boundary} is negative", "count boundaries from 0")
         content = self._describe(tuple(tensors))
-        digests = self.tally.digests()
+        digests = self.checksums.digests()
         metadata = encode_metadata(*content.encoded, msgspec.Raw(tree.data))
         if len(metadata) > METADATA_LIMIT_BYTES:
             raise UsageError(
@@ -108,7 +108,7 @@ class SnapshotWriter:
         record = self._write(record, content, metadata, pack_digests(digests))
         snapshot = SnapshotFile(self._arena.path, record, content, tree, digests, memory)
         self._finish(record.slot, snapshot)
-        self._arena.residue = self.tally.residue()
+        self._arena.checksums = self.checksums.arena_checksums()
         self._memory = None
         return snapshot
 

@@ -26,7 +26,7 @@ from gpuslice.checkpoint.ramdisk.store import JobStore
 from gpuslice.kernels import Device
 from gpuslice.kernels.transfer import Pairs
 
-from .capture_plan import load
+from .capture_plan import plan_capture
 
 #: Smaller storages are copied at once: all of them together take less time than it takes to watch them.
 WAITING_BYTES = 64 << 10
@@ -66,11 +66,11 @@ class BackgroundSnapshot:
         hasty: Collection[str] = (),
     ) -> None:
         state = describe(named)
-        cargo = load(device, (), state.tensors, alone=True)
+        plan = plan_capture(device, (), state.tensors, alone=True)
         self._tree = state.tree
-        self._tensors = cargo.tensors
+        self._tensors = plan.tensors
         self.boundary = boundary
-        self.nbytes = cargo.layout.nbytes
+        self.nbytes = plan.layout.nbytes
         self.error: Exception | None = None
         #: What changed although it should not have: then there is no snapshot.
         self.changed: tuple[str, ...] = ()
@@ -84,11 +84,11 @@ class BackgroundSnapshot:
         watched = _patient(owned, state.tensors, hasty)
         storages = {tensor.untyped_storage()._cdata for _, tensor in watched}
         self._watched = [(path, tensor, tensor._version) for path, tensor in watched]
-        self._writer = store.begin(cargo.layout)
+        self._writer = store.begin(plan.layout)
         # The copying thread cannot know on which streams the last step may still be running.
         device.synchronize()
         try:
-            later = self._copy_at_once(cargo.extras, storages)
+            later = self._copy_at_once(plan.extras, storages)
             self._waiting = _Waiting(device, later, self._writer.arena)
             self._copier = threading.Thread(target=self._copy, name=_THREAD)
             self._copier.start()

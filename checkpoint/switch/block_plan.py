@@ -32,11 +32,11 @@ class Shim(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class BlockCargo:
+class BlockPlan:
     """All blocks of a device, and storages of named tensors that are in none of them.
 
-    The same steps as ``cargo.Cargo``, by addresses that stay: nothing is refused, nothing is resident, and
-    nothing can move to another device.
+    The same steps as ``capture_plan.CapturePlan``, by addresses that stay: nothing is refused, nothing is
+    resident, and nothing can move to another device.
     """
 
     shim: Shim
@@ -73,7 +73,7 @@ class BlockCargo:
             "resume it where it was, or run it with --route tensor",
         )
 
-    def moved_to(self, device: Device) -> BlockCargo:
+    def moved_to(self, device: Device) -> BlockPlan:
         """Not reached: `check_movable` comes first."""
         raise AssertionError(device)
 
@@ -122,7 +122,7 @@ def block_layout(blocks: Sequence[Block], device: Device) -> Layout:
     return Layout(tuple(specs))
 
 
-def load_blocks(shim: Shim, device: Device, named: Sequence[tuple[str, torch.Tensor]]) -> BlockCargo:
+def plan_blocks(shim: Shim, device: Device, named: Sequence[tuple[str, torch.Tensor]]) -> BlockPlan:
     """Take stock of a device's blocks, and say in which of them the named tensors are.
 
     The allocator's empty blocks are handed back first, so that they are not copied.
@@ -147,4 +147,4 @@ def load_blocks(shim: Shim, device: Device, named: Sequence[tuple[str, torch.Ten
         dtype = str(tensor.dtype).removeprefix("torch.")
         tensors.append(TensorSpec(path, sid, dtype, tuple(tensor.shape), tensor.stride(), offset))
     kept = tuple(storage for _, storage in extras.values())
-    return BlockCargo(shim, index, Layout(tuple(specs)), tuple(blocks), kept, tuple(tensors))
+    return BlockPlan(shim, index, Layout(tuple(specs)), tuple(blocks), kept, tuple(tensors))

@@ -27,7 +27,7 @@ _KNOWN = "another library knows its address"
 
 
 @dataclass(frozen=True, slots=True)
-class Cargo:
+class CapturePlan:
     """Storages to copy and empty, storages only to copy, and what stays.
 
     Attributes
@@ -91,8 +91,8 @@ class Cargo:
             )
         check_movable(self.storages)
 
-    def moved_to(self, device: Device) -> Cargo:
-        """The same cargo, which is movable, over new storages on another device.
+    def moved_to(self, device: Device) -> CapturePlan:
+        """The same plan, which is movable, over new storages on another device.
 
         Raises
         ------
@@ -138,25 +138,25 @@ class Cargo:
         """
         now = [key not in later for key in self.keys]
         pairs = list(compress(zip(self.storages, snapshot.offsets, strict=False), now))
-        return device.copy_in(pairs, snapshot.arena, snapshot.proof() if verify else None)
+        return device.copy_in(pairs, snapshot.arena, snapshot.verifier() if verify else None)
 
     def copy_in_later(
         self, device: Device, snapshot: SnapshotFile, *, verify: bool, later: Mapping[int, int]
     ) -> Callable[[], Transfer]:
         """A function that copies what `copy_in` left, in the order of ``later``."""
-        arena, proof = snapshot.arena, snapshot.proof() if verify else None
+        arena, verifier = snapshot.arena, snapshot.verifier() if verify else None
 
         def copy() -> Transfer:
             rows = zip(self.keys, self.storages, snapshot.offsets, strict=False)
             left = sorted((later[key], storage, offset) for key, storage, offset in rows if key in later)
-            return device.copy_in([(storage, offset) for _, storage, offset in left], arena, proof)
+            return device.copy_in([(storage, offset) for _, storage, offset in left], arena, verifier)
 
         return copy
 
 
-def load(
+def plan_capture(
     device: Device, found: Sequence[LiveStorage], named: Sequence[tuple[str, torch.Tensor]], *, alone: bool
-) -> Cargo:
+) -> CapturePlan:
     """Decide what happens to every found storage and to those of the named tensors.
 
     Raises
@@ -190,7 +190,7 @@ def load(
             described.append((storage.nbytes(), str(storage.device), path))
             extras.append(storage)
     sizes, labels = tuple(one.nbytes for one in taken), tuple(one.label for one in taken)
-    return Cargo(
+    return CapturePlan(
         _layout(str(device.torch_device), sizes, labels, tuple(described)),
         [one.storage for one in taken],
         [one.key for one in taken],

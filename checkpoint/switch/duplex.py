@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
-from gpuslice.checkpoint.format.chunk_checksums import Proof
+from gpuslice.checkpoint.format.chunk_checksums import ChecksumVerifier
 from gpuslice.checkpoint.format.reader import SnapshotFile
 from gpuslice.checkpoint.ramdisk.writer import SnapshotWriter
 from gpuslice.checkpoint.undo import undoing
@@ -22,8 +22,8 @@ from gpuslice.errors import DeviceMemoryError
 from gpuslice.kernels import Device
 from gpuslice.kernels.transfer import Transfer
 
-from .block_plan import BlockCargo
-from .capture_plan import Cargo
+from .block_plan import BlockPlan
+from .capture_plan import CapturePlan
 from .record import Stages
 from .swap_endpoints import Giver, Successor, Taker
 
@@ -37,25 +37,25 @@ class Leaving:
     Parameters
     ----------
     giver
-        Its end of the passage.
+        Its end of the swap.
     """
 
     def __init__(
         self,
         device: Device,
-        cargo: Cargo,
+        plan: CapturePlan,
         writer: SnapshotWriter,
         giver: Giver,
         stages: Stages,
     ) -> None:
         self._device = device
-        self._cargo = cargo
+        self._cargo = plan
         self._writer = writer
         self._giver = giver
         self._stages = stages
-        self._storages = [*cargo.storages, *cargo.extras]
+        self._storages = [*plan.storages, *plan.extras]
         #: Both stay what they are when the snapshot is published, or given up.
-        self._arena, self._tally = writer.arena, writer.tally
+        self._arena, self._checksums = writer.arena, writer.checksums
         #: Positions of the storages that have been emptied, or were about to be.
         self._gone: list[int] = []
 
@@ -118,7 +118,7 @@ class Leaving:
         """Put everything back where it was."""
         self._reclaim(error)
         pairs = [(self._storages[sid], self._writer.offsets[sid]) for sid in self._gone]
-        self._device.copy_in(pairs, self._arena, self._tally.proof())
+        self._device.copy_in(pairs, self._arena, self._checksums.verifier())
 
     def __enter__(self) -> Self:
         return self
@@ -139,16 +139,16 @@ class Leaving:
 def meet(
     successor: Successor | None,
     device: Device,
-    cargo: Cargo | BlockCargo,
+    plan: CapturePlan | BlockPlan,
     writer: SnapshotWriter,
     stages: Stages,
 ) -> Leaving | None:
     """The way to leave together with a successor; ``None`` if there is none, or it does not wait."""
-    if successor is None or not isinstance(cargo, Cargo):
+    if successor is None or not isinstance(plan, CapturePlan):
         return None
     with stages.stage("admit_s"):
-        giver = successor.meet(cargo.emptied_bytes)
-    return None if giver is None else Leaving(device, cargo, writer, giver, stages)
+        giver = successor.meet(plan.emptied_bytes)
+    return None if giver is None else Leaving(device, plan, writer, giver, stages)
 
 
 class Arriving:
@@ -159,13 +159,13 @@ class Arriving:
     Parameters
     ----------
     taker
-        Its end of the passage.
+        Its end of the swap.
     """
 
     def __init__(
         self,
         device: Device,
-        cargo: Cargo,
+        plan: CapturePlan,
         snapshot: SnapshotFile,
         taker: Taker,
         stages: Stages,
@@ -173,12 +173,12 @@ class Arriving:
         verify: bool,
     ) -> None:
         self._device = device
-        self._cargo = cargo
+        self._cargo = plan
         self._snapshot = snapshot
         self._taker = taker
         self._stages = stages
         self._verify = verify
-        self._proof: Proof | None = None
+        self._verifier: ChecksumVerifier | None = None
 
     def copy_in(self) -> Transfer:
         """Reserve and copy everything, a portion whenever the device has room for it, the rest in the end.
@@ -193,7 +193,7 @@ class Arriving:
             If there is not enough memory although it has left.
         """
         transfer = Transfer()
-        self._proof = self._snapshot.proof() if self._verify else None
+        self._verifier = self._snapshot.verifier() if self._verify else None
         memory = self._device.memory()
         free_bytes = memory.total_bytes - memory.used_bytes
         sizes = self._cargo.sizes
@@ -238,7 +238,7 @@ class Arriving:
             self._cargo.reserve(self._device, sids)
         pairs = [(self._cargo.storages[sid], self._snapshot.offsets[sid]) for sid in sids]
         with self._stages.stage("copy_in_s"):
-            return self._device.copy_in(pairs, self._snapshot.arena, self._proof)
+            return self._device.copy_in(pairs, self._snapshot.arena, self._verifier)
 
 
 def portions(sizes: Sequence[int], regions: Sequence[int], portion_bytes: int) -> list[list[int]]:

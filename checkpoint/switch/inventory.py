@@ -11,11 +11,11 @@ from gpuslice.checkpoint.format.layout import Layout
 from gpuslice.checkpoint.gate import Gate
 from gpuslice.kernels import Device
 
-from .block_plan import BlockCargo, Shim, block_layout, load_blocks
-from .capture_plan import Cargo, load
+from .block_plan import BlockPlan, Shim, block_layout, plan_blocks
+from .capture_plan import CapturePlan, plan_capture
 
 
-class Stock:
+class Inventory:
     """Remembers in which order the state of a process lay, so that what has not changed lies where it lay.
 
     Parameters
@@ -38,19 +38,19 @@ class Stock:
         check_alone(device)
         return []
 
-    def load(
+    def plan(
         self, device: Device, found: Sequence[LiveStorage], named: Sequence[tuple[str, torch.Tensor]]
-    ) -> Cargo | BlockCargo:
+    ) -> CapturePlan | BlockPlan:
         """Decide what is taken along; ``SuspendRefusedError`` names what cannot be."""
         if self._shim is not None:
-            return load_blocks(self._shim, device, named)
-        return load(device, found, named, alone=self._gate.alone)
+            return plan_blocks(self._shim, device, named)
+        return plan_capture(device, found, named, alone=self._gate.alone)
 
     def estimate(self, device: Device) -> Layout:
         """The layout of a suspend here and now, but for named state that is elsewhere."""
         if self._shim is not None:
             return block_layout(self._shim.blocks(device.torch_device.index or 0), device)
-        return load(device, sweep(device), (), alone=self._gate.alone).layout
+        return plan_capture(device, sweep(device), (), alone=self._gate.alone).layout
 
     def _in_order(self, found: list[LiveStorage]) -> list[LiveStorage]:
         """In the order of the last time; what is new behind, by address."""

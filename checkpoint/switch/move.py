@@ -21,7 +21,7 @@ from gpuslice.errors import SuspendRefusedError
 from gpuslice.kernels import Device
 
 
-def rehome(old: Sequence[torch.UntypedStorage], new: Sequence[torch.UntypedStorage]) -> None:
+def move_storages(old: Sequence[torch.UntypedStorage], new: Sequence[torch.UntypedStorage]) -> None:
     """Redirect all tensors from each old storage to the new one at the same position.
 
     Raises
@@ -40,7 +40,7 @@ def rehome(old: Sequence[torch.UntypedStorage], new: Sequence[torch.UntypedStora
 
 
 def check_movable(storages: Sequence[torch.UntypedStorage]) -> None:
-    """Raise what `rehome` would raise for these storages, of one device; whether they have memory or not."""
+    """Raise what `move_storages` would raise for these storages, with memory or not."""
     with torch.no_grad(), torch._C.DisableTorchFunction():
         _checked(storages)
 

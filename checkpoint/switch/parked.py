@@ -10,8 +10,8 @@ from gpuslice.checkpoint.format.reader import SnapshotFile
 from gpuslice.checkpoint.undo import undoing
 from gpuslice.kernels import Device
 
-from .block_plan import BlockCargo
-from .capture_plan import Cargo
+from .block_plan import BlockPlan
+from .capture_plan import CapturePlan
 from .record import Stages, SwitchRecord
 
 
@@ -19,7 +19,7 @@ class Parked(NamedTuple):
     """What a suspended process must remember."""
 
     stages: Stages
-    cargo: Cargo | BlockCargo
+    plan: CapturePlan | BlockPlan
     snapshot: SnapshotFile
     shared_random: dict[str, object]
     device_random: torch.Tensor | None
@@ -27,7 +27,12 @@ class Parked(NamedTuple):
 
 
 def empty(
-    cargo: Cargo | BlockCargo, device: Device, snapshot: SnapshotFile, record: SwitchRecord, *, verify: bool
+    plan: CapturePlan | BlockPlan,
+    device: Device,
+    snapshot: SnapshotFile,
+    record: SwitchRecord,
+    *,
+    verify: bool,
 ) -> None:
     """Take the memory away and weigh what is left; if that fails half-way, bring back what is gone.
 
@@ -37,12 +42,12 @@ def empty(
         If that fails, too: the state is lost.
     """
     try:
-        cargo.empty(device)
-        record.weigh(cargo, device)
+        plan.empty(device)
+        record.weigh(plan, device)
     except BaseException as error:
         with undoing(error, "emptying the device"):
-            cargo.reserve(device)
+            plan.reserve(device)
             if verify:
-                cargo.check(snapshot)
-            cargo.copy_in(device, snapshot, verify=verify)
+                plan.check(snapshot)
+            plan.copy_in(device, snapshot, verify=verify)
         raise

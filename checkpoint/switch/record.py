@@ -15,8 +15,8 @@ from gpuslice.kernels.transfer import Transfer
 if TYPE_CHECKING:
     from gpuslice.kernels import Device
 
-    from .block_plan import BlockCargo
-    from .capture_plan import Cargo
+    from .block_plan import BlockPlan
+    from .capture_plan import CapturePlan
 
 
 @dataclass(slots=True)
@@ -111,15 +111,15 @@ class SwitchRecord:
     registrations: int = 0
     page_faults: dict[str, int] = field(default_factory=dict)
 
-    def weigh(self, cargo: Cargo | BlockCargo, device: Device) -> None:
+    def weigh(self, plan: CapturePlan | BlockPlan, device: Device) -> None:
         """Note how many bytes a suspend has moved and left, now that ``device`` is empty."""
-        self.bytes_copied = cargo.layout.nbytes
-        self.storages = len(cargo.layout.storages)
-        self.bytes_freed = cargo.emptied_bytes
-        self.resident = cargo.resident_bytes
-        self.bytes_resident = sum(cargo.resident_bytes.values())
+        self.bytes_copied = plan.layout.nbytes
+        self.storages = len(plan.layout.storages)
+        self.bytes_freed = plan.emptied_bytes
+        self.resident = plan.resident_bytes
+        self.bytes_resident = sum(plan.resident_bytes.values())
         self.bytes_found = self.bytes_freed + self.bytes_resident
-        self.bytes_unaccounted = cargo.unaccounted_bytes(device)
+        self.bytes_unaccounted = plan.unaccounted_bytes(device)
         self.rss_parked_bytes = resident_anonymous_bytes()
 
     def leave(self, reason: str, nbytes: int) -> None:

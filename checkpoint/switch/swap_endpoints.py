@@ -1,4 +1,4 @@
-"""The two ends of a swap, and the door at which they meet (``passage`` says what goes through it)."""
+"""The two ends of a swap, and the socket at which they meet (``swap_protocol`` says what goes through it)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 from gpuslice.errors import HandoverError
 
 from .swap_protocol import (
-    DOOR,
     PATIENCE_S,
+    SOCKET,
     VERSION,
     Answer,
     Back,
@@ -97,7 +97,7 @@ class Giver:
         return self._back
 
     def close(self) -> None:
-        """Leave the passage."""
+        """Close the connection."""
         self._end.close()
 
 
@@ -242,15 +242,15 @@ class Taker:
         )
 
     def back(self) -> None:
-        """Nothing of ours is on the device, and nothing will be by this passage."""
+        """Nothing of ours is on the device, and nothing will be by this swap."""
         self._end.insist(Back())
 
     def close(self) -> None:
-        """Leave the passage."""
+        """Close the connection."""
         self._end.close()
 
 
-class Door:
+class SwapListener:
     """Where a giver can knock, as long as it is open: a socket in the taker's own store.
 
     Parameters
@@ -274,7 +274,7 @@ class Door:
         portion_bytes: int = PORTION_BYTES,
         patience_s: float = PATIENCE_S,
     ) -> None:
-        self._path = directory / DOOR
+        self._path = directory / SOCKET
         self._terms = terms
         self._portion_bytes = portion_bytes
         self._patience_s = patience_s
@@ -306,7 +306,7 @@ class Door:
                 return taker
 
     def _let_in(self, connection: socket.socket) -> Taker | None:
-        """The taker's end of a passage to whoever has knocked, if it is the right one."""
+        """The taker's end of a swap with whoever has connected, if it is the right one."""
         try:
             end: End[FromGiver] = End(connection, from_giver, self._patience_s)
         except HandoverError:

@@ -1,8 +1,8 @@
-"""The passage between two processes that swap on one device: what they say to each other, and how.
+"""The swap protocol of two processes on one device: what they say to each other, and how.
 
-The one that comes (the taker) is parked. It opens a door in its own store; the one that leaves (the giver)
-knocks there when its suspend is about to copy, and leaves by itself if nobody opens. Then, on a socket of the
-operating system, so that the end of either process is seen at once:
+The one that comes (the taker) is parked. It listens in its own store; the one that leaves (the giver)
+connects there when its suspend is about to copy, and leaves by itself if nobody listens. Then, on a socket of
+the operating system, so that the end of either process is seen at once:
 
     giver                            taker
     Offer(terms, nbytes)   ->                      what it is about to give back
@@ -36,8 +36,8 @@ import msgspec
 from gpuslice.errors import HandoverError
 
 VERSION = 2
-#: The door's name in a store's directory.
-DOOR = "passage"
+#: The listener's name in a store's directory.
+SOCKET = "passage"
 #: How long one end waits for a word of the other. A word comes with every portion, and a portion of
 #: several gigabytes takes seconds.
 PATIENCE_S = 60.0
@@ -116,7 +116,7 @@ class Left(Exception):
 
 
 class End(Generic[_Heard]):
-    """One end of a passage that is open.
+    """One end of a connection that is open.
 
     Parameters
     ----------
@@ -155,7 +155,7 @@ class End(Generic[_Heard]):
         """Send, if the other still reads; whether that could be done at once."""
         try:
             self._socket.send(_encode(message))
-        except OSError:  # there is no room for it, or the other has closed the passage
+        except OSError:  # there is no room for it, or the other has closed the connection
             return False
         return True
 
@@ -174,7 +174,7 @@ class End(Generic[_Heard]):
         Gone
             If its process no longer exists, and it has no more to say.
         Left
-            If it has closed the passage.
+            If it has closed the connection.
         HandoverError
             If it says something that is no message.
         """
@@ -215,7 +215,7 @@ class End(Generic[_Heard]):
         return dict(poller.poll(max(0.0, deadline_s - time.monotonic()) * 1000.0))
 
     def close(self) -> None:
-        """Leave the passage."""
+        """Close the connection."""
         self._socket.close()
         os.close(self._process)
 
@@ -231,9 +231,9 @@ def new_socket() -> socket.socket:
 
 @contextmanager
 def address_of(directory: Path) -> Iterator[str]:
-    """Of the door there, by way of a descriptor: a socket's own address may have 107 bytes only."""
+    """Of the listener there, by way of a descriptor: a socket's own address may have 107 bytes only."""
     descriptor = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        yield f"/proc/self/fd/{descriptor}/{DOOR}"
+        yield f"/proc/self/fd/{descriptor}/{SOCKET}"
     finally:
         os.close(descriptor)

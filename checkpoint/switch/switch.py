@@ -29,11 +29,11 @@ from gpuslice.kernels import Device
 from gpuslice.kernels.host.process_memory import resident_anonymous_bytes
 from gpuslice.types import Route
 
-from .block_plan import BlockCargo, Shim
-from .capture_plan import Cargo
+from .block_plan import BlockPlan, Shim
+from .capture_plan import CapturePlan
 from .duplex import Arriving, Leaving, meet
-from .inventory import Stock
-from .move import computing_on, rehome
+from .inventory import Inventory
+from .move import computing_on, move_storages
 from .parked import Parked, empty
 from .record import Stages, SwitchRecord
 from .swap_endpoints import Successor, Taker
@@ -84,7 +84,7 @@ class Switch:
         self._parked: Parked | None = None
         self._lost: RollbackError | None = None
         self._arena_is_new = False
-        self._stock = Stock(self._gate, shim)
+        self._inventory = Inventory(self._gate, shim)
         #: What a suspend would take along, by the last one or else by an estimate.
         self._layout: Layout | None = None
         #: The newest snapshot; it stays readable until the next suspend needs its place.
@@ -157,21 +157,21 @@ class Switch:
                 self.device.synchronize()
             record.rss_before_bytes = resident_anonymous_bytes()
             with ExitStack() as swap:
-                cargo, snapshot, leaving = self._save(stages, named, boundary, restartable, successor, swap)
+                plan, snapshot, leaving = self._save(stages, named, boundary, restartable, successor, swap)
                 # After the sweep, or these states themselves would be found and emptied.
                 shared, own = process_rng.capture(), self.device.rng_state()
                 if leaving is None or not leaving.emptied:
                     with stages.stage("free_s"):
-                        empty(cargo, self.device, snapshot, record, verify=self._verify)
+                        empty(plan, self.device, snapshot, record, verify=self._verify)
                 else:
-                    record.weigh(cargo, self.device)
+                    record.weigh(plan, self.device)
         except RollbackError as error:
             self._lose(error)
             raise
         except BaseException:
             self._gate.open()
             raise
-        self._parked = Parked(stages, cargo, snapshot, shared, own, self._clock.now())
+        self._parked = Parked(stages, plan, snapshot, shared, own, self._clock.now())
         self.snapshot = snapshot
         return record
 
@@ -183,34 +183,34 @@ class Switch:
         restartable: bool,
         successor: Successor | None,
         swap: ExitStack,
-    ) -> tuple[Cargo | BlockCargo, SnapshotFile, Leaving | None]:
+    ) -> tuple[CapturePlan | BlockPlan, SnapshotFile, Leaving | None]:
         """Find, copy and publish; whatever fails here leaves the job and the older snapshots alone.
 
         If there is a successor, the device is empty by the end of this, and ``swap`` undoes that.
         """
         with stages.stage("find_s"):
-            found = self._stock.find(self.device)
+            found = self._inventory.find(self.device)
             state = describe(named or {})
-            cargo = self._stock.load(self.device, found, state.tensors)
-            self._layout = cargo.layout
+            plan = self._inventory.plan(self.device, found, state.tensors)
+            self._layout = plan.layout
         with stages.stage("admit_s"):
             registrations = self.device.registrations
-            writer = self._store.begin(cargo.layout)
+            writer = self._store.begin(plan.layout)
             stages.record.cold = self._arena_is_new
             stages.record.registrations = self.device.registrations - registrations
         with writer:
-            leaving = meet(successor, self.device, cargo, writer, stages)
+            leaving = meet(successor, self.device, plan, writer, stages)
             if leaving is not None:
                 copied = swap.enter_context(leaving).copy_out()
             else:
                 with stages.stage("copy_out_s"):
-                    copied = cargo.copy_out(self.device, writer)
+                    copied = plan.copy_out(self.device, writer)
             stages.record.copy_out, stages.record.bytes_unchanged = copied, copied.unchanged_bytes
             with stages.stage("publish_s"):
                 snapshot = writer.publish(
-                    state.tree, cargo.tensors, boundary=boundary, restartable=restartable
+                    state.tree, plan.tensors, boundary=boundary, restartable=restartable
                 )
-        return cargo, snapshot, leaving
+        return plan, snapshot, leaving
 
     def warm_up(self) -> WarmUp | None:
         """Have the next suspend's arena made for a state like the present one, in the background.
@@ -226,7 +226,7 @@ class Switch:
         if self._layout is None:
             try:
                 with heap.uncollected():
-                    self._layout = self._stock.estimate(self.device)
+                    self._layout = self._inventory.estimate(self.device)
             except SuspendRefusedError:
                 return None
         return self._store.warm_up(self._layout)
@@ -238,7 +238,7 @@ class Switch:
         Parameters
         ----------
         taker
-            The end of a passage to the job that is about to leave that device; it is used up.
+            The end of a swap with the job that is about to leave that device; it is used up.
 
         Raises
         ------
@@ -286,7 +286,7 @@ class Switch:
         if self.device.torch_device.type == "cpu":
             return ""  # the slots of the host share its memory
         try:
-            self._parked.cargo.check_movable(self.device)
+            self._parked.plan.check_movable(self.device)
         except SuspendRefusedError as error:
             return error.message
         return ""
@@ -304,10 +304,10 @@ class Switch:
             self._stream = None
 
     def _restore(self, parked: Parked, target: Device, taker: Taker | None) -> None:
-        stages, cargo = parked.stages, parked.cargo
+        stages, plan = parked.stages, parked.plan
         moving = target.torch_device != self.device.torch_device
-        if taker is not None and isinstance(cargo, Cargo) and not moving:
-            with Arriving(target, cargo, parked.snapshot, taker, stages, verify=self._verify) as arriving:
+        if taker is not None and isinstance(plan, CapturePlan) and not moving:
+            with Arriving(target, plan, parked.snapshot, taker, stages, verify=self._verify) as arriving:
                 with stages.stage("fetch_s"):
                     self._store.bring_back(parked.snapshot)
                 stages.record.copy_in = arriving.copy_in()
@@ -317,47 +317,47 @@ class Switch:
             with stages.stage("handover_s"):
                 taker.await_the_whole(f"a job that comes by the route {stages.record.route} comes whole")
         if moving:
-            cargo.check_movable(self.device)
+            plan.check_movable(self.device)
         stream: Stream | None = None
         with stages.stage("fetch_s"):
             self._store.bring_back(parked.snapshot)
         with ExitStack() as barred:
             with stages.stage("reserve_s"):
-                if self._lazy is not None and isinstance(cargo, Cargo) and not moving:
-                    stream = self._lazy.hold_back(cargo)
+                if self._lazy is not None and isinstance(plan, CapturePlan) and not moving:
+                    stream = self._lazy.hold_back(plan)
                 later = {} if stream is None else stream.storages
                 if stream is not None:
                     barred.callback(stream.cancel)
                 if moving:
-                    cargo = cargo.moved_to(target)
-                    barred.callback(cargo.empty, target)
-                cargo.reserve(target)
+                    plan = plan.moved_to(target)
+                    barred.callback(plan.empty, target)
+                plan.reserve(target)
             try:
                 if self._verify:
                     with stages.stage("verify_s"):
-                        cargo.check(parked.snapshot)
+                        plan.check(parked.snapshot)
                 with stages.stage("copy_in_s"):
-                    stages.record.copy_in = cargo.copy_in(
+                    stages.record.copy_in = plan.copy_in(
                         target, parked.snapshot, verify=self._verify, later=later
                     )
                 process_rng.restore(parked.shared_random)
                 if moving:
                     if parked.device_random is not None:
                         target.set_rng_state(parked.device_random)
-                    rehome(parked.cargo.storages, cargo.storages)
+                    move_storages(parked.plan.storages, plan.storages)
             except BaseException as error:
                 with undoing(error, "taking the state back"):
-                    cargo.empty(target)
+                    plan.empty(target)
                 raise
             barred.pop_all()
-        if stream is not None and isinstance(cargo, Cargo):
-            self._follow(stream, parked, cargo)
+        if stream is not None and isinstance(plan, CapturePlan):
+            self._follow(stream, parked, plan)
 
-    def _follow(self, stream: Stream, parked: Parked, cargo: Cargo) -> None:
+    def _follow(self, stream: Stream, parked: Parked, plan: CapturePlan) -> None:
         """Let the rest come, behind the training."""
         record, later = parked.stages.record, stream.storages
-        record.bytes_later = cargo.bytes_of(later)
-        copy = cargo.copy_in_later(self.device, parked.snapshot, verify=self._verify, later=later)
+        record.bytes_later = plan.bytes_of(later)
+        copy = plan.copy_in_later(self.device, parked.snapshot, verify=self._verify, later=later)
         self._stream = stream
         stream.start(copy, record, self._lost_later)
 

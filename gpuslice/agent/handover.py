@@ -1,6 +1,6 @@
 """A rank's part in a handover: it leaves its device to somebody who waits, or waits for one (docs/duplex.md).
 
-A parked rank that expects a device opens the door of its store and listens to orders all the same: a
+A parked rank that expects a device opens a listener in its store and listens to orders all the same: a
 Resume, a Forget or a signal ends its waiting at any moment until the device is its own. Where a device gains
 from copying both ways at once, it comes while the other is still leaving; elsewhere when the other has left.
 """
@@ -12,7 +12,7 @@ from contextlib import closing
 from typing import NamedTuple
 
 from gpuslice.agent.orders import Orders
-from gpuslice.checkpoint.switch.swap_endpoints import Door, Successor, Taker
+from gpuslice.checkpoint.switch.swap_endpoints import Successor, SwapListener, Taker
 from gpuslice.checkpoint.switch.swap_protocol import Terms
 from gpuslice.errors import HandoverError
 from gpuslice.runtime.runtime import Runtime
@@ -72,12 +72,12 @@ class Handovers:
                 return self._orders.await_order()
 
     def _await_giver(self, expected: Expect) -> HandedDevice | None:
-        """Wait at the door until somebody has come through; ``None`` if something else comes first."""
+        """Wait at the listener until somebody has come through; ``None`` if something else comes first."""
         terms = Terms(giver=expected.giver, taker=self._job, epoch=expected.epoch, device=expected.device)
         try:
-            with closing(Door(self._runtime.store.directory, terms)) as door:
-                while self._orders.wait(expected, door.fileno()):
-                    if (taker := door.await_giver(0.0)) is not None:
+            with closing(SwapListener(self._runtime.store.directory, terms)) as listener:
+                while self._orders.wait(expected, listener.fileno()):
+                    if (taker := listener.await_giver(0.0)) is not None:
                         return self._meet(expected, taker)
         except HandoverError as error:
             self._send(self._orders.decline(error.message))

@@ -99,89 +99,89 @@ class GpuCopies:
         """Copy into ``arena``; chunks that ``marks`` knows are left out."""
         if not pairs:
             return Transfer()
-        cargo = _Cargo(pairs, arena)
+        batch = _Batch(pairs, arena)
         with _settled(self._engine.lanes()) as lanes:
-            packed, direct = self._plan(cargo)
+            packed, direct = self._plan(batch)
             if marks is not None:
-                direct = self._changed(cargo, direct, lanes[0], marks)
-            steps = self._steps(cargo, packed, direct, lanes)
+                direct = self._changed(batch, direct, lanes[0], marks)
+            steps = self._steps(batch, packed, direct, lanes)
             arrivals = []
             for number, step in enumerate(steps):
                 lane = lanes[number % len(lanes)]
-                cargo.queue_out(lane, step)
-                arrivals.append((lane.flag(), cargo.pieces(step)))
+                batch.queue_out(lane, step)
+                arrivals.append((lane.flag(), batch.pieces(step)))
 
             def arrive(arrival: tuple[Callable[[], None], Sequence[Piece]]) -> None:
                 wait, pieces = arrival
                 wait()
-                cargo.inspect(inspect, pieces)
+                batch.inspect(inspect, pieces)
 
             if inspect is not None:
                 run([[arrival] for arrival in arrivals], arrive, self._threads)
-        return cargo.transfer()
+        return batch.transfer()
 
     def copy_in(self, pairs: Pairs, arena: memoryview, inspect: Inspector | None) -> Transfer:
         """Copy from ``arena``; every piece leaves it after it was inspected."""
         if not pairs:
             return Transfer()
-        cargo = _Cargo(pairs, arena)
+        batch = _Batch(pairs, arena)
         with _settled(self._engine.lanes()) as lanes:
-            steps = self._steps(cargo, *self._plan(cargo), lanes)
+            steps = self._steps(batch, *self._plan(batch), lanes)
             locks = [threading.Lock() for _ in lanes]
 
             def leave(numbered: tuple[int, _Step]) -> None:
                 number, step = numbered
-                cargo.inspect(inspect, cargo.pieces(step))
+                batch.inspect(inspect, batch.pieces(step))
                 # A lane has one staging buffer: filling and emptying it must not mix with another step's.
                 with locks[number % len(lanes)]:
-                    cargo.queue_in(lanes[number % len(lanes)], step)
+                    batch.queue_in(lanes[number % len(lanes)], step)
 
             run([[item] for item in enumerate(steps)], leave, self._threads if inspect else 1)
-        return cargo.transfer()
+        return batch.transfer()
 
-    def _plan(self, cargo: _Cargo) -> tuple[list[Packed], list[Piece]]:
+    def _plan(self, batch: _Batch) -> tuple[list[Packed], list[Piece]]:
         """What is packed, and all else in chunks."""
-        numbers = copy_plan.small(cargo.places, self._pack_bytes)
+        numbers = copy_plan.small(batch.places, self._pack_bytes)
         if numbers and (missing := self._engine.kernels_missing()):
-            cargo.fallbacks.append(f"{_ALONE}: {missing}")
+            batch.fallbacks.append(f"{_ALONE}: {missing}")
             numbers = []
         packed = set(numbers)
-        others = (number for number in range(len(cargo.places)) if number not in packed)
+        others = (number for number in range(len(batch.places)) if number not in packed)
         return (
-            copy_plan.pack(cargo.places, numbers, self._staging_bytes),
-            copy_plan.chunks(cargo.places, others),
+            copy_plan.pack(batch.places, numbers, self._staging_bytes),
+            copy_plan.chunks(batch.places, others),
         )
 
-    def _changed(self, cargo: _Cargo, direct: list[Piece], lane: Lane, marks: Marks) -> list[Piece]:
+    def _changed(self, batch: _Batch, direct: list[Piece], lane: Lane, marks: Marks) -> list[Piece]:
         """The chunks that the arena does not have yet, found by one launch over all."""
-        marked = [piece for piece in direct if cargo.can_be_marked(piece, self._pack_bytes)]
+        marked = [piece for piece in direct if batch.can_be_marked(piece, self._pack_bytes)]
         if not marked:
             return direct
         if missing := self._engine.kernels_missing():
-            cargo.fallbacks.append(f"{_UNMARKED}: {missing}")
+            batch.fallbacks.append(f"{_UNMARKED}: {missing}")
             return direct
-        made = lane.marks([(cargo.address(piece), 0, piece.nbytes) for piece in marked])
+        made = lane.marks([(batch.address(piece), 0, piece.nbytes) for piece in marked])
         if made is None:
-            cargo.fallbacks.append(f"{_UNMARKED}: too little memory of the GPU is free to compare them")
+            batch.fallbacks.append(f"{_UNMARKED}: too little memory of the GPU is free to compare them")
             return direct
-        cargo.launches += 1
+        batch.launches += 1
         known = {piece for piece, mark in zip(marked, made, strict=True) if marks(piece.offset, mark)}
-        cargo.unchanged_bytes = sum(piece.nbytes for piece in known)
+        batch.unchanged_bytes = sum(piece.nbytes for piece in known)
         return [piece for piece in direct if piece not in known]
 
     def _steps(
-        self, cargo: _Cargo, packed: list[Packed], direct: list[Piece], lanes: Sequence[Lane]
+        self, batch: _Batch, packed: list[Packed], direct: list[Piece], lanes: Sequence[Lane]
     ) -> list[_Step]:
         """What is queued, in this order; the step of number n goes to lane n modulo their number."""
         steps: list[_Step] = [*packed]
         needed = max((step.nbytes for step in packed), default=0)
-        if packed and not cargo.reserve_staging(lanes[: len(packed)], needed):
-            cargo.fallbacks.append(f"{_ALONE}: {needed} bytes of the GPU to gather them in are not free")
+        if packed and not batch.reserve_staging(lanes[: len(packed)], needed):
+            batch.fallbacks.append(f"{_ALONE}: {needed} bytes of the GPU to gather them in are not free")
             steps = [*copy_plan.blocks(piece for step in packed for piece in step.pieces)]
         return [*steps, *copy_plan.blocks(direct)]
 
 
-class _Cargo:
+class _Batch:
     """The storages of one copy, and what has become of them."""
 
     def __init__(self, pairs: Pairs, arena: memoryview) -> None:

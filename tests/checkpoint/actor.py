@@ -20,7 +20,7 @@ from gpuslice.checkpoint.format.layout import Layout, StorageSpec
 from gpuslice.checkpoint.format.reader import SnapshotFile
 from gpuslice.checkpoint.ramdisk.budget import Tenant
 from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
-from gpuslice.checkpoint.ramdisk.room_requests import SOCKET, SPARE, ask
+from gpuslice.checkpoint.ramdisk.room_requests import SOCKET, SPARE, request_room
 from gpuslice.checkpoint.ramdisk.store import JobStore
 from gpuslice.errors import GpusliceError
 
@@ -201,7 +201,7 @@ class Actor:
     def give_all(self, name: str) -> None:
         """Ask oneself for room until there is no more to give."""
         assert self.store is not None
-        while ask(self.store.directory, name):
+        while request_room(self.store.directory, name):
             pass
 
     def begin_in_child(self) -> list[str]:

@@ -27,7 +27,7 @@ from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
 from gpuslice.checkpoint.ramdisk.store import JobStore
 from gpuslice.checkpoint.switch import swap_protocol
 from gpuslice.checkpoint.switch.record import SwitchRecord
-from gpuslice.checkpoint.switch.swap_endpoints import Door, Successor
+from gpuslice.checkpoint.switch.swap_endpoints import Successor, SwapListener
 from gpuslice.checkpoint.switch.switch import Switch
 from gpuslice.errors import DeviceMemoryError, GpusliceError
 from gpuslice.kernels.device import DeviceMemory
@@ -236,7 +236,7 @@ class Player:
         self.device = ScriptedDevice(Memory(Path(memory)))
         self._say = say
         self.store: JobStore | None = None
-        self.door: Door | None = None
+        self.listener: SwapListener | None = None
 
     def prepare(self, name: str) -> int:
         """Get a state and let a first snapshot of it be restartable; how large it is on the device."""
@@ -300,13 +300,15 @@ class Player:
         """Let somebody knock who is about to leave."""
         assert self.store is not None
         terms = self._terms(giver, self.name)
-        self.door = Door(self.store.directory, terms, portion_bytes=PORTION_BYTES, patience_s=self.patience_s)
+        self.listener = SwapListener(
+            self.store.directory, terms, portion_bytes=PORTION_BYTES, patience_s=self.patience_s
+        )
 
     def arrive(self) -> dict[str, object] | None:
         """Wait for whoever knocks, and take the device over; nothing if nobody does."""
-        assert self.door is not None
-        taker = self.door.await_giver(60.0)
-        self.door.close()
+        assert self.listener is not None
+        taker = self.listener.await_giver(60.0)
+        self.listener.close()
         return None if taker is None else _told(self.switch.resume(taker=taker))
 
     def resume(self) -> dict[str, object]:

@@ -11,7 +11,7 @@ import pytest
 from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
 from gpuslice.checkpoint.ramdisk.store import JobStore
 from gpuslice.checkpoint.switch.record import SwitchRecord
-from gpuslice.checkpoint.switch.swap_endpoints import Door, Successor, Taker
+from gpuslice.checkpoint.switch.swap_endpoints import Successor, SwapListener, Taker
 from gpuslice.checkpoint.switch.swap_protocol import Terms
 from gpuslice.checkpoint.switch.switch import Switch
 from gpuslice.kernels import Device
@@ -49,12 +49,12 @@ class Swapping(Switch):
         return record
 
     def resume(self, device: Device | None = None, *, taker: Taker | None = None) -> SwitchRecord:
-        door = Door(self._mine, Terms("partner", "case", 3, "cpu"), portion_bytes=4096)
+        listener = SwapListener(self._mine, Terms("partner", "case", 3, "cpu"), portion_bytes=4096)
         self._partner.tell("leave", taker="case")
-        taker = door.await_giver(PATIENCE_S)
+        taker = listener.await_giver(PATIENCE_S)
         assert taker is not None
         record = super().resume(device, taker=taker)
-        door.close()
+        listener.close()
         self._partner.result()
         self.taken_bytes += record.bytes_taken
         return record

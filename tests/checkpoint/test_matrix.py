@@ -17,7 +17,7 @@ from gpuslice.checkpoint.discover.storages import sweep
 from gpuslice.checkpoint.format import gsnp, layout
 from gpuslice.checkpoint.named import process_rng
 from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
-from gpuslice.checkpoint.ramdisk.room_requests import ask
+from gpuslice.checkpoint.ramdisk.room_requests import request_room
 from gpuslice.checkpoint.ramdisk.store import JobStore
 from gpuslice.checkpoint.switch.record import SwitchRecord
 from gpuslice.checkpoint.switch.switch import Switch
@@ -157,7 +157,7 @@ def test_survives_a_spill(name: str, tmp_path: Path) -> None:
         def meanwhile() -> None:
             assert switch.snapshot is not None
             with store.offering(switch.snapshot):
-                assert ask(store.directory)
+                assert request_room(store.directory)
             assert not list(store.directory.glob("*.gsnp"))
             disturb()
 

@@ -66,7 +66,7 @@ with disk.open_store("gang", rank) as store:
             switch.suspend(boundary=1)
             say("parked")
         elif verb == "spill":
-            say(store._holdings.vacate(switch.snapshot.record.slot, wanted=True))
+            say(store._contents.vacate(switch.snapshot.record.slot, wanted=True))
         elif verb == "hold":
             held, = words
             say("told")

@@ -16,7 +16,7 @@ import pytest
 from gpuslice.checkpoint.format.reader import SnapshotFile
 from gpuslice.checkpoint.ramdisk.listing import Place
 from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
-from gpuslice.checkpoint.ramdisk.room_requests import SPARE, ask
+from gpuslice.checkpoint.ramdisk.room_requests import SPARE, request_room
 from gpuslice.checkpoint.ramdisk.store import JobStore
 from gpuslice.checkpoint.switch.switch import Switch
 from gpuslice.errors import RamDiskFullError
@@ -45,14 +45,14 @@ def test_first_goes_what_only_a_successor_needs_then_the_next_suspend_s_arena(
 ) -> None:
     save(store, boundary=1)
     save(store, boundary=2)
-    assert not ask(store.directory, SPARE)
+    assert not request_room(store.directory, SPARE)
     store.spare()
-    assert ask(store.directory, SPARE)
+    assert request_room(store.directory, SPARE)
     assert (files(store.directory), files(place)) == (["A.gsnp"], ["a.r0.B.gsnp"])
     assert mapped(disk) == 1
-    assert ask(store.directory, SPARE)
+    assert request_room(store.directory, SPARE)
     assert (files(store.directory), files(place)) == ([], ["a.r0.A.gsnp", "a.r0.B.gsnp"])
-    assert not ask(store.directory, SPARE)
+    assert not request_room(store.directory, SPARE)
     assert disk.boundaries("a") == {1, 2}
     # The next one takes the place of the older; the other stays where it is until it is superseded, too.
     assert save(store, boundary=3).path.name == "A.gsnp"
@@ -70,9 +70,9 @@ def test_what_nobody_could_go_on_from_is_dropped_and_not_moved(
 ) -> None:
     save(store, boundary=1, restartable=False)
     store.spare()
-    assert ask(store.directory, SPARE)
+    assert request_room(store.directory, SPARE)
     assert (files(store.directory), files(place), mapped(disk)) == ([], [], 0)
-    assert not ask(store.directory, SPARE)
+    assert not request_room(store.directory, SPARE)
     assert holds(save(store, boundary=2, restartable=False), 2)
 
 
@@ -80,7 +80,7 @@ def test_an_arena_that_is_being_made_ready_is_given_up(disk: RamDisk, store: Job
     save(store, boundary=1)
     assert store.warm_up(layout_of(9 * MIB)) is not None
     store.spare()
-    while ask(store.directory, SPARE):
+    while request_room(store.directory, SPARE):
         pass
     assert (files(store.directory), disk.boundaries("a")) == ([], {1})
     assert holds(save(store, boundary=2), 2)
@@ -90,7 +90,7 @@ def test_without_a_place_to_move_to_a_running_job_keeps_what_it_has(shm: Path, s
     with RamDisk(shm / "disk", 64 * MIB).open_store("a") as store:
         save(store, boundary=1)
         store.spare()
-        assert not ask(store.directory, SPARE)
+        assert not request_room(store.directory, SPARE)
         assert files(store.directory) == ["A.gsnp"]
 
 
@@ -101,10 +101,10 @@ def test_what_somebody_reads_stays(disk: RamDisk, place: Path, save: Save) -> No
     with disk.open_store("a") as store:  # where it is brought back, and stays mapped
         reader = store.restartable()[1]
         store.spare()
-        assert not ask(store.directory, SPARE)
+        assert not request_room(store.directory, SPARE)
         assert holds(reader, 1)
         reader.close()
-        assert ask(store.directory, SPARE)
+        assert request_room(store.directory, SPARE)
         assert files(place) == ["a.r0.A.gsnp"]
 
 
@@ -133,7 +133,7 @@ def test_only_a_suspend_takes_the_room_of_those_that_run(disk: RamDisk, place: P
     with disk.open_store("a") as running, disk.open_store("b") as other:
         save(running, boundary=1, sizes=(40 * MIB,))
         running.spare()
-        arena = other._holdings.arenas[0]
+        arena = other._contents.arenas[0]
         with pytest.raises(RamDiskFullError):
             arena.warm(30 * MIB, lambda: True)
         with pytest.raises(RamDiskFullError):
@@ -251,7 +251,7 @@ def test_a_suspend_does_not_wait_for_the_move(
         monkeypatch.setattr(spill.SpillDirectory, "_lock", held(spill.SpillDirectory._lock))
     answers: list[bool] = []
     store.spare()
-    asker = threading.Thread(target=lambda: answers.append(ask(store.directory, SPARE)))
+    asker = threading.Thread(target=lambda: answers.append(request_room(store.directory, SPARE)))
     asker.start()
     assert begun.wait(60)
     store.cool()  # as a suspend does first of all
@@ -272,14 +272,14 @@ def test_a_forked_child_neither_answers_nor_withdraws(disk: RamDisk, actor: Acto
     running.ask("save", boundary=1)
     running.ask("spare")
     assert running.ask("begin_in_child") == ("ok", ["UsageError", "closed"])
-    assert ask(disk.directory / "a.r0", SPARE)
+    assert request_room(disk.directory / "a.r0", SPARE)
     running.ask("save", boundary=2)
     running.ask("spare")
     running.ask("fork")  # and its child lives on
     running.kill()
     with socket.socket(socket.AF_UNIX) as connection, pytest.raises(ConnectionRefusedError):
         connection.connect(str(disk.directory / "a.r0" / SPARE))
-    assert not ask(disk.directory / "a.r0", SPARE)
+    assert not request_room(disk.directory / "a.r0", SPARE)
 
 
 def test_a_training_whose_slots_are_taken_again_and_again_is_bit_for_bit_as_before(
@@ -296,7 +296,7 @@ def test_a_training_whose_slots_are_taken_again_and_again_is_bit_for_bit_as_befo
         assert job.digest() == before
         job.step()
         store.spare()
-        while ask(store.directory, SPARE):
+        while request_room(store.directory, SPARE):
             pass
         assert mapped(disk) == 0
         assert boundary - (not restartable) in disk.boundaries("a")
@@ -334,7 +334,7 @@ def test_what_a_script_knows_the_path_of_stays(
     snapshot = save(store, boundary=1, sizes=(40 * MIB,))
     store.handed_out = True
     store.spare()
-    assert not ask(store.directory, SPARE)
+    assert not request_room(store.directory, SPARE)
     with pytest.raises(RamDiskFullError):
         save(store, boundary=2, sizes=(40 * MIB,))
     assert files(place) == []

@@ -10,7 +10,7 @@ import pytest
 
 from gpuslice.checkpoint.format.reader import open_snapshot
 from gpuslice.checkpoint.ramdisk.store import JobStore
-from gpuslice.checkpoint.standby_mappings import Ahead
+from gpuslice.checkpoint.standby_mappings import StandbyMappings
 
 from .conftest import MIB, Save
 
@@ -30,35 +30,35 @@ def descriptor(path: Path) -> Iterator[int]:
 
 
 def test_what_is_written_later_is_seen(path: Path, descriptor: int) -> None:
-    ahead = Ahead([path])
-    ahead.look()
+    standby = StandbyMappings([path])
+    standby.look()
     os.pwrite(descriptor, b"later", 100)
-    memory = ahead.mapping(descriptor, 200)
+    memory = standby.mapping(descriptor, 200)
     assert memory is not None
     assert memory.readonly
     assert (len(memory), bytes(memory[99:106])) == (200, b"\x63later\x69")
 
 
 def test_a_file_that_has_grown_is_mapped_at_the_next_look(path: Path, descriptor: int) -> None:
-    ahead = Ahead([path])
-    ahead.look()
+    standby = StandbyMappings([path])
+    standby.look()
     os.pwrite(descriptor, bytes(8192), path.stat().st_size)
     length = path.stat().st_size
-    assert ahead.mapping(descriptor, length) is None
-    ahead.look()
-    assert ahead.mapping(descriptor, length) is not None
+    assert standby.mapping(descriptor, length) is None
+    standby.look()
+    assert standby.mapping(descriptor, length) is not None
 
 
 def test_another_file_in_its_place_is_not_taken_for_it(path: Path) -> None:
-    ahead = Ahead([path, path.with_name("missing")])
-    ahead.look()
+    standby = StandbyMappings([path, path.with_name("missing")])
+    standby.look()
     other = path.with_name("other")
     other.write_bytes(b"other")
     other.replace(path)
     with path.open("rb") as opened:
-        assert ahead.mapping(opened.fileno(), 5) is None
-        ahead.look()
-        memory = ahead.mapping(opened.fileno(), 5)
+        assert standby.mapping(opened.fileno(), 5) is None
+        standby.look()
+        memory = standby.mapping(opened.fileno(), 5)
         assert memory is not None
         assert bytes(memory) == b"other"
 
@@ -67,26 +67,26 @@ def test_a_file_with_holes_stays_as_it_is(shm: Path) -> None:
     path = shm / "holes"
     path.touch()
     os.truncate(path, MIB)
-    ahead = Ahead([path])
-    ahead.look()
+    standby = StandbyMappings([path])
+    standby.look()
     with path.open("rb") as opened:
-        assert ahead.mapping(opened.fileno(), MIB) is None
+        assert standby.mapping(opened.fileno(), MIB) is None
     assert path.stat().st_blocks == 0
 
 
 def test_the_thread_ends(path: Path, descriptor: int) -> None:
-    with Ahead([path]) as ahead:
+    with StandbyMappings([path]) as standby:
         pass
-    assert not ahead._thread.is_alive()
+    assert not standby._thread.is_alive()
 
 
 def test_a_snapshot_is_read_through_it_and_checked(store: JobStore, save: Save) -> None:
     path = save(store, boundary=1, restartable=False).path
-    ahead = Ahead([path])
-    ahead.look()
+    standby = StandbyMappings([path])
+    standby.look()
     save(store, boundary=2, restartable=False)
-    with open_snapshot(path, ahead) as snapshot, path.open("rb") as opened:
-        memory = ahead.mapping(opened.fileno(), snapshot.record.file_len)
+    with open_snapshot(path, standby) as snapshot, path.open("rb") as opened:
+        memory = standby.mapping(opened.fileno(), snapshot.record.file_len)
         assert memory is not None
         assert snapshot.arena.obj is memory.obj
         assert snapshot.boundary == 2

@@ -19,7 +19,7 @@ import hashlib, sys, torch
 from pathlib import Path
 from gpuslice.checkpoint.switch.swap_protocol import Terms
 from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
-from gpuslice.checkpoint.switch.swap_endpoints import Door, Successor
+from gpuslice.checkpoint.switch.swap_endpoints import SwapListener, Successor
 from gpuslice.checkpoint.switch.switch import Switch
 from gpuslice.errors import GpusliceError
 from gpuslice.kernels import open_device
@@ -83,8 +83,8 @@ def test_two_processes_swap_on_a_gpu_that_holds_one(warm_workshop: Workshop) -> 
         b, door_of_b = stack.enter_context(playing(warm_workshop, "b"))
         ask(b, "switch.suspend(boundary=1)")
         a, _ = stack.enter_context(playing(warm_workshop, "a"))
-        ask(b, "door = Door(store.directory, terms)")
-        tell(b, f"record = switch.resume(taker=door.await_giver({DEADLINE_S}))")
+        ask(b, "listener = SwapListener(store.directory, terms)")
+        tell(b, f"record = switch.resume(taker=listener.await_giver({DEADLINE_S}))")
         tell(a, f"record = switch.suspend(boundary=1, successor=Successor(Path({door_of_b!r}), terms))")
         assert (hear(a), hear(b)) == ("done", "done")
         ask(a, "assert record.bytes_given > 0, record")
@@ -101,9 +101,11 @@ def test_a_taker_that_fails_stays_parked_and_comes_back(warm_workshop: Workshop,
         b, door_of_b = stack.enter_context(playing(warm_workshop, "b"))
         ask(b, "switch.suspend(boundary=1)")
         a, _ = stack.enter_context(playing(warm_workshop, "a"))
-        ask(b, "import cudasim; door = Door(store.directory, terms); taker = None; failed = False")
+        ask(
+            b, "import cudasim; listener = SwapListener(store.directory, terms); taker = None; failed = False"
+        )
         lines = [
-            f"taker = door.await_giver({DEADLINE_S})",
+            f"taker = listener.await_giver({DEADLINE_S})",
             f"[cudasim.fail({fault!r}, 2, nth=n) for n in range(2, 9)]",
             "switch.resume(taker=taker)",
         ]

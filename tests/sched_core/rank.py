@@ -23,7 +23,7 @@ from pathlib import Path
 import zmq
 
 from gpuslice import wire
-from gpuslice.checkpoint.switch.swap_endpoints import Door, Successor
+from gpuslice.checkpoint.switch.swap_endpoints import Successor, SwapListener
 from gpuslice.checkpoint.switch.swap_protocol import Terms
 from gpuslice.errors import HandoverError
 
@@ -50,7 +50,7 @@ class Rank:
         self.device = ""
         self.heir: wire.Heir | None = None
         self.expected: wire.Expect | None = None
-        self.door: Door | None = None
+        self.door: SwapListener | None = None
         self.declined = 0
         self.socket = zmq.Context.instance().socket(zmq.DEALER)
         self.standing: wire.Suspended | None = None
@@ -145,10 +145,10 @@ class Rank:
             self.shut()
             self.expected = order
             room(self.job).mkdir(mode=0o700, exist_ok=True)
-            self.door = Door(room(self.job), Terms(order.giver, self.job, order.epoch, order.device))
+            self.door = SwapListener(room(self.job), Terms(order.giver, self.job, order.epoch, order.device))
             self.poller.register(self.door.fileno(), zmq.POLLIN)
 
-    def meet(self, door: Door) -> None:
+    def meet(self, door: SwapListener) -> None:
         """Somebody has knocked."""
         order, taker = self.expected, door.await_giver(0.0)
         if order is None or taker is None:

@@ -10,10 +10,10 @@ import torch
 
 from gpuslice.checkpoint.format.layout import TensorSpec
 from gpuslice.checkpoint.format.reader import SnapshotFile, open_snapshot
-from gpuslice.checkpoint.named.batched_copy import Freight
+from gpuslice.checkpoint.named.batched_copy import BatchedCopy
 from gpuslice.checkpoint.named.state import check, describe
 from gpuslice.checkpoint.ramdisk.store import JobStore
-from gpuslice.checkpoint.switch.capture_plan import load
+from gpuslice.checkpoint.switch.capture_plan import plan_capture
 from gpuslice.errors import CorruptSnapshotError
 from gpuslice.kernels.host.device import CpuDevice
 from gpuslice.types import DeviceName
@@ -37,38 +37,38 @@ def held(snapshot: SnapshotFile, start: int, count: int) -> list[int]:
 
 
 def test_copies_wait_until_they_are_delivered(snapshot: SnapshotFile) -> None:
-    freight, live = Freight(snapshot), torch.zeros(5, 20, dtype=torch.uint8)
+    batch, live = BatchedCopy(snapshot), torch.zeros(5, 20, dtype=torch.uint8)
     before = live._version
-    assert freight.take([live], [spec(3, 5, 20)])
+    assert batch.take([live], [spec(3, 5, 20)])
     assert live._version > before  # a pending graph must not use what it saved
-    (made,) = freight.new([spec(0, snapshot.storages[1].nbytes, sid=1)])
-    freight.deliver()
+    (made,) = batch.new([spec(0, snapshot.storages[1].nbytes, sid=1)])
+    batch.deliver()
     assert live.flatten().tolist() == held(snapshot, 3, 100)
     assert bytes(made.tolist()) == bytes(snapshot.view(1))
 
 
 def test_of_views_of_one_memory_the_last_one_counts(snapshot: SnapshotFile) -> None:
-    freight, live = Freight(snapshot), torch.zeros(200, dtype=torch.uint8)
+    batch, live = BatchedCopy(snapshot), torch.zeros(200, dtype=torch.uint8)
     for view, start in ((live[:100], 0), (live[50:150], 1000), (live[50:150], 3000), (live[140:160], 7)):
-        assert freight.take([view], [spec(start, len(view))])
-    freight.deliver()
+        assert batch.take([view], [spec(start, len(view))])
+    batch.deliver()
     expected = held(snapshot, 0, 50) + held(snapshot, 3000, 90) + held(snapshot, 7, 20) + [0] * 40
     assert live.tolist() == expected
 
 
 def test_what_is_dropped_is_not_copied(snapshot: SnapshotFile) -> None:
-    freight, live = Freight(snapshot), torch.zeros(9, dtype=torch.uint8)
-    assert freight.take([live], [spec(0, 9)])
-    freight.drop()
-    freight.deliver()
+    batch, live = BatchedCopy(snapshot), torch.zeros(9, dtype=torch.uint8)
+    assert batch.take([live], [spec(0, 9)])
+    batch.drop()
+    batch.deliver()
     assert not live.any()
 
 
 def test_what_is_not_in_one_piece_is_left_to_others(snapshot: SnapshotFile) -> None:
-    freight = Freight(snapshot)
-    assert not freight.take([torch.zeros(4, 6, dtype=torch.uint8).t()], [spec(0, 6, 4)])
+    batch = BatchedCopy(snapshot)
+    assert not batch.take([torch.zeros(4, 6, dtype=torch.uint8).t()], [spec(0, 6, 4)])
     with torch.inference_mode():
-        assert not freight.take([torch.zeros(6, dtype=torch.uint8)], [spec(0, 6)])
+        assert not batch.take([torch.zeros(6, dtype=torch.uint8)], [spec(0, 6)])
 
 
 def trained(seed: int) -> tuple[torch.nn.Linear, torch.optim.Adam]:
@@ -84,10 +84,10 @@ def trained(seed: int) -> tuple[torch.nn.Linear, torch.optim.Adam]:
 def saved(store: JobStore, named: dict[str, object]) -> SnapshotFile:
     state = describe(named)
     device = CpuDevice(DeviceName("cpu", None))
-    cargo = load(device, (), state.tensors, alone=True)
-    writer = store.begin(cargo.layout)
-    cargo.copy_out(device, writer)
-    return writer.publish(state.tree, cargo.tensors, boundary=1, restartable=True)
+    plan = plan_capture(device, (), state.tensors, alone=True)
+    writer = store.begin(plan.layout)
+    plan.copy_out(device, writer)
+    return writer.publish(state.tree, plan.tensors, boundary=1, restartable=True)
 
 
 @pytest.mark.parametrize("moments", ["own", "shared", "none"])

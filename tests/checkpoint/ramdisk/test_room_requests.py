@@ -19,7 +19,7 @@ from gpuslice.checkpoint.format.reader import SnapshotFile, open_snapshot
 from gpuslice.checkpoint.ramdisk.budget import Tenant
 from gpuslice.checkpoint.ramdisk.listing import Place
 from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
-from gpuslice.checkpoint.ramdisk.room_requests import SOCKET, ask
+from gpuslice.checkpoint.ramdisk.room_requests import SOCKET, request_room
 from gpuslice.checkpoint.ramdisk.store import JobStore
 from gpuslice.checkpoint.switch.switch import Switch
 from gpuslice.errors import CorruptSnapshotError, RamDiskFullError, SnapshotError
@@ -68,7 +68,7 @@ def mapped(disk: RamDisk) -> int:
 def spilled(store: JobStore, snapshot: SnapshotFile) -> Iterator[None]:
     """Inside the block all that can be moved out has been."""
     with store.offering(snapshot):
-        while ask(store.directory):
+        while request_room(store.directory):
             pass
         yield
 
@@ -80,14 +80,14 @@ def test_a_parked_job_makes_room_and_comes_back(
     used = disk.used_bytes
     with store.offering(snapshot):
         assert not files(place)
-        assert ask(store.directory)
+        assert request_room(store.directory)
         assert files(place) == ["a.r0.A.gsnp"]
         assert files(store.directory) == []
         assert mapped(disk) == 0
         assert disk.used_bytes < used - NBYTES
-        assert not ask(store.directory)
+        assert not request_room(store.directory)
     assert not (store.directory / SOCKET).exists()
-    assert not ask(store.directory)
+    assert not request_room(store.directory)
     store.bring_back(snapshot)
     assert holds(snapshot, 3, (NBYTES, 100))
     assert files(place) == []
@@ -278,9 +278,9 @@ def test_an_arena_without_a_snapshot_is_dropped_and_not_moved(
     store.begin(Layout((StorageSpec(0, MIB),))).abort()
     assert files(store.directory) == ["A.gsnp", "B.gsnp"]
     with store.offering(snapshot):
-        assert ask(store.directory)
+        assert request_room(store.directory)
         assert (files(store.directory), files(place)) == (["A.gsnp"], [])
-        assert ask(store.directory)
+        assert request_room(store.directory)
         assert (files(store.directory), files(place)) == ([], ["a.r0.A.gsnp"])
     store.bring_back(snapshot)
     assert holds(snapshot, 1)
@@ -376,7 +376,7 @@ def test_the_listing_says_what_is_under_way(
 
     watch("fdatasync")
     with store.offering(snapshot):
-        assert ask(store.directory)
+        assert request_room(store.directory)
     assert seen == [Place.SPILLING]
     assert [info.place for info in disk.listing()] == [Place.SPILLED]
     del seen[:]
@@ -403,7 +403,7 @@ def test_a_job_that_comes_back_does_not_wait_for_the_move(
         wanted_back.set()
 
     answers: list[bool] = []
-    asker = threading.Thread(target=lambda: answers.append(ask(store.directory)))
+    asker = threading.Thread(target=lambda: answers.append(request_room(store.directory)))
     with store.offering(snapshot):
         monkeypatch.setattr(os, "posix_fallocate", slow)
         monkeypatch.setattr(os, "eventfd_write", wake)
@@ -425,7 +425,7 @@ def test_nobody_waits_for_the_dead(disk: RamDisk, actor: Actor) -> None:
     parked.kill()
     directory = disk.directory / "a.r0"
     assert (directory / SOCKET).exists()
-    assert not ask(directory)
+    assert not request_room(directory)
     with (
         disk.open_store("a") as store,  # a successor may park, too
         store.restartable()[1] as snapshot,
@@ -444,13 +444,13 @@ def test_gc_spares_the_parked_and_finds_what_a_killed_one_left(
     parked.ask("save", boundary=1)
     parked.ask("save", boundary=2, restartable=False)
     parked.ask("park")
-    while ask(disk.directory / "a.r0"):
+    while request_room(disk.directory / "a.r0"):
         pass
     assert len(files(place)) == 2
     assert disk.collect(everything=True) == []
     assert parked.ask("come_back") == ("ok", [2, 2])
     parked.ask("park")
-    assert ask(disk.directory / "a.r0")
+    assert request_room(disk.directory / "a.r0")
     assert len(files(place)) == 2
     parked.kill()
     # Nobody can go on from the state that it was parked with; from the one before another process can.
@@ -523,7 +523,7 @@ def test_nothing_leaves_the_ram_disk_before_it_is_on_the_medium(
     for name in ("pwrite", "fdatasync", "replace", "fsync", "unlink"):
         note(name)
     with store.offering(snapshot):
-        assert ask(store.directory)
+        assert request_room(store.directory)
     steps = [step for step in dict.fromkeys(done) if step[1] != SOCKET]
     assert steps == [
         ("pwrite", "a.r0.A.gsnp.part"),

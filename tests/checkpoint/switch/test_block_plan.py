@@ -80,14 +80,14 @@ for boundary in (3, 5):
 @pytest.mark.slow
 def test_named_tensors_are_views_of_their_blocks(scenario: Scenario) -> None:
     scenario("""
-from gpuslice.checkpoint.switch.block_plan import load_blocks
+from gpuslice.checkpoint.switch.block_plan import plan_blocks
 
 memory = (ctypes.c_uint8 * SIZES[1]).from_address(addresses[1])
 inside = torch.frombuffer(memory, dtype=torch.int32)[1024:2048].view(32, 32).t()
 outside = torch.arange(7)
-cargo = load_blocks(shim, switch.device, [("weight", inside), ("order", outside), ("tail", outside[3:])])
-weight, order, tail = cargo.tensors
-starts = [block.address for block in cargo.blocks]
+plan = plan_blocks(shim, switch.device, [("weight", inside), ("order", outside), ("tail", outside[3:])])
+weight, order, tail = plan.tensors
+starts = [block.address for block in plan.blocks]
 assert (weight.sid, weight.offset, weight.stride) == (starts.index(addresses[1]), 1024, (1, 32))
 assert (order.sid, order.offset, tail.sid, tail.offset) == (3, 0, 3, 3)
 record = switch.suspend(boundary=1, named={"weight": inside, "order": outside}, restartable=True)

@@ -11,7 +11,7 @@ import torch
 from gpuslice.checkpoint.format.layout import TensorSpec
 from gpuslice.checkpoint.format.reader import SnapshotFile, open_snapshot
 from gpuslice.checkpoint.ramdisk.store import JobStore
-from gpuslice.checkpoint.switch.block_plan import load_blocks
+from gpuslice.checkpoint.switch.block_plan import plan_blocks
 from gpuslice.checkpoint.switch.switch import Switch
 from gpuslice.errors import SuspendRefusedError
 from gpuslice.kernels import Hold, Way
@@ -152,5 +152,5 @@ def test_the_vmm_route_leaves_workspaces_that_captured_graphs_know() -> None:
             asked.append(workspaces)
 
     shim: Any = NoBlocks()
-    load_blocks(shim, Spy(), [])
+    plan_blocks(shim, Spy(), [])
     assert asked == [False]

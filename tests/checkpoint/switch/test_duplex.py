@@ -18,7 +18,7 @@ import pytest
 
 from gpuslice.checkpoint.format.reader import open_snapshot
 from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
-from gpuslice.checkpoint.ramdisk.room_requests import ask
+from gpuslice.checkpoint.ramdisk.room_requests import request_room
 from gpuslice.checkpoint.ramdisk.slots import COMMIT, OWNER
 from gpuslice.checkpoint.ramdisk.store import JobStore
 from gpuslice.checkpoint.switch.duplex import portions
@@ -367,7 +367,7 @@ def test_a_snapshot_that_was_spilled_meanwhile_is_brought_back_first(shm: Path, 
         switch.suspend(boundary=1)
         assert switch.snapshot is not None
         with store.offering(switch.snapshot):
-            assert ask(store.directory)
+            assert request_room(store.directory)
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         here.send(msgspec.msgpack.encode(Whole()))
         offer = Offer(VERSION, Terms("a", "b", 1, "cpu"), 0)

@@ -14,8 +14,8 @@ import torch
 from gpuslice.checkpoint.discover import heap
 from gpuslice.checkpoint.format.reader import open_snapshot
 from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
-from gpuslice.checkpoint.switch.capture_plan import Cargo
-from gpuslice.checkpoint.switch.inventory import Stock
+from gpuslice.checkpoint.switch.capture_plan import CapturePlan
+from gpuslice.checkpoint.switch.inventory import Inventory
 from gpuslice.checkpoint.switch.switch import Switch
 from gpuslice.kernels.host.device import CpuDevice
 from gpuslice.types import DeviceName
@@ -25,7 +25,7 @@ from ..harness import SpyGate
 DEVICE = CpuDevice(DeviceName("cpu", None))
 State = dict[str, torch.Tensor]
 #: Bytes, label and content of each storage.
-Inventory = Counter[tuple[int, str, bytes]]
+Contents = Counter[tuple[int, str, bytes]]
 
 
 def state() -> State:
@@ -35,7 +35,7 @@ def state() -> State:
     return tensors
 
 
-def saved(switch: Switch) -> Inventory:
+def saved(switch: Switch) -> Contents:
     """What the newest snapshot holds."""
     assert switch.snapshot is not None
     with open_snapshot(switch.snapshot.path) as snapshot:
@@ -44,18 +44,18 @@ def saved(switch: Switch) -> Inventory:
         )
 
 
-def found_anew() -> Inventory:
+def found_anew() -> Contents:
     """What there is to save, looked for by somebody who has never looked."""
     heap.give_back()
-    stock = Stock(SpyGate(), None)
+    inventory = Inventory(SpyGate(), None)
     with heap.uncollected():
-        cargo = stock.load(DEVICE, stock.find(DEVICE), ())
-    assert isinstance(cargo, Cargo)
-    specs = zip(cargo.storages, cargo.layout.storages, strict=True)
+        plan = inventory.plan(DEVICE, inventory.find(DEVICE), ())
+    assert isinstance(plan, CapturePlan)
+    specs = zip(plan.storages, plan.layout.storages, strict=True)
     return Counter((spec.nbytes, spec.label, _content(storage)) for storage, spec in specs)
 
 
-def unlabelled(inventory: Inventory) -> list[tuple[int, bytes]]:
+def unlabelled(inventory: Contents) -> list[tuple[int, bytes]]:
     return sorted((nbytes, content) for nbytes, _, content in inventory.elements())
 
 

@@ -8,7 +8,7 @@ import torch
 import torch.utils.checkpoint
 
 from gpuslice.checkpoint.ramdisk.store import JobStore
-from gpuslice.checkpoint.switch.move import check_movable, rehome
+from gpuslice.checkpoint.switch.move import check_movable, move_storages
 from gpuslice.checkpoint.switch.switch import Switch
 from gpuslice.errors import SuspendRefusedError
 
@@ -29,7 +29,7 @@ def test_views_parameters_and_gradients_follow() -> None:
     everything = [layer.weight, layer.weight.grad, view]
     before = [(id(tensor), tensor.tolist(), tensor.stride()) for tensor in everything]
     old, new = moved(*everything)
-    rehome(old, new)
+    move_storages(old, new)
     for storage in old:
         storage.fill_(0)
     assert [(id(tensor), tensor.tolist(), tensor.stride()) for tensor in everything] == before
@@ -44,7 +44,7 @@ def test_a_pending_graph_is_refused_and_nothing_moves() -> None:
     pending = (weight * weight).sum()
     old, new = moved(first, weight)
     with pytest.raises(SuspendRefusedError, match=r"float32 \[5\].*pending autograd graph"):
-        rehome(old, new)
+        move_storages(old, new)
     assert first.untyped_storage()._cdata == old[0]._cdata
     pending.backward()
 
@@ -53,13 +53,13 @@ def test_sparse_tensors_are_refused() -> None:
     sparse = torch.eye(3).to_sparse()
     old, new = moved(sparse._indices())
     with pytest.raises(SuspendRefusedError, match="hides the memory"):
-        rehome(old, new)
+        move_storages(old, new)
 
 
 def test_bare_storages_are_refused() -> None:
     storage = torch.UntypedStorage(10)
     with pytest.raises(SuspendRefusedError, match="bare storage"):
-        rehome([storage], [storage.clone()])
+        move_storages([storage], [storage.clone()])
 
 
 def test_another_slot_of_the_host_takes_over(store: JobStore, job: Job) -> None:
@@ -149,7 +149,7 @@ def test_what_an_ordinary_loop_leaves_behind_moves() -> None:
     before = [tensor.tolist() for tensor in everything]
     old, new = moved(*everything)
     check_movable(old)
-    rehome(old, new)
+    move_storages(old, new)
     for storage in old:
         storage.fill_(0)
     assert [tensor.tolist() for tensor in everything] == before
@@ -169,9 +169,9 @@ def test_a_graph_is_pending_while_its_activations_are_kept(checkpointed: bool) -
     loss = torch.utils.checkpoint.checkpoint(forward, use_reentrant=False) if checkpointed else forward()
     old, new = moved(*layer.parameters())
     with pytest.raises(SuspendRefusedError, match=r"Backward.* a backward pass that is to come"):
-        rehome(old, new)
+        move_storages(old, new)
     loss.backward()
-    rehome(old, new)
+    move_storages(old, new)
 
 
 def test_a_node_with_the_script_s_own_hooks_is_not_lost() -> None:

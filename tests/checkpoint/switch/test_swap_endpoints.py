@@ -15,8 +15,8 @@ import msgspec
 import pytest
 
 from gpuslice.checkpoint.switch import swap_protocol
-from gpuslice.checkpoint.switch.swap_endpoints import Door, Giver, Successor, Taker
-from gpuslice.checkpoint.switch.swap_protocol import DOOR, VERSION, Back, End, Gave, Offer, Terms, Whole
+from gpuslice.checkpoint.switch.swap_endpoints import Giver, Successor, SwapListener, Taker
+from gpuslice.checkpoint.switch.swap_protocol import SOCKET, VERSION, Back, End, Gave, Offer, Terms, Whole
 from gpuslice.errors import HandoverError
 
 TERMS = Terms("a", "b", 4, "cuda:0")
@@ -25,8 +25,8 @@ SHORT_S = 0.05
 
 
 @pytest.fixture
-def door(tmp_path: Path) -> Iterator[Door]:
-    opened = Door(tmp_path, TERMS, patience_s=PATIENCE_S)
+def listener(tmp_path: Path) -> Iterator[SwapListener]:
+    opened = SwapListener(tmp_path, TERMS, patience_s=PATIENCE_S)
     yield opened
     opened.close()
 
@@ -50,10 +50,10 @@ class Meeting:
 
 
 @pytest.fixture
-def ends(door: Door, tmp_path: Path) -> Iterator[tuple[Giver, Taker]]:
-    """Both ends of a passage whose taker takes part."""
+def ends(listener: SwapListener, tmp_path: Path) -> Iterator[tuple[Giver, Taker]]:
+    """Both ends of a swap whose taker takes part."""
     meeting = Meeting(tmp_path)
-    taker = door.await_giver(PATIENCE_S)
+    taker = listener.await_giver(PATIENCE_S)
     assert taker is not None
     taker.answer()
     giver = meeting.join()
@@ -76,12 +76,14 @@ def test_what_one_gives_the_other_sees(ends: tuple[Giver, Taker]) -> None:
     assert taker.vacated
 
 
-def test_an_offer_of_nothing_waits_for_no_answer_and_gets_none(door: Door, tmp_path: Path) -> None:
-    giver = Successor(tmp_path, TERMS, overlapped=False).meet(1000)  # nobody has come to the door yet
+def test_an_offer_of_nothing_waits_for_no_answer_and_gets_none(
+    listener: SwapListener, tmp_path: Path
+) -> None:
+    giver = Successor(tmp_path, TERMS, overlapped=False).meet(1000)  # nobody has come to the listener yet
     assert giver is not None
     assert giver.problem
-    assert select.select([door.fileno()], [], [], PATIENCE_S)[0]
-    taker = door.await_giver(0.0)
+    assert select.select([listener.fileno()], [], [], PATIENCE_S)[0]
+    taker = listener.await_giver(0.0)
     assert taker is not None
     taker.answer("it comes when the other has left")
     taker.take_in()
@@ -96,19 +98,19 @@ def test_an_offer_of_nothing_waits_for_no_answer_and_gets_none(door: Door, tmp_p
 
 def test_the_door_is_the_user_s_alone_and_is_gone_when_closed(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
-    door = Door(tmp_path, TERMS)
-    assert stat.S_ISSOCK((tmp_path / DOOR).stat().st_mode)
-    door.close()
-    door.close()
+    listener = SwapListener(tmp_path, TERMS)
+    assert stat.S_ISSOCK((tmp_path / SOCKET).stat().st_mode)
+    listener.close()
+    listener.close()
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_path_that_is_too_long_for_a_socket_is_no_obstacle(tmp_path: Path) -> None:
     directory = tmp_path / ("x" * 150)
     directory.mkdir()
-    door = Door(directory, TERMS)
+    listener = SwapListener(directory, TERMS)
     meeting = Meeting(directory)
-    taker = door.await_giver(PATIENCE_S)
+    taker = listener.await_giver(PATIENCE_S)
     assert taker is not None
     taker.answer("no")
     giver = meeting.join()
@@ -116,7 +118,7 @@ def test_a_path_that_is_too_long_for_a_socket_is_no_obstacle(tmp_path: Path) -> 
     assert giver.problem == "no"
     giver.close()
     taker.close()
-    door.close()
+    listener.close()
 
 
 def test_the_socket_of_a_dead_process_is_replaced(tmp_path: Path) -> None:
@@ -125,7 +127,7 @@ def test_the_socket_of_a_dead_process_is_replaced(tmp_path: Path) -> None:
         stale.bind(address)
     stale.close()
     assert Successor(tmp_path, TERMS).meet(1) is None
-    Door(tmp_path, TERMS).close()
+    SwapListener(tmp_path, TERMS).close()
 
 
 def test_nobody_waits_where_there_is_no_door(tmp_path: Path) -> None:
@@ -155,20 +157,20 @@ STRANGERS: dict[str, Callable[[socket.socket], object]] = {
 
 @pytest.mark.parametrize("kind", STRANGERS)
 def test_strangers_are_not_let_in(tmp_path: Path, kind: str) -> None:
-    door = Door(tmp_path, TERMS, patience_s=SHORT_S)
+    listener = SwapListener(tmp_path, TERMS, patience_s=SHORT_S)
     stranger = raw(tmp_path)
     STRANGERS[kind](stranger)
-    assert door.await_giver(10 * SHORT_S) is None
+    assert listener.await_giver(10 * SHORT_S) is None
     stranger.close()
-    door.close()
+    listener.close()
 
 
 def test_one_with_other_terms_gives_nothing_early_and_the_right_one_comes_after_it(
-    door: Door, tmp_path: Path
+    listener: SwapListener, tmp_path: Path
 ) -> None:
     wrong = Meeting(tmp_path, Terms("c", "b", 4, "cuda:0"))
     found: list[Taker | None] = []
-    waiting = threading.Thread(target=lambda: found.append(door.await_giver(PATIENCE_S)))
+    waiting = threading.Thread(target=lambda: found.append(listener.await_giver(PATIENCE_S)))
     waiting.start()
     refused = wrong.join()
     assert refused is not None
@@ -185,7 +187,7 @@ def test_one_with_other_terms_gives_nothing_early_and_the_right_one_comes_after_
     taker.close()
 
 
-def test_an_answer_that_does_not_come_means_no(door: Door, tmp_path: Path) -> None:
+def test_an_answer_that_does_not_come_means_no(listener: SwapListener, tmp_path: Path) -> None:
     giver = Meeting(tmp_path, patience_s=SHORT_S).join()
     assert giver is not None
     assert "silent" in giver.problem
@@ -206,10 +208,10 @@ def test_a_giver_that_fails_wants_everything_back(ends: tuple[Giver, Taker]) -> 
 
 
 def test_a_silent_giver_is_not_waited_for_longer_than_told(tmp_path: Path) -> None:
-    door = Door(tmp_path, TERMS, patience_s=SHORT_S)
+    listener = SwapListener(tmp_path, TERMS, patience_s=SHORT_S)
     connection = raw(tmp_path)
     connection.send(msgspec.msgpack.encode(Offer(VERSION, TERMS, 5)))
-    taker = door.await_giver(PATIENCE_S)
+    taker = listener.await_giver(PATIENCE_S)
     assert taker is not None
     with pytest.raises(HandoverError, match="not said a word"):
         taker.await_given(1)
@@ -217,27 +219,27 @@ def test_a_silent_giver_is_not_waited_for_longer_than_told(tmp_path: Path) -> No
         taker.await_vacated()
     taker.close()
     connection.close()
-    door.close()
+    listener.close()
 
 
 def test_a_giver_that_leaves_without_a_word_and_lives_on_has_not_left_the_device(tmp_path: Path) -> None:
     """Its memory may still be there: this is no end of a process."""
-    door = Door(tmp_path, TERMS, patience_s=SHORT_S)
+    listener = SwapListener(tmp_path, TERMS, patience_s=SHORT_S)
     connection = raw(tmp_path)
     connection.send(msgspec.msgpack.encode(Offer(VERSION, TERMS, 5)))
-    taker = door.await_giver(PATIENCE_S)
+    taker = listener.await_giver(PATIENCE_S)
     assert taker is not None
     connection.close()
     with pytest.raises(HandoverError, match="left the swap without a word"):
         taker.await_vacated()
     taker.close()
-    door.close()
+    listener.close()
 
 
-def test_nonsense_is_no_message(tmp_path: Path, door: Door) -> None:
+def test_nonsense_is_no_message(tmp_path: Path, listener: SwapListener) -> None:
     connection = raw(tmp_path)
     connection.send(msgspec.msgpack.encode(Offer(VERSION, TERMS, 5)))
-    taker = door.await_giver(PATIENCE_S)
+    taker = listener.await_giver(PATIENCE_S)
     assert taker is not None
     connection.send(msgspec.msgpack.encode(Back()))
     with pytest.raises(HandoverError, match="no message"):
@@ -268,8 +270,10 @@ def end(pid: int) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_the_end_of_the_giver_s_process_makes_the_device_the_taker_s(tmp_path: Path, door: Door) -> None:
-    """Also while it has children that inherited its end of the passage."""
+def test_the_end_of_the_giver_s_process_makes_the_device_the_taker_s(
+    tmp_path: Path, listener: SwapListener
+) -> None:
+    """Also while it has children that inherited its end of the swap."""
 
     def have_a_child(connection: socket.socket) -> None:
         connection.set_inheritable(True)
@@ -281,7 +285,7 @@ def test_the_end_of_the_giver_s_process_makes_the_device_the_taker_s(tmp_path: P
         connection.send(msgspec.msgpack.encode(Gave(2)))
 
     pid = in_a_child(tmp_path, have_a_child)
-    taker = door.await_giver(PATIENCE_S)
+    taker = listener.await_giver(PATIENCE_S)
     assert taker is not None
     taker.await_given(2)
     assert not taker.vacated
@@ -293,12 +297,12 @@ def test_the_end_of_the_giver_s_process_makes_the_device_the_taker_s(tmp_path: P
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_words_said_before_the_end_count(tmp_path: Path, door: Door) -> None:
+def test_words_said_before_the_end_count(tmp_path: Path, listener: SwapListener) -> None:
     def say(connection: socket.socket) -> None:
         connection.send(msgspec.msgpack.encode(Whole()))
 
     pid = in_a_child(tmp_path, say)
-    taker = door.await_giver(PATIENCE_S)
+    taker = listener.await_giver(PATIENCE_S)
     assert taker is not None
     end(pid)
     taker.await_given(10)

@@ -13,7 +13,7 @@ from typing import TypeVar
 import pytest
 import zmq
 
-from gpuslice.checkpoint.ramdisk.room_requests import ask
+from gpuslice.checkpoint.ramdisk.room_requests import request_room
 from gpuslice.wire import (
     PROTOCOL_VERSION,
     Bye,
@@ -264,7 +264,7 @@ def test_a_job_is_moved_about_and_ends_with_the_same_digest(workshop: Workshop, 
 def make_room(workshop: Workshop) -> None:
     """Have the parked job's slot moved out of the RAM disk; it may just have said that it is parked."""
     ends_s = time.monotonic() + DEADLINE_S
-    while not any(map(ask, workshop.ramdisk.glob("job@*.r0"))):
+    while not any(map(request_room, workshop.ramdisk.glob("job@*.r0"))):
         assert time.monotonic() < ends_s
         time.sleep(0.01)
 

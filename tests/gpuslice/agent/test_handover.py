@@ -166,7 +166,7 @@ class Duo:
         self.say("b", Suspend(epoch=1, stop_at=at + 200, heir=Heir(job="a", epoch=2)))
 
     def open_door(self) -> None:
-        """a expects the device, and its door is open."""
+        """a expects the device, and its listener is open."""
         self.say("a", EXPECT)
         self.until(lambda: bool(list(self.workshop.ramdisk.glob("a@*/passage"))))
 

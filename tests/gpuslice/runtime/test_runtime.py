@@ -11,7 +11,7 @@ import torch
 
 from gpuslice.checkpoint.named import lazy_optimizer_state
 from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
-from gpuslice.checkpoint.ramdisk.room_requests import SPARE, ask
+from gpuslice.checkpoint.ramdisk.room_requests import SPARE, request_room
 from gpuslice.config import Settings
 from gpuslice.errors import ConfigError, EnvironmentUnusableError, UsageError
 from gpuslice.launch.rank_identity import RankIdentity
@@ -136,7 +136,7 @@ def spilling(tmp_path: Path) -> Iterator[Runtime]:
 
 def gives(job: Runtime) -> bool:
     """Whether it gives up the room of a slot."""
-    return ask(job.store.directory, SPARE)
+    return request_room(job.store.directory, SPARE)
 
 
 def test_the_slots_of_a_job_that_trains_are_there_for_others(spilling: Runtime, tmp_path: Path) -> None:
