@@ -17,6 +17,8 @@ _AXIS_HEIGHT = 28
 _STRIP_HEIGHT = 48
 #: A bar narrower than this, in pixels, could not be seen.
 _MIN_BAR = 0.75
+#: Likewise a level of memory lower than this.
+_MIN_LEVEL = 1.5
 #: Of a picture that is not in a page.
 _STYLE = (
     "text { fill: #1d2129; font: 12px system-ui, sans-serif; }",
@@ -139,7 +141,7 @@ def _strip(track: Track, y: int, scale: float, subjects: dict[str, str]) -> list
 def _level(holding: Holding, y: int, height: int, scale: float, most_bytes: int, colour: str) -> str:
     x = _LABEL_WIDTH + holding.start_s * scale
     width = max((holding.end_s - holding.start_s) * scale, _MIN_BAR)
-    tall = height * holding.nbytes / most_bytes
+    tall = max(height * holding.nbytes / most_bytes, _MIN_LEVEL)
     when = f"{holding.start_s:.3f} s to {holding.end_s:.3f} s"
     title = escape(f"{holding.subject}: {holding.nbytes / 1e6:.1f} MB of device memory, {when}")
     place = f'x="{x:.2f}" y="{y + height - tall:.2f}" width="{width:.2f}" height="{tall:.2f}"'
