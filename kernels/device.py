@@ -104,6 +104,16 @@ class Device(Protocol):
 
     def memory(self) -> DeviceMemory: ...
 
+    def held(self, gone_bytes: int) -> dict[str, int]:
+        """Bytes of the device that this process keeps while it is parked, by what keeps them.
+
+        Parameters
+        ----------
+        gone_bytes
+            What the allocator still counts though it has left the device (the vmm route).
+        """
+        ...
+
     def holds(self, storages: Sequence[torch.UntypedStorage], *, fixed: Set[int], alone: bool) -> list[Hold]:
         """Decide for each owned storage how it will be emptied. Touches nothing.
 

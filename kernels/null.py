@@ -81,6 +81,9 @@ class NullDevice:
     def owns(self, storage: torch.UntypedStorage) -> bool:
         return storage.device.type == "cpu"
 
+    def held(self, gone_bytes: int) -> dict[str, int]:
+        return {}
+
     def memory(self) -> DeviceMemory:
         return DeviceMemory(self._total_bytes, self._used_bytes, None, self._used_bytes)
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TypeVar
 
 import pynvml
@@ -90,6 +91,34 @@ def read_driver() -> Driver:
         pynvml.nvmlShutdown()
 
 
+def own_bytes(uuid: str) -> int | None:
+    """Memory of a GPU that this process has, context and libraries included; ``None`` if NVML cannot tell.
+
+    Parameters
+    ----------
+    uuid
+        With or without its prefix ``GPU-``.
+    """
+    try:
+        handle = _handle(uuid.removeprefix("GPU-"))
+        processes = None if handle is None else pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+    except pynvml.NVMLError:
+        return None
+    sizes = [process.usedGpuMemory for process in processes or [] if process.pid == os.getpid()]
+    return int(sizes[0]) if sizes and sizes[0] is not None else None
+
+
+@functools.cache
+def _handle(uuid: str) -> object | None:
+    """NVML stays open for it: to open it costs more than to ask."""
+    pynvml.nvmlInit()
+    for index in range(pynvml.nvmlDeviceGetCount()):
+        handle: object = pynvml.nvmlDeviceGetHandleByIndex(index)
+        if str(pynvml.nvmlDeviceGetUUID(handle)).removeprefix("GPU-") == uuid:
+            return handle
+    return None
+
+
 def _gpu(index: int) -> Gpu:
     handle = _ask(lambda: pynvml.nvmlDeviceGetHandleByIndex(index))
     if handle is None:
@@ -106,7 +135,8 @@ def _instances(index: int, handle: object) -> tuple[Gpu, ...]:
         return ()
     count = _ask(lambda: pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)) or 0
     found = [
-        _ask(partial(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, number)) for number in range(count)
+        _ask(functools.partial(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, number))
+        for number in range(count)
     ]
     return tuple(_described(index, instance) for instance in found if instance is not None)
 

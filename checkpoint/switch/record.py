@@ -43,6 +43,9 @@ class SwitchRecord:
         Found but left where they are; ``resident`` says why, by reason.
     bytes_unaccounted
         Of the allocator's live bytes, those that no found storage explains; 0 where it does not count.
+    held
+        Bytes of the device that the parked process keeps besides: ``context_and_libraries``, ``graph_pools``,
+        and what else the ``allocator`` has.
     quiesce_s, find_s, admit_s, copy_out_s, publish_s, free_s
         The stages of a suspend: threads stopped and device idle; storages found; room in the RAM disk;
         copied; checksummed and published; freed.
@@ -106,6 +109,7 @@ class SwitchRecord:
     rss_parked_bytes: int = 0
     rss_after_bytes: int = 0
     resident: dict[str, int] = field(default_factory=dict)
+    held: dict[str, int] = field(default_factory=dict)
     copy_out: Transfer = field(default_factory=Transfer)
     copy_in: Transfer = field(default_factory=Transfer)
     registrations: int = 0
@@ -121,6 +125,7 @@ class SwitchRecord:
         self.bytes_found = self.bytes_freed + self.bytes_resident
         self.bytes_unaccounted = plan.unaccounted_bytes(device)
         self.rss_parked_bytes = resident_anonymous_bytes()
+        self.held = device.held(self.bytes_freed if self.route == "vmm" else 0)
 
     def leave(self, reason: str, nbytes: int) -> None:
         """Note bytes of the device that no Python object has, and that a suspend leaves where they are."""

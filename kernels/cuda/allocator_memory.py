@@ -56,6 +56,16 @@ def segments(index: int) -> list[dict[str, Any]]:
     return [segment for segment in found if segment["device"] == index]
 
 
+def graph_pools_bytes(index: int) -> int:
+    """Of one GPU's segments, those in pools of their own: of recorded graphs, or of a ``MemPool``."""
+    shared = (0, 0)
+    return sum(
+        segment["total_size"]
+        for segment in segments(index)
+        if tuple(segment.get("segment_pool_id", shared)) != shared
+    )
+
+
 def in_segments(sizes: Sequence[int]) -> list[tuple[int, int]]:
     """Sizes in their order, divided: how many follow each other, and the segment's bytes, or 0 for none."""
     divided: list[list[int]] = []

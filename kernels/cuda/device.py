@@ -15,6 +15,7 @@ from gpuslice.kernels.device import DeviceMemory, Hold, Way
 from gpuslice.kernels.host import copies
 from gpuslice.kernels.host.numa import node_of_gpu
 from gpuslice.kernels.host.process_memory import enclosing, overlapping, view_address
+from gpuslice.kernels.nvml import own_bytes
 from gpuslice.kernels.transfer import Inspector, Marks, Pairs, Transfer
 from gpuslice.types import DeviceName
 
@@ -104,6 +105,19 @@ class CudaDevice:
             allocated_bytes,
             used_bytes if reserved_bytes is None else reserved_bytes,
         )
+
+    def held(self, gone_bytes: int) -> dict[str, int]:
+        """What is not the allocator's only NVML tells, which may not know this process in a container."""
+        if not runtime_calls.has_begun():
+            return {}
+        reserved_bytes = allocator_memory.statistics(lambda: torch.cuda.memory_reserved(self._index)) or 0
+        kept_bytes = max(0, reserved_bytes - gone_bytes)
+        pools_bytes = 0 if gone_bytes else allocator_memory.graph_pools_bytes(self._index)
+        found = {"graph_pools": pools_bytes, "allocator": max(0, kept_bytes - pools_bytes)}
+        process_bytes = own_bytes(str(torch.cuda.get_device_properties(self._index).uuid))
+        if process_bytes is not None:
+            found["context_and_libraries"] = max(0, process_bytes - kept_bytes)
+        return {what: nbytes for what, nbytes in found.items() if nbytes}
 
     def holds(self, storages: Sequence[torch.UntypedStorage], *, fixed: Set[int], alone: bool) -> list[Hold]:
         """``fixed`` is ignored: on a GPU it means autograd or DDP, and both go through the storage."""

@@ -96,6 +96,9 @@ class CpuDevice:
     def owns(self, storage: torch.UntypedStorage) -> bool:
         return storage.device == _HOST
 
+    def held(self, gone_bytes: int) -> dict[str, int]:
+        return {}
+
     def memory(self) -> DeviceMemory:
         """Of the machine; ``reserved`` is the process's anonymous resident set."""
         machine = psutil.virtual_memory()

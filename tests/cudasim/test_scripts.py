@@ -95,6 +95,7 @@ def test_the_tensor_route(warm_workshop: Workshop, options: tuple[str, ...]) -> 
     assert done.stdout == undisturbed(warm_workshop, script, "cuda:0")
     found = switches(report)
     assert len(found) == 8
+    assert all(switch["held"]["context_and_libraries"] >= 64 << 20 for switch in found)
     assert all(switch["route"] == "tensor" and switch["bytes_freed"] > 0 for switch in found)
 
 
