@@ -68,6 +68,8 @@ class Recording(msgspec.Struct, frozen=True):
         What the intervals took on the host's clock, in all.
     cpu_s
         The processor time of all threads of the process meanwhile.
+    begun_s
+        The first boundary on the host's monotonic clock, which all processes of a host share.
     """
 
     rank: int
@@ -82,6 +84,7 @@ class Recording(msgspec.Struct, frozen=True):
     cpu_s: float = 0.0
     memory: MemoryUse | None = None
     skew: Skew | None = None
+    begun_s: float = 0.0
 
 
 class StepRecorder:
@@ -185,6 +188,7 @@ class StepRecorder:
             cpu_s=cpu_s,
             memory=None if self._memory is None else self._memory.report(),
             skew=skew,
+            begun_s=rows[0][0] if rows else 0.0,
         )
 
 

@@ -39,6 +39,7 @@ COMMANDS: dict[str, str] = {
     "smi": "gpuslice.cli.smi",
     "profile": "gpuslice.cli.profile",
     "skew": "gpuslice.cli.skew",
+    "colocate": "gpuslice.cli.colocate",
     "ramdisk": "gpuslice.cli.ramdisk",
     "sim": "gpuslice.cli.sim",
     "trace": "gpuslice.cli.trace",

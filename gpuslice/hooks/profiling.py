@@ -19,6 +19,7 @@ from torch.utils.data import dataloader
 from gpuslice.checkpoint.discover.storages import sweep
 from gpuslice.errors import SuspendRefusedError
 from gpuslice.launch.command import draft_path, rank_path
+from gpuslice.launch.step_control import StepControl
 from gpuslice.profiler.memory import HostMemory
 from gpuslice.profiler.recorder import StepRecorder
 from gpuslice.runtime.ending import at_end, say
@@ -56,6 +57,7 @@ class Profiling:
         self._main = threading.main_thread().ident
         self._wanted = runtime.settings.profile_steps
         self._written = False
+        self._control: StepControl | None = None
 
     def timed(self, fetch: _Fetch) -> _Fetch:
         """``fetch`` of a DataLoader's iterator, with the time that the main thread waits in it."""
@@ -95,10 +97,12 @@ class Profiling:
             self._recorder = self._begin()
         boundaries = self._runtime.boundaries
         self._recorder.boundary(boundary if boundaries.explicit else boundaries.steps)
-        if self._wanted and self._recorder.intervals >= self._wanted:
+        intervals = self._recorder.intervals
+        asked = self._control is not None and self._control.passed(intervals)
+        if asked or (self._wanted and intervals >= self._wanted):
             boundaries.callback = None
             self.write(os.getpid())
-            say(f"{self._wanted} steps are recorded; the script ends here")
+            say(f"{intervals} steps are recorded; the script ends here")
             sys.exit(0)
 
     def write(self, pid: int) -> None:
@@ -110,7 +114,7 @@ class Profiling:
             self._recorder = StepRecorder()
         self._memory.tensors_bytes = self._tensors_bytes()
         recording = self._recorder.finish(self._runtime.identity.rank, self._optimizers.skew())
-        path = rank_path(Path(self._runtime.settings.profile), self._runtime.identity.rank)
+        path = self._path()
         draft = draft_path(path)
         try:
             draft.write_bytes(msgspec.json.encode(recording))
@@ -118,8 +122,12 @@ class Profiling:
         except OSError as error:
             say(f"cannot write the profile {path}: {error.strerror}")
 
+    def _path(self) -> Path:
+        return rank_path(Path(self._runtime.settings.profile), self._runtime.identity.rank)
+
     def _begin(self) -> StepRecorder:
         """By the first boundary it is known whether the script computes on a GPU."""
+        self._control = StepControl.beside(self._path())
         if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             return StepRecorder(self._host_memory)
         from gpuslice.profiler.gpu_measuring import CudaClock, CudaMemory

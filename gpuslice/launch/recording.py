@@ -47,7 +47,7 @@ def record(words: Sequence[str], settings: Settings, steps: int, directory: Path
     status = _run(command, environment(settings, os.environ))
     ranks: list[Recording] = []
     while (found := rank_path(path, len(ranks))).exists():
-        ranks.append(_read(found))
+        ranks.append(read(found))
     if not ranks:
         raise UsageError(
             f"nothing was recorded (exit status {status})", "the command has to import torch and train"
@@ -78,7 +78,14 @@ def _run(command: Sequence[str], environ: dict[str, str]) -> int:
     return code if code >= 0 else 128 - code
 
 
-def _read(path: Path) -> Recording:
+def read(path: Path) -> Recording:
+    """The recording in a file.
+
+    Raises
+    ------
+    EnvironmentUnusableError
+        If it is none.
+    """
     try:
         return msgspec.json.decode(path.read_bytes(), type=Recording)
     except (OSError, msgspec.DecodeError) as error:

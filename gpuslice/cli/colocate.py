@@ -1,0 +1,217 @@
+"""``gpuslice colocate``: what scripts make of a device that they share."""
+
+from __future__ import annotations
+
+import math
+import shlex
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gpuslice import config
+from gpuslice.errors import EnvironmentUnusableError, UsageError
+
+from .declare import Argument, Option
+
+if TYPE_CHECKING:
+    from gpuslice.launch.kept_trials import KeptTrials
+    from gpuslice.profiler.colocation.plan import Members, Plan
+    from gpuslice.profiler.colocation.result import Result
+    from gpuslice.profiler.colocation.trial import Run
+
+    RunTogether = Callable[[Members], tuple[Run, ...]]
+
+_MIB = 1 << 20
+
+
+def command(
+    scripts: Annotated[
+        list[str], Argument(metavar="'SCRIPT.py [ARGS]'...", help="A script and its arguments as one word.")
+    ],
+    device: Annotated[str, Option(help="Where all of them run: cpu, cpu:0 or cuda:0.")] = "cpu:0",
+    pairs: Annotated[bool, Option("--pairs", help="Run every pair together; the default.")] = False,
+    subsets: Annotated[int | None, Option(metavar="K", help="Run every K of them together.")] = None,
+    seconds: Annotated[float, Option(help="How long they train together each time.")] = 20.0,
+    repeats: Annotated[int, Option(help="Rounds; at least 2.")] = 3,
+    json: Annotated[Path | None, Option(metavar="FILE", help="Write all figures as JSON.")] = None,
+    csv: Annotated[Path | None, Option(metavar="FILE", help="Write a line for each member of a set.")] = None,
+    html: Annotated[Path | None, Option(metavar="FILE", help="Write a page.")] = None,
+) -> None:
+    """Run unmodified scripts alone and together on one device, and say which to pack (docs/colocation.md).
+
+    Ctrl-C keeps what was measured; the same command goes on from there.
+    """
+    from gpuslice.launch.command import check, check_writable, command_line
+    from gpuslice.launch.kept_trials import KeptTrials, kept_path
+    from gpuslice.profiler.colocation.plan import Plan
+    from gpuslice.profiler.colocation.result import make_result
+
+    if pairs and subsets not in (None, 2):
+        raise UsageError(f"both --pairs and --subsets {subsets} are given", "choose one of the two")
+    if not (math.isfinite(seconds) and seconds > 0):
+        raise UsageError(f"--seconds {seconds:g}", "give a time above 0")
+    commands = [_words(script) for script in scripts]
+    for words in commands:
+        command_line(words)
+    plan = Plan(len(scripts), subsets or 2, repeats)
+    settings = check(config.load(device=device))
+    outputs = (("--json", json), ("--csv", csv), ("--html", html))
+    for option, path in outputs:
+        if path is not None:
+            check_writable(option, str(path.absolute()))
+    names = unique(scripts)
+    limit_bytes = _memory_bytes(settings)
+    kept = kept_path(config.state_directory(), commands, device, settings.cpu_slots, plan.size, seconds)
+    with KeptTrials(kept) as trials:
+        complete = _measure(plan, trials, names, _runner(names, commands, settings, seconds), limit_bytes)
+        ours = [one for one in trials.trials if one.round < repeats]
+        result = make_result(names, device, seconds, plan, ours, limit_bytes)
+        _write(result, json, csv, html)
+        _tell(result)
+        if complete:
+            trials.forget()
+    if not complete:
+        sys.stderr.write("gpuslice: interrupted; the same command goes on from here\n")
+        raise typer.Exit(130)
+
+
+def measure_all(
+    plan: Plan,
+    trials: KeptTrials,
+    run: RunTogether,
+    limit_bytes: int | None,
+    tell: Callable[[int, Members], None],
+) -> bool:
+    """Run what is missing of ``plan``; whether all of it was done, and Ctrl-C did not come.
+
+    Parameters
+    ----------
+    tell
+        Called before each trial, with how many are left.
+    """
+    from gpuslice.profiler.colocation.result import memories, too_large
+    from gpuslice.profiler.colocation.trial import Trial
+
+    left = plan.remaining([(one.round, one.members) for one in trials.trials])
+    try:
+        for position, (number, members) in enumerate(left):
+            if members in too_large(plan, memories(trials.trials), limit_bytes):
+                continue
+            tell(len(left) - position, members)
+            begun_s = time.monotonic()
+            runs = run(members)
+            trials.add(Trial(number, members, time.monotonic() - begun_s, runs))
+    except KeyboardInterrupt:
+        return False
+    return True
+
+
+def unique(scripts: Sequence[str]) -> list[str]:
+    """Names for the jobs: what the user wrote, with a number if it is the same once more."""
+    return [
+        script if scripts.index(script) == at else f"{script} #{scripts[: at + 1].count(script)}"
+        for at, script in enumerate(scripts)
+    ]
+
+
+def _measure(
+    plan: Plan, trials: KeptTrials, names: Sequence[str], run: RunTogether, limit_bytes: int | None
+) -> bool:
+    from gpuslice.profiler.charts import duration
+
+    if trials.trials:
+        sys.stderr.write(f"gpuslice: going on after {len(trials.trials)} trials that were kept\n")
+
+    def tell(left: int, members: Members) -> None:
+        spent_s = [one.wall_s for one in trials.trials]
+        estimate = f", about {duration(left * sum(spent_s) / len(spent_s))} left" if spent_s else ""
+        who = " + ".join(names[job] for job in members)
+        done = len(spent_s)
+        bar = "#" * (20 * done // (done + left))
+        sys.stderr.write(f"[{bar:20}] {done + 1}/{done + left}{estimate}: {who}\n")
+
+    return measure_all(plan, trials, run, limit_bytes, tell)
+
+
+def _runner(
+    names: Sequence[str], commands: Sequence[Sequence[str]], settings: config.Settings, seconds: float
+) -> RunTogether:
+    from gpuslice.launch.colocation import run_together
+
+    def run(members: Members) -> tuple[Run, ...]:
+        with TemporaryDirectory(prefix="gpuslice-colocate-") as directory:
+            found = run_together(
+                [names[job] for job in members],
+                [commands[job] for job in members],
+                settings,
+                seconds,
+                Path(directory),
+            )
+        if not all(one.steps for one in found):
+            who = " + ".join(names[job] for job in members)
+            raise EnvironmentUnusableError(
+                f"{who}: no step was made while all trained, after the warm-ups", "give more --seconds"
+            )
+        return found
+
+    return run
+
+
+def _memory_bytes(settings: config.Settings) -> int | None:
+    """What the device has; checks that there is such a slot."""
+    from gpuslice.kernels.host.slots import check_slot
+    from gpuslice.profiler.gpus import GpuReader
+    from gpuslice.profiler.hosts import HostReader
+    from gpuslice.types import DeviceName
+
+    device = DeviceName.parse(settings.device)
+    if device.kind == "cpu":
+        check_slot(device, settings.cpu_slots)
+    reader = HostReader(settings.cpu_slots, processes=False) if device.kind == "cpu" else GpuReader()
+    try:
+        for reading in reader.read():
+            if reading.device == str(device) or device.index is None:
+                return None if reading.memory_total is None else int(reading.memory_total * _MIB)
+    finally:
+        reader.close()
+    return None
+
+
+def _words(script: str) -> list[str]:
+    try:
+        return shlex.split(script)
+    except ValueError as error:
+        raise UsageError(f"{script!r} is no command line: {error}", "quote it anew") from error
+
+
+def _write(result: Result, json: Path | None, csv: Path | None, html: Path | None) -> None:
+    import msgspec
+
+    from gpuslice.profiler.colocation.page import page
+    from gpuslice.profiler.colocation.result import to_csv
+
+    if json is not None:
+        json.write_bytes(msgspec.json.encode(result) + b"\n")
+    if csv is not None:
+        csv.write_text(to_csv(result), encoding="utf-8")
+    if html is not None:
+        html.write_text(page(result), encoding="utf-8")
+
+
+def _tell(result: Result) -> None:
+    from gpuslice.profiler.colocation.page import interval_text
+
+    for job in result.jobs:
+        print(f"{job.name}: {job.steps_per_second:.4g} steps/s alone {interval_text(job.interval)}")
+    for one in result.sets:
+        if not one.measured:
+            continue
+        print(f"{' + '.join(one.members)}: {one.verdict or 'undecided'}, total {one.total:.3f}", end=" ")
+        print(interval_text(one.total_interval))
+        for name, value, interval in zip(one.members, one.normalized, one.interval, strict=True):
+            print(f"  {name}: {value:.3f} of its speed alone {interval_text(interval)}")

@@ -1,0 +1,107 @@
+"""What an experiment has measured so far, kept in a file until all of it is done."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO
+
+import msgspec
+
+from gpuslice.errors import EnvironmentUnusableError, UsageError
+from gpuslice.private_directories import private_directory
+from gpuslice.profiler.colocation.trial import Trial
+
+_VERSION = 1
+
+
+class KeptTrials:
+    """One line of JSON for each trial; a context manager that locks the file.
+
+    Parameters
+    ----------
+    path
+        Made if it is not there.
+
+    Raises
+    ------
+    UsageError
+        If the same experiment runs already.
+    EnvironmentUnusableError
+        If the file cannot be used.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._file: BinaryIO = path.open("a+b")
+        except OSError as error:
+            raise EnvironmentUnusableError(f"cannot open {path}: {error.strerror}") from error
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.trials = self._load()
+        except BlockingIOError as error:
+            self._file.close()
+            raise UsageError("the same experiment runs already", "let it end, or end it") from error
+        except BaseException:
+            self._file.close()
+            raise
+
+    def __enter__(self) -> KeptTrials:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+    def add(self, trial: Trial) -> None:
+        """Keep ``trial``, so that it outlives this process."""
+        self.trials.append(trial)
+        self._file.write(msgspec.json.encode(trial) + b"\n")
+        self._file.flush()
+
+    def forget(self) -> None:
+        """All is done and reported: the next time it begins anew."""
+        self.path.unlink(missing_ok=True)
+
+    def _load(self) -> list[Trial]:
+        self._file.seek(0)
+        data = self._file.read()
+        # A process that was killed may have left half a line.
+        whole = data[: data.rfind(b"\n") + 1]
+        if len(whole) < len(data):
+            self._file.truncate(len(whole))
+        try:
+            return [msgspec.json.decode(line, type=Trial) for line in whole.splitlines()]
+        except msgspec.DecodeError as error:
+            raise EnvironmentUnusableError(
+                f"{self.path} is damaged: {error}", "remove it; the experiment begins anew"
+            ) from error
+
+
+def kept_path(
+    state: Path, commands: Sequence[Sequence[str]], device: str, slots: int, size: int, seconds: float
+) -> Path:
+    """The file of an experiment: another one when a script, the folder or the device is another.
+
+    The number of rounds does not matter: more of them go on from fewer.
+    """
+    option = "GPUSLICE_STATE_DIR"
+    private_directory(state, option=option, parents=True)
+    directory = state / "colocate"
+    private_directory(directory, option=option)
+    contents = [[_digest(Path(word)) for word in words] for words in commands]
+    what = [_VERSION, str(Path.cwd()), commands, contents, device, slots, size, seconds]
+    return directory / f"{hashlib.sha256(msgspec.json.encode(what)).hexdigest()[:24]}.jsonl"
+
+
+def _digest(path: Path) -> str:
+    """Of a file that a command line names; empty if a word is no file."""
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+    except OSError:
+        return ""

@@ -1,0 +1,1 @@
+"""The co-location lab: what jobs make of a device that they share (docs/colocation.md)."""

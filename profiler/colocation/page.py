@@ -1,0 +1,159 @@
+"""The result of the lab as one HTML file that needs no network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from html import escape
+
+import numpy as np
+
+from gpuslice.profiler.charts import Axis, Line, duration, gantt, holders, line_chart, time_axis
+from gpuslice.profiler.html import COLOURS, Table, document, render_table, round_step, swatch
+
+from .result import Interval, Result
+
+_MIB = 1 << 20
+_COLUMNS = 800
+#: Room for a name before the cells of the heat map, and a cell's size, in pixels.
+_MARGIN, _WIDTH, _HEIGHT = 240, 96, 40
+_SHOWN = 30
+
+
+def page(result: Result) -> str:
+    """``result`` as a page; every figure of the JSON is in a table, at its precision."""
+    state = "" if result.complete else " Interrupted: not all was measured."
+    lead = [
+        f"On {result.device}, {result.repeats} rounds of {result.seconds:g} s. "
+        f"Intervals: {100 * result.confidence:g} %.{state}",
+        "Normalized throughput: steps per second together by steps per second alone, in the same round. "
+        "Time-slicing is assumed to give each member its share; it was not measured.",
+    ]
+    parts = [
+        *([_heat_map(result)] if result.matrix is not None else []),
+        *map(render_table, (_sets(result), _jobs(result))),
+        *_distributions(result),
+        *([_timeline(result)] if result.trials else []),
+    ]
+    return document("Co-location", lead, parts)
+
+
+def interval_text(interval: Interval) -> str:
+    """``[low, high]`` for a person."""
+    return "(no interval yet)" if interval is None else f"[{interval[0]:.3f}, {interval[1]:.3f}]"
+
+
+def _sets(result: Result) -> Table:
+    rows = [
+        (name, " + ".join(one.members), one.mode, f"{value:.6g}", _interval(interval), f"{one.total:.6g}",
+         _interval(one.total_interval), one.verdict or "undecided")
+        for one in result.sets
+        for name, value, interval in zip(one.members, one.normalized, one.interval, strict=True)
+    ]  # fmt: skip
+    header = ("job", "set", "mode", "normalized", "interval", "total", "interval of total", "verdict")
+    return Table("Sets", header, rows)
+
+
+def _jobs(result: Result) -> Table:
+    rows = [
+        (
+            job.name,
+            f"{job.steps_per_second:.6g}",
+            _interval(job.interval),
+            "not told" if job.memory_bytes is None else f"{job.memory_bytes / _MIB:.1f}",
+        )
+        for job in result.jobs
+    ]
+    return Table("Jobs alone", ("job", "steps/s", "interval", "memory, MiB"), rows)
+
+
+def _interval(interval: Interval) -> str:
+    return "" if interval is None else f"{interval[0]:.6g} to {interval[1]:.6g}"
+
+
+def _heat_map(result: Result) -> str:
+    """Rows: whose throughput; columns: beside whom. The darker, the more of it is left."""
+    assert result.matrix is not None
+    names = result.names
+    cells = [
+        part
+        for row, values in enumerate(result.matrix)
+        for column, value in enumerate(values)
+        for part in _cell(row, column, value, f"{names[row]} beside {names[column]}")
+    ]
+    for index, name in enumerate(names):
+        across, down = _MARGIN + (index + 0.5) * _WIDTH, _HEIGHT * (index + 1.5) + 5
+        cells.append(f'<text x="{_MARGIN - 8}" y="{down:g}" text-anchor="end">{_short(name)}</text>')
+        cells.append(
+            f'<text x="{across:g}" y="26" text-anchor="middle">{index + 1}'
+            f"<title>{escape(name)}</title></text>"
+        )
+        cells.append(f'<text x="8" y="{down:g}">{index + 1}</text>')
+    width, height = _MARGIN + len(names) * _WIDTH + 8, (len(names) + 1) * _HEIGHT + 8
+    title = "Interference: normalized throughput of the row's job beside the column's"
+    label = f'viewBox="0 0 {width} {height}" role="img" aria-label="{title}"'
+    style = f'style="max-width:{width}px"'
+    return f'<h2>{title}</h2><figure class="heat"><svg {label} {style}>{"".join(cells)}</svg></figure>'
+
+
+def _cell(row: int, column: int, value: float | None, title: str) -> Iterator[str]:
+    x, y = _MARGIN + column * _WIDTH, (row + 1) * _HEIGHT
+    if value is None:
+        yield f'<rect class="row" x="{x}" y="{y}" width="{_WIDTH - 2}" height="{_HEIGHT - 2}"/>'
+        return
+    opacity = 0.08 + 0.6 * min(max(value, 0.0), 1.0)
+    yield (
+        f'<rect x="{x}" y="{y}" width="{_WIDTH - 2}" height="{_HEIGHT - 2}" fill="{COLOURS[0]}" '
+        f'fill-opacity="{opacity:.3f}" data-normalized="{value!r}"><title>{escape(title)}: {value:.6g}'
+        "</title></rect>"
+    )
+    yield f'<text x="{x + _WIDTH / 2 - 1:g}" y="{y + 24}" text-anchor="middle">{value:.3f}</text>'
+
+
+def _distributions(result: Result) -> Iterator[str]:
+    """For each job: the share of steps that take at most so long, alone and in each set."""
+    names = result.names
+    for job, name in enumerate(names):
+        found: dict[str, list[float]] = {}
+        for trial in sorted(result.trials, key=lambda one: len(one.members)):
+            if job in trial.members:
+                beside = [names[other] for other in trial.members if other != job]
+                label = f"beside {' + '.join(beside)}" if beside else "alone"
+                found.setdefault(label, []).extend(trial.runs[trial.members.index(job)].step_seconds)
+        known = {label: np.sort(values) for label, values in found.items() if values}
+        if known:
+            yield _distribution(name, known)
+
+
+def _distribution(name: str, found: dict[str, np.typing.NDArray[np.float64]]) -> str:
+    # The slowest few steps would take all of the width.
+    high_s = 1.2 * max(float(np.quantile(values, 0.95)) for values in found.values())
+    mark_s = round_step(high_s / 8)
+    marks = {i * mark_s: _time(i * mark_s) for i in range(int(high_s / mark_s) + 1)}
+    lines = [Line(label, values, np.linspace(0, 1, values.size)) for label, values in found.items()]
+    key = "".join(
+        f"<li>{swatch(COLOURS[index % len(COLOURS)])}{escape(line.name)}</li>"
+        for index, line in enumerate(lines)
+    )
+    chart = line_chart(f"Step times of {name}", Axis("step time", 0.0, high_s, marks), lines, width=1100)
+    return f'{chart}<ul class="key">{key}</ul>'
+
+
+def _timeline(result: Result) -> str:
+    """When each job ran; the pauses of an interrupted experiment are left out."""
+    sets = sorted({trial.members for trial in result.trials}, key=lambda members: (len(members), members))
+    names = result.names
+    spans, end_s = [], 0.0
+    for trial in result.trials:
+        spans.append((sets.index(trial.members), end_s, end_s + trial.wall_s, trial.members))
+        end_s += trial.wall_s
+    labels = [" + ".join(names[job] for job in members) for members in sets]
+    grid = holders(spans, len(names), _COLUMNS, end_s)
+    return gantt("Timeline", time_axis("time", end_s), grid, labels, ("1", str(len(names))))
+
+
+def _short(name: str) -> str:
+    return escape(name if len(name) <= _SHOWN else f"{name[: _SHOWN - 1]}…")
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms" if 0 < seconds < 1 else duration(seconds)

@@ -1,0 +1,76 @@
+"""What is measured, in which order: every job alone and every set together, in each of several rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from random import Random
+
+from gpuslice.errors import UsageError
+
+#: Numbers of jobs that run together, in ascending order; one of them alone.
+Members = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Rounds of trials. A set is only compared with its members alone in the same round.
+
+    Parameters
+    ----------
+    jobs
+        How many there are.
+    size
+        How many run together.
+    repeats
+        How many rounds.
+
+    Raises
+    ------
+    UsageError
+        If there are too few jobs for a set, or too few rounds for an interval.
+    """
+
+    jobs: int
+    size: int
+    repeats: int
+
+    def __post_init__(self) -> None:
+        if self.size < 2:
+            raise UsageError(f"--subsets {self.size}", "at least two scripts run together")
+        if self.jobs < self.size:
+            count = f"{self.jobs} script{'' if self.jobs == 1 else 's'}"
+            raise UsageError(f"{count} for sets of {self.size}", "name more, or the same one again")
+        if self.repeats < 2:
+            raise UsageError(f"--repeats {self.repeats}", "an interval needs at least two")
+
+    @property
+    def sets(self) -> list[Members]:
+        """Those that are measured together."""
+        return list(combinations(range(self.jobs), self.size))
+
+    def trials(self) -> Iterator[tuple[int, Members]]:
+        """Round and members of each trial.
+
+        The order differs from round to round, so that a drift of the machine meets all alike; it is the same
+        whenever it is asked for. In the first round all run alone first: whether a script works, and whether
+        a set's memory fits, is known before any set runs.
+        """
+        alone: Sequence[Members] = [(job,) for job in range(self.jobs)]
+        for number in range(self.repeats):
+            order = Random(number)
+            if number == 0:
+                yield from ((number, members) for members in alone)
+                together = self.sets
+                order.shuffle(together)
+                yield from ((number, members) for members in together)
+                continue
+            mixed = [*alone, *self.sets]
+            order.shuffle(mixed)
+            yield from ((number, members) for members in mixed)
+
+    def remaining(self, done: Collection[tuple[int, Members]]) -> list[tuple[int, Members]]:
+        """The trials that are not among ``done``."""
+        known = set(done)
+        return [trial for trial in self.trials() if trial not in known]

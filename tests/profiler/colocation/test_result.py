@@ -1,0 +1,147 @@
+"""The result: right for jobs of known truth, and the same figures in JSON, CSV, page and documents."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from xml.etree import ElementTree
+
+import msgspec
+import pytest
+
+from gpuslice.profiler.colocation.page import page
+from gpuslice.profiler.colocation.plan import Plan
+from gpuslice.profiler.colocation.result import Result, make_result, to_csv
+from gpuslice.profiler.colocation.trial import Trial, measure
+
+from .jobs import Job, run
+
+DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "colocation.md"
+NAMES = ("burn.py <1>", "burn.py <1> #2", "wait.py")
+#: The machine drifts: in every round all is slower than in the last one.
+DRIFT = (1.0, 1.1, 1.3)
+MIB = 1 << 20
+
+
+def jobs(factor: float) -> Sequence[Job]:
+    busy = Job(compute_s=round(0.01 * factor, 3))
+    return busy, busy, Job(compute_s=0.0, sleep_s=0.02 * factor)
+
+
+def experiment(last: int | None = None, memory_bytes: int | None = None, rounds: int = 3) -> Result:
+    plan = Plan(3, 2, rounds)
+    trials = []
+    for number, members in list(plan.trials())[:last]:
+        these = jobs(DRIFT[number])
+        runs = measure(run([these[job] for job in members], 3.0))
+        runs = tuple(msgspec.structs.replace(one, memory_bytes=100 * MIB) for one in runs)
+        trials.append(Trial(number, members, 3.5, runs))
+    return make_result(NAMES, "cpu:0", 3.0, plan, trials, memory_bytes)
+
+
+@pytest.fixture(scope="module")
+def result() -> Result:
+    return experiment()
+
+
+def test_known_slow_downs_lie_in_their_intervals(result: Result) -> None:
+    truth = {
+        (NAMES[0], NAMES[1]): ((0.5, 0.5), "slice"),
+        (NAMES[0], NAMES[2]): ((1.0, 1.0), "pack"),
+        (NAMES[1], NAMES[2]): ((1.0, 1.0), "pack"),
+    }
+    packed = {one.members: one for one in result.sets if one.mode == "packed"}
+    assert packed.keys() == truth.keys()
+    for members, (values, verdict) in truth.items():
+        found = packed[members]
+        assert found.verdict == verdict
+        for value, interval in zip(values, found.interval, strict=True):
+            assert interval is not None
+            low, high = interval
+            assert low - 0.01 <= value <= high + 0.01
+            assert high - low < 0.05, "the drift from round to round does not widen it"
+        assert found.total == pytest.approx(sum(found.normalized))
+        assert found.memory_bytes == 200 * MIB
+
+
+def test_sliced_sets_are_marked_as_assumed(result: Result) -> None:
+    sliced = [one for one in result.sets if one.mode == "sliced"]
+    assert result.sliced == "assumed"
+    assert [(one.measured, one.normalized, one.total) for one in sliced] == [(False, (0.5, 0.5), 1.0)] * 3
+
+
+def test_the_matrix_is_of_the_pairs(result: Result) -> None:
+    assert result.matrix is not None
+    assert [result.matrix[at][at] for at in range(3)] == [None] * 3
+    by_set = {one.members: one.normalized for one in result.sets if one.measured}
+    assert (result.matrix[0][2], result.matrix[2][0]) == by_set[NAMES[0], NAMES[2]]
+
+
+def test_json_and_csv_agree(result: Result) -> None:
+    found = msgspec.json.decode(msgspec.json.encode(result))
+    assert msgspec.convert(found, Result) == result
+    expected = []
+    for one in found["sets"]:
+        for name, value, interval in zip(one["members"], one["normalized"], one["interval"], strict=True):
+            low, high = interval or ("", "")
+            label = " + ".join(one["members"])
+            row = (label, one["mode"], name, value, low, high, one["total"], one["verdict"])
+            expected.append([str(cell) for cell in row])
+    assert list(csv.reader(io.StringIO(to_csv(result))))[1:] == expected
+
+
+def test_json_and_page_agree(result: Result) -> None:
+    found = msgspec.json.decode(msgspec.json.encode(result))
+    text = page(result)
+    cells = [float(cell) for cell in re.findall(r'data-normalized="([^"]+)"', text)]
+    assert cells == [value for row in found["matrix"] for value in row if value is not None]
+    rows = re.findall(r"<tr>(<td>.*?)</tr>", text)
+    shown = [re.findall(r"<td>(.*?)</td>", row) for row in rows]
+    for one in found["sets"]:
+        for name, value in zip(one["members"], one["normalized"], strict=True):
+            label = escape(" + ".join(one["members"]))
+            (row,) = (row for row in shown if row[:3] == [escape(name), label, one["mode"]])
+            assert (row[3], row[5], row[7]) == (f"{value:.6g}", f"{one['total']:.6g}", one["verdict"])
+    for job in found["jobs"]:
+        (row,) = (row for row in shown if row[0] == escape(job["name"]) and len(row) == 4)
+        assert row[1] == f"{job['steps_per_second']:.6g}"
+        assert float(row[3]) * MIB == job["memory_bytes"]
+
+
+def test_the_page_is_one_file_with_heat_map_distributions_and_timeline(result: Result) -> None:
+    text = page(result)
+    assert not re.search(r"https?:|src=|href=|@import", text)
+    figures = [ElementTree.fromstring(svg) for svg in re.findall(r"<svg viewBox=\"0 0 \d{3,}.*?</svg>", text)]
+    labels = [figure.get("aria-label", "") for figure in figures]
+    assert labels[0].startswith("Interference")
+    assert labels[1:] == [*(f"Step times of {name}" for name in NAMES), "Timeline"]
+    lines = [line.findtext("title") for line in figures[1].iter("polyline")]
+    assert lines == ["alone", f"beside {NAMES[1]}", f"beside {NAMES[2]}"]
+
+
+def test_an_interrupted_experiment_tells_what_is_known() -> None:
+    found = experiment(last=4)
+    assert (found.complete, len(found.jobs)) == (False, 3)
+    (packed, sliced) = found.sets
+    assert (packed.verdict, sliced.verdict, packed.interval) == (None, None, (None, None))
+    assert "Interrupted" in page(found)
+    nothing = experiment(last=0)
+    assert (nothing.jobs, nothing.sets) == ((), ())
+    assert "<h1>" in page(nothing)
+
+
+def test_sets_that_do_not_fit_are_sliced() -> None:
+    alone = experiment(last=3, memory_bytes=150 * MIB)
+    assert {(one.mode, one.verdict, one.measured) for one in alone.sets} == {("sliced", "slice", False)}
+    assert len(alone.sets) == 3
+
+
+def test_every_key_is_documented(result: Result) -> None:
+    found = msgspec.json.decode(msgspec.json.encode(result))
+    text = DOCUMENT.read_text(encoding="utf-8")
+    parts = (found, found["jobs"][0], found["sets"][0], found["trials"][0], found["trials"][0]["runs"][0])
+    assert [key for part in parts for key in part if f"`{key}`" not in text] == []

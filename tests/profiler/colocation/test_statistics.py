@@ -1,0 +1,62 @@
+"""Intervals that contain the truth as often as they say, and verdicts that follow from them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from gpuslice.profiler.colocation.statistics import Estimate, estimate
+from gpuslice.profiler.colocation.verdict import judge
+
+
+def test_the_interval_is_students() -> None:
+    found = estimate([0.4, 0.5, 0.6])
+    assert found.mean == pytest.approx(0.5)
+    # 4.303: the quantile of two degrees of freedom, from the tables.
+    assert found.interval == pytest.approx((0.5 - 4.303 * 0.1 / 3**0.5, 0.5 + 4.303 * 0.1 / 3**0.5), rel=1e-3)
+
+
+@pytest.mark.parametrize("rounds", [2, 3, 8])
+def test_it_contains_the_truth_in_95_of_100_runs(rounds: int) -> None:
+    random = np.random.default_rng(19)
+    inside = 0
+    for _ in range(1000):
+        interval = estimate(list(random.normal(0.5, 0.02, rounds))).interval
+        assert interval is not None
+        inside += interval[0] <= 0.5 <= interval[1]
+    # Three standard deviations of a binomial distribution around 950.
+    assert 929 <= inside <= 971
+
+
+def test_one_round_has_no_interval() -> None:
+    assert estimate([0.5]) == Estimate(0.5, None)
+
+
+def test_no_throughput_is_below_nothing() -> None:
+    interval = estimate([0.1, 0.9]).interval
+    assert interval is not None
+    assert interval[0] == 0.0
+
+
+def certain(mean: float) -> Estimate:
+    return Estimate(mean, (mean - 0.02, mean + 0.02))
+
+
+@pytest.mark.parametrize(
+    ("members", "verdict"),
+    [
+        ((0.95, 0.98), "pack"),
+        ((0.49, 0.50), "slice"),
+        ((0.505, 0.505), "slice"),  # the interval contains 1
+        ((0.99, 0.30), "separate"),
+        ((0.99, 0.49), "pack"),  # may be its share
+        ((0.5, 0.5, 0.5), "pack"),
+        ((0.2, 0.2, 0.2), "slice"),
+    ],
+)
+def test_verdicts(members: tuple[float, ...], verdict: str) -> None:
+    assert judge([certain(one) for one in members], certain(sum(members))) == verdict
+
+
+def test_no_verdict_without_an_interval() -> None:
+    assert judge([Estimate(0.9, None)] * 2, Estimate(1.8, None)) is None

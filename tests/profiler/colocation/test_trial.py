@@ -1,0 +1,74 @@
+"""How fast jobs are while all of them train."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from gpuslice.profiler.colocation.trial import Trial, held_bytes, intersection, measure
+from gpuslice.profiler.memory import MemoryUse
+
+from .jobs import Job, recording, run
+
+
+def test_two_jobs_that_compute_on_one_core_are_half_as_fast() -> None:
+    job = Job(compute_s=0.01)
+    (alone,) = measure(run([job], 5.0))
+    assert alone.steps_per_second == pytest.approx(100.0)
+    for one in measure(run([job, job], 5.0)):
+        assert one.steps_per_second == pytest.approx(50.0, rel=0.01)
+
+
+def test_jobs_that_only_sleep_do_not_slow_each_other_down() -> None:
+    job = Job(compute_s=0.0, sleep_s=0.02)
+    for one in measure(run([job, job], 5.0)):
+        assert one.steps_per_second == pytest.approx(50.0, rel=0.01)
+
+
+def test_only_the_time_counts_in_which_all_train() -> None:
+    # Fast while it is alone, until 10 s; then half as fast. The other one begins there.
+    early = recording(0.0, [0.1] * 100 + [0.2] * 100)
+    late = recording(10.0, [0.2] * 100)
+    first, second = measure([[early], [late]])
+    assert first.steps_per_second == pytest.approx(5.0, rel=0.01)
+    assert second.steps_per_second == pytest.approx(5.0, rel=0.01)
+    assert first.seconds == second.seconds
+    assert 19.0 < first.seconds <= 20.0
+    assert min(first.step_seconds) == pytest.approx(0.2)
+
+
+def test_a_script_that_was_started_again() -> None:
+    parts = [recording(0.0, [0.1] * 50), recording(20.0, [0.1] * 50)]
+    other = recording(0.0, [0.5] * 60)
+    again, steady = measure([parts, [other]])
+    assert again.starts == 2
+    assert again.steps_per_second == pytest.approx(10.0)
+    assert steady.steps_per_second == pytest.approx(2.0)
+    assert again.seconds < 10.0, "while it starts, nothing counts"
+
+
+def test_jobs_that_never_train_at_the_same_time() -> None:
+    for one in measure([[recording(0.0, [0.1] * 20)], [recording(5.0, [0.1] * 20)]]):
+        assert (one.steps, one.seconds, one.steps_per_second, one.step_seconds) == (0.0, 0.0, 0.0, ())
+
+
+def test_a_script_without_steps() -> None:
+    for one in measure([[recording(0.0, [])], [recording(5.0, [0.1] * 20)]]):
+        assert one.steps_per_second == 0.0
+
+
+def test_intersection() -> None:
+    assert intersection([(0, 4), (6, 9)], [(1, 2), (3, 7), (8, 20)]) == [(1, 2), (3, 4), (6, 7), (8, 9)]
+    assert intersection([(0, 1)], [(1, 2)]) == []
+
+
+def test_memory_on_the_host_and_on_a_gpu() -> None:
+    host = recording(0.0, [0.1], MemoryUse(700, 1, 1, 1, 50, 1))
+    assert held_bytes(host) == 700
+    assert held_bytes(msgspec.structs.replace(host, clock="cuda")) == 750
+    assert held_bytes(recording(0.0, [0.1])) is None
+
+
+def test_a_trial_survives_json() -> None:
+    trial = Trial(1, (0, 2), 3.5, measure(run([Job(0.01), Job(0.02)], 1.0)))
+    assert msgspec.json.decode(msgspec.json.encode(trial), type=Trial) == trial
