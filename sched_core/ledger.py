@@ -12,7 +12,7 @@ from .policy import Migrate, Plan, PolicyError, Start, Stop, Suspend
 J = TypeVar("J", bound=Job)
 
 
-class Allotment:
+class Ledger:
     """Devices and their holders. Refuses every plan that would break a promise.
 
     Parameters
@@ -34,9 +34,9 @@ class Allotment:
         #: Jobs that allowed sharing of their devices, by id.
         self._shares: set[str] = set()
 
-    def copy(self) -> Allotment:
+    def copy(self) -> Ledger:
         """The same ledger, to try a plan on."""
-        twin = Allotment(self._cluster, self._policy)
+        twin = Ledger(self._cluster, self._policy)
         twin.free = self.free
         twin._holder = list(self._holder)
         twin._sharers = {device: list(jobs) for device, jobs in self._sharers.items()}

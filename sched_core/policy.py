@@ -118,7 +118,7 @@ class Knowledge(Protocol):
         ...
 
 
-class Ignorance:
+class NoKnowledge:
     """Nothing is known."""
 
     def duration_s(self, job: Job) -> float | None:
@@ -216,7 +216,7 @@ class View:
     ) -> None:
         self.cluster = cluster
         self.jobs = jobs
-        self.knowledge: Knowledge = Ignorance() if knowledge is None else knowledge
+        self.knowledge: Knowledge = NoKnowledge() if knowledge is None else knowledge
         self.losses: Losses = NoLosses()
         self.now_s = now_s
         self.least_slice_s = 0.0

@@ -92,7 +92,7 @@ EXPERIMENTS = {
         },
     ),
     "philly20000": Experiment("philly_all_20000.csv", "64x8", "fifo,yarn-cs,fjf,srtf,srsf,2das,gittins"),
-    # Switching is free here: with a cost these take minutes each.
+    # SwitchCosts is free here: with a cost these take minutes each.
     "philly20000_more": Experiment(
         "philly_all_20000.csv",
         "64x8",

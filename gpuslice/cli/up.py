@@ -14,7 +14,7 @@ from gpuslice.daemon import background_start, daemon, scheduler_setup
 from gpuslice.errors import UsageError
 from gpuslice.private_directories import private_directory
 from gpuslice.sched_core.core.core import SWITCH_SHARE
-from gpuslice.sched_core.live.client_socket import Desk
+from gpuslice.sched_core.live.client_socket import ClientSocket
 from gpuslice.types import checked
 
 from .options import Json, StateDir
@@ -122,11 +122,11 @@ def command(
             )
         )
 
-        def ready(desk: Desk) -> None:
+        def ready(client_socket: ClientSocket) -> None:
             if ready_fd is None:
                 print(f"scheduling {', '.join(map(str, setup.devices))} in {directory}", flush=True)
                 if tcp is not None:
-                    print(f"listening at {desk.endpoints[-1]}", flush=True)
+                    print(f"listening at {client_socket.endpoints[-1]}", flush=True)
             starter.ready()
 
         daemon.serve(

@@ -20,7 +20,7 @@ from gpuslice.memory import available_bytes
 from gpuslice.sched_core.core.core import Core
 from gpuslice.sched_core.core.events import Command, Event
 from gpuslice.sched_core.journal.replay import Replay
-from gpuslice.sched_core.live.client_socket import Desk
+from gpuslice.sched_core.live.client_socket import ClientSocket
 from gpuslice.sched_core.live.scheduler import Scheduler
 from gpuslice.sched_core.live.status import Overview
 
@@ -37,7 +37,7 @@ def _ignore(text: str) -> None:
 def serve(
     directory: Path,
     setup: Setup,
-    ready: Callable[[Desk], None],
+    ready: Callable[[ClientSocket], None],
     *,
     tcp: tuple[str, Path] | None = None,
     metrics_port: int | None = None,
@@ -50,7 +50,7 @@ def serve(
     Parameters
     ----------
     ready
-        Called when users may come, with the desk where they do.
+        Called when users may come, with the socket where they do.
     tcp
         Where to listen besides, and the directory of keys for that.
     metrics_port
@@ -74,10 +74,10 @@ def serve(
     def see(event: Event, now: float, commands: Sequence[Command]) -> None:
         observer.note(event, now, commands)
         observer.tell(event)
-        if desk is not None:
-            desk.notify()
+        if client_socket is not None:
+            client_socket.notify()
 
-    desk: Desk | None = None
+    client_socket: ClientSocket | None = None
     core = setup.make_core()
     observer = EventObserver(core)
     clock = ContinuedClock()
@@ -92,7 +92,7 @@ def serve(
             tenant_ramdisk=setup.tenant_ramdisk,
             keep_jobs=True,
             observer=observe,
-            witness=see,
+            late_observer=see,
         ) as scheduler,
         event_log.kept_in(directory),
         _metrics(observer, core, setup, metrics_port),
@@ -104,7 +104,7 @@ def serve(
             journal.flush()
             replay.repeat()
 
-        scheduler.mend = mend
+        scheduler.restore_core = mend
         scheduler.take_over(_lived(replay, clock), observer.note)
         scheduler.set_aside([one.noted() for one in replay.rejected.values()])
         if replay.rejected:
@@ -117,22 +117,24 @@ def serve(
             )
 
         limit_prestart()
-        scheduler.chores.add(limit_prestart)
-        scheduler.attend(signalled, lambda: None)
-        scheduler.chores.add(observer.write)
-        scheduler.chores.add(journal.tidy_up)
-        scheduler.chores.add(_collect_garbage)
-        overview = Overview(core, observer.chronicle, policy=setup.policy, pid=os.getpid())
-        desk = Desk(scheduler, directory, journal, overview, tcp=tcp)
+        scheduler.housekeeping.add(limit_prestart)
+        scheduler.register(signalled, lambda: None)
+        scheduler.housekeeping.add(observer.write)
+        scheduler.housekeeping.add(journal.tidy_up)
+        scheduler.housekeeping.add(_collect_garbage)
+        overview = Overview(core, observer.job_history, policy=setup.policy, pid=os.getpid())
+        client_socket = ClientSocket(scheduler, directory, journal, overview, tcp=tcp)
         known = {"pid": os.getpid(), "devices": list(map(str, setup.devices)), "policy": setup.policy}
-        event_log.tell("started", "the scheduler can be used", details={**known, "endpoints": desk.endpoints})
-        ready(desk)
+        event_log.tell(
+            "started", "the scheduler can be used", details={**known, "endpoints": client_socket.endpoints}
+        )
+        ready(client_socket)
         _put_garbage_off()
-        scheduler.run(lambda: desk.dismissed or bool(stopped))
-        if desk.dismissed:
+        scheduler.run(lambda: client_socket.shut_down or bool(stopped))
+        if client_socket.shut_down:
             _discard_snapshots(directory)
-        desk.close()
-        event_log.tell("ended", "the scheduler leaves", details={"dismissed": desk.dismissed})
+        client_socket.close()
+        event_log.tell("ended", "the scheduler leaves", details={"dismissed": client_socket.shut_down})
 
 
 def _lived(replay: Replay, clock: ContinuedClock) -> Iterator[tuple[Event, float, Sequence[Command]]]:
@@ -211,7 +213,7 @@ def _metrics(observer: EventObserver, core: Core, setup: Setup, port: int | None
         return
     from gpuslice.daemon import metrics  # late: it takes longer to import than all the rest
 
-    observer.metrics = metrics.Metrics(core, observer.chronicle, setup.policy)
+    observer.metrics = metrics.Metrics(core, observer.job_history, setup.policy)
     with metrics.served(observer.metrics, port) as taken:
         url = f"http://{metrics.ADDRESS}:{taken}/metrics"
         event_log.tell("metrics", f"metrics are served at {url}", details={"url": url})

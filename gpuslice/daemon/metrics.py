@@ -17,7 +17,7 @@ from gpuslice.errors import EnvironmentUnusableError
 from gpuslice.sched_core.core.core import Core
 from gpuslice.sched_core.core.events import Event, Noted, Reported, Submitted
 from gpuslice.sched_core.jobs.states import JobState
-from gpuslice.sched_core.live.job_history import Chronicle, Phase
+from gpuslice.sched_core.live.job_history import JobHistory, Phase
 from gpuslice.version import __version__
 from gpuslice.wire import Resumed, Suspended
 
@@ -29,12 +29,12 @@ _MOST_STAGES = 64
 
 
 class Metrics:
-    """What is counted of ``core``; fed after the chronicle."""
+    """What is counted of ``core``; fed after the job history."""
 
-    def __init__(self, core: Core, chronicle: Chronicle, policy: str) -> None:
+    def __init__(self, core: Core, job_history: JobHistory, policy: str) -> None:
         self.registry = registry = CollectorRegistry()
         self._core = core
-        self._chronicle = chronicle
+        self._job_history = job_history
         self._stages: set[str] = set()
         #: Steps, service, switches and blackout of each job that are counted already.
         self._counted: dict[str, tuple[int, float, int, float]] = {}
@@ -85,7 +85,7 @@ class Metrics:
             self._submitted.inc()
             self._jobs.labels(JobState.QUEUED.value).inc()
         elif isinstance(event, Reported):
-            self._report(self._chronicle.counted)
+            self._report(self._job_history.counted)
             self._job(event.job, now)
         elif isinstance(event, Noted) and event.what == "deadline_missed":
             self._missed.inc()
@@ -93,7 +93,7 @@ class Metrics:
             self._change(phase, now)
 
     def _change(self, phase: Phase, now: float) -> None:
-        present = self._chronicle.accounts[phase.job].phase
+        present = self._job_history.accounts[phase.job].phase
         if present.state is not phase.state:
             self._jobs.labels(phase.state.value).dec()
             self._jobs.labels(present.state.value).inc()
@@ -121,7 +121,7 @@ class Metrics:
         job = self._core.jobs[name]
         if job.state.ended:
             return
-        account = self._chronicle.accounts[name]
+        account = self._job_history.accounts[name]
         steps, service_s, switches, blackout_s = self._counted.get(name, (0, 0.0, 0, 0.0))
         present = (
             max(rank.step for rank in job.ranks),

@@ -1,4 +1,4 @@
-"""Sees every event of a scheduler: keeps the chronicle, counts, and logs what changed."""
+"""Sees every event of a scheduler: keeps the job history, counts, and logs what changed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from gpuslice.daemon import event_log
 from gpuslice.sched_core.core.core import Core
 from gpuslice.sched_core.core.events import Command, Event, Submitted
-from gpuslice.sched_core.live.job_history import Chronicle, Phase
+from gpuslice.sched_core.live.job_history import JobHistory, Phase
 
 if TYPE_CHECKING:
     from gpuslice.daemon.metrics import Metrics
@@ -19,14 +19,14 @@ class EventObserver:
 
     Attributes
     ----------
-    chronicle
+    job_history
         What it knows of the jobs' lives.
     metrics
         Where it counts, if anybody wants numbers.
     """
 
     def __init__(self, core: Core) -> None:
-        self.chronicle = Chronicle(core)
+        self.job_history = JobHistory(core)
         self.metrics: Metrics | None = None
         self._core = core
         self._ended: list[Phase] = []
@@ -35,7 +35,7 @@ class EventObserver:
 
     def note(self, event: Event, now: float, commands: Sequence[Command]) -> None:
         """Take note of an event, past or new."""
-        self._ended = self.chronicle.note(event, now, commands)
+        self._ended = self.job_history.note(event, now, commands)
         if self.metrics is not None:
             self.metrics.note(event, now, self._ended)
 
@@ -55,7 +55,7 @@ class EventObserver:
             event_log.tell(event, message, job=job, details=details)
 
     def _tell(self, phase: Phase) -> None:
-        present = self.chronicle.accounts[phase.job].phase
+        present = self.job_history.accounts[phase.job].phase
         if present.state is phase.state:
             return
         job = self._core.jobs[phase.job]

@@ -9,7 +9,7 @@ from pathlib import Path
 from gpuslice.daemon.replay import JournalReplay
 from gpuslice.profiler.timeline import Flow, Mark, Span, Timeline, Track
 from gpuslice.sched_core.jobs.states import HOLDING
-from gpuslice.sched_core.live.job_history import Chronicle, Phase
+from gpuslice.sched_core.live.job_history import JobHistory, Phase
 
 DEVICES, JOBS = "devices", "jobs"
 
@@ -45,14 +45,14 @@ def read(path: Path) -> Run:
         If it cannot be read.
     """
     with JournalReplay(path) as replay:
-        chronicle = Chronicle(replay.core)
+        job_history = JobHistory(replay.core)
         phases: list[Phase] = []
         times: list[float] = []
         for event, now, commands in replay.advance():
-            phases += chronicle.note(event, now, commands)
+            phases += job_history.note(event, now, commands)
             times = [times[0] if times else now, now]
         begin_s, end_s = times or (0.0, 0.0)
-        phases += chronicle.open_phases(end_s)
+        phases += job_history.open_phases(end_s)
         return Run(tuple(map(str, replay.core.devices)), tuple(phases), begin_s, end_s)
 
 

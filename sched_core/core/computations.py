@@ -9,7 +9,7 @@ from gpuslice.sched_core.policy import Task, TaskError
 from .events import Compute, Computed
 
 
-class Deliberation:
+class Computations:
     """Gives the shell one task at a time, and its answer to the policy.
 
     Equal tasks are the same task. An answer is there for the plan that follows its arrival, and no longer.

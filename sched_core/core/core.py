@@ -1,8 +1,8 @@
-"""The scheduler's mind: events in, commands out. No sockets, no processes, no clock.
+"""The core of the scheduler: events in, commands out. No sockets, no processes, no clock.
 
-Policies say who shall hold which devices (``Allotment``, the ledger of what is wanted). Reality follows more
-slowly: a job stops at a boundary, then parks, and only when all its ranks have does the device change hands.
-The core keeps the jobs in which the two differ in a list and works on it after every event.
+Policies say who shall hold which devices (``Ledger``). Reality follows more slowly: a job stops at a
+boundary, then parks, and only when all its ranks have does the device change hands. The core keeps a list of
+the jobs in which the two differ, and reconciles them after every event.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gpuslice.sched_core.cluster import Cluster
 from gpuslice.sched_core.jobs.failures import Kind
 from gpuslice.sched_core.jobs.gang import Gang, RankPhase
 from gpuslice.sched_core.jobs.states import IN_TRANSIT, JobState, Trigger
-from gpuslice.sched_core.ledger import Allotment
+from gpuslice.sched_core.ledger import Ledger
 from gpuslice.sched_core.policy import Policy
 from gpuslice.types import DeviceName
 from gpuslice.wire import Expect, Forget, Resume
@@ -49,8 +49,8 @@ from .handover import Handovers
 from .invariants import check
 from .planning import Planning
 from .prestart import Prestart
-from .rank_reports import Reports
-from .switch_costs import Switching
+from .rank_reports import RankReports
+from .switch_costs import SwitchCosts
 from .trials import Trials
 
 #: Part of the time that switching may take.
@@ -91,22 +91,22 @@ class Core:
         self.occupants: list[dict[str, Gang]] = [{} for _ in devices]
         self.memory_bytes = memory_bytes
         self.planning = Planning(self, Cluster([len(devices)]), policy, quotas or {})
-        self.switching = Switching(switch_share, self.devices)
+        self.switch_costs = SwitchCosts(switch_share, self.devices)
         self.deadlines = Deadlines(self)
         self.trials = Trials(self)
         self.handovers = Handovers(self, allowed=handover)
-        self.reports = Reports(self)
+        self.reports = RankReports(self)
         self.prestart = Prestart(self, policy)
         self._jobs: dict[str, Gang] = {}
         #: Jobs whose lease is not what the policy wants, or that wait for another try.
-        self._unsettled: dict[str, Gang] = {}
+        self._unreconciled: dict[str, Gang] = {}
         self._wake_s: float | None = None
         self._commands: list[Command] = []
 
     @property
-    def allotment(self) -> Allotment:
+    def ledger(self) -> Ledger:
         """The ledger of what is wanted; for reading."""
-        return self.planning.allotment
+        return self.planning.ledger
 
     @property
     def jobs(self) -> Mapping[str, Gang]:
@@ -133,7 +133,7 @@ class Core:
             case Exited():
                 self._exited(event, now)
             case Cancelled() | Held() | Released() | Moved() | Weighted():
-                owner_requests.obey(self, self._known(event.job, event), event, now)
+                owner_requests.apply(self, self._known(event.job, event), event, now)
             case Woken():
                 self._wake_s = None
                 self.planning.due = True
@@ -143,7 +143,7 @@ class Core:
                 self.prestart.set_limit(event.prestart)
             case Noted():
                 return []
-        self._pursue(now)
+        self._reconcile(now)
         self.planning.waits.update(now)
         commands, self._commands = self._commands, []
         return commands
@@ -182,7 +182,7 @@ class Core:
 
     def holders(self, device: int) -> list[Gang]:
         """The jobs that the policy wants on ``device``."""
-        return [self._jobs[holder.id] for holder in self.allotment.holders(device)]
+        return [self._jobs[holder.id] for holder in self.ledger.holders(device)]
 
     def settle(self, job: Gang, now: float) -> None:
         """See whether the ranks of ``job`` have all got where they were told to go."""
@@ -192,7 +192,7 @@ class Core:
                 job.since_s = job.counts_from(now)
                 self.planning.begun(job)
             job.first_start_s = now if job.first_start_s is None else job.first_start_s
-            if (notice := self.switching.ended(job)) is not None:
+            if (notice := self.switch_costs.ended(job)) is not None:
                 self.order(notice)
             self.planning.due = True
         elif job.all_parked() and job.allows(Trigger.ALL_PARKED):
@@ -239,11 +239,11 @@ class Core:
             job.finishing = True
             job.history.append((now, "all its steps are made"))
             self.planning.withhold(job, now)
-            self.unsettle(job)
+            self.reconcile_later(job)
 
-    def unsettle(self, job: Gang) -> None:
+    def reconcile_later(self, job: Gang) -> None:
         """Look at ``job`` again after this event and those that follow, until nothing is left to do."""
-        self._unsettled[job.id] = job
+        self._unreconciled[job.id] = job
 
     def end(self, job: Gang, trigger: Trigger, reason: str, now: float, blame: Kind | None = None) -> None:
         """End ``job``: succeeded, failed or cancelled.
@@ -261,9 +261,9 @@ class Core:
         job.move(trigger, now)
         job.reason, job.ended_s, job.blame, job.failure = reason, now, blame, ""
         self.deadlines.judge(job, now)
-        self._unsettled.pop(job.id, None)
-        self.planning.wishing.pop(job.id, None)
-        self.switching.forget(job)
+        self._unreconciled.pop(job.id, None)
+        self.planning.move_requests.pop(job.id, None)
+        self.switch_costs.forget(job)
         self.planning.withdraw(job, now)
         if trigger is Trigger.SUCCEED:
             self.planning.learn(job)
@@ -278,11 +278,11 @@ class Core:
         spec = event.spec
         if spec.id in self._jobs:
             raise self._jobs[spec.id].illegal("submitted again")
-        owner_requests.check(self, spec)
+        owner_requests.check_submission(self, spec)
         job = self._jobs[spec.id] = Gang(spec, len(self._jobs), event.program)
         job.history.append((now, "submitted"))
         self.planning.quotas.enter(job)
-        self.deadlines.expect(job)
+        self.deadlines.add(job)
         self.prestart.offer(job, now)
 
     def _rank_gone(self, event: RankGone, now: float) -> None:
@@ -326,19 +326,19 @@ class Core:
 
     # Wanted and real.
 
-    def _pursue(self, now: float) -> None:
+    def _reconcile(self, now: float) -> None:
         """Ask the policy if there is reason to, then do what can be done towards what it wants."""
         self.planning.ask(now)
         self.trials.update(now)
-        for job in list(self._unsettled.values()):
-            self._approach(job, now)
+        for job in list(self._unreconciled.values()):
+            self._reconcile_job(job, now)
         self.prestart.update(now)
         if self.planning.due:  # somebody was late
-            self._pursue(now)
+            self._reconcile(now)
             return
-        waits = [job.retry_at_s for job in self._unsettled.values() if job.retry_at_s > now]
-        waits += [due_s for job in self._unsettled.values() if (due_s := timeouts.due_s(job)) < inf]
-        self.deadlines.deal(now)
+        waits = [job.retry_at_s for job in self._unreconciled.values() if job.retry_at_s > now]
+        waits += [due_s for job in self._unreconciled.values() if (due_s := timeouts.due_s(job)) < inf]
+        self.deadlines.report_missed(now)
         others = (self.deadlines.due_s(), self.trials.due_s(), self.prestart.due_s())
         waits += [due_s for due_s in others if due_s < inf]
         wake_s = min((when for when in (self.planning.wake_s, *waits) if when is not None), default=None)
@@ -346,15 +346,15 @@ class Core:
             self._wake_s = wake_s
             self.order(WakeAt(wake_s))
 
-    def _approach(self, job: Gang, now: float) -> None:
+    def _reconcile_job(self, job: Gang, now: float) -> None:
         if now >= timeouts.due_s(job):
-            timeouts.deal(self, job, now)
+            timeouts.handle_late(self, job, now)
         if now < job.retry_at_s or job.state.ended:
             return
         self.prestart.offer(job, now)
         if job.state is JobState.RUNNING and job.lease != job.wanted:
             job.move(Trigger.REVOKE, now)
-            self.switching.begun(job)
+            self.switch_costs.begun(job)
             job.overshoots = 0
             # The first boundary is before the first mini-batch, which a job's first slice is for.
             self.handovers.promise(job, now)
@@ -367,7 +367,7 @@ class Core:
         elif job.state in IN_TRANSIT:
             self.reports.try_again(job)
         if job.lease == job.wanted and job.state not in IN_TRANSIT and timeouts.due_s(job) == inf:
-            self._unsettled.pop(job.id, None)
+            self._unreconciled.pop(job.id, None)
 
     def _can_enter(self, job: Gang) -> bool:
         """Whether ``job`` has ranks and its devices nobody but who shares them; a trial shares nothing."""
@@ -378,7 +378,7 @@ class Core:
         if job.borrowed:
             return not any(self.occupants[device] for device in job.borrowed)
         return all(
-            other in self.allotment.holders(device)
+            other in self.ledger.holders(device)
             for device in job.wanted
             for other in self.occupants[device].values()
         )

@@ -25,7 +25,7 @@ class Deadlines:
         self._core = core
         self._coming: list[tuple[float, int, Gang]] = []
 
-    def expect(self, job: Gang) -> None:
+    def add(self, job: Gang) -> None:
         """``job`` has been submitted."""
         if job.spec.due_s < inf:
             heapq.heappush(self._coming, (job.spec.due_s, job.number, job))
@@ -36,7 +36,7 @@ class Deadlines:
             heapq.heappop(self._coming)
         return self._coming[0][0] if self._coming else inf
 
-    def deal(self, now: float) -> None:
+    def report_missed(self, now: float) -> None:
         """Report the jobs that have not ended well by now, and should have."""
         while self.due_s() <= now:
             self.judge(heapq.heappop(self._coming)[2], now)

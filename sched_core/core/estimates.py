@@ -39,7 +39,7 @@ class Estimates:
         """Whether its steps have been timed, if it said how many it has and not how long it takes."""
         if not isinstance(job, Gang) or not job.spec.iterations or job.spec.expected_s:
             return True
-        return job.pace.step_s is not None
+        return job.step_time.step_s is not None
 
     def services(self) -> Sequence[float]:
         """What the newest jobs that ended well attained; empty before ``ENOUGH`` of them have."""
@@ -63,7 +63,7 @@ class Estimates:
     def _left_s(self, job: Job) -> float:
         if not isinstance(job, Gang):
             return inf
-        if job.spec.expected_s and (not job.spec.iterations or job.pace.step_s is None):
+        if job.spec.expected_s and (not job.spec.iterations or job.step_time.step_s is None):
             left_s = job.spec.expected_s - job.executed_at(self.now_s)
             return left_s if left_s > 0 else inf
         if not job.spec.iterations:
@@ -71,8 +71,8 @@ class Estimates:
         steps = max(rank.step for rank in job.ranks)
         if steps > job.spec.iterations:
             return inf
-        executed_s, step_s = job.executed_at(self.now_s), job.pace.step_s
+        executed_s, step_s = job.executed_at(self.now_s), job.step_time.step_s
         if step_s is not None:
-            left_s = (job.spec.iterations - job.pace.step) * step_s
-            return max(0.0, left_s - (executed_s - job.pace.at_s))
+            left_s = (job.spec.iterations - job.step_time.step) * step_s
+            return max(0.0, left_s - (executed_s - job.step_time.at_s))
         return (job.spec.iterations - steps) * executed_s / steps if steps else 0.0

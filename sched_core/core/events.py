@@ -125,8 +125,8 @@ class Woken(msgspec.Struct, frozen=True, tag="woken"):
 
 
 #: What a job's owner asks for.
-Owned = Cancelled | Held | Released | Moved | Weighted
-Event = Submitted | Reported | RankGone | Exited | Owned | Noted | Computed | Limited | Woken
+OwnerRequest = Cancelled | Held | Released | Moved | Weighted
+Event = Submitted | Reported | RankGone | Exited | OwnerRequest | Noted | Computed | Limited | Woken
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)

@@ -126,7 +126,7 @@ class Handovers:
         """End the promise of ``heir``, which is not on the device and will not come by it."""
         heir.epoch = self._end(heir).epoch
         if not heir.state.ended:
-            self._core.unsettle(heir)
+            self._core.reconcile_later(heir)
 
     def lost(self, heir: Gang) -> None:
         """The process of ``heir`` is gone: end its promise, if it has one; what it last said still counts."""
@@ -148,7 +148,7 @@ class Handovers:
             self._core.occupy(heir, (promise.device,))
             return
         self._core.grant(heir, (promise.device,), now)
-        self._core.unsettle(heir)  # the policy may not want it there any more
+        self._core.reconcile_later(heir)  # the policy may not want it there any more
         for message in promise.early:
             self._core.reports.take(heir, 0, message, now)
 

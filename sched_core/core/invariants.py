@@ -27,7 +27,7 @@ def check(core: CoreContract) -> None:
     for device, occupants in zip(core.devices, core.occupants, strict=True):
         # One that is told to leave is entered nowhere any more; those it shared the device with still are.
         staying = [job for job in occupants.values() if job.lease == job.wanted and not job.state.ended]
-        if len(occupants) > 1 and not all(core.allotment.shares(job) for job in staying):
+        if len(occupants) > 1 and not all(core.ledger.shares(job) for job in staying):
             raise InvariantError(f"{device} is held by {', '.join(occupants)} at once")
         asked = sum(job.spec.device_memory_bytes for job in occupants.values())
         if core.memory_bytes and asked > core.memory_bytes:
@@ -52,7 +52,7 @@ def _check_job(core: CoreContract, job: Gang) -> None:
         raise InvariantError(f"the ranks of job {job.id} are parked at different boundaries")
     _check_promise(core, job)
     for device in job.wanted if not job.state.ended and not job.borrowed else ():
-        if job not in core.allotment.holders(device):
+        if job not in core.ledger.holders(device):
             raise InvariantError(f"job {job.id} is wanted on device {device} but not entered for it")
 
 

@@ -1,4 +1,4 @@
-"""What the owners of jobs ask of the core: to take a job, cancel, hold, release, move or weigh it."""
+"""Requests of the owners of jobs: to take a job, cancel, hold, release, move or weigh it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.states import Trigger
 
 from .contract import CoreContract
-from .events import Cancelled, Held, Moved, Owned, Released, Weighted
+from .events import Cancelled, Held, Moved, OwnerRequest, Released, Weighted
 
 
-def check(core: CoreContract, spec: JobSpec) -> None:
+def check_submission(core: CoreContract, spec: JobSpec) -> None:
     """Refuse a job that could never run here.
 
     Raises
@@ -44,7 +44,7 @@ def check(core: CoreContract, spec: JobSpec) -> None:
         )
 
 
-def obey(core: CoreContract, job: Gang, event: Owned, now: float) -> None:
+def apply(core: CoreContract, job: Gang, event: OwnerRequest, now: float) -> None:
     """Do what the owner of ``job`` wants.
 
     Raises
@@ -81,7 +81,7 @@ def _hold(core: CoreContract, job: Gang, now: float) -> None:
     job.held = True
     job.history.append((now, "held by its owner"))
     core.planning.withhold(job, now)
-    core.unsettle(job)
+    core.reconcile_later(job)
 
 
 def _release(core: CoreContract, job: Gang, now: float) -> None:
@@ -91,7 +91,7 @@ def _release(core: CoreContract, job: Gang, now: float) -> None:
     job.history.append((now, "released by its owner"))
     if job.ready:
         core.announce(job, now)
-    core.unsettle(job)  # it may not be started yet
+    core.reconcile_later(job)  # it may not be started yet
 
 
 def _move(core: CoreContract, job: Gang, event: Moved, now: float) -> None:
@@ -104,8 +104,8 @@ def _move(core: CoreContract, job: Gang, event: Moved, now: float) -> None:
             "name one device for each rank, each once",
         )
     job.history.append((now, f"to be moved to {', '.join(event.devices)}"))
-    job.wish = wish
-    core.planning.wishing[job.id] = job
+    job.requested_devices = wish
+    core.planning.move_requests[job.id] = job
 
 
 def _weigh(core: CoreContract, job: Gang, event: Weighted, now: float) -> None:

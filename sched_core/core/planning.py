@@ -16,7 +16,7 @@ from gpuslice.sched_core.cluster import Cluster
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.states import JobState, Trigger
 from gpuslice.sched_core.jobs.wait_reasons import Waits
-from gpuslice.sched_core.ledger import Allotment, summary
+from gpuslice.sched_core.ledger import Ledger, summary
 from gpuslice.sched_core.policy import (
     Changes,
     Guarantees,
@@ -32,7 +32,7 @@ from gpuslice.sched_core.policy import (
     View,
 )
 
-from .computations import Deliberation
+from .computations import Computations
 from .contract import CoreContract
 from .estimates import Estimates
 from .events import Computed, Notice
@@ -64,9 +64,9 @@ class Planning:
         Which jobs the policy may see.
     waits
         Why jobs wait.
-    allotment
+    ledger
         Who shall hold which device.
-    deliberation
+    computations
         What the policy wants computed.
     estimates
         What policies are told of how long jobs run.
@@ -84,8 +84,8 @@ class Planning:
     ) -> None:
         self.quotas = Quotas(quotas)
         self._sharer = policy if isinstance(policy, Shares) else None
-        self.waits = Waits(lambda: self.allotment.free, self._over_share if self._sharer else None)
-        self.allotment = Allotment(cluster, policy.name)
+        self.waits = Waits(lambda: self.ledger.free, self._over_share if self._sharer else None)
+        self.ledger = Ledger(cluster, policy.name)
         self.due = False
         self.needs_durations = policy.needs_durations
         self._guarantor = policy if isinstance(policy, Guarantees) else None
@@ -100,14 +100,14 @@ class Planning:
         #: Those of them that have deadlines.
         self._dated: dict[str, Gang] = {}
         self.estimates = Estimates()
-        self.deliberation = Deliberation(core.order)
+        self.computations = Computations(core.order)
         self._view = View(cluster, self._eligible, self.estimates)
         self._view.losses = ReportedLosses()
-        self._view.compute = self.deliberation.compute
+        self._view.compute = self.computations.compute
         #: Jobs that are held from now on; the policy is still to be told.
         self._withheld: list[Gang] = []
         #: Jobs that their owner wants on other devices.
-        self.wishing: dict[str, Gang] = {}
+        self.move_requests: dict[str, Gang] = {}
         #: What was last reported of the policy; not said twice in a row.
         self._complaint = ""
         #: How often it failed in a row.
@@ -157,10 +157,10 @@ class Planning:
             self._view.changes.finished.append(job)
         if job.running:
             job.settle(now)
-            self.allotment.release(job)
+            self.ledger.release(job)
         for follower in self.quotas.leave(job):
             if not follower.launched:
-                self._core.unsettle(follower)  # it may be started now
+                self._core.reconcile_later(follower)  # it may be started now
             elif follower.ready and follower.tried and not follower.held:
                 self._show(follower, now)  # else it is shown once it is announced
         self.due = True
@@ -182,7 +182,7 @@ class Planning:
             for other in self._core.holders(device):
                 if device not in other.lease:
                     self._take(other, now)
-        shared = any(self.allotment.holders(device) for device in job.lease)
+        shared = any(self.ledger.holders(device) for device in job.lease)
         self._give(job, job.lease, now, shared=shared)
         self._start_again()
         self.due = True
@@ -193,7 +193,7 @@ class Planning:
 
     def learn_answer(self, computed: Computed) -> None:
         """What the policy wanted computed is there."""
-        self.due |= self.deliberation.take(computed)
+        self.due |= self.computations.take(computed)
 
     def begun(self, job: Gang) -> None:
         """``job``, which has devices, makes progress from now on, or it is known from when."""
@@ -218,7 +218,7 @@ class Planning:
         while self.due:
             self.due = False
             self._view.now_s = self.estimates.now_s = now
-            self._view.least_slice_s = self._core.switching.least_slice_s()
+            self._view.least_slice_s = self._core.switch_costs.least_slice_s()
             plan = self._plan(now)
             # Only now: the policy had to see who held devices.
             for job in self._withheld:
@@ -227,8 +227,8 @@ class Planning:
             if plan is not None:
                 self._adopt(plan, now)
                 self._note_guarantees(now)
-        for job in [job for job in self.wishing.values() if job.running]:
-            del self.wishing[job.id]
+        for job in [job for job in self.move_requests.values() if job.running]:
+            del self.move_requests[job.id]
             self._relocate(job, now)
         for job in [job for job in self._eligible.values() if job.away_from_home]:
             self._send_home(job, now)
@@ -246,7 +246,7 @@ class Planning:
             self._failures += 1
             return None
         finally:
-            self.deliberation.forget()
+            self.computations.forget()
         self._complaint, self._failures = "", 0
         self._view.changes = Changes()
         return plan
@@ -265,7 +265,7 @@ class Planning:
             raise PolicyError(f"policy {self._policy.name} asks at {now} to be woken at {plan.wake_at_s}")
         if not plan.decisions:
             return
-        trial = self.allotment.copy()
+        trial = self.ledger.copy()
         trial.check_names(plan)
         grants: list[tuple[Start | Migrate, Gang]] = []
         for decision in plan.decisions:
@@ -279,7 +279,7 @@ class Planning:
             trial.grant(job, grant.devices, shared=grant.shared, plan=plan)
             self._verify_memory(trial, grant, plan)
 
-    def _verify_memory(self, trial: Allotment, grant: Start | Migrate, plan: Plan) -> None:
+    def _verify_memory(self, trial: Ledger, grant: Start | Migrate, plan: Plan) -> None:
         """Refuse to put together jobs that ask for more memory than a device has."""
         limit = self._core.memory_bytes
         for device in grant.devices if limit and grant.shared else ():
@@ -346,12 +346,12 @@ class Planning:
             self._take(job, now)
             self._start_again()
             return
-        job.wish = job.home
+        job.requested_devices = job.home
         self._relocate(job, now)
 
     def _relocate(self, job: Gang, now: float) -> None:
         """Put ``job`` where its owner wants it; whoever is there goes where it comes from."""
-        wish, job.wish = job.wish, ()
+        wish, job.requested_devices = job.requested_devices, ()
         if wish == job.placement:
             return
         ours, theirs = set(job.placement), set(wish)
@@ -359,10 +359,10 @@ class Planning:
         swap = dict(zip([*left, *taken], [*taken, *left], strict=True))
         others = {other.id: other for device in swap for other in self._core.holders(device)}
         others.pop(job.id, None)
-        moves = [(job, wish, self.allotment.shares(job))]
+        moves = [(job, wish, self.ledger.shares(job))]
         for other in others.values():
             devices = tuple(swap.get(device, device) for device in other.placement)
-            moves.append((other, devices, self.allotment.shares(other)))
+            moves.append((other, devices, self.ledger.shares(other)))
         for moved, _, _ in moves:
             self._take(moved, now)
         for moved, devices, shared in moves:
@@ -376,20 +376,20 @@ class Planning:
 
     def _take(self, job: Gang, now: float) -> None:
         job.settle(now)
-        self.allotment.release(job)
+        self.ledger.release(job)
         job.running, job.since_s = False, now
         self.waits.begin(job, now)
-        self._core.unsettle(job)
+        self._core.reconcile_later(job)
 
     def _give(self, job: Gang, devices: Sequence[int], now: float, *, shared: bool) -> None:
-        self.allotment.grant(job, devices, shared=shared, plan=Plan())
+        self.ledger.grant(job, devices, shared=shared, plan=Plan())
         self.waits.end(job, now)
         job.running, job.placement = True, tuple(devices)
         # It makes progress once all its ranks are on the device (Core.settle), unless they still are, and
         # it trains (Core.begin).
         stays = job.state is JobState.RUNNING and job.lease == job.placement
         job.since_s = job.counts_from(now) if stays else inf
-        self._core.unsettle(job)
+        self._core.reconcile_later(job)
 
 
 def _account(error: Exception) -> str:

@@ -21,7 +21,7 @@ from . import restarts
 from .contract import CoreContract
 
 #: A job that was started and has not said Hello for so long may be no training at all. Nobody waits for it.
-GREETING_S = 60.0
+HELLO_TIMEOUT_S = 60.0
 
 
 class Prestart:
@@ -110,11 +110,11 @@ class Prestart:
         """Start those whose turn is near."""
         if self.limit is None:
             return
-        for name in [name for name, since_s in self._started_s.items() if since_s + GREETING_S <= now]:
+        for name in [name for name, since_s in self._started_s.items() if since_s + HELLO_TIMEOUT_S <= now]:
             if not self._line[name].ready:
                 self.leave(self._line[name])
         self._ask(now)
-        free = self._core.allotment.free
+        free = self._core.ledger.free
         while sum(job.demand for job in self._coming.values()) < free and (job := self._foremost()):
             self._start(job, now)
             self._forget(job)
@@ -131,7 +131,7 @@ class Prestart:
     def due_s(self) -> float:
         """When somebody will have been silent for too long; infinite if nobody can be."""
         silent = (since_s for name, since_s in self._started_s.items() if not self._line[name].ready)
-        return min(silent, default=inf) + GREETING_S
+        return min(silent, default=inf) + HELLO_TIMEOUT_S
 
     def _in_order(self) -> Iterator[Gang]:
         """Those who come next, but for those that a free device waits for."""

@@ -39,7 +39,7 @@ _MAX_RETRY_S = 60.0
 _MOST_DOUBLINGS = 30
 
 
-class Reports:
+class RankReports:
     """The part of ``Core`` that listens to ranks.
 
     Parameters
@@ -81,7 +81,7 @@ class Reports:
                 self._advance(job, rank, now, message.boundary, message.step)
                 rank.stuck = message.stuck
                 self._time(job, message.step, now)
-                self._core.trials.look(job, now)
+                self._core.trials.check_progress(job, now)
                 if job.through:
                     self._core.finish(job, now)
             case Profiled():
@@ -122,7 +122,7 @@ class Reports:
             self._core.handovers.withdraw(self._core.jobs[job.heir])
         job.move(Trigger.STAY, now)
         self.aim(job, NEVER)
-        self._core.unsettle(job)
+        self._core.reconcile_later(job)
         self._core.settle(job, now)
 
     def try_again(self, job: Gang) -> None:
@@ -142,11 +142,11 @@ class Reports:
         """
         if not job.spec.iterations or not job.counts(now):
             return
-        known = job.pace.step_s is not None
-        if job.pace.note(step, job.executed_at(now)):
+        known = job.step_time.step_s is not None
+        if job.step_time.note(step, job.executed_at(now)):
             details = {"step": step, "after_s": now - job.spec.submit_s}
             self._core.order(Notice("first_step", job.id, details))
-        planning, step_s = self._core.planning, job.pace.step_s
+        planning, step_s = self._core.planning, job.step_time.step_s
         if planning.needs_durations and step_s is not None and not known:
             self._core.order(Notice("timed", job.id, {"step_s": step_s}))
             planning.due = True
@@ -168,7 +168,7 @@ class Reports:
     def _hello_again(self, job: Gang, rank: Rank, message: Hello, now: float) -> None:
         """Make up for what was lost with a connection: the last orders, or the rank's last report.
 
-        A standing ``Suspended`` follows the Hello of a rank that is parked.
+        The last ``Suspended`` follows the Hello of a rank that is parked.
         """
         if job.promise is not None and message.epoch == job.promise.epoch:
             self._core.handovers.hear(job, rank, message, now)
@@ -206,7 +206,7 @@ class Reports:
         if rank.phase is not RankPhase.COMING and not again:
             raise job.illegal(f"Resumed of rank {rank.number}, which is {rank.phase.value}")
         rank.phase, rank.bound = RankPhase.ON, ""
-        self._core.switching.resumed(job, rank.number, message)
+        self._core.switch_costs.resumed(job, rank.number, message)
         self._advance(job, rank, now, message.boundary)
         self._core.settle(job, now)
 
@@ -218,15 +218,15 @@ class Reports:
             raise job.illegal(f"Suspended of rank {rank.number}, which is {rank.phase.value}")
         rank.phase, rank.stuck, rank.bound = RankPhase.PARKED, "", message.bound
         job.home = job.lease or job.home
-        job.pace.suspended()
-        self._core.switching.parked(job, rank.number, message)
+        job.step_time.suspended()
+        self._core.switch_costs.parked(job, rank.number, message)
         self._advance(job, rank, now, message.boundary, message.step)
         if called_off and job.heir:
             self._left(job, now)
         elif called_off:
-            if job.allows(Trigger.STRAY):
-                job.move(Trigger.STRAY, now)
-                self._core.unsettle(job)
+            if job.allows(Trigger.LATE_PARK):
+                job.move(Trigger.LATE_PARK, now)
+                self._core.reconcile_later(job)
             self._core.resume_rank(job, rank.number)
         elif len(job.ranks) > 1 and message.boundary != job.stop_at:
             self.aim(job, max(job.stop_at, message.boundary))
@@ -241,7 +241,7 @@ class Reports:
             job.settle(now)
             job.since_s = inf
         self._core.vacate(job, now)
-        self._core.unsettle(job)
+        self._core.reconcile_later(job)
 
     def _overshot(self, job: Gang, rank: Rank, message: Overshot, now: float) -> None:
         if rank.phase is not RankPhase.ON:
@@ -268,7 +268,7 @@ class Reports:
             self.call_off(job, now)
         job.retry_at_s = now + min(_RETRY_S * 2 ** min(job.refusals, _MOST_DOUBLINGS), _MAX_RETRY_S)
         job.refusals += 1
-        self._core.unsettle(job)
+        self._core.reconcile_later(job)
 
 
 def _called_off(job: Gang) -> bool:

@@ -39,7 +39,7 @@ def close(core: CoreContract, job: Gang, now: float) -> None:
         job.begin_again(now + wait_s)
         core.planning.quotas.enter(job)
         core.planning.return_later(job)
-        core.unsettle(job)
+        core.reconcile_later(job)
 
 
 def launch(core: CoreContract, job: Gang) -> None:

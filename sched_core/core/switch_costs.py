@@ -1,7 +1,7 @@
 """What switching costs: learnt from the ranks' reports, predicted for the next switch.
 
 A switch is a suspend and the resume that follows. Waiting for a boundary is not part of it: the job makes
-progress meanwhile. The fit itself is in ``switch_cost``; as the core is, it is what the journal makes of it.
+progress meanwhile. The fit itself is in ``switch_cost_model``; as with the core, the journal makes it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gpuslice.wire import Resumed, Suspended
 from .events import Notice
 
 
-class Switching:
+class SwitchCosts:
     """The costs of one scheduler's switches.
 
     Parameters

@@ -35,7 +35,7 @@ def _since_s(job: Gang) -> float:
     return job.setup_since_s
 
 
-def deal(core: CoreContract, job: Gang, now: float) -> None:
+def handle_late(core: CoreContract, job: Gang, now: float) -> None:
     """Report ``job``, which is late, and do with it what its owner wanted."""
     job.late = True
     job.missed += 1

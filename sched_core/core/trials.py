@@ -53,7 +53,7 @@ class Trials:
                 self.enter(job)
         self.update(now)
 
-    def look(self, job: Gang, now: float) -> None:
+    def check_progress(self, job: Gang, now: float) -> None:
         """See whether ``job``, of which there is news, has made the mini-batches of its trial."""
         passed = min((rank.boundary for rank in job.training()), default=0)
         if job.borrowed and passed > job.spec.trial_batches:
@@ -70,7 +70,7 @@ class Trials:
                 self._trying[job.id] = job
                 job.borrow(devices)
                 job.history.append((now, "trial"))
-                self._core.unsettle(job)
+                self._core.reconcile_later(job)
         if self._trying or self._lenders:
             self._lend(now)
 
@@ -115,7 +115,7 @@ class Trials:
             sum(holder.guaranteed is True for holder in holders),
             len(holders),
             sum(holder.state in IN_TRANSIT for holder in holders),
-            sum(self._core.switching.predict_s(holder) or 0.0 for holder in holders),
+            sum(self._core.switch_costs.predict_s(holder) or 0.0 for holder in holders),
         )
 
     def _lend(self, now: float) -> None:
@@ -133,4 +133,4 @@ class Trials:
 
     def _changed(self, job: Gang) -> None:
         if not job.state.ended:
-            self._core.unsettle(job)
+            self._core.reconcile_later(job)

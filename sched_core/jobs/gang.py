@@ -13,7 +13,7 @@ from .failures import Kind
 from .program import Program
 from .promise import Promise
 from .states import TRANSITIONS, JobState, Trigger
-from .step_time import Pace
+from .step_time import StepTime
 from .wait_reasons import Since
 
 _HISTORY = 40
@@ -81,7 +81,7 @@ class Gang(Job):
         Who was promised its device; empty: nobody.
     promise
         Of the device of another that is about to leave it.
-    wish
+    requested_devices
         Devices its owner wants it moved to, until that has been done; empty when none.
     held
         Whether its owner keeps it from running; the policy does not see it then.
@@ -102,7 +102,7 @@ class Gang(Job):
     missed
         How often that happened since it was last suspended as told.
     waited_s, fair_share_s, fragmentation_s
-        How long it waited, and of that for its quota and for devices that were free (``waiting``).
+        How long it waited, and of that for its quota and for devices that were free (``wait_reasons``).
     waits_since
         Since when it waits, and what its clocks showed then.
     finishing
@@ -117,7 +117,7 @@ class Gang(Job):
         How often it was started again after a failure.
     launched
         Whether this attempt's command was started; a queued job may have to wait for that (``prestart``).
-    pace
+    step_time
         How long its steps take, in this attempt, if it said how many it has.
     deadline_missed
         Whether it had not succeeded by its deadline.
@@ -164,17 +164,18 @@ class Gang(Job):
         "missed",
         "ordered_s",
         "overshoots",
-        "pace",
         "program",
         "promise",
         "ranks",
         "reason",
         "refusals",
+        "requested_devices",
         "retry_at_s",
         "said",
         "setup_s",
         "setup_since_s",
         "state",
+        "step_time",
         "stop_at",
         "switch_error_s",
         "switch_predicted_s",
@@ -183,7 +184,6 @@ class Gang(Job):
         "tried",
         "waited_s",
         "waits_since",
-        "wish",
     )
 
     def __init__(self, spec: JobSpec, number: int, program: Program) -> None:
@@ -195,7 +195,7 @@ class Gang(Job):
         self.home: tuple[int, ...] = ()
         self.heir = ""
         self.promise: Promise | None = None
-        self.wish: tuple[int, ...] = ()
+        self.requested_devices: tuple[int, ...] = ()
         self.held = False
         self.stop_at = 0
         self.overshoots = 0
@@ -214,7 +214,7 @@ class Gang(Job):
         self.switch_predicted_s: float | None = None
         self.switch_error_s: float | None = None
         self.switch_s: float | None = None
-        self.pace = Pace()
+        self.step_time = StepTime()
         self.deadline_missed = False
         self.attempt = 0
         self.launched = False
@@ -337,7 +337,7 @@ class Gang(Job):
         self.stop_at = self.overshoots = self.refusals = self.missed = 0
         self.retry_at_s = when_s
         self.said = ""
-        self.pace = Pace()
+        self.step_time = StepTime()
 
     def present(self, *phases: RankPhase) -> list[Rank]:
         """The ranks in one of ``phases``."""
@@ -389,9 +389,9 @@ class Gang(Job):
         self.history.append((now, f"{trigger.value} -> {self.state.value}"))
 
     def illegal(self, what: str) -> IllegalTransitionError:
-        """The error for something that cannot happen now, with the job's story."""
-        story = "; ".join(f"{when:.3f} s: {what}" for when, what in self.history)
+        """The error for something that cannot happen now, with the job's history."""
+        past = "; ".join(f"{when:.3f} s: {what}" for when, what in self.history)
         return IllegalTransitionError(
             f"job {self.id} is {self.state.value}, so {what!r} is impossible",
-            f"its history: {story or 'none'}",
+            f"its history: {past or 'none'}",
         )

@@ -45,7 +45,7 @@ class Trigger(Enum):
     REVOKE = "revoke"  # the policy takes the lease back
     ALL_PARKED = "all ranks parked"
     STAY = "suspend refused"  # a rank could not suspend: those that did come back, the whole gang goes on
-    STRAY = "late park"  # a rank parked for a suspend that had been called off
+    LATE_PARK = "late park"  # a rank parked for a suspend that had been called off
     SUCCEED = "exit 0"
     FAIL = "failure"
     CANCEL = "cancel"
@@ -61,7 +61,7 @@ TRANSITIONS: dict[tuple[JobState, Trigger], JobState] = {
     (_S.RUNNING, _T.REVOKE): _S.SUSPENDING,
     (_S.SUSPENDING, _T.ALL_PARKED): _S.SUSPENDED,
     (_S.SUSPENDING, _T.STAY): _S.RESUMING,
-    (_S.RUNNING, _T.STRAY): _S.RESUMING,
+    (_S.RUNNING, _T.LATE_PARK): _S.RESUMING,
     (_S.RUNNING, _T.LEFT): _S.SUSPENDED,
     (_S.SUSPENDED, _T.GRANT): _S.RESUMING,
     (_S.RESUMING, _T.ALL_ON): _S.RUNNING,

@@ -11,12 +11,12 @@ _MEMORY = 0.5
 ENOUGH = 3
 
 
-class Pace(msgspec.Struct):
+class StepTime(msgspec.Struct):
     """Steps and the time they took, newer ones counting more.
 
     What came before the first report of a step (building the model, warming up) is no part of it. Between
     that and a suspend, or between two, only the newest report matters: a journal that leaves the others out
-    is replayed to the same pace.
+    is replayed to the same step time.
 
     Attributes
     ----------

@@ -3,7 +3,7 @@
 An event is written after the core has taken it and before any command that follows from it leaves. So what
 the world was told is always in the journal, and ``core.handle`` over the journal gives the same core again.
 Every event carries a checksum of itself and all before it, and where the journal ends is noted beside it
-(``journal_head``): what is damaged or missing is noticed when it is opened (``journal_audit``).
+(``head``): what is damaged or missing is noticed when it is opened (``audit``).
 """
 
 from __future__ import annotations

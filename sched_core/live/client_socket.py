@@ -1,4 +1,4 @@
-"""The counter where users hand in jobs and ask for them: a second ROUTER socket beside the agents' one.
+"""The socket where users submit jobs and ask about them: a second ROUTER socket beside the ranks' one.
 
 Answers come from what the core knows. Whoever waits for a job is answered after the event that ended it;
 somebody who connects and says nothing, or leaves before the answer, costs nothing.
@@ -20,7 +20,7 @@ from gpuslice.errors import (
     RemoteProtocolError,
     UsageError,
 )
-from gpuslice.sched_core.core.events import Cancelled, Held, Moved, Owned, Released, Weighted
+from gpuslice.sched_core.core.events import Cancelled, Held, Moved, OwnerRequest, Released, Weighted
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.program import Program
 from gpuslice.sched_core.jobs.states import JobState
@@ -53,7 +53,7 @@ from gpuslice.verbs import (
     encode,
 )
 
-from .curve import Door, scheduler_keys
+from .curve import KeyAuthenticator, scheduler_keys
 from .endpoint import CLIENT_SOCKET, bind, bind_tcp, check_sender, receive
 from .scheduler import Scheduler
 from .status import Overview
@@ -65,11 +65,11 @@ _REQUESTS_AT_ONCE = 20
 _LOG_PART_BYTES = 256 << 10
 _UNLESS = "give it more time, or leave out --guaranteed"
 #: Somebody who asked: by which socket, and their identity there.
-_Visitor = tuple[zmq.Socket[bytes], bytes]
+_Requester = tuple[zmq.Socket[bytes], bytes]
 _log = logging.getLogger(__name__)
 
 
-class Desk:
+class ClientSocket:
     """Serves users from within ``scheduler``'s loop.
 
     Parameters
@@ -100,18 +100,18 @@ class Desk:
         self._overview = overview
         self._sockets = [bind(scheduler.context, f"ipc://{directory / CLIENT_SOCKET}")]
         #: Who waits for the end of a job, by job; whoever gave up is still among them.
-        self._waiting: dict[str, dict[_Visitor, None]] = {}
+        self._awaiting_end: dict[str, dict[_Requester, None]] = {}
         #: Who waits to hear whether a job's deadline is guaranteed, by job.
-        self._hoping: dict[str, dict[_Visitor, None]] = {}
+        self._awaiting_guarantee: dict[str, dict[_Requester, None]] = {}
         #: Who waits for the end of the scheduler.
-        self._leaving: list[_Visitor] = []
+        self._awaiting_shutdown: list[_Requester] = []
         if tcp is not None:
             endpoint, keys = tcp
-            self._door = Door(scheduler.context, keys)
+            self._authenticator = KeyAuthenticator(scheduler.context, keys)
             self._sockets.append(bind_tcp(scheduler.context, endpoint, scheduler_keys(keys)))
-            scheduler.attend(self._door.socket, self._door.answer)
+            scheduler.register(self._authenticator.socket, self._authenticator.answer)
         for socket in self._sockets:
-            scheduler.attend(socket, partial(self._receive, socket))
+            scheduler.register(socket, partial(self._receive, socket))
 
     @property
     def endpoints(self) -> tuple[str, ...]:
@@ -120,28 +120,28 @@ class Desk:
         return tuple(one.rstrip(b"\0").decode() for one in found if isinstance(one, bytes))
 
     @property
-    def dismissed(self) -> bool:
+    def shut_down(self) -> bool:
         """Whether the scheduler was told to leave and nothing is left of its jobs."""
-        return bool(self._leaving) and all(_over(job) for job in self._scheduler.core.jobs.values())
+        return bool(self._awaiting_shutdown) and all(_over(job) for job in self._scheduler.core.jobs.values())
 
     def notify(self) -> None:
         """Answer those whose waiting is over."""
-        for name in list(self._waiting):
+        for name in list(self._awaiting_end):
             job = self._scheduler.core.jobs[name]
             if _over(job):
                 ended = Ended(job=self._overview.job(job, self._scheduler.now()))
-                for visitor in self._waiting.pop(name):
-                    self._send(visitor, ended)
-        for name in list(self._hoping):
+                for requester in self._awaiting_end.pop(name):
+                    self._send(requester, ended)
+        for name in list(self._awaiting_guarantee):
             job = self._scheduler.core.jobs[name]
             if job.guaranteed is not None or _over(job):
-                for visitor in self._hoping.pop(name):
-                    self._send(visitor, _admission(job))
+                for requester in self._awaiting_guarantee.pop(name):
+                    self._send(requester, _admission(job))
 
     def close(self) -> None:
         """Tell those who wait for the scheduler's end that it has come."""
-        for visitor in self._leaving:
-            self._send(visitor, Done())
+        for requester in self._awaiting_shutdown:
+            self._send(requester, Done())
         for socket in self._sockets:
             socket.close(linger=_LINGER_MS)
 
@@ -150,16 +150,16 @@ class Desk:
             if (message := receive(socket)) is None:
                 return
             identity, frames = message
-            visitor = (socket, identity)
+            requester = (socket, identity)
             answer: Answer | None
             try:
                 if not frames:
                     raise RemoteProtocolError(
                         "a message of too many frames or bytes", "send version and body"
                     )
-                if socket is self._sockets[0]:  # the door has looked at all others
+                if socket is self._sockets[0]:  # the authenticator has checked all others
                     check_sender(frames[0])
-                answer = self._answer(visitor, decode_request([frame.bytes for frame in frames]))
+                answer = self._answer(requester, decode_request([frame.bytes for frame in frames]))
             except JournalError:
                 raise  # not the client's fault, and the end of this scheduler
             except GpusliceError as error:
@@ -169,21 +169,21 @@ class Desk:
                 told = f"the request failed: {type(error).__name__}: {error}"
                 answer = Failed(error=told, remedy="this is a bug; scheduler.jsonl says more", exit_code=1)
             if answer is not None:
-                self._send(visitor, answer)
+                self._send(requester, answer)
 
-    def _answer(self, visitor: _Visitor, request: Request) -> Answer | None:
+    def _answer(self, requester: _Requester, request: Request) -> Answer | None:
         """Do what is asked; ``None``: the answer comes later."""
         match request:
             case Submit():
                 return self._submit(request)
             case Status():
-                return self._overview.standing(request.after, self._scheduler.now(), self.endpoints)
+                return self._overview.status(request.after, self._scheduler.now(), self.endpoints)
             case Wait():
-                self._waiting.setdefault(self._known(request.job).id, {})[visitor] = None
+                self._awaiting_end.setdefault(self._known(request.job).id, {})[requester] = None
                 self.notify()
                 return None
             case Admission():
-                self._hoping.setdefault(self._known(request.job).id, {})[visitor] = None
+                self._awaiting_guarantee.setdefault(self._known(request.job).id, {})[requester] = None
                 self.notify()
                 return None
             case Logs():
@@ -212,19 +212,19 @@ class Desk:
             case Events():
                 return history(self._journal, request.after)
             case Down():
-                self._down(visitor, drain=request.drain)
+                self._down(requester, drain=request.drain)
                 return None
 
-    def _changed(self, wish: Owned) -> Done:
+    def _changed(self, request: OwnerRequest) -> Done:
         try:
-            self._scheduler.obey(wish)
+            self._scheduler.apply_request(request)
         except IllegalTransitionError as error:
-            # Its remedy is the job's story, which is for those who look for a mistake of ours.
+            # Its remedy is the job's history, which is for those who look for a mistake of ours.
             raise UsageError(error.message, "`gpuslice ps` shows how it stands") from error
         return Done()
 
     def _submit(self, request: Submit) -> Accepted:
-        if self._leaving:
+        if self._awaiting_shutdown:
             raise EnvironmentUnusableError("the scheduler is about to leave", "`gpuslice up` starts another")
         check(request, self._scheduler.core.devices)
         name = self._free_name(request)
@@ -249,14 +249,14 @@ class Desk:
             number += 1
         return name
 
-    def _down(self, visitor: _Visitor, *, drain: bool) -> None:
-        self._leaving.append(visitor)
+    def _down(self, requester: _Requester, *, drain: bool) -> None:
+        self._awaiting_shutdown.append(requester)
         # Those that are not started first, or each would be started in the place of the one before.
         for job in sorted(self._scheduler.core.jobs.values(), key=lambda job: job.launched):
             if not drain and (not job.state.ended or (job.may_restart and not job.processes_gone)):
-                self._scheduler.obey(Cancelled(job.id, "the scheduler was taken down"))
+                self._scheduler.apply_request(Cancelled(job.id, "the scheduler was taken down"))
             elif job.held and not job.state.ended:
-                self._scheduler.obey(Released(job.id))  # or it would never finish
+                self._scheduler.apply_request(Released(job.id))  # or it would never finish
 
     def _known(self, name: str) -> Gang:
         job = self._scheduler.core.jobs.get(name)
@@ -264,8 +264,8 @@ class Desk:
             raise UsageError(f"there is no job {name!r}", "`gpuslice ps` lists them")
         return job
 
-    def _send(self, visitor: _Visitor, answer: Answer) -> None:
-        socket, identity = visitor
+    def _send(self, requester: _Requester, answer: Answer) -> None:
+        socket, identity = requester
         if isinstance(answer, Failed):
             answer = replace(answer, error=shortened(answer.error), remedy=shortened(answer.remedy))
         try:

@@ -1,4 +1,4 @@
-"""CURVE keys for TCP: who the scheduler is, whom it lets in, and the door where that is looked at.
+"""CURVE keys for TCP: who the scheduler is, whom it lets in, and the check of that.
 
 A directory of keys holds files of one line each, Z85 text: ``scheduler.public`` and, where the scheduler
 runs, ``scheduler.secret`` and ``accepted/NAME.public`` of everybody who may come; ``client.public`` and
@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Pair:
+class KeyPair:
     """A key and its secret half, as Z85 text."""
 
     public: bytes
@@ -82,7 +82,7 @@ def add(directory: Path, name: str, out: Path) -> None:
     _write(accepted, client.public)
 
 
-def scheduler_keys(directory: Path) -> Pair:
+def scheduler_keys(directory: Path) -> KeyPair:
     """The scheduler's own keys.
 
     Raises
@@ -93,7 +93,7 @@ def scheduler_keys(directory: Path) -> Pair:
     return _pair(directory, SCHEDULER)
 
 
-def client_keys(directory: Path) -> tuple[bytes, Pair]:
+def client_keys(directory: Path) -> tuple[bytes, KeyPair]:
     """The scheduler's public key, and the client's own keys; errors as of ``scheduler_keys``."""
     return _read(directory, f"{SCHEDULER}.public"), _pair(directory, CLIENT)
 
@@ -109,7 +109,7 @@ def accepted(directory: Path) -> dict[bytes, str]:
     return found
 
 
-class Door:
+class KeyAuthenticator:
     """Answers libzmq's question whether somebody may come in; serves all CURVE sockets of ``context``.
 
     The directory is read anew for everybody: a key that is put there or removed counts from then on.
@@ -129,7 +129,7 @@ class Door:
         self.socket.bind(_ZAP)
 
     def answer(self) -> None:
-        """Answer everybody who has knocked."""
+        """Answer for every client that asks to connect."""
         while self.socket.poll(0):
             frames = self.socket.recv_multipart()
             number = frames[1] if len(frames) > 1 else b""
@@ -148,12 +148,12 @@ class Door:
         return name
 
 
-def _new() -> Pair:
-    return Pair(*zmq.curve_keypair())
+def _new() -> KeyPair:
+    return KeyPair(*zmq.curve_keypair())
 
 
-def _pair(directory: Path, name: str) -> Pair:
-    return Pair(_read(directory, f"{name}.public"), _read(directory, f"{name}.secret"))
+def _pair(directory: Path, name: str) -> KeyPair:
+    return KeyPair(_read(directory, f"{name}.public"), _read(directory, f"{name}.secret"))
 
 
 def _make_directory(directory: Path) -> None:

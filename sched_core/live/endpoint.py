@@ -15,7 +15,7 @@ import zmq
 from gpuslice import wire
 from gpuslice.errors import EnvironmentUnusableError, RemoteProtocolError, UsageError
 
-from .curve import Pair
+from .curve import KeyPair
 
 #: Names in the scheduler's directory: where users connect, and what says who runs it.
 CLIENT_SOCKET = "client.sock"
@@ -97,8 +97,8 @@ def bind(context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> zmq.Socket[b
     return socket
 
 
-def bind_tcp(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, keys: Pair) -> zmq.Socket[bytes]:
-    """A ROUTER socket at ``endpoint`` for those whose keys the context's ``Door`` accepts.
+def bind_tcp(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, keys: KeyPair) -> zmq.Socket[bytes]:
+    """A ROUTER socket at ``endpoint`` for those whose keys the context's ``KeyAuthenticator`` accepts.
 
     Raises
     ------

@@ -15,35 +15,35 @@ _QUIET_MS = 5
 _AT_MOST_S = 1.0
 
 
-class Chores:
+class Housekeeping:
     """Things to be done after something has happened, but not at once."""
 
     def __init__(self) -> None:
-        self._acts: list[Callable[[], None]] = []
+        self._tasks: list[Callable[[], None]] = []
         #: Since when they are due; infinite while they are not.
         self._since_s = inf
 
-    def add(self, act: Callable[[], None]) -> None:
-        """Call ``act`` when nothing has happened for a moment; while things keep happening, once a second."""
-        self._acts.append(act)
+    def add(self, task: Callable[[], None]) -> None:
+        """Call ``task`` in the next quiet moment; while things keep happening, once a second."""
+        self._tasks.append(task)
 
     def happened(self, now: float) -> None:
-        """Something has; the chores are due."""
+        """Something has; housekeeping is due."""
         self._since_s = min(self._since_s, now)
 
     @property
     def pause_ms(self) -> int | None:
-        """How long to wait for the next event before they are done; ``None``: there is nothing to do."""
+        """How long to wait for the next event before the tasks are run; ``None``: there is nothing to do."""
         return None if self._since_s == inf else _QUIET_MS
 
-    def look(self, now: float, *, quiet: bool) -> None:
-        """Do them if they are due and the last pause was ``quiet``, or were put off for too long."""
+    def run_if_due(self, now: float, *, quiet: bool) -> None:
+        """Run the tasks if they are due and the last pause was ``quiet``, or were put off for too long."""
         if quiet or now - self._since_s > _AT_MOST_S:
-            self.do()
+            self.run()
 
-    def do(self) -> None:
-        """Do them if they are due."""
+    def run(self) -> None:
+        """Run the tasks if they are due."""
         if self._since_s < inf:
             self._since_s = inf
-            for act in self._acts:
-                act()
+            for task in self._tasks:
+                task()

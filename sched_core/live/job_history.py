@@ -1,6 +1,6 @@
 """What the jobs' lives looked like, told from outside the core: phases, slices, what switches cost.
 
-The chronicle is shown every event after the core has taken it, those of the journal as well as new ones. It
+The job history is shown every event after the core has taken it, those of the journal as well as new ones. It
 decides nothing and the core does not know of it; what it keeps for each job is bounded.
 """
 
@@ -129,7 +129,7 @@ class Account:
         self.phase.details[name] = max(value, self.phase.details.get(name, 0.0))
 
 
-class Chronicle:
+class JobHistory:
     """The accounts of all jobs of ``core``.
 
     Attributes

@@ -14,7 +14,7 @@ from gpuslice.clock import MonotonicClock
 _DYING_S = 1.0
 
 
-def kill_strays(marks: Sequence[bytes]) -> int:
+def kill_orphans(marks: Sequence[bytes]) -> int:
     """Kill every process of ours whose environment has all of ``marks``; returns how many that were.
 
     They are gone then, as a rule.

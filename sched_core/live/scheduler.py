@@ -2,7 +2,7 @@
 
 Everything the core decides is carried out here, and everything that happens becomes one of its events. No
 event ends it: its values are checked before the core sees it, and if the core fails nevertheless, what it had
-begun is undone (``mend``). Only a journal that cannot be written is the end.
+begun is undone (``restore_core``). Only a journal that cannot be written is the end.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from gpuslice.sched_core.core.events import (
     Limited,
     Noted,
     Notice,
-    Owned,
+    OwnerRequest,
     RankGone,
     Submitted,
     Tell,
@@ -50,8 +50,8 @@ from gpuslice.types import shortened
 from . import exit_record
 from .compute_process import Computing
 from .endpoint import LOCK, bind, lock, logs_directory
-from .housekeeping import Chores
-from .orphans import kill_strays
+from .housekeeping import Housekeeping
+from .orphans import kill_orphans
 from .processes import Processes
 from .rank_socket import RankSocket
 
@@ -65,7 +65,7 @@ _EXPECTED = frozenset({"began", "first_step", "guaranteed", "switched", "timed",
 
 Observer = Callable[[Event, float, Sequence[Command]], object]
 #: An event that the core has taken, when it happened, and what followed from it.
-Lived = tuple[Event, float, Sequence[Command]]
+PastEvent = tuple[Event, float, Sequence[Command]]
 _log = logging.getLogger(__name__)
 
 
@@ -92,13 +92,14 @@ class Scheduler:
         Whether jobs outlive this scheduler, for another to take them over.
     observer
         Called with every event, when it happened, and the commands that followed from it, before they leave.
-    witness
+    late_observer
         Called likewise when what ranks are told has left, so that nobody waits for it.
+
     Attributes
     ----------
-    chores
+    housekeeping
         What is done when nobody waits for this scheduler.
-    mend
+    restore_core
         Called when an event has failed in the midst of the core, which was not observed: to make the core
         again what the events so far had made of it.
 
@@ -118,7 +119,7 @@ class Scheduler:
         tenant_ramdisk: Mapping[str, str] | None = None,
         keep_jobs: bool = False,
         observer: Observer = _ignore,
-        witness: Observer = _ignore,
+        late_observer: Observer = _ignore,
     ) -> None:
         self.core = core
         self._environ = dict(environ or {})
@@ -126,8 +127,8 @@ class Scheduler:
         self._keep_jobs = keep_jobs
         self._clock: Clock = MonotonicClock() if clock is None else clock
         self._observer = observer
-        self._witness = witness
-        self.mend: Callable[[], object] = lambda: None
+        self._late_observer = late_observer
+        self.restore_core: Callable[[], object] = lambda: None
         self._wake_s: float | None = None
         private_directory(directory, option="--state-dir", parents=True)
         self.processes = Processes(logs_directory(directory))
@@ -144,11 +145,11 @@ class Scheduler:
             self._watched.close()
             os.close(self._lock)
             raise
-        self.chores = Chores()
+        self.housekeeping = Housekeeping()
         self._computing = Computing()
-        self._attended: dict[zmq.Socket[bytes] | int, Callable[[], None]] = {}
+        self._handlers: dict[zmq.Socket[bytes] | int, Callable[[], None]] = {}
         self._ranks = RankSocket(socket, self._handle, self._greeted)
-        self.attend(socket, self._ranks.receive)
+        self.register(socket, self._ranks.receive)
         self._poller.register(self._watched.fileno(), zmq.POLLIN)
 
     def __enter__(self) -> Scheduler:
@@ -170,9 +171,9 @@ class Scheduler:
         self._watched.close()
         os.close(self._lock)
 
-    def attend(self, source: zmq.Socket[bytes] | int, deal: Callable[[], None]) -> None:
-        """Call ``deal`` whenever ``source``, a socket or descriptor, can be read."""
-        self._attended[source] = deal
+    def register(self, source: zmq.Socket[bytes] | int, handler: Callable[[], None]) -> None:
+        """Call ``handler`` whenever ``source``, a socket or descriptor, can be read."""
+        self._handlers[source] = handler
         self._poller.register(source, zmq.POLLIN)
 
     def now(self) -> float:
@@ -188,11 +189,11 @@ class Scheduler:
         if self.core.prestart.limit != jobs:
             self._occur(Limited(jobs))
 
-    def obey(self, wish: Owned) -> None:
+    def apply_request(self, request: OwnerRequest) -> None:
         """Do what the owner of a job wants."""
-        self._handle(wish)
+        self._handle(request)
 
-    def take_over(self, past: Iterable[Lived], note: Observer = _ignore) -> None:
+    def take_over(self, past: Iterable[PastEvent], note: Observer = _ignore) -> None:
         """Become the scheduler that lived through ``past``, as the core has, and see what became of its jobs.
 
         ``note`` is called with each event of the past.
@@ -207,7 +208,7 @@ class Scheduler:
         # Listed before the first of them: what became of one may have others started.
         for job in [job for job in self.core.jobs.values() if not job.processes_gone]:
             self._find(job)
-        if (left := self.core.planning.deliberation.unanswered) is not None:
+        if (left := self.core.planning.computations.unanswered) is not None:
             self._perform(left)
 
     def set_aside(self, noted: Iterable[Noted]) -> None:
@@ -245,25 +246,25 @@ class Scheduler:
                 self._serve(ends_s)
             return True
         finally:
-            self.chores.do()
+            self.housekeeping.run()
 
     def _serve(self, ends_s: float | None) -> None:
         """Wait for the next thing to happen, then deal with all that has."""
         ready = dict(self._poller.poll(self._pause_ms(ends_s)))
-        for source in ready.keys() & self._attended.keys():
-            self._attended[source]()
+        for source in ready.keys() & self._handlers.keys():
+            self._handlers[source]()
         # After the sockets: what a process said last comes before its end.
         if self._watched.fileno() in ready:
             self._reap()
         now = self._clock.now()
         for job in self.processes.enforce(now):
-            self._kill_strays(job)
+            self._kill_orphans(job)
         if self._wake_s is not None and now >= self._wake_s:
             self._wake_s = None
             if not self._occur(Woken()):
                 self._wake_s = now + _AGAIN_S
         else:
-            self.chores.look(now, quiet=not ready)
+            self.housekeeping.run_if_due(now, quiet=not ready)
 
     def _pause_ms(self, ends_s: float | None) -> int | None:
         """How long nothing needs to be done unless something happens; ``None``: for ever."""
@@ -272,8 +273,8 @@ class Scheduler:
         # Rounded up, or the last fraction of a millisecond would be spent polling without a pause.
         pauses_s = [max(0.0, when_s - now) for when_s in moments if when_s is not None]
         pauses_ms = [min(_PAUSE_AT_MOST_MS, int(pause_s * 1000.0) + 1) for pause_s in pauses_s]
-        if (chores_ms := self.chores.pause_ms) is not None:
-            pauses_ms.append(chores_ms)
+        if (housekeeping_ms := self.housekeeping.pause_ms) is not None:
+            pauses_ms.append(housekeeping_ms)
         return min(pauses_ms, default=None)
 
     def _handle(self, event: Event) -> None:
@@ -290,8 +291,8 @@ class Scheduler:
         for command in commands:
             if isinstance(command, Tell):
                 self._guarded(command, self._ranks.tell, command)
-        self._guarded(event, self._witness, event, now, commands)
-        self.chores.happened(now)
+        self._guarded(event, self._late_observer, event, now, commands)
+        self.housekeeping.happened(now)
         for command in commands:
             self._guarded(command, self._perform, command)
 
@@ -310,7 +311,7 @@ class Scheduler:
         """Undo what of ``event`` the core may have done before it failed, and let people know."""
         _log.exception("%s of %s failed in the core", named(event), job_of(event) or "nobody")
         told = shortened(f"{type(error).__name__}: {error}", _REASON_CHARACTERS)
-        self._guarded(event, self.mend)
+        self._guarded(event, self.restore_core)
         if not isinstance(event, Noted):
             self._occur(Noted("rejected", job_of(event), {"event": named(event), "reason": told}))
         return UnforeseenError(f"{named(event)} failed: {told}", "this is a bug; scheduler.jsonl says more")
@@ -388,12 +389,12 @@ class Scheduler:
     def _exited(self, event: Exited) -> None:
         """A command has ended; if it was killed, what it had started goes, too."""
         if event.code == exit_record.KILLED:
-            self._kill_strays(event.job)
+            self._kill_orphans(event.job)
         self._occur(event)
 
-    def _kill_strays(self, job: str) -> None:
+    def _kill_orphans(self, job: str) -> None:
         """Kill what is left of ``job``, in whichever sessions."""
         own = {config.variable("socket"): self.endpoint, config.variable("job"): job}
-        killed = kill_strays([os.fsencode(f"{name}={value}") for name, value in own.items()])
+        killed = kill_orphans([os.fsencode(f"{name}={value}") for name, value in own.items()])
         if killed:
             _log.info("killed %d processes that job %s left behind", killed, job)

@@ -1,4 +1,4 @@
-"""How things stand, for people: the core and the chronicle as the structs that users are answered with."""
+"""How things stand, for people: the core and the job history as the structs that users are answered with."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.verbs import DeviceInfo, JobInfo, SchedulerStatus, SliceInfo
 from gpuslice.wire import MAX_MESSAGE_BYTES
 
-from .job_history import Account, Chronicle
+from .job_history import Account, JobHistory
 
 #: Jobs in one answer; with those limits it stays well below the longest message.
 JOBS_AT_ONCE = 200
@@ -25,18 +25,18 @@ class Overview:
 
     Parameters
     ----------
-    core, chronicle
+    core, job_history
         What is known.
     policy
         Name of the policy, and ``pid`` the scheduler's process.
     """
 
-    def __init__(self, core: Core, chronicle: Chronicle, *, policy: str, pid: int) -> None:
+    def __init__(self, core: Core, job_history: JobHistory, *, policy: str, pid: int) -> None:
         self._core = core
-        self._chronicle = chronicle
+        self._job_history = job_history
         self._about = (policy, pid)
 
-    def standing(self, after: int, now_s: float, endpoints: tuple[str, ...] = ()) -> SchedulerStatus:
+    def status(self, after: int, now_s: float, endpoints: tuple[str, ...] = ()) -> SchedulerStatus:
         """Everything, with those jobs that follow the first ``after``."""
         policy, pid = self._about
         devices = [
@@ -67,7 +67,7 @@ class Overview:
 
     def job(self, job: Gang, now_s: float) -> JobInfo:
         """One job."""
-        account = self._chronicle.accounts[job.id]
+        account = self._job_history.accounts[job.id]
         then_s = now_s if job.ended_s is None else job.ended_s
         executed_s = job.executed_at(then_s)
         delays = self._core.planning.waits.delays(job, now_s)
@@ -77,7 +77,7 @@ class Overview:
             state=job.state.value,
             held=job.held,
             devices=self._names(job.lease),
-            moving_to=self._names(job.wish),
+            moving_to=self._names(job.requested_devices),
             demand=job.demand,
             tenant=job.spec.tenant,
             weight=job.spec.weight,
@@ -150,8 +150,8 @@ def _trial(job: Gang) -> str | None:
 
 def _steps_per_s(job: Gang, steps: int, executed_s: float) -> float | None:
     """Steps per second on the device: of late, if that was measured, else from the beginning."""
-    if job.pace.step_s is not None:
-        return 1.0 / job.pace.step_s
+    if job.step_time.step_s is not None:
+        return 1.0 / job.step_time.step_s
     return steps / executed_s if executed_s > 0 else None
 
 
@@ -159,8 +159,8 @@ def _eta_s(job: Gang, steps: int, now_s: float) -> float | None:
     """When a job that said how many steps it has will be through, if it goes on as since its first slice."""
     if job.state.ended or not job.spec.iterations or not steps or job.first_start_s is None:
         return None
-    pace = steps / max(now_s - job.first_start_s, 1e-9)
-    return max(0, job.spec.iterations - steps) / pace
+    steps_per_s = steps / max(now_s - job.first_start_s, 1e-9)
+    return max(0, job.spec.iterations - steps) / steps_per_s
 
 
 def _shortened(argv: tuple[str, ...]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Switching costs from the command line: none, fixed, from a file of measurements, or from a journal."""
+"""SwitchCosts costs from the command line: none, fixed, from a file of measurements, or from a journal."""
 
 from __future__ import annotations
 

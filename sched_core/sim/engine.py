@@ -15,7 +15,7 @@ from gpuslice.sched_core.cluster import Cluster
 from gpuslice.sched_core.core.core import SWITCH_SHARE
 from gpuslice.sched_core.job import Job, JobSpec
 from gpuslice.sched_core.jobs.wait_reasons import Since, Waits
-from gpuslice.sched_core.ledger import Allotment
+from gpuslice.sched_core.ledger import Ledger
 from gpuslice.sched_core.policy import (
     Changes,
     Migrate,
@@ -58,7 +58,7 @@ class SimJob(Job):
         self.granted_s = inf
         #: The engine's job-seconds clock at arrival.
         self.born_job_s = born_job_s
-        #: Why it waited (``waiting``).
+        #: Why it waited (``wait_reasons``).
         self.waits_since: Since | None = None
         self.waited_s = self.fair_share_s = self.fragmentation_s = 0.0
         #: Devices it holds; of one that n jobs share, each holds 1/n.
@@ -110,7 +110,7 @@ class Simulation:
         self.cost = NoCost() if cost is None else cost
         self.keep_spans = keep_spans
         self.switch_share = switch_share
-        self._allotment = Allotment(cluster, policy.name)
+        self._ledger = Ledger(cluster, policy.name)
         self._jobs: dict[str, SimJob] = {}
         knowledge = TraceKnowledge(trace) if policy.needs_durations else TraceDistribution(trace)
         self.view = View(cluster, self._jobs, knowledge)
@@ -123,7 +123,7 @@ class Simulation:
         #: Clock that runs once per second for every unfinished job.
         self._job_s = 0.0
         self._waits = Waits(
-            lambda: self._allotment.free, policy.over_share if isinstance(policy, Shares) else None
+            lambda: self._ledger.free, policy.over_share if isinstance(policy, Shares) else None
         )
         #: What a switch costs of whom: (-seconds, number), the dearest first; some have finished.
         self._switches: list[tuple[float, int]] = []
@@ -224,12 +224,12 @@ class Simulation:
         return -switches[0][0] / self.switch_share if switches else 0.0
 
     def _apply(self, plan: Plan, now_s: float) -> None:
-        """Release first, then grant; the allotment refuses what is impossible."""
-        self._allotment.check_names(plan)
+        """Release first, then grant; the ledger refuses what is impossible."""
+        self._ledger.check_names(plan)
         grants: list[tuple[Start | Migrate, SimJob]] = []
         for decision in plan.decisions:
             running = None if isinstance(decision, Stop) else not isinstance(decision, Start)
-            job = self._allotment.check(self._jobs, decision.job, plan, running=running)
+            job = self._ledger.check(self._jobs, decision.job, plan, running=running)
             if isinstance(decision, Start):
                 grants.append((decision, job))
             elif isinstance(decision, Migrate):
@@ -246,7 +246,7 @@ class Simulation:
             self._grant(job, grant, plan, now_s)
 
     def _grant(self, job: SimJob, grant: Start | Migrate, plan: Plan, now_s: float) -> None:
-        self._allotment.grant(job, grant.devices, shared=grant.shared, plan=plan)
+        self._ledger.grant(job, grant.devices, shared=grant.shared, plan=plan)
         self._waits.end(job, now_s)
         job.placement = grant.devices
         job.holds = self._held_by(job)
@@ -274,7 +274,7 @@ class Simulation:
         if self.keep_spans:
             self.outcome.spans.append(Span(job.number, job.granted_s, now_s, job.placement))
         neighbours = self._neighbours(job)
-        self._allotment.release(job)
+        self._ledger.release(job)
         job.running = False
         job.since_s = now_s
         job.end_s = inf
@@ -314,16 +314,16 @@ class Simulation:
 
     def _held_by(self, job: SimJob) -> float:
         """How many devices ``job`` holds, those that it shares in part."""
-        if not self._allotment.shares(job):
+        if not self._ledger.shares(job):
             return float(len(job.placement))
-        return sum(1.0 / len(self._allotment.holders(device)) for device in job.placement)
+        return sum(1.0 / len(self._ledger.holders(device)) for device in job.placement)
 
     def _neighbours(self, job: SimJob) -> list[SimJob]:
         """Jobs that share a device with ``job``."""
-        if not self._allotment.shares(job):
+        if not self._ledger.shares(job):
             return []
         others = {
-            other.number: self._jobs[other.id] for d in job.placement for other in self._allotment.holders(d)
+            other.number: self._jobs[other.id] for d in job.placement for other in self._ledger.holders(d)
         }
         others.pop(job.number, None)
         return list(others.values())
@@ -336,9 +336,9 @@ class Simulation:
             job.lost_s += (job.since_s - now_s) * (holds - job.holds)
         job.holds = holds
         neighbours: Sequence[Job] = ()
-        if self._allotment.shares(job):
-            crowded = max(job.placement, key=lambda device: len(self._allotment.holders(device)))
-            neighbours = [other for other in self._allotment.holders(crowded) if other is not job]
+        if self._ledger.shares(job):
+            crowded = max(job.placement, key=lambda device: len(self._ledger.holders(device)))
+            neighbours = [other for other in self._ledger.holders(crowded) if other is not job]
         job.rate = self.speed.rate(job, neighbours, self.cluster)
         left_s = self.trace.duration_s[job.number] - job.progress_s
         job.end_s = job.since_s + (left_s if job.rate == 1.0 else left_s / job.rate)

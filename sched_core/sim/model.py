@@ -33,7 +33,7 @@ class SwitchCost(Protocol):
 
 
 class NoCost:
-    """Switching is free."""
+    """SwitchCosts is free."""
 
     def resume_s(self, job: Job) -> float:
         return 0.0

@@ -41,7 +41,7 @@ class Outcome:
     switching_s
         Time without progress on devices, because of switching.
     fair_share_s, fragmented_s
-        Parts of the waiting time (``waiting``).
+        Parts of the waiting time (``wait_reasons``).
     contention
         Average number of unfinished jobs during the job's life.
     counters

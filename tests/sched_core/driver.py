@@ -14,7 +14,7 @@ from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.program import Program
 from gpuslice.sched_core.jobs.states import JobState
-from gpuslice.sched_core.live.job_history import Chronicle
+from gpuslice.sched_core.live.job_history import JobHistory
 from gpuslice.sched_core.policies.rr import RoundRobin
 from gpuslice.sched_core.policy import Plan, Policy, Start, View
 from gpuslice.types import DeviceName
@@ -32,16 +32,16 @@ class Driver:
 
     def __init__(self, device_count: int = 1, policy: Policy | None = None, **limits: Any) -> None:
         self.core = Core(devices(device_count), policy or RoundRobin(quantum_s=QUANTUM_S), **limits)
-        self.chronicle = Chronicle(self.core)
+        self.job_history = JobHistory(self.core)
         self.now_s = 0.25
         self.journal: list[tuple[Event, float]] = []
 
     def do(self, event: Event) -> list[Command]:
         commands = self.core.handle(event, self.now_s)
         self.core.check()
-        self.chronicle.note(event, self.now_s, commands)
+        self.job_history.note(event, self.now_s, commands)
         for name, job in self.core.jobs.items():
-            phase = self.chronicle.accounts[name].phase
+            phase = self.job_history.accounts[name].phase
             assert (phase.state, phase.devices, phase.epoch) == (job.state, job.lease, job.epoch)
         self.journal.append((event, self.now_s))
         return commands
@@ -151,6 +151,6 @@ def picture(core: Core) -> bytes:
         return {**values, "ranks": ranks, "history": list(job.history)}
 
     jobs = [of(job) for job in core.jobs.values()]
-    holders = [[job.id for job in core.allotment.holders(d)] for d in range(len(core.devices))]
+    holders = [[job.id for job in core.ledger.holders(d)] for d in range(len(core.devices))]
     occupants = [list(found) for found in core.occupants]
     return msgspec.json.encode([jobs, holders, occupants])

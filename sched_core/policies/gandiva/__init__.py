@@ -1,1 +1,5 @@
-"""Gandiva: time slices, packing, migration, growing, by looking at what helps (Xiao et al., OSDI 2018)."""
+"""Gandiva: time slices, packing, migration and growing, by measuring what helps (Xiao et al., OSDI 2018).
+
+``policy.Gandiva`` is the policy; ``servers`` keeps the slices of each server.
+``packing`` tries jobs together and keeps the pairs that gain.
+"""

@@ -110,7 +110,7 @@ class Gandiva:
         if self._looks and now_s >= self._next_look_s:
             self._look(view)
         slice_is_over = self._slice_end_s is None or now_s >= self._slice_end_s
-        servers = self._unsettled(slice_is_over)
+        servers = self._unreconciled(slice_is_over)
         units = self._units(view, servers)
         free = FreeDevices(
             view.cluster, [device for node in sorted(servers) for device in view.cluster.on(node)]
@@ -123,7 +123,7 @@ class Gandiva:
         self._slice_end_s = (floor(now_s / slice_s) + 1) * slice_s if crowded else None
         return Plan(decisions, self._wake_at(view))
 
-    def _unsettled(self, slice_is_over: bool) -> dict[int, Server]:
+    def _unreconciled(self, slice_is_over: bool) -> dict[int, Server]:
         """Servers, by node, on which it may be different jobs' turn now; on all others everything goes on."""
         found = set(self._servers.changed)
         self._servers.changed.clear()

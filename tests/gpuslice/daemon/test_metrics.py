@@ -14,7 +14,7 @@ from gpuslice.errors import EnvironmentUnusableError
 from gpuslice.sched_core.core.core import Core
 from gpuslice.sched_core.core.events import Cancelled, Noted, Submitted
 from gpuslice.sched_core.job import JobSpec
-from gpuslice.sched_core.live.job_history import Chronicle
+from gpuslice.sched_core.live.job_history import JobHistory
 from gpuslice.sched_core.policies.rr import RoundRobin
 
 from ...sched_core.driver import PROGRAM, QUANTUM_S, Driver, devices, notices
@@ -26,11 +26,11 @@ IN = {"parked_s": 7.0, "copy_in_s": 0.2}
 def counted(driver: Driver) -> metrics.Metrics:
     """What is counted when the driver's events are replayed."""
     core = Core(devices(len(driver.core.devices)), RoundRobin(quantum_s=QUANTUM_S))
-    chronicle = Chronicle(core)
-    found = metrics.Metrics(core, chronicle, "rr")
+    job_history = JobHistory(core)
+    found = metrics.Metrics(core, job_history, "rr")
     for event, now in driver.journal:
         commands = core.handle(event, now)
-        found.note(event, now, chronicle.note(event, now, commands))
+        found.note(event, now, job_history.note(event, now, commands))
     return found
 
 

@@ -10,7 +10,7 @@ from gpuslice.sched_core.core.events import Cancelled, Exited, Held, RankGone, R
 from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.states import IN_TRANSIT, JobState
-from gpuslice.sched_core.jobs.step_time import Pace
+from gpuslice.sched_core.jobs.step_time import StepTime
 from gpuslice.sched_core.policies.chronus.leases import Claim, overbooked
 from gpuslice.sched_core.policies.chronus.policy import Chronus
 from gpuslice.sched_core.policies.fifo import Fifo
@@ -142,7 +142,7 @@ def test_a_new_job_is_timed_at_once_but_not_at_the_expense_of_leases() -> None:
     assert job.state is JobState.RUNNING, "not at the end of somebody's turn"
     train(driver, 6.0)
     assert job.guaranteed
-    assert driver.core.allotment.holders(0) == (job,), "it has the lease that began at 4 s"
+    assert driver.core.ledger.holders(0) == (job,), "it has the lease that began at 4 s"
     late = submit(driver, "late", steps=10, deadline_s=50.0)
     assert late.state is JobState.QUEUED
 
@@ -239,17 +239,17 @@ def test_nobody_is_told_twice_of_a_missed_deadline() -> None:
 
 
 def test_a_pace_is_measured_from_the_first_step_and_follows_what_changes() -> None:
-    pace = Pace()
-    assert pace.note(1, 30.0)  # building the model took so long
-    assert not pace.note(3, 31.0)
-    assert not pace.note(3, 31.5)
-    assert pace.step_s is None, "two steps are too few"
-    pace.note(5, 32.0)
-    assert pace.step_s == pytest.approx(0.5)
+    step_time = StepTime()
+    assert step_time.note(1, 30.0)  # building the model took so long
+    assert not step_time.note(3, 31.0)
+    assert not step_time.note(3, 31.5)
+    assert step_time.step_s is None, "two steps are too few"
+    step_time.note(5, 32.0)
+    assert step_time.step_s == pytest.approx(0.5)
     for number in range(1, 8):
-        pace.suspended()
-        pace.note(5 + 4 * number, 32.0 + 8.0 * number)
-    assert pace.step_s == pytest.approx(2.0, rel=0.02)
+        step_time.suspended()
+        step_time.note(5 + 4 * number, 32.0 + 8.0 * number)
+    assert step_time.step_s == pytest.approx(2.0, rel=0.02)
 
 
 def test_steps_made_while_no_time_counts_tell_nothing_of_the_pace() -> None:
@@ -260,21 +260,21 @@ def test_steps_made_while_no_time_counts_tell_nothing_of_the_pace() -> None:
         driver.progress("a", step)
         driver.now_s += 1.0
     assert job.state is JobState.SUSPENDING
-    assert job.pace == Pace()
-    pace = Pace()
+    assert job.step_time == StepTime()
+    step_time = StepTime()
     for step in range(1, 9):
-        pace.note(step, 1.0)
-    assert pace.step_s is None, "no step takes no time"
+        step_time.note(step, 1.0)
+    assert step_time.step_s is None, "no step takes no time"
 
 
 def test_a_pace_depends_on_no_report_that_a_journal_leaves_out() -> None:
-    whole, short = Pace(), Pace()
-    for pace, left_out in ((whole, ()), (short, (2, 3, 5))):
+    whole, short = StepTime(), StepTime()
+    for step_time, left_out in ((whole, ()), (short, (2, 3, 5))):
         for step in range(1, 8):
             if step not in left_out:
-                pace.note(step, step**1.5)
+                step_time.note(step, step**1.5)
             if step == 4:
-                pace.suspended()
+                step_time.suspended()
     assert whole == short
 
 

@@ -88,7 +88,7 @@ def test_what_the_heir_says_before_the_giver_is_kept(driver: Driver) -> None:
     driver.parked("b", 11)
     run_as_told(driver)
     assert a.ranks[0].boundary == 13
-    account = driver.chronicle.accounts["a"]
+    account = driver.job_history.accounts["a"]
     assert (account.switches, account.blackout_s) == (1, 0.25)
 
 

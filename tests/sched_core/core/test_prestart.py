@@ -20,7 +20,7 @@ from gpuslice.sched_core.core.events import (
     Submitted,
     Weighted,
 )
-from gpuslice.sched_core.core.prestart import GREETING_S
+from gpuslice.sched_core.core.prestart import HELLO_TIMEOUT_S
 from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.jobs.gang import RankPhase
 from gpuslice.sched_core.jobs.states import JobState
@@ -271,7 +271,7 @@ def test_what_never_says_hello_does_not_block_the_queue() -> None:
     for job in ("mute", "dumb", "a", "b", "c"):
         queue.hand_in(job)
     assert queue.started == ["mute", "dumb"]
-    queue.wake(GREETING_S)
+    queue.wake(HELLO_TIMEOUT_S)
     assert queue.started == ["mute", "dumb", "a", "b"]
     for job in "ab":
         queue.begin(job)

@@ -89,7 +89,7 @@ def test_a_move_is_predicted_by_what_moves_to_that_device_cost() -> None:
     driver.hello("a")
     driver.resumed("a")
     driver.progress("a", 1)
-    switching, job = driver.core.switching, driver.core.jobs["a"]
+    switching, job = driver.core.switch_costs, driver.core.jobs["a"]
     half: dict[str, Any] = {"epoch": 1, "boundary": 1}
     suspended = wire.Suspended(**half, step=1, nbytes=10**9, stages_s={"copy_out_s": 1.0})
     (present,) = job.lease
@@ -158,7 +158,7 @@ def test_slices_last_until_switching_stays_under_its_share() -> None:
         driver.wake(10.0)
         switch(driver)
         driver.progress("b", 1)
-    assert driver.core.switching.least_slice_s() == pytest.approx(0.3 / 0.03)
+    assert driver.core.switch_costs.least_slice_s() == pytest.approx(0.3 / 0.03)
     driver.wake()
     begin_s = driver.core.planning.wake_s
     assert begin_s is not None
@@ -170,7 +170,7 @@ def test_slices_last_until_switching_stays_under_its_share() -> None:
     for job in "ab":
         driver.do(Exited(job, 0))
         driver.do(RankGone(job, 0))
-    assert driver.core.switching.least_slice_s() == 0.0, "what is gone is not switched"
+    assert driver.core.switch_costs.least_slice_s() == 0.0, "what is gone is not switched"
 
 
 TICK_S = 0.5
@@ -192,7 +192,7 @@ def slices(policy: str, options: dict[str, Any], *, share: float) -> list[tuple[
     since_s: dict[str, float] = {}
     for tick in range(120):
         driver.now_s = TICK_S * tick
-        least_s = driver.core.switching.least_slice_s()
+        least_s = driver.core.switch_costs.least_slice_s()
         if tick % 6 == 0 and tick < 60:
             spec = JobSpec(id=f"j{tick}", submit_s=driver.now_s, iterations=1000 - 10 * tick)
             driver.do(Submitted(spec, PROGRAM))
@@ -240,7 +240,7 @@ def test_the_most_expensive_job_counts_for_as_long_as_it_is_there_and_as_large()
     driver = Driver()
     driver.running_pair()
     sizes = {"a": 10**9, "b": 10**6}
-    switching, jobs = driver.core.switching, driver.core.jobs
+    switching, jobs = driver.core.switch_costs, driver.core.jobs
     for job, nbytes in sizes.items():
         stages = {"copy_out_s": nbytes / 1e9}
         message = wire.Suspended(epoch=1, boundary=1, step=1, nbytes=nbytes, stages_s=stages)

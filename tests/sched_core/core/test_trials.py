@@ -277,5 +277,5 @@ def test_what_chronus_guarantees_is_timed_in_the_trial_too() -> None:
         driver.now_s += 0.5
         driver.progress("new", step)
     job = driver.core.jobs["new"]
-    assert job.pace.step_s == pytest.approx(0.5)
+    assert job.step_time.step_s == pytest.approx(0.5)
     assert job.guaranteed

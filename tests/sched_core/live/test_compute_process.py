@@ -17,8 +17,8 @@ from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.journal.journal import Journal
-from gpuslice.sched_core.live.client_socket import Desk
-from gpuslice.sched_core.live.job_history import Chronicle
+from gpuslice.sched_core.live.client_socket import ClientSocket
+from gpuslice.sched_core.live.job_history import JobHistory
 from gpuslice.sched_core.live.scheduler import Scheduler
 from gpuslice.sched_core.live.status import Overview
 from gpuslice.sched_core.policies.chronus import milp, planner
@@ -57,23 +57,23 @@ class Asking(Fifo):
 
 
 class Office:
-    """A scheduler with a desk, without jobs."""
+    """A scheduler with a client socket, without jobs."""
 
     def __init__(self, directory: Path, policy: Asking) -> None:
         self.directory = directory
         self.events: list[Event] = []
         self.core = Core(devices(1), policy)
-        self.chronicle = Chronicle(self.core)
+        self.job_history = JobHistory(self.core)
         self.scheduler = Scheduler(self.core, directory, observer=self._observe)
         self.journal = Journal(directory / "journal.sqlite")
         self.answered = os.eventfd(0)
-        self.scheduler.attend(self.answered, lambda: os.eventfd_read(self.answered))
-        overview = Overview(self.core, self.chronicle, policy="asking", pid=os.getpid())
-        self.desk = Desk(self.scheduler, directory, self.journal, overview)
+        self.scheduler.register(self.answered, lambda: os.eventfd_read(self.answered))
+        overview = Overview(self.core, self.job_history, policy="asking", pid=os.getpid())
+        self.client_socket = ClientSocket(self.scheduler, directory, self.journal, overview)
 
     def _observe(self, event: Event, now: float, commands: list[Command]) -> None:
         self.events.append(event)
-        self.chronicle.note(event, now, commands)
+        self.job_history.note(event, now, commands)
 
     def submit(self, job: str) -> None:
         """A job that is of no consequence: it ends at once."""
@@ -82,9 +82,9 @@ class Office:
     def let_ask(self) -> None:
         """Bring the policy to ask its question."""
         self.submit("a")
-        deliberation = self.core.planning.deliberation
+        computations = self.core.planning.computations
         assert self.scheduler.run(
-            lambda: deliberation.unanswered is not None and self.core.jobs["a"].processes_gone,
+            lambda: computations.unanswered is not None and self.core.jobs["a"].processes_gone,
             timeout_s=DEADLINE_S,
         )
 
@@ -104,7 +104,7 @@ class Office:
         return found[0]
 
     def close(self) -> None:
-        self.desk.close()
+        self.client_socket.close()
         self.scheduler.close()
         self.journal.close()
         os.close(self.answered)
@@ -188,7 +188,7 @@ def submit(driver: Driver, job: str, *, steps: int, deadline_s: float) -> Gang:
 
 
 def asked(driver: Driver) -> Compute:
-    found = driver.core.planning.deliberation.unanswered
+    found = driver.core.planning.computations.unanswered
     assert found is not None
     return found
 
@@ -243,10 +243,10 @@ def test_a_lease_goes_on_with_the_solver_s_plan_and_nobody_loses_before(hesitant
     hesitant.hello("b")
     train(hesitant, 3.0)
     obey(hesitant)
-    assert hesitant.core.allotment.holders(0) == (hesitant.core.jobs["b"],), "the plan has no place for a"
+    assert hesitant.core.ledger.holders(0) == (hesitant.core.jobs["b"],), "the plan has no place for a"
     assert first.guaranteed is True
     solve(hesitant)
-    assert hesitant.core.allotment.holders(0) == (first,)
+    assert hesitant.core.ledger.holders(0) == (first,)
     assert first.guaranteed is True
 
 
@@ -263,5 +263,5 @@ def test_a_journal_is_replayed_without_solving_anything_again(
     for event, when_s in hesitant.journal:
         replayed.handle(event, when_s)
     assert replayed.jobs["a"].guaranteed is True
-    assert replayed.planning.deliberation.unanswered == asked(hesitant)
+    assert replayed.planning.computations.unanswered == asked(hesitant)
     assert [job.state for job in replayed.jobs.values()] == [job.state for job in hesitant.core.jobs.values()]

@@ -1,4 +1,4 @@
-"""The chronicle: what switches cost, and which slices there were. That it always agrees with the core, the
+"""The job history: what switches cost, and which slices there were. That it always agrees with the core, the
 driver checks after every event of every test."""
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def resume(driver: Driver, job: str, boundary: int, rank: int = 0, **stages_s: f
 def test_blackout_is_every_stage_but_the_time_parked() -> None:
     driver = Driver()
     driver.running_pair()
-    account = driver.chronicle.accounts["a"]
+    account = driver.job_history.accounts["a"]
     driver.wake()
     message = park(driver, "a", 11)
     driver.resumed("b")
@@ -45,13 +45,13 @@ def test_blackout_is_every_stage_but_the_time_parked() -> None:
     assert account.switches == 1
     assert account.blackout_s == pytest.approx(0.5)
     assert account.bytes_out == 100
-    assert driver.chronicle.accounts["b"].switches == 0
+    assert driver.job_history.accounts["b"].switches == 0
 
 
 def test_a_first_slice_is_no_switch() -> None:
     driver = Driver()
     driver.running_pair()
-    account = driver.chronicle.accounts["a"]
+    account = driver.job_history.accounts["a"]
     assert (account.switches, account.blackout_s) == (0, 0.0)
     assert [(one.devices, one.since_s, one.until_s) for one in account.slices] == [((0,), 0.25, None)]
 
@@ -71,7 +71,7 @@ def test_a_gang_is_as_slow_as_its_slowest_rank() -> None:
         driver.parked("h", driver.core.jobs["h"].stop_at, rank)
     resume(driver, "g", stop_at, 0)
     resume(driver, "g", stop_at, 1, copy_in_s=1.7)
-    account = driver.chronicle.accounts["g"]
+    account = driver.job_history.accounts["g"]
     assert account.switches == 1
     assert account.blackout_s == pytest.approx(2.0)
 
@@ -87,7 +87,7 @@ def test_only_the_last_slices_are_kept() -> None:
             driver.parked(job, boundary)
             driver.resumed(other)
             driver.progress(other, boundary)
-    slices = driver.chronicle.accounts["a"].slices
+    slices = driver.job_history.accounts["a"].slices
     assert len(slices) == RECENT
     assert all(one.until_s is not None and one.until_s > one.since_s for one in list(slices)[:-1])
     assert slices[-1].until_s is None

@@ -105,7 +105,7 @@ def test_two_jobs_take_turns_on_one_device(open_bench: Callable[[int], Bench]) -
     bench.submit("b", 200)
     bench.wait_for("b", JobState.SUCCEEDED)
     assert bench.core.jobs["b"].ranks[0].step == 200
-    bench.scheduler.obey(Cancelled("a", "enough"))
+    bench.scheduler.apply_request(Cancelled("a", "enough"))
     assert bench.finish() == {"a": JobState.CANCELLED, "b": JobState.SUCCEEDED}
     holders = [event.job for event, _ in bench.story if is_report(event, wire.Resumed)]
     turns = [job for job, before in zip(holders, [None, *holders], strict=False) if job != before]
@@ -121,7 +121,7 @@ def test_a_device_is_handed_over_past_the_scheduler(
         bench.submit(job, 10**6)
     bench.run(lambda: all("came through its door" in bench.output(job) for job in "ab"))
     for job in "ab":
-        bench.scheduler.obey(Cancelled(job, "enough"))
+        bench.scheduler.apply_request(Cancelled(job, "enough"))
     assert set(bench.finish().values()) == {JobState.CANCELLED}
     assert not any("clash" in bench.output(job) for job in "ab")
 
@@ -141,7 +141,7 @@ def test_the_wall_clock_is_nobody_s_business(
     monkeypatch.setattr(time, "time_ns", stepped)
     bench.submit("b", 60)
     bench.wait_for("b", JobState.SUCCEEDED)
-    bench.scheduler.obey(Cancelled("a", "enough"))
+    bench.scheduler.apply_request(Cancelled("a", "enough"))
     assert bench.finish() == {"a": JobState.CANCELLED, "b": JobState.SUCCEEDED}
 
 
@@ -157,7 +157,7 @@ def test_a_gang_stops_at_one_boundary(open_bench: Callable[[int], Bench]) -> Non
     ranks = bench.core.jobs["pair"].ranks
     assert len({rank.boundary for rank in ranks}) == 1
     bench.wait_for("pair", JobState.SUCCEEDED)
-    bench.scheduler.obey(Cancelled("alone", "enough"))
+    bench.scheduler.apply_request(Cancelled("alone", "enough"))
     assert bench.finish() == {"pair": JobState.SUCCEEDED, "alone": JobState.CANCELLED}
 
 
@@ -211,7 +211,7 @@ def test_what_can_wait_is_done_in_a_quiet_moment_and_before_the_end(
 ) -> None:
     bench = open_bench(1)
     seen: list[int] = []
-    bench.scheduler.chores.add(lambda: seen.append(len(bench.story)))
+    bench.scheduler.housekeeping.add(lambda: seen.append(len(bench.story)))
     bench.submit("a", boundaries=3)
     bench.run(lambda: bool(seen))
     bench.finish()
@@ -259,7 +259,7 @@ def test_cancel_ends_a_job_that_ignores_sigterm(
     bench = open_bench(1)
     bench.submit("deaf", 10**6, options=["--deaf"])
     bench.wait_for("deaf", JobState.RUNNING)
-    bench.scheduler.obey(Cancelled("deaf", "enough"))
+    bench.scheduler.apply_request(Cancelled("deaf", "enough"))
     assert bench.finish() == {"deaf": JobState.CANCELLED}
     assert bench.core.jobs["deaf"].exit_code == -signal.SIGKILL
 
@@ -284,7 +284,7 @@ def test_cancel_ends_what_the_command_leaves_behind_in_any_session(
     while len(children := bench.output("x").split()) < 2:
         time.sleep(0.01)
     watched = [os.pidfd_open(int(pid)) for pid in children]
-    bench.scheduler.obey(Cancelled("x", "enough"))
+    bench.scheduler.apply_request(Cancelled("x", "enough"))
     assert bench.finish() == {"x": JobState.CANCELLED}
     assert bench.core.jobs["x"].exit_code == -signal.SIGTERM, "the command itself was not deaf"
     assert select.select(watched, [], [], 0.0)[0] == watched
@@ -463,7 +463,7 @@ def test_a_stopped_job_is_reported_and_disturbs_nobody_for_ever(
     assert bench.core.jobs["b"].state is JobState.QUEUED, "nobody is put beside a job that may go on"
     os.kill(rank.pid, signal.SIGCONT)
     bench.wait_for("b", JobState.SUCCEEDED)
-    bench.scheduler.obey(Cancelled("a", "enough"))
+    bench.scheduler.apply_request(Cancelled("a", "enough"))
     bench.finish()
 
 
@@ -515,20 +515,20 @@ def test_an_error_nobody_foresaw_ends_nothing_and_is_told(
 ) -> None:
     bench = open_bench(1)
     mended: list[bool] = []
-    bench.scheduler.mend = lambda: mended.append(True)
+    bench.scheduler.restore_core = lambda: mended.append(True)
     bench.submit("a", 10**6)
     bench.wait_for("a", JobState.RUNNING)
     with monkeypatch.context() as patched:
-        patched.setattr("gpuslice.sched_core.core.owner_requests.obey", lambda *_: {}["nobody knows"])
+        patched.setattr("gpuslice.sched_core.core.owner_requests.apply", lambda *_: {}["nobody knows"])
         with pytest.raises(UnforeseenError, match="held failed: KeyError: 'nobody knows'"):
-            bench.scheduler.obey(Held("a"))
+            bench.scheduler.apply_request(Held("a"))
         patched.setattr(bench.core.reports, "take", lambda *_: 1 / 0)
         bench.run(lambda: "progress of a failed in the core" in caplog.text)
     assert len(mended) >= 2
     assert "held of a failed in the core\nTraceback" in caplog.text
     noted = [event for event, _ in bench.story if isinstance(event, Noted) and event.what == "rejected"]
     assert (noted[0].job, noted[0].details) == ("a", {"event": "held", "reason": "KeyError: 'nobody knows'"})
-    bench.scheduler.obey(Cancelled("a", "enough"))
+    bench.scheduler.apply_request(Cancelled("a", "enough"))
     assert bench.finish() == {"a": JobState.CANCELLED}
 
 
@@ -536,7 +536,7 @@ def test_a_failure_of_what_follows_from_an_event_is_logged_and_the_rest_is_done(
     open_bench: Callable[[int], Bench], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = open_bench(1)
-    monkeypatch.setattr(bench.scheduler, "_witness", lambda *_: 1 / 0)
+    monkeypatch.setattr(bench.scheduler, "_late_observer", lambda *_: 1 / 0)
     bench.submit("a", 20)
     assert bench.finish() == {"a": JobState.SUCCEEDED}
     assert "what follows from Submitted could not be done" in caplog.text

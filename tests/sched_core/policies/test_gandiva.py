@@ -114,7 +114,7 @@ def test_a_live_scheduler_does_not_measure_rates() -> None:
     driver = Driver(1, Gandiva(quantum_s=10, look_s=20))
     driver.running_pair()
     driver.wake(40)
-    assert len(driver.core.allotment.holders(0)) == 1
+    assert len(driver.core.ledger.holders(0)) == 1
 
 
 def test_nobody_moves_within_a_server() -> None:

@@ -1,4 +1,4 @@
-"""Switching costs from text and files."""
+"""SwitchCosts costs from text and files."""
 
 from __future__ import annotations
 

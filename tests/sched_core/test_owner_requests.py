@@ -67,12 +67,12 @@ def test_a_job_that_waits_goes_there_when_its_turn_comes() -> None:
     driver.hello("c")
     jobs = driver.core.jobs
     assert driver.do(Moved("c", ("null:0",))) == []
-    assert jobs["c"].wish == (0,)
+    assert jobs["c"].requested_devices == (0,)
     driver.wake()
     for job in "ab":
         if jobs[job].state is JobState.SUSPENDING:
             driver.parked(job, 11)
-    assert (jobs["c"].lease, jobs["c"].wish) == ((0,), ())
+    assert (jobs["c"].lease, jobs["c"].requested_devices) == ((0,), ())
     assert jobs["c"].migrations == 0, "it had been nowhere"
 
 
