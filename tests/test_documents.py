@@ -1,0 +1,47 @@
+"""The documents name files that exist, and link to pages that exist."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+_PLACES = ("*.md", "docs/**/*.md", "benchmarks/**/*.md", "tests/**/*.md", "gpuslice/**/*.md")
+DOCUMENTS = sorted(path for place in _PLACES for path in ROOT.glob(place))
+#: Entries of the changelog speak of their own time.
+PRESENT = [path for path in DOCUMENTS if path.name != "CHANGELOG.md"]
+_FOLDERS = ("gpuslice", "kernels", "checkpoint", "profiler", "sched_core", "tests", "benchmarks")
+_SOURCE = re.compile(r"`([\w/.-]+\.(?:py|c|cu))`")
+_LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
+
+
+@cache
+def sources() -> tuple[str, ...]:
+    """The repository's files of code, each with a slash in front."""
+    files = (path for folder in _FOLDERS for path in (ROOT / folder).rglob("*.*"))
+    return tuple(f"/{path.relative_to(ROOT)}" for path in files if path.suffix in (".py", ".c", ".cu"))
+
+
+def missing(text: str, folder: Path) -> Iterator[str]:
+    """Sources that ``text``, a document in ``folder``, names and files it links to, which are not there."""
+    yield from (name for name in _SOURCE.findall(text) if not known(name))
+    yield from (link for link in _LINK.findall(text) if not (folder / link).exists())
+
+
+def known(name: str) -> bool:
+    """Whether there is a source of that name, or at the end of whose path it is."""
+    return any(source.endswith(f"/{name}") for source in sources())
+
+
+@pytest.mark.parametrize("path", PRESENT, ids=lambda path: str(path.relative_to(ROOT)))
+def test_files_that_a_document_names_exist(path: Path) -> None:
+    assert list(missing(path.read_text(encoding="utf-8"), path.parent)) == []
+
+
+def test_the_rule_can_fail() -> None:
+    text = "`kernels/cpu.py`, [a page](no-page.md#part), `kernels/device.py` and [another](README.md)"
+    assert list(missing(text, ROOT)) == ["kernels/cpu.py", "no-page.md"]
