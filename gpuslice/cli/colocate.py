@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 import shlex
+import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -67,7 +70,7 @@ def command(
     names = unique(scripts)
     limit_bytes = _memory_bytes(settings)
     kept = kept_path(config.state_directory(), commands, device, settings.cpu_slots, plan.size, seconds)
-    with KeptTrials(kept) as trials:
+    with KeptTrials(kept) as trials, _ended_like_ctrl_c():
         complete = _measure(plan, trials, names, _runner(names, commands, settings, seconds), limit_bytes)
         ours = [one for one in trials.trials if one.round < repeats]
         result = make_result(names, device, seconds, plan, ours, limit_bytes)
@@ -109,6 +112,21 @@ def measure_all(
     except KeyboardInterrupt:
         return False
     return True
+
+
+@contextmanager
+def _ended_like_ctrl_c() -> Iterator[None]:
+    """Let SIGTERM and a terminal that closes interrupt us as Ctrl-C does: the scripts end with us."""
+
+    def interrupt(signum: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    former = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
 
 
 def unique(scripts: Sequence[str]) -> list[str]:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from gpuslice.launch.recording import read
 from gpuslice.launch.step_control import StepControl
 from gpuslice.profiler.colocation.trial import Run, measure
 from gpuslice.profiler.recorder import Recording
+from gpuslice.sched_core.live.processes import uninterrupted
 from gpuslice.types import DeviceName
 
 Begin = Callable[..., "subprocess.Popen[Any]"]
@@ -68,6 +70,8 @@ def run_together(
             place = directory / str(number)
             place.mkdir()
             members.append(_Member(name, words, settings, place, begin))
+        for member in members:
+            member.start()
         _until_measured(members, seconds)
         for member in members:
             member.stop()
@@ -113,8 +117,8 @@ class _Member:
         self._begin = begin
         self._starts = 0
         self._earlier = 0
+        self._process: subprocess.Popen[Any] | None = None
         self.recordings: list[Recording] = []
-        self._start()
 
     @property
     def intervals(self) -> int:
@@ -128,12 +132,12 @@ class _Member:
 
     def look(self) -> None:
         """Start it again if it has ended."""
-        if self._process.poll() is None:
+        if self._process is None or self._process.poll() is None:
             return
-        self._take()
+        self._take(self._process)
         if len(self.recordings) >= _EMPTY_STARTS and not any(one.interval_s for one in self.recordings):
             raise UsageError(f"{self.name} makes no two steps before it ends", "let it train longer")
-        self._start()
+        self.start()
 
     def stop(self) -> None:
         """Have it end at its next boundary."""
@@ -141,6 +145,8 @@ class _Member:
 
     def finish(self) -> None:
         """Wait until it has ended, and take its recording."""
+        if self._process is None:
+            return
         try:
             self._process.wait(_ENDING_S)
         except subprocess.TimeoutExpired as error:
@@ -148,21 +154,23 @@ class _Member:
                 f"{self.name} did not end at a boundary within {_ENDING_S:.0f} s",
                 "let it neither catch SystemExit nor evaluate for so long",
             ) from error
-        self._take()
+        self._take(self._process)
 
     def kill(self) -> None:
-        """Leave no process of it; those that it has started are in its group."""
-        if self._process.poll() is None:
-            os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+        """Leave no process of it."""
+        if self._process is None:
+            return
+        _end_group(self._process.pid)
+        self._process.wait()
 
-    def _start(self) -> None:
+    def start(self) -> None:
+        """Start the script, with a file of its own to record into."""
         self._starts += 1
         self._recording = self._directory / f"{self._starts}.json"
         self._control = StepControl.create(self._recording)
         settings = msgspec.structs.replace(self._settings, profile=str(self._recording), profile_steps=0)
         variables = environment(settings, _visible(self._device, os.environ))
-        with self._log.open("wb") as log:
+        with self._log.open("wb") as log, uninterrupted():
             try:
                 self._process = self._begin(
                     self._command,
@@ -178,11 +186,14 @@ class _Member:
                 ) from error
         cores = device_cores(self._device, settings.cpu_slots)
         if cores is not None:
-            os.sched_setaffinity(self._process.pid, cores)
+            with suppress(ProcessLookupError):  # it may have ended already
+                os.sched_setaffinity(self._process.pid, cores)
 
-    def _take(self) -> None:
-        """Its recording, now that it has ended."""
-        status = self._process.wait()
+    def _take(self, process: subprocess.Popen[Any]) -> None:
+        """Its recording, now that it has ended; what it leaves behind must not disturb what comes next."""
+        status = process.wait()
+        _end_group(process.pid)
+        self._process = None
         if status:
             how = f"was killed by signal {-status}" if status < 0 else f"failed with exit status {status}"
             raise UsageError(f"{self.name} {how}; its last lines are:\n{self._last_lines()}", "mend it")
@@ -197,6 +208,12 @@ class _Member:
     def _last_lines(self) -> str:
         lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()
         return "\n".join(f"  {line}" for line in lines[-_LAST_LINES:]) or "  (none)"
+
+
+def _end_group(pid: int) -> None:
+    """End the processes of a session that we have started: a script's, and those that it has started."""
+    with suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
 
 
 def device_cores(device: DeviceName, slots: int) -> frozenset[int] | None:

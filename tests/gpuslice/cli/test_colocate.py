@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -74,8 +75,9 @@ def test_sets_that_do_not_fit_never_run(tmp_path: Path) -> None:
     assert {len(members) for members in ran} == {1}
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_the_command_after_ctrl_c(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: signal.Signals
 ) -> None:
     for name in ("a.py", "b.py"):
         (place / name).write_text("", encoding="utf-8")
@@ -84,7 +86,7 @@ def test_the_command_after_ctrl_c(
     def run_together(names: list[str], *_: object) -> tuple[Run, ...]:
         if len(ran) == 3:
             ran.append(0)
-            raise KeyboardInterrupt
+            signal.raise_signal(number)
         ran.append(len(names))
         return measured(tuple(range(len(names))))
 
