@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 import tomllib
@@ -22,6 +23,7 @@ from .layout import (
     drawing_on,
     imports,
     module_graph,
+    modules,
     modules_by_folder,
     reduced,
     room_graph,
@@ -51,6 +53,8 @@ MOST_MODULES = 20
 #: ``gpuslice/cli`` has a file for each command.
 UNLIMITED = {"gpuslice/cli"}
 MOST_MODULES_OUTSIDE_ROOMS = 10
+#: Modules of other packages that an ``__init__`` may refer to.
+OTHERS = ("typer.",)
 
 
 def sources(part: str) -> Iterator[Path]:
@@ -157,6 +161,43 @@ def test_a_group_is_one_node() -> None:
 def test_no_folder_is_too_full() -> None:
     sizes = {folder: len(names) for folder, names in modules_by_folder().items() if folder not in UNLIMITED}
     assert {folder: size for folder, size in sizes.items() if size > MOST_MODULES} == {}
+
+
+def faces() -> Iterator[tuple[str, str]]:
+    """Each sub-package, and what its ``__init__`` refers to as ``module.name``."""
+    for package, path in modules().items():
+        if path.name == "__init__.py":
+            text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+            names = re.findall(r"``([a-z_]+(?:\.\w+)+)``", text)
+            yield from ((package, name) for name in names if not name.startswith(OTHERS))
+
+
+def exists(package: str, name: str) -> bool:
+    """Whether ``name`` is a module or a global of one, seen from ``package`` or from one above it."""
+    module, _, attribute = name.rpartition(".")
+    while package:
+        if f"{package}.{name}" in modules():
+            return True
+        if (path := modules().get(f"{package}.{module}")) is not None:
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            return attribute in {found for node in tree.body for found in names_bound_by(node)}
+        package = package.rpartition(".")[0]
+    return False
+
+
+def names_bound_by(node: ast.stmt) -> list[str]:
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        return [node.name]
+    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+    return [target.id for target in targets if isinstance(target, ast.Name)]
+
+
+def test_the_face_that_a_sub_package_names_exists() -> None:
+    named = set(faces())
+    assert ("gpuslice.sched_core.core", "core.Core") in named
+    assert [found for found in sorted(named) if not exists(*found)] == []
+    assert not exists("gpuslice.sched_core.core", "core.Kernel")
+    assert not exists("gpuslice.sched_core.core", "kernel.Core")
 
 
 def test_few_modules_of_gpuslice_lie_outside_its_rooms() -> None:

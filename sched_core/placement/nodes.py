@@ -8,10 +8,10 @@ from gpuslice.sched_core.cluster import FreeDevices
 from gpuslice.sched_core.job import Job
 from gpuslice.types import CONSOLIDATION_SKEW
 
-from .placement import Count, Forgetful
+from .placement import Count, StatelessPlacement
 
 
-class Consolidated(Forgetful):
+class Consolidated(StatelessPlacement):
     """As few nodes as possible: one node where the job fits into one, else whole nodes and one remainder.
 
     Waits rather than take more. Of the nodes that will do, the fullest is taken: whole ones stay free.
@@ -128,7 +128,7 @@ def fewest_nodes(demand: int, free: FreeDevices) -> tuple[int, ...] | None:
     return tuple(chosen)
 
 
-class Spread(Forgetful):
+class Spread(StatelessPlacement):
     """One device at a time from the emptiest node: as many nodes as possible."""
 
     name = "spread"
@@ -147,7 +147,7 @@ class Spread(Forgetful):
         return tuple(chosen)
 
 
-class Random(Forgetful):
+class Random(StatelessPlacement):
     """Any free devices, drawn at random.
 
     Parameters
@@ -167,7 +167,7 @@ class Random(Forgetful):
         return tuple(sorted(self._draw.sample([d for devices in free.on_node for d in devices], job.demand)))
 
 
-class SkewAware(Forgetful):
+class SkewAware(StatelessPlacement):
     """Consolidate only jobs whose model suffers from being spread (Tiresias, section 3.3).
 
     Parameters

@@ -32,7 +32,7 @@ class Placement(Protocol):
         ...
 
 
-class Forgetful:
+class StatelessPlacement:
     """Base of placements that treat jobs of equal demand alike and remember nothing."""
 
     def kind(self, job: Job) -> str:
@@ -42,7 +42,7 @@ class Forgetful:
         pass
 
 
-class Count(Forgetful):
+class Count(StatelessPlacement):
     """Any free devices will do: lowest-numbered nodes with the fewest free ones first.
 
     Always succeeds when there are enough.

@@ -9,13 +9,13 @@ from gpuslice.sched_core.cluster import FreeDevices
 from gpuslice.sched_core.job import Job
 
 from .nodes import fewest_nodes
-from .placement import Forgetful
+from .placement import StatelessPlacement
 
 #: How many devices of each node.
 Parts = dict[int, int]
 
 
-class LocalSearch(Forgetful):
+class LocalSearch(StatelessPlacement):
     """Hill climbing from the fewest nodes: one is exchanged for another while that leaves fewer fragments.
 
     After the Allocator of Chronus (SoCC 2021, section 4.3), which places what does not have a size that never

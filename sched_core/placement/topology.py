@@ -10,10 +10,10 @@ from gpuslice.sched_core.cluster import FreeDevices
 from gpuslice.sched_core.job import Job
 
 from .nodes import Consolidated
-from .placement import Forgetful
+from .placement import StatelessPlacement
 
 
-class Topology(Forgetful):
+class Topology(StatelessPlacement):
     """The closest level that can take the whole job: an island inside a node, a larger one, a node, nodes.
 
     Parameters
