@@ -86,7 +86,7 @@ class Agent:
         self._boundaries = runtime.boundaries
         self._orders = Orders(runtime.boundaries, _terminate)
         self._handovers = Handovers(runtime, self._orders, self._report)
-        self._standing: Suspended | None = None
+        self._last_suspended: Suspended | None = None
         self._began = False
         self._watch = BoundaryWatchdog(runtime.boundaries, lambda: self._orders.asked)
         identity = f"{settings.job}:{rank_identity.rank}"
@@ -166,7 +166,7 @@ class Agent:
             else:
                 self._orders.take_leave()
             return False
-        self._standing = Suspended(
+        self._last_suspended = Suspended(
             epoch=self._orders.epoch,
             boundary=boundary,
             step=self._boundaries.steps,
@@ -177,7 +177,7 @@ class Agent:
             bound=self._runtime.switch.obstacle_to_moves(),
         )
         if leased:
-            self._link.send(self._standing)
+            self._link.send(self._last_suspended)
         return True
 
     def _stay_parked(self, held: Collection[int]) -> None:
@@ -212,7 +212,7 @@ class Agent:
         if order is None:
             self._orders.take_leave()
             return True
-        self._standing = None
+        self._last_suspended = None
         self._orders.run_on()
         self._link.send(
             Resumed(
@@ -258,7 +258,7 @@ class Agent:
             epoch=self._orders.epoch,
             parked=self._orders.phase is not Phase.RUNNING,
         )
-        return [hello] if self._standing is None else [hello, self._standing]
+        return [hello] if self._last_suspended is None else [hello, self._last_suspended]
 
     def _progress(self) -> Progress:
         boundaries = self._boundaries

@@ -157,11 +157,11 @@ def _requests(base: Request, policies: list[str], settings: list[str]) -> list[R
     from gpuslice.sched_core.options import nearest
     from gpuslice.sched_core.policies.registry import policy_options
 
-    plain, by_owner = _parsed(settings)
-    owners = {*(["placement"] if base.placement else []), *policies}
-    for owner in by_owner:
-        if owner not in owners:
-            raise UsageError(f"--set names {owner!r}, which does not run", nearest(owner, owners))
+    plain, by_component = _parsed(settings)
+    components = {*(["placement"] if base.placement else []), *policies}
+    for component in by_component:
+        if component not in components:
+            raise UsageError(f"--set names {component!r}, which does not run", nearest(component, components))
     takes = {name: policy_options(name) for name in policies}
     for key in plain:
         if len(policies) > 1 and not any(key in known for known in takes.values()):
@@ -172,9 +172,9 @@ def _requests(base: Request, policies: list[str], settings: list[str]) -> list[R
             policy=name,
             options={
                 **{k: v for k, v in plain.items() if len(policies) == 1 or k in takes[name]},
-                **by_owner.get(name, {}),
+                **by_component.get(name, {}),
             },
-            placement_options=by_owner.get("placement", {}),
+            placement_options=by_component.get("placement", {}),
         )
         for name in policies
     ]
@@ -182,17 +182,17 @@ def _requests(base: Request, policies: list[str], settings: list[str]) -> list[R
 
 def _parsed(settings: list[str]) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
     plain: dict[str, str] = {}
-    by_owner: dict[str, dict[str, str]] = {}
+    by_component: dict[str, dict[str, str]] = {}
     for setting in settings:
         key, equals, value = setting.partition("=")
         if not equals or not key:
             raise UsageError(f"--set {setting} is not KEY=VALUE", "write for instance --set quantum_s=60")
-        owner, dot, rest = key.partition(".")
+        component, dot, rest = key.partition(".")
         if dot:
-            by_owner.setdefault(owner, {})[rest] = value
+            by_component.setdefault(component, {})[rest] = value
         else:
             plain[key] = value
-    return plain, by_owner
+    return plain, by_component
 
 
 def _run(requests: list[Request], workers: int, *, show: bool) -> list[Outcome]:

@@ -21,7 +21,7 @@ from gpuslice.runtime.boundaries import NEVER, BoundaryCounter, Controller
 from gpuslice.runtime.current import renew, runtime
 from gpuslice.runtime.ending import at_end, end, ended_well, say
 from gpuslice.runtime.runtime import Runtime
-from gpuslice.runtime.thread_gate import Early
+from gpuslice.runtime.thread_gate import EarlyThreads
 
 
 class JobController(Controller, Protocol):
@@ -40,7 +40,7 @@ class JobController(Controller, Protocol):
 _ranks_pid = 0
 
 
-def install(early: Early | None = None) -> None:
+def install(early: EarlyThreads | None = None) -> None:
     """Make this process a job under gpuslice, as the settings in the environment say.
 
     Parameters

@@ -31,7 +31,7 @@ _LOOK_AGAIN_S = 0.005
 _IDLE_MODULES = ("torch.utils.data._utils.pin_memory", "torch._inductor.", "torch.multiprocessing")
 
 
-class Early(Protocol):
+class EarlyThreads(Protocol):
     """Threads older than the gate, which enter it by themselves (gpuslice's ``sitecustomize``)."""
 
     @property
@@ -63,7 +63,7 @@ class ThreadGate:
         self._is_shut = False
         self._left = threading.Event()
         self._modes: dict[int, _GateMode] = {}
-        self._early: Early | None = None
+        self._early: EarlyThreads | None = None
 
     def install(self) -> None:
         """Send every ``threading.Thread`` that starts from now on through the gate.
@@ -87,7 +87,7 @@ class ThreadGate:
         self._begin()
         return self
 
-    def take_in(self, early: Early) -> None:
+    def take_in(self, early: EarlyThreads) -> None:
         """Let threads that are older than the gate enter it."""
         self._early = early
         early.admit(self._enter_here)
