@@ -1,1 +1,4 @@
-"""."""
+"""The snapshot format GSNP/2: layout, records, checksums, the value tree; reading and exporting a file.
+
+Public face: ``layout.Layout``, ``reader.open_snapshot``, ``tree.encode`` and ``tree.decode``.
+"""

@@ -22,8 +22,8 @@ from gpuslice.errors import DeviceMemoryError
 from gpuslice.kernels import Device
 from gpuslice.kernels.transfer import Transfer
 
-from .block_plan import BlockPlan
 from .capture_plan import CapturePlan
+from .inventory import Plan
 from .record import Stages
 from .swap_endpoints import Giver, Successor, Taker
 
@@ -139,7 +139,7 @@ class Leaving:
 def meet(
     successor: Successor | None,
     device: Device,
-    plan: CapturePlan | BlockPlan,
+    plan: Plan,
     writer: SnapshotWriter,
     stages: Stages,
 ) -> Leaving | None:
@@ -149,6 +149,18 @@ def meet(
     with stages.stage("admit_s"):
         giver = successor.meet(plan.emptied_bytes)
     return None if giver is None else Leaving(device, plan, writer, giver, stages)
+
+
+def copy_out(
+    device: Device, plan: Plan, writer: SnapshotWriter, leaving: Leaving | None, stages: Stages
+) -> None:
+    """Copy everything into the arena, portion by portion if somebody takes the device over, and note how."""
+    if leaving is not None:
+        copied = leaving.copy_out()
+    else:
+        with stages.stage("copy_out_s"):
+            copied = plan.copy_out(device, writer)
+    stages.record.copy_out, stages.record.bytes_unchanged = copied, copied.unchanged_bytes
 
 
 class Arriving:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import torch
 
@@ -13,6 +14,8 @@ from gpuslice.kernels import Device
 
 from .block_plan import BlockPlan, Shim, block_layout, plan_blocks
 from .capture_plan import CapturePlan, plan_capture
+
+Plan: TypeAlias = CapturePlan | BlockPlan
 
 
 class Inventory:
@@ -40,7 +43,7 @@ class Inventory:
 
     def plan(
         self, device: Device, found: Sequence[LiveStorage], named: Sequence[tuple[str, torch.Tensor]]
-    ) -> CapturePlan | BlockPlan:
+    ) -> Plan:
         """Decide what is taken along; ``SuspendRefusedError`` names what cannot be."""
         if self._shim is not None:
             return plan_blocks(self._shim, device, named)

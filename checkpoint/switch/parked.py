@@ -10,8 +10,7 @@ from gpuslice.checkpoint.format.reader import SnapshotFile
 from gpuslice.checkpoint.undo import undoing
 from gpuslice.kernels import Device
 
-from .block_plan import BlockPlan
-from .capture_plan import CapturePlan
+from .inventory import Plan
 from .record import Stages, SwitchRecord
 
 
@@ -19,7 +18,7 @@ class Parked(NamedTuple):
     """What a suspended process must remember."""
 
     stages: Stages
-    plan: CapturePlan | BlockPlan
+    plan: Plan
     snapshot: SnapshotFile
     shared_random: dict[str, object]
     device_random: torch.Tensor | None
@@ -27,7 +26,7 @@ class Parked(NamedTuple):
 
 
 def empty(
-    plan: CapturePlan | BlockPlan,
+    plan: Plan,
     device: Device,
     snapshot: SnapshotFile,
     record: SwitchRecord,

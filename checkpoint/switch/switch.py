@@ -1,11 +1,23 @@
 """The suspend/resume transaction of one rank, by the tensor route or by the vmm route.
 
-A suspend is: gate closed, device idle, storages found, refusals raised, room taken in the RAM disk, copied,
-checksummed and published, emptied. What fails before the publishing changes nothing; what fails after it is
-undone from the snapshot. A resume is: everything reserved, snapshot verified, copied, gate opened; if it
-fails, what was reserved is given back, the snapshot is kept and the resume may be tried again.
+`Switch.suspend` reads top to bottom:
 
-Where somebody takes the device over at once, emptying and reserving go portion by portion (``duplex``).
+1. stop the other threads of the process, and wait for the device;
+2. find the live storages of the device;
+3. plan the capture; what cannot be captured is refused by name;
+4. take room in the RAM disk;
+5. meet the successor, if a job waits for the device;
+6. copy out, with checksums taken on the way;
+7. publish the snapshot;
+8. keep the states of the random number generators;
+9. empty the device;
+10. park: keep what the resume needs.
+
+What fails up to step 7 changes nothing; what fails after it is undone from the snapshot. A resume is:
+everything reserved, snapshot verified, copied, gate opened. If it fails, what was reserved is given back, the
+snapshot is kept and the resume may be tried again.
+
+With a successor, emptying and reserving go portion by portion in step 6 (``duplex``).
 """
 
 from __future__ import annotations
@@ -19,9 +31,10 @@ from gpuslice.checkpoint.format.reader import SnapshotFile
 from gpuslice.checkpoint.gate import Gate, NoGate
 from gpuslice.checkpoint.named import process_rng
 from gpuslice.checkpoint.named.lazy_optimizer_state import LazyResume, Stream
-from gpuslice.checkpoint.named.state import describe
+from gpuslice.checkpoint.named.state import NamedState, describe
 from gpuslice.checkpoint.ramdisk.arena_preparation import WarmUp
 from gpuslice.checkpoint.ramdisk.store import JobStore
+from gpuslice.checkpoint.ramdisk.writer import SnapshotWriter
 from gpuslice.checkpoint.undo import undoing
 from gpuslice.clock import Clock, MonotonicClock
 from gpuslice.errors import GpusliceError, RollbackError, SuspendedStateError, SuspendRefusedError
@@ -29,10 +42,10 @@ from gpuslice.kernels import Device
 from gpuslice.kernels.host.process_memory import resident_anonymous_bytes
 from gpuslice.types import Route
 
-from .block_plan import BlockPlan, Shim
+from .block_plan import Shim
 from .capture_plan import CapturePlan
-from .duplex import Arriving, Leaving, meet
-from .inventory import Inventory
+from .duplex import Arriving, copy_out, meet
+from .inventory import Inventory, Plan
 from .move import computing_on, move_storages
 from .parked import Parked, empty
 from .record import Stages, SwitchRecord
@@ -145,26 +158,29 @@ class Switch:
         if self._parked is not None:
             raise SuspendedStateError("the job is suspended already", "resume it first")
         route = Route.TENSOR if self._shim is None else Route.VMM
-        record = SwitchRecord(boundary, route.value, str(self.device.name))
-        stages = Stages(record, self._clock)
+        stages = Stages(SwitchRecord(boundary, route.value, str(self.device.name)), self._clock)
         try:
-            with stages.stage("admit_s"):
-                self._arena_is_new = False
-                self._store.cool()
-            with stages.stage("quiesce_s"):
-                self._gate.close()
-                self.device.check_idle()
-                self.device.synchronize()
-            record.rss_before_bytes = resident_anonymous_bytes()
+            self._quiesce(stages)
+            state, plan = self._plan(stages, named or {})
+            writer = self._admit(stages, plan)
             with ExitStack() as swap:
-                plan, snapshot, leaving = self._save(stages, named, boundary, restartable, successor, swap)
-                # After the sweep, or these states themselves would be found and emptied.
+                with writer:
+                    leaving = meet(successor, self.device, plan, writer, stages)
+                    if leaving is not None:
+                        swap.enter_context(leaving)
+                    copy_out(self.device, plan, writer, leaving, stages)
+                    with stages.stage("publish_s"):
+                        snapshot = writer.publish(
+                            state.tree, plan.tensors, boundary=boundary, restartable=restartable
+                        )
+                del state  # what was made for the snapshot alone goes before the device is emptied
+                # After the search, or these states themselves would be found and emptied.
                 shared, own = process_rng.capture(), self.device.rng_state()
                 if leaving is None or not leaving.emptied:
                     with stages.stage("free_s"):
-                        empty(plan, self.device, snapshot, record, verify=self._verify)
+                        empty(plan, self.device, snapshot, stages.record, verify=self._verify)
                 else:
-                    record.weigh(plan, self.device)
+                    stages.record.weigh(plan, self.device)
         except RollbackError as error:
             self._lose(error)
             raise
@@ -173,44 +189,33 @@ class Switch:
             raise
         self._parked = Parked(stages, plan, snapshot, shared, own, self._clock.now())
         self.snapshot = snapshot
-        return record
+        return stages.record
 
-    def _save(
-        self,
-        stages: Stages,
-        named: Mapping[str, object] | None,
-        boundary: int,
-        restartable: bool,
-        successor: Successor | None,
-        swap: ExitStack,
-    ) -> tuple[CapturePlan | BlockPlan, SnapshotFile, Leaving | None]:
-        """Find, copy and publish; whatever fails here leaves the job and the older snapshots alone.
+    def _quiesce(self, stages: Stages) -> None:
+        with stages.stage("admit_s"):
+            self._arena_is_new = False
+            self._store.cool()
+        with stages.stage("quiesce_s"):
+            self._gate.close()
+            self.device.check_idle()
+            self.device.synchronize()
+        stages.record.rss_before_bytes = resident_anonymous_bytes()
 
-        If there is a successor, the device is empty by the end of this, and ``swap`` undoes that.
-        """
+    def _plan(self, stages: Stages, named: Mapping[str, object]) -> tuple[NamedState, Plan]:
         with stages.stage("find_s"):
             found = self._inventory.find(self.device)
-            state = describe(named or {})
+            state = describe(named)
             plan = self._inventory.plan(self.device, found, state.tensors)
             self._layout = plan.layout
+        return state, plan
+
+    def _admit(self, stages: Stages, plan: Plan) -> SnapshotWriter:
         with stages.stage("admit_s"):
             registrations = self.device.registrations
             writer = self._store.begin(plan.layout)
             stages.record.cold = self._arena_is_new
             stages.record.registrations = self.device.registrations - registrations
-        with writer:
-            leaving = meet(successor, self.device, plan, writer, stages)
-            if leaving is not None:
-                copied = swap.enter_context(leaving).copy_out()
-            else:
-                with stages.stage("copy_out_s"):
-                    copied = plan.copy_out(self.device, writer)
-            stages.record.copy_out, stages.record.bytes_unchanged = copied, copied.unchanged_bytes
-            with stages.stage("publish_s"):
-                snapshot = writer.publish(
-                    state.tree, plan.tensors, boundary=boundary, restartable=restartable
-                )
-        return plan, snapshot, leaving
+        return writer
 
     def warm_up(self) -> WarmUp | None:
         """Have the next suspend's arena made for a state like the present one, in the background.
