@@ -76,6 +76,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         ZeroMQ endpoint of the scheduler, or empty.
     ranks
         How many ranks the scheduler has devices for; 0 without one.
+    visible_gpus
+        The scheduler's GPUs in the order of its numbers, as ``CUDA_VISIBLE_DEVICES`` would name them.
     """
 
     device: Word = ""
@@ -100,6 +102,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     keep_children: bool = False
     socket: Word = ""
     ranks: Count = 0
+    visible_gpus: Word = ""
 
     def __post_init__(self) -> None:
         for size in filter(None, (self.ramdisk_limit, self.tenant_ramdisk, self.spill_limit)):

@@ -215,6 +215,7 @@ class JobInfo(Verb, frozen=True):
     command: tuple[str, ...]
     started: bool = True
     skew: float | None = None
+    unleased: str | None = None
 
     @property
     def ended(self) -> bool:

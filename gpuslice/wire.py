@@ -57,6 +57,7 @@ class Progress(Message, tag="progress", frozen=True, omit_defaults=True):
 
     ``stuck``: where the script is, if it has passed no boundary for so long that it should be known.
     ``loss``: the newest training loss that it reported, if any.
+    ``unleased``: memory that it holds on GPUs of which it has no lease.
     """
 
     epoch: Count
@@ -64,6 +65,7 @@ class Progress(Message, tag="progress", frozen=True, omit_defaults=True):
     step: Count
     stuck: Text = ""
     loss: Loss | None = None
+    unleased: Text = ""
 
 
 class Profiled(Message, tag="profiled", frozen=True):

@@ -18,6 +18,7 @@ from gpuslice.agent.boundary_watchdog import BoundaryWatchdog
 from gpuslice.agent.handover import HandedDevice, Handovers
 from gpuslice.agent.orders import Orders, Phase
 from gpuslice.agent.scheduler_link import Link
+from gpuslice.agent.unleased_memory import UnleasedMemory
 from gpuslice.checkpoint.switch.record import SwitchRecord
 from gpuslice.errors import (
     AddressSpaceError,
@@ -31,6 +32,7 @@ from gpuslice.errors import (
 from gpuslice.profiler.skew import Skew
 from gpuslice.runtime import logged_losses
 from gpuslice.runtime.ending import die_parked, end, say, undisturbed, whole_or_ended
+from gpuslice.runtime.gpu_names import GpuNames
 from gpuslice.runtime.runtime import Runtime
 from gpuslice.runtime.trainable import report_skew
 from gpuslice.types import DeviceName, shortened
@@ -90,6 +92,10 @@ class Agent:
         self._began = False
         self._watch = BoundaryWatchdog(runtime.boundaries, lambda: self._orders.asked)
         identity = f"{settings.job}:{rank_identity.rank}"
+        self._unleased = UnleasedMemory()
+        self._names = GpuNames()
+        #: The device that the script's own names mean.
+        self._first = runtime.leased
         self._link = Link(
             settings.socket,
             identity,
@@ -108,7 +114,8 @@ class Agent:
         if isinstance(order, Cancel):
             self._die(order)
         assert order is not None  # no signal is held back here: there is no state yet
-        self._runtime.move_in(DeviceName.parse(order.device))
+        self._runtime.take_lease(DeviceName.parse(order.device))
+        self._first = self._runtime.leased
         self._orders.run_on()
         self._link.send(Resumed(epoch=order.epoch, boundary=self._boundaries.count, stages_s={}))
         self._orders.listen()
@@ -198,7 +205,10 @@ class Agent:
         if order is None:
             self._report(self._orders.decline("a signal asks the script to end"))
         try:
-            record = self._runtime.resume(DeviceName.parse(order.device) if order else None, taker=taker)
+            self._names.pause()
+            target = self._runtime.gpus.inside(DeviceName.parse(order.device)) if order else None
+            record = self._runtime.resume(target, taker=taker)
+            self._names.follow(self._first, self._runtime.leased)
         except GpusliceError as error:
             if self._runtime.whole:
                 end(error)
@@ -269,6 +279,9 @@ class Agent:
             step=boundaries.steps,
             stuck=self._watch.stuck,
             loss=logged_losses.newest(),
+            unleased=self._unleased.look(
+                self._runtime.leased, self._runtime.gpus, lambda: self._orders.phase is Phase.RUNNING
+            ),
         )
 
     def _handle(self, message: ToAgent) -> Sequence[FromAgent]:

@@ -56,7 +56,8 @@ class Handovers:
         heir, device = self._orders.heir, self._runtime.device
         if heir is None:
             return None
-        terms = Terms(giver=self._job, taker=heir.job, epoch=heir.epoch, device=str(device.name))
+        leased = str(self._runtime.gpus.outside(device.name))
+        terms = Terms(giver=self._job, taker=heir.job, epoch=heir.epoch, device=leased)
         directory = self._runtime.ramdisk.home(heir.job, 0)  # whoever expects a device has one rank
         return Successor(directory, terms, overlapped=device.duplex)
 
@@ -86,7 +87,8 @@ class Handovers:
     def _meet(self, expected: Expect, taker: Taker) -> HandedDevice | None:
         order = Resume(epoch=expected.epoch, device=expected.device)
         device = self._runtime.device
-        if device.duplex and str(device.name) == expected.device and taker.offered_bytes:
+        held = str(self._runtime.gpus.outside(device.name))
+        if device.duplex and held == expected.device and taker.offered_bytes:
             if self._orders.come(expected):
                 return HandedDevice(order, taker)
             taker.back()

@@ -110,6 +110,8 @@ def state(job: JobInfo) -> str:
         words.append(f"late {job.missed_boundaries}x")
     if job.stuck:
         words.append(f"no boundary {job.stuck}")
+    if job.unleased:
+        words.append(f"{job.unleased} without a lease")
     if job.trial in ("waiting", "running"):
         words.append("trial")
     if job.restarts:

@@ -14,6 +14,7 @@ import psutil
 from gpuslice.config import Settings, parse_size, variable
 from gpuslice.errors import ConfigError, UsageError
 from gpuslice.launch import command
+from gpuslice.launch.visible_gpus import VISIBLE, all_visible
 from gpuslice.sched_core.core.core import SWITCH_SHARE, Core
 from gpuslice.sched_core.live.curve import scheduler_keys
 from gpuslice.sched_core.live.endpoint import host_and_port
@@ -101,7 +102,17 @@ class Setup:
             "spill_dir": self.spill_dir,
             "spill_limit": self.spill_limit,
         }
-        return {variable(name): value for name, value in values.items() if value not in ("", "0")}
+        named = {variable(name): value for name, value in values.items() if value not in ("", "0")}
+        if any(device.kind == "cuda" for device in self.devices):
+            gpus = _all_gpus()
+            named |= {variable("visible_gpus"): gpus, VISIBLE: gpus} if gpus else {}
+        return named
+
+
+def _all_gpus() -> str:
+    from gpuslice.kernels.nvml import read_driver
+
+    return all_visible([gpu.index for gpu in read_driver().gpus], os.environ.get(VISIBLE))
 
 
 def parse_devices(text: str) -> tuple[DeviceName, ...]:

@@ -36,12 +36,14 @@ from gpuslice.kernels.vmm.shim import loaded
 from gpuslice.launch.command import rank_path
 from gpuslice.launch.device_choice import HOST, found_device, named_device
 from gpuslice.launch.rank_identity import RankIdentity
+from gpuslice.launch.visible_gpus import VisibleGpus
 from gpuslice.runtime import foreign_processes
 from gpuslice.runtime.attached import Attached
 from gpuslice.runtime.boundaries import BoundaryCounter
 from gpuslice.runtime.checkpoints import Checkpoints, Schedule
 from gpuslice.runtime.ending import end_parked, ended_well, ours, say
 from gpuslice.runtime.gang_restart import make_room
+from gpuslice.runtime.leased_gpu import show_first
 from gpuslice.runtime.run_report import Report
 from gpuslice.runtime.slot_preparation import SlotPreparation
 from gpuslice.runtime.thread_gate import ThreadGate
@@ -92,6 +94,8 @@ class Runtime:
         self.checkpoints = Checkpoints(self.report)
         wanted = Route(settings.route)
         named = named_device(settings.device, wanted)
+        #: How this process numbers the scheduler's GPUs; alike without one.
+        self.gpus = VisibleGpus()
         #: Whether the device is settled; if not, every suspend looks where the script's state is.
         self.device_known = named is not None
         self._first_device = named or HOST
@@ -183,6 +187,17 @@ class Runtime:
         # The whole host is where the script already is; its number of threads stays its own.
         if self._device_name.index is not None:
             self.device.pin()
+
+    def take_lease(self, name: DeviceName) -> None:
+        """Compute on the scheduler's device from now on; refused if the script has hidden it."""
+        self.gpus = show_first(name, self.settings.visible_gpus, self.identity.local_rank)
+        self.move_in(self.gpus.inside(name))
+
+    @property
+    def leased(self) -> DeviceName:
+        """Where it computes, without opening the device."""
+        opened: Device | None = self.__dict__.get("device")
+        return self._device_name if opened is None else opened.name
 
     def _settle_on(self, name: DeviceName) -> None:
         self._settle_resume()

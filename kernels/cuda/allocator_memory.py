@@ -44,6 +44,15 @@ def held_by_gpu() -> tuple[int, list[int]] | None:
     return current, [int(gpu == current) if count is None else count for gpu, count in enumerate(counts)]
 
 
+def held_elsewhere(index: int) -> dict[int, int]:
+    """Bytes of live tensors on every GPU that holds some, but for one; of any thread's asking."""
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return {}
+    others = (gpu for gpu in _gpus() if gpu != index)
+    counts = {gpu: statistics(functools.partial(torch.cuda.memory_allocated, gpu)) for gpu in others}
+    return {gpu: count for gpu, count in counts.items() if count}
+
+
 def _gpus() -> range:
     return range(torch.cuda.device_count())
 

@@ -19,6 +19,8 @@ _NON_BLOCKING = 1
 _UNMADE = -1
 #: ``cudaStreamCaptureModeRelaxed``: what this thread calls is no matter of captures in other threads.
 _RELAXED = 2
+#: ``CUDA_ERROR_NOT_INITIALIZED``
+_NOT_INITIALIZED = 3
 
 
 #: The GPU on which this process computes from the moment when it begins CUDA, if somebody named one.
@@ -52,6 +54,47 @@ def compute_on(index: int) -> None:
     elif has_begun():
         torch.cuda.set_device(index)
     _home[0] = index
+
+
+#: ``CUDA_VISIBLE_DEVICES`` as it is to be when CUDA begins, if somebody said so.
+_shown: list[str] = []
+#: What of torch makes the driver read the variable.
+_BEGINNINGS = ("_cuda_init", "_cuda_getDeviceCount")
+
+
+def show_gpus(variable: str, value: str, keep: Callable[[str], bool]) -> None:
+    """Have CUDA begin with this value of its variable, whatever the script sets it to before.
+
+    ``keep`` tells a value of the script's that is obeyed all the same.
+    """
+    os.environ[variable] = value
+    first = not _shown
+    _shown[:] = [value]
+    if not first:
+        return
+
+    def beginning(begin: Callable[[], object]) -> Callable[[], object]:
+        def show_and_begin() -> object:
+            if not keep(os.environ.get(variable, value)):
+                os.environ[variable] = _shown[0]
+            return begin()
+
+        return show_and_begin
+
+    for name in _BEGINNINGS:
+        if hasattr(torch._C, name):
+            setattr(torch._C, name, beginning(getattr(torch._C, name)))
+
+
+def driver_has_begun() -> bool:
+    """Whether the driver has read what this process shows it, for torch or anybody else. Begins nothing."""
+    if has_begun():
+        return True
+    try:
+        driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
+    except OSError:
+        return False
+    return bool(driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) != _NOT_INITIALIZED)
 
 
 @functools.cache

@@ -79,7 +79,7 @@ class RankReports:
             case Progress():
                 rank.loss = message.loss
                 self._advance(job, rank, now, message.boundary, message.step)
-                rank.stuck = message.stuck
+                rank.stuck, rank.unleased = message.stuck, message.unleased
                 self._time(job, message.step, now)
                 self._core.trials.check_progress(job, now)
                 if job.through:

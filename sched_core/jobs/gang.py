@@ -47,13 +47,13 @@ class Rank:
         The newest training loss that it reported, if any.
     pid
         Its process, as the kernel told the shell; 0 before its Hello.
-    stuck
-        Where its script is, if it passes no boundary; else empty.
+    stuck, unleased
+        Where its script is, if it passes no boundary; what it holds on GPUs without a lease; else empty.
     bound
         While it is parked: why it can only resume on the device that it left; else empty.
     """
 
-    __slots__ = ("bound", "boundary", "loss", "number", "phase", "pid", "step", "stuck")
+    __slots__ = ("bound", "boundary", "loss", "number", "phase", "pid", "step", "stuck", "unleased")
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -62,7 +62,7 @@ class Rank:
         self.loss: float | None = None
         self.pid = 0
         self.step = 0
-        self.stuck = self.bound = ""
+        self.stuck = self.bound = self.unleased = ""
 
 
 class Gang(Job):

@@ -109,6 +109,7 @@ class Overview:
             skew=job.skew,
             missed_boundaries=job.missed,
             stuck=_stuck(job),
+            unleased=_unleased(job),
             trial=_trial(job),
             restarts=job.attempt,
             max_restarts=job.spec.max_restarts,
@@ -127,6 +128,12 @@ class Overview:
 
     def _names(self, devices: tuple[int, ...]) -> tuple[str, ...]:
         return tuple(str(self._core.devices[device]) for device in devices)
+
+
+def _unleased(job: Gang) -> str | None:
+    """What its ranks hold on GPUs that are not theirs."""
+    found = [rank.unleased for rank in job.there() if rank.unleased]
+    return None if job.state.ended or not found else "; ".join(found)
 
 
 def _stuck(job: Gang) -> str | None:

@@ -27,6 +27,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 steps, ranks = int(sys.argv[1]), int(os.environ.get("WORLD_SIZE", "1"))
+named = "named" in sys.argv
 device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
 torch.manual_seed(1)
 layers = torch.nn.Linear(64, 128), torch.nn.Dropout(0.1), torch.nn.Linear(128, 1)
@@ -37,7 +38,7 @@ if ranks > 1:
     trained = DistributedDataParallel(model)
 optimizer = torch.optim.Adam(model.parameters(), fused=True)
 for batch in DataLoader(torch.randn(4 * steps, 64), batch_size=4):
-    here = model[0].weight.device
+    here = device if named else model[0].weight.device
     loss = trained(batch.to(here, non_blocking=True) + 0.1 * torch.randn(4, 64, device=here)).square().mean()
     optimizer.zero_grad()
     loss.backward()
@@ -63,16 +64,18 @@ class Site:
         self.environ = {**os.environ, "CUDASIM_ACCOUNT": self.account, "CUDASIM_DELAY_US": "20"}
 
     def up(self, devices: str, *words: str) -> Client:
-        os.environ["CUDASIM_ACCOUNT"], before = self.account, os.environ["CUDASIM_ACCOUNT"]
+        simulated = {name: self.environ[name] for name in ("CUDASIM_ACCOUNT", "CUDASIM_DEVICES")}
+        before = {name: os.environ[name] for name in simulated}
+        os.environ |= simulated
         try:
             self.shell("up", "--devices", devices, *words)
         finally:
-            os.environ["CUDASIM_ACCOUNT"] = before
+            os.environ |= before
         return self.shell.client()
 
-    def command(self, steps: int, ranks: int) -> list[str]:
+    def command(self, steps: int, ranks: int, *more: str) -> list[str]:
         if ranks == 1:
-            return [sys.executable, str(self.script), str(steps)]
+            return [sys.executable, str(self.script), str(steps), *more]
         torchrun = [
             sys.executable,
             "-m",
@@ -81,10 +84,10 @@ class Site:
             "--nproc-per-node",
             str(ranks),
         ]
-        return [*torchrun, str(self.script), str(steps)]
+        return [*torchrun, str(self.script), str(steps), *more]
 
-    def submit(self, client: Client, steps: int, *, ranks: int = 1) -> str:
-        words = ["--", *self.command(steps, ranks)]
+    def submit(self, client: Client, steps: int, *more: str, ranks: int = 1) -> str:
+        words = ["--", *self.command(steps, ranks, *more)]
         return client.submit(words, devices=ranks, environ=self.environ, max_restarts=1)
 
     def undisturbed(self, steps: int, *, ranks: int = 1) -> str:
@@ -157,4 +160,77 @@ def test_a_killed_job_is_started_again_and_its_gpu_is_free(site: Site) -> None:
             process.send_signal(signal.SIGKILL)
     assert ended_well(client, job).restarts == 1
     assert digest(client, job) == site.undisturbed(300)
+    site.shell("down")
+
+
+def test_a_job_that_names_its_gpu_moves_there_and_back(site: Site) -> None:
+    client = site.up("cuda:0,cuda:1", "--policy", "rr")
+    job = site.submit(client, 1500, "named")
+    until(client, job, lambda info: info.steps > 5)
+    (first,) = devices(client, job)
+    for device in ("cuda:1" if first == "cuda:0" else "cuda:0", first):
+        site.shell("migrate", job, "--to", device)
+        moved = until(
+            client, job, lambda info, device=device: info.state == "running" and info.devices == (device,)
+        )
+        until(client, job, lambda info, steps=moved.steps: info.steps > steps + 5)
+    assert ended_well(client, job).migrations == 2
+    assert digest(client, job) == site.undisturbed(1500)
+    site.shell("down")
+
+
+def devices(client: Client, job: str) -> tuple[str, ...]:
+    return next(info for info in client.jobs() if info.id == job).devices
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_jobs_that_name_their_gpus_train_beside_each_other_on_those_that_they_have(
+    site: Site, ranks: int
+) -> None:
+    gpus = [f"cuda:{number}" for number in range(2 * ranks)]
+    site.environ["CUDASIM_DEVICES"] = str(len(gpus))
+    client = site.up(",".join(gpus), "--policy", "fifo")
+    jobs = [site.submit(client, 400, "named", ranks=ranks) for _ in range(2)]
+    for job in jobs:
+        until(client, job, lambda info: info.steps > 5)
+    assert sorted([*devices(client, jobs[0]), *devices(client, jobs[1])]) == gpus
+    for job in jobs:
+        client.suspend(job)
+        until(client, job, lambda info: info.state == "suspended")
+        client.resume(job)
+    infos = [ended_well(client, job) for job in jobs]
+    assert [info.switches for info in infos] == [1, 1]
+    assert {digest(client, job) for job in jobs} == {site.undisturbed(400, ranks=ranks)}
+    site.shell("down")
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before torch", "after torch"])
+def test_what_a_script_shows_itself_is_the_gpu_that_it_has(site: Site, before: bool) -> None:
+    setting = 'import os; os.environ["CUDA_VISIBLE_DEVICES"] = "0"\n'
+    site.script.write_text(f"{setting}{TRAIN}" if before else f"import torch\n{setting}{TRAIN}")
+    client = site.up("cuda:0,cuda:1", "--policy", "fifo")
+    jobs = [site.submit(client, 200, "named") for _ in range(2)]
+    for job in jobs:
+        until(client, job, lambda info: info.steps > 5)
+        client.suspend(job)
+        until(client, job, lambda info: info.state == "suspended")
+        client.resume(job)
+    assert [ended_well(client, job).switches for job in jobs] == [1, 1]
+    assert {digest(client, job) for job in jobs} == {site.undisturbed(200)}
+    site.shell("down")
+
+
+def test_memory_on_a_gpu_without_a_lease_is_named(site: Site) -> None:
+    site.script.write_text("import torch\nelsewhere = torch.ones(1 << 20, device='cuda:1')\n" + TRAIN)
+    client = site.up("cuda:0,cuda:1", "--policy", "fifo")
+    job = site.submit(client, 100000)
+    info = until(client, job, lambda info: info.unleased is not None)
+    (device,) = info.devices
+    other = "cuda:1" if device == "cuda:0" else "cuda:0"
+    assert info.unleased == f"4.00 MiB on {other}"
+    assert f"4.00 MiB on {other} without a lease" in " ".join(site.shell("ps").split())
+    told = Path(client.logs(job).err).read_text(encoding="utf-8")
+    assert told.count(f"the script holds 4.00 MiB on {other}, and its lease is of {device}") == 1
+    client.cancel(job)
+    client.wait(job, PATIENCE_S)
     site.shell("down")

@@ -31,6 +31,7 @@ API cuDriverGetVersion(int* version) {
     return sim::OK;
 }
 API cuDeviceGetCount(int* count) {
+    if (!sim::begun()) return sim::NOT_INITIALIZED;
     QUERY;
     *count = sim::settings().devices;
     return sim::OK;

@@ -1,5 +1,6 @@
 // Settings: what the environment says at the first call of the API.
 #include "sim.h"
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 
@@ -47,8 +48,13 @@ static Settings read() {
     return s;
 }
 
+static std::atomic<bool> has_begun;
+
 Settings& settings() {
     static Settings& s = *new Settings(read());
+    has_begun = true;
     return s;
 }
+
+bool begun() { return has_begun; }
 }  // namespace sim

@@ -40,6 +40,7 @@ struct Settings {
     unsigned delay_us, seed;
 };
 Settings& settings();
+bool begun();  // whether anything has asked for them
 size_t number_setting(const char* name, size_t otherwise);
 
 // ---- account.cpp: which process uses how much of which GPU, in a file that processes share
