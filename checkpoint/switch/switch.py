@@ -22,8 +22,9 @@ With a successor, emptying and reserving go portion by portion in step 6 (``dupl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
 
 from gpuslice.checkpoint.discover import heap
 from gpuslice.checkpoint.format.layout import Layout
@@ -264,16 +265,12 @@ class Switch:
         if self._parked is None:
             raise SuspendedStateError("the job is not suspended", "suspend it first")
         parked, target = self._parked, device or self.device
-        record = parked.stages.record
-        resumed_at_s = self._clock.now()
+        record, resumed_at_s = parked.stages.record, self._clock.now()
         try:
-            with computing_on(target, self.device):
+            with computing_on(target, self.device), self._locking_for(target):
                 self._restore(parked, target, taker)
-            self._parked = None
-            record.parked_s = resumed_at_s - parked.since_s
-            record.verified = self._verify
-            if target is not self.device:
-                self._bind(target)
+            self._parked, self.device = None, target
+            record.parked_s, record.verified = resumed_at_s - parked.since_s, self._verify
             record.rss_after_bytes = resident_anonymous_bytes()
             self._gate.open()
         except RollbackError as error:
@@ -387,10 +384,22 @@ class Switch:
             raise RollbackError(self._lost.message, self._lost.remedy) from self._lost
 
     def _bind(self, device: Device) -> None:
-        """Have the device page-lock the store's arenas: those that are mapped now, and all later ones."""
-        self.device = device
-        self._store.bind(self._arena_mapped, device.unregister, device.memory_node)
+        """Have a device page-lock the store's arenas: those that are mapped now, and all later ones."""
+        self._store.bind(partial(self._arena_mapped, device), device.unregister, device.memory_node)
 
-    def _arena_mapped(self, arena: memoryview) -> None:
+    def _arena_mapped(self, device: Device, arena: memoryview) -> None:
         self._arena_is_new = True
-        self.device.register(arena)
+        device.register(arena)
+
+    @contextmanager
+    def _locking_for(self, target: Device) -> Iterator[None]:
+        """Bind ``target`` while the state could still be given up; if the block fails, ours as before."""
+        try:
+            if target is not self.device:
+                self._bind(target)
+            yield
+        except BaseException as error:
+            if target is not self.device:
+                with undoing(error, f"page-locking for {target.name}"):
+                    self._bind(self.device)
+            raise

@@ -343,6 +343,7 @@ static int copy_in_context(size_t moves, const uint64_t *addresses, const size_t
     TRY(driver.stream_create(&stream, STREAM_NON_BLOCKING));
     int code = copy_on_stream(moves, addresses, sizes, hosts, out, stream);
     int waited = driver.stream_synchronize(stream);
+    if (waited != SUCCESS) driver.ctx_synchronize(); /* what is under way must not meet memory that is gone */
     driver.stream_destroy(stream);
     if (code == SUCCESS && waited != SUCCESS) code = failed(waited, "a copy failed with CUDA error %d", waited);
     return code;
