@@ -54,8 +54,7 @@ class SwitchRecord:
     verified
         Whether the resume compared every chunk that it took back with its checksum.
     fetch_s, reserve_s, verify_s, copy_in_s
-        The stages of a resume: the snapshot brought back, if it was spilled; memory taken, and on the host
-        filled meanwhile; checked; the rest copied.
+        The stages of a resume: the snapshot brought back, if it was spilled; memory taken; checked; copied.
     bytes_given
         Given back to the device while the rest was still being copied, for the job that comes (``duplex``).
     bytes_taken
@@ -142,7 +141,7 @@ class SwitchRecord:
 
     @property
     def gb_per_s_in(self) -> float:
-        """Rate of taking memory and filling it, at once on the host; in 1e9 bytes per second."""
+        """Rate of taking memory and filling it, in 1e9 bytes per second."""
         return _rate(self.bytes_freed - self.bytes_later, self.reserve_s + self.copy_in_s)
 
     @property

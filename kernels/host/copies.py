@@ -57,7 +57,7 @@ class Expecting(Inspector, Protocol):
 
 def copy_out(pairs: Pairs, arena: memoryview, inspect: Inspector | None, threads: int) -> Transfer:
     """Copy host storages into ``arena`` at their offsets."""
-    places = pieces(pairs)
+    places = _pieces(pairs)
     declined: list[int] = []
     problem = ""
     if isinstance(inspect, Summing):
@@ -69,7 +69,7 @@ def copy_out(pairs: Pairs, arena: memoryview, inspect: Inspector | None, threads
                 declined.append(copier.copy_changed(portion, table))
 
             run(_portions(_chunks(places, arena, table.chunks, _OUT)), copy_many, threads)
-            return by_host(places, sum(declined))
+            return _by_host(places, sum(declined))
     base, memory = view_address(arena), address_space()
     fallbacks = (problem,) if problem else ()
 
@@ -81,7 +81,7 @@ def copy_out(pairs: Pairs, arena: memoryview, inspect: Inspector | None, threads
             declined.append(nbytes)
 
     run(_batches(places, len(arena)), copy, threads)
-    return by_host(places, sum(declined), fallbacks=fallbacks)
+    return _by_host(places, sum(declined), fallbacks=fallbacks)
 
 
 def _chunks(places: Sequence[Piece], arena: memoryview, table: _Rows | None, ends: Sequence[int]) -> _Rows:
@@ -110,13 +110,6 @@ def _chunks(places: Sequence[Piece], arena: memoryview, table: _Rows | None, end
     return checksummed_copies.rows(sides[source], sides[target], nbytes, padded_bytes, row)
 
 
-def incoming(
-    places: Sequence[Piece], arena: memoryview, expected: checksummed_copies.Expected | None
-) -> _Rows:
-    """What is copied from an arena, as rows that a ``Copier`` takes."""
-    return _chunks(places, arena, expected.chunks if expected else None, _IN)
-
-
 def _portions(chunks: _Rows) -> Iterator[list[_Rows]]:
     """Rows in portions of about equally many bytes."""
     if len(chunks):
@@ -143,7 +136,7 @@ def _misfit(offset: int, nbytes: int, arena_bytes: int) -> ValueError:
 
 def copy_in(pairs: Pairs, arena: memoryview, inspect: Inspector | None, threads: int) -> Transfer:
     """Copy from ``arena`` into host storages; fresh pages of theirs are faulted in on the way."""
-    places = pieces(pairs)
+    places = _pieces(pairs)
     fresh = [(address, nbytes) for address, _, nbytes in places]
     return copy_in_at(places, arena, threads, inspect, fresh=fresh)
 
@@ -176,9 +169,9 @@ def copy_in_at(
                 pages.all_ready(portion[:, [checksummed_copies.TARGET, checksummed_copies.BYTES]].tolist())
                 copier.copy_expected(portion, expected)
 
-            chunks = incoming(places, arena, expected)
+            chunks = _chunks(places, arena, expected.chunks if expected else None, _IN)
             run(_portions(chunks), copy_many, threads)
-            return by_host(places, 0)
+            return _by_host(places, 0)
     base = view_address(arena)
     fallbacks = (problem,) if problem else ()
 
@@ -189,10 +182,10 @@ def copy_in_at(
             _move(address, base + offset, nbytes)
 
     run(_batches(places, len(arena)), copy, threads)
-    return by_host(places, 0, fallbacks=fallbacks)
+    return _by_host(places, 0, fallbacks=fallbacks)
 
 
-def by_host(places: Sequence[Piece], unchanged_bytes: int, *, fallbacks: tuple[str, ...] = ()) -> Transfer:
+def _by_host(places: Sequence[Piece], unchanged_bytes: int, *, fallbacks: tuple[str, ...] = ()) -> Transfer:
     nbytes = sum(nbytes for _, _, nbytes in places)
     paths = {"host": nbytes - unchanged_bytes, "unchanged": unchanged_bytes}
     return Transfer({path: nbytes for path, nbytes in paths.items() if nbytes}, fallbacks=fallbacks)
@@ -202,7 +195,7 @@ def _move(target: int, source: int, nbytes: int) -> None:
     (_small_memmove if nbytes < _SMALL_BYTES else ctypes.memmove)(target, source, nbytes)
 
 
-def pieces(pairs: Pairs) -> list[Piece]:
+def _pieces(pairs: Pairs) -> list[Piece]:
     """Address, offset in the arena and bytes of each."""
     return [(storage.data_ptr(), offset, storage.nbytes()) for storage, offset in pairs]
 
@@ -252,7 +245,7 @@ def run(batches: Iterable[Sequence[_Work]], work: Callable[[_Work], None], threa
         except BaseException as error:  # noqa: BLE001 - raised again by the caller's thread
             failures.append(error)
 
-    crew = others(labour, min(threads, len(todo)))
+    crew = _others(labour, min(threads, len(todo)))
     try:
         with suppress(RuntimeError):  # the system gives no more threads; fewer do the same, later
             for thread in crew:
@@ -260,12 +253,12 @@ def run(batches: Iterable[Sequence[_Work]], work: Callable[[_Work], None], threa
         labour()
     except BaseException as error:  # noqa: BLE001 - raised below, when the others have stopped
         failures.append(error)
-    wait_for(crew, failures)
+    _wait_for(crew, failures)
     if failures:
         raise failures[0]
 
 
-def others(work: Callable[[], object], threads: int) -> list[threading.Thread]:
+def _others(work: Callable[[], object], threads: int) -> list[threading.Thread]:
     """Threads that are to do ``work`` beside the calling one, which is one of ``threads``; not begun yet."""
     return [
         threading.Thread(target=work, name=f"gpuslice-copy-{number}", daemon=True)
@@ -273,7 +266,7 @@ def others(work: Callable[[], object], threads: int) -> list[threading.Thread]:
     ]
 
 
-def wait_for(crew: Sequence[threading.Thread], failures: list[BaseException]) -> None:
+def _wait_for(crew: Sequence[threading.Thread], failures: list[BaseException]) -> None:
     """Return when all have ended, whatever arrives meanwhile; that is noted as a failure.
 
     A thread without an ident has not begun. If it still will (its start was interrupted, which is a failure
