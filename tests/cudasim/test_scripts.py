@@ -168,13 +168,20 @@ def test_restarts_after_checkpoints_and_kill(warm_workshop: Workshop) -> None:
 
 
 @pytest.mark.parametrize(
-    "call", ["cudaMalloc", "cudaMemcpyAsync", "cudaLaunchKernel", "cudaStreamSynchronize"]
+    ("during", "call"),
+    [
+        *(("resume", call) for call in ("cudaMalloc", "cudaMemcpyAsync", "cudaLaunchKernel")),
+        *((during, "cudaStreamSynchronize") for during in ("suspend", "resume")),
+        *(("suspend", call) for call in ("cudaMemcpyAsync", "cudaDeviceSynchronize", "cudaFree")),
+    ],
 )
-def test_a_sticky_error_in_a_resume_ends_the_process_and_keeps_the_snapshot(
-    warm_workshop: Workshop, call: str
+def test_a_sticky_error_in_a_switch_ends_the_process_and_keeps_the_snapshot(
+    warm_workshop: Workshop, during: str, call: str
 ) -> None:
     """Nothing is printed that was computed from wrong bytes; started again, the digest is right."""
-    fault = f"import cudasim; job.suspend(); cudasim.fail({call!r}, 719, sticky=True); job.resume()"
+    fail = f"cudasim.fail({call!r}, 719, sticky=True)"
+    steps = (fail, "job.suspend()") if during == "suspend" else ("job.suspend()", fail)
+    fault = "; ".join(["import cudasim", *steps, "job.resume()"])
     script = str(warm_workshop.write("train.py", attached(fault)))
     expected = undisturbed(warm_workshop, script, "cuda:0")
     warm_workshop.write("once", "")
