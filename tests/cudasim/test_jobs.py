@@ -190,7 +190,7 @@ def test_jobs_that_name_their_gpus_train_beside_each_other_on_those_that_they_ha
     gpus = [f"cuda:{number}" for number in range(2 * ranks)]
     site.environ["CUDASIM_DEVICES"] = str(len(gpus))
     client = site.up(",".join(gpus), "--policy", "fifo")
-    jobs = [site.submit(client, 400, "named", ranks=ranks) for _ in range(2)]
+    jobs = [site.submit(client, 2000, "named", ranks=ranks) for _ in range(2)]
     for job in jobs:
         until(client, job, lambda info: info.steps > 5)
     assert sorted([*devices(client, jobs[0]), *devices(client, jobs[1])]) == gpus
@@ -200,7 +200,7 @@ def test_jobs_that_name_their_gpus_train_beside_each_other_on_those_that_they_ha
         client.resume(job)
     infos = [ended_well(client, job) for job in jobs]
     assert [info.switches for info in infos] == [1, 1]
-    assert {digest(client, job) for job in jobs} == {site.undisturbed(400, ranks=ranks)}
+    assert {digest(client, job) for job in jobs} == {site.undisturbed(2000, ranks=ranks)}
     site.shell("down")
 
 
@@ -209,14 +209,14 @@ def test_what_a_script_shows_itself_is_the_gpu_that_it_has(site: Site, before: b
     setting = 'import os; os.environ["CUDA_VISIBLE_DEVICES"] = "0"\n'
     site.script.write_text(f"{setting}{TRAIN}" if before else f"import torch\n{setting}{TRAIN}")
     client = site.up("cuda:0,cuda:1", "--policy", "fifo")
-    jobs = [site.submit(client, 200, "named") for _ in range(2)]
+    jobs = [site.submit(client, 2000, "named") for _ in range(2)]
     for job in jobs:
         until(client, job, lambda info: info.steps > 5)
         client.suspend(job)
         until(client, job, lambda info: info.state == "suspended")
         client.resume(job)
     assert [ended_well(client, job).switches for job in jobs] == [1, 1]
-    assert {digest(client, job) for job in jobs} == {site.undisturbed(200)}
+    assert {digest(client, job) for job in jobs} == {site.undisturbed(2000)}
     site.shell("down")
 
 
