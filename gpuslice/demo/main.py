@@ -6,6 +6,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -54,7 +55,7 @@ def run(
         raise UsageError(f"{device} is not the host's only slot", "give cpu, or a GPU such as cuda:0")
     device = DeviceName(device.kind, device.index or 0)
     command.check(Settings(device=str(device)))
-    trainings = [Training(one.name, one.about, steps or one.steps) for one in TRAININGS]
+    trainings = [replace(one, steps=steps or one.steps) for one in TRAININGS]
     clock = MonotonicClock()
     begun_s = clock.now()
     report_directory = report_directory.resolve()

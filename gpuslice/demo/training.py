@@ -24,21 +24,31 @@ class Training:
         What it trains on what, in a few words.
     steps
         Optimizer steps.
+    options
+        Further arguments.
     """
 
     name: str
     about: str
     steps: int
+    options: tuple[str, ...] = ()
 
     def words(self, device: str) -> list[str]:
         """The script and its arguments, for ``device`` as torch names it."""
-        return [str(SCRIPTS / f"{self.name}.py"), "--steps", str(self.steps), "--device", device]
+        return [
+            str(SCRIPTS / f"{self.name}.py"),
+            "--steps",
+            str(self.steps),
+            "--device",
+            device,
+            *self.options,
+        ]
 
 
 TRAININGS = (
     Training("chars", "transformer, Alice in Wonderland", 160),
     Training("digits", "CNN, handwritten digits", 450),
-    Training("wine", "wide MLP with Adam, wines", 80),
+    Training("wine", "wide MLP with Adam, wines", 80, ("--width", "4096")),
 )
 
 

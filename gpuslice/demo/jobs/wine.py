@@ -24,22 +24,23 @@ def load() -> TensorDataset:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=120)
+    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--width", type=int, default=384)
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
     torch.manual_seed(13)
     torch.use_deterministic_algorithms(True)
     loader = DataLoader(load(), batch_size=16, shuffle=True)
     model = nn.Sequential(
-        nn.Linear(13, 4096),
+        nn.Linear(13, options.width),
         nn.GELU(),
         nn.Dropout(0.2),
-        nn.Linear(4096, 4096),
+        nn.Linear(options.width, options.width),
         nn.GELU(),
         nn.Dropout(0.2),
-        nn.Linear(4096, 3),
+        nn.Linear(options.width, 3),
     ).to(options.device)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, weight_decay=1e-4)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.4 / options.width, weight_decay=1e-4)
     step, smoothed = 0, 0.0
     while step < options.steps:
         for measured, cultivar in loader:
