@@ -28,7 +28,7 @@ def test_a_gang_that_starts_itself_parks_whole(shell: Shell, tmp_path: Path, how
     client.resume(job)
     ended = client.wait(job, PATIENCE_S)
     assert ended is not None
-    assert (ended.state, ended.slices, ended.steps) == ("succeeded", 2, 1800)
+    assert (ended.state, ended.slices, ended.steps) == ("succeeded", 2, 1800), ended
     digests = {(tmp_path / f"digest.{rank}").read_text() for rank in (0, 1)}
     assert len(digests) == 1
     shell("down")
