@@ -134,6 +134,7 @@ def opened(directory: Path, shim: Vmm | None = None) -> Iterator[Job]:
             assert made.suspend()
             made.resume()
         yield made
+        made.tensors.clear()  # beside those on the other GPU no later job of this process could be suspended
 
 
 def main() -> None:
