@@ -17,6 +17,8 @@ from gpuslice.errors import EnvironmentUnusableError
 LOCK_BYTES = 256 << 20
 #: ``cudaErrorHostMemoryAlreadyRegistered``
 ALREADY_REGISTERED = 712
+#: ``cudaErrorHostMemoryNotRegistered``
+NOT_REGISTERED = 713
 
 
 class Runtime(Protocol):
@@ -32,6 +34,8 @@ class PageLocks:
     def __init__(self) -> None:
         self._held: dict[int, int] = {}
         self._problems: dict[int, str] = {}
+        #: What CUDA would not unlock; of new mappings there, copies would cross the ends of these.
+        self._stuck: set[int] = set()
         self._lock = threading.Lock()
         #: How often pages were locked.
         self.count = 0
@@ -53,14 +57,18 @@ class PageLocks:
     def _lock_parts(self, runtime: Runtime, address: int, nbytes: int) -> int:
         """Lock all parts of a mapping or none; the code of the first that was refused."""
         done: list[int] = []
+        self._stuck = {
+            part for part in self._stuck if runtime.host_unregister(part) not in (0, NOT_REGISTERED)
+        }
         for part, part_bytes in _parts(address, nbytes):
             code = runtime.host_register(part, part_bytes)
             if code == ALREADY_REGISTERED and runtime.host_unregister(part) == 0:
                 # A lock of a mapping that was here before, whose pages are not these.
                 code = runtime.host_register(part, part_bytes)
             if code != 0:
-                _unlock(runtime, done)
+                self._unlock(runtime, done)
                 return code
+            self._stuck.discard(part)
             done.append(part)
         return 0
 
@@ -76,7 +84,16 @@ class PageLocks:
             self._problems.pop(address, None)
             nbytes = self._held.pop(address, None)
             if nbytes is not None:
-                _unlock(runtime, [part for part, _ in _parts(address, nbytes)])
+                self._unlock(runtime, [part for part, _ in _parts(address, nbytes)])
+
+    def _unlock(self, runtime: Runtime, parts: Sequence[int]) -> None:
+        """Unlock all, and say of the first that could not be; those are tried again before a new lock."""
+        codes = {part: code for part in parts if (code := runtime.host_unregister(part)) != 0}
+        self._stuck |= codes.keys()
+        for part, code in codes.items():
+            raise EnvironmentUnusableError(
+                f"cudaHostUnregister of the arena at {part:#x} failed with CUDA error {code}"
+            )
 
     def apart(self, address: int, nbytes: int) -> list[tuple[int, int]]:
         """Where a copy of host memory must be divided, as start and bytes of its parts: between two locks."""
@@ -99,16 +116,6 @@ class PageLocks:
 def _parts(address: int, nbytes: int) -> list[tuple[int, int]]:
     """Address and bytes of what is locked by one call each."""
     return [(address + at, min(LOCK_BYTES, nbytes - at)) for at in range(0, nbytes, LOCK_BYTES)]
-
-
-def _unlock(runtime: Runtime, parts: Sequence[int]) -> None:
-    """Unlock all of them, and say of the first that could not be."""
-    codes = [(part, runtime.host_unregister(part)) for part in parts]
-    for part, code in codes:
-        if code != 0:
-            raise EnvironmentUnusableError(
-                f"cudaHostUnregister of the arena at {part:#x} failed with CUDA error {code}"
-            )
 
 
 def _explain(code: int, nbytes: int) -> str:

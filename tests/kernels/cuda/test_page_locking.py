@@ -121,3 +121,21 @@ def test_a_part_that_cannot_be_unlocked_does_not_keep_the_others() -> None:
     with pytest.raises(EnvironmentUnusableError, match=r"0x1000 failed with CUDA error 713"):
         locks.release(runtime, 4096)
     assert runtime.locked == {}
+
+
+def test_what_could_not_be_unlocked_is_unlocked_before_the_next_lock() -> None:
+    class Stubborn(Runtime):
+        refusals = 1
+
+        def host_unregister(self, address: int) -> int:
+            self.refusals -= 1
+            return 719 if self.refusals >= 0 else super().host_unregister(address)
+
+    runtime, locks = Stubborn(), PageLocks()
+    assert locks.take(runtime, 4096, 8192)
+    with pytest.raises(EnvironmentUnusableError, match="719"):
+        locks.release(runtime, 4096)
+    assert locks.take(runtime, 8192, 8192)
+    assert runtime.locked == {8192: 8192}
+    assert locks.take(runtime, 65536, 4096)
+    assert runtime.locked == {8192: 8192, 65536: 4096}
