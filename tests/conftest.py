@@ -40,6 +40,8 @@ signal.signal(signal.SIGTERM, _end)
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with slow tests come first: side by side with others, one that begins last ends last."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return
     slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
     items.sort(key=lambda item: -slow[item.path])
 

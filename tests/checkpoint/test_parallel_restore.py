@@ -19,7 +19,7 @@ RANK = f"""
 import sys
 from pathlib import Path
 import torch
-from gpuslice.checkpoint.ramdisk.ramdisk import spill
+from gpuslice.checkpoint.ramdisk import spill
 from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
 from gpuslice.checkpoint.switch.switch import Switch
 from gpuslice.kernels.host.device import CpuDevice

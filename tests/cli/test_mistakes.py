@@ -61,7 +61,7 @@ def test_a_wrong_value_is_refused_by_name(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("GPUSLICE_STATE_DIR", str(tmp_path / "s"))
-    monkeypatch.setattr("gpuslice.client.connection.Local.look", lambda *_: None)
+    monkeypatch.setattr("gpuslice.client.connection.LocalConnection.check_listener", lambda *_: None)
     with pytest.raises(SystemExit) as ended:
         main(words)
     assert ended.value.code == 2

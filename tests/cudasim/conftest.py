@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import tempfile
 from collections.abc import Iterator
@@ -26,11 +27,15 @@ if LIBRARIES:
 
 @pytest.fixture(autouse=True)
 def no_faults() -> Iterator[None]:
-    """What a test orders to fail and never happens must not happen to the next one."""
+    """What a test orders to fail and never happens must not happen to the next one, which begins on GPU 0."""
     yield
     import cudasim
+    import torch
 
     cudasim.forget_faults()
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.set_device(0)
 
 
 @pytest.fixture

@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 import torch
 import torch.utils.checkpoint
 
 from gpuslice.checkpoint.ramdisk.store import JobStore
+from gpuslice.checkpoint.switch import move
 from gpuslice.checkpoint.switch.move import check_movable, move_storages
 from gpuslice.checkpoint.switch.switch import Switch
 from gpuslice.errors import SuspendRefusedError
 
 from ..harness import FaultyDevice, Job, SpyGate, digest, seed
+
+
+@pytest.fixture(autouse=True)
+def no_tensors_of_other_tests(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A graph that waits for its backward pass holds up a move, whosever it is: other tests leave some."""
+    found = move.live_instances
+    (others,) = found(torch.Tensor)  # kept, so that their numbers stay theirs
+    before = set(map(id, others))
+    monkeypatch.setattr(
+        move,
+        "live_instances",
+        lambda *kinds: [[one for one in ones if id(one) not in before] for ones in found(*kinds)],
+    )
+    yield
+    del others
 
 
 def moved(*tensors: torch.Tensor) -> tuple[list[torch.UntypedStorage], list[torch.UntypedStorage]]:
