@@ -109,7 +109,7 @@ def sigterm() -> Iterator[None]:
     signal.signal(signal.SIGTERM, former)
 
 
-SHORT = ("--steps", "30", "--quantum", "0.4", "--json", "r.json")
+SHORT = ("--steps", "100", "--quantum", "0.2", "--json", "r.json")
 
 
 @pytest.mark.slow
@@ -132,7 +132,8 @@ def test_the_shared_models_equal_the_undisturbed_ones(running: Running) -> None:
     assert "<svg" in (report / "index.html").read_text()
     picture = ElementTree.parse(report / "timeline.svg").getroot()
     titles = [title.text or "" for title in picture.iter("{http://www.w3.org/2000/svg}title")]
-    assert {title.split(" ")[0] for title in titles} == {"chars", "digits", "wine"}
+    # Of a slice or a switch "chars #2: ...", of memory "chars: ...".
+    assert {title.split(" ")[0].rstrip(":") for title in titles} == {"chars", "digits", "wine"}
     assert str(report / "index.html") in output
     assert running.left_over() == []
 

@@ -80,4 +80,5 @@ def test_a_script_whose_state_does_not_come_ends_at_once(workshop: Workshop) -> 
     workshop.write("train.py", TRAIN)
     ours = workshop.gpuslice_run("--lazy-resume", "--suspend-every", "1", "train.py", "broken")
     assert (ours.returncode, ours.stdout) == (4, "")
-    assert ours.stderr == "gpuslice: storage 7 is damaged\n"
+    what = "the process ends without its job's state, whose snapshots are kept"
+    assert ours.stderr == f"gpuslice: {what}: storage 7 is damaged\n"
