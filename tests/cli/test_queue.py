@@ -18,7 +18,7 @@ def started(client: Client) -> list[str]:
 
 @pytest.mark.xfail(
     strict=False,
-    reason="seen to start one job more than it should when many tests run at a time; the cause is not known yet",
+    reason="seen to start one job too many while many tests run at a time; the cause is not known yet",
 )
 def test_jobs_that_were_never_started_are_started_by_the_next_scheduler(shell: Shell) -> None:
     shell(*OPTIONS)
