@@ -1,13 +1,15 @@
-"""What a live autograd graph alone keeps on the device: activations that no Python object refers to.
+"""What live autograd graphs hold: memory that cannot move while a graph is still to be run backward.
 
-They stay where they are while the job is suspended. That is exact, because nobody runs the graph meanwhile.
+Most scripts keep a graph without knowing it: the local variable ``loss`` is its root until the next batch.
+After ``backward()`` such a graph is dead. Its nodes have given back what they saved, and nobody will run them
+again; of what can move it only refers to the parameters, by the nodes that collect their gradients.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
+import sys
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -17,9 +19,21 @@ from gpuslice.kernels import Device
 from .live_instances import live_instances
 from .storages import sweep
 
-#: Why they stay (`SwitchRecord.resident`).
+#: Why activations that no Python object refers to stay on the device (`SwitchRecord.resident`). That is exact,
+#: because nobody runs the graph while the job is suspended.
 REASON = "only a live autograd graph holds it"
 _RAW = "_raw_saved_"
+
+
+def pending_node(tensors: Sequence[torch.Tensor], device: torch.device) -> str | None:
+    """The name of a node that has memory of ``device`` saved, in the graphs behind ``tensors``; or ``None``.
+
+    Nothing is unpacked: hooks for saved tensors, such as those of checkpointed activations, do not run.
+    """
+    for node in _nodes([tensor.grad_fn for tensor in tensors]):
+        if any(_is_on(data, device) for data in _saved(node)):
+            return str(node.name())
+    return None
 
 
 def held_bytes(device: Device) -> int:
@@ -34,38 +48,64 @@ def held_bytes(device: Device) -> int:
         if not graphs:
             return 0
         known = {one.key for one in sweep(device)}  # before we refer to what the nodes have saved
-        saved = [tensor.untyped_storage() for node in _nodes(graphs) for tensor in _saved(node)]
-        alone = {storage._cdata: storage for storage in saved if storage._cdata not in known}
+        saved = [data for node in _nodes(graphs) for data in _saved(node) if isinstance(data, torch.Tensor)]
+        storages = [data.untyped_storage() for data in saved if data.layout is torch.strided]
+        alone = {storage._cdata: storage for storage in storages if storage._cdata not in known}
         return sum(storage.nbytes() for storage in alone.values() if device.owns(storage))
 
 
-def _nodes(roots: Iterable[Any]) -> Iterator[Any]:
+def collects_for_somebody(parameter: torch.Tensor) -> bool:
+    """Whether Python code holds the node that collects a parameter's gradient: its hooks must not be lost."""
+    return _references(parameter) > _references_by_a_graph()
+
+
+def _references(parameter: torch.Tensor) -> int:
+    """How often Python refers to the node, while there is a graph: some versions of torch count that, too."""
+    with torch.enable_grad():
+        graph = parameter.view_as(parameter)
+    assert graph.grad_fn is not None
+    node = graph.grad_fn.next_functions[0][0]
+    return sys.getrefcount(node)
+
+
+@functools.cache
+def _references_by_a_graph() -> int:
+    """`_references` of a parameter whose node nobody holds."""
+    return _references(torch.zeros(1, requires_grad=True))
+
+
+def _nodes(roots: Sequence[Any]) -> Iterator[Any]:
     """Every node of the graphs, once."""
     waiting = [root for root in roots if root is not None]
     seen = set(waiting)
     while waiting:
         node = waiting.pop()
         yield node
-        for following, _ in node.next_functions:
-            if following is not None and following not in seen:
-                seen.add(following)
-                waiting.append(following)
+        further = {following for following, _ in node.next_functions if following is not None} - seen
+        seen |= further
+        waiting += further
 
 
-def _saved(node: Any) -> Iterator[torch.Tensor]:
-    """The strided tensors that a node has saved and not given up."""
-    for name in _names(node.__class__):
-        found: Any = None
-        with suppress(RuntimeError):  # it has given them up
-            found = getattr(node, name)
-        for raw in found if isinstance(found, (list, tuple)) else (found,):
-            tensor = None
-            with suppress(RuntimeError):
-                tensor = getattr(raw, "data", None)
-            if isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided:
-                yield tensor
+def _saved(node: Any) -> Iterator[Any]:
+    """What a node has saved and not given back, as far as it can be told; `True` where it cannot."""
+    for name in _names(type(node)):
+        try:
+            saved = getattr(node, name)
+        except RuntimeError:  # "Trying to backward through the graph a second time"
+            continue
+        for one in saved if isinstance(saved, (list, tuple)) else (saved,):
+            try:
+                yield getattr(one, "data", True)  # before torch 2.9 a saved tensor did not show what is in it
+            except RuntimeError:
+                yield True
 
 
 @functools.cache
 def _names(kind: Any) -> tuple[str, ...]:
     return tuple(name for name in dir(kind) if name.startswith(_RAW))
+
+
+def _is_on(data: Any, device: torch.device) -> bool:
+    if isinstance(data, torch.Tensor):
+        return data.device == device
+    return data is not None  # a hook has put it away, who knows where, or it cannot be told

@@ -21,7 +21,7 @@ def live_instances(*kinds: type) -> list[list[Any]]:
     The collector also shows objects that no Python code refers to any more and C++ keeps for later. A new
     reference to such a one keeps nothing alive until torch is told of it (``_fix_weakref``).
     """
-    found = [kind.alive() for kind in heap.look(*kinds)]
+    found = heap.look(*kinds)
     with torch._C.DisableTorchFunction():
         for number, kind in enumerate(kinds):
             if issubclass(kind, torch.Tensor):

@@ -68,11 +68,9 @@ def sweep(device: Device) -> list[LiveStorage]:
     """
     libraries = foreign_arrays.kinds() if device.torch_device.type == "cuda" else ()
     tensors, storages, *others = heap.look(torch.Tensor, torch.UntypedStorage, *libraries, *device.obstacles)
-    _refuse_obstacles([kind.alive() for kind in others[len(libraries) :]], device)
+    _refuse_obstacles(others[len(libraries) :], device)
     found = _storages(tensors, storages, device)
-    _mark_foreign(
-        found, foreign_arrays.ranges(chain.from_iterable(kind.alive() for kind in others[: len(libraries)]))
-    )
+    _mark_foreign(found, foreign_arrays.ranges(chain.from_iterable(others[: len(libraries)])))
     return found
 
 
@@ -82,16 +80,17 @@ def check_alone(device: Device) -> None:
     _storages(tensors, storages, device)
 
 
-def _storages(tensors: heap.Kind, storages: heap.Kind, device: Device) -> list[LiveStorage]:
+def _storages(
+    tensors: list[torch.Tensor], storages: list[torch.UntypedStorage], device: Device
+) -> list[LiveStorage]:
     with torch.no_grad(), torch._C.DisableTorchFunction():
-        live = tensors.alive()
-        for_each(torch.Tensor._fix_weakref, live)  # type: ignore[attr-defined]
-        live = with_gradients(live)
+        for_each(torch.Tensor._fix_weakref, tensors)  # type: ignore[attr-defined]
+        live = with_gradients(tensors)
         found: dict[int, LiveStorage] = {}
         for tensor in live:
             for part in strided_parts(tensor):
                 _add(found, part.untyped_storage(), part, device)
-        for storage in firmly(storages.alive()):
+        for storage in firmly(storages):
             _add(found, storage, None, device)
         for key in _held_storages(live) & found.keys():
             found[key].fixed = True

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 
 from gpuslice import config
-from gpuslice.checkpoint.discover.swappable import keep_tensors_swappable
 from gpuslice.errors import GpusliceError
 from gpuslice.launch.rank_identity import RankIdentity
 from gpuslice.runtime.boundaries import counter
@@ -44,7 +43,6 @@ def _make(identity: RankIdentity, former: Runtime | None = None) -> Runtime:
     else:
         _runtime.gate = former.gate if _runtimes_pid == os.getpid() else former.gate.forked()
     _runtimes_pid = os.getpid()
-    keep_tensors_swappable()
     watch_exit()
     at_end(_close, _runtime, os.getpid())
     return _runtime
