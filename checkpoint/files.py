@@ -103,7 +103,7 @@ def read_at(descriptor: int, length: int, position: int) -> bytes:
     return bytes(data)
 
 
-def write_at(descriptor: int, data: bytes, position: int) -> None:
+def write_at(descriptor: int, data: bytes | memoryview, position: int) -> None:
     """Write all of ``data`` at ``position``."""
     rest = memoryview(data)
     while rest:

@@ -16,13 +16,11 @@ import xxhash
 from benchmarks.states import STATES, State
 from gpuslice.checkpoint.format.reader import open_snapshot
 from gpuslice.checkpoint.named.state import check
-from gpuslice.checkpoint.ramdisk.slots import SLOTS
-from gpuslice.checkpoint.standby_mappings import StandbyMappings
 
 
-def restore(state: State, path: Path, standby: StandbyMappings | None = None) -> None:
-    """What ``gpuslice.attach`` does, in a process that stood by if it is given what that mapped."""
-    with open_snapshot(path, standby) as snapshot:
+def restore(state: State, path: Path) -> None:
+    """What ``gpuslice.attach`` does."""
+    with open_snapshot(path) as snapshot:
         check(snapshot, state.named).apply()
 
 
@@ -46,14 +44,12 @@ def main() -> None:
         restore(state, path)
         print("here", flush=True)
         return
-    standby = StandbyMappings(path / slot for slot in SLOTS)
-    standby.look()
     print("warm", flush=True)
     for line in sys.stdin:
         if line.strip() == "check":
             print(digest(state), flush=True)
         else:
-            restore(state, Path(line.strip()), standby)
+            restore(state, Path(line.strip()))
             print("here", flush=True)
 
 

@@ -67,7 +67,7 @@ def test_first_suspend(benchmark: Any, state: State, switch: Switch, note: Note,
     if warm:
         warming = switch.warm_up()
         assert warming is not None
-        warming.wait()
+        warming.join()
     gc.collect()  # what former benchmarks left is not this suspend's to collect
     before = page_faults()
     benchmark.pedantic(switch.suspend, kwargs={"boundary": 1}, rounds=1)

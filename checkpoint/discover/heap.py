@@ -1,8 +1,8 @@
 """The live objects of the process, as the garbage collector shows them.
 
-Importing torch leaves some 300,000 objects behind, and looking at them would be most of a sweep's time. So they are
-set aside (``gc.freeze``) before the script makes anything; the collector and every look at the heap pass them over.
-Why nothing is missed is said in docs/decisions/sweep.md.
+Importing torch leaves some 300,000 objects behind, and looking at them would be most of a sweep's time.
+So they are set aside (``gc.freeze``) before the script makes anything; the collector and every look at the
+heap pass them over. Why nothing is missed is said in docs/decisions/sweep.md.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ from gpuslice.kernels import Device
 from .live_instances import live_instances
 from .storages import sweep
 
-#: Why activations that no Python object refers to stay on the device (`SwitchRecord.resident`). That is exact,
-#: because nobody runs the graph while the job is suspended.
+#: Why activations that no Python object refers to stay on the device (`SwitchRecord.resident`). That is
+#: exact, because nobody runs the graph while the job is suspended.
 REASON = "only a live autograd graph holds it"
 _RAW = "_raw_saved_"
 
@@ -88,7 +88,7 @@ def _nodes(roots: Sequence[Any]) -> Iterator[Any]:
 
 def _saved(node: Any) -> Iterator[Any]:
     """What a node has saved and not given back, as far as it can be told; `True` where it cannot."""
-    for name in _names(type(node)):
+    for name in _names(node.__class__):
         try:
             saved = getattr(node, name)
         except RuntimeError:  # "Trying to backward through the graph a second time"

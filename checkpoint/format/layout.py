@@ -9,8 +9,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import count
-from operator import attrgetter, ne
 from typing import Any, NamedTuple
 
 import msgspec
@@ -96,10 +94,6 @@ class Layout:
     storages: tuple[StorageSpec, ...]
 
     def __post_init__(self) -> None:
-        if min(self.sizes, default=0) >= 0 and not any(
-            map(ne, map(attrgetter("sid"), self.storages), count())
-        ):
-            return
         for position, storage in enumerate(self.storages):
             if storage.sid != position or storage.nbytes < 0:
                 raise UsageError(
@@ -110,7 +104,7 @@ class Layout:
     @functools.cached_property
     def sizes(self) -> tuple[int, ...]:
         """Bytes of each storage."""
-        return tuple(map(attrgetter("nbytes"), self.storages))
+        return tuple(storage.nbytes for storage in self.storages)
 
     @property
     def nbytes(self) -> int:
@@ -120,46 +114,33 @@ class Layout:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where everything lies.
+    """Where everything lies: ``offsets`` of the storages, and ``end`` of the last one's page.
 
-    Attributes
-    ----------
-    offsets
-        Of each storage.
-    extents
-        Start and end of every storage with its padding, in the order of the file. They begin at the payload.
-    first_chunk
-        Each storage's first position in ``chunks``.
-    chunk_total
-        How many there are. A file may claim to hold any number, so they are made only when they are needed.
-    end
-        Where the last one ends, a multiple of the page size.
+    ``extents`` are start and end of every storage with its padding, in the order of the file.
     """
 
     offsets: tuple[int, ...]
     extents: tuple[tuple[int, int], ...]
-    first_chunk: tuple[int, ...]
-    chunk_total: int
     end: int
 
     @functools.cached_property
-    def chunk_table(self) -> np.ndarray[Any, Any]:
-        """Start and end of every checksummed chunk: the extents in steps of ``CHUNK_BYTES``, without a hole.
-
-        The last one reaches to the end. Shape ``(n, 2)``.
-        """
-        starts, ends = np.array(self.extents, np.int64).reshape(-1, 2).T
-        parts = -(-(ends - starts) // CHUNK_BYTES)
-        part = np.arange(parts.sum()) - np.repeat(np.cumsum(parts) - parts, parts)
-        first = np.repeat(starts, parts) + part * CHUNK_BYTES
-        last = np.minimum(first + CHUNK_BYTES, np.repeat(ends, parts))
-        last[-1:] = self.end
-        return np.stack((first, last), axis=1)
+    def chunk_total(self) -> int:
+        """How many ``chunks`` there are: a file may claim any number, so they are made only when needed."""
+        return sum(-(-(stop - start) // CHUNK_BYTES) for start, stop in self.extents)
 
     @functools.cached_property
     def chunks(self) -> tuple[tuple[int, int], ...]:
-        """``chunk_table`` as numbers."""
-        return tuple((start, end) for start, end in self.chunk_table.tolist())
+        """Start and end of every checksummed chunk: the extents in steps of ``CHUNK_BYTES``, without a hole.
+
+        The last one reaches to the end.
+        """
+        starts = [at for start, stop in self.extents for at in range(start, stop, CHUNK_BYTES)]
+        return tuple(zip(starts, [*starts[1:], self.end], strict=False))
+
+    @functools.cached_property
+    def chunk_table(self) -> np.ndarray[Any, Any]:
+        """``chunks`` as an array of shape ``(n, 2)``."""
+        return np.array(self.chunks, np.int64).reshape(-1, 2)
 
     @functools.cached_property
     def chunk_at(self) -> dict[int, int]:
@@ -183,22 +164,12 @@ def place(sizes: Sequence[int], payload: int) -> Placement:
 
 @functools.lru_cache(maxsize=8)  # jobs suspend the same layout again and again
 def _place(sizes: tuple[int, ...], payload: int) -> Placement:
-    numbers = np.array(sizes, np.int64)
-    large = numbers >= LARGE_BYTES
-    order = np.argsort(~large, kind="stable")
-    step = np.where(large, PAGE_BYTES, SMALL_ALIGN_BYTES)[order]
-    room = -(-numbers[order] // step) * step
-    ends = payload + np.cumsum(room)
-    parts = -(-room // CHUNK_BYTES)
-    offsets, first_chunk = np.zeros_like(numbers), np.zeros_like(numbers)
-    offsets[order], first_chunk[order] = ends - room, np.cumsum(parts) - parts
-    return Placement(
-        tuple(offsets.tolist()),
-        tuple(zip((ends - room).tolist(), ends.tolist(), strict=True)),
-        tuple(first_chunk.tolist()),
-        int(parts.sum()),
-        align(int(ends[-1]) if len(ends) else payload, PAGE_BYTES),
-    )
+    offsets, extents, at = [0] * len(sizes), [], payload
+    for sid in sorted(range(len(sizes)), key=lambda sid: sizes[sid] < LARGE_BYTES):
+        end = at + align(sizes[sid], PAGE_BYTES if sizes[sid] >= LARGE_BYTES else SMALL_ALIGN_BYTES)
+        extents.append((at, end))
+        offsets[sid], at = at, end
+    return Placement(tuple(offsets), tuple(extents), align(at, PAGE_BYTES))
 
 
 def chunk_count(nbytes: int) -> int:

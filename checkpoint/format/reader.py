@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from gpuslice.checkpoint.discover import heap
 from gpuslice.checkpoint.files import open_checked, read_at
-from gpuslice.checkpoint.standby_mappings import StandbyMappings
 from gpuslice.errors import CorruptSnapshotError, RefusedSnapshotError, SnapshotError, UsageError
 from gpuslice.kernels.host.memory_files import map_file
 
-from .checksum import Digests, chunk_digests, fingerprint, unpack_digests
-from .chunk_checksums import ChecksumVerifier
+from .checksums import ChecksumVerifier, Digests, chunk_digests, fingerprint, unpack_digests
 from .gsnp import RECORD_BYTES, Metadata, Record
 from .layout import StorageSpec, TensorSpec, chunk_count
 from .safetensors_header import PREAMBLE_BYTES, Content, decode_preamble
@@ -23,6 +22,8 @@ from .tree import Tree
 
 #: Of a check that somebody may want to end: some hundredths of a second.
 _CHUNKS_AT_ONCE = 32
+#: What to do about a snapshot that is not what was written.
+DAMAGED = "use another snapshot; this one cannot be restored"
 
 
 class SnapshotFile:
@@ -102,17 +103,21 @@ class SnapshotFile:
         CorruptSnapshotError
             If ``verify`` and they are not what was written; names the storage.
         """
-        memory = self._mapped()
-        nbytes, offset = self.storages[sid].nbytes, self.content.placement.offsets[sid]
-        if verify:
-            first = self.content.placement.first_chunk[sid]
+        nbytes, offset = self.storages[sid].nbytes, self.offsets[sid]
+        if verify and nbytes:
+            first = self.content.placement.chunk_at[offset]
             self._compare(first, first + chunk_count(nbytes))
-        return memory[offset : offset + nbytes]
+        return self.arena[offset : offset + nbytes]
 
     @property
     def arena(self) -> memoryview:
         """All of it, read-only, as a copy needs it."""
-        return self._mapped()
+        if self._memory is None:
+            raise UsageError(
+                f"the snapshot {self.path} (generation {self.generation}) is closed or was overwritten",
+                "open the store's newest snapshot",
+            )
+        return self._memory
 
     @property
     def offsets(self) -> Sequence[int]:
@@ -121,9 +126,7 @@ class SnapshotFile:
 
     def verifier(self) -> ChecksumVerifier:
         """An inspector for a copy out of `arena`: raises ``CorruptSnapshotError``, naming the storage."""
-        return ChecksumVerifier(
-            self._mapped(), self.content.placement, self._digests, corrupt=self._corrupt_at
-        )
+        return ChecksumVerifier(self.arena, self.content.placement, self._digests, corrupt=self._corrupt_at)
 
     def verify(self, pause: Callable[[], object] | None = None) -> None:
         """Check every byte of the payload.
@@ -148,7 +151,7 @@ class SnapshotFile:
         """Check chunks ``first`` to ``stop - 1``."""
         ranges = self.content.placement.chunks[first:stop]
         wanted = self._digests[first:stop].tolist()
-        found = chunk_digests(self._mapped(), ranges)
+        found = chunk_digests(self.arena, ranges)
         for (offset, _), value, expected in zip(ranges, found, wanted, strict=True):
             if value != expected:
                 raise self._corrupt_at(offset)
@@ -160,16 +163,8 @@ class SnapshotFile:
             if start <= offset < start + nbytes:
                 label = self.storages[sid].label
                 name = f"storage {sid} ({label})" if label else f"storage {sid}"
-                return CorruptSnapshotError(f"{self.path}: {name} is damaged", _DAMAGED)
-        return CorruptSnapshotError(f"{self.path}: the bytes at {offset} are damaged", _DAMAGED)
-
-    def _mapped(self) -> memoryview:
-        if self._memory is None:
-            raise UsageError(
-                f"the snapshot {self.path} (generation {self.generation}) is closed or was overwritten",
-                "open the store's newest snapshot",
-            )
-        return self._memory
+                return CorruptSnapshotError(f"{self.path}: {name} is damaged", DAMAGED)
+        return CorruptSnapshotError(f"{self.path}: the bytes at {offset} are damaged", DAMAGED)
 
     def close(self) -> None:
         """Let go of the mapping."""
@@ -188,16 +183,8 @@ class SnapshotFile:
         self.close()
 
 
-_DAMAGED = "use another snapshot; this one cannot be restored"
-
-
-def open_snapshot(path: Path, standby: StandbyMappings | None = None) -> SnapshotFile:
+def open_snapshot(path: Path) -> SnapshotFile:
     """Open a snapshot file that may come from anywhere.
-
-    Parameters
-    ----------
-    standby
-        May have the file mapped already.
 
     Raises
     ------
@@ -208,24 +195,34 @@ def open_snapshot(path: Path, standby: StandbyMappings | None = None) -> Snapsho
     AddressSpaceError
         If this process may not map as much.
     """
+    with _opened(path) as descriptor:
+        record = read_record(descriptor)
+        with heap.uncollected():
+            content, tree, digests = _read_tail(descriptor, record)
+        return SnapshotFile(path, record, content, tree, digests, map_file(descriptor, record.file_len))
+
+
+def record_of(path: Path) -> Record:
+    """The record of a snapshot file, of which nothing else is read; raises as `open_snapshot`."""
+    with _opened(path) as descriptor:
+        return read_record(descriptor)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    """A descriptor; what goes wrong with it is an error that names the file."""
     try:
         descriptor = open_checked(path)
     except FileNotFoundError as error:
         raise RefusedSnapshotError(f"there is no snapshot {path}") from error
     try:
-        record = read_record(descriptor)
-        with heap.uncollected():
-            content, tree, digests = _read_tail(descriptor, record)
-        memory = standby.mapping(descriptor, record.file_len) if standby is not None else None
-        if memory is None:
-            memory = map_file(descriptor, record.file_len)
+        yield descriptor
     except SnapshotError as error:
-        raise type(error)(f"{path}: {error.message}", error.remedy or _DAMAGED) from error
+        raise type(error)(f"{path}: {error.message}", error.remedy or DAMAGED) from error
     except OSError as error:
-        raise RefusedSnapshotError(f"cannot read {path}: {error.strerror}", _DAMAGED) from error
+        raise RefusedSnapshotError(f"cannot read {path}: {error.strerror}", DAMAGED) from error
     finally:
         os.close(descriptor)
-    return SnapshotFile(path, record, content, tree, digests, memory)
 
 
 def read_record(descriptor: int) -> Record:

@@ -8,7 +8,6 @@ name, and nothing is pickled; a value of another type is an error that names its
 
 from __future__ import annotations
 
-import sys
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,25 +29,6 @@ class Tree:
     """An encoded value: canonical tagged JSON."""
 
     data: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class TensorRef:
-    """Stands for a tensor in a tree.
-
-    Attributes
-    ----------
-    ids
-        Positions in the snapshot's list of tensors; one for an ordinary tensor.
-    kind
-        How to put the tensor together from them: ``strided``, ``sparse_coo``, ...
-    extra
-        What else that needs; any encodable value.
-    """
-
-    ids: tuple[int, ...]
-    kind: str = "strided"
-    extra: object = None
 
 
 class _Codec(NamedTuple):
@@ -87,18 +67,13 @@ def register_codec(
     _codecs[name] = _Codec(type_, encode, decode)
 
 
-TensorHook = Callable[[Any, str], TensorRef]
-
-
-def encode(value: object, tensor: TensorHook | None = None, *, path: str = "") -> Tree:
+def encode(value: object, *, path: str = "") -> Tree:
     """Encode ``value``.
 
     Parameters
     ----------
     value
         The value; see docs/snapshot-format.md for the types.
-    tensor
-        Called with every torch tensor and its path (``model.layer.weight``); gives what stands for it.
     path
         Where the value is, for errors.
 
@@ -107,74 +82,46 @@ def encode(value: object, tensor: TensorHook | None = None, *, path: str = "") -
     UsageError
         For a value of another type, or nested too deeply, or within itself; names the path.
     """
-    return Tree(msgspec.json.encode(_Encoder(tensor).encode(value, path, 0)))
+    return Tree(msgspec.json.encode(_encode(value, path, 0)))
 
 
-class _Encoder:
-    """Carries the tensor hook through the recursion."""
-
-    def __init__(self, tensor: TensorHook | None) -> None:
-        self._tensor = tensor
-        self._by_type = {codec.type_: (name, codec) for name, codec in _codecs.items()}
-        torch = sys.modules.get("torch")
-        self._torch_tensor: type | tuple[()] = torch.Tensor if torch else ()
-
-    def encode(self, value: Any, path: str, depth: int) -> object:
-        kind = type(value)
-        if kind is TensorRef:
-            return self._reference(value, path, depth)
-        if stands_for_itself(value):
-            return value
-        if kind is str:
-            return self._text(value, path)
-        if kind in _SEQUENCES:
-            depth = _below(path, depth)
-            items = [
-                item if stands_for_itself(item) else self.encode(item, _join(path, i), depth)
-                for i, item in enumerate(value)
-            ]
-            return [_SEQUENCES[kind], *(sorted(items, key=repr) if kind in (set, frozenset) else items)]
-        if kind is dict or kind is OrderedDict:
-            return ["dict" if kind is dict else "odict", *self._pairs(value, path, _below(path, depth))]
-        return self._other(value, path, depth)
-
-    def _text(self, value: str, path: str) -> str:
-        if not value.isascii():
-            try:
-                value.encode()
-            except UnicodeEncodeError:
-                raise UsageError(f"{named(path)} is not valid Unicode text", "save it as bytes") from None
+def _encode(value: Any, path: str, depth: int) -> object:
+    kind = type(value)
+    if stands_for_itself(value):
         return value
-
-    def _pairs(self, value: dict[Any, Any], path: str, depth: int) -> list[list[object]]:
+    if kind is str:
+        return _text(value, path)
+    if kind in _COLLECTIONS:
+        depth = _below(path, depth)
+        items = [_encode(item, _join(path, number), depth) for number, item in enumerate(value)]
+        return [kind.__name__, *(sorted(items, key=repr) if kind in (set, frozenset) else items)]
+    if kind in _MAPPINGS:
+        depth = _below(path, depth)
         return [
-            [
-                key if stands_for_itself(key) else self.encode(key, f"{_join(path, key)} (the key)", depth),
-                item if stands_for_itself(item) else self.encode(item, _join(path, key), depth),
-            ]
-            for key, item in value.items()
+            _MAPPINGS[kind],
+            *(
+                [_encode(key, f"{_join(path, key)} (the key)", depth), _encode(item, _join(path, key), depth)]
+                for key, item in value.items()
+            ),
         ]
-
-    def _reference(self, value: TensorRef, path: str, depth: int) -> object:
-        return ["tensor", value.kind, list(value.ids), self.encode(value.extra, path, depth + 1)]
-
-    def _other(self, value: Any, path: str, depth: int) -> object:
-        kind = type(value)
-        if kind in self._by_type:
-            name, codec = self._by_type[kind]
-            return ["codec", name, self.encode(codec.encode(value), path, _below(path, depth))]
-        if self._torch_tensor and isinstance(value, self._torch_tensor) and self._tensor is not None:
-            return self._reference(self._tensor(value, path), path, depth)
-        leaf = encode_leaf(value, path)
-        if leaf is not None:
-            return leaf
-        raise UsageError(
-            f"{named(path)} is a {kind.__module__}.{kind.__qualname__}, which cannot be saved",
-            "give plain values, or teach its type with gpuslice.checkpoint.format.tree.register_codec",
-        )
+    for name, codec in _codecs.items():
+        if codec.type_ is kind:
+            return ["codec", name, _encode(codec.encode(value), path, _below(path, depth))]
+    leaf = encode_leaf(value, path)
+    if leaf is not None:
+        return leaf
+    raise UsageError(
+        f"{named(path)} is a {kind.__module__}.{kind.__qualname__}, which cannot be saved",
+        "give plain values, or teach its type with gpuslice.checkpoint.format.tree.register_codec",
+    )
 
 
-_SEQUENCES: dict[type, str] = {list: "list", tuple: "tuple", set: "set", frozenset: "frozenset"}
+def _text(value: str, path: str) -> str:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"{named(path)} is not valid Unicode text", "save it as bytes") from None
+    return value
 
 
 def _below(path: str, depth: int) -> int:
@@ -189,15 +136,8 @@ def _join(path: str, key: object) -> str:
     return f"{path}.{part}" if path else part
 
 
-def decode(tree: Tree, tensor: Callable[[TensorRef], object] | None = None) -> Any:
+def decode(tree: Tree) -> Any:
     """Give the value back.
-
-    Parameters
-    ----------
-    tree
-        What `encode` gave, or a snapshot's.
-    tensor
-        Gives the tensor for a reference; without it the `TensorRef` itself is put in.
 
     Raises
     ------
@@ -213,87 +153,50 @@ def decode(tree: Tree, tensor: Callable[[TensorRef], object] | None = None) -> A
         raise CorruptSnapshotError(f"the tree is not JSON: {error}") from error
     if not canonical:
         raise CorruptSnapshotError("the tree is not canonical JSON")
-    return _Decoder(tensor).decode(value, 0)
+    return _decode(value, 0)
 
 
-#: What of JSON means itself.
-_THEMSELVES = {type(None), bool, str, int}
-
-
-class _Decoder:
-    """Carries the tensor hook through the recursion; what the hook raises passes through."""
-
-    def __init__(self, tensor: Callable[[TensorRef], object] | None) -> None:
-        self._tensor = tensor
-
-    def decode(self, value: Any, depth: int) -> Any:
-        if type(value) in _THEMSELVES:
-            return value
-        if not isinstance(value, list) or not value or depth > DEPTH_LIMIT + 1:
-            raise CorruptSnapshotError(f"the tree has no tagged value in {str(value)[:40]}")
-        tag, *rest = value
-        if tag == "dict" or tag == "odict":
-            return self._mapping(tag, rest, depth + 1)
-        if tag == "tensor":
-            return self._reference(rest, depth + 1)
-        build: Callable[..., object]
+def _decode(value: Any, depth: int) -> Any:
+    if value is None or type(value) in (bool, str, int):
+        return value
+    if not isinstance(value, list) or not value or depth > DEPTH_LIMIT + 1:
+        raise CorruptSnapshotError(f"the tree has no tagged value in {str(value)[:40]}")
+    tag, *rest = value
+    if not isinstance(tag, str) or tag not in _BUILDERS:
+        raise CorruptSnapshotError(f"the tree has the unknown tag {str(tag)[:40]!r}")
+    try:
         if tag == "codec":
-            build, parts = self._codec(rest, depth + 1)
-        elif not isinstance(tag, str) or tag not in _BUILDERS:
-            raise CorruptSnapshotError(f"the tree has the unknown tag {str(tag)[:40]!r}")
-        else:
-            build = _BUILDERS[tag]
-            if tag in _COLLECTIONS:
-                parts = [
-                    [item if type(item) in _THEMSELVES else self.decode(item, depth + 1) for item in rest]
-                ]
-            else:
-                parts = rest
-        try:
-            return build(*parts)
-        except (ValueError, TypeError, OverflowError, MemoryError) as error:
-            raise CorruptSnapshotError(f"the tree has a malformed {tag}: {error}") from error
-
-    def _mapping(self, tag: str, pairs: list[Any], depth: int) -> dict[Any, Any]:
-        """In one loop: a snapshot of thousands of tensors has ten thousands of pairs, nearly all plain."""
-        found: dict[Any, Any] = {} if tag == "dict" else OrderedDict()
-        for pair in pairs:
-            if type(pair) is not list or len(pair) != 2:
-                raise CorruptSnapshotError("the tree has a malformed pair")
-            key, item = pair
-            if type(key) not in _THEMSELVES:
-                key = self.decode(key, depth)
-            if type(item) not in _THEMSELVES:
-                item = self.decode(item, depth)
-            try:
-                found[key] = item
-            except TypeError as error:
-                raise CorruptSnapshotError(f"the tree has a malformed {tag}: {error}") from error
-        return found
-
-    def _reference(self, rest: list[Any], depth: int) -> object:
-        match rest:
-            case [str(kind), list(ids), extra] if all(type(i) is int and i >= 0 for i in ids):
-                reference = TensorRef(tuple(ids), kind, self.decode(extra, depth))
-                return reference if self._tensor is None else self._tensor(reference)
-        raise CorruptSnapshotError("the tree has a malformed tensor")
-
-    def _codec(self, rest: list[Any], depth: int) -> tuple[Callable[[Any], object], list[Any]]:
-        match rest:
-            case [str(name), inner] if name in _codecs:
-                return _codecs[name].decode, [self.decode(inner, depth)]
-            case [str(name), _]:
-                raise RefusedSnapshotError(
-                    f"the snapshot needs the codec {name!r}, which is not registered",
-                    "call gpuslice.checkpoint.format.tree.register_codec before restoring",
-                )
-        raise CorruptSnapshotError("the tree has a malformed codec")
+            return _decode_by_codec(*rest, depth=depth + 1)
+        if tag in LEAVES:
+            return _BUILDERS[tag](*rest)
+        part = _pair if tag in _MAPPINGS.values() else _decode
+        return _BUILDERS[tag](part(item, depth + 1) for item in rest)
+    except (ValueError, TypeError, OverflowError, MemoryError) as error:
+        raise CorruptSnapshotError(f"the tree has a malformed {tag}: {error}") from error
 
 
-_COLLECTIONS: dict[str, Callable[[list[Any]], object]] = {
-    "list": list,
-    "tuple": tuple,
-    "set": set,
-    "frozenset": frozenset,
+def _pair(pair: Any, depth: int) -> tuple[Any, Any]:
+    if type(pair) is not list or len(pair) != 2:
+        raise CorruptSnapshotError("the tree has a malformed pair")
+    return _decode(pair[0], depth), _decode(pair[1], depth)
+
+
+def _decode_by_codec(name: object, inner: object, *, depth: int) -> object:
+    if not isinstance(name, str):
+        raise TypeError("its name is no text")
+    if name not in _codecs:
+        raise RefusedSnapshotError(
+            f"the snapshot needs the codec {name!r}, which is not registered",
+            "call gpuslice.checkpoint.format.tree.register_codec before restoring",
+        )
+    return _codecs[name].decode(_decode(inner, depth))
+
+
+_COLLECTIONS = (list, tuple, set, frozenset)
+_MAPPINGS: dict[type, str] = {dict: "dict", OrderedDict: "odict"}
+_BUILDERS: dict[str, Callable[..., object]] = {
+    **{kind.__name__: kind for kind in _COLLECTIONS},
+    **{tag: kind for kind, tag in _MAPPINGS.items()},
+    **LEAVES,
+    "codec": _decode_by_codec,
 }
-_BUILDERS: dict[str, Callable[..., object]] = {**_COLLECTIONS, **LEAVES}

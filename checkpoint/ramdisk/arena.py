@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from gpuslice.checkpoint.files import flush, open_checked, write_at
-from gpuslice.checkpoint.format.chunk_checksums import ArenaChecksums
+from gpuslice.checkpoint.format.checksums import ArenaChecksums
 from gpuslice.checkpoint.format.layout import align
-from gpuslice.checkpoint.format.safetensors_header import Content
 from gpuslice.kernels.host.memory_files import map_file, remove
 from gpuslice.kernels.host.numa import near
 from gpuslice.kernels.host.process_memory import populate, view_address
@@ -21,52 +20,28 @@ from .budget import Budget, Own
 #: The spare part is small enough for two slots in 2.05 times the state.
 STEP_BYTES = 2 << 20
 _SPARE_SHARE = 128
-#: What is allocated, and what is faulted in, at once where somebody may want the arena sooner.
-_ALLOCATE_BYTES = 64 << 20
-_POPULATE_BYTES = 8 << 20
 
 MapHook = Callable[[memoryview], None]
-
-
-class MapHooks:
-    """Whom to tell about mappings: a device that page-locks them. Every mapping is announced once.
-
-    A mapping is withdrawn before it is unmapped, so a device can let go of it in time. Pages are taken from
-    the memory of ``node``, unless it is ``None``.
-    """
-
-    def __init__(
-        self, on_map: MapHook | None = None, on_unmap: MapHook | None = None, node: int | None = None
-    ) -> None:
-        self.mapped: MapHook = on_map or _ignore
-        self.unmapping: MapHook = on_unmap or _ignore
-        self.node = node
 
 
 def _ignore(memory: memoryview) -> None:
     """Nobody wants to know."""
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
-    """A header that was written: what it follows from, and its checksum."""
+class MapHooks(NamedTuple):
+    """Whom to tell about mappings: a device that page-locks them. Every mapping is announced once.
 
-    content: Content
-    position: int
-    file_len: int
-    xxh3: bytes = field(default=b"", compare=False)
+    A mapping is withdrawn before it is unmapped, so a device can let go of it in time. Pages are taken from
+    the memory of ``node``, unless it is ``None``.
+    """
+
+    mapped: MapHook = _ignore
+    unmapping: MapHook = _ignore
+    node: int | None = None
 
 
 class Arena:
-    """A slot file and its mapping; grows, never shrinks while mapped.
-
-    Parameters
-    ----------
-    path
-        The slot file; made when first needed.
-    budget
-        Admits growth.
-    """
+    """A slot file, made when first needed, and its mapping; grows, never shrinks while mapped."""
 
     def __init__(self, path: Path, budget: Budget) -> None:
         self.path = path
@@ -76,8 +51,6 @@ class Arena:
         self._memory: memoryview | None = None
         #: What the pages hold since the last publish, as long as nobody else has written to them.
         self.checksums: ArenaChecksums | None = None
-        #: What the file has as header, but for the beginning of it, which `SlotContents` tears.
-        self.header: Header | None = None
 
     @property
     def memory(self) -> memoryview | None:
@@ -104,39 +77,13 @@ class Arena:
         """
         if self._memory is not None and len(self._memory) >= nbytes:
             return self._memory
-        length = self.extend_file(*((nbytes, 0) if exactly else _lengths(nbytes)), own=own)
+        needed, spare = align(nbytes, STEP_BYTES), align(nbytes // _SPARE_SHARE, STEP_BYTES)
+        length = self.extend_file(*((nbytes, 0) if exactly else (needed, spare)), own=own)
         self._unmap()
         with self._budget.taking(length):
             memory = map_file(self._descriptor, length, writable=True)
             populate(view_address(memory), length)
         return self._announce(memory)
-
-    def warm(self, nbytes: int, going_on: Callable[[], bool]) -> None:
-        """Do what `ensure` would, in small steps, as long as ``going_on()``; `ensure` does the rest.
-
-        A mapping that is there is let be, however small.
-
-        Raises
-        ------
-        RamDiskFullError
-            If there is no room.
-        """
-        if self._memory is not None:
-            return
-        length, spare = _lengths(nbytes)
-        reached = 0
-        while reached < length:
-            if not going_on():
-                return
-            reached = self.extend_file(min(length, reached + _ALLOCATE_BYTES))
-        reached = self.extend_file(length, spare)
-        with self._budget.taking(reached):
-            memory = map_file(self._descriptor, reached, writable=True)
-            for start in range(0, reached, _POPULATE_BYTES):
-                if not going_on():
-                    return
-                populate(view_address(memory) + start, min(_POPULATE_BYTES, reached - start))
-        self._announce(memory)
 
     def extend_file(self, nbytes: int, spare_bytes: int = 0, *, own: Own | None = None) -> int:
         """Make the file at least ``nbytes`` long without touching the mapping; returns its length.
@@ -203,7 +150,7 @@ class Arena:
         finally:
             if self._descriptor >= 0:
                 os.close(self._descriptor)
-                self._descriptor, self.header = -1, None
+                self._descriptor = -1
 
     def discard(self) -> None:
         """Withdraw the mapping, free its pages and remove the file; whoever still has a view reads zeros.
@@ -216,8 +163,3 @@ class Arena:
             with suppress(OSError):  # not every file system can; then the pages go with the last mapping
                 remove(memory)
         self.path.unlink(missing_ok=True)
-
-
-def _lengths(nbytes: int) -> tuple[int, int]:
-    """Of a file for a state of ``nbytes``: what it needs, and what it may have besides."""
-    return align(nbytes, STEP_BYTES), align(nbytes // _SPARE_SHARE, STEP_BYTES)

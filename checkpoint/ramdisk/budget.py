@@ -43,7 +43,7 @@ class Tenant:
     limit_bytes: int | None = None
 
 
-_NOBODY = Tenant()
+NOBODY = Tenant()
 
 
 class Budget:
@@ -59,7 +59,7 @@ class Budget:
         For whom bytes are admitted.
     """
 
-    def __init__(self, root: Path, limit_bytes: int | None, tenant: Tenant = _NOBODY) -> None:
+    def __init__(self, root: Path, limit_bytes: int | None, tenant: Tenant = NOBODY) -> None:
         self.root = root
         self.tenant = tenant
         #: Makes room, step by step, by moving elsewhere what lies in stores that help, by their directories;

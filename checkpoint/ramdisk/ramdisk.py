@@ -14,15 +14,24 @@ import psutil
 from gpuslice.checkpoint.files import store_directory
 from gpuslice.checkpoint.format.layout import PAGE_BYTES
 from gpuslice.checkpoint.locks import FileLock
-from gpuslice.checkpoint.standby_mappings import StandbyMappings
 from gpuslice.config import Settings, parse_size
 from gpuslice.errors import RamDiskFullError, UsageError
 from gpuslice.types import job_id
 
-from .budget import Budget, Own, Tenant
+from .budget import NOBODY, Budget, Own, Tenant
 from .listing import STORE, UNNAMED, StoreInfo, TenantInfo, spilled_records, store_info, tenants
 from .room_requests import SOCKET, SPARE, request_room
-from .slots import OWNER, SLOTS, committed, newest_restartable, read_owner, restartable, settle, write_owner
+from .slots import (
+    OWNER,
+    SLOTS,
+    Owner,
+    committed,
+    newest_restartable,
+    read_owner,
+    restartable,
+    settle,
+    write_owner,
+)
 from .spill import SpillDirectory
 from .store import JobStore
 
@@ -62,7 +71,7 @@ class RamDisk:
         *,
         spill_directory: Path | None = None,
         spill_limit_bytes: int | None = None,
-        tenant: Tenant = Tenant(),  # noqa: B008 - it cannot change
+        tenant: Tenant = NOBODY,
         scheduler: str = "",
     ) -> None:
         self.directory = directory or default_directory()
@@ -100,7 +109,7 @@ class RamDisk:
         """Bytes the file system and the memory of the machine can still give, whatever the limit says."""
         return self._budget.free_bytes()
 
-    def open_store(self, job: str | None, rank: int = 0, *, slots: int = 2) -> JobStore:
+    def open_store(self, job: str | None, rank: int = 0) -> JobStore:
         """This process's store for a rank of ``job``; takes over what a dead process of the job left.
 
         Parameters
@@ -109,8 +118,6 @@ class RamDisk:
             The job's name; ``None`` for a job whose snapshots end with its process.
         rank
             Its rank.
-        slots
-            2 keeps the previous restartable snapshot while the next is written, 1 takes half the memory.
 
         Raises
         ------
@@ -119,8 +126,8 @@ class RamDisk:
         RamDiskFullError
             If its snapshot was spilled and there is no room to bring it back; it stays where it is.
         """
-        if slots not in (1, 2) or rank < 0:
-            raise UsageError(f"{slots} slots for rank {rank} cannot be", "use 1 or 2 slots and ranks from 0")
+        if rank < 0:
+            raise UsageError(f"rank {rank} cannot be", "count ranks from 0")
         if job is None:
             directory = self.directory / f"{UNNAMED}{secrets.token_hex(8)}.r{rank}"
         else:
@@ -136,7 +143,7 @@ class RamDisk:
                 f"job {job} rank {rank} is running already, in {process}",
                 "wait for it or stop it, or give this one another name",
             )
-        return self._take_over(directory, lock, job, rank, slots)
+        return self._take_over(directory, lock, job, rank)
 
     def home(self, job: str, rank: int) -> Path:
         """The store of a named job's rank: jobs of two schedulers are two, whatever they are called."""
@@ -148,7 +155,7 @@ class RamDisk:
     def stand_by(
         self, job: str, rank: int = 0, *, waiting: Callable[[], object] | None = None
     ) -> JobStore | None:
-        """The store of a named job's rank, as soon as no living process has it; mapped in the meantime.
+        """The store of a named job's rank, as soon as no living process has it.
 
         Parameters
         ----------
@@ -166,12 +173,10 @@ class RamDisk:
             As for `open_store`.
         """
         directory = self.home(job, rank)
-        with StandbyMappings(directory / name for name in SLOTS) as standby:
-            while not self._has_ended_well(directory, waiting):
-                lock = self._claim(directory)  # another one that stands by may have been quicker
-                if lock is not None:
-                    standby.close()
-                    return self._take_over(directory, lock, job, rank, len(SLOTS), standby)
+        while not self._has_ended_well(directory, waiting):
+            lock = self._claim(directory)  # another one that stands by may have been quicker
+            if lock is not None:
+                return self._take_over(directory, lock, job, rank)
         return None
 
     def _has_ended_well(self, directory: Path, waiting: Callable[[], object] | None) -> bool:
@@ -192,21 +197,16 @@ class RamDisk:
             store_directory(directory)
             return FileLock.attempt(directory / OWNER)
 
-    def _take_over(
-        self,
-        directory: Path,
-        lock: FileLock,
-        job: str | None,
-        rank: int,
-        slots: int,
-        standby: StandbyMappings | None = None,
-    ) -> JobStore:
+    def _take_over(self, directory: Path, lock: FileLock, job: str | None, rank: int) -> JobStore:
         """Open a store that was claimed."""
         try:
             tenant = self._budget.tenant
             with self._budget.taking(PAGE_BYTES):
-                write_owner(lock.descriptor, job, rank, tenant.name, tenant.limit_bytes, self._scheduler)
-            store = JobStore(directory, lock, self._budget, job, rank, slots, self.spilled, standby)
+                me = psutil.Process()
+                limit_bytes, at = tenant.limit_bytes, self._scheduler
+                owner = Owner(job, rank, me.pid, me.create_time(), tenant.name, limit_bytes, at)
+                write_owner(lock.descriptor, owner)
+            store = JobStore(directory, lock, self._budget, job, rank, self.spilled)
         except BaseException:
             lock.release()
             raise

@@ -8,7 +8,6 @@ from pathlib import Path
 from gpuslice.checkpoint.format.gsnp import RECORD_BYTES, Record
 from gpuslice.checkpoint.format.reader import SnapshotFile
 from gpuslice.checkpoint.format.safetensors_header import PREAMBLE_BYTES
-from gpuslice.checkpoint.standby_mappings import StandbyMappings
 from gpuslice.errors import RamDiskFullError, SnapshotError
 
 from .arena import Arena
@@ -20,15 +19,6 @@ from .spill import SpillDirectory, always, is_whole
 
 class SlotContents:
     """The slots of one store, whose lock the caller has.
-
-    Parameters
-    ----------
-    directory
-        The store's directory.
-    budget
-        Admits growth.
-    spill
-        Where slots go that their job can do without; ``None``: nowhere.
 
     Attributes
     ----------
@@ -49,22 +39,23 @@ class SlotContents:
         self.generation = max((record.generation for record in self.published.values()), default=0)
         #: The slots whose snapshots lie in the spill directory.
         self._away: set[int] = set()
-        self._open_files: list[weakref.ref[SnapshotFile] | None] = [None] * len(SLOTS)
+        self._written = weakref.WeakValueDictionary[int, SnapshotFile]()  # by slot
         self._readers: weakref.WeakSet[SnapshotFile] = weakref.WeakSet()  # opened here for others
 
     def precious_slot(self) -> int | None:
         """The slot of the newest restartable snapshot."""
-        restartable = [record for record in self.published.values() if record.restartable]
-        newest = max(restartable, key=lambda record: record.generation, default=None)
-        return None if newest is None else newest.slot
+        restartable = {
+            record.generation: slot for slot, record in self.published.items() if record.restartable
+        }
+        return restartable[max(restartable)] if restartable else None
 
-    def restartable(self, standby: StandbyMappings | None) -> list[SnapshotFile]:
+    def restartable(self) -> list[SnapshotFile]:
         """The snapshots that another process can go on from, opened, newest first.
 
         A slot is not vacated until its snapshot is closed.
         """
         wanted = [record for record in committed(self._directory) if record.restartable]
-        snapshots = list(opened(self._directory, wanted, standby))
+        snapshots = list(opened(self._directory, wanted))
         self._readers.update(snapshots)
         return snapshots
 
@@ -74,7 +65,7 @@ class SlotContents:
             write_commit(self._directory, snapshot.record)
         self.generation = snapshot.generation
         self.published[slot] = snapshot.record
-        self._open_files[slot] = weakref.ref(snapshot)
+        self._written[slot] = snapshot
 
     def tear(self, slot: int) -> None:
         """Tear the slot's header, so that nothing half written can be taken for a snapshot."""
@@ -96,9 +87,7 @@ class SlotContents:
                 self.forget(slot)
 
     def _close_file(self, slot: int) -> None:
-        opened = self._open_files[slot]
-        snapshot = opened() if opened else None
-        if snapshot is not None:
+        if (snapshot := self._written.get(slot)) is not None:
             snapshot.close()
 
     def _drop_spilled(self, slot: int) -> None:

@@ -15,12 +15,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
-import psutil
 
 from gpuslice.checkpoint.files import flush_directory, open_checked, read_at, write_at
 from gpuslice.checkpoint.format.gsnp import RECORD_BYTES, Record
-from gpuslice.checkpoint.format.reader import SnapshotFile, open_snapshot, read_record
-from gpuslice.checkpoint.standby_mappings import StandbyMappings
+from gpuslice.checkpoint.format.reader import SnapshotFile, open_snapshot, record_of
 from gpuslice.errors import SnapshotError
 
 SLOTS = ("A.gsnp", "B.gsnp")
@@ -33,22 +31,8 @@ _OWNER_LIMIT_BYTES = 4096
 class Owner(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Who holds a store; for people to read. The lock on the file, not this, says who is alive.
 
-    Attributes
-    ----------
-    job
-        The job's name, or ``None``.
-    rank
-        Its rank.
-    pid
-        The process.
-    started_s
-        When that process started, seconds since 1970, so that a reused pid is not mistaken for it.
-    tenant
-        Whose bytes the store's are; empty for nobody's.
-    tenant_limit_bytes
-        The tenant's limit as that process knew it, or ``None``.
-    scheduler
-        The directory of the scheduler whose job it is; empty without one.
+    ``started_s``, in seconds since 1970, is when the process started: a reused pid is not mistaken for it.
+    ``tenant`` is whose bytes the store's are, ``scheduler`` the directory of the one whose job it is.
     """
 
     job: str | None
@@ -60,17 +44,8 @@ class Owner(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     scheduler: str = ""
 
 
-def write_owner(
-    descriptor: int,
-    job: str | None,
-    rank: int,
-    tenant: str = "",
-    tenant_limit_bytes: int | None = None,
-    scheduler: str = "",
-) -> None:
+def write_owner(descriptor: int, owner: Owner) -> None:
     """Put this process into an open, locked owner file."""
-    started_s = psutil.Process().create_time()
-    owner = Owner(job, rank, os.getpid(), started_s, tenant, tenant_limit_bytes, scheduler)
     os.ftruncate(descriptor, 0)
     write_at(descriptor, msgspec.json.encode(owner), 0)
 
@@ -127,7 +102,8 @@ def committed(directory: Path) -> list[Record]:
     when its process died and does not count. A damaged commit record leaves the slots to speak.
     """
     limit = _commit_generation(directory)
-    found = [record for record in _slot_records(directory) if limit is None or record.generation <= limit]
+    records = (_slot_record(directory, slot) for slot in range(len(SLOTS)))
+    found = [one for one in records if one is not None and (limit is None or one.generation <= limit)]
     return sorted(found, key=lambda record: record.generation, reverse=True)
 
 
@@ -147,29 +123,19 @@ def _commit_generation(directory: Path) -> int | None:
         os.close(descriptor)
 
 
-def _slot_records(directory: Path) -> Iterator[Record]:
-    for index, name in enumerate(SLOTS):
-        try:
-            descriptor = open_checked(directory / name)
-        except (FileNotFoundError, SnapshotError):
-            continue
-        try:
-            record = read_record(descriptor)
-        except SnapshotError:
-            continue
-        finally:
-            os.close(descriptor)
-        if record.slot == index:
-            yield record
+def _slot_record(directory: Path, slot: int) -> Record | None:
+    try:
+        record = record_of(directory / SLOTS[slot])
+    except SnapshotError:
+        return None
+    return record if record.slot == slot else None
 
 
-def opened(
-    directory: Path, records: Iterable[Record], standby: StandbyMappings | None = None
-) -> Iterator[SnapshotFile]:
+def opened(directory: Path, records: Iterable[Record]) -> Iterator[SnapshotFile]:
     """Of the published snapshots of ``records`` those that can be opened, for the caller to close."""
     for record in records:
         try:
-            snapshot = open_snapshot(directory / SLOTS[record.slot], standby)
+            snapshot = open_snapshot(directory / SLOTS[record.slot])
         except SnapshotError:
             continue
         yield snapshot

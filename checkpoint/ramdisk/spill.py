@@ -17,9 +17,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpuslice.checkpoint.files import flush_directory, is_full, open_checked
+from gpuslice.checkpoint.files import flush_directory, is_full, write_at
 from gpuslice.checkpoint.format.gsnp import Record
-from gpuslice.checkpoint.format.reader import SnapshotFile, open_snapshot, read_record
+from gpuslice.checkpoint.format.reader import DAMAGED, SnapshotFile, open_snapshot, record_of
 from gpuslice.checkpoint.locks import FileLock
 from gpuslice.config import format_size
 from gpuslice.errors import (
@@ -29,7 +29,6 @@ from gpuslice.errors import (
     RefusedSnapshotError,
     SnapshotError,
 )
-from gpuslice.kernels.host.memory_files import anonymous
 from gpuslice.private_directories import private_directory
 
 from .arena import Arena
@@ -59,18 +58,9 @@ class Spilled:
 
     def record(self) -> Record:
         """Its record, as far as that can be told without reading it all; ``SnapshotError``."""
-        try:
-            descriptor = open_checked(self.path)
-        except FileNotFoundError as error:
-            raise RefusedSnapshotError(f"there is no snapshot {self.path}") from error
-        try:
-            record = read_record(descriptor)
-        except SnapshotError as error:
-            raise type(error)(f"{self.path}: {error.message}", error.remedy or _DAMAGED) from error
-        finally:
-            os.close(descriptor)
+        record = record_of(self.path)
         if record.slot != self.slot:
-            raise CorruptSnapshotError(f"{self.path} is a snapshot of another slot", _DAMAGED)
+            raise CorruptSnapshotError(f"{self.path} is a snapshot of another slot", DAMAGED)
         return record
 
     def is_useless(self) -> bool:
@@ -156,11 +146,11 @@ class SpillDirectory:
 
         with open_snapshot(source) as snapshot:
             snapshot.verify(pause)
-            length = snapshot.record.file_len
+            memory = snapshot.arena
         with self._lock(pause):
-            self._admit(length)
+            self._admit(len(memory))
             try:
-                _copy(source, partial, length, pause)
+                _write(partial, memory, pause)
                 with open_snapshot(partial) as written:
                     written.verify(pause)
                 os.replace(partial, target)
@@ -191,11 +181,10 @@ class SpillDirectory:
                 arrived.attach(memory)  # whose pages are there
                 _check(arrived, record)
             arena.flush()
-        except SnapshotError as error:
+        except BaseException as error:
             arena.discard()
-            raise type(error)(f"{path} cannot be brought back: {error.message}", error.remedy) from error
-        except BaseException:
-            arena.discard()
+            if isinstance(error, SnapshotError):
+                raise type(error)(f"{path} cannot be brought back: {error.message}", error.remedy) from error
             raise
         return memory
 
@@ -250,9 +239,6 @@ class SpillDirectory:
         )
 
 
-_DAMAGED = "use another snapshot; this one cannot be restored"
-
-
 def is_whole(path: Path) -> bool:
     """Whether there is a snapshot of which every byte is right."""
     try:
@@ -267,7 +253,7 @@ def _check(snapshot: SnapshotFile, record: Record) -> None:
     """Whether it is the one of ``record``, which vouches for the checksums, and they for the rest."""
     if snapshot.record != record:
         raise CorruptSnapshotError(
-            f"{snapshot.path} is another snapshot than the one that was spilled", _DAMAGED
+            f"{snapshot.path} is another snapshot than the one that was spilled", DAMAGED
         )
     snapshot.verify()
 
@@ -283,33 +269,30 @@ def _read(path: Path, memory: memoryview) -> None:
         finally:
             os.close(descriptor)
     except OSError as error:
-        raise RefusedSnapshotError(f"cannot read {path}: {error.strerror}", _DAMAGED) from error
+        raise RefusedSnapshotError(f"cannot read {path}: {error.strerror}", DAMAGED) from error
 
 
 def _partial(target: Path) -> Path:
     return target.with_name(f"{target.name}{_PARTIAL}")
 
 
-def _copy(source: Path, target: Path, length: int, pause: Callable[[], None]) -> None:
-    """Copy ``length`` bytes to a new file and have them on the medium; past the page cache where possible.
+def _write(target: Path, memory: memoryview, pause: Callable[[], None]) -> None:
+    """Write a snapshot's file anew and have it on the medium; past the page cache where possible.
 
     Everything is aligned as O_DIRECT wants it: a snapshot's file is a multiple of 4 KiB long.
     """
-    with suppress(FileNotFoundError):
-        os.unlink(target)
-    reading = open_checked(source)
+    target.unlink(missing_ok=True)
+    descriptor = _open_direct(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
-        writing = _open_direct(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW)
-        try:
-            os.posix_fallocate(writing, 0, length)
-            _transfer(reading, writing, length, pause)
-            os.fdatasync(writing)
-            # What is read back afterwards comes from the medium.
-            os.posix_fadvise(writing, 0, length, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(writing)
+        os.posix_fallocate(descriptor, 0, len(memory))
+        for position in range(0, len(memory), _PIECE_BYTES):
+            pause()
+            write_at(descriptor, memory[position : position + _PIECE_BYTES], position)
+        os.fdatasync(descriptor)
+        # What is read back afterwards comes from the medium.
+        os.posix_fadvise(descriptor, 0, len(memory), os.POSIX_FADV_DONTNEED)
     finally:
-        os.close(reading)
+        os.close(descriptor)
 
 
 def _open_direct(path: Path, flags: int) -> int:
@@ -320,20 +303,8 @@ def _open_direct(path: Path, flags: int) -> int:
             raise
     # Such a file system (tmpfs, some network ones) has no way past its cache, but may have made the file.
     if flags & os.O_CREAT:
-        with suppress(FileNotFoundError):
-            os.unlink(path)
+        path.unlink(missing_ok=True)
     return os.open(path, flags, 0o600)
-
-
-def _transfer(reading: int, writing: int, length: int, pause: Callable[[], None]) -> None:
-    buffer = anonymous(_PIECE_BYTES)
-    for position in range(0, length, _PIECE_BYTES):
-        pause()
-        piece = buffer[: min(_PIECE_BYTES, length - position)]
-        _read_into(reading, piece, position)
-        done = 0
-        while done < len(piece):
-            done += os.pwrite(writing, piece[done:], position + done)
 
 
 def _read_into(descriptor: int, memory: memoryview, position: int) -> None:

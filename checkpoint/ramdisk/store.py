@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
@@ -12,11 +13,9 @@ from gpuslice.checkpoint.format.layout import PAGE_BYTES, Layout, align, place
 from gpuslice.checkpoint.format.reader import SnapshotFile
 from gpuslice.checkpoint.format.safetensors_header import Content, header_room
 from gpuslice.checkpoint.locks import FileLock
-from gpuslice.checkpoint.standby_mappings import StandbyMappings
-from gpuslice.errors import UsageError
+from gpuslice.errors import GpusliceError, UsageError
 
-from .arena import MapHook, MapHooks
-from .arena_preparation import WarmUp
+from .arena import Arena, MapHook, MapHooks
 from .budget import Budget
 from .room_requests import SOCKET, SPARE, GoingOn, RoomListener
 from .slot_contents import SlotContents
@@ -24,27 +23,14 @@ from .slots import prepare_commit
 from .spill import SpillDirectory
 from .writer import SnapshotWriter
 
+#: Begins with gpuslice's own prefix, which lets the thread pass the gate (``gpuslice.runtime.thread_gate``).
+_THREAD = "gpuslice-warm-up"
+
 
 class JobStore:
     """This process's directory in the RAM disk, locked while it lives; made by ``RamDisk.open_store``.
 
-    Parameters
-    ----------
-    directory
-        The store's directory.
-    lock
-        On its owner file; the store lets go of it.
-    budget
-        Admits growth.
-    job, rank
-        Whose it is.
-    slots
-        With 2 a snapshot never overwrites the newest restartable one. With 1 it does: half the memory,
-        and a crash during a suspend leaves nothing.
-    spill
-        Where slots go that their job can do without while somebody else needs the room; ``None``: nowhere.
-    standby
-        What is mapped of the slots already, for `restartable`; given up when the store is next written to.
+    Slots that their job can do without while somebody else needs the room go to ``spill``, if there is one.
     """
 
     def __init__(
@@ -54,24 +40,20 @@ class JobStore:
         budget: Budget,
         job: str | None,
         rank: int,
-        slots: int,
         spill: SpillDirectory | None = None,
-        standby: StandbyMappings | None = None,
     ) -> None:
         self.directory = directory
         self.job = job
         self.rank = rank
         self._budget = budget
         self._spill = spill
-        self._standby = standby
         self._lock = lock
-        self._single = slots == 1
         self._contents = SlotContents(directory, budget, spill)
         self._writer: SnapshotWriter | None = None
         self._content: Content | None = None
         #: Whether somebody knows the path of a snapshot here and may read it at any time: then all stay.
         self.handed_out = False
-        self._warming: WarmUp | None = None
+        self._warming: threading.Thread | None = None
         self._spare_listener: RoomListener | None = None
 
     @property
@@ -104,7 +86,6 @@ class JobStore:
         if self._writer is not None:
             raise UsageError("a snapshot is being written already", "publish or abort it first")
         self.cool()
-        self._standby = None
         slot, contents = self._free_slot(), self._contents
         payload = header_room(layout)
         arena = contents.arenas[slot]
@@ -123,15 +104,16 @@ class JobStore:
         self._writer = SnapshotWriter(arena, layout, record, self._content, self._finish)
         return self._writer
 
-    def warm_up(self, layout: Layout) -> WarmUp | None:
+    def warm_up(self, layout: Layout) -> threading.Thread | None:
         """Begin to make the arena for the next snapshot ready, if it is cold, for a state like ``layout``.
 
-        In the background: everything else here stops it first and does the rest itself. It takes no more
-        than it leaves to others, and that there is no room is no error.
+        In the background, since faulting in pages and locking them takes five to ten times as long as copying
+        into them. Everything else here waits for its end. It takes no more than it leaves to others, and that
+        there is no room is no error.
 
         Returns
         -------
-        WarmUp or None
+        threading.Thread or None
             What is under way; nothing if there is nothing to do, or no room.
         """
         self.cool()
@@ -141,7 +123,8 @@ class JobStore:
             return None
         if 2 * nbytes > self._budget.room_bytes():
             return None
-        self._warming = WarmUp(arena, nbytes)
+        self._warming = threading.Thread(target=_prepare, args=(arena, nbytes), name=_THREAD, daemon=True)
+        self._warming.start()
         return self._warming
 
     def cool(self) -> None:
@@ -151,14 +134,14 @@ class JobStore:
             listener.close()
         warming, self._warming = self._warming, None
         if warming is not None:
-            warming.stop()
+            warming.join()
 
     def restartable(self) -> dict[int, SnapshotFile]:
         """The snapshots here that this process can go on from, opened, by boundary.
 
         Each stays where it is until it is closed.
         """
-        newest_last = reversed(self._contents.restartable(self._standby))
+        newest_last = reversed(self._contents.restartable())
         return {snapshot.boundary: snapshot for snapshot in newest_last}
 
     def forget_after(self, boundary: int) -> None:
@@ -173,7 +156,7 @@ class JobStore:
         A snapshot that nobody else can go on from is worth nothing once its job runs again: its
         slot, warm as it is, takes the next one.
         """
-        precious = None if self._single else self._contents.precious_slot()
+        precious = self._contents.precious_slot()
         return 0 if precious is None else 1 - precious
 
     def _finish(self, slot: int, snapshot: SnapshotFile | None) -> None:
@@ -234,7 +217,7 @@ class JobStore:
     def _give(self, going_on: GoingOn, last: int, *, wanted: int | None = None) -> bool:
         """Give up the room of one slot, that of ``last`` last; the job comes back from ``wanted``."""
         if self._warming is not None:
-            self._warming.stop()
+            self._warming.join()
         return any(self._contents.vacate(slot, going_on, wanted=slot == wanted) for slot in (1 - last, last))
 
     def bring_back(self, snapshot: SnapshotFile) -> None:
@@ -275,7 +258,6 @@ class JobStore:
 
     def _let_go(self) -> None:
         self.cool()
-        self._standby = None
         with ExitStack() as arenas:  # of which one that fails does not keep the others
             for arena in self._contents.arenas:
                 # Whoever listened has this store, and the newest snapshot's mapping.
@@ -289,6 +271,11 @@ class JobStore:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close(keep=self.job is not None)
+
+
+def _prepare(arena: Arena, nbytes: int) -> None:
+    with suppress(GpusliceError):  # the suspend that needs the arena will meet the same by itself
+        arena.ensure(nbytes)
 
 
 def _room(layout: Layout) -> int:

@@ -10,17 +10,16 @@ from typing import TYPE_CHECKING, Self
 
 import msgspec
 
-from gpuslice.checkpoint.format.checksum import fingerprint, pack_digests
-from gpuslice.checkpoint.format.chunk_checksums import ChecksumRecorder
-from gpuslice.checkpoint.format.gsnp import METADATA_LIMIT_BYTES, RECORD_BYTES, Record, encode_metadata
+from gpuslice.checkpoint.format.checksums import ChecksumRecorder, fingerprint, pack_digests
+from gpuslice.checkpoint.format.gsnp import METADATA_LIMIT_BYTES, RECORD_BYTES, Metadata, Record
 from gpuslice.checkpoint.format.layout import PAGE_BYTES, Layout, TensorSpec, align, place
 from gpuslice.checkpoint.format.reader import SnapshotFile
-from gpuslice.checkpoint.format.safetensors_header import Content, preamble
+from gpuslice.checkpoint.format.safetensors_header import Content
 from gpuslice.checkpoint.format.tree import Tree
 from gpuslice.config import format_size
 from gpuslice.errors import UsageError
 
-from .arena import Arena, Header
+from .arena import Arena
 
 if TYPE_CHECKING:  # the command line, which needs no torch, gets here, too
     import torch
@@ -98,13 +97,13 @@ class SnapshotWriter:
             raise UsageError(f"boundary {boundary} is negative", "count boundaries from 0")
         content = self._describe(tuple(tensors))
         digests = self.checksums.digests()
-        metadata = encode_metadata(*content.encoded, msgspec.Raw(tree.data))
+        metadata = Metadata(content.rows, content.tensors, msgspec.Raw(tree.data)).encode()
         if len(metadata) > METADATA_LIMIT_BYTES:
             raise UsageError(
                 f"what is not a tensor takes {format_size(len(metadata))}, more than a snapshot can describe",
                 f"keep it below {format_size(METADATA_LIMIT_BYTES)}; save large data as tensors",
             )
-        record = self._locate(len(metadata), len(digests), boundary, restartable)
+        record = replace(self._record, boundary=boundary, restartable=restartable)
         record = self._write(record, content, metadata, pack_digests(digests))
         snapshot = SnapshotFile(self._arena.path, record, content, tree, digests, memory)
         self._finish(record.slot, snapshot)
@@ -125,45 +124,30 @@ class SnapshotWriter:
             return previous
         return Content.build(self._layout, self._record.payload, tensors)
 
-    def _locate(self, metadata_len: int, chunk_total: int, boundary: int, restartable: bool) -> Record:
-        """The record with every position; lengthens the file if the tail needs it."""
+    def _write(self, record: Record, content: Content, metadata: bytes, digests: bytes) -> Record:
+        """Write tail, record and, last of all, the header that makes the file readable."""
         tail = self._placement.end
-        table = align(tail + metadata_len, 8)
-        position = align(table + 8 * chunk_total, PAGE_BYTES)
-        return replace(
-            self._record,
-            restartable=restartable,
-            boundary=boundary,
+        table = align(tail + len(metadata), 8)
+        position = align(table + len(digests), PAGE_BYTES)
+        metadata_len, metadata = len(metadata), metadata.ljust(table - tail, b"\0")
+        digests = digests.ljust(position - table, b"\0")
+        record = replace(
+            record,
             storages=len(self._layout.storages),
-            chunks=chunk_total,
+            chunks=self._placement.chunk_total,
             tail=tail,
             metadata_len=metadata_len,
             table=table,
             position=position,
             file_len=self._arena.extend_file(position + RECORD_BYTES),
+            metadata_xxh3=fingerprint(metadata),
+            table_xxh3=fingerprint(digests),
             created_ns=time.time_ns(),
         )
-
-    def _write(self, record: Record, content: Content, metadata: bytes, digests: bytes) -> Record:
-        """Write tail, record and, last of all, the header that makes the file readable."""
-        text = metadata.ljust(record.table - record.tail, b"\0")
-        table = digests.ljust(record.position - record.table, b"\0")
-        known, self._arena.header = self._arena.header, None
-        source = Header(content, record.position, record.file_len)
-        if known is not None and known == source:
-            header = preamble(record)  # the slot has the rest of it
-        else:
-            header = content.header(record)
-            known = replace(source, xxh3=fingerprint(header))
-        record = replace(
-            record,
-            header_xxh3=known.xxh3,
-            metadata_xxh3=fingerprint(text),
-            table_xxh3=fingerprint(table),
-        )
-        self._arena.write(text + table + record.encode(), record.tail)
+        header = content.header(record)
+        record = replace(record, header_xxh3=fingerprint(header))
+        self._arena.write(metadata + digests + record.encode(), tail)
         self._arena.write(header, 0)
-        self._arena.header = known
         return record
 
     def __enter__(self) -> Self:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from gpuslice.checkpoint.discover.live_instances import live_instances
-from gpuslice.checkpoint.format.checksum import digest
+from gpuslice.checkpoint.format.checksums import digest
 from gpuslice.checkpoint.format.reader import SnapshotFile
 from gpuslice.checkpoint.named.describe import keeps_own_state_dict
 from gpuslice.checkpoint.named.state import describe

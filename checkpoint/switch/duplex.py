@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
-from gpuslice.checkpoint.format.chunk_checksums import ChecksumVerifier
+from gpuslice.checkpoint.format.checksums import ChecksumVerifier
 from gpuslice.checkpoint.format.reader import SnapshotFile
 from gpuslice.checkpoint.ramdisk.writer import SnapshotWriter
 from gpuslice.checkpoint.undo import undoing

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 
 import torch
 
-from gpuslice.checkpoint.discover.live_instances import live_instances
 from gpuslice.checkpoint.discover.live_graphs import collects_for_somebody, pending_node
+from gpuslice.checkpoint.discover.live_instances import live_instances
 from gpuslice.checkpoint.discover.storages import held_by_others, with_gradients
 from gpuslice.checkpoint.discover.tensor_parts import describe_tensor, strided_parts
 from gpuslice.checkpoint.undo import undoing

@@ -22,6 +22,7 @@ With a successor, emptying and reserving go portion by portion in step 6 (``dupl
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -33,7 +34,6 @@ from gpuslice.checkpoint.gate import Gate, NoGate
 from gpuslice.checkpoint.named import process_rng
 from gpuslice.checkpoint.named.lazy_optimizer_state import LazyResume, Stream
 from gpuslice.checkpoint.named.state import NamedState, describe
-from gpuslice.checkpoint.ramdisk.arena_preparation import WarmUp
 from gpuslice.checkpoint.ramdisk.store import JobStore
 from gpuslice.checkpoint.ramdisk.writer import SnapshotWriter
 from gpuslice.checkpoint.undo import undoing
@@ -218,7 +218,7 @@ class Switch:
             stages.record.registrations = self.device.registrations - registrations
         return writer
 
-    def warm_up(self) -> WarmUp | None:
+    def warm_up(self) -> threading.Thread | None:
         """Have the next suspend's arena made for a state like the present one, in the background.
 
         At a boundary, when the state is complete (an optimizer's after its first steps). It never fails: what
@@ -226,7 +226,7 @@ class Switch:
 
         Returns
         -------
-        WarmUp or None
+        threading.Thread or None
             What is under way; nothing if the arena is warm already, or there is no room.
         """
         if self._layout is None:

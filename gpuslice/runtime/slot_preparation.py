@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 
 from gpuslice.checkpoint.named import lazy_optimizer_state
-from gpuslice.checkpoint.ramdisk.arena_preparation import WarmUp
 from gpuslice.checkpoint.ramdisk.store import JobStore
 from gpuslice.checkpoint.switch.switch import Switch
 from gpuslice.errors import GpusliceError
@@ -49,7 +49,7 @@ class SlotPreparation:
         store: Callable[[], JobStore],
         spills: bool,
     ) -> None:
-        self.warming: WarmUp | None = None
+        self.warming: threading.Thread | None = None
         self._boundaries = boundaries
         self._checkpoints = checkpoints
         self._may_suspend = may_suspend

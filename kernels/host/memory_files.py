@@ -51,12 +51,6 @@ def no_address_space(nbytes: int) -> tuple[str, str]:
     return f"this process can map no further {format_size(nbytes)}{limit}", _MORE_ADDRESSES
 
 
-def anonymous(nbytes: int) -> memoryview:
-    """Private memory that begins at a page; ``AddressSpaceError``."""
-    with _enough_addresses(nbytes):
-        return memoryview(mmap.mmap(-1, nbytes))
-
-
 @contextmanager
 def _enough_addresses(nbytes: int) -> Iterator[None]:
     try:

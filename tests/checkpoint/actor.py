@@ -74,8 +74,8 @@ class Actor:
         self.snapshot: SnapshotFile | None = None
         self.parked = ExitStack()
 
-    def open(self, job: str | None, rank: int = 0, slots: int = 2) -> None:
-        self.store = self.disk.open_store(job, rank, slots=slots)
+    def open(self, job: str | None, rank: int = 0) -> None:
+        self.store = self.disk.open_store(job, rank)
 
     def belong(self, tenant: str, limit_bytes: int) -> None:
         """From now on a process of a tenant's."""
@@ -125,12 +125,12 @@ class Actor:
     def collect(self, everything: bool = False) -> int:
         return len(self.disk.collect(everything=everything))
 
-    def crash(self, directory: str, slots: int, saved: int, step: int) -> bool:
+    def crash(self, directory: str, saved: int, step: int) -> bool:
         """In a child, on another RAM disk: save some snapshots, die in the next one; whether it did not."""
 
         def save() -> None:
             child = Actor(directory, str(self.disk.limit_bytes))
-            child.open("a", slots=slots)
+            child.open("a")
             for boundary in range(1, saved + 1):
                 child.save(boundary)
             Countdown(step)
@@ -148,7 +148,7 @@ class Actor:
             assert child.store is not None
             warming = child.store.warm_up(Layout((StorageSpec(0, 1 << 20),)))
             assert warming is not None
-            warming.wait()
+            warming.join()
             child.close(keep=True)
 
         return survives(open_and_close)

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpuslice.checkpoint.format import tree
-from gpuslice.checkpoint.format.checksum import fingerprint
+from gpuslice.checkpoint.format.checksums import fingerprint
 from gpuslice.checkpoint.format.gsnp import RECORD_BYTES, Record
 from gpuslice.checkpoint.format.layout import align
 from gpuslice.checkpoint.format.reader import open_snapshot

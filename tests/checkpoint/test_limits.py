@@ -160,7 +160,7 @@ def test_a_full_tmpfs_is_an_error_and_not_a_bus_error(
     small_tmpfs: Path, save: Save, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = RamDisk(small_tmpfs / "disk", 256 * MIB)
-    with disk.open_store("a", slots=1) as store:
+    with disk.open_store("a") as store:
         with pytest.raises(RamDiskFullError, match="of memory are free"):
             store.begin(layout_of(9 * MIB))
         with monkeypatch.context() as patch:
@@ -181,13 +181,13 @@ def test_an_interrupted_reservation_is_no_trap(
         if length > 4096:
             raise KeyboardInterrupt
 
-    with disk.open_store("a", slots=1) as store:
-        save(store, sizes=(MIB,))
+    with disk.open_store("a") as store:
+        save(store, sizes=(MIB,), restartable=False)
         with monkeypatch.context() as patch:
             patch.setattr(os, "posix_fallocate", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 store.begin(layout_of(20 * MIB))
-        save(store, sizes=(20 * MIB,)).verify()
+        save(store, sizes=(20 * MIB,), restartable=False).verify()
         allocated = (store.directory / "A.gsnp").stat()
         assert allocated.st_blocks * 512 >= allocated.st_size
 

@@ -135,7 +135,7 @@ def test_only_a_suspend_takes_the_room_of_those_that_run(disk: RamDisk, place: P
         running.spare()
         arena = other._contents.arenas[0]
         with pytest.raises(RamDiskFullError):
-            arena.warm(30 * MIB, lambda: True)
+            arena.ensure(30 * MIB)  # as made ready ahead
         with pytest.raises(RamDiskFullError):
             arena.ensure(30 * MIB, exactly=True)  # coming back: it can be read where it is
         assert files(place) == []

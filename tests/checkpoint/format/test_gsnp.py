@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from gpuslice.checkpoint.format.checksum import digest
+from gpuslice.checkpoint.format.checksums import digest
 from gpuslice.checkpoint.format.dtypes import DTYPES
 from gpuslice.checkpoint.format.gsnp import Metadata, Record, StorageRow, check_tensors
 from gpuslice.checkpoint.format.layout import (
@@ -123,8 +123,8 @@ def test_placement_neither_overlaps_nor_leaves_holes(sizes: list[int]) -> None:
     assert position == placement.end
     assert placement.end % PAGE_BYTES == 0
     for sid, nbytes in enumerate(sizes):
-        own = placement.chunks[placement.first_chunk[sid] :][: chunk_count(nbytes)]
         if nbytes:
+            own = placement.chunks[placement.chunk_at[placement.offsets[sid]] :][: chunk_count(nbytes)]
             assert own[0][0] == placement.offsets[sid]
             assert 0 <= own[-1][1] - own[0][0] - nbytes < PAGE_BYTES + SMALL_ALIGN_BYTES
 

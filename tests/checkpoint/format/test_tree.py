@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuslice.checkpoint.format import tree
-from gpuslice.checkpoint.format.tree import TensorRef, Tree, decode, encode, register_codec
+from gpuslice.checkpoint.format.tree import Tree, decode, encode, register_codec
 from gpuslice.errors import CorruptSnapshotError, RefusedSnapshotError, UsageError
 
 scalars = (
@@ -165,20 +165,6 @@ def test_what_holds_nothing_may_be_in_the_deepest_list(leaf: object) -> None:
         encode([value])
 
 
-def test_tensors_become_references_with_their_paths() -> None:
-    seen: list[str] = []
-
-    def reference(tensor: torch.Tensor, path: str) -> TensorRef:
-        seen.append(path)
-        return TensorRef((len(seen) - 1,), "strided", {"grad": tensor.requires_grad})
-
-    value = {"model": {"w": torch.zeros(2), "b": torch.nn.Parameter(torch.ones(1))}}
-    encoded = encode(value, reference)
-    assert seen == ["model.w", "model.b"]
-    assert decode(encoded)["model"]["b"] == TensorRef((1,), "strided", {"grad": True})
-    assert decode(encoded, lambda ref: ref.ids[0])["model"] == {"w": 0, "b": 1}
-
-
 def test_a_codec_teaches_one_type() -> None:
     register_codec("pure-path", PurePosixPath, str, PurePosixPath)
     register_codec("pure-path", PurePosixPath, str, PurePosixPath)
@@ -267,11 +253,3 @@ def test_no_json_makes_decode_crash(value: object) -> None:
 @given(st.binary(max_size=40))
 def test_no_bytes_make_decode_crash(data: bytes) -> None:
     assert decodes_or_is_corrupt(data)
-
-
-def test_an_error_of_the_tensor_hook_is_its_own() -> None:
-    def hook(reference: TensorRef) -> object:
-        raise ValueError("no such tensor here")
-
-    with pytest.raises(ValueError, match="no such tensor here"):
-        decode(encode([TensorRef((0,))]), hook)

@@ -1,22 +1,15 @@
-"""Arenas that are made ready ahead of their suspend: exact, interruptible, and never in anybody's way."""
+"""Arenas that are made ready ahead of their suspend: exact, and never in anybody's way."""
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from gpuslice.checkpoint.format.reader import SnapshotFile
-from gpuslice.checkpoint.ramdisk.arena import Arena
-from gpuslice.checkpoint.ramdisk.arena_preparation import WarmUp
-from gpuslice.checkpoint.ramdisk.budget import Budget
 from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
 from gpuslice.checkpoint.ramdisk.store import JobStore
 from gpuslice.checkpoint.switch.switch import Switch
-from gpuslice.errors import RamDiskFullError
 
 from ..conftest import MIB, layout_of
 from ..harness import FaultyDevice, Job, SpyGate
@@ -24,10 +17,9 @@ from ..harness import FaultyDevice, Job, SpyGate
 Save = Callable[..., SnapshotFile]
 
 
-def finish(warming: WarmUp | None) -> None:
+def finish(warming: threading.Thread | None) -> None:
     assert warming is not None
-    warming.wait()
-    assert warming.error is None
+    warming.join()
 
 
 def test_the_snapshot_finds_its_arena_mapped_and_faulted_in(disk: RamDisk) -> None:
@@ -52,27 +44,13 @@ def test_a_first_suspend_after_it_is_not_cold(store: JobStore, job: Job) -> None
     assert job.digest() == before
 
 
-def test_a_suspend_does_not_wait_for_it_and_is_exact(store: JobStore, job: Job) -> None:
+def test_a_suspend_that_comes_meanwhile_is_exact(store: JobStore, job: Job) -> None:
     before = job.digest()
     switch = Switch(FaultyDevice(), store, gate=SpyGate())
     assert switch.warm_up() is not None
     switch.suspend(boundary=1)
     switch.resume()
     assert job.digest() == before
-
-
-@pytest.mark.parametrize("steps", [0, 1, 2, 3, 5, 40])
-def test_wherever_it_is_stopped_the_rest_is_done_when_needed(shm: Path, steps: int) -> None:
-    arena = Arena(shm / "arena", Budget(shm, 512 * MIB))
-    turns = itertools.count()
-    arena.warm(100 * MIB, lambda: next(turns) < steps)
-    made = arena.memory is not None
-    assert made == (steps == 40)
-    memory = arena.ensure(100 * MIB)
-    assert len(memory) >= 100 * MIB
-    memory[-1] = memory[0] = 1
-    assert (shm / "arena").stat().st_blocks * 512 >= len(memory)
-    arena.close()
 
 
 def test_the_second_slot_is_warmed_while_the_first_holds_what_counts(disk: RamDisk, save: Save) -> None:
@@ -96,14 +74,6 @@ def test_it_takes_no_more_than_it_leaves_to_others(shm: Path) -> None:
         assert store.warm_up(layout_of(30 * MIB)) is None
         assert disk.used_bytes == used
         store.begin(layout_of(30 * MIB)).abort()
-
-
-def test_when_others_took_the_room_meanwhile_nothing_fails(shm: Path) -> None:
-    arena = Arena(shm / "arena", Budget(shm, 10 * MIB))
-    warming = WarmUp(arena, 200 * MIB)
-    warming.wait()
-    assert isinstance(warming.error, RamDiskFullError)
-    assert arena.memory is None
 
 
 def test_no_thread_is_left_when_the_store_is_closed(disk: RamDisk) -> None:

@@ -96,8 +96,6 @@ def test_a_name_cannot_lead_elsewhere(disk: RamDisk, job: str) -> None:
 def test_impossible_stores_are_refused(disk: RamDisk) -> None:
     with pytest.raises(UsageError):
         disk.open_store("a", -1)
-    with pytest.raises(UsageError):
-        disk.open_store("a", slots=3)
 
 
 def test_two_living_processes_cannot_be_the_same_rank(disk: RamDisk, actor: Actor, save: Save) -> None:

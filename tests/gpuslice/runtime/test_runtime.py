@@ -116,7 +116,7 @@ def test_the_arena_is_made_ready_after_the_second_step(job: Runtime) -> None:
         job.boundaries.steps = steps
         job.boundaries.mark()
     assert job.slot_preparation.warming is not None
-    job.slot_preparation.warming.wait()
+    job.slot_preparation.warming.join()
     job.suspend(explicit=False)
     assert not job.resume().cold
     assert torch.equal(tensor, before)

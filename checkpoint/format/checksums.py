@@ -1,4 +1,4 @@
-"""Checksums taken while a copy is under way, chunk by chunk, by whichever thread copies the chunk.
+"""xxh3 of chunks: every byte lies in one, and is read once, if possible by the thread that copies it.
 
 A `ChecksumRecorder` watches a copy into an arena: it notes the checksums that the snapshot will
 carry, and lets chunks be that have not changed since the arena's last snapshot. A `ChecksumVerifier` watches
@@ -7,20 +7,62 @@ the copy back.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from xxhash import xxh3_128, xxh3_128_intdigest
+from xxhash import xxh3_64_intdigest, xxh3_128, xxh3_128_digest, xxh3_128_intdigest
 
 from gpuslice.errors import CorruptSnapshotError, SnapshotError
 from gpuslice.kernels.host.checksummed_copies import ROW, Expected, Sums
 
-from .checksum import Digests, chunk_digests, digest
 from .layout import PAGE_BYTES, Placement
 
 _ZEROS = bytes(2 * PAGE_BYTES)
+#: Two threads reach the memory's bandwidth; below this many bytes starting one costs more than it gains.
+_THREADED_BYTES = 16 << 20
+_IN_FILES = np.dtype("<u8")
+
+#: xxh3-64 of each chunk, as ``uint64``.
+Digests = np.ndarray[Any, np.dtype[np.uint64]]
+
+
+def fingerprint(data: bytes | memoryview) -> bytes:
+    """xxh3-128 of header, metadata or table: 16 bytes, most significant first."""
+    return xxh3_128_digest(data)
+
+
+def digest(data: bytes | memoryview) -> int:
+    """xxh3-64 of a chunk."""
+    return xxh3_64_intdigest(data)
+
+
+def pack_digests(digests: Digests) -> bytes:
+    """Digests as little-endian u64, the form they have in the file."""
+    return digests.astype(_IN_FILES).tobytes()
+
+
+def unpack_digests(table: bytes, count: int) -> Digests:
+    """The first ``count`` digests of a checksum table."""
+    return np.ndarray(count, _IN_FILES, table).astype(np.uint64)
+
+
+def chunk_digests(data: memoryview, ranges: Sequence[tuple[int, int]]) -> list[int]:
+    """xxh3-64 of each range of ``data``; xxhash lets go of the GIL meanwhile."""
+
+    def run(part: Sequence[tuple[int, int]]) -> list[int]:
+        return [digest(data[start:stop]) for start, stop in part]
+
+    if sum(stop - start for start, stop in ranges) < _THREADED_BYTES or os.cpu_count() == 1:
+        return run(ranges)
+    middle = len(ranges) // 2
+    with ThreadPoolExecutor(1, thread_name_prefix="gpuslice-digest") as pool:
+        first = pool.submit(run, ranges[:middle])
+        second = run(ranges[middle:])
+        return first.result() + second
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +151,7 @@ class ChecksumRecorder:
 class ChecksumVerifier:
     """Inspector of a copy out of ``memory``: every chunk must have the checksum that it was written with.
 
-    Parameters
-    ----------
-    corrupt
-        Makes the error for a damaged chunk from its offset.
+    ``corrupt`` makes the error for a damaged chunk from its offset.
     """
 
     def __init__(
