@@ -76,6 +76,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         ZeroMQ endpoint of the scheduler, or empty.
     ranks
         How many ranks the scheduler has devices for; 0 without one.
+    memory
+        Most bytes that each rank may allocate on its device, ``3G`` style, or empty for no limit.
     visible_gpus
         The scheduler's GPUs in the order of its numbers, as ``CUDA_VISIBLE_DEVICES`` would name them.
     """
@@ -102,10 +104,11 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     keep_children: bool = False
     socket: Word = ""
     ranks: Count = 0
+    memory: Word = ""
     visible_gpus: Word = ""
 
     def __post_init__(self) -> None:
-        for size in filter(None, (self.ramdisk_limit, self.tenant_ramdisk, self.spill_limit)):
+        for size in filter(None, (self.ramdisk_limit, self.tenant_ramdisk, self.spill_limit, self.memory)):
             parse_size(size)
         parse_boundaries(self.suspend_at)
 

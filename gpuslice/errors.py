@@ -10,6 +10,8 @@ from typing import ClassVar
 
 #: What a process says that ends because it has not got its job's state any more; not its script's fault.
 WITHOUT_STATE = "the process ends without its job's state, whose snapshots are kept"
+#: What an out-of-memory error says that comes of the job's own limit.
+OVER_MEMORY_LIMIT = "out of memory: the job's memory limit"
 
 
 class GpusliceError(Exception):

@@ -49,8 +49,9 @@ class Submit(Verb, tag="submit", frozen=True):
         How often it is started again after a failure that was not its user's.
     steps
         How many optimizer steps it has, for its progress; 0: not stated.
-    memory_bytes
-        What it needs on each of its devices; 0: not stated.
+    memory_bytes, most_memory_bytes
+        What it may allocate on each of its devices (0: not stated, and no limit), and up to how much it is
+        started again with twice as much if it wants more (0: it is not).
     expected_s
         How long it trains on its devices, as far as its owner knows; 0: not stated.
     max_steps
@@ -76,6 +77,7 @@ class Submit(Verb, tag="submit", frozen=True):
     steps: Count = 0
     max_steps: Count = 0
     memory_bytes: ByteCount = 0
+    most_memory_bytes: ByteCount = 0
     expected_s: Seconds = 0.0
     trial_batches: Count = 0
     deadline_s: Seconds = 0.0

@@ -45,7 +45,9 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     max_restarts
         How often it is started again after a failure that was not its user's.
     device_memory_bytes
-        What it needs on each of its devices; 0: not stated.
+        What it may allocate on each of its devices; 0: not stated, and no limit.
+    most_memory_bytes
+        A job over that limit is started again with twice as much, up to this; 0: it is not.
     cpus, memory_bytes
         What the whole job needs of the hosts, for multi-resource policies; 0: not stated.
     """
@@ -70,6 +72,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     max_restarts: Count = 0
     trial_batches: Count = 0
     device_memory_bytes: ByteCount = 0
+    most_memory_bytes: ByteCount = 0
     cpus: Count = 0
     memory_bytes: ByteCount = 0
 

@@ -29,6 +29,9 @@ def command(
     no_verify: Annotated[
         bool, Option("--no-verify", help="Take snapshots back without comparing their checksums.")
     ] = False,
+    memory: Annotated[
+        str | None, Option(metavar="3G", help="Most bytes that it may allocate on its device; with --device.")
+    ] = None,
     route: RouteOption = None,
     ramdisk_dir: Annotated[
         str | None, Option(metavar="DIR", help="Where snapshots go; /dev/shm/gpuslice-UID by default.")
@@ -64,6 +67,7 @@ def command(
         checkpoint_every=checkpoint_every,
         lazy_resume=lazy_resume or None,
         verify=False if no_verify else None,
+        memory=memory,
         route=route,
         ramdisk_dir=ramdisk_dir,
         ramdisk_limit=ramdisk_limit,

@@ -40,7 +40,10 @@ def command(
         str | None, Option(metavar="40m", help="How long it trains on its devices, as far as you know.")
     ] = None,
     max_steps: Annotated[int, Option(metavar="N", help="End it, well, after N optimizer steps.")] = 0,
-    memory: Annotated[str, Option(metavar="4G", help="What it needs on each of its devices.")] = "",
+    memory: Annotated[
+        str,
+        Option(metavar="3G[:6G]", help="Limit on each device; over it, again with twice as much, up to 6G."),
+    ] = "",
     trial: Annotated[
         bool, Option("--trial", help="Try it first, ahead of all others, so that it fails early if at all.")
     ] = False,
@@ -74,6 +77,7 @@ def command(
         if not equals or not key:
             raise UsageError(f"--env {setting} is not KEY=VALUE", "write for instance --env LR=0.1")
         environ[key] = value
+    limit, _, most = memory.partition(":")
     timeout_s = 0.0 if boundary_timeout == "never" else config.parse_duration(boundary_timeout)
     if guaranteed and sys.stderr.isatty():
         sys.stderr.write("gpuslice: waiting until it is known whether its deadline can be guaranteed\n")
@@ -87,7 +91,8 @@ def command(
             max_restarts=max_restarts,
             steps=steps,
             max_steps=max_steps,
-            memory_bytes=config.parse_size(memory) if memory else 0,
+            memory_bytes=config.parse_size(limit) if limit else 0,
+            most_memory_bytes=config.parse_size(most) if most else 0,
             expected_s=0.0 if duration is None else config.parse_duration(duration),
             trial_batches=trial_batches if trial else 0,
             deadline_s=0.0 if deadline is None else config.parse_duration(deadline),

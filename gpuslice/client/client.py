@@ -86,6 +86,7 @@ class Client:
         steps: int = 0,
         max_steps: int = 0,
         memory_bytes: int = 0,
+        most_memory_bytes: int = 0,
         expected_s: float = 0.0,
         trial_batches: int = 0,
         deadline_s: float = 0.0,
@@ -114,7 +115,9 @@ class Client:
         max_steps
             It is ended, well, at the first boundary after so many; 0: when it ends by itself.
         memory_bytes
-            What it needs on each of its devices; 0: not stated.
+            What it may allocate on each of its devices: a limit; 0: not stated, and none.
+        most_memory_bytes
+            Over that limit it is started again with twice as much, up to this; 0: it has failed.
         expected_s
             How long it trains on its devices, if known, for policies that must know; 0: not stated.
         trial_batches
@@ -157,6 +160,7 @@ class Client:
             steps=steps,
             max_steps=max_steps,
             memory_bytes=memory_bytes,
+            most_memory_bytes=most_memory_bytes,
             expected_s=expected_s,
             trial_batches=trial_batches,
             deadline_s=deadline_s,

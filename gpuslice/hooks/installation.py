@@ -53,7 +53,7 @@ def install(early: EarlyThreads | None = None) -> None:
     SystemExit
         After a message, with the error's exit code, if what the user asked for is impossible here.
     """
-    uncaught.install()
+    uncaught.install(lambda error: runtime().memory_limit.explain(error))
     try:
         job = runtime()
         if early is not None:
@@ -90,7 +90,7 @@ def join(rank: int, world_size: int) -> None:
                 _check_ranks(runtime(), identity)
                 runtime().set_rank(identity)
             return
-        uncaught.install()
+        uncaught.install(lambda error: runtime().memory_limit.explain(error))
         job = renew(identity)
         _check_ranks(job, identity)
         if job.settings.profile:
@@ -130,6 +130,7 @@ def _begin(job: Runtime) -> None:
         controller.start()
     if not job.settings.socket:
         job.move_in()
+    job.memory_limit.begin(job.leased)
     at_end(_finish, job, controller, os.getpid())
 
 

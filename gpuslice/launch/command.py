@@ -65,6 +65,10 @@ def check(settings: Settings) -> Settings:
     """
     if settings.suspend_every and settings.suspend_at:
         raise UsageError("both --suspend-every and --suspend-at are given", "choose one of the two")
+    if settings.memory and not settings.device:
+        raise UsageError(
+            "--memory limits what is allocated on a device, and none is named", "name it: --device cpu"
+        )
     if settings.job:
         job_id(settings.job)
     route = Route(settings.route)

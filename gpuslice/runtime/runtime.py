@@ -1,7 +1,4 @@
-"""The job's runtime: device, RAM disk, switch and report of a process, behind suspend and resume.
-
-The RAM disk and the switch are made when the first suspend needs them.
-"""
+"""The job's runtime: device, RAM disk, switch and report of a process, behind suspend and resume."""
 
 from __future__ import annotations
 
@@ -44,6 +41,7 @@ from gpuslice.runtime.checkpoints import Checkpoints, Schedule
 from gpuslice.runtime.ending import end_parked, ended_well, ours, say
 from gpuslice.runtime.gang_restart import make_room
 from gpuslice.runtime.leased_gpu import show_first
+from gpuslice.runtime.memory_limit import MemoryLimit
 from gpuslice.runtime.run_report import Report
 from gpuslice.runtime.slot_preparation import SlotPreparation
 from gpuslice.runtime.thread_gate import ThreadGate
@@ -89,6 +87,7 @@ class Runtime:
         self.boundaries = boundaries
         self.attached: Attached | None = None
         self.gate = ThreadGate()
+        self.memory_limit = MemoryLimit(settings.memory)
         self.slot_preparation: SlotPreparation | None = None
         self.report = Report(self._report_path(), job=settings.job, rank=identity.rank)
         self.checkpoints = Checkpoints(self.report)
@@ -96,7 +95,7 @@ class Runtime:
         named = named_device(settings.device, wanted)
         #: How this process numbers the scheduler's GPUs; alike without one.
         self.gpus = VisibleGpus()
-        #: Whether the device is settled; if not, every suspend looks where the script's state is.
+        #: If not, every suspend looks where the script's state is.
         self.device_known = named is not None
         self._first_device = named or HOST
         self._device_name = identity.device(self._first_device)
@@ -135,7 +134,7 @@ class Runtime:
 
     @property
     def boundary(self) -> int:
-        """Boundaries passed; a restarted job sets it to its snapshot's."""
+        """Boundaries passed; a restarted job sets its snapshot's."""
         return self.boundaries.count
 
     @boundary.setter
@@ -255,7 +254,7 @@ class Runtime:
         if self.attached is not None:
             named = self.attached.named_state()
             restartable = self.attached.restartable(explicit=explicit)
-        with ours("the suspend"):
+        with ours("the suspend"), self.memory_limit.lifted():
             record = self.switch.suspend(
                 boundary=self.boundary, named=named, restartable=restartable, successor=successor
             )
@@ -284,6 +283,7 @@ class Runtime:
             record = self.switch.resume(target, taker=taker)
         if target is not None:
             self.__dict__["device"] = target
+        self.memory_limit.restore(self.device.name)
         self.report.add(record)
         self.write_report()
         if self.slot_preparation is not None:

@@ -9,21 +9,29 @@ from __future__ import annotations
 
 import sys
 import traceback
+from collections.abc import Callable
 from types import FrameType, TracebackType
 
 from gpuslice.errors import GpusliceError
 from gpuslice.runtime.ending import end
 
 
-def install() -> None:
+def install(explain: Callable[[BaseException], str] = lambda error: "") -> None:
     """End the script like a command line if an error of ours ends it.
 
     A script's own ``sys.excepthook`` stays in place; if it calls ``sys.__excepthook__``, that is ours.
+
+    Parameters
+    ----------
+    explain
+        What to add to another error's traceback; nothing for most.
     """
     original = sys.__excepthook__
 
     def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None, /) -> None:
         if not isinstance(error, GpusliceError):
+            if note := explain(error):
+                error.add_note(note)
             original(kind, error, trace)
             return
         error.message += _location(trace)

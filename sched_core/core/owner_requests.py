@@ -37,9 +37,10 @@ def check_submission(core: CoreContract, spec: JobSpec) -> None:
             f"job {spec.id} asks for {spec.demand} devices; the quota of tenant {spec.tenant} is {quota}",
             "ask for fewer, or raise the quota with `gpuslice up --quota`",
         )
-    if core.memory_bytes and spec.device_memory_bytes > core.memory_bytes:
+    most_bytes = max(spec.device_memory_bytes, spec.most_memory_bytes)
+    if core.memory_bytes and most_bytes > core.memory_bytes:
         raise UsageError(
-            f"job {spec.id} asks for {spec.device_memory_bytes} bytes on each device of {core.memory_bytes}",
+            f"job {spec.id} asks for {most_bytes} bytes on each device of {core.memory_bytes}",
             "ask for less memory, or for more devices",
         )
 

@@ -6,6 +6,9 @@ on from its newest snapshot, any other from the beginning.
 
 from __future__ import annotations
 
+import msgspec
+
+from gpuslice.errors import OVER_MEMORY_LIMIT
 from gpuslice.sched_core.jobs.failures import Failure, Kind, classify, verdict
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.states import Trigger
@@ -24,7 +27,12 @@ def close(core: CoreContract, job: Gang, now: float) -> None:
     failure = _judge(job)
     job.failure, job.reason = failure.kind.value, failure.reason
     wait_s: float | None = None
-    if failure.kind is not Kind.USER and job.may_restart:
+    over_limit = OVER_MEMORY_LIMIT in failure.reason
+    if over_limit:  # with the same limit it would fail the same way
+        helps = job.may_grow
+    else:
+        helps = failure.kind is not Kind.USER and job.attempt < job.spec.max_restarts
+    if helps and job.may_restart:
         wait_s = min(BACK_OFF_S * 2 ** min(job.attempt, _MOST_DOUBLINGS), MAX_BACK_OFF_S)
     details = {
         "class": job.failure,
@@ -35,11 +43,22 @@ def close(core: CoreContract, job: Gang, now: float) -> None:
     }
     core.order(Notice("failed" if job.tried else "trial_failed", job.id, details))
     if wait_s is not None:
+        if over_limit:
+            _grow(job)
         job.move(Trigger.RETRY, now)
         job.begin_again(now + wait_s)
         core.planning.quotas.enter(job)
         core.planning.return_later(job)
         core.reconcile_later(job)
+
+
+def _grow(job: Gang) -> None:
+    """Let ``job`` allocate twice as much; that attempt is one more than its owner allowed otherwise."""
+    spec = job.spec
+    limit_bytes = min(2 * spec.device_memory_bytes, spec.most_memory_bytes)
+    job.spec = msgspec.structs.replace(
+        spec, device_memory_bytes=limit_bytes, max_restarts=spec.max_restarts + 1
+    )
 
 
 def launch(core: CoreContract, job: Gang) -> None:

@@ -255,7 +255,12 @@ class Gang(Job):
     def may_restart(self) -> bool:
         """Whether it failed and another attempt is allowed."""
         failed = self.state is JobState.FAILED and self.tried
-        return failed and not self.given_up and self.attempt < self.spec.max_restarts
+        return failed and not self.given_up and (self.attempt < self.spec.max_restarts or self.may_grow)
+
+    @property
+    def may_grow(self) -> bool:
+        """Whether its memory limit may become larger."""
+        return self.spec.device_memory_bytes < self.spec.most_memory_bytes
 
     @property
     def through(self) -> bool:

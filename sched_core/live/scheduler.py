@@ -51,6 +51,7 @@ from . import exit_record
 from .compute_process import Computing
 from .endpoint import LOCK, bind, lock, logs_directory
 from .housekeeping import Housekeeping
+from .job_environment import job_environ, mps_environ
 from .orphans import kill_orphans
 from .processes import Processes
 from .rank_socket import RankSocket
@@ -357,14 +358,8 @@ class Scheduler:
 
     def _launch(self, command: Launch) -> None:
         spec = self.core.jobs[command.job].spec
-        own = {
-            "socket": self.endpoint,
-            "job": command.job,
-            "ranks": str(spec.demand),
-            "tenant": spec.tenant,
-            "tenant_ramdisk": self._tenant_ramdisk.get(spec.tenant, ""),
-        }
-        environ = self._environ | {config.variable(name): value for name, value in own.items()}
+        environ = self._environ | job_environ(spec, self.endpoint, self._tenant_ramdisk)
+        environ |= mps_environ(spec, self.core.devices, command.program.environ)
         try:
             descriptor = self.processes.launch(command.job, command.program, environ, attempt=command.attempt)
         except (OSError, ValueError) as error:

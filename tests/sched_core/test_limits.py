@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpuslice import wire
-from gpuslice.errors import UsageError
+from gpuslice.errors import OVER_MEMORY_LIMIT, UsageError
 from gpuslice.sched_core.core.events import Cancelled, Exited, Held, RankGone, Released, Submitted
 from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.jobs.states import JobState
@@ -151,3 +151,42 @@ def test_jobs_are_not_packed_beyond_the_memory_of_a_device() -> None:
     for job in "ab":
         driver.resumed(job)
         assert driver.state(job) is JobState.RUNNING
+
+
+def over_limit(driver: Driver, job: str) -> object:
+    """``job`` ends by its limit; in how many seconds it is started again, if it is."""
+    driver.do(Exited(job, 1, f"gpuslice: {OVER_MEMORY_LIMIT} of 40 B: it asked for 50 B"))
+    (notice,) = notices(driver.do(RankGone(job, 0)))
+    assert notice.details["class"] == "resource"
+    return notice.details["restart_in_s"]
+
+
+def test_a_job_over_its_memory_limit_is_started_again_with_more_as_far_as_allowed() -> None:
+    driver = Driver(1, memory_bytes=100)
+    spec = JobSpec(id="a", submit_s=0.0, device_memory_bytes=40, most_memory_bytes=100)
+    driver.do(Submitted(spec, PROGRAM))
+    limits = []
+    while driver.state("a") is JobState.QUEUED:
+        driver.hello("a")
+        driver.resumed("a")
+        limits.append(driver.core.jobs["a"].spec.device_memory_bytes)
+        if over_limit(driver, "a") is not None:
+            driver.wake(100.0)
+    assert (limits, driver.state("a")) == ([40, 80, 100], JobState.FAILED)
+
+
+def test_it_is_not_started_again_with_the_same_limit() -> None:
+    driver = Driver(1)
+    driver.do(Submitted(JobSpec(id="a", submit_s=0.0, device_memory_bytes=40, max_restarts=3), PROGRAM))
+    driver.hello("a")
+    driver.resumed("a")
+    assert over_limit(driver, "a") is None
+    assert driver.state("a") is JobState.FAILED
+
+
+def test_a_job_that_may_grow_beyond_a_device_is_refused() -> None:
+    driver = Driver(1, memory_bytes=100)
+    with pytest.raises(UsageError, match="asks for 200 bytes on each device of 100"):
+        driver.do(
+            Submitted(JobSpec(id="a", submit_s=0.0, device_memory_bytes=40, most_memory_bytes=200), PROGRAM)
+        )

@@ -1,0 +1,51 @@
+"""What the scheduler adds to the environment of a job that it starts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from gpuslice import config
+from gpuslice.sched_core.job import JobSpec
+from gpuslice.types import DeviceName
+
+#: What of a GPU's memory MPS counts besides what torch allocates: the context and its kernels.
+_CONTEXT_BYTES = 1 << 30
+_MIB = 1 << 20
+
+
+def job_environ(spec: JobSpec, endpoint: str, tenant_ramdisk: Mapping[str, str]) -> dict[str, str]:
+    """The settings of one job: who it is, and where it reports.
+
+    Parameters
+    ----------
+    endpoint
+        The socket for ranks.
+    tenant_ramdisk
+        Limits by tenant, ``8G`` style.
+    """
+    own = {
+        "socket": endpoint,
+        "job": spec.id,
+        "ranks": str(spec.demand),
+        "tenant": spec.tenant,
+        "tenant_ramdisk": tenant_ramdisk.get(spec.tenant, ""),
+        "memory": str(spec.device_memory_bytes or ""),
+    }
+    return {config.variable(name): value for name, value in own.items()}
+
+
+def mps_environ(spec: JobSpec, devices: Sequence[DeviceName], environ: Mapping[str, str]) -> dict[str, str]:
+    """The memory limit as an MPS server takes it, if the job has one and a server runs.
+
+    Behind torch's own limit, for what else allocates in the process; so it is wider by a context.
+    """
+    pipes = Path(environ.get("CUDA_MPS_PIPE_DIRECTORY") or "/tmp/nvidia-mps")
+    gpus = [device.index or 0 for device in devices if device.kind == "cuda"]
+    if not spec.device_memory_bytes or not gpus or not os.path.exists(pipes / "control"):
+        return {}
+    limit_mib = -(-(spec.device_memory_bytes + _CONTEXT_BYTES) // _MIB)
+    return {
+        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": ",".join(f"{gpu}={limit_mib}M" for gpu in range(max(gpus) + 1))
+    }

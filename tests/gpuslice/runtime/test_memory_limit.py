@@ -1,0 +1,71 @@
+"""The limit of what a job may allocate: an allocation beyond it fails where it is made, by name."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpuslice.runtime.memory_limit import asked_bytes
+
+MIB = 1 << 20
+CATCHES = """
+import torch
+from torch.utils.data import DataLoader
+kept = torch.ones(40 << 18)
+for boundary, batch in enumerate(DataLoader(range(4))):
+    try:
+        torch.ones(400 << 18)
+    except RuntimeError:
+        print("refused", boundary)
+    torch.ones(30 << 18)
+print(kept.sum().item())
+"""
+GOES_BEYOND = "import torch; kept = torch.ones(40 << 18); more = torch.empty(400 << 18)"
+
+
+def run(directory: Path, script: str, *options: str) -> subprocess.CompletedProcess[str]:
+    (directory / "script.py").write_text(script, encoding="utf-8")
+    words = ["run", "--device", "cpu", "--memory", "100MiB", *options, "script.py"]
+    command = [sys.executable, "-m", "gpuslice", *words]
+    return subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.mark.parametrize(
+    ("text", "nbytes"),
+    [
+        (
+            "DefaultCPUAllocator: can't allocate memory: you tried to allocate 4294967296 bytes. Error",
+            1 << 32,
+        ),
+        ("CUDA out of memory. Tried to allocate 20.50 MiB. GPU 0 has", 41 * MIB // 2),
+        ("Unable to allocate 8.00 GiB for an array with shape (1073741824,)", 8 << 30),
+        ("", 0),
+    ],
+)
+def test_what_was_asked_for_is_read_from_the_error(text: str, nbytes: int) -> None:
+    assert asked_bytes(text) == nbytes
+
+
+def test_a_script_that_asks_for_too_much_hears_of_it_at_the_allocation_and_may_go_on(tmp_path: Path) -> None:
+    done = run(tmp_path, CATCHES, "--suspend-every", "1", "--ramdisk-dir", str(tmp_path / "ramdisk"))
+    refused = "".join(f"refused {boundary}\n" for boundary in range(4))
+    assert (done.returncode, done.stdout) == (0, f"{refused}{40 << 18}.0\n"), done.stderr
+
+
+def test_the_error_that_ends_it_names_gpuslice_the_limit_and_the_wish(tmp_path: Path) -> None:
+    done = run(tmp_path, GOES_BEYOND)
+    assert done.returncode == 1
+    what, last = done.stderr.splitlines()[-2:]
+    assert "you tried to allocate 419430400 bytes" in what
+    assert last.startswith(
+        "gpuslice: out of memory: the job's memory limit of 100.00 MiB: it asked for 400.00 MiB and had "
+    )
+
+
+def test_a_limit_needs_a_device(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "gpuslice", "run", "--memory", "1G", "--", "true"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, "name it: --device cpu" in done.stderr) == (2, True)

@@ -1,0 +1,26 @@
+"""What a job that is started is told of its memory limit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gpuslice.sched_core.job import JobSpec
+from gpuslice.sched_core.live.job_environment import job_environ, mps_environ
+from gpuslice.types import DeviceName
+
+GPUS = [DeviceName("cuda", 0), DeviceName("cuda", 1)]
+LIMITED = JobSpec(id="a", submit_s=0.0, device_memory_bytes=3 << 30)
+
+
+def test_a_job_is_told_its_memory_limit() -> None:
+    assert job_environ(LIMITED, "ipc://s", {})["GPUSLICE_MEMORY"] == str(3 << 30)
+    assert job_environ(JobSpec(id="a", submit_s=0.0), "ipc://s", {})["GPUSLICE_MEMORY"] == ""
+
+
+def test_an_mps_server_is_told_where_one_runs(tmp_path: Path) -> None:
+    environ = {"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)}
+    assert mps_environ(LIMITED, GPUS, environ) == {}
+    (tmp_path / "control").touch()
+    assert mps_environ(LIMITED, GPUS, environ) == {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=4096M,1=4096M"}
+    assert mps_environ(JobSpec(id="a", submit_s=0.0), GPUS, environ) == {}
+    assert mps_environ(LIMITED, [DeviceName("cpu", 0)], environ) == {}
