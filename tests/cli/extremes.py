@@ -72,6 +72,7 @@ def reports(job: str, epoch: int = 1) -> list[wire.FromAgent]:
     return [
         wire.Hello(version=wire.PROTOCOL_VERSION, job=job, rank=0, world_size=1, pid=1, epoch=epoch),
         wire.Progress(epoch=epoch, boundary=12, step=11),
+        wire.Profiled(epoch=epoch, tensors=3, nbytes=1 << 40, largest_bytes=1 << 30),
         wire.Suspended(epoch=epoch, boundary=12, step=11, nbytes=1 << 40, stages_s=stages_s),
         wire.Resumed(epoch=epoch, boundary=12, stages_s=stages_s),
         wire.Overshot(epoch=epoch, boundary=14),
@@ -102,13 +103,25 @@ def requests(job: str) -> list[verbs.Request]:
 
 def at_extremes(message: wire.FromAgent | verbs.Request) -> Iterator[bytes]:
     """``message`` with each of its fields at each extreme, left out, and one that it has not."""
-    fields = msgspec.to_builtins(message)
+    fields = _written(message)
     for name in fields:
         for value in EXTREMES:
             yield encoded({**fields, name: value})
         yield encoded({other: value for other, value in fields.items() if other != name})
     yield encoded({**fields, "more": 1})
     yield encoded({**fields, "more": _NESTED})
+
+
+def at_an_extreme(message: wire.FromAgent, random: Random) -> bytes:
+    """``message`` with one of its fields at one extreme."""
+    fields = _written(message)
+    return encoded({**fields, random.choice(list(fields)): random.choice(EXTREMES)})
+
+
+def _written(message: wire.FromAgent | verbs.Request) -> dict[str, Any]:
+    """Every field of ``message``, those that are left out where they have their defaults, too."""
+    defaults = {field.encode_name: getattr(message, field.name) for field in msgspec.structs.fields(message)}
+    return {**defaults, **msgspec.to_builtins(message)}
 
 
 def encoded(value: Any) -> bytes:

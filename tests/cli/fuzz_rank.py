@@ -18,12 +18,12 @@ from random import Random
 
 import msgspec
 import zmq
-from extremes import EXTREMES, at_extremes, encoded, mutated, reports, varied
+from extremes import EXTREMES, at_an_extreme, at_extremes, encoded, mutated, reports, varied
 
 from gpuslice import wire
 
 JOB = os.environ["GPUSLICE_JOB"]
-_AT_ONCE = 50
+_AT_ONCE = 250
 _MARK = 10**6
 #: What the scheduler waits for an answer to.
 Order = wire.Resume | wire.Suspend
@@ -46,7 +46,7 @@ def frames(seed: int, orders: list[Order]) -> Iterator[bytes]:
         if random.random() < 0.5:
             yield varied(message, random)
         elif random.random() < 0.1:
-            yield random.choice(list(at_extremes(message)))
+            yield at_an_extreme(message, random)
         else:
             yield mutated(wire.encode(message), random)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import msgspec
 import pytest
 
@@ -9,20 +11,29 @@ from gpuslice import verbs
 from gpuslice.errors import RemoteProtocolError
 from gpuslice.wire import MAX_MESSAGE_BYTES
 
+from ..ranges import beyond, within
+
 SUBMIT = verbs.Submit(name="a", numbered=True, argv=("true",), directory="/", environ={"A": "b"})
 
 
-@pytest.mark.parametrize(
-    "request_",
-    [
-        SUBMIT,
-        verbs.Status(),
-        verbs.Wait(job="a"),
-        verbs.Migrate(job="a", devices=("cpu:1",)),
-        verbs.Weight(job="a", weight=2.0),
-        verbs.Down(drain=True),
-    ],
-)
+REQUESTS = [
+    SUBMIT,
+    verbs.Status(),
+    verbs.Wait(job="a"),
+    verbs.Admission(job="a"),
+    verbs.Cancel(job="a"),
+    verbs.Suspend(job="a"),
+    verbs.Resume(job="a"),
+    verbs.Migrate(job="a", devices=("cpu:1",)),
+    verbs.Weight(job="a", weight=2.0),
+    verbs.Logs(job="a"),
+    verbs.ReadLog(job="a", err=True, offset=7),
+    verbs.Events(after=3),
+    verbs.Down(drain=True),
+]
+
+
+@pytest.mark.parametrize("request_", REQUESTS, ids=lambda request: type(request).__name__)
 def test_requests_come_back(request_: verbs.Request) -> None:
     assert verbs.decode_request(verbs.encode(request_)) == request_
 
@@ -55,3 +66,17 @@ def test_answers_come_back(answer: verbs.Answer) -> None:
 def test_anything_else_is_refused(frames: list[bytes], why: str) -> None:
     with pytest.raises(RemoteProtocolError, match=why):
         verbs.decode_request(frames)
+
+
+@pytest.mark.parametrize("request_", REQUESTS, ids=lambda request: type(request).__name__)
+def test_each_value_is_within_its_range(request_: verbs.Request) -> None:
+    for body in within(request_):
+        verbs.decode_request([verbs.VERSION, body])
+    for field, body in beyond(request_):
+        with pytest.raises(RemoteProtocolError) as error:
+            verbs.decode_request([verbs.VERSION, body])
+        assert field in error.value.message.partition(": ")[2], (error.value.message, body[:200])
+
+
+def test_each_kind_of_request_is_tested() -> None:
+    assert {type(request) for request in REQUESTS} == set(get_args(verbs.Request))

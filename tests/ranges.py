@@ -1,0 +1,144 @@
+"""What each field of each message may be, written down once more: values just within its range, and just not.
+
+It is stated here by hand, so that a range that somebody loosens in ``gpuslice.types`` is noticed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import inf, nan, nextafter
+from typing import Any
+
+import msgspec
+
+#: Stands for bytes that are no UTF-8.
+NOT_UTF8 = "not-utf8"
+
+
+@dataclass(frozen=True)
+class Range:
+    """Values that a field may have, and values that it may not."""
+
+    within: tuple[Any, ...]
+    beyond: tuple[Any, ...]
+
+
+COUNT = Range((0, 2**53), (-(2**63), -1, 2**53 + 1, 2**63 - 1, 2**63, 2**64 - 1, None, "1", 0.5))
+STOP_AT = Range((0, 2**62), (-1, 2**62 + 1, 2**63, None))
+BYTES = Range((0, 2**60), (-5, -1, 2**60 + 1, 2**64 - 1, None))
+RANK = Range((0, 2**16 - 1), (-1, 2**16, 2**64 - 1, None))
+RANKS = Range((1, 2**16), (-1, 0, 2**16 + 1, 2**31, None))
+PID = Range((0, 2**31 - 1), (-1, 2**31, None))
+SECONDS = Range((0.0, 0, 1e9), (-5e-324, -1.0, -inf, nextafter(1e9, inf), inf, nan, "1"))
+LOSS = Range((None, -1e300, 1e300), (-inf, -1.1e300, 1.1e300, inf, nan, "1"))
+WEIGHT = Range((1e-6, 1, 1e6), (-1.0, 0.0, nextafter(1e-6, 0.0), nextafter(1e6, inf), inf, nan, None))
+FLAG = Range((True, False), (0, None, "true"))
+NAME = Range(
+    ("a", "a" * 64, "0-_."), ("", "a" * 65, "a/b", "..", "-a", "a\0", "a\n", "\na", "é", NOT_UTF8, 1, None)
+)
+WORDS = Range(
+    ((), ("", "=\n", "é🙂")), (("\0",), ("a", "b\0c"), ("a", NOT_UTF8), (None,), ("a", 1), "a", {"a": "b"})
+)
+PATH = Range(("", "/" * 4096), ("/\0", "/" * 4097, NOT_UTF8, None))
+VARIABLES = Range(({}, {"": "=\n", "é": "🙂"}), ({"A=B": "c"}, {"A\0": "c"}, {"A": "\0"}, {"A": 1}, ["A"]))
+LABEL = Range(("", "a" * 64, "é 🙂"), ("a" * 65, "a=b", "\0", "\n", "\x1f", "\x7f", NOT_UTF8, 1, None))
+LABELS = Range(((), ("null:0", "a" * 64)), (("a" * 65,), ("a", "b=c"), ("a\0",), (1,), "a"))
+TEXT = Range(("", "\0\n=", "é" * 2**16), ("a" * (2**16 + 1), NOT_UTF8, 1, None))
+STAGES = Range(
+    ({}, {f"{number}_s": 1e9 for number in range(32)}),
+    (
+        {f"{number}_s": 1.0 for number in range(33)},
+        {"a": -1.0},
+        {"a": nan},
+        {"a": inf},
+        {"a": 1.1e9},
+        {"a\0": 1.0},
+        {"a" * 65: 1.0},
+        {"a": "1"},
+        ["a"],
+    ),
+)
+CHOICE = Range(("leave", "kill"), ("explode", "", None, 1))
+HEIR = Range((None, {"job": "a", "epoch": 2**53}), ({"job": "a/b", "epoch": 1}, {"job": "a", "epoch": -1}, 1))
+
+_BY_NAME = {
+    "after": COUNT,
+    "argv": WORDS,
+    "bound": TEXT,
+    "boundary": COUNT,
+    "boundary_timeout_s": SECONDS,
+    "deadline_s": SECONDS,
+    "device": LABEL,
+    "devices": RANKS,
+    "directory": PATH,
+    "drain": FLAG,
+    "environ": VARIABLES,
+    "epoch": COUNT,
+    "err": FLAG,
+    "error": TEXT,
+    "expected_s": SECONDS,
+    "giver": NAME,
+    "guaranteed": FLAG,
+    "heir": HEIR,
+    "job": NAME,
+    "largest_bytes": BYTES,
+    "loss": LOSS,
+    "max_restarts": COUNT,
+    "max_steps": COUNT,
+    "memory_bytes": BYTES,
+    "name": NAME,
+    "nbytes": BYTES,
+    "numbered": FLAG,
+    "offset": BYTES,
+    "on_boundary_timeout": CHOICE,
+    "parked": FLAG,
+    "pid": PID,
+    "rank": RANK,
+    "reason": TEXT,
+    "remedy": TEXT,
+    "retryable": FLAG,
+    "route": LABEL,
+    "running": FLAG,
+    "stages_s": STAGES,
+    "step": COUNT,
+    "steps": COUNT,
+    "stop_at": STOP_AT,
+    "stuck": TEXT,
+    "tenant": LABEL,
+    "tensors": COUNT,
+    "trial_batches": COUNT,
+    "unleased": TEXT,
+    "version": COUNT,
+    "weight": WEIGHT,
+    "world_size": RANKS,
+}
+_OF_KIND = {("migrate", "devices"): LABELS}
+
+
+def within(message: msgspec.Struct) -> Iterator[bytes]:
+    """``message`` with each of its fields at the ends of its range."""
+    for _, body in _changed(message, "within"):
+        yield body
+
+
+def beyond(message: msgspec.Struct) -> Iterator[tuple[str, bytes]]:
+    """``message`` with each of its fields out of its range, and what an error about it has to name."""
+    return _changed(message, "beyond")
+
+
+def _changed(message: msgspec.Struct, side: str) -> Iterator[tuple[str, bytes]]:
+    written: dict[str, Any] = msgspec.to_builtins(message)
+    kind = written["type"]
+    for field in msgspec.structs.fields(message):
+        name = field.encode_name
+        values = _OF_KIND.get((kind, name)) or _BY_NAME[name]
+        for value in getattr(values, side):
+            body = msgspec.msgpack.encode({**written, name: value})
+            # Where the text ends, not which field it is, is all that a decoder of UTF-8 knows.
+            told = "utf-8" if _holds(value, NOT_UTF8) else f"`$.{name}"
+            yield told, body.replace(NOT_UTF8.encode(), b"\xff\xfe" * (len(NOT_UTF8) // 2))
+
+
+def _holds(value: Any, text: str) -> bool:
+    return value == text or (isinstance(value, tuple) and text in value)
