@@ -23,7 +23,7 @@ def test_step(benchmark: Any, kind: str) -> None:
     job = Runtime(Settings(), RankIdentity(), boundaries)
     profiling = Profiling(job)
     if kind == "recorded":
-        boundaries.callback, boundaries.callback_at = profiling.at_boundary, 0
+        boundaries.recorder = profiling.at_boundary
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])
 
     def nothing(_: object) -> None:

@@ -23,11 +23,11 @@ from .declare import Argument, Option
 
 if TYPE_CHECKING:
     from gpuslice.launch.kept_trials import KeptTrials
-    from gpuslice.profiler.colocation.plan import Members, Plan
+    from gpuslice.profiler.colocation.plan import Plan, Task
     from gpuslice.profiler.colocation.result import Result
     from gpuslice.profiler.colocation.trial import Run
 
-    RunTogether = Callable[[Members], tuple[Run, ...]]
+    RunTask = Callable[[Task], tuple[Run, ...]]
 
 _MIB = 1 << 20
 
@@ -40,6 +40,7 @@ def command(
     pairs: Annotated[bool, Option("--pairs", help="Run every pair together; the default.")] = False,
     subsets: Annotated[int | None, Option(metavar="K", help="Run every K of them together.")] = None,
     seconds: Annotated[float, Option(help="How long they train together each time.")] = 20.0,
+    turn: Annotated[float, Option(help="Seconds of a turn of a sliced set.")] = 2.0,
     repeats: Annotated[int, Option(help="Rounds; at least 2.")] = 3,
     json: Annotated[Path | None, Option(metavar="FILE", help="Write all figures as JSON.")] = None,
     csv: Annotated[Path | None, Option(metavar="FILE", help="Write a line for each member of a set.")] = None,
@@ -56,8 +57,9 @@ def command(
 
     if pairs and subsets not in (None, 2):
         raise UsageError(f"both --pairs and --subsets {subsets} are given", "choose one of the two")
-    if not (math.isfinite(seconds) and seconds > 0):
-        raise UsageError(f"--seconds {seconds:g}", "give a time above 0")
+    for option, value in (("--seconds", seconds), ("--turn", turn)):
+        if not (math.isfinite(value) and value > 0):
+            raise UsageError(f"{option} {value:g}", "give a time above 0")
     commands = [_words(script) for script in scripts]
     for words in commands:
         command_line(words)
@@ -69,11 +71,14 @@ def command(
             check_writable(option, str(path.absolute()))
     names = unique(scripts)
     limit_bytes = _memory_bytes(settings)
-    kept = kept_path(config.state_directory(), commands, device, settings.cpu_slots, plan.size, seconds)
+    numbers = (settings.cpu_slots, plan.size, seconds, turn)
+    kept = kept_path(config.state_directory(), commands, device, numbers)
     with KeptTrials(kept) as trials, _ended_like_ctrl_c():
-        complete = _measure(plan, trials, names, _runner(names, commands, settings, seconds), limit_bytes)
+        complete = _measure(
+            plan, trials, names, _runner(names, commands, settings, seconds, turn), limit_bytes
+        )
         ours = [one for one in trials.trials if one.round < repeats]
-        result = make_result(names, device, seconds, plan, ours, limit_bytes)
+        result = make_result(names, device, seconds, turn, plan, ours, limit_bytes)
         _write(result, json, csv, html)
         _tell(result)
         if complete:
@@ -86,9 +91,9 @@ def command(
 def measure_all(
     plan: Plan,
     trials: KeptTrials,
-    run: RunTogether,
+    run: RunTask,
     limit_bytes: int | None,
-    tell: Callable[[int, Members], None],
+    tell: Callable[[int, Task], None],
 ) -> bool:
     """Run what is missing of ``plan``; whether all of it was done, and Ctrl-C did not come.
 
@@ -100,15 +105,15 @@ def measure_all(
     from gpuslice.profiler.colocation.result import memories, too_large
     from gpuslice.profiler.colocation.trial import Trial
 
-    left = plan.remaining([(one.round, one.members) for one in trials.trials])
+    left = plan.remaining([one.task for one in trials.trials])
     try:
-        for position, (number, members) in enumerate(left):
-            if members in too_large(plan, memories(trials.trials), limit_bytes):
+        for position, task in enumerate(left):
+            if task.members in too_large(plan, memories(trials.trials), limit_bytes):
                 continue
-            tell(len(left) - position, members)
+            tell(len(left) - position, task)
             begun_s = time.monotonic()
-            runs = run(members)
-            trials.add(Trial(number, members, time.monotonic() - begun_s, runs))
+            runs = run(task)
+            trials.add(Trial(task.round, task.members, task.mode, time.monotonic() - begun_s, runs))
     except KeyboardInterrupt:
         return False
     return True
@@ -138,42 +143,45 @@ def unique(scripts: Sequence[str]) -> list[str]:
 
 
 def _measure(
-    plan: Plan, trials: KeptTrials, names: Sequence[str], run: RunTogether, limit_bytes: int | None
+    plan: Plan, trials: KeptTrials, names: Sequence[str], run: RunTask, limit_bytes: int | None
 ) -> bool:
     from gpuslice.profiler.charts import duration
 
     if trials.trials:
         sys.stderr.write(f"gpuslice: going on after {len(trials.trials)} trials that were kept\n")
 
-    def tell(left: int, members: Members) -> None:
+    def tell(left: int, task: Task) -> None:
         spent_s = [one.wall_s for one in trials.trials]
         estimate = f", about {duration(left * sum(spent_s) / len(spent_s))} left" if spent_s else ""
-        who = " + ".join(names[job] for job in members)
+        who = " + ".join(names[job] for job in task.members)
         done = len(spent_s)
         bar = "#" * (20 * done // (done + left))
-        sys.stderr.write(f"[{bar:20}] {done + 1}/{done + left}{estimate}: {who}\n")
+        sys.stderr.write(f"[{bar:20}] {done + 1}/{done + left}{estimate}: {who}, {task.mode}\n")
 
     return measure_all(plan, trials, run, limit_bytes, tell)
 
 
 def _runner(
-    names: Sequence[str], commands: Sequence[Sequence[str]], settings: config.Settings, seconds: float
-) -> RunTogether:
+    names: Sequence[str],
+    commands: Sequence[Sequence[str]],
+    settings: config.Settings,
+    seconds: float,
+    turn_s: float,
+) -> RunTask:
     from gpuslice.launch.colocation import run_together
+    from gpuslice.launch.time_slicing import run_sliced
 
-    def run(members: Members) -> tuple[Run, ...]:
+    def run(task: Task) -> tuple[Run, ...]:
+        who, words = [names[job] for job in task.members], [commands[job] for job in task.members]
         with TemporaryDirectory(prefix="gpuslice-colocate-") as directory:
-            found = run_together(
-                [names[job] for job in members],
-                [commands[job] for job in members],
-                settings,
-                seconds,
-                Path(directory),
-            )
+            if task.mode == "sliced":
+                found = run_sliced(who, words, settings, seconds, turn_s, Path(directory)) or ()
+            else:
+                found = run_together(who, words, settings, seconds, Path(directory))
         if not all(one.steps for one in found):
-            who = " + ".join(names[job] for job in members)
             raise EnvironmentUnusableError(
-                f"{who}: no step was made while all trained, after the warm-ups", "give more --seconds"
+                f"{' + '.join(who)}: no step was made while all trained, after the warm-ups",
+                "give more --seconds",
             )
         return found
 

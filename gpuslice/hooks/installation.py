@@ -10,7 +10,7 @@ import os
 from collections.abc import Sequence
 from typing import Protocol
 
-from gpuslice.agent import agent, drill
+from gpuslice.agent import agent, drill, turns
 from gpuslice.checkpoint.discover.heap import hide_imports
 from gpuslice.errors import GpusliceError, UsageError
 from gpuslice.hooks import process_groups, profiling
@@ -137,7 +137,7 @@ def _begin(job: Runtime) -> None:
 def _controller(job: Runtime) -> JobController | None:
     if job.settings.socket:
         return agent.Agent(job)
-    return drill.from_settings(job)
+    return drill.from_settings(job) or turns.from_settings(job)
 
 
 def _finish(job: Runtime, controller: JobController | None, pid: int) -> None:

@@ -35,7 +35,7 @@ def install(runtime: Runtime) -> None:
     for kind in (dataloader._SingleProcessDataLoaderIter, dataloader._MultiProcessingDataLoaderIter):
         kind._next_data = profiling.timed(kind._next_data)  # type: ignore[method-assign]
     register_optimizer_step_post_hook(profiling.stepped)
-    runtime.boundaries.callback, runtime.boundaries.callback_at = profiling.at_boundary, 0
+    runtime.boundaries.recorder = profiling.at_boundary
     at_end(profiling.write, os.getpid())
 
 
@@ -100,7 +100,7 @@ class Profiling:
         intervals = self._recorder.intervals
         asked = self._control is not None and self._control.passed(intervals)
         if asked or (self._wanted and intervals >= self._wanted):
-            boundaries.callback = None
+            boundaries.recorder = None
             self.write(os.getpid())
             say(f"{intervals} steps are recorded; the script ends here")
             sys.exit(0)

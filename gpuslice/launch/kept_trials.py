@@ -15,7 +15,7 @@ from gpuslice.errors import EnvironmentUnusableError, UsageError
 from gpuslice.private_directories import private_directory
 from gpuslice.profiler.colocation.trial import Trial
 
-_VERSION = 1
+_VERSION = 2
 
 
 class KeptTrials:
@@ -83,10 +83,8 @@ class KeptTrials:
             ) from error
 
 
-def kept_path(
-    state: Path, commands: Sequence[Sequence[str]], device: str, slots: int, size: int, seconds: float
-) -> Path:
-    """The file of an experiment: another one when a script, the folder or the device is another.
+def kept_path(state: Path, commands: Sequence[Sequence[str]], device: str, numbers: Sequence[object]) -> Path:
+    """The file of an experiment: another one when a script, the folder, the device or ``numbers`` differ.
 
     The number of rounds does not matter: more of them go on from fewer.
     """
@@ -95,7 +93,7 @@ def kept_path(
     directory = state / "colocate"
     private_directory(directory, option=option)
     contents = [[_digest(Path(word)) for word in words] for words in commands]
-    what = [_VERSION, str(Path.cwd()), commands, contents, device, slots, size, seconds]
+    what = [_VERSION, str(Path.cwd()), commands, contents, device, numbers]
     return directory / f"{hashlib.sha256(msgspec.json.encode(what)).hexdigest()[:24]}.jsonl"
 
 

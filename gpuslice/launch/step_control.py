@@ -1,44 +1,67 @@
 """What a recorded job and whoever started it tell each other while it runs, in a few bytes of shared memory.
 
-The job says how many intervals it has recorded; the other side says that it shall end at its next boundary.
-Neither ever waits for the other, and a boundary costs less than a microsecond more.
+The job says how many intervals it has recorded; the other side says that it shall end at its next boundary,
+or that it is another job's turn. A boundary costs less than a microsecond more. Only a job whose turn is over
+waits, for a byte in a pipe.
 """
 
 from __future__ import annotations
 
 import mmap
+import os
 from pathlib import Path
 
-_INTERVALS, _STOP = 0, 1
-_WORDS, _WORD_BYTES = 2, 8
+_INTERVALS, _STOP, _AWAY, _SUSPENDED = 0, 1, 2, 3
+_WORDS, _WORD_BYTES = 4, 8
 
 
 class StepControl:
-    """Two words of 64 bits in a mapped file.
+    """Four words of 64 bits in a mapped file, and a pipe for jobs that take turns.
 
     Parameters
     ----------
     path
         A file of that size.
+    turns
+        The pipe's open end; -1 without one.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, turns: int = -1) -> None:
         with path.open("r+b") as file:
             self._map = mmap.mmap(file.fileno(), _WORDS * _WORD_BYTES)
         self._words = memoryview(self._map).cast("Q")
+        self._turns = turns
 
     @classmethod
-    def create(cls, recording: Path) -> StepControl:
+    def create(cls, recording: Path, *, takes_turns: bool = False) -> StepControl:
         """A new one for the job that is going to record into ``recording``."""
         path = _path(recording)
         path.write_bytes(bytes(_WORDS * _WORD_BYTES))
-        return cls(path)
+        if not takes_turns:
+            return cls(path)
+        os.mkfifo(_turns_path(recording), 0o600)
+        # Both ends: opening does not wait for the job, and the job reads to an end when we are gone.
+        return cls(path, os.open(_turns_path(recording), os.O_RDWR | os.O_CLOEXEC))
 
     @classmethod
     def beside(cls, recording: Path) -> StepControl | None:
         """The job's side; ``None`` if nobody watches."""
         path = _path(recording)
         return cls(path) if path.exists() else None
+
+    @classmethod
+    def of_turns(cls, recording: Path) -> StepControl | None:
+        """The side of a job that takes turns with others; ``None`` for any other job."""
+        pipe = _turns_path(recording)
+        if not pipe.exists():
+            return None
+        return cls(_path(recording), os.open(pipe, os.O_RDONLY | os.O_CLOEXEC))
+
+    def close(self) -> None:
+        """Let go of the pipe; a job that waits for its turn goes on and ends at its next boundary."""
+        if self._turns >= 0:
+            os.close(self._turns)
+            self._turns = -1
 
     @property
     def intervals(self) -> int:
@@ -54,6 +77,37 @@ class StepControl:
         """The job shall end at its next boundary."""
         self._words[_STOP] = 1
 
+    @property
+    def away(self) -> bool:
+        """Whether it is another job's turn."""
+        return self._words[_AWAY] != 0
+
+    @property
+    def suspended(self) -> bool:
+        """Whether the job is suspended."""
+        return self._words[_SUSPENDED] != 0
+
+    def withdraw(self) -> None:
+        """The job's turn is over at its next boundary."""
+        self._words[_AWAY] = 1
+
+    def grant(self) -> None:
+        """It is the turn of a job that is suspended."""
+        if self.away:
+            self._words[_AWAY] = self._words[_SUSPENDED] = 0
+            os.write(self._turns, b"1")
+
+    def await_turn(self) -> None:
+        """The job is suspended; return when it is its turn, or when nobody is left to give it one."""
+        self._words[_SUSPENDED] = 1
+        if not os.read(self._turns, 1):
+            self.stop()
+            self._words[_AWAY] = self._words[_SUSPENDED] = 0
+
 
 def _path(recording: Path) -> Path:
     return recording.with_name(f"{recording.name}.control")
+
+
+def _turns_path(recording: Path) -> Path:
+    return recording.with_name(f"{recording.name}.turns")

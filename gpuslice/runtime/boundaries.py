@@ -62,6 +62,8 @@ class BoundaryCounter:
     save_at, saver
         The first boundary that concerns ``saver``, and whom to call there (after the controller): it takes
         checkpoints and sets ``save_at`` anew.
+    recorder
+        Called at every boundary, before all others, if a profile is recorded.
     callback_at, callback
         The first boundary at which ``callback`` is called, which sets ``callback_at`` anew: something to
         be done once the training is under way.
@@ -81,6 +83,7 @@ class BoundaryCounter:
         "count",
         "explicit",
         "hooked",
+        "recorder",
         "save_at",
         "saver",
         "steps",
@@ -96,6 +99,7 @@ class BoundaryCounter:
         self.controller: Controller | None = None
         self.save_at = NEVER
         self.saver: Callable[[int], None] | None = None
+        self.recorder: Callable[[int], None] | None = None
         self.callback_at = NEVER
         self.callback: Callable[[int], None] | None = None
         self._by_hooks = True
@@ -167,7 +171,7 @@ class BoundaryCounter:
 
     def forget_controller(self) -> None:
         """Go on counting, but never park or save again."""
-        self.controller = self.saver = self.callback = None
+        self.controller = self.saver = self.recorder = self.callback = None
         self.stop_at = self.save_at = self.callback_at = NEVER
 
     @contextmanager
@@ -183,6 +187,8 @@ class BoundaryCounter:
         self.count += 1
         self.amid_graphs = amid_graphs
         late: Sequence[int] = ()
+        if self.recorder is not None:
+            self.recorder(self.count)
         if self.count >= self.stop_at and self.controller is not None:
             late = self.controller.at_boundary(self.count)
         if self.count >= self.save_at and self.saver is not None:

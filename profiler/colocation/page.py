@@ -26,7 +26,8 @@ def page(result: Result) -> str:
         f"On {result.device}, {result.repeats} rounds of {result.seconds:g} s. "
         f"Intervals: {100 * result.confidence:g} %.{state}",
         "Normalized throughput: steps per second together by steps per second alone, in the same round. "
-        "Time-slicing is assumed to give each member its share; it was not measured.",
+        f"Sliced: in turns of {result.turn_seconds:g} s; switches count. "
+        "Where that was not measured, each member is assumed to get its share.",
     ]
     parts = [
         *([_heat_map(result)] if result.matrix is not None else []),
@@ -44,12 +45,21 @@ def interval_text(interval: Interval) -> str:
 
 def _sets(result: Result) -> Table:
     rows = [
-        (name, " + ".join(one.members), one.mode, f"{value:.6g}", _interval(interval), f"{one.total:.6g}",
-         _interval(one.total_interval), one.verdict or "undecided")
+        (
+            name,
+            " + ".join(one.members),
+            one.mode if one.measured else f"{one.mode}, assumed",
+            f"{value:.6g}",
+            _interval(interval),
+            f"{one.total:.6g}",
+            _interval(one.total_interval),
+            "" if one.gain is None else f"{one.gain:.6g}",
+            one.verdict or "undecided",
+        )
         for one in result.sets
         for name, value, interval in zip(one.members, one.normalized, one.interval, strict=True)
-    ]  # fmt: skip
-    header = ("job", "set", "mode", "normalized", "interval", "total", "interval of total", "verdict")
+    ]
+    header = ("job", "set", "mode", "normalized", "interval", "total", "interval of total", "gain", "verdict")
     return Table("Sets", header, rows)
 
 
@@ -115,9 +125,10 @@ def _distributions(result: Result) -> Iterator[str]:
     for job, name in enumerate(names):
         found: dict[str, list[float]] = {}
         for trial in sorted(result.trials, key=lambda one: len(one.members)):
-            if job in trial.members:
+            if job in trial.members and trial.runs:
                 beside = [names[other] for other in trial.members if other != job]
-                label = f"beside {' + '.join(beside)}" if beside else "alone"
+                how = "in turns with" if trial.mode == "sliced" else "beside"
+                label = f"{how} {' + '.join(beside)}" if beside else "alone"
                 found.setdefault(label, []).extend(trial.runs[trial.members.index(job)].step_seconds)
         known = {label: np.sort(values) for label, values in found.items() if values}
         if known:
@@ -140,13 +151,16 @@ def _distribution(name: str, found: dict[str, np.typing.NDArray[np.float64]]) ->
 
 def _timeline(result: Result) -> str:
     """When each job ran; the pauses of an interrupted experiment are left out."""
-    sets = sorted({trial.members for trial in result.trials}, key=lambda members: (len(members), members))
+    kinds = sorted(
+        {(trial.members, trial.mode) for trial in result.trials}, key=lambda kind: (len(kind[0]), kind)
+    )
     names = result.names
     spans, end_s = [], 0.0
     for trial in result.trials:
-        spans.append((sets.index(trial.members), end_s, end_s + trial.wall_s, trial.members))
+        number = kinds.index((trial.members, trial.mode))
+        spans.append((number, end_s, end_s + trial.wall_s, trial.members))
         end_s += trial.wall_s
-    labels = [" + ".join(names[job] for job in members) for members in sets]
+    labels = [f"{' + '.join(names[job] for job in members)}, {mode}" for members, mode in kinds]
     grid = holders(spans, len(names), _COLUMNS, end_s)
     return gantt("Timeline", time_axis("time", end_s), grid, labels, ("1", str(len(names))))
 

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from itertools import combinations
 from random import Random
+from typing import Literal, NamedTuple
 
 from gpuslice.errors import UsageError
 
 #: Numbers of jobs that run together, in ascending order; one of them alone.
 Members = tuple[int, ...]
+#: ``alone``; ``packed``: all train at the same time; ``sliced``: in turns, the others are suspended.
+Mode = Literal["alone", "packed", "sliced"]
+
+
+class Task(NamedTuple):
+    """One trial of a plan."""
+
+    round: int
+    members: Members
+    mode: Mode
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,27 +61,24 @@ class Plan:
         """Those that are measured together."""
         return list(combinations(range(self.jobs), self.size))
 
-    def trials(self) -> Iterator[tuple[int, Members]]:
-        """Round and members of each trial.
+    def tasks(self) -> Iterator[Task]:
+        """What is to be measured, in order.
 
         The order differs from round to round, so that a drift of the machine meets all alike; it is the same
         whenever it is asked for. In the first round all run alone first: whether a script works, and whether
         a set's memory fits, is known before any set runs.
         """
-        alone: Sequence[Members] = [(job,) for job in range(self.jobs)]
         for number in range(self.repeats):
-            order = Random(number)
+            alone = [Task(number, (job,), "alone") for job in range(self.jobs)]
+            together = [Task(number, members, mode) for members in self.sets for mode in ("packed", "sliced")]
             if number == 0:
-                yield from ((number, members) for members in alone)
-                together = self.sets
-                order.shuffle(together)
-                yield from ((number, members) for members in together)
-                continue
-            mixed = [*alone, *self.sets]
-            order.shuffle(mixed)
-            yield from ((number, members) for members in mixed)
+                yield from alone
+                alone = []
+            mixed = [*alone, *together]
+            Random(number).shuffle(mixed)
+            yield from mixed
 
-    def remaining(self, done: Collection[tuple[int, Members]]) -> list[tuple[int, Members]]:
-        """The trials that are not among ``done``."""
+    def remaining(self, done: Collection[Task]) -> list[Task]:
+        """The tasks that are not among ``done``."""
         known = set(done)
-        return [trial for trial in self.trials() if trial not in known]
+        return [task for task in self.tasks() if task not in known]

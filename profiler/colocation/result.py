@@ -5,11 +5,13 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
+import numpy as np
 
-from .plan import Members, Plan
+from .plan import Members, Mode, Plan, Task
 from .statistics import CONFIDENCE, Estimate, estimate
 from .trial import Trial
 from .verdict import Verdict, judge
@@ -36,6 +38,8 @@ class SetResult(msgspec.Struct, frozen=True):
     interval: tuple[Interval, ...]
     total: float
     total_interval: Interval
+    gain: float | None
+    gain_interval: Interval
     memory_bytes: int | None
     verdict: Verdict | None
 
@@ -45,9 +49,10 @@ class Result(msgspec.Struct, frozen=True):
 
     device: str
     seconds: float
+    turn_seconds: float
     repeats: int
     confidence: float
-    sliced: Literal["assumed"]
+    sliced: Literal["measured", "assumed"]
     complete: bool
     names: tuple[str, ...]
     jobs: tuple[JobResult, ...]
@@ -60,6 +65,7 @@ def make_result(
     names: Sequence[str],
     device: str,
     seconds: float,
+    turn_seconds: float,
     plan: Plan,
     trials: Sequence[Trial],
     memory_bytes: int | None,
@@ -71,28 +77,26 @@ def make_result(
     memory_bytes
         What the device has; ``None`` if that is unknown.
     """
-    rates = {(trial.round, trial.members): [run.steps_per_second for run in trial.runs] for trial in trials}
+    rates = {trial.task: [run.steps_per_second for run in trial.runs] for trial in trials if trial.runs}
     memory = memories(trials)
     jobs = tuple(
         JobResult(names[job], alone.mean, alone.interval, memory.get(job))
         for job in range(plan.jobs)
         if (alone := _alone(job, rates)) is not None
     )
-    packed = {members: found for members in plan.sets if (found := _packed(names, members, rates, memory))}
     large = too_large(plan, memory, memory_bytes)
-    sliced = [_sliced(one.members, one.memory_bytes, one.verdict) for one in packed.values()]
-    sliced += [
-        _sliced(tuple(names[job] for job in members), sum(memory[job] for job in members), "slice")
-        for members in plan.sets
-        if members in large
-    ]
+    pairs = [_set_results(_Set(names, members, rates, memory, members in large)) for members in plan.sets]
+    packed = {members: one for members, (one, _) in zip(plan.sets, pairs, strict=True) if one is not None}
+    sliced = [one for _, one in pairs if one is not None]
+    done = [trial.task for trial in trials]
     return Result(
         device=device,
         seconds=seconds,
+        turn_seconds=turn_seconds,
         repeats=plan.repeats,
         confidence=CONFIDENCE,
-        sliced="assumed",
-        complete=all(members in large for _, members in plan.remaining(rates)),
+        sliced="measured" if any(one.measured for one in sliced) else "assumed",
+        complete=all(task.members in large for task in plan.remaining(done)),
         names=tuple(names),
         jobs=jobs,
         sets=(*packed.values(), *sliced),
@@ -105,7 +109,7 @@ def memories(trials: Sequence[Trial]) -> dict[int, int]:
     """The most memory that each job held when it was alone."""
     most: dict[int, int] = {}
     for trial in trials:
-        if len(trial.members) == 1 and trial.runs[0].memory_bytes is not None:
+        if trial.mode == "alone" and trial.runs[0].memory_bytes is not None:
             job = trial.members[0]
             most[job] = max(most.get(job, 0), trial.runs[0].memory_bytes)
     return most
@@ -131,53 +135,105 @@ def to_csv(result: Result) -> str:
     return text.getvalue()
 
 
-_Rates = dict[tuple[int, Members], list[float]]
+_Rates = dict[Task, list[float]]
 
 
 def _alone(job: int, rates: _Rates) -> Estimate | None:
-    found = [rate for (_, members), (rate, *_) in rates.items() if members == (job,)]
+    found = [rate for task, (rate, *_) in rates.items() if task[1:] == ((job,), "alone")]
     return estimate(found) if found else None
 
 
-def _packed(
-    names: Sequence[str], members: Members, rates: _Rates, memory: dict[int, int]
-) -> SetResult | None:
-    """Only rounds in which each of the members ran alone, too: a drift between rounds cancels."""
-    rounds = [
-        [rate / rates[number, (job,)][0] for job, rate in zip(members, found, strict=True)]
-        for (number, those), found in rates.items()
-        if those == members and all(rates.get((number, (job,)), [0.0])[0] for job in members)
+@dataclass(frozen=True)
+class _Set:
+    names: Sequence[str]
+    members: Members
+    rates: _Rates
+    memory: Mapping[int, int]
+    too_large: bool
+
+    def rounds(self, mode: Mode) -> dict[int, list[float]]:
+        """Normalized throughput by round; only rounds in which each of the members ran alone, too.
+
+        So a drift between rounds cancels.
+        """
+        found = {}
+        for task, rates in self.rates.items():
+            alone = [self.rates.get(Task(task.round, (job,), "alone"), [0.0])[0] for job in self.members]
+            if task.members == self.members and task.mode == mode and all(alone):
+                found[task.round] = [rate / one for rate, one in zip(rates, alone, strict=True)]
+        return found
+
+    @property
+    def memory_bytes(self) -> int | None:
+        known = [self.memory[job] for job in self.members if job in self.memory]
+        return sum(known) if len(known) == len(self.members) else None
+
+
+def _set_results(one: _Set) -> tuple[SetResult | None, SetResult | None]:
+    """Packed and sliced; slicing that was not measured is assumed to cost nothing.
+
+    What is compared with a measured slice is the packed slice of the same round.
+    """
+    packed, sliced = one.rounds("packed"), one.rounds("sliced")
+    if not packed and not sliced and not one.too_large:
+        return None, None
+    shares = [1 / len(one.members)] * len(one.members)
+    if sliced:
+        shares = [float(np.mean(values)) for values in zip(*sliced.values(), strict=True)]
+    gains = [
+        sum(values) / (sum(sliced[number]) if sliced else 1.0)
+        for number, values in packed.items()
+        if number in sliced or not sliced
     ]
-    if not rounds:
-        return None
-    normalized = [estimate(values) for values in zip(*rounds, strict=True)]
-    total = estimate([sum(values) for values in rounds])
-    sizes = [memory.get(job) for job in members]
-    known = [size for size in sizes if size is not None]
-    return SetResult(
-        members=tuple(names[job] for job in members),
-        mode="packed",
-        measured=True,
-        normalized=tuple(one.mean for one in normalized),
-        interval=tuple(one.interval for one in normalized),
-        total=total.mean,
-        total_interval=total.interval,
-        memory_bytes=sum(known) if len(known) == len(sizes) else None,
-        verdict=judge(normalized, total),
+    gain = estimate(gains) if gains else None
+    verdict: Verdict | None = "slice" if one.too_large else None
+    if gain is not None:
+        members = [estimate(values) for values in zip(*packed.values(), strict=True)]
+        verdict = judge(members, shares, gain)
+    return (
+        _set_result(one, "packed", packed, gain, verdict) if packed else None,
+        _set_result(one, "sliced", sliced, gain, verdict) if sliced else _assumed(one, verdict),
     )
 
 
-def _sliced(members: tuple[str, ...], memory_bytes: int | None, verdict: Verdict | None) -> SetResult:
-    """Time-slicing that costs nothing: each member has its share of the time. Assumed, not measured."""
+def _set_result(
+    one: _Set,
+    mode: Mode,
+    rounds: Mapping[int, Sequence[float]],
+    gain: Estimate | None,
+    verdict: Verdict | None,
+) -> SetResult:
+    normalized = [estimate(values) for values in zip(*rounds.values(), strict=True)]
+    total = estimate([sum(values) for values in rounds.values()])
     return SetResult(
-        members=members,
+        members=tuple(one.names[job] for job in one.members),
+        mode="packed" if mode == "packed" else "sliced",
+        measured=True,
+        normalized=tuple(value.mean for value in normalized),
+        interval=tuple(value.interval for value in normalized),
+        total=total.mean,
+        total_interval=total.interval,
+        gain=None if gain is None else gain.mean,
+        gain_interval=None if gain is None else gain.interval,
+        memory_bytes=one.memory_bytes,
+        verdict=verdict,
+    )
+
+
+def _assumed(one: _Set, verdict: Verdict | None) -> SetResult:
+    """Time-slicing that costs nothing: each member has its share of the time. Assumed, not measured."""
+    count = len(one.members)
+    return SetResult(
+        members=tuple(one.names[job] for job in one.members),
         mode="sliced",
         measured=False,
-        normalized=(1 / len(members),) * len(members),
-        interval=(None,) * len(members),
+        normalized=(1 / count,) * count,
+        interval=(None,) * count,
         total=1.0,
         total_interval=None,
-        memory_bytes=memory_bytes,
+        gain=None,
+        gain_interval=None,
+        memory_bytes=one.memory_bytes,
         verdict=verdict,
     )
 

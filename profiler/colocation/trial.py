@@ -13,6 +13,8 @@ from gpuslice.profiler.memory import MemoryUse
 from gpuslice.profiler.recorder import Recording
 from gpuslice.profiler.steps import warmup
 
+from .plan import Members, Mode, Task
+
 Column = NDArray[np.float64]
 Span = tuple[float, float]
 
@@ -58,16 +60,24 @@ class Trial(msgspec.Struct, frozen=True):
         From 0.
     members
         Numbers of the jobs.
+    mode
+        How they shared the device.
     wall_s
         What it took in all, with starting and ending the scripts.
     runs
-        One for each member.
+        One for each member; none if it could not be measured.
     """
 
     round: int
-    members: tuple[int, ...]
+    members: Members
+    mode: Mode
     wall_s: float
     runs: tuple[Run, ...]
+
+    @property
+    def task(self) -> Task:
+        """Which one of the plan it was."""
+        return Task(self.round, self.members, self.mode)
 
 
 def measure(recordings: Sequence[Sequence[Recording]]) -> tuple[Run, ...]:
@@ -94,6 +104,36 @@ def measure(recordings: Sequence[Sequence[Recording]]) -> tuple[Run, ...]:
     )
 
 
+def measure_turns(
+    recordings: Sequence[Sequence[Recording]], cycles: Sequence[Sequence[Span]]
+) -> tuple[Run, ...]:
+    """How fast each member was while all took turns: one trained, the others were suspended.
+
+    Parameters
+    ----------
+    recordings
+        For each member those of its starts, in order.
+    cycles
+        For each cycle the turns of all members, in order. Other members' turns and the switches count as
+        time. Steps that lie in a turn completely give the step times.
+    """
+    members = [[_edges(recording) for recording in starts] for starts in recordings]
+    whole = [(turns[0][0], turns[-1][1]) for turns in cycles]
+    seconds = float(sum(end - begin for begin, end in whole))
+    return tuple(
+        Run(
+            steps=float(sum(_steps(edges, whole) for edges in starts)),
+            seconds=seconds,
+            starts=len(starts),
+            memory_bytes=_most([held_bytes(one) for one in recorded]),
+            step_seconds=_quantiles(
+                np.concatenate([_within(edges, [turns[number] for turns in cycles]) for edges in starts])
+            ),
+        )
+        for number, (starts, recorded) in enumerate(zip(members, recordings, strict=True))
+    )
+
+
 def intersection(one: Sequence[Span], other: Sequence[Span]) -> list[Span]:
     """The times that lie in a span of either list."""
     both = [(max(a[0], b[0]), min(a[1], b[1])) for a in one for b in other]
@@ -111,13 +151,19 @@ def held_bytes(recording: Recording) -> int | None:
     return memory.peak_bytes + (memory.context_bytes or 0 if recording.clock == "cuda" else 0)
 
 
-def _settled(recording: Recording) -> Column:
-    """When the steps after the warm-up end, and when the first of them begins, on the host's clock."""
+def _edges(recording: Recording) -> Column:
+    """When the steps end, and when the first of them begins, on the host's clock."""
     intervals_s = np.array(recording.interval_s, dtype=np.float64)
     if not intervals_s.size:
         return np.empty(0)
-    edges = recording.begun_s + np.concatenate([[0.0], np.cumsum(intervals_s)])
-    return edges[warmup(intervals_s) :]
+    edges: Column = recording.begun_s + np.concatenate([[0.0], np.cumsum(intervals_s)])
+    return edges
+
+
+def _settled(recording: Recording) -> Column:
+    """The same after the warm-up."""
+    edges = _edges(recording)
+    return edges[warmup(np.diff(edges)) :] if edges.size else edges
 
 
 def _steps(edges: Column, common: Sequence[Span]) -> float:
@@ -134,6 +180,14 @@ def _inside(edges: Column, common: Sequence[Span]) -> Column:
     for begin, end in common:
         inside |= (begin <= middles) & (middles <= end)
     return steps_s[inside]
+
+
+def _within(edges: Column, spans: Sequence[Span]) -> Column:
+    """The times of the steps that lie in one of ``spans`` completely."""
+    inside = np.zeros(max(0, edges.size - 1), dtype=bool)
+    for begin, end in spans:
+        inside |= (begin <= edges[:-1]) & (edges[1:] <= end)
+    return np.diff(edges)[inside]
 
 
 def _quantiles(steps_s: Column) -> tuple[float, ...]:

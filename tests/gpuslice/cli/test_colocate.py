@@ -11,7 +11,7 @@ import pytest
 
 from gpuslice.cli import colocate, main
 from gpuslice.launch.kept_trials import KeptTrials
-from gpuslice.profiler.colocation.plan import Members, Plan
+from gpuslice.profiler.colocation.plan import Plan, Task
 from gpuslice.profiler.colocation.trial import Run
 
 #: What a machine of known truth measures: together, all are half as fast.
@@ -22,15 +22,15 @@ from torch.utils.data import DataLoader
 model = torch.nn.Linear(8, 8)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 print("begins")
-for batch in DataLoader(torch.ones(int(sys.argv[1]), 8), batch_size=1):
+for batch in DataLoader(torch.ones(1, 8).expand(int(sys.argv[1]), 8), batch_size=1):
     optimizer.zero_grad()
     model(batch).sum().backward()
     optimizer.step()
 """
 
 
-def measured(members: Members) -> tuple[Run, ...]:
-    return tuple(Run(100.0 / len(members), 1.0, 1, 1000, (0.01,)) for _ in members)
+def measured(task: Task) -> tuple[Run, ...]:
+    return tuple(Run(100.0 / len(task.members), 1.0, 1, 1000, (0.01,)) for _ in task.members)
 
 
 @pytest.fixture
@@ -44,35 +44,35 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_after_ctrl_c_it_goes_on_where_it_was(tmp_path: Path) -> None:
-    ran: list[Members] = []
+    ran: list[Task] = []
 
-    def run(members: Members) -> tuple[Run, ...]:
+    def run(task: Task) -> tuple[Run, ...]:
         if len(ran) == 4 and not interrupted:
-            interrupted.append(members)
+            interrupted.append(task)
             raise KeyboardInterrupt
-        ran.append(members)
-        return measured(members)
+        ran.append(task)
+        return measured(task)
 
-    interrupted: list[Members] = []
+    interrupted: list[Task] = []
     with KeptTrials(tmp_path / "kept") as kept:
-        assert not colocate.measure_all(PLAN, kept, run, None, lambda left, members: None)
+        assert not colocate.measure_all(PLAN, kept, run, None, lambda left, task: None)
         assert len(kept.trials) == 4
     with KeptTrials(tmp_path / "kept") as kept:
-        assert colocate.measure_all(PLAN, kept, run, None, lambda left, members: None)
-        assert [(one.round, one.members) for one in kept.trials] == list(PLAN.trials())
-    assert ran == [members for _, members in PLAN.trials()]
+        assert colocate.measure_all(PLAN, kept, run, None, lambda left, task: None)
+        assert [one.task for one in kept.trials] == list(PLAN.tasks())
+    assert ran == list(PLAN.tasks())
 
 
 def test_sets_that_do_not_fit_never_run(tmp_path: Path) -> None:
-    ran: list[Members] = []
+    ran: list[Task] = []
 
-    def run(members: Members) -> tuple[Run, ...]:
-        ran.append(members)
-        return measured(members)
+    def run(task: Task) -> tuple[Run, ...]:
+        ran.append(task)
+        return measured(task)
 
     with KeptTrials(tmp_path / "kept") as kept:
-        assert colocate.measure_all(PLAN, kept, run, 1500, lambda left, members: None)
-    assert {len(members) for members in ran} == {1}
+        assert colocate.measure_all(PLAN, kept, run, 1500, lambda left, task: None)
+    assert {task.mode for task in ran} == {"alone"}
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -88,16 +88,17 @@ def test_the_command_after_ctrl_c(
             ran.append(0)
             signal.raise_signal(number)
         ran.append(len(names))
-        return measured(tuple(range(len(names))))
+        return measured(Task(0, tuple(range(len(names))), "packed"))
 
     monkeypatch.setattr("gpuslice.launch.colocation.run_together", run_together)
+    monkeypatch.setattr("gpuslice.launch.time_slicing.run_sliced", run_together)
     words = ["colocate", "a.py", "b.py", "--repeats", "2", "--json", "o.json", "--csv", "o.csv"]
     words += ["--html", "o.html"]
     assert status(words) == 130
     assert "goes on from here" in capsys.readouterr().err
     assert json.loads((place / "o.json").read_text(encoding="utf-8"))["complete"] is False
     assert status(words) == 0
-    assert sum(1 for count in ran if count) == 6
+    assert sum(1 for count in ran if count) == 8
     found = json.loads((place / "o.json").read_text(encoding="utf-8"))
     assert found["complete"]
     assert (found["sets"][0]["normalized"], found["sets"][0]["verdict"]) == ([0.5, 0.5], "slice")
@@ -113,6 +114,7 @@ def test_the_command_after_ctrl_c(
         (["a.py", "missing.py"], "there is no script 'missing.py'"),
         (["a.py", "a.py", "--seconds", "0"], "--seconds 0"),
         (["a.py", "a.py", "--seconds", "nan"], "--seconds nan"),
+        (["a.py", "a.py", "--turn", "0"], "--turn 0"),
         (["a.py", "a.py", "--repeats", "1"], "--repeats 1"),
         (["a.py", "a.py", "--pairs", "--subsets", "3"], "both --pairs and --subsets 3"),
         (["a.py", "a.py", "--device", "cpu:999"], "cpu:999 does not exist"),
@@ -158,8 +160,10 @@ def test_real_scripts_alone_and_together(place: Path, monkeypatch: pytest.Monkey
     assert status([*words, "--json", "o.json"]) == 0
     found = json.loads((place / "o.json").read_text(encoding="utf-8"))
     assert found["complete"]
-    assert len(found["trials"]) == 6
+    assert len(found["trials"]) == 8
     assert all(run["steps"] > 0 and run["memory_bytes"] > 0 for one in found["trials"] for run in one["runs"])
+    sliced = [one for one in found["trials"] if one["mode"] == "sliced"]
+    assert [one["runs"] for one in sliced] == [[]] * 2, "it ends before two cycles are over"
     assert all(one["memory_bytes"] > 0 for one in found["jobs"])
 
 

@@ -11,7 +11,8 @@ import pytest
 
 from gpuslice import config
 from gpuslice.errors import UsageError
-from gpuslice.launch.colocation import device_cores, run_together
+from gpuslice.launch.colocation import run_together
+from gpuslice.launch.measured_script import device_cores
 from gpuslice.types import DeviceName
 
 

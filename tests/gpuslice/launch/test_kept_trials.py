@@ -11,7 +11,7 @@ from gpuslice.errors import EnvironmentUnusableError, UsageError
 from gpuslice.launch.kept_trials import KeptTrials, kept_path
 from gpuslice.profiler.colocation.trial import Run, Trial
 
-TRIAL = Trial(0, (0, 1), 2.5, (Run(10.0, 2.0, 1, None, (0.1, 0.2)),) * 2)
+TRIAL = Trial(0, (0, 1), "packed", 2.5, (Run(10.0, 2.0, 1, None, (0.1, 0.2)),) * 2)
 
 
 def test_trials_are_there_again(tmp_path: Path) -> None:
@@ -55,12 +55,17 @@ def test_another_script_is_another_experiment(tmp_path: Path, monkeypatch: pytes
     script = tmp_path / "a.py"
     script.write_text("1", encoding="utf-8")
 
-    def path(commands: Sequence[Sequence[str]] = (("a.py", "--lr", "1"),), device: str = "cpu:0") -> Path:
-        return kept_path(tmp_path / "state", commands, device, 0, 2, 20.0)
+    def path(
+        commands: Sequence[Sequence[str]] = (("a.py", "--lr", "1"),),
+        device: str = "cpu:0",
+        numbers: Sequence[object] = (0, 2, 20.0),
+    ) -> Path:
+        return kept_path(tmp_path / "state", commands, device, numbers)
 
     first = path()
     assert path() == first
     assert path(device="cpu:1") != first
+    assert path(numbers=(0, 2, 10.0)) != first
     assert path((("a.py", "--lr", "2"),)) != first
     script.write_text("2", encoding="utf-8")
     assert path() != first

@@ -46,6 +46,16 @@ def test_a_fetch_is_a_boundary_before_the_batch(counter: BoundaryCounter) -> Non
     assert recorder.called_at == [2, 3]  # asked for nothing else, so it is called until it does
 
 
+def test_a_profile_is_recorded_beside_what_others_do_at_boundaries(counter: BoundaryCounter) -> None:
+    calls: list[tuple[str, int]] = []
+    counter.recorder = lambda boundary: calls.append(("recorder", boundary))
+    counter.callback = lambda boundary: calls.append(("callback", boundary))
+    counter.callback_at = 2
+    for _ in range(2):
+        counter.fetching()
+    assert calls == [("recorder", 1), ("recorder", 2), ("callback", 2)]
+
+
 def test_the_controller_is_left_alone_before_its_boundary(counter: BoundaryCounter) -> None:
     recorder = Recorder(counter, stop_at=NEVER)
     for _ in range(100):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from gpuslice.profiler.memory import MemoryUse
 from gpuslice.profiler.recorder import Recording, StepRecorder
 
@@ -68,6 +70,37 @@ def run(jobs: Sequence[Job], seconds: float) -> list[list[Recording]]:
             one.compute()
             turn += 1
     return [[one.recorder.finish()] for one in running]
+
+
+#: Of jobs that take turns: a turn, and the switch after it.
+TURN_S, SWITCH_S = 2.0, 0.2
+
+
+def in_turns(
+    jobs: Sequence[Job], cycles: int
+) -> tuple[list[list[Recording]], list[list[tuple[float, float]]]]:
+    """The recordings of ``jobs`` that take turns, each alone in its own, and when the turns were.
+
+    The first cycle is not among the turns that are returned.
+    """
+    length_s = TURN_S + SWITCH_S
+    recordings = []
+    for number, job in enumerate(jobs):
+        step_s = job.compute_s + job.sleep_s
+        now_s = begun_s = number * length_s
+        ends = []
+        for cycle in range(cycles + 2):
+            now_s = max(now_s, (cycle * len(jobs) + number) * length_s)
+            turn_end_s = (cycle * len(jobs) + number) * length_s + TURN_S
+            while now_s < turn_end_s - step_s / 2:
+                now_s += step_s
+                ends.append(now_s)
+        recordings.append([recording(begun_s, list(np.diff([begun_s, *ends])))])
+    turns = [
+        [((at := (cycle * len(jobs) + job) * length_s), at + length_s) for job in range(len(jobs))]
+        for cycle in range(1, cycles + 1)
+    ]
+    return recordings, turns
 
 
 def recording(begun_s: float, intervals_s: Sequence[float], memory: MemoryUse | None = None) -> Recording:

@@ -16,9 +16,9 @@ import pytest
 from gpuslice.profiler.colocation.page import page
 from gpuslice.profiler.colocation.plan import Plan
 from gpuslice.profiler.colocation.result import Result, make_result, to_csv
-from gpuslice.profiler.colocation.trial import Trial, measure
+from gpuslice.profiler.colocation.trial import Trial, measure, measure_turns
 
-from .jobs import Job, run
+from .jobs import SWITCH_S, TURN_S, Job, in_turns, run
 
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "colocation.md"
 NAMES = ("burn.py <1>", "burn.py <1> #2", "wait.py")
@@ -32,15 +32,21 @@ def jobs(factor: float) -> Sequence[Job]:
     return busy, busy, Job(compute_s=0.0, sleep_s=0.02 * factor)
 
 
-def experiment(last: int | None = None, memory_bytes: int | None = None, rounds: int = 3) -> Result:
+def experiment(
+    last: int | None = None, memory_bytes: int | None = None, rounds: int = 3, *, without_slices: bool = False
+) -> Result:
     plan = Plan(3, 2, rounds)
     trials = []
-    for number, members in list(plan.trials())[:last]:
-        these = jobs(DRIFT[number])
-        runs = measure(run([these[job] for job in members], 3.0))
+    for number, members, mode in list(plan.tasks())[:last]:
+        these = [jobs(DRIFT[number])[job] for job in members]
+        if mode == "sliced":
+            recordings, cycles = in_turns(these, 2)
+            runs = () if without_slices else measure_turns(recordings, cycles)
+        else:
+            runs = measure(run(these, 3.0))
         runs = tuple(msgspec.structs.replace(one, memory_bytes=100 * MIB) for one in runs)
-        trials.append(Trial(number, members, 3.5, runs))
-    return make_result(NAMES, "cpu:0", 3.0, plan, trials, memory_bytes)
+        trials.append(Trial(number, members, mode, 3.5, runs))
+    return make_result(NAMES, "cpu:0", 3.0, TURN_S, plan, trials, memory_bytes)
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +56,7 @@ def result() -> Result:
 
 def test_known_slow_downs_lie_in_their_intervals(result: Result) -> None:
     truth = {
-        (NAMES[0], NAMES[1]): ((0.5, 0.5), "slice"),
+        (NAMES[0], NAMES[1]): ((0.5, 0.5), "pack"),  # a slice costs its switch
         (NAMES[0], NAMES[2]): ((1.0, 1.0), "pack"),
         (NAMES[1], NAMES[2]): ((1.0, 1.0), "pack"),
     }
@@ -65,19 +71,34 @@ def test_known_slow_downs_lie_in_their_intervals(result: Result) -> None:
             assert low - 0.01 <= value <= high + 0.01
             assert high - low < 0.05, "the drift from round to round does not widen it"
         assert found.total == pytest.approx(sum(found.normalized))
+        assert found.gain == pytest.approx(found.total * (1 + SWITCH_S / TURN_S), rel=0.02)
         assert found.memory_bytes == 200 * MIB
 
 
-def test_sliced_sets_are_marked_as_assumed(result: Result) -> None:
+def test_sliced_sets_are_measured_with_their_switches(result: Result) -> None:
     sliced = [one for one in result.sets if one.mode == "sliced"]
-    assert result.sliced == "assumed"
+    assert result.sliced == "measured"
+    assert [one.measured for one in sliced] == [True] * 3
+    share = 0.5 * TURN_S / (TURN_S + SWITCH_S)
+    for one in sliced:
+        assert one.normalized == pytest.approx((share, share), rel=0.02)
+        for interval in one.interval:
+            assert interval is not None
+            assert interval[0] - 0.01 <= share <= interval[1] + 0.01
+
+
+def test_sets_that_could_not_be_sliced_are_marked_as_assumed() -> None:
+    found = experiment(without_slices=True)
+    sliced = [one for one in found.sets if one.mode == "sliced"]
+    assert (found.sliced, found.complete) == ("assumed", True)
     assert [(one.measured, one.normalized, one.total) for one in sliced] == [(False, (0.5, 0.5), 1.0)] * 3
+    assert [one.verdict for one in sliced] == ["slice", "pack", "pack"]
 
 
 def test_the_matrix_is_of_the_pairs(result: Result) -> None:
     assert result.matrix is not None
     assert [result.matrix[at][at] for at in range(3)] == [None] * 3
-    by_set = {one.members: one.normalized for one in result.sets if one.measured}
+    by_set = {one.members: one.normalized for one in result.sets if one.mode == "packed"}
     assert (result.matrix[0][2], result.matrix[2][0]) == by_set[NAMES[0], NAMES[2]]
 
 
@@ -105,7 +126,8 @@ def test_json_and_page_agree(result: Result) -> None:
         for name, value in zip(one["members"], one["normalized"], strict=True):
             label = escape(" + ".join(one["members"]))
             (row,) = (row for row in shown if row[:3] == [escape(name), label, one["mode"]])
-            assert (row[3], row[5], row[7]) == (f"{value:.6g}", f"{one['total']:.6g}", one["verdict"])
+            assert (row[3], row[5], row[8]) == (f"{value:.6g}", f"{one['total']:.6g}", one["verdict"])
+            assert row[7] == f"{one['gain']:.6g}"
     for job in found["jobs"]:
         (row,) = (row for row in shown if row[0] == escape(job["name"]) and len(row) == 4)
         assert row[1] == f"{job['steps_per_second']:.6g}"
@@ -120,14 +142,16 @@ def test_the_page_is_one_file_with_heat_map_distributions_and_timeline(result: R
     assert labels[0].startswith("Interference")
     assert labels[1:] == [*(f"Step times of {name}" for name in NAMES), "Timeline"]
     lines = [line.findtext("title") for line in figures[1].iter("polyline")]
-    assert lines == ["alone", f"beside {NAMES[1]}", f"beside {NAMES[2]}"]
+    beside = [f"{how} {name}" for name in NAMES[1:] for how in ("beside", "in turns with")]
+    assert lines[0] == "alone"
+    assert sorted(lines[1:]) == sorted(beside)
 
 
 def test_an_interrupted_experiment_tells_what_is_known() -> None:
     found = experiment(last=4)
     assert (found.complete, len(found.jobs)) == (False, 3)
-    (packed, sliced) = found.sets
-    assert (packed.verdict, sliced.verdict, packed.interval) == (None, None, (None, None))
+    assert {(one.verdict, one.interval) for one in found.sets} == {(None, (None, None))}
+    assert len(found.sets) == 2, "one that ran, and the same in the other mode"
     assert "Interrupted" in page(found)
     nothing = experiment(last=0)
     assert (nothing.jobs, nothing.sets) == ((), ())

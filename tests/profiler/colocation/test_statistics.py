@@ -55,8 +55,15 @@ def certain(mean: float) -> Estimate:
     ],
 )
 def test_verdicts(members: tuple[float, ...], verdict: str) -> None:
-    assert judge([certain(one) for one in members], certain(sum(members))) == verdict
+    shares = [1 / len(members)] * len(members)
+    assert judge([certain(one) for one in members], shares, certain(sum(members))) == verdict
+
+
+def test_a_share_is_what_a_turn_really_gives() -> None:
+    members = [certain(0.99), certain(0.45)]
+    assert judge(members, [0.5, 0.5], certain(1.44)) == "separate"
+    assert judge(members, [0.45, 0.42], certain(1.44)) == "pack"
 
 
 def test_no_verdict_without_an_interval() -> None:
-    assert judge([Estimate(0.9, None)] * 2, Estimate(1.8, None)) is None
+    assert judge([Estimate(0.9, None)] * 2, [0.5, 0.5], Estimate(1.8, None)) is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from gpuslice.profiler.colocation.trial import Trial, held_bytes, intersection, measure
+from gpuslice.profiler.colocation.trial import Trial, held_bytes, intersection, measure, measure_turns
 from gpuslice.profiler.memory import MemoryUse
 
 from .jobs import Job, recording, run
@@ -57,6 +57,30 @@ def test_a_script_without_steps() -> None:
         assert one.steps_per_second == 0.0
 
 
+def test_turns_count_whole_cycles_with_their_switches() -> None:
+    # Two jobs of 0.1 s a step; turns of 1 s, and 0.25 s for each switch: cycles of 2.5 s.
+    def begun(number: int) -> float:
+        return 2.5 * number
+
+    first = recording(0.0, ([0.1] * 9 + [1.6]) * 6)
+    second = recording(1.25, ([0.1] * 9 + [1.6]) * 6)
+    cycles = [
+        [(begun(number), begun(number) + 1.25), (begun(number) + 1.25, begun(number) + 2.5)]
+        for number in range(1, 4)
+    ]
+    for one in measure_turns([[first], [second]], cycles):
+        assert one.seconds == pytest.approx(7.5)
+        assert one.steps == pytest.approx(30.0)
+        # Time away is no step time.
+        assert (one.step_seconds[0], one.step_seconds[-1]) == pytest.approx((0.1, 0.1))
+
+
+def test_a_script_that_was_started_again_has_turns_in_both_of_its_lives() -> None:
+    parts = [recording(0.0, [0.1] * 20), recording(10.0, [0.1] * 20)]
+    (one,) = measure_turns([parts], [[(0.0, 1.0)], [(11.0, 12.0)]])
+    assert (one.starts, one.steps) == (2, pytest.approx(20.0))
+
+
 def test_intersection() -> None:
     assert intersection([(0, 4), (6, 9)], [(1, 2), (3, 7), (8, 20)]) == [(1, 2), (3, 4), (6, 7), (8, 9)]
     assert intersection([(0, 1)], [(1, 2)]) == []
@@ -70,5 +94,5 @@ def test_memory_on_the_host_and_on_a_gpu() -> None:
 
 
 def test_a_trial_survives_json() -> None:
-    trial = Trial(1, (0, 2), 3.5, measure(run([Job(0.01), Job(0.02)], 1.0)))
+    trial = Trial(1, (0, 2), "packed", 3.5, measure(run([Job(0.01), Job(0.02)], 1.0)))
     assert msgspec.json.decode(msgspec.json.encode(trial), type=Trial) == trial

@@ -1,0 +1,63 @@
+"""Jobs that take turns on a device without a scheduler: each is suspended while others train."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from gpuslice.errors import GpusliceError
+from gpuslice.launch.command import rank_path
+from gpuslice.launch.step_control import StepControl
+from gpuslice.runtime.boundaries import NEVER
+from gpuslice.runtime.ending import end, undisturbed, whole_or_ended
+from gpuslice.runtime.runtime import Runtime
+
+
+class Turns:
+    """A controller that suspends the job at its next boundary when another job's turn has come.
+
+    Parameters
+    ----------
+    runtime
+        The job.
+    control
+        Says whose turn it is.
+    """
+
+    def __init__(self, runtime: Runtime, control: StepControl) -> None:
+        self._runtime = runtime
+        self._control = control
+
+    def start(self) -> None:
+        """Check the RAM disk before training begins, and look at every boundary."""
+        _ = self._runtime.ramdisk
+        self._runtime.boundaries.stop_at = 0
+
+    def at_boundary(self, boundary: int) -> Sequence[int]:
+        """Suspend until it is this job's turn; an error ends the job by its exit code."""
+        runtime, late = self._runtime, list[int]()
+        if not self._control.away or not runtime.interruptible():
+            return late
+        with undisturbed(late=late), whole_or_ended(lambda: runtime.whole):
+            try:
+                runtime.suspend(explicit=runtime.boundaries.explicit)
+                self._control.await_turn()
+                runtime.resume()
+            except GpusliceError as error:
+                if runtime.whole:
+                    end(error)
+                raise
+        return late
+
+    def finish(self) -> None:
+        """The others go on without this job."""
+        self._runtime.boundaries.stop_at = NEVER
+        self._control.close()
+
+
+def from_settings(runtime: Runtime) -> Turns | None:
+    """The turns that whoever profiles the job has prepared, if it did."""
+    if not runtime.settings.profile:
+        return None
+    control = StepControl.of_turns(rank_path(Path(runtime.settings.profile), runtime.identity.rank))
+    return None if control is None else Turns(runtime, control)

@@ -1,0 +1,217 @@
+"""One script of an experiment: its process, started again when it ends early, and what it recorded."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gpuslice.config import Settings
+from gpuslice.errors import EnvironmentUnusableError, UsageError
+from gpuslice.kernels.host.slots import check_slot, slot_cores
+from gpuslice.launch.command import command_line, environment
+from gpuslice.launch.recording import read
+from gpuslice.launch.step_control import StepControl
+from gpuslice.profiler.recorder import Recording
+from gpuslice.sched_core.live.processes import uninterrupted
+from gpuslice.types import DeviceName
+
+Begin = Callable[..., "subprocess.Popen[Any]"]
+
+#: A job's warm-up is at most half of its intervals: so many leave some.
+LEAST_INTERVALS = 10
+_ENDING_S = 60.0
+_LAST_LINES = 10
+#: A script that ends before it has made two steps is not started for ever.
+_EMPTY_STARTS = 3
+
+
+@contextmanager
+def measured_scripts(
+    names: Sequence[str],
+    commands: Sequence[Sequence[str]],
+    settings: Settings,
+    directory: Path,
+    begin: Begin = subprocess.Popen,
+    *,
+    take_turns: bool = False,
+) -> Iterator[list[MeasuredScript]]:
+    """The scripts of a trial, not started yet; no process of theirs is left at the end.
+
+    Parameters
+    ----------
+    settings
+        Checked ones; their device is where all of them run.
+    directory
+        Empty; for what the jobs write.
+    begin
+        Starts a process, as ``subprocess.Popen`` does.
+    """
+    scripts: list[MeasuredScript] = []
+    try:
+        for number, (name, words) in enumerate(zip(names, commands, strict=True)):
+            place = directory / str(number)
+            place.mkdir()
+            scripts.append(MeasuredScript(name, words, settings, place, begin, takes_turns=take_turns))
+        yield scripts
+    finally:
+        for script in scripts:
+            script.kill()
+
+
+class MeasuredScript:
+    """One script of a trial: its process, and the recordings of its starts."""
+
+    def __init__(
+        self,
+        name: str,
+        words: Sequence[str],
+        settings: Settings,
+        directory: Path,
+        begin: Begin,
+        *,
+        takes_turns: bool = False,
+    ) -> None:
+        self.name = name
+        self._command = command_line(words)
+        self._settings = settings
+        self._device = DeviceName.parse(settings.device)
+        self._directory = directory
+        self._log = directory / "output"
+        self._begin = begin
+        self._takes_turns = takes_turns
+        self._control: StepControl | None = None
+        self.starts = 0
+        self._earlier = 0
+        self._process: subprocess.Popen[Any] | None = None
+        self.recordings: list[Recording] = []
+
+    @property
+    def control(self) -> StepControl:
+        """Of the process that runs now."""
+        assert self._control is not None, "it was started"
+        return self._control
+
+    @property
+    def intervals(self) -> int:
+        """Those of all starts."""
+        return self._earlier + self.control.intervals
+
+    @property
+    def training(self) -> bool:
+        """Whether it makes steps now."""
+        return self.control.intervals >= 1
+
+    def look(self) -> None:
+        """Start it again if it has ended."""
+        if self._process is None or self._process.poll() is None:
+            return
+        self._take(self._process)
+        if len(self.recordings) >= _EMPTY_STARTS and not any(one.interval_s for one in self.recordings):
+            raise UsageError(f"{self.name} makes no two steps before it ends", "let it train longer")
+        self.start()
+
+    def stop(self) -> None:
+        """Have it end at its next boundary."""
+        self.control.stop()
+
+    def finish(self) -> None:
+        """Wait until it has ended, and take its recording."""
+        if self._process is None:
+            return
+        try:
+            self._process.wait(_ENDING_S)
+        except subprocess.TimeoutExpired as error:
+            raise EnvironmentUnusableError(
+                f"{self.name} did not end at a boundary within {_ENDING_S:.0f} s",
+                "let it neither catch SystemExit nor evaluate for so long",
+            ) from error
+        self._take(self._process)
+
+    def kill(self) -> None:
+        """Leave no process of it."""
+        if self._process is not None:
+            _end_group(self._process.pid)
+            self._process.wait()
+        if self._control is not None:
+            self._control.close()
+
+    def start(self) -> None:
+        """Start the script, with a file of its own to record into."""
+        away = self._control is not None and self._control.away
+        self.starts += 1
+        self._recording = self._directory / f"{self.starts}.json"
+        self._control = StepControl.create(self._recording, takes_turns=self._takes_turns)
+        if away:
+            self._control.withdraw()
+        settings = msgspec.structs.replace(self._settings, profile=str(self._recording), profile_steps=0)
+        variables = environment(settings, _visible(self._device, os.environ))
+        with self._log.open("wb") as log, uninterrupted():
+            try:
+                self._process = self._begin(
+                    self._command,
+                    env=variables,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise UsageError(
+                    f"cannot execute {self._command[0]}: {error.strerror}", "check the command"
+                ) from error
+        cores = device_cores(self._device, settings.cpu_slots)
+        if cores is not None:
+            with suppress(ProcessLookupError):  # it may have ended already
+                os.sched_setaffinity(self._process.pid, cores)
+
+    def _take(self, process: subprocess.Popen[Any]) -> None:
+        """Its recording, now that it has ended; what it leaves behind must not disturb what comes next."""
+        status = process.wait()
+        _end_group(process.pid)
+        self._process = None
+        if status:
+            how = f"was killed by signal {-status}" if status < 0 else f"failed with exit status {status}"
+            raise UsageError(f"{self.name} {how}; its last lines are:\n{self._last_lines()}", "mend it")
+        if not self._recording.exists():
+            raise UsageError(
+                f"{self.name} recorded no step; its last lines are:\n{self._last_lines()}",
+                "it has to import torch and train",
+            )
+        self._earlier += self.control.intervals
+        self.control.close()
+        self.recordings.append(read(self._recording))
+
+    def _last_lines(self) -> str:
+        lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()
+        return "\n".join(f"  {line}" for line in lines[-_LAST_LINES:]) or "  (none)"
+
+
+def _end_group(pid: int) -> None:
+    """End the processes of a session that we have started: a script's, and those that it has started."""
+    with suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def device_cores(device: DeviceName, slots: int) -> frozenset[int] | None:
+    """The cores of a host slot; ``None`` for devices that leave processes where they are."""
+    if device.kind != "cpu" or device.index is None:
+        return None
+    cores = sorted(os.sched_getaffinity(0))
+    return slot_cores(device.index, check_slot(device, slots), cores)
+
+
+def _visible(device: DeviceName, environ: Mapping[str, str]) -> Mapping[str, str]:
+    """The environment in which unmodified scripts, which say ``cuda``, find ``device``."""
+    if device.kind != "cuda" or not device.index:
+        return environ
+    listed = [one for one in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one]
+    if listed and device.index >= len(listed):
+        raise UsageError(f"{device} is not among CUDA_VISIBLE_DEVICES", "choose another device")
+    return {**environ, "CUDA_VISIBLE_DEVICES": listed[device.index] if listed else str(device.index)}
