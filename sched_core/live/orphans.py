@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import select
 import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from gpuslice import config
 from gpuslice.clock import MonotonicClock
 
 #: Far more than dying takes; what hangs in the kernel is not waited for.
 _DYING_S = 1.0
+_log = logging.getLogger(__name__)
 
 
-def kill_orphans(marks: Sequence[bytes]) -> int:
-    """Kill every process of ours whose environment has all of ``marks``; returns how many that were.
+def kill_orphans(job: str, endpoint: str) -> None:
+    """Kill what is left of ``job``, of the scheduler at ``endpoint``, in whichever sessions.
 
-    They are gone then, as a rule.
-
-    Parameters
-    ----------
-    marks
-        Entries such as ``b"NAME=value"`` that no other job's processes have.
+    It is gone then, as a rule.
     """
+    own = {config.variable("socket"): endpoint, config.variable("job"): job}
+    marks = [os.fsencode(f"{name}={value}") for name, value in own.items()]
     killed = [descriptor for pid in _pids() if (descriptor := _kill(pid, marks)) is not None]
     clock = MonotonicClock()
     ends_s = clock.now() + _DYING_S
@@ -32,7 +32,8 @@ def kill_orphans(marks: Sequence[bytes]) -> int:
         end.register(descriptor, select.POLLIN)
         end.poll(max(0.0, ends_s - clock.now()) * 1000.0)
         os.close(descriptor)
-    return len(killed)
+    if killed:
+        _log.info("killed %d processes that job %s left behind", len(killed), job)
 
 
 def _kill(pid: int, marks: Sequence[bytes]) -> int | None:

@@ -199,7 +199,7 @@ class Processes:
         except FileNotFoundError:
             return ""
 
-    def reap(self, descriptors: set[int]) -> Iterator[tuple[int, Event]]:
+    def reap(self, descriptors: set[int]) -> Iterator[tuple[int, RankGone | Exited]]:
         """Turn descriptors that became readable into what happened: ranks first, then commands."""
         for descriptor in descriptors & self._ranks.keys():
             job, rank = self._ranks.pop(descriptor)

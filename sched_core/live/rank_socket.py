@@ -7,6 +7,8 @@ nothing.
 from __future__ import annotations
 
 import logging
+import socket as sockets
+import struct
 from collections.abc import Callable
 
 import msgspec
@@ -21,6 +23,8 @@ from gpuslice.types import shortened
 from .endpoint import check_sender, receive
 
 _MESSAGES_AT_ONCE = 100
+#: The kernel's ``struct ucred``: pid, uid, gid.
+_CREDENTIALS = struct.Struct("iII")
 #: Of an error that is sent to a rank.
 _ERROR_CHARACTERS = 4096
 _log = logging.getLogger(__name__)
@@ -50,6 +54,8 @@ class RankSocket:
         self._greeted = greeted
         self._routes: dict[tuple[str, int], bytes] = {}
         self._peers: dict[bytes, tuple[str, int]] = {}
+        #: Our end of a rank's newest connection, and the process at the other.
+        self._connections: dict[tuple[str, int], tuple[int, int]] = {}
 
     def tell(self, command: Tell) -> None:
         """Send an order."""
@@ -57,11 +63,26 @@ class RankSocket:
         if identity is not None:  # else it has not greeted us yet, and hears of it then
             self._send(identity, command.message)
 
-    def receive(self) -> None:
-        """Deal with what is there, but not with so much of it that timers and processes would wait."""
+    def connected(self, job: str, rank: int) -> bool:
+        """Whether something that a rank said may still be on its way to `receive`.
+
+        When the process is gone, libzmq reads what it left in the connection, hands it over, and only then
+        closes our end. A forked child of the rank may hold the connection for longer.
+        """
+        descriptor, pid = self._connections.get((job, rank), (-1, 0))
+        return descriptor >= 0 and _process_at(descriptor) == pid
+
+    def receive(self) -> bool:
+        """Deal with what is there, but not with so much of it that timers and processes would wait.
+
+        Returns
+        -------
+        bool
+            Whether that was all.
+        """
         for _ in range(_MESSAGES_AT_ONCE):
             if (message := receive(self._socket)) is None:
-                return
+                return True
             identity, frames = message
             try:
                 self._take(identity, frames)
@@ -73,6 +94,7 @@ class RankSocket:
             except Exception as error:  # noqa: BLE001 - a message is no reason to end; told and logged
                 _log.exception("a message of %s failed", self._peers.get(identity, "a stranger"))
                 self._reject(identity, f"{type(error).__name__}: {error}", "scheduler.jsonl says more")
+        return False
 
     def _reject(self, identity: bytes, error: str, remedy: str) -> None:
         error, remedy = (shortened(text, _ERROR_CHARACTERS) for text in (error, remedy))
@@ -86,14 +108,14 @@ class RankSocket:
         pid = check_sender(frames[0])
         message = wire.decode_from_agent(frames[0].bytes)
         if isinstance(message, wire.Hello):
-            self._welcome(identity, message, pid)
+            self._welcome(identity, message, pid, frames[0].get(zmq.SRCFD))
             return
         peer = self._peers.get(identity)
         if peer is None:
             raise RemoteProtocolError(f"{type(message).__name__} of an unknown rank", "say Hello first")
         self._handle(Reported(*peer, message))
 
-    def _welcome(self, identity: bytes, hello: wire.Hello, pid: int) -> None:
+    def _welcome(self, identity: bytes, hello: wire.Hello, pid: int, descriptor: int) -> None:
         if hello.version != wire.PROTOCOL_VERSION:
             raise RemoteProtocolError(
                 f"protocol version {hello.version} is not {wire.PROTOCOL_VERSION}",
@@ -113,6 +135,7 @@ class RankSocket:
         if former is not None:
             self._peers.pop(former, None)
         self._peers[identity] = peer
+        self._connections[peer] = (descriptor, pid)
         self._greeted(hello.job, hello.rank, pid)
 
     def _send(self, identity: bytes, message: wire.ToAgent) -> None:
@@ -124,3 +147,19 @@ class RankSocket:
             if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 raise
             _log.warning("%s could not be sent: %s", type(message).__name__, error)
+
+
+def _process_at(descriptor: int) -> int | None:
+    """The process that connected to our end of a local connection; ``None`` if it is none any more."""
+    try:
+        end = sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM, fileno=descriptor)
+    except OSError:
+        return None
+    try:
+        found = end.getsockopt(sockets.SOL_SOCKET, sockets.SO_PEERCRED, _CREDENTIALS.size)
+    except OSError:
+        return None
+    finally:
+        end.detach()  # it is libzmq's to close
+    pid: int = _CREDENTIALS.unpack(found)[0]
+    return pid

@@ -53,6 +53,7 @@ from .endpoint import LOCK, bind, lock, logs_directory
 from .housekeeping import Housekeeping
 from .job_environment import job_environ, mps_environ
 from .orphans import kill_orphans
+from .process_ends import PAUSE_MS, ProcessEnds
 from .processes import Processes
 from .rank_socket import RankSocket
 
@@ -148,8 +149,9 @@ class Scheduler:
             raise
         self.housekeeping = Housekeeping()
         self._computing = Computing()
-        self._handlers: dict[zmq.Socket[bytes] | int, Callable[[], None]] = {}
+        self._handlers: dict[zmq.Socket[bytes] | int, Callable[[], object]] = {}
         self._ranks = RankSocket(socket, self._handle, self._greeted)
+        self._ends = ProcessEnds(self._ranks)
         self.register(socket, self._ranks.receive)
         self._poller.register(self._watched.fileno(), zmq.POLLIN)
 
@@ -172,7 +174,7 @@ class Scheduler:
         self._watched.close()
         os.close(self._lock)
 
-    def register(self, source: zmq.Socket[bytes] | int, handler: Callable[[], None]) -> None:
+    def register(self, source: zmq.Socket[bytes] | int, handler: Callable[[], object]) -> None:
         """Call ``handler`` whenever ``source``, a socket or descriptor, can be read."""
         self._handlers[source] = handler
         self._poller.register(source, zmq.POLLIN)
@@ -254,12 +256,16 @@ class Scheduler:
         ready = dict(self._poller.poll(self._pause_ms(ends_s)))
         for source in ready.keys() & self._handlers.keys():
             self._handlers[source]()
-        # After the sockets: what a process said last comes before its end.
         if self._watched.fileno() in ready:
             self._reap()
         now = self._clock.now()
+        for end in self._ends.known(now):
+            if isinstance(end, Exited):
+                self._exited(end)
+            else:
+                self._occur(end)
         for job in self.processes.enforce(now):
-            self._kill_orphans(job)
+            kill_orphans(job, self.endpoint)
         if self._wake_s is not None and now >= self._wake_s:
             self._wake_s = None
             if not self._occur(Woken()):
@@ -276,6 +282,8 @@ class Scheduler:
         pauses_ms = [min(_PAUSE_AT_MOST_MS, int(pause_s * 1000.0) + 1) for pause_s in pauses_s]
         if (housekeeping_ms := self.housekeeping.pause_ms) is not None:
             pauses_ms.append(housekeeping_ms)
+        if self._ends:
+            pauses_ms.append(PAUSE_MS)
         return min(pauses_ms, default=None)
 
     def _handle(self, event: Event) -> None:
@@ -372,10 +380,7 @@ class Scheduler:
     def _reap(self) -> None:
         ready = {descriptor for descriptor, _ in self._watched.poll(0)}
         for _, event in self.processes.reap(ready):
-            if isinstance(event, Exited):
-                self._exited(event)
-            else:
-                self._occur(event)
+            self._ends.add(event, self._clock.now())
         for answer in self._computing.reap(ready):
             if answer.error:
                 _log.warning("%s", answer.error)
@@ -384,12 +389,5 @@ class Scheduler:
     def _exited(self, event: Exited) -> None:
         """A command has ended; if it was killed, what it had started goes, too."""
         if event.code == exit_record.KILLED:
-            self._kill_orphans(event.job)
+            kill_orphans(event.job, self.endpoint)
         self._occur(event)
-
-    def _kill_orphans(self, job: str) -> None:
-        """Kill what is left of ``job``, in whichever sessions."""
-        own = {config.variable("socket"): self.endpoint, config.variable("job"): job}
-        killed = kill_orphans([os.fsencode(f"{name}={value}") for name, value in own.items()])
-        if killed:
-            _log.info("killed %d processes that job %s left behind", killed, job)

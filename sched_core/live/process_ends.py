@@ -1,0 +1,63 @@
+"""Processes that have ended, until everything that they said is known: a rank's last words come first.
+
+libzmq's thread reads the connections, ours looks at the processes. So a process can be seen to have ended
+while its last reports, a ``Bye`` among them, are still on their way to us.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpuslice.sched_core.core.events import Exited, RankGone
+
+from .rank_socket import RankSocket
+
+#: How often to look for the rest, in milliseconds; on a quiet machine it is there by then.
+PAUSE_MS = 1
+#: How long the connection of a process that has ended is waited for: a child of it may hold it open.
+_HELD_S = 1.0
+
+_End = RankGone | Exited
+
+
+class ProcessEnds:
+    """What has ended, in order.
+
+    Parameters
+    ----------
+    ranks
+        Where ranks say something.
+    """
+
+    def __init__(self, ranks: RankSocket) -> None:
+        self._ranks = ranks
+        self._waiting: list[tuple[_End, float]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def add(self, end: _End, now: float) -> None:
+        """Note the end of a rank or of a job's command."""
+        self._waiting.append((end, now + _HELD_S))
+
+    def known(self, now: float) -> Iterator[_End]:
+        """Ends before which nothing is to be heard any more; they wait no longer.
+
+        The command of a job waits behind the job's ranks.
+        """
+        if not self._waiting:
+            return
+        candidates = [
+            one
+            for one in self._waiting
+            if now >= one[1]
+            or not any(self._may_be_heard(end) for end, _ in self._waiting if end.job == one[0].job)
+        ]
+        everything_read = self._ranks.receive()  # after the look at the connections
+        for one in candidates:
+            if everything_read or now >= one[1]:
+                self._waiting.remove(one)
+                yield one[0]
+
+    def _may_be_heard(self, end: _End) -> bool:
+        return isinstance(end, RankGone) and self._ranks.connected(end.job, end.rank)
