@@ -87,6 +87,7 @@ _BY_NAME = {
     "max_restarts": COUNT,
     "max_steps": COUNT,
     "memory_bytes": BYTES,
+    "most_memory_bytes": BYTES,
     "name": NAME,
     "nbytes": BYTES,
     "numbered": FLAG,

@@ -1,6 +1,6 @@
 """Two long trainings and five short ones behind them on one device: how long each takes, by policy.
 
-python benchmarks/completion_time/run.py [--long 12000] [--short 20] [--device cpu:1] [--out FILE.json]
+python -m benchmarks.completion_time.run [--long 12000] [--short 20] [--device cpu:1] [--out FILE.json]
 """
 
 from __future__ import annotations
@@ -13,37 +13,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from benchmarks.own_scheduler import scheduler
 from gpuslice import config
-from gpuslice.client.client import Client
 from gpuslice.demo.training import SCRIPTS, Training, digest, steady
 
 POLICIES = {"fifo": ("--policy", "fifo"), "2das": ("--policy", "2das", "--set", "thresholds=2")}
 LONG, SHORT = 2, 5
-
-
-@contextmanager
-def scheduler(device: str, policy: Sequence[str]) -> Iterator[Client]:
-    """``gpuslice up`` with ``policy``, taken down at the end."""
-    gpuslice = [sys.executable, "-m", "gpuslice"]
-    with tempfile.TemporaryDirectory(prefix="gpuslice-bench-") as name:
-        place = ["--state-dir", str(Path(name) / "s")]
-        subprocess.run(
-            [*gpuslice, "up", "--devices", device, "--prestart", str(LONG + SHORT), *policy, *place],
-            check=True,
-            stdout=subprocess.DEVNULL,
-        )
-        try:
-            with Client(Path(name) / "s") as client:
-                yield client
-        finally:
-            subprocess.run([*gpuslice, "down", *place], check=True)
 
 
 def alone(words: Sequence[str]) -> tuple[str, float]:
@@ -57,7 +38,8 @@ def alone(words: Sequence[str]) -> tuple[str, float]:
 
 def shared(commands: Sequence[list[str]], device: str, policy: Sequence[str]) -> list[dict[str, Any]]:
     """Let all in, one right after the other, once each has imported torch; how each fared."""
-    with scheduler(device, policy) as client, tempfile.TemporaryDirectory(dir="/dev/shm") as ramdisk:
+    options = ("--devices", device, "--prestart", str(LONG + SHORT), *policy)
+    with scheduler(*options) as (client, _), tempfile.TemporaryDirectory(dir="/dev/shm") as ramdisk:
         environ = {**steady(os.environ), config.variable("ramdisk_dir"): ramdisk}
         jobs: list[str] = []
         for words in commands:

@@ -1,6 +1,6 @@
 """A long queue of tiny trainings: how long it takes beside running them two by two, and how much memory.
 
-python benchmarks/long_queue/run.py [--jobs 300] [--slots 2] [--prestart N] [--out FILE.json]
+python -m benchmarks.long_queue.run [--jobs 300] [--slots 2] [--prestart N] [--out FILE.json]
 """
 
 from __future__ import annotations
@@ -9,59 +9,51 @@ import argparse
 import json
 import os
 import platform
+import resource
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from benchmarks.own_scheduler import scheduler
 from gpuslice import config
-from gpuslice.client.client import Client
 from gpuslice.demo.training import steady
 
 SCRIPT = Path(__file__).with_name("train.py")
 LOOK_AGAIN_S = 0.25
 
 
-@contextmanager
-def scheduler(slots: int, options: Sequence[str]) -> Iterator[Client]:
-    """``gpuslice up`` with so many slots of the host, taken down at the end."""
-    gpuslice = [sys.executable, "-m", "gpuslice"]
-    with tempfile.TemporaryDirectory(prefix="gpuslice-bench-") as name:
-        place = ["--state-dir", str(Path(name) / "s")]
-        subprocess.run(
-            [*gpuslice, "up", "--devices", f"cpu:{slots}", *options, *place],
-            check=True,
-            stdout=subprocess.DEVNULL,
-        )
-        try:
-            with Client(Path(name) / "s") as client:
-                yield client
-        finally:
-            subprocess.run([*gpuslice, "down", *place], check=True)
-
-
-def side_by_side(jobs: int, slots: int) -> tuple[float, set[str]]:
-    """Without gpuslice, so many at a time as there are slots: how long that took, and what they printed."""
+def side_by_side(jobs: int, slots: int) -> tuple[float, float, set[str]]:
+    """Without gpuslice, so many at a time as there are slots: how long, processor time, what they printed."""
 
     def train(_: int) -> str:
         words = [sys.executable, str(SCRIPT)]
         return subprocess.run(
-            words, env=steady(os.environ), check=True, capture_output=True, text=True
+            words,
+            env=steady(os.environ),
+            check=True,
+            capture_output=True,
+            text=True,
+            start_new_session=True,  # as a scheduler's jobs: the kernel may divide the cores among sessions
         ).stdout
 
-    begin_s = time.monotonic()
+    begin_s, begin_cpu_s = time.monotonic(), _children_cpu_s()
     with ThreadPoolExecutor(slots) as pool:
         printed = set(pool.map(train, range(jobs)))
-    return time.monotonic() - begin_s, printed
+    return time.monotonic() - begin_s, _children_cpu_s() - begin_cpu_s, printed
+
+
+def _children_cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 class Memory:
@@ -105,20 +97,29 @@ def _resident_bytes(process: psutil.Process) -> int:
         return 0
 
 
+def _family_cpu_s(pid: int) -> float:
+    """Processor time of the scheduler and of every process below it that has ended."""
+    used = psutil.Process(pid).cpu_times()
+    return float(used.user + used.system + used.children_user + used.children_system)
+
+
 def queued(jobs: int, slots: int, options: Sequence[str]) -> dict[str, Any]:
     """All handed in at once; how long until the last has ended, and what they took meanwhile."""
-    with scheduler(slots, options) as client, tempfile.TemporaryDirectory(dir="/dev/shm") as ramdisk:
+    options = ("--devices", f"cpu:{slots}", *options)
+    with scheduler(*options) as (client, _), tempfile.TemporaryDirectory(dir="/dev/shm") as ramdisk:
         environ = {**steady(os.environ), config.variable("ramdisk_dir"): ramdisk}
-        with Memory(client.status().pid) as memory:
-            begin_s = time.monotonic()
+        pid = client.status().pid
+        with Memory(pid) as memory:
+            begin_s, begin_cpu_s = time.monotonic(), _family_cpu_s(pid)
             names = [client.submit([str(SCRIPT)], environ=environ) for _ in range(jobs)]
             submitted_s = time.monotonic() - begin_s
             ended = [client.wait(name) for name in names]
-            spent_s = time.monotonic() - begin_s
+            spent_s, cpu_s = time.monotonic() - begin_s, _family_cpu_s(pid) - begin_cpu_s
         assert {job and job.state for job in ended} == {"succeeded"}
         printed = {Path(client.logs(name).out).read_text() for name in names}
     return {
         "spent_s": spent_s,
+        "cpu_s": cpu_s,
         "submit_ms": submitted_s / jobs * 1e3,
         "most_bytes": memory.most_bytes,
         "most_processes": memory.most_processes,
@@ -135,17 +136,18 @@ def main() -> None:
     wishes = parser.parse_args()
     options = [] if wishes.prestart is None else ["--prestart", wishes.prestart]
     # One half before and one after, because a machine that others use is not the same all the time.
-    before_s, printed = side_by_side(wishes.jobs // 2, wishes.slots)
+    before_s, before_cpu_s, printed = side_by_side(wishes.jobs // 2, wishes.slots)
     found = queued(wishes.jobs, wishes.slots, options)
-    after_s, _ = side_by_side(wishes.jobs - wishes.jobs // 2, wishes.slots)
+    after_s, after_cpu_s, _ = side_by_side(wishes.jobs - wishes.jobs // 2, wishes.slots)
     assert found.pop("printed") == printed, "they trained otherwise"
-    found |= {"side_by_side_s": before_s + after_s, "times": found["spent_s"] / (before_s + after_s)}
+    alone_s, alone_cpu_s = before_s + after_s, before_cpu_s + after_cpu_s
+    found |= {"side_by_side_s": alone_s, "times": found["spent_s"] / alone_s}
+    found |= {"side_by_side_cpu_s": alone_cpu_s, "cpu_times": found["cpu_s"] / alone_cpu_s}
     print(
         f"{wishes.jobs} jobs on cpu:{wishes.slots}: {found['spent_s']:.1f} s, {found['times']:.2f} times the"
     )
-    print(
-        f"{found['side_by_side_s']:.1f} s of {wishes.slots} at a time; {found['submit_ms']:.1f} ms a submit"
-    )
+    print(f"{alone_s:.1f} s of {wishes.slots} at a time; {found['submit_ms']:.1f} ms a submit")
+    print(f"processor time {found['cpu_s']:.1f} s, {found['cpu_times']:.2f} times {alone_cpu_s:.1f} s")
     print(f"at most {found['most_processes']} started, {found['most_bytes'] / 1e9:.2f} GB with the scheduler")
     if wishes.out is not None:
         about = {

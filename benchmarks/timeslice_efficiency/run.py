@@ -1,6 +1,6 @@
 """Real trainings that share one device against the same ones, one after the other; where the difference went.
 
-python benchmarks/timeslice_efficiency/run.py [--factor 3] [--rounds 3] [--device cpu] [--out FILE.json]
+python -m benchmarks.timeslice_efficiency.run [--factor 3] [--rounds 3] [--device cpu] [--out FILE.json]
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from benchmarks.own_scheduler import scheduler
 from gpuslice import config
-from gpuslice.client.client import Client
 from gpuslice.daemon.replay import JournalReplay
 from gpuslice.demo.recorder import Recorder
 from gpuslice.demo.training import SCRIPTS, TRAININGS, Training, steady
@@ -47,17 +46,11 @@ def plain(trainings: Sequence[Training], device: str) -> dict[str, Any]:
 
 def scheduled(trainings: Sequence[Training], device: str, policy: Sequence[str]) -> dict[str, Any]:
     """All submitted at once to a scheduler with ``policy``."""
-    gpuslice = [sys.executable, "-m", "gpuslice"]
-    with ExitStack() as stack:
-        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpuslice-bench-"))) / "s"
-        ramdisk = stack.enter_context(tempfile.TemporaryDirectory(prefix="gpuslice-bench-", dir="/dev/shm"))
-        place = ["--state-dir", str(directory)]
-        devices = device if ":" in device else f"{device}:1"
-        subprocess.run(
-            [*gpuslice, "up", "--devices", devices, *policy, *place], check=True, stdout=subprocess.DEVNULL
-        )
-        stack.callback(subprocess.run, [*gpuslice, "down", *place], check=True)
-        client = stack.enter_context(Client(directory))
+    devices = device if ":" in device else f"{device}:1"
+    with (
+        tempfile.TemporaryDirectory(prefix="gpuslice-bench-", dir="/dev/shm") as ramdisk,
+        scheduler("--devices", devices, *policy) as (client, directory),
+    ):
         begin_s = time.monotonic()
         environ = {**steady(os.environ), config.variable("ramdisk_dir"): ramdisk}
         for one in trainings:
