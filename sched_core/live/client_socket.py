@@ -274,7 +274,8 @@ class ClientSocket:
             # Gone, or not reading: then nobody wants the answer.
             if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 raise
-            _log.info("an answer could not be sent: %s", error)
+            level = logging.DEBUG if error.errno == zmq.EHOSTUNREACH else logging.INFO
+            _log.log(level, "an answer could not be sent: %s", error)
 
 
 def _over(job: Gang) -> bool:
