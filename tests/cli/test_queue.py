@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from gpuslice.client.client import Client
 
 from .conftest import Shell
@@ -16,16 +14,14 @@ def started(client: Client) -> list[str]:
     return [job.id for job in client.jobs() if job.started]
 
 
-@pytest.mark.xfail(
-    strict=False,
-    reason="seen to start one job too many while many tests run at a time; the cause is not known yet",
-)
 def test_jobs_that_were_never_started_are_started_by_the_next_scheduler(shell: Shell) -> None:
     shell(*OPTIONS)
     client = shell.client()
     enough = shell.directory / "enough"
-    jobs = [shell.submit(enough), *(shell.submit(20) for _ in range(5))]
+    jobs = [shell.submit(enough)]
+    # The device goes to whoever is ready first; of two that import torch side by side that may be either.
     until(client, jobs[0], lambda info: info.state == "running")
+    jobs += [shell.submit(20) for _ in range(5)]
     assert started(client) == jobs[:2]
     client.suspend(jobs[2])
     client.cancel(jobs[3])
