@@ -25,9 +25,11 @@ if TYPE_CHECKING:
     from gpuslice.launch.kept_trials import KeptTrials
     from gpuslice.profiler.colocation.plan import Plan, Task
     from gpuslice.profiler.colocation.result import Result
+    from gpuslice.profiler.colocation.stress import Stressed
     from gpuslice.profiler.colocation.trial import Run
 
     RunTask = Callable[[Task], tuple[Run, ...]]
+    RunStress = Callable[[Task], tuple[Stressed, ...]]
 
 _MIB = 1 << 20
 
@@ -42,6 +44,10 @@ def command(
     seconds: Annotated[float, Option(help="How long they train together each time.")] = 20.0,
     turn: Annotated[float, Option(help="Seconds of a turn of a sliced set.")] = 2.0,
     repeats: Annotated[int, Option(help="Rounds; at least 2.")] = 3,
+    sample: Annotated[int | None, Option(metavar="N", help="Measure only N of the sets, at random.")] = None,
+    stress: Annotated[
+        str, Option(metavar="KINDS", help="Loads beside each script: bandwidth,compute,cache,pcie.")
+    ] = "",
     json: Annotated[Path | None, Option(metavar="FILE", help="Write all figures as JSON.")] = None,
     csv: Annotated[Path | None, Option(metavar="FILE", help="Write a line for each member of a set.")] = None,
     html: Annotated[Path | None, Option(metavar="FILE", help="Write a page.")] = None,
@@ -63,20 +69,21 @@ def command(
     commands = [_words(script) for script in scripts]
     for words in commands:
         command_line(words)
-    plan = Plan(len(scripts), subsets or 2, repeats)
     settings = check(config.load(device=device))
+    kinds = _stress_kinds(stress, settings) if stress else ()
+    plan = Plan(len(scripts), subsets or 2, repeats, kinds, sample)
     outputs = (("--json", json), ("--csv", csv), ("--html", html))
     for option, path in outputs:
         if path is not None:
             check_writable(option, str(path.absolute()))
     names = unique(scripts)
     limit_bytes = _memory_bytes(settings)
-    numbers = (settings.cpu_slots, plan.size, seconds, turn)
+    numbers = (settings.cpu_slots, plan.size, seconds, turn, kinds)
     kept = kept_path(config.state_directory(), commands, device, numbers)
     with KeptTrials(kept) as trials, _ended_like_ctrl_c():
-        complete = _measure(
-            plan, trials, names, _runner(names, commands, settings, seconds, turn), limit_bytes
-        )
+        run = _runner(names, commands, settings, seconds, turn)
+        load = _stresser(names, commands, settings, kinds, seconds)
+        complete = _measure(plan, trials, names, run, limit_bytes, load)
         ours = [one for one in trials.trials if one.round < repeats]
         result = make_result(names, device, seconds, turn, plan, ours, limit_bytes)
         _write(result, json, csv, html)
@@ -94,6 +101,7 @@ def measure_all(
     run: RunTask,
     limit_bytes: int | None,
     tell: Callable[[int, Task], None],
+    load: RunStress | None = None,
 ) -> bool:
     """Run what is missing of ``plan``; whether all of it was done, and Ctrl-C did not come.
 
@@ -101,6 +109,8 @@ def measure_all(
     ----------
     tell
         Called before each trial, with how many are left.
+    load
+        Runs the tasks with our own loads.
     """
     from gpuslice.profiler.colocation.result import memories, too_large
     from gpuslice.profiler.colocation.trial import Trial
@@ -112,8 +122,15 @@ def measure_all(
                 continue
             tell(len(left) - position, task)
             begun_s = time.monotonic()
-            runs = run(task)
-            trials.add(Trial(task.round, task.members, task.mode, time.monotonic() - begun_s, runs))
+            runs: tuple[Run, ...] = ()
+            stressed: tuple[Stressed, ...] = ()
+            if task.mode in ("stressed", "reference"):
+                assert load is not None, "the plan has such tasks"
+                stressed = load(task)
+            else:
+                runs = run(task)
+            wall_s = time.monotonic() - begun_s
+            trials.add(Trial(task.round, task.members, task.mode, wall_s, runs, stressed))
     except KeyboardInterrupt:
         return False
     return True
@@ -143,7 +160,12 @@ def unique(scripts: Sequence[str]) -> list[str]:
 
 
 def _measure(
-    plan: Plan, trials: KeptTrials, names: Sequence[str], run: RunTask, limit_bytes: int | None
+    plan: Plan,
+    trials: KeptTrials,
+    names: Sequence[str],
+    run: RunTask,
+    limit_bytes: int | None,
+    load: RunStress,
 ) -> bool:
     from gpuslice.profiler.charts import duration
 
@@ -153,12 +175,12 @@ def _measure(
     def tell(left: int, task: Task) -> None:
         spent_s = [one.wall_s for one in trials.trials]
         estimate = f", about {duration(left * sum(spent_s) / len(spent_s))} left" if spent_s else ""
-        who = " + ".join(names[job] for job in task.members)
+        who = " + ".join(names[job] for job in task.members) or "our own loads"
         done = len(spent_s)
         bar = "#" * (20 * done // (done + left))
         sys.stderr.write(f"[{bar:20}] {done + 1}/{done + left}{estimate}: {who}, {task.mode}\n")
 
-    return measure_all(plan, trials, run, limit_bytes, tell)
+    return measure_all(plan, trials, run, limit_bytes, tell, load)
 
 
 def _runner(
@@ -186,6 +208,36 @@ def _runner(
         return found
 
     return run
+
+
+def _stress_kinds(stress: str, settings: config.Settings) -> tuple[str, ...]:
+    from gpuslice.launch.stressor import check_kinds, stressors
+    from gpuslice.types import DeviceName
+
+    device = DeviceName.parse(settings.device)
+    kinds = check_kinds(stress, device.kind)
+    stressors(device.kind)
+    return kinds
+
+
+def _stresser(
+    names: Sequence[str],
+    commands: Sequence[Sequence[str]],
+    settings: config.Settings,
+    kinds: Sequence[str],
+    seconds: float,
+) -> RunStress:
+    from gpuslice.launch.stress_sweep import reference, sweep
+
+    def load(task: Task) -> tuple[Stressed, ...]:
+        with TemporaryDirectory(prefix="gpuslice-colocate-") as directory:
+            place = Path(directory)
+            if task.mode == "reference":
+                return reference(settings, kinds, seconds, task.round, place)
+            (job,) = task.members
+            return sweep(names[job], commands[job], settings, kinds, seconds, task.round, place)
+
+    return load
 
 
 def _memory_bytes(settings: config.Settings) -> int | None:
@@ -241,3 +293,12 @@ def _tell(result: Result) -> None:
         print(interval_text(one.total_interval))
         for name, value, interval in zip(one.members, one.normalized, one.interval, strict=True):
             print(f"  {name}: {value:.3f} of its speed alone {interval_text(interval)}")
+    off = result.prediction_error
+    for pair in result.predictions:
+        first, second = pair.normalized
+        known = (
+            "" if pair.measured is None else f"; measured {pair.measured[0]:.3f} and {pair.measured[1]:.3f}"
+        )
+        print(f"{' + '.join(pair.members)}: predicted {first:.3f} and {second:.3f}{known}")
+    if off is not None:
+        print(f"prediction error over {off.pairs} pairs held out: {off.mean_absolute:.3f} on average")

@@ -151,7 +151,7 @@ class MeasuredScript:
         if away:
             self._control.withdraw()
         settings = msgspec.structs.replace(self._settings, profile=str(self._recording), profile_steps=0)
-        variables = environment(settings, _visible(self._device, os.environ))
+        variables = environment(settings, visible_to_job(self._device, os.environ))
         with self._log.open("wb") as log, uninterrupted():
             try:
                 self._process = self._begin(
@@ -207,7 +207,7 @@ def device_cores(device: DeviceName, slots: int) -> frozenset[int] | None:
     return slot_cores(device.index, check_slot(device, slots), cores)
 
 
-def _visible(device: DeviceName, environ: Mapping[str, str]) -> Mapping[str, str]:
+def visible_to_job(device: DeviceName, environ: Mapping[str, str]) -> Mapping[str, str]:
     """The environment in which unmodified scripts, which say ``cuda``, find ``device``."""
     if device.kind != "cuda" or not device.index:
         return environ

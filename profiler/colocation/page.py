@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from html import escape
 
 import numpy as np
@@ -11,6 +11,7 @@ from gpuslice.profiler.charts import Axis, Line, duration, gantt, holders, line_
 from gpuslice.profiler.html import COLOURS, Table, document, render_table, round_step, swatch
 
 from .result import Interval, Result
+from .stress import LEVELS
 
 _MIB = 1 << 20
 _COLUMNS = 800
@@ -32,6 +33,7 @@ def page(result: Result) -> str:
     parts = [
         *([_heat_map(result)] if result.matrix is not None else []),
         *map(render_table, (_sets(result), _jobs(result))),
+        *_sensitivity(result),
         *_distributions(result),
         *([_timeline(result)] if result.trials else []),
     ]
@@ -78,6 +80,47 @@ def _jobs(result: Result) -> Table:
 
 def _interval(interval: Interval) -> str:
     return "" if interval is None else f"{interval[0]:.6g} to {interval[1]:.6g}"
+
+
+def _sensitivity(result: Result) -> Iterator[str]:
+    """What our own loads do to each job, and what follows for pairs."""
+    if not result.stress:
+        return
+    rows = [
+        (one.job, one.kind, f"{one.pressure:.6g}", *(f"{value:.6g}" for value in one.normalized))
+        for one in result.stress
+    ]
+    levels = [f"at {100 * level:g} %" for level in LEVELS]
+    yield render_table(Table("Throughput under our own loads", ("job", "load", "pressure", *levels), rows))
+    axis = Axis("intensity of the load", 0.0, 1.05, {level: f"{100 * level:g} %" for level in (0.0, *LEVELS)})
+    for kind in dict.fromkeys(one.kind for one in result.stress):
+        known = [one for one in result.stress if one.kind == kind]
+        lines = [
+            Line(one.job, np.array([0.0, *one.levels]), np.array([1.0, *one.normalized])) for one in known
+        ]
+        yield line_chart(f"Throughput under load: {kind}", axis, lines, width=1100) + _key(lines)
+    if result.predictions:
+        yield render_table(_predictions(result))
+    off = result.prediction_error
+    if off is not None:
+        of_mean = "" if off.mean_absolute_of_mean is None else f"{off.mean_absolute_of_mean:.6g}"
+        header = ("pairs held out", "mean error", "greatest", "mean error of the mean of other pairs")
+        row = (str(off.pairs), f"{off.mean_absolute:.6g}", f"{off.greatest:.6g}", of_mean)
+        yield render_table(Table("Error of the predictions", header, [row]))
+
+
+def _predictions(result: Result) -> Table:
+    rows = [
+        (
+            name,
+            " + ".join(pair.members),
+            f"{pair.normalized[at]:.6g}",
+            "" if pair.measured is None else f"{pair.measured[at]:.6g}",
+        )
+        for pair in result.predictions
+        for at, name in enumerate(pair.members)
+    ]
+    return Table("Predicted without having seen the pair", ("job", "set", "predicted", "measured"), rows)
 
 
 def _heat_map(result: Result) -> str:
@@ -141,12 +184,16 @@ def _distribution(name: str, found: dict[str, np.typing.NDArray[np.float64]]) ->
     mark_s = round_step(high_s / 8)
     marks = {i * mark_s: _time(i * mark_s) for i in range(int(high_s / mark_s) + 1)}
     lines = [Line(label, values, np.linspace(0, 1, values.size)) for label, values in found.items()]
-    key = "".join(
+    chart = line_chart(f"Step times of {name}", Axis("step time", 0.0, high_s, marks), lines, width=1100)
+    return chart + _key(lines)
+
+
+def _key(lines: Sequence[Line]) -> str:
+    entries = "".join(
         f"<li>{swatch(COLOURS[index % len(COLOURS)])}{escape(line.name)}</li>"
         for index, line in enumerate(lines)
     )
-    chart = line_chart(f"Step times of {name}", Axis("step time", 0.0, high_s, marks), lines, width=1100)
-    return f'{chart}<ul class="key">{key}</ul>'
+    return f'<ul class="key">{entries}</ul>'
 
 
 def _timeline(result: Result) -> str:
@@ -160,7 +207,9 @@ def _timeline(result: Result) -> str:
         number = kinds.index((trial.members, trial.mode))
         spans.append((number, end_s, end_s + trial.wall_s, trial.members))
         end_s += trial.wall_s
-    labels = [f"{' + '.join(names[job] for job in members)}, {mode}" for members, mode in kinds]
+    labels = [
+        f"{' + '.join(names[job] for job in members) or 'our own loads'}, {mode}" for members, mode in kinds
+    ]
     grid = holders(spans, len(names), _COLUMNS, end_s)
     return gantt("Timeline", time_axis("time", end_s), grid, labels, ("1", str(len(names))))
 

@@ -12,8 +12,9 @@ from gpuslice.errors import UsageError
 
 #: Numbers of jobs that run together, in ascending order; one of them alone.
 Members = tuple[int, ...]
-#: ``alone``; ``packed``: all train at the same time; ``sliced``: in turns, the others are suspended.
-Mode = Literal["alone", "packed", "sliced"]
+#: ``alone``; ``packed``: all train at the same time; ``sliced``: in turns, the others are suspended;
+#: ``stressed``: one job beside our own loads; ``reference``: these loads beside each other, without a job.
+Mode = Literal["alone", "packed", "sliced", "stressed", "reference"]
 
 
 class Task(NamedTuple):
@@ -36,6 +37,10 @@ class Plan:
         How many run together.
     repeats
         How many rounds.
+    stress
+        Kinds of load that run beside each job.
+    sample
+        How many of the sets are measured, chosen at random; ``None`` for all.
 
     Raises
     ------
@@ -46,6 +51,8 @@ class Plan:
     jobs: int
     size: int
     repeats: int
+    stress: tuple[str, ...] = ()
+    sample: int | None = None
 
     def __post_init__(self) -> None:
         if self.size < 2:
@@ -55,11 +62,22 @@ class Plan:
             raise UsageError(f"{count} for sets of {self.size}", "name more, or the same one again")
         if self.repeats < 2:
             raise UsageError(f"--repeats {self.repeats}", "an interval needs at least two")
+        least = 0 if self.stress else 1
+        if self.sample is not None and self.sample < least:
+            raise UsageError(f"--sample {self.sample}", "without --stress, nothing else tells of the sets")
 
     @property
     def sets(self) -> list[Members]:
         """Those that are measured together."""
-        return list(combinations(range(self.jobs), self.size))
+        every = list(combinations(range(self.jobs), self.size))
+        if self.sample is None or self.sample >= len(every):
+            return every
+        return sorted(Random(0).sample(every, self.sample))
+
+    @property
+    def pairs(self) -> list[Members]:
+        """All pairs, whether they are measured or predicted."""
+        return list(combinations(range(self.jobs), 2))
 
     def tasks(self) -> Iterator[Task]:
         """What is to be measured, in order.
@@ -71,6 +89,9 @@ class Plan:
         for number in range(self.repeats):
             alone = [Task(number, (job,), "alone") for job in range(self.jobs)]
             together = [Task(number, members, mode) for members in self.sets for mode in ("packed", "sliced")]
+            if self.stress:
+                together += [Task(number, (job,), "stressed") for job in range(self.jobs)]
+                together.append(Task(number, (), "reference"))
             if number == 0:
                 yield from alone
                 alone = []

@@ -12,7 +12,10 @@ import msgspec
 import numpy as np
 
 from .plan import Members, Mode, Plan, Task
+from .prediction import Prediction, PredictionError, predictions
+from .prediction import error as prediction_error
 from .statistics import CONFIDENCE, Estimate, estimate
+from .stress import Curve, curves
 from .trial import Trial
 from .verdict import Verdict, judge
 
@@ -58,6 +61,9 @@ class Result(msgspec.Struct, frozen=True):
     jobs: tuple[JobResult, ...]
     sets: tuple[SetResult, ...]
     matrix: tuple[tuple[float | None, ...], ...] | None
+    stress: tuple[Curve, ...]
+    predictions: tuple[Prediction, ...]
+    prediction_error: PredictionError | None
     trials: tuple[Trial, ...]
 
 
@@ -89,6 +95,11 @@ def make_result(
     packed = {members: one for members, (one, _) in zip(plan.sets, pairs, strict=True) if one is not None}
     sliced = [one for _, one in pairs if one is not None]
     done = [trial.task for trial in trials]
+    found = _curves(names, plan, trials)
+    outcomes: dict[Members, tuple[float, ...]] = {
+        pair: one.normalized for pair, one in packed.items() if len(pair) == 2
+    }
+    predicted = predictions(names, plan.stress, found, outcomes, plan.pairs) if found else []
     return Result(
         device=device,
         seconds=seconds,
@@ -101,8 +112,20 @@ def make_result(
         jobs=jobs,
         sets=(*packed.values(), *sliced),
         matrix=_matrix(plan, packed) if plan.size == 2 else None,
+        stress=tuple(found.values()),
+        predictions=tuple(predicted),
+        prediction_error=prediction_error(predicted),
         trials=tuple(trials),
     )
+
+
+def _curves(names: Sequence[str], plan: Plan, trials: Sequence[Trial]) -> dict[tuple[int, str], Curve]:
+    jobs = {
+        job: [one for trial in trials if trial.members == (job,) for one in trial.stressed]
+        for job in range(plan.jobs)
+    }
+    references = [one for trial in trials if trial.mode == "reference" for one in trial.stressed]
+    return curves(names, plan.stress, jobs, references)
 
 
 def memories(trials: Sequence[Trial]) -> dict[int, int]:

@@ -14,6 +14,7 @@ from gpuslice.profiler.recorder import Recording
 from gpuslice.profiler.steps import warmup
 
 from .plan import Members, Mode, Task
+from .stress import Stressed
 
 Column = NDArray[np.float64]
 Span = tuple[float, float]
@@ -65,7 +66,9 @@ class Trial(msgspec.Struct, frozen=True):
     wall_s
         What it took in all, with starting and ending the scripts.
     runs
-        One for each member; none if it could not be measured.
+        One for each member; none if it could not be measured, and none beside our own loads.
+    stressed
+        What our own loads did, and what was done to them.
     """
 
     round: int
@@ -73,6 +76,7 @@ class Trial(msgspec.Struct, frozen=True):
     mode: Mode
     wall_s: float
     runs: tuple[Run, ...]
+    stressed: tuple[Stressed, ...] = ()
 
     @property
     def task(self) -> Task:

@@ -16,6 +16,7 @@ import pytest
 from gpuslice.profiler.colocation.page import page
 from gpuslice.profiler.colocation.plan import Plan
 from gpuslice.profiler.colocation.result import Result, make_result, to_csv
+from gpuslice.profiler.colocation.stress import LEVELS, Stressed
 from gpuslice.profiler.colocation.trial import Trial, measure, measure_turns
 
 from .jobs import SWITCH_S, TURN_S, Job, in_turns, run
@@ -33,12 +34,21 @@ def jobs(factor: float) -> Sequence[Job]:
 
 
 def experiment(
-    last: int | None = None, memory_bytes: int | None = None, rounds: int = 3, *, without_slices: bool = False
+    last: int | None = None,
+    memory_bytes: int | None = None,
+    rounds: int = 3,
+    *,
+    without_slices: bool = False,
+    stress: bool = False,
 ) -> Result:
-    plan = Plan(3, 2, rounds)
+    plan = Plan(3, 2, rounds, ("bandwidth", "compute") if stress else ())
     trials = []
     for number, members, mode in list(plan.tasks())[:last]:
         these = [jobs(DRIFT[number])[job] for job in members]
+        if mode in ("stressed", "reference"):
+            load = loads(members[0] == 2 if members else False)
+            trials.append(Trial(number, members, mode, 3.5, (), load))
+            continue
         if mode == "sliced":
             recordings, cycles = in_turns(these, 2)
             runs = () if without_slices else measure_turns(recordings, cycles)
@@ -47,6 +57,15 @@ def experiment(
         runs = tuple(msgspec.structs.replace(one, memory_bytes=100 * MIB) for one in runs)
         trials.append(Trial(number, members, mode, 3.5, runs))
     return make_result(NAMES, "cpu:0", 3.0, TURN_S, plan, trials, memory_bytes)
+
+
+def loads(waits: bool) -> tuple[Stressed, ...]:
+    """Beside a job that only waits nothing happens; beside another one both get their part of the core."""
+    return tuple(
+        Stressed(kind, level, *((1.0, 1000.0 * level) if waits else (max(0.5, 1 - level), 500.0)))
+        for kind in ("bandwidth", "compute")
+        for level in LEVELS
+    )
 
 
 @pytest.fixture(scope="module")
@@ -164,8 +183,28 @@ def test_sets_that_do_not_fit_are_sliced() -> None:
     assert len(alone.sets) == 3
 
 
-def test_every_key_is_documented(result: Result) -> None:
-    found = msgspec.json.decode(msgspec.json.encode(result))
+def test_curves_and_predictions_are_in_the_page() -> None:
+    found = experiment(stress=True)
+    assert {(one.job, one.pressure) for one in found.stress} == {
+        (NAMES[0], 0.5),
+        (NAMES[1], 0.5),
+        (NAMES[2], 0.0),
+    }
+    predicted = {one.members: one.normalized for one in found.predictions}
+    assert predicted[NAMES[0], NAMES[2]] == pytest.approx((1.0, 1.0))
+    assert found.prediction_error is not None
+    assert found.prediction_error.pairs == 3
+    text = page(found)
+    assert f"<td>{found.prediction_error.mean_absolute:.6g}</td>" in text
+    for one in found.stress:
+        assert f"<td>{one.normalized[-1]:.6g}</td>" in text
+    assert "Throughput under load: bandwidth" in text
+
+
+def test_every_key_is_documented() -> None:
+    found = msgspec.json.decode(msgspec.json.encode(experiment(stress=True)))
     text = DOCUMENT.read_text(encoding="utf-8")
     parts = (found, found["jobs"][0], found["sets"][0], found["trials"][0], found["trials"][0]["runs"][0])
+    parts += (found["stress"][0], found["predictions"][0], found["prediction_error"])
+    parts += tuple(one["stressed"][0] for one in found["trials"] if one["stressed"])[:1]
     assert [key for part in parts for key in part if f"`{key}`" not in text] == []

@@ -1,0 +1,163 @@
+"""Runs loads of known kinds and intensities beside a script, and beside a load of the same kind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import msgspec
+
+from gpuslice.config import Settings
+from gpuslice.errors import EnvironmentUnusableError
+from gpuslice.launch.measured_script import LEAST_INTERVALS, device_cores, measured_scripts, visible_to_job
+from gpuslice.profiler.colocation.stress import (
+    Phase,
+    Stressed,
+    StressLog,
+    recorded_edges,
+    schedule,
+    stressed,
+    unit_edges,
+)
+from gpuslice.types import DeviceName
+
+_LOOK_AGAIN_S = 0.05
+#: Beyond the schedule: importing and compiling what makes the load, and a script's start.
+_PATIENCE_S = 600.0
+#: The reference load lasts until it is told to end.
+_ENDLESS_S = 1e6
+
+
+def sweep(
+    name: str,
+    words: Sequence[str],
+    settings: Settings,
+    kinds: Sequence[str],
+    seconds: float,
+    seed: int,
+    directory: Path,
+) -> tuple[Stressed, ...]:
+    """What loads of ``kinds`` do to a script and it to them: each level for ``seconds``, with pauses between.
+
+    Parameters
+    ----------
+    settings
+        Checked ones; their device is what is loaded.
+    seed
+        Of the order of the loads.
+    directory
+        Empty; for what the processes write.
+
+    Raises
+    ------
+    UsageError
+        If the script fails or does not train.
+    EnvironmentUnusableError
+        If the load cannot be made here, or something does not come to an end.
+    """
+    with measured_scripts([name], [words], settings, directory) as (job,):
+        job.start()
+        _until(lambda: job.intervals >= LEAST_INTERVALS, name, 0.0, job.look)
+        phases = schedule(kinds, seconds, seed)
+        with _stressor(phases, settings, directory / "load") as load:
+            log = load.finish(sum(phase.seconds for phase in phases), job.look)
+        job.stop()
+        job.finish()
+    return stressed(recorded_edges(job.recordings), log)
+
+
+def reference(
+    settings: Settings, kinds: Sequence[str], seconds: float, seed: int, directory: Path
+) -> tuple[Stressed, ...]:
+    """What loads of each of ``kinds`` do to a load of the same kind at full intensity."""
+    found: list[Stressed] = []
+    for kind in kinds:
+        phases = schedule([kind], seconds, seed)
+        with (
+            _stressor([Phase(kind, 1.0, _ENDLESS_S)], settings, directory / f"{kind}-reference") as one,
+            _stressor(phases, settings, directory / kind, after=one) as other,
+        ):
+            log = other.finish(sum(phase.seconds for phase in phases), one.check)
+            one.end()
+            found += stressed(unit_edges(one.finish(0.0)), log)
+    return tuple(found)
+
+
+class _Stressor:
+    """A process that loads the device, and the log that it leaves."""
+
+    def __init__(self, phases: Sequence[Phase], settings: Settings, path: Path) -> None:
+        self._log, self._ready = path.with_suffix(".json"), path.with_suffix(".ready")
+        self._output = path.with_suffix(".output")
+        device = DeviceName.parse(settings.device)
+        words = [str(self._log), device.kind, msgspec.json.encode(list(phases)).decode()]
+        with self._output.open("wb") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "gpuslice.launch.stressor", *words],
+                env=dict(visible_to_job(device, os.environ)),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        cores = device_cores(device, settings.cpu_slots)
+        if cores is not None:
+            with suppress(ProcessLookupError):  # it may have ended already
+                os.sched_setaffinity(self.process.pid, cores)
+
+    @property
+    def loading(self) -> bool:
+        """Whether its schedule has begun."""
+        return self._ready.exists()
+
+    def check(self) -> None:
+        """Refuse to go on if it has failed."""
+        if self.process.poll():
+            lines = self._output.read_text(encoding="utf-8", errors="replace").splitlines()
+            raise EnvironmentUnusableError(
+                f"the load of the device failed: {lines[-1] if lines else self.process.returncode}",
+                "leave --stress out, or some of its kinds",
+            )
+
+    def end(self) -> None:
+        """Let it end now, with its log."""
+        self.process.terminate()
+
+    def finish(self, seconds: float, look: Callable[[], object] = lambda: None) -> StressLog:
+        """Its log, when its schedule of ``seconds`` is over; ``look`` is called meanwhile."""
+
+        def ended() -> bool:
+            self.check()
+            return self.process.poll() is not None
+
+        _until(ended, "the load of the device", seconds, look)
+        self.check()
+        return msgspec.json.decode(self._log.read_bytes(), type=StressLog)
+
+
+@contextmanager
+def _stressor(
+    phases: Sequence[Phase], settings: Settings, path: Path, after: _Stressor | None = None
+) -> Iterator[_Stressor]:
+    if after is not None:
+        _until(lambda: after.loading, "the load of the device", 0.0, after.check)
+    load = _Stressor(phases, settings, path)
+    try:
+        yield load
+    finally:
+        load.process.kill()
+        load.process.wait()
+
+
+def _until(there: Callable[[], bool], what: str, seconds: float, look: Callable[[], object]) -> None:
+    begun_s = time.monotonic()
+    while not there():
+        time.sleep(_LOOK_AGAIN_S)
+        look()
+        if time.monotonic() - begun_s > 10 * seconds + _PATIENCE_S:
+            raise EnvironmentUnusableError(f"{what} took too long", "see what the device is doing")
