@@ -17,11 +17,11 @@ import numpy as np
 from xxhash import xxh3_64_intdigest, xxh3_128, xxh3_128_digest, xxh3_128_intdigest
 
 from gpuslice.errors import CorruptSnapshotError, SnapshotError
-from gpuslice.kernels.host.checksummed_copies import ROW, Expected, Sums
 
 from .layout import PAGE_BYTES, Placement
 
 _ZEROS = bytes(2 * PAGE_BYTES)
+_LOWER_HALF = (1 << 64) - 1
 #: Two threads reach the memory's bandwidth; below this many bytes starting one costs more than it gains.
 _THREADED_BYTES = 16 << 20
 _IN_FILES = np.dtype("<u8")
@@ -71,15 +71,15 @@ class ArenaChecksums:
 
     Attributes
     ----------
-    chunks
-        XXH3-128, as ``kernels.sums`` has them.
+    sums
+        XXH3-128; ``None`` where nobody took it.
     marks
-        Those that a GPU made (``kernels.copying.Marks``); never compared with anything else. ``None``
+        Those that a GPU made (``kernels.transfer.Marks``); never compared with anything else. ``None``
         where there is none.
     """
 
     placement: Placement
-    chunks: np.ndarray[Any, Any]
+    sums: tuple[int | None, ...]
     marks: tuple[int | None, ...]
 
 
@@ -94,12 +94,12 @@ class ChecksumRecorder:
     def __init__(self, memory: memoryview, placement: Placement, previous: ArenaChecksums | None) -> None:
         self._memory = memory
         self._placement = placement
-        total = placement.chunk_total
+        unknown = (None,) * placement.chunk_total
         if previous is None or previous.placement != placement:
-            previous = ArenaChecksums(placement, np.zeros(total, ROW), (None,) * total)
-        self._marks_before = previous.marks
-        self._marks: list[int | None] = [None] * total
-        self.sums = Sums(placement.chunk_table, previous.chunks, np.zeros(total, ROW))
+            previous = ArenaChecksums(placement, unknown, unknown)
+        self._previous = previous
+        self._sums: list[int | None] = [*unknown]
+        self._marks: list[int | None] = [*unknown]
 
     def __call__(self, offset: int, data: memoryview) -> bool:
         index = self._placement.chunk_at[offset]
@@ -111,32 +111,31 @@ class ChecksumRecorder:
             self._memory[end:stop] = _ZEROS[: stop - end]
         else:
             value = xxh3_128_intdigest(data)
-        return self.sums.note(index, value)
+        self._sums[index] = value
+        return self._previous.sums[index] != value
 
     def marked(self, offset: int, mark: int) -> bool:
         """A GPU's mark of a chunk: if the last snapshot's had the same, so has it the same checksum."""
         index = self._placement.chunk_at[offset]
         self._marks[index] = mark
-        if self._marks_before[index] != mark or not self.sums.before[index]["known"]:
+        if self._previous.marks[index] != mark or self._previous.sums[index] is None:
             return False
-        self.sums.now[index] = self.sums.before[index]
+        self._sums[index] = self._previous.sums[index]
         return True
 
     def arena_checksums(self) -> ArenaChecksums:
         """What the arena holds now, for its next snapshot."""
-        return ArenaChecksums(self._placement, self.sums.now, tuple(self._marks))
+        return ArenaChecksums(self._placement, tuple(self._sums), tuple(self._marks))
 
     def digests(self) -> Digests:
         """XXH3-64 of every chunk; those that were not seen on their way are read from the arena.
 
         It is the lower half of XXH3-128, for everything longer than 240 bytes; no chunk is shorter than 256.
         """
-        now = self.sums.now
-        found: Digests = now["low"].copy()
-        unseen = np.flatnonzero(now["known"] == 0)
-        if len(unseen):
-            ranges = [self._placement.chunks[index] for index in unseen]
-            found[unseen] = np.array(chunk_digests(self._memory, ranges), np.uint64)
+        found = np.array([(value or 0) & _LOWER_HALF for value in self._sums], np.uint64)
+        unseen = [index for index, value in enumerate(self._sums) if value is None]
+        if unseen:
+            found[unseen] = chunk_digests(self._memory, [self._placement.chunks[index] for index in unseen])
         return found
 
     def verifier(self) -> ChecksumVerifier:
@@ -163,12 +162,13 @@ class ChecksumVerifier:
     ) -> None:
         self._memory = memory
         self._placement = placement
-        self.expected = Expected(placement.chunk_table, digests, corrupt)
+        self._expected = digests.tolist()
+        self._corrupt = corrupt
 
     def __call__(self, offset: int, data: memoryview) -> bool:
         index = self._placement.chunk_at[offset]
         # The padding, which belongs to the chunk, is not part of the data.
         stop = self._placement.chunks[index][1]
-        if digest(self._memory[offset:stop]) != int(self.expected.lows[index]):
-            raise self.expected.damaged(offset)
+        if digest(self._memory[offset:stop]) != self._expected[index]:
+            raise self._corrupt(offset)
         return True

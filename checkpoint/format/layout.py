@@ -9,10 +9,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
-import numpy as np
 
 from gpuslice.errors import UsageError
 
@@ -136,11 +135,6 @@ class Placement:
         """
         starts = [at for start, stop in self.extents for at in range(start, stop, CHUNK_BYTES)]
         return tuple(zip(starts, [*starts[1:], self.end], strict=False))
-
-    @functools.cached_property
-    def chunk_table(self) -> np.ndarray[Any, Any]:
-        """``chunks`` as an array of shape ``(n, 2)``."""
-        return np.array(self.chunks, np.int64).reshape(-1, 2)
 
     @functools.cached_property
     def chunk_at(self) -> dict[int, int]:

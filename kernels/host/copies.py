@@ -12,13 +12,10 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any, Protocol, TypeVar, runtime_checkable
-
-import numpy as np
+from typing import TypeVar
 
 from gpuslice.kernels.transfer import Inspector, Pairs, Transfer
 
-from . import checksummed_copies
 from .process_memory import HugePages, address_space, view_address
 
 #: What is inspected and copied at once. It stays in a core's share of the last cache, so the second look
@@ -35,43 +32,14 @@ _small_memmove = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_vo
 
 #: Host address, offset in the arena, bytes.
 Piece = tuple[int, int, int]
-_Rows = np.ndarray[Any, Any]
 _Work = TypeVar("_Work")
-#: Source and target among the host's address and the arena's.
-_OUT, _IN = (0, 1), (1, 0)
-
-
-@runtime_checkable
-class Summing(Inspector, Protocol):
-    """An inspector that does nothing but what its `Sums` are for."""
-
-    sums: checksummed_copies.Sums
-
-
-@runtime_checkable
-class Expecting(Inspector, Protocol):
-    """An inspector that does nothing but raise for a chunk that is not what is `expected`."""
-
-    expected: checksummed_copies.Expected
 
 
 def copy_out(pairs: Pairs, arena: memoryview, inspect: Inspector | None, threads: int) -> Transfer:
     """Copy host storages into ``arena`` at their offsets."""
     places = _pieces(pairs)
-    declined: list[int] = []
-    problem = ""
-    if isinstance(inspect, Summing):
-        copier, problem = checksummed_copies.load()
-        if copier is not None:
-            table = inspect.sums
-
-            def copy_many(portion: _Rows) -> None:
-                declined.append(copier.copy_changed(portion, table))
-
-            run(_portions(_chunks(places, arena, table.chunks, _OUT)), copy_many, threads)
-            return _by_host(places, sum(declined))
     base, memory = view_address(arena), address_space()
-    fallbacks = (problem,) if problem else ()
+    declined: list[int] = []
 
     def copy(piece: Piece) -> None:
         address, offset, nbytes = piece
@@ -81,57 +49,7 @@ def copy_out(pairs: Pairs, arena: memoryview, inspect: Inspector | None, threads
             declined.append(nbytes)
 
     run(_batches(places, len(arena)), copy, threads)
-    return _by_host(places, sum(declined), fallbacks=fallbacks)
-
-
-def _chunks(places: Sequence[Piece], arena: memoryview, table: _Rows | None, ends: Sequence[int]) -> _Rows:
-    """What is copied, as rows that a ``Copier`` takes.
-
-    Parameters
-    ----------
-    table
-        Start and end of the arena's chunks, which those of the copy must be, if that matters.
-    ends
-        Which of host address and arena address is the source, and which is the target.
-    """
-    if not places:
-        return checksummed_copies.rows(*np.zeros((5, 0), np.int64))
-    address, offset, nbytes = _split(places, len(arena))
-    padded_bytes, row = nbytes, np.zeros_like(nbytes)
-    if table is not None:
-        row = np.searchsorted(table[:, 0], offset)
-        first, end = table[np.minimum(row, len(table) - 1)].T
-        fits = np.all(offset + nbytes <= end) and np.all(end <= len(arena))
-        if not (np.array_equal(first, offset) and fits):
-            raise ValueError("what is copied does not lie in the arena as its checksums do")
-        padded_bytes = end - offset
-    sides = (address, view_address(arena) + offset)
-    source, target = ends
-    return checksummed_copies.rows(sides[source], sides[target], nbytes, padded_bytes, row)
-
-
-def _portions(chunks: _Rows) -> Iterator[list[_Rows]]:
-    """Rows in portions of about equally many bytes."""
-    if len(chunks):
-        nbytes = chunks[:, checksummed_copies.BYTES].astype(np.int64)
-        cuts = np.flatnonzero(np.diff((np.cumsum(nbytes) - nbytes) // CHUNK_BYTES)) + 1
-        yield from ([portion] for portion in np.split(chunks, cuts))
-
-
-def _split(places: Sequence[Piece], arena_bytes: int) -> tuple[_Rows, _Rows, _Rows]:
-    """Address, offset in the arena and bytes of every chunk."""
-    address, offset, nbytes = (np.array(column, np.int64) for column in zip(*places, strict=True))
-    wrong = np.flatnonzero((offset < 0) | (offset > arena_bytes - nbytes))
-    if len(wrong):
-        raise _misfit(int(offset[wrong[0]]), int(nbytes[wrong[0]]), arena_bytes)
-    parts = -(-nbytes // CHUNK_BYTES)
-    which = np.repeat(np.arange(len(parts)), parts)
-    start = (np.arange(len(which)) - np.repeat(np.cumsum(parts) - parts, parts)) * CHUNK_BYTES
-    return address[which] + start, offset[which] + start, np.minimum(nbytes[which] - start, CHUNK_BYTES)
-
-
-def _misfit(offset: int, nbytes: int, arena_bytes: int) -> ValueError:
-    return ValueError(f"a storage of {nbytes} bytes does not fit at {offset} of {arena_bytes} bytes")
+    return _by_host(places, sum(declined))
 
 
 def copy_in(pairs: Pairs, arena: memoryview, inspect: Inspector | None, threads: int) -> Transfer:
@@ -159,21 +77,7 @@ def copy_in_at(
         Address and bytes of what the places have of memory that was taken just now.
     """
     pages = HugePages(fresh)
-    problem = ""
-    if places and (inspect is None or isinstance(inspect, Expecting)):
-        copier, problem = checksummed_copies.load()
-        if copier is not None:
-            expected = inspect.expected if inspect else None
-
-            def copy_many(portion: _Rows) -> None:
-                pages.all_ready(portion[:, [checksummed_copies.TARGET, checksummed_copies.BYTES]].tolist())
-                copier.copy_expected(portion, expected)
-
-            chunks = _chunks(places, arena, expected.chunks if expected else None, _IN)
-            run(_portions(chunks), copy_many, threads)
-            return _by_host(places, 0)
     base = view_address(arena)
-    fallbacks = (problem,) if problem else ()
 
     def copy(piece: Piece) -> None:
         address, offset, nbytes = piece
@@ -182,13 +86,13 @@ def copy_in_at(
             _move(address, base + offset, nbytes)
 
     run(_batches(places, len(arena)), copy, threads)
-    return _by_host(places, 0, fallbacks=fallbacks)
+    return _by_host(places, 0)
 
 
-def _by_host(places: Sequence[Piece], unchanged_bytes: int, *, fallbacks: tuple[str, ...] = ()) -> Transfer:
+def _by_host(places: Sequence[Piece], unchanged_bytes: int) -> Transfer:
     nbytes = sum(nbytes for _, _, nbytes in places)
     paths = {"host": nbytes - unchanged_bytes, "unchanged": unchanged_bytes}
-    return Transfer({path: nbytes for path, nbytes in paths.items() if nbytes}, fallbacks=fallbacks)
+    return Transfer({path: nbytes for path, nbytes in paths.items() if nbytes})
 
 
 def _move(target: int, source: int, nbytes: int) -> None:
@@ -207,7 +111,7 @@ def _batches(places: Iterable[Piece], arena_bytes: int) -> Iterator[list[Piece]]
     for piece in places:
         address, offset, nbytes = piece
         if not 0 <= offset <= arena_bytes - nbytes:
-            raise _misfit(offset, nbytes, arena_bytes)
+            raise ValueError(f"a storage of {nbytes} bytes does not fit at {offset} of {arena_bytes} bytes")
         if nbytes > CHUNK_BYTES:
             for start in range(0, nbytes, CHUNK_BYTES):
                 yield [(address + start, offset + start, min(CHUNK_BYTES, nbytes - start))]

@@ -18,7 +18,7 @@ from gpuslice.kernels.device import DeviceMemory, Hold, Way
 from gpuslice.kernels.transfer import Inspector, Marks, Pairs, Transfer
 from gpuslice.types import DeviceName
 
-from . import checksummed_copies, copies
+from . import copies
 from .memory_files import no_address_space
 from .process_memory import (
     PAGE_BYTES,
@@ -68,7 +68,6 @@ class CpuDevice:
         #: A slot's threads run on its cores, so pages are near anyway.
         self.memory_node: int | None = None
         self.cores = _slot_cores(name, slots)
-        checksummed_copies.load()  # a suspend must not wait for a compiler
 
     @property
     def duplex(self) -> bool:

@@ -118,6 +118,45 @@ def test_what_does_not_fit_is_refused_before_anything_is_written() -> None:
     assert not any(arena)
 
 
+def test_what_is_damaged_is_not_delivered() -> None:
+    """By one thread all before it is whole, and neither it nor what follows has been touched."""
+    pairs, arena = scattered([300, 3 * CHUNK_BYTES])
+    copies.copy_out(pairs, arena, None, 1)
+    before = [content(storage) for storage, _ in pairs]
+    wrong = pairs[1][1] + CHUNK_BYTES
+    for storage, _ in pairs:
+        storage.fill_(7)
+
+    def check(offset: int, data: memoryview) -> bool:
+        if offset == wrong:
+            raise LookupError(offset)
+        return True
+
+    with pytest.raises(LookupError):
+        copies.copy_in(pairs, arena, check, 1)
+    small, large = (content(storage) for storage, _ in pairs)
+    assert large == before[1][:CHUNK_BYTES] + bytes([7]) * (2 * CHUNK_BYTES)
+    assert small in (before[0], bytes([7]) * 300)
+
+
+def test_what_is_copied_by_parts_may_lie_anywhere() -> None:
+    """As views of a storage do."""
+    source, target = torch.arange(200, dtype=torch.uint8), torch.zeros(200, dtype=torch.uint8)
+    arena = memoryview(source.numpy()).toreadonly()
+    places = [(target.data_ptr() + at, at, 7) for at in (3, 50, 193)]
+    copies.copy_in_at(places, arena, 2)
+    expected = torch.zeros(200, dtype=torch.uint8)
+    for at in (3, 50, 193):
+        expected[at : at + 7] = source[at : at + 7]
+    assert torch.equal(target, expected)
+    with pytest.raises(ValueError, match="a storage of 7 bytes does not fit at 194 of 200 bytes"):
+        copies.copy_in_at([(target.data_ptr(), 194, 7)], arena, 2)
+
+
+def test_nothing_is_copied_of_nothing() -> None:
+    assert copies.copy_out([], memoryview(b""), None, 2) == copies.copy_in([], memoryview(b""), None, 2)
+
+
 @pytest.fixture(autouse=True)
 def _default_interrupt() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
