@@ -126,13 +126,6 @@ class Process:
         self._call("cuCheckpointProcessGetState", self.pid, ctypes.byref(state))
         return ProcessState(state.value)
 
-    @property
-    def restore_thread_id(self) -> int:
-        """The thread of the process in which the driver restores it (CRIU must let it run)."""
-        thread = ctypes.c_int()
-        self._call("cuCheckpointProcessGetRestoreThreadId", self.pid, ctypes.byref(thread))
-        return thread.value
-
     def lock(self, timeout_ms: int = 0) -> None:
         """Block the process's CUDA calls and wait for those under way; 0 waits without end.
 

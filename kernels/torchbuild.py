@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 import importlib.util
+import re
 from dataclasses import dataclass
 from pathlib import Path
+
+#: A name of ``torch/version.py`` and its text; a CUDA of ``None`` is none.
+_CONSTANT = re.compile(r"""^(\w+)[^=\n]*= *['"]([^'"]*)['"]$""", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +45,5 @@ def installed_torch() -> TorchBuild | None:
 
 def read_version_file(path: Path) -> TorchBuild:
     """Read the constants of a ``torch/version.py`` without running it."""
-    constants: dict[str, object] = {}
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
-        targets = node.targets if isinstance(node, ast.Assign) else []
-        if isinstance(node, ast.AnnAssign):
-            targets = [node.target]
-        value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
-        if isinstance(value, ast.Constant):
-            constants |= {target.id: value.value for target in targets if isinstance(target, ast.Name)}
-    cuda = constants.get("cuda")
-    return TorchBuild(str(constants.get("__version__", "unknown")), str(cuda) if cuda else None)
+    constants = dict(_CONSTANT.findall(path.read_text(encoding="utf-8")))
+    return TorchBuild(constants.get("__version__", "unknown"), constants.get("cuda"))

@@ -7,7 +7,7 @@
 //     high = mix(n).high + sum of mix(word[i] ^ (i + 1) * GOLDEN).high
 //
 // Both halves of `mix` are bijections of the word, so a single changed word always shows. A sum does not depend on the
-// order of its terms, so any grid gives the same bits; `gpu_kernels.marks_reference` is the same in NumPy.
+// order of its terms, so any grid gives the same bits; tests/kernels/marks.py has the same in NumPy.
 //
 // Grid: x covers the words of a piece, y the pieces; both may be smaller than the work (strided loops). Pieces are
 // aligned to 8 bytes, their `offset` is not used, and marks begin at 0: low and high of each piece.

@@ -47,23 +47,17 @@ class CudaLane:
             return buffer.zero_()
 
     def gather(self, pieces: Pieces, staging: torch.Tensor) -> None:
-        with torch.cuda.stream(self._stream):
-            rows = self._upload(pieces)
-            self._engine.kernels.gather(rows.data_ptr(), pieces, staging.data_ptr(), self._stream.cuda_stream)
+        self._launch("gather", pieces, staging)
 
     def scatter(self, pieces: Pieces, staging: torch.Tensor) -> None:
-        with runtime_calls.outside_captures(), torch.cuda.stream(self._stream):
-            rows = self._upload(pieces)
-            self._engine.kernels.scatter(
-                rows.data_ptr(), pieces, staging.data_ptr(), self._stream.cuda_stream
-            )
+        with runtime_calls.outside_captures():
+            self._launch("scatter", pieces, staging)
 
     def marks(self, pieces: Pieces) -> list[int] | None:
         try:
             with torch.cuda.stream(self._stream):
-                rows = self._upload(pieces)
                 words = torch.zeros(2 * len(pieces), dtype=torch.int64, device=self._stream.device)
-                self._engine.kernels.mark(rows.data_ptr(), pieces, words.data_ptr(), self._stream.cuda_stream)
+                self._launch("mark", pieces, words)
                 return combine(words.cpu().numpy().view(np.uint64))
         except torch.OutOfMemoryError:
             return None
@@ -77,9 +71,13 @@ class CudaLane:
     def wait(self) -> None:
         self._stream.synchronize()
 
-    def _upload(self, pieces: Pieces) -> torch.Tensor:
+    def _launch(self, name: str, pieces: Pieces, target: torch.Tensor) -> None:
         self._tables.append(torch.from_numpy(table(pieces)))
-        return self._tables[-1].to(self._stream.device, non_blocking=True)
+        with torch.cuda.stream(self._stream):
+            rows = self._tables[-1].to(self._stream.device, non_blocking=True)
+            self._engine.kernels.launch(
+                name, rows.data_ptr(), pieces, target.data_ptr(), self._stream.cuda_stream
+            )
 
 
 class CudaEngine:

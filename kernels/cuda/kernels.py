@@ -1,4 +1,4 @@
-"""The GPU kernels of pack.cu and digest.cu, loaded by CuPy, and the same arithmetic in NumPy.
+"""The GPU kernels of pack.cu and digest.cu, loaded by CuPy.
 
 CuPy comes with the extras ``cu12`` and ``cu13``; nothing here is needed without a GPU. It compiles and
 launches, and no more: all memory is the caller's, so CuPy's own pool stays empty.
@@ -28,7 +28,6 @@ _THREADS = 256
 _BYTES_PER_THREAD = 64
 #: Blocks per piece at most, and pieces at a time (the limit of a grid's y).
 _MOST_BLOCKS, _MOST_PIECES = 64, 65_535
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 class GpuKernels:
@@ -59,37 +58,22 @@ class GpuKernels:
                 "install the CuPy extra for torch's CUDA, see `gpuslice doctor`",
             ) from error
 
-    def gather(self, table: int, pieces: Pieces, staging: int, stream: int) -> None:
-        """Copy pieces of device memory into a staging buffer on the device, in one launch.
+    def launch(self, name: str, table: int, pieces: Pieces, target: int, stream: int) -> None:
+        """One launch of a kernel of `KERNELS` over pieces of device memory.
 
         Parameters
         ----------
+        name
+            ``gather`` or ``scatter``, between the pieces and a staging buffer at their offsets in it; or
+            ``mark``, which adds the marks of pieces at multiples of 8, see digest.cu, to two zeroed 64-bit
+            words for each.
         table
             Device address of ``table(pieces)``.
-        staging
-            Device address of the buffer.
+        target
+            Device address of the staging buffer, or of the words.
         stream
             Handle of the CUDA stream in whose order it happens.
         """
-        self._launch("gather", table, pieces, staging, stream)
-
-    def scatter(self, table: int, pieces: Pieces, staging: int, stream: int) -> None:
-        """The way back of `gather`."""
-        self._launch("scatter", table, pieces, staging, stream)
-
-    def mark(self, table: int, pieces: Pieces, marks: int, stream: int) -> None:
-        """Add the marks of pieces, see digest.cu, to two zeroed 64-bit words for each, in one launch.
-
-        Parameters
-        ----------
-        pieces
-            At multiples of 8; their offsets do not matter.
-        marks
-            Device address of the words.
-        """
-        self._launch("mark", table, pieces, marks, stream)
-
-    def _launch(self, name: str, table: int, pieces: Pieces, target: int, stream: int) -> None:
         arguments = (np.uint64(table), np.uint32(len(pieces)), np.uint64(target))
         with self._stream(stream):
             self._functions[name](grid_for(pieces), (_THREADS,), arguments)
@@ -128,17 +112,6 @@ def table(pieces: Pieces) -> npt.NDArray[np.int64]:
     return np.array(list(pieces), dtype=PIECE).view(np.int64)
 
 
-def marks_reference(pieces: Sequence[npt.NDArray[np.uint8]]) -> list[int]:
-    """What the kernel ``mark`` computes, in NumPy: 128 bits for each piece.
-
-    Parameters
-    ----------
-    pieces
-        Each of shape (bytes,).
-    """
-    return combine(np.concatenate([_mark(piece) for piece in pieces]) if pieces else np.empty(0, np.uint64))
-
-
 def combine(words: npt.NDArray[np.uint64]) -> list[int]:
     """128-bit marks of words that alternate between low and high.
 
@@ -149,17 +122,3 @@ def combine(words: npt.NDArray[np.uint64]) -> list[int]:
     """
     low, high = words[0::2].tolist(), words[1::2].tolist()
     return [below | above << 64 for below, above in zip(low, high, strict=True)]
-
-
-def _mark(piece: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64]:
-    words = np.pad(piece, (0, -piece.size % 8)).view("<u8").astype(np.uint64)
-    places = np.arange(1, words.size + 1, dtype=np.uint64) * _GOLDEN
-    low, high = _mix(np.append(words ^ places, np.uint64(piece.size)))
-    return np.array([np.add.reduce(low), np.add.reduce(high)], dtype=np.uint64)
-
-
-def _mix(x: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    low = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    high = (x ^ (x >> np.uint64(33))) * np.uint64(0xC4CEB9FE1A85EC53)
-    return low ^ (low >> np.uint64(31)), high ^ (high >> np.uint64(33))

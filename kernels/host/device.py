@@ -106,18 +106,7 @@ class CpuDevice:
 
     def holds(self, storages: Sequence[torch.UntypedStorage], *, fixed: Set[int], alone: bool) -> list[Hold]:
         space = AddressSpace()
-        pinned = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-        resizable = list(map(torch.UntypedStorage.resizable, storages))
-        shared = list(map(torch.UntypedStorage.is_shared, storages))
-        # In this form because it is asked of thousands at every suspend, and nearly all are simply freed.
-        if all(resizable) and not fixed and not pinned and not any(shared):
-            return [_FREED] * len(storages)
-        return [
-            _FREED
-            if free and not common and not pinned and storage._cdata not in fixed
-            else _hold(storage, storage._cdata in fixed, alone, space)
-            for storage, free, common in zip(storages, resizable, shared, strict=True)
-        ]
+        return [_hold(storage, storage._cdata in fixed, alone, space) for storage in storages]
 
     def regions(self, storages: Sequence[torch.UntypedStorage]) -> list[int]:
         """Each by itself, as far as they do not overlap: pages are given back one by one."""

@@ -33,10 +33,6 @@ class _BlockInfo(ctypes.Structure):
     ]
 
 
-class _Counters(ctypes.Structure):
-    _fields_: ClassVar = [(name, ctypes.c_uint64) for name in ("blocks", "mapped_bytes", "passed_on")]
-
-
 @dataclass(frozen=True, slots=True)
 class Block:
     """A piece of device memory that the caching allocator got from the shim.
@@ -59,15 +55,6 @@ class Block:
     def holds(self, address: int) -> bool:
         """Whether a device address is in this block."""
         return self.address <= address < self.address + self.nbytes
-
-
-@dataclass(frozen=True, slots=True)
-class Counters:
-    """What the shim holds: blocks, mapped bytes (in whole granules), and requests left to the runtime."""
-
-    blocks: int
-    mapped_bytes: int
-    passed_on: int
 
 
 def allocator_conflict(environ: Mapping[str, str]) -> str:
@@ -161,12 +148,6 @@ class Vmm:
             Block(i.address, i.nbytes, i.device, bool(i.mapped)) for i in infos[:count] if i.device == device
         ]
         return sorted(found, key=lambda block: block.address)
-
-    def counters(self) -> Counters:
-        """What the shim holds now, over all devices."""
-        counters = _Counters()
-        self._shim.gpuslice_vmm_counters(ctypes.byref(counters))
-        return Counters(counters.blocks, counters.mapped_bytes, counters.passed_on)
 
     def copy_out(self, pairs: Sequence[tuple[Block, int]]) -> None:
         """Copy blocks of one device to host addresses, ``nbytes`` each; returns when all have arrived."""

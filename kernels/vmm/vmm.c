@@ -88,7 +88,6 @@ static struct {
 
 /* What Python sees of a block; `kernels/vmm/shim.py` has the same structure. */
 struct block_info { uint64_t address, nbytes; int32_t device, mapped; };
-struct counters { uint64_t blocks, mapped_bytes, passed_on; };
 
 struct block {
     struct block_info info;
@@ -101,7 +100,6 @@ struct block {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct block *blocks;
 static size_t count, capacity;
-static uint64_t passed_on;
 static char message[256];
 
 static int failed(int code, const char *format, ...) {
@@ -230,10 +228,7 @@ static int allocate(void **address, size_t nbytes) {
     TRY(need_driver());
     TRY(current(&block.context, &block.info.device));
     TRY(driver.attribute(&able, ATTRIBUTE_VMM, block.info.device));
-    if (!able) {
-        passed_on++;
-        return runtime.malloc(address, nbytes);
-    }
+    if (!able) return runtime.malloc(address, nbytes);
     TRY(grow());
     struct properties properties = properties_on(block.info.device);
     TRY(driver.granularity(&granularity, &properties, 0));
@@ -281,7 +276,6 @@ int cudaMalloc(void **address, size_t nbytes) {
     pthread_mutex_lock(&lock);
     int code = need_runtime();
     if (code == SUCCESS && nbytes < SMALLEST) {
-        passed_on += nbytes > 0;
         code = runtime.malloc(address, nbytes);
     } else if (code == SUCCESS) {
         code = allocate(address, nbytes);
@@ -311,13 +305,6 @@ size_t gpuslice_vmm_blocks(struct block_info *out, size_t room) {
     size_t all = count;
     pthread_mutex_unlock(&lock);
     return all;
-}
-
-void gpuslice_vmm_counters(struct counters *out) {
-    pthread_mutex_lock(&lock);
-    *out = (struct counters){.blocks = count, .passed_on = passed_on};
-    for (size_t i = 0; i < count; i++) out->mapped_bytes += blocks[i].info.mapped ? blocks[i].mapped_bytes : 0;
-    pthread_mutex_unlock(&lock);
 }
 
 /* What the last failed call was, for the thread that just saw it fail. */

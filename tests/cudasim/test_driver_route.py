@@ -102,7 +102,6 @@ def test_a_process_leaves_its_gpu_and_comes_back() -> None:
         assert process.state is ProcessState.RUNNING
         assert running.stdout is not None
         assert running.stdout.readline().strip() == f"{SUM + (1 << 22)} cuda:0"
-        assert process.restore_thread_id not in (0, running.pid)
 
 
 def test_without_room_it_stays_away_and_comes_back_later() -> None:

@@ -53,7 +53,6 @@ process.lock(timeout_ms=5000)
 assert process.state is ProcessState.LOCKED
 process.checkpoint()
 assert process.state is ProcessState.CHECKPOINTED
-assert process.restore_thread_id == PID + 1
 process.restore()
 process.unlock()
 assert process.state is ProcessState.RUNNING

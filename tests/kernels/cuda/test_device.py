@@ -12,11 +12,10 @@ import torch
 from gpuslice.errors import DeviceMemoryError, SuspendRefusedError
 from gpuslice.kernels import Way
 from gpuslice.kernels.cuda.device import CudaDevice
-from gpuslice.kernels.cuda.kernels import marks_reference
 from gpuslice.kernels.transfer import Pairs
 from gpuslice.types import DeviceName
 
-from ..marks import Remembered
+from ..marks import Remembered, marks_reference
 
 pytestmark = [
     pytest.mark.gpu,

@@ -14,10 +14,11 @@ import pytest
 import torch
 
 from gpuslice.kernels.cuda import kernels
-from gpuslice.kernels.cuda.kernels import PIECE, GpuKernels, combine, grid_for, marks_reference, table
+from gpuslice.kernels.cuda.kernels import PIECE, GpuKernels, combine, grid_for, table
 
 from ...fakes.build import DEADLINE_S
 from ...fakes.host_engine import build_kernels
+from ..marks import marks_reference
 
 ARCHITECTURES = ["sm_75", "sm_80", "sm_90", "sm_100"]
 #: (blocks per piece, pieces at a time, threads per block): fewer than the work, and more.
@@ -134,8 +135,8 @@ def test_on_a_gpu() -> None:
     rows = torch.from_numpy(table(pieces)).cuda()
     words = torch.zeros(2 * len(pieces), dtype=torch.int64, device="cuda")
     torch.cuda.synchronize()
-    kernels.gather(rows.data_ptr(), pieces, staging.data_ptr(), handle)
-    kernels.mark(rows.data_ptr(), pieces, words.data_ptr(), handle)
+    kernels.launch("gather", rows.data_ptr(), pieces, staging.data_ptr(), handle)
+    kernels.launch("mark", rows.data_ptr(), pieces, words.data_ptr(), handle)
     stream.synchronize()
     assert combine(words.cpu().numpy().view(np.uint64)) == marks_reference([t.cpu().numpy() for t in tensors])
     expected = [tensor.clone() for tensor in tensors]
@@ -143,6 +144,6 @@ def test_on_a_gpu() -> None:
         assert torch.equal(staging[offset : offset + tensor.numel()], tensor)
         tensor.zero_()
     torch.cuda.synchronize()
-    kernels.scatter(rows.data_ptr(), pieces, staging.data_ptr(), handle)
+    kernels.launch("scatter", rows.data_ptr(), pieces, staging.data_ptr(), handle)
     stream.synchronize()
     assert all(torch.equal(tensor, was) for tensor, was in zip(tensors, expected, strict=True))

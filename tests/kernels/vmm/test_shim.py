@@ -33,7 +33,7 @@ def test_a_versioned_call_of_another_library_ends_in_the_shim(scenario: Scenario
 address = take(3 * MIB, 7)
 [block] = shim.blocks(0)
 assert (block.address, block.nbytes, block.mapped) == (address, 3 * MIB, True)
-assert shim.counters().mapped_bytes == cuda.fake_live_bytes(0) == 4 * MIB, "whole granules"
+assert cuda.fake_live_bytes(0) == 4 * MIB, "whole granules"
 assert runtime.fake_runtime_allocations() == 0
 assert give(address) == 0
 assert shim.blocks(0) == [] and cuda.fake_live_handles() == cuda.fake_live_ranges() == 0
@@ -44,7 +44,6 @@ def test_small_and_foreign_memory_is_left_to_the_runtime(scenario: Scenario) -> 
     scenario("""
 small = take(1000)
 assert shim.blocks(0) == [] and runtime.fake_runtime_allocations() == 1
-assert shim.counters().passed_on == 1
 assert give(small) == 0 and runtime.fake_runtime_allocations() == 0
 assert take(0) is None and give(None) == 0
 """)
