@@ -15,7 +15,7 @@ from gpuslice.kernels import open_device
 from gpuslice.types import DeviceName
 
 CUDA = torch.device("cuda:0")
-UNSUPPORTED, INVALIDATED = 900, 901
+UNSUPPORTED, INVALIDATED, UNJOINED = 900, 901, 904
 
 
 def test_a_capture_does_nothing_and_a_replay_does_it() -> None:
@@ -126,6 +126,26 @@ def test_unsafe_calls_end_a_capture(
         assert runtime.cudaStreamEndCapture(handle, ctypes.byref(graph)) == INVALIDATED
         runtime.cudaGetLastError()
     assert values.sum().item() == 4
+
+
+@pytest.mark.parametrize("joined", [True, False])
+def test_work_on_a_side_stream_must_be_joined_before_a_capture_ends(joined: bool) -> None:
+    stream, side = torch.cuda.Stream(0), torch.cuda.Stream(0)
+    values = torch.ones(4, device=CUDA)
+    torch.cuda.synchronize()
+    runtime, handle, graph = cudasim.runtime(), ctypes.c_void_p(stream.cuda_stream), ctypes.c_void_p()
+    with torch.cuda.stream(stream):
+        assert runtime.cudaStreamBeginCapture(handle, 0) == 0
+        side.wait_stream(stream)
+        with torch.cuda.stream(side):
+            values.mul_(3)
+        if joined:
+            stream.wait_stream(side)
+        assert runtime.cudaStreamEndCapture(handle, ctypes.byref(graph)) == (0 if joined else UNJOINED)
+        assert bool(graph.value) == joined
+        runtime.cudaGetLastError()
+    assert values.tolist() == [1.0] * 4
+    assert torch.ones(4, device=CUDA).sum().item() == 4  # neither stream is captured any more
 
 
 def test_a_thread_that_relaxes_its_mode_may_lock_pages_meanwhile() -> None:

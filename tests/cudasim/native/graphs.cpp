@@ -19,20 +19,31 @@ int begin_capture(Stream& stream, CaptureMode mode) {
     std::lock_guard guard(m);
     if (stream.capture) return ILLEGAL_STATE;
     auto capture = std::make_shared<Capture>();
-    *capture = {next_id++, mode, std::this_thread::get_id(), &stream, false, new Graph, {}};
+    *capture = {next_id++, mode, std::this_thread::get_id(), &stream, false, new Graph, {}, {}};
     captures.insert(capture);
     stream.capture = capture;
     capturing_streams.insert(&stream);
     return OK;
 }
 
-int join_capture(Stream& stream, std::shared_ptr<Capture> capture) {
+int join_capture(Stream& stream, const Event& event) {
+    auto capture = event.capture;
     std::lock_guard guard(m);
     if (stream.capture && stream.capture != capture) return CAPTURE_ISOLATION;
     if (!captures.count(capture)) return OK;  // it has ended, and with it what its events stood for
     stream.capture = capture;
     capturing_streams.insert(&stream);
+    auto& progress = capture->progress[&stream];
+    for (auto& [other, count] : event.captured) progress[other] = std::max(progress[other], count);
     return OK;
+}
+
+/// Whether the stream that ends a capture comes after all that the others have recorded.
+static bool all_joined(Capture& capture) {
+    auto& ours = capture.progress[capture.origin];
+    for (auto& [stream, progress] : capture.progress)
+        if (progress[stream] > ours[stream]) return false;
+    return true;
 }
 
 static void put_back(Capture& capture) {
@@ -58,6 +69,7 @@ int end_capture(Stream& stream, Graph** graph) {
             ++i;
         }
     if (capture->invalid) return CAPTURE_INVALIDATED;
+    if (!all_joined(*capture)) return CAPTURE_UNJOINED;
     *graph = capture->graph;
     return OK;
 }
@@ -75,7 +87,9 @@ void record(Stream& stream, std::function<void()> run, std::vector<Range> writes
     }
     auto node = std::make_shared<Node>();
     *node = {std::move(run), std::move(writes)};
+    std::lock_guard guard(m);
     capture->graph->nodes.push_back(node);
+    capture->progress[&stream][&stream]++;
 }
 
 int unsafe_call() {

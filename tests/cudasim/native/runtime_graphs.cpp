@@ -210,6 +210,7 @@ static const struct { int code; const char *name, *text; } ERRORS[] = {
     {801, "cudaErrorNotSupported", "operation not supported"},
     {900, "cudaErrorStreamCaptureUnsupported", "operation not permitted when stream is capturing"},
     {901, "cudaErrorStreamCaptureInvalidated", "operation failed due to a previous error during capture"},
+    {904, "cudaErrorStreamCaptureUnjoined", "capturing stream has unjoined work"},
     {905, "cudaErrorStreamCaptureIsolation", "dependency created on uncaptured work in another stream"},
     {907, "cudaErrorCapturedEvent", "operation not permitted on an event last recorded in a capturing stream"},
 };

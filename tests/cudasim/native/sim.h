@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <random>
@@ -137,6 +138,7 @@ int close_stream(void* handle);
 void drain_device(int device);
 void drain_all();
 
+using Progress = std::map<const Stream*, uint64_t>;  // how many operations of each stream of a capture
 struct Event {
     int device = 0;
     unsigned flags = 0;
@@ -144,6 +146,7 @@ struct Event {
     uint64_t ticket = 0;
     std::shared_ptr<double> time_ms;
     std::shared_ptr<Capture> capture;
+    Progress captured;  // what of the capture comes before it
 };
 using EventRef = std::shared_ptr<Event>;
 EventRef new_event(unsigned flags);
@@ -172,10 +175,11 @@ struct Capture {
     bool invalid = false;
     Graph* graph;
     std::vector<std::pair<Range, std::string>> before;  // bytes that a captured operation overwrote
+    std::map<const Stream*, Progress> progress;         // by stream: what its next operation comes after
 };
 extern thread_local CaptureMode capture_mode;
 int begin_capture(Stream& stream, CaptureMode mode);
-int join_capture(Stream& stream, std::shared_ptr<Capture> capture);
+int join_capture(Stream& stream, const Event& event);
 int end_capture(Stream& stream, Graph** graph);
 /// Record an operation. It is carried out, too, so that what follows has sound values; `end_capture` undoes that.
 void record(Stream& stream, std::function<void()> run, std::vector<Range> writes, bool carry_out = true);

@@ -190,7 +190,10 @@ void forget_event(const void* handle) {
 int record_event(Event& event, Stream& stream) {
     if (event.device != stream.device) return INVALID_HANDLE;
     event.capture = stream.capture;
-    if (stream.capture) return OK;
+    if (stream.capture) {
+        event.captured = stream.capture->progress[&stream];
+        return OK;
+    }
     auto time = std::make_shared<double>(0);
     event.time_ms = time;
     stream.push([time] { *time = now_ms(); });
@@ -201,7 +204,7 @@ int record_event(Event& event, Stream& stream) {
 
 /// A stream that waits for a captured event joins the capture; a captured stream may wait for nothing else.
 int wait_event(Stream& stream, Event& event) {
-    if (event.capture) return join_capture(stream, event.capture);
+    if (event.capture) return join_capture(stream, event);
     if (!event.stream) return OK;  // never recorded
     if (stream.capture) return CAPTURE_ISOLATION;
     if (event.stream.get() != &stream)
