@@ -187,10 +187,15 @@ def _slot_cores(name: DeviceName, slots: int) -> frozenset[int]:
     return slot_cores(name.index, check_slot(name, slots, len(cores)), cores)
 
 
+def _over(storage: torch.UntypedStorage) -> torch.Tensor:
+    """Who asks the storage whether it is page-locked names a device, of which torch warns."""
+    return torch.empty(0, dtype=torch.uint8).set_(storage)
+
+
 def _hold(storage: torch.UntypedStorage, fixed: bool, alone: bool, space: AddressSpace) -> Hold:
     if storage.is_shared():
         return Hold(Way.RESIDENT, "shared memory or a mapped file")
-    if torch.cuda.is_initialized() and storage.is_pinned():  # type: ignore[no-untyped-call]
+    if torch.cuda.is_initialized() and _over(storage).is_pinned():  # type: ignore[no-untyped-call]
         return Hold(Way.RESIDENT, "page-locked host memory")
     if storage.resizable() and not fixed:
         return _FREED

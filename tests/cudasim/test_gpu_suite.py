@@ -52,9 +52,9 @@ def test_every_step_runs_in_its_order_and_passes(workshop: Workshop) -> None:
     out = workshop.directory / "results"
     workshop.write("bare/sitecustomize.py", BARE)
     workshop.environ |= {"PYTHONPATH": str(workshop.directory / "bare"), "CUDASIM_DEVICES": "2"}
-    words = ("--out", str(out), "--scale", "0.001", "--limit", "900")
+    words = ("--out", str(out), "--scale", "0.001", "--limit", "2700")
     with workshop.start([sys.executable, str(SUITE / "run.py"), *words]) as process:
-        code = process.wait(1000)
+        code = process.wait(2800)
     summary = read(out / "summary.json")
     assert [step["name"] for step in summary["steps"]] == STEPS
     assert [step["name"] for step in summary["steps"] if step["exit_code"] != 0] == []
