@@ -22,8 +22,10 @@ from .layout import PAGE_BYTES, Placement
 
 _ZEROS = bytes(2 * PAGE_BYTES)
 _LOWER_HALF = (1 << 64) - 1
-#: Two threads reach the memory's bandwidth; below this many bytes starting one costs more than it gains.
-_THREADED_BYTES = 16 << 20
+#: For each so many bytes one more thread is worth starting.
+_THREAD_BYTES = 8 << 20
+#: More do not read memory faster.
+_MAX_THREADS = 16
 _IN_FILES = np.dtype("<u8")
 
 #: xxh3-64 of each chunk, as ``uint64``.
@@ -56,13 +58,15 @@ def chunk_digests(data: memoryview, ranges: Sequence[tuple[int, int]]) -> list[i
     def run(part: Sequence[tuple[int, int]]) -> list[int]:
         return [digest(data[start:stop]) for start, stop in part]
 
-    if sum(stop - start for start, stop in ranges) < _THREADED_BYTES or os.cpu_count() == 1:
+    nbytes = sum(stop - start for start, stop in ranges)
+    threads = min(nbytes // _THREAD_BYTES, len(os.sched_getaffinity(0)), _MAX_THREADS, len(ranges))
+    if threads < 2:
         return run(ranges)
-    middle = len(ranges) // 2
-    with ThreadPoolExecutor(1, thread_name_prefix="gpuslice-digest") as pool:
-        first = pool.submit(run, ranges[:middle])
-        second = run(ranges[middle:])
-        return first.result() + second
+    size = -(-len(ranges) // threads)
+    mine, *others = (ranges[at : at + size] for at in range(0, len(ranges), size))
+    with ThreadPoolExecutor(len(others), thread_name_prefix="gpuslice-digest") as pool:
+        theirs = [pool.submit(run, part) for part in others]
+        return run(mine) + [value for part in theirs for value in part.result()]
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from typing import Protocol
 
 import torch
 
-from gpuslice.kernels.host.copies import run
+from gpuslice.kernels.host.copies import at_work, run
 from gpuslice.kernels.host.process_memory import view_address
 from gpuslice.kernels.transfer import Inspector, Marks, Pairs, Transfer
 
@@ -105,19 +105,19 @@ class GpuCopies:
             if marks is not None:
                 direct = self._changed(batch, direct, lanes[0], marks)
             steps = self._steps(batch, packed, direct, lanes)
-            arrivals = []
-            for number, step in enumerate(steps):
-                lane = lanes[number % len(lanes)]
-                batch.queue_out(lane, step)
-                arrivals.append((lane.flag(), batch.pieces(step)))
 
             def arrive(arrival: tuple[Callable[[], None], Sequence[Piece]]) -> None:
                 wait, pieces = arrival
                 wait()
                 batch.inspect(inspect, pieces)
 
-            if inspect is not None:
-                run([[arrival] for arrival in arrivals], arrive, self._threads)
+            # What has arrived is inspected while the rest is queued: without page-locks that is the copying.
+            with at_work(arrive, self._threads if inspect else 0) as inspected:
+                for number, step in enumerate(steps):
+                    lane = lanes[number % len(lanes)]
+                    batch.queue_out(lane, step)
+                    if inspect is not None:
+                        inspected((lane.flag(), batch.pieces(step)))
         return batch.transfer()
 
     def copy_in(self, pairs: Pairs, arena: memoryview, inspect: Inspector | None) -> Transfer:

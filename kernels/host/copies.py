@@ -11,7 +11,8 @@ import ctypes
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from queue import SimpleQueue
 from typing import TypeVar
 
 from gpuslice.kernels.transfer import Inspector, Pairs, Transfer
@@ -155,6 +156,45 @@ def run(batches: Iterable[Sequence[_Work]], work: Callable[[_Work], None], threa
             for thread in crew:
                 thread.start()
         labour()
+    except BaseException as error:  # noqa: BLE001 - raised below, when the others have stopped
+        failures.append(error)
+    _wait_for(crew, failures)
+    if failures:
+        raise failures[0]
+
+
+@contextmanager
+def at_work(work: Callable[[_Work], None], threads: int) -> Iterator[Callable[[_Work], None]]:
+    """A function that hands a piece to threads, which begin at once; the block ends when all is done.
+
+    Raises
+    ------
+    BaseException
+        The first failure, of the block or of a thread. Then, too, none of them is at work any more.
+    """
+    pieces: SimpleQueue[tuple[_Work] | None] = SimpleQueue()
+    failures: list[BaseException] = []
+
+    def labour() -> None:
+        while (given := pieces.get()) is not None:
+            if not failures:
+                try:
+                    work(*given)
+                except BaseException as error:  # noqa: BLE001 - raised again by the caller's thread
+                    failures.append(error)
+
+    crew = _others(labour, threads)
+    try:
+        with suppress(RuntimeError):  # the system gives no more threads; fewer do the same, later
+            for thread in crew:
+                thread.start()
+        yield lambda piece: pieces.put((piece,))
+    except BaseException as error:  # noqa: BLE001 - raised below, when the others have stopped
+        failures.append(error)
+    for _ in range(len(crew) + 1):
+        pieces.put(None)
+    try:
+        labour()  # the caller's thread, too
     except BaseException as error:  # noqa: BLE001 - raised below, when the others have stopped
         failures.append(error)
     _wait_for(crew, failures)

@@ -14,7 +14,7 @@ from gpuslice.kernels.cuda.copies import GpuCopies
 from gpuslice.kernels.host.copies import CHUNK_BYTES
 from gpuslice.kernels.transfer import Pairs
 
-from ...fakes.host_engine import HostEngine, build_kernels
+from ...fakes.host_engine import HostEngine, HostLane, build_kernels
 from ..marks import Remembered
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -89,6 +89,28 @@ def test_every_byte_goes_out_and_comes_back(kernels: ctypes.CDLL, lanes: int, st
     engine = HostEngine(kernels, lanes)
     paths = round_trip(GpuCopies(engine, 2, staging_bytes=staging_bytes))
     assert paths == ({"packed": sum(SMALL), "direct": sum(LARGE)},) * 2
+
+
+def test_what_has_arrived_is_inspected_while_the_rest_is_queued(
+    engine: HostEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second block is not queued before somebody has looked at the first one."""
+    inspected, queued, copy = threading.Event(), [], HostLane.copy
+
+    def waiting_copy(lane: HostLane, target: torch.Tensor, source: torch.Tensor) -> None:
+        queued.append(lane)
+        if len(queued) == 2:
+            assert inspected.wait(60)
+        copy(lane, target, source)
+
+    def inspect(offset: int, data: memoryview) -> bool:
+        inspected.set()
+        return True
+
+    monkeypatch.setattr(HostLane, "copy", waiting_copy)
+    pairs, arena = laid_out([4 * CHUNK_BYTES] * 2)
+    GpuCopies(engine, 2).copy_out(pairs, arena, inspect, None)
+    assert len(queued) == 2
 
 
 def test_all_small_storages_take_one_launch_and_one_copy(engine: HostEngine) -> None:
