@@ -77,7 +77,7 @@ Epoch = NewType("Epoch", int)
 #: From which tensor skew on a job is placed on as few nodes as possible (docs/profiling.md).
 CONSOLIDATION_SKEW = 0.3
 
-_DEVICE = re.compile(r"(cpu|cuda|null)(?::([0-9]{1,3}))?")
+_DEVICE = re.compile(r"(cpu|cuda|null)(?::([0-9]{1,3}))?((?:\+[0-9]{1,3})*)")
 _JOB = re.compile(_NAME)
 _BOUND = re.compile(r"Expected `(int|float)` ([<>]=?) (\S+)")
 _LENGTH = re.compile(r"Expected `(?:str|object|array)` of length <= (\d+)")
@@ -89,15 +89,21 @@ class DeviceName:
     """A device as the user writes it: ``cpu``, ``cpu:1``, ``cuda:0``, ``null:0``.
 
     ``cpu`` without an index is the whole host (index ``None``); ``cpu:1`` is slot 1 of the host.
-    ``cuda`` means ``cuda:0``.
+    ``cuda`` means ``cuda:0``. ``cuda:0+1`` is both GPUs, of one process: ``further`` are all but the first.
     """
 
     kind: str
     index: int | None
+    further: tuple[int, ...] = ()
 
     @classmethod
-    def parse(cls, text: str) -> DeviceName:
+    def parse(cls, text: str, *, several: bool = False) -> DeviceName:
         """Read ``cpu:1`` and the like.
+
+        Parameters
+        ----------
+        several
+            Whether ``cuda:0+1`` is a device here, too.
 
         Raises
         ------
@@ -107,13 +113,31 @@ class DeviceName:
         match = _DEVICE.fullmatch(text)
         if match is None:
             raise UsageError(f"{text!r} is not a device", "write cpu, cpu:1 or cuda:0")
-        kind, index = match.groups()
+        kind, index, words = match.groups()
+        further = tuple(map(int, words.split("+")[1:]))
+        if further and not several:
+            raise UsageError(f"{text!r} is not one device", "name a single one, as in cuda:0")
+        if further and (kind != "cuda" or index is None or len({int(index), *further}) <= len(further)):
+            raise UsageError(f"{text!r} is not a device", "several GPUs of one process are, as in cuda:0+1")
         if index is None:
             return cls(kind, None if kind == "cpu" else 0)
-        return cls(kind, int(index))
+        return cls(kind, int(index), further)
 
     def __str__(self) -> str:
-        return self.kind if self.index is None else f"{self.kind}:{self.index}"
+        if self.index is None:
+            return self.kind
+        return "+".join([f"{self.kind}:{self.index}", *map(str, self.further)])
+
+    @property
+    def indices(self) -> tuple[int, ...]:
+        """Of all its GPUs, the first one first; 0 where there is only one device."""
+        return (self.index or 0, *self.further)
+
+    def apart(self) -> list[DeviceName]:
+        """Each device of several by its own name."""
+        if not self.further:
+            return [self]
+        return [DeviceName(self.kind, index) for index in self.indices]
 
 
 class Route(Enum):

@@ -25,6 +25,10 @@ def open_device(name: DeviceName, *, cpu_slots: int = 0) -> Device:
         from .host.device import CpuDevice
 
         return CpuDevice(name, slots=cpu_slots)
+    if name.further:
+        from .cuda.device_group import CudaGroup
+
+        return CudaGroup(name)
     if name.kind == "cuda":
         from .cuda.device import CudaDevice
 

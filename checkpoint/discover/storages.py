@@ -183,7 +183,7 @@ def _refuse_elsewhere(storage: torch.UntypedStorage, label: str, device: Device)
         return
     raise SuspendRefusedError(
         f"{name_of(storage, label)} is on {storage.device}, and the job's device is {device.name}",
-        "keep the state of a process on one device, and name it with --device",
+        "name all devices of the process, as in --device cuda:0+1, or keep its state on one",
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from collections.abc import Container, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -40,7 +41,7 @@ class BlockPlan:
     """
 
     shim: Shim
-    index: int
+    gpus: tuple[int, ...]
     layout: Layout
     blocks: tuple[Block, ...]
     extras: tuple[torch.UntypedStorage, ...]
@@ -86,12 +87,17 @@ class BlockPlan:
     def empty(self, device: Device) -> None:
         """Take the memory away; the addresses stay reserved."""
         del device
-        self.shim.release(self.index)
+        for gpu in self.gpus:
+            self.shim.release(gpu)
 
     def reserve(self, device: Device) -> None:
         """Take memory behind the addresses again, all of it or none; ``DeviceMemoryError``."""
         del device
-        self.shim.reserve(self.index)
+        with ExitStack() as undo:
+            for gpu in self.gpus:
+                self.shim.reserve(gpu)
+                undo.callback(self.shim.release, gpu)
+            undo.pop_all()
 
     def copy_in(
         self, device: Device, snapshot: SnapshotFile, *, verify: bool, later: Container[int] = ()
@@ -115,10 +121,18 @@ class BlockPlan:
         return Transfer({"direct": self.emptied_bytes} if self.blocks else {}, copies=len(self.blocks))
 
 
-def block_layout(blocks: Sequence[Block], device: Device) -> Layout:
+def blocks_of(shim: Shim, device: Device) -> list[Block]:
+    """All blocks, in the order of their addresses."""
+    found = (block for gpu in device.name.indices for block in shim.blocks(gpu))
+    return sorted(found, key=lambda block: block.address)
+
+
+def block_layout(blocks: Sequence[Block]) -> Layout:
     """Blocks as the storages of a snapshot."""
-    where = str(device.torch_device)
-    specs = (StorageSpec(sid, b.nbytes, where, f"block at {b.address:#x}") for sid, b in enumerate(blocks))
+    specs = (
+        StorageSpec(sid, block.nbytes, f"cuda:{block.device}", f"block at {block.address:#x}")
+        for sid, block in enumerate(blocks)
+    )
     return Layout(tuple(specs))
 
 
@@ -128,10 +142,9 @@ def plan_blocks(shim: Shim, device: Device, named: Sequence[tuple[str, torch.Ten
     The allocator's empty blocks are handed back first, so that they are not copied.
     """
     device.release_caches(workspaces=False)  # a captured graph goes on with those that it was captured with
-    index = device.torch_device.index or 0
-    blocks = shim.blocks(index)
+    blocks = blocks_of(shim, device)
     starts = [block.address for block in blocks]
-    specs = list(block_layout(blocks, device).storages)
+    specs = list(block_layout(blocks).storages)
     extras: dict[int, tuple[int, torch.UntypedStorage]] = {}
     tensors = []
     for path, tensor in named:
@@ -147,4 +160,4 @@ def plan_blocks(shim: Shim, device: Device, named: Sequence[tuple[str, torch.Ten
         dtype = str(tensor.dtype).removeprefix("torch.")
         tensors.append(TensorSpec(path, sid, dtype, tuple(tensor.shape), tensor.stride(), offset))
     kept = tuple(storage for _, storage in extras.values())
-    return BlockPlan(shim, index, Layout(tuple(specs)), tuple(blocks), kept, tuple(tensors))
+    return BlockPlan(shim, device.name.indices, Layout(tuple(specs)), tuple(blocks), kept, tuple(tensors))

@@ -78,6 +78,11 @@ class CapturePlan:
 
     def check_movable(self, device: Device) -> None:
         """Refuse what must stay on its device, by name: ``SuspendRefusedError``."""
+        if device.name.further:
+            raise SuspendRefusedError(
+                f"a state on several GPUs cannot move off {device.name}",
+                "resume on the devices it was suspended from",
+            )
         for way, spec in zip(self.ways, self.layout.storages, strict=False):
             if way is not Way.FREED:
                 raise SuspendRefusedError(
@@ -191,7 +196,7 @@ def plan_capture(
             extras.append(storage)
     sizes, labels = tuple(one.nbytes for one in taken), tuple(one.label for one in taken)
     return CapturePlan(
-        _layout(str(device.torch_device), sizes, labels, tuple(described)),
+        _layout(_places(device, taken), sizes, labels, tuple(described)),
         [one.storage for one in taken],
         [one.key for one in taken],
         ways,
@@ -201,12 +206,22 @@ def plan_capture(
     )
 
 
+def _places(device: Device, taken: Sequence[LiveStorage]) -> tuple[str, ...]:
+    """The device of each storage; only that of the job, if it has no further ones."""
+    if not device.name.further:
+        return (str(device.torch_device),)
+    return tuple(str(one.storage.device) for one in taken)
+
+
 @functools.lru_cache(maxsize=4)  # as in `layout.place`
 def _layout(
-    where: str, sizes: tuple[int, ...], labels: tuple[str, ...], extras: tuple[tuple[int, str, str], ...]
+    places: tuple[str, ...],
+    sizes: tuple[int, ...],
+    labels: tuple[str, ...],
+    extras: tuple[tuple[int, str, str], ...],
 ) -> Layout:
-    """The layout of storages of the device ``where``, and behind them of ``(nbytes, device, label)``."""
-    specs = map(StorageSpec, count(), sizes, repeat(where), labels)
+    """The layout of storages at `_places`, and behind them of ``(nbytes, device, label)``."""
+    specs = map(StorageSpec, count(), sizes, repeat(places[0]) if len(places) == 1 else places, labels)
     behind = (StorageSpec(sid, *extra) for sid, extra in enumerate(extras, len(sizes)))
     return Layout((*specs, *behind))
 

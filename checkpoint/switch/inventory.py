@@ -12,7 +12,7 @@ from gpuslice.checkpoint.format.layout import Layout
 from gpuslice.checkpoint.gate import Gate
 from gpuslice.kernels import Device
 
-from .block_plan import BlockPlan, Shim, block_layout, plan_blocks
+from .block_plan import BlockPlan, Shim, block_layout, blocks_of, plan_blocks
 from .capture_plan import CapturePlan, plan_capture
 
 Plan: TypeAlias = CapturePlan | BlockPlan
@@ -52,7 +52,7 @@ class Inventory:
     def estimate(self, device: Device) -> Layout:
         """The layout of a suspend here and now, but for named state that is elsewhere."""
         if self._shim is not None:
-            return block_layout(self._shim.blocks(device.torch_device.index or 0), device)
+            return block_layout(blocks_of(self._shim, device))
         return plan_capture(device, sweep(device), (), alone=self._gate.alone).layout
 
     def _in_order(self, found: list[LiveStorage]) -> list[LiveStorage]:

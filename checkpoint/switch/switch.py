@@ -307,7 +307,8 @@ class Switch:
 
     def _restore(self, parked: Parked, target: Device, taker: Taker | None) -> None:
         stages, plan = parked.stages, parked.plan
-        moving = target.torch_device != self.device.torch_device
+        here, there = (device.name.further for device in (self.device, target))
+        moving = target.torch_device != self.device.torch_device or here != there
         if taker is not None and isinstance(plan, CapturePlan) and not moving:
             with Arriving(target, plan, parked.snapshot, taker, stages, verify=self._verify) as arriving:
                 with stages.stage("fetch_s"):

@@ -26,7 +26,7 @@ def named_device(device: str, route: Route) -> DeviceName | None:
         If ``device`` is no device.
     """
     if device:
-        return DeviceName.parse(device)
+        return DeviceName.parse(device, several=True)
     return FIRST_GPU if route.needs_gpu else None
 
 

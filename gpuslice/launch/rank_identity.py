@@ -62,7 +62,10 @@ class RankIdentity:
         """This rank's device when rank 0 of the node has ``first``; ``cpu`` is the whole host for all."""
         if first.index is None:
             return first
-        return DeviceName(first.kind, first.index + self.local_rank)
+        # Each rank has as many as the first.
+        start = self.local_rank * len(first.indices)
+        index, *further = (start + index for index in first.indices)
+        return DeviceName(first.kind, index, tuple(further))
 
 
 def _stated(environ: Mapping[str, str], name: str, otherwise: int) -> int:

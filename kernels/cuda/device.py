@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import shared_cache
@@ -62,6 +64,8 @@ class CudaDevice:
         self._engine = CudaEngine(self._index)
         self._copies = GpuCopies(self._engine, _threads())
         self._made_on: dict[int, int] = {}
+        #: Streams by address, while nothing that could change them has happened since `regions`.
+        self._streams: dict[int, int] | None = None
 
     @property
     def duplex(self) -> bool:
@@ -79,6 +83,7 @@ class CudaDevice:
         runtime_calls.compute_on(self._index)
 
     def synchronize(self) -> None:
+        self._streams = None
         if runtime_calls.has_begun():
             torch.cuda.synchronize(self._index)
 
@@ -108,16 +113,7 @@ class CudaDevice:
 
     def held(self, gone_bytes: int) -> dict[str, int]:
         """What is not the allocator's only NVML tells, which may not know this process in a container."""
-        if not runtime_calls.has_begun():
-            return {}
-        reserved_bytes = allocator_memory.statistics(lambda: torch.cuda.memory_reserved(self._index)) or 0
-        kept_bytes = max(0, reserved_bytes - gone_bytes)
-        pools_bytes = 0 if gone_bytes else allocator_memory.graph_pools_bytes(self._index)
-        found = {"graph_pools": pools_bytes, "allocator": max(0, kept_bytes - pools_bytes)}
-        process_bytes = own_bytes(str(torch.cuda.get_device_properties(self._index).uuid))
-        if process_bytes is not None:
-            found["context_and_libraries"] = max(0, process_bytes - kept_bytes)
-        return {what: nbytes for what, nbytes in found.items() if nbytes}
+        return kept_by([self._index], gone_bytes)
 
     def holds(self, storages: Sequence[torch.UntypedStorage], *, fixed: Set[int], alone: bool) -> list[Hold]:
         """``fixed`` is ignored: on a GPU it means autograd or DDP, and both go through the storage."""
@@ -129,9 +125,11 @@ class CudaDevice:
 
     def regions(self, storages: Sequence[torch.UntypedStorage]) -> list[int]:
         """By the allocator's segments, which ``empty_cache`` gives back whole, but for expandable ones."""
+        found = allocator_memory.segments(self._index)
+        self._streams = _streams_by_address(found)  # for the portions that will be freed
         segments = [
             (segment["address"], segment["total_size"])
-            for segment in allocator_memory.segments(self._index)
+            for segment in found
             if not segment.get("is_expandable", False)
         ]
         return enclosing([storage.data_ptr() for storage in storages], segments)
@@ -163,10 +161,12 @@ class CudaDevice:
         return replace(transfer, fallbacks=(*transfer.fallbacks, f"the arena is not page-locked: {problem}"))
 
     def free(self, storages: Sequence[torch.UntypedStorage]) -> None:
-        streams = self._streams_by_address() if storages else {}
+        streams = self._streams
+        if storages and streams is None:
+            streams = _streams_by_address(allocator_memory.segments(self._index))
         for storage in storages:
             if storage.nbytes():
-                self._made_on[storage._cdata] = streams.get(storage.data_ptr(), 0)
+                self._made_on[storage._cdata] = (streams or {}).get(storage.data_ptr(), 0)
                 storage.resize_(0)
 
     def discard(self, storages: Sequence[torch.UntypedStorage]) -> None:
@@ -176,6 +176,7 @@ class CudaDevice:
             )
 
     def reserve(self, pairs: Sequence[tuple[torch.UntypedStorage, int]]) -> None:
+        self._streams = None
         freed = [(storage, nbytes) for storage, nbytes in pairs if storage.nbytes() != nbytes]
         # One stream after the other: to enter a stream costs more than a small allocation.
         by_stream: dict[int, list[tuple[torch.UntypedStorage, int]]] = {}
@@ -250,22 +251,6 @@ class CudaDevice:
     def set_rng_state(self, state: torch.Tensor) -> None:
         torch.cuda.set_rng_state(state, self._index)
 
-    def _streams_by_address(self) -> dict[int, int]:
-        """Address of each block that was not allocated on the default stream -> its stream.
-
-        The caching allocator reuses a block in the order of the stream it was allocated on. A storage that
-        came back on another stream could be reused while kernels of its own stream still run.
-        """
-        found = {}
-        for segment in allocator_memory.segments(self._index):
-            if segment["stream"] == 0:
-                continue
-            address = segment["address"]
-            for block in segment["blocks"]:
-                found[address] = segment["stream"]
-                address += block["size"]
-        return found
-
     def _on_stream(self, pointer: int) -> torch.cuda.StreamContext:
         if pointer == 0:
             return torch.cuda.stream(torch.cuda.default_stream(self._index))
@@ -301,6 +286,39 @@ class _Runtime:
                 torch.zeros(1, device=torch.device("cuda", self._index))
                 torch.cuda.synchronize(self._index)
         return int(number)
+
+
+def kept_by(gpus: Sequence[int], gone_bytes: int) -> dict[str, int]:
+    """What a parked process keeps of these GPUs together, see ``Device.held``."""
+    if not runtime_calls.has_begun():
+        return {}
+    reserved = [
+        allocator_memory.statistics(functools.partial(torch.cuda.memory_reserved, gpu)) for gpu in gpus
+    ]
+    kept_bytes = max(0, sum(nbytes or 0 for nbytes in reserved) - gone_bytes)
+    pools_bytes = 0 if gone_bytes else sum(map(allocator_memory.graph_pools_bytes, gpus))
+    found = {"graph_pools": pools_bytes, "allocator": max(0, kept_bytes - pools_bytes)}
+    of_process = [own_bytes(str(torch.cuda.get_device_properties(gpu).uuid)) for gpu in gpus]
+    if None not in of_process:
+        found["context_and_libraries"] = max(0, sum(nbytes or 0 for nbytes in of_process) - kept_bytes)
+    return {what: nbytes for what, nbytes in found.items() if nbytes}
+
+
+def _streams_by_address(segments: Sequence[dict[str, Any]]) -> dict[int, int]:
+    """Address of each block that was not allocated on the default stream -> its stream.
+
+    The caching allocator reuses a block in the order of the stream it was allocated on. A storage that
+    came back on another stream could be reused while kernels of its own stream still run.
+    """
+    found = {}
+    for segment in segments:
+        if segment["stream"] == 0:
+            continue
+        address = segment["address"]
+        for block in segment["blocks"]:
+            found[address] = segment["stream"]
+            address += block["size"]
+    return found
 
 
 def _hold(storage: torch.UntypedStorage, between_processes: Set[int]) -> Hold:

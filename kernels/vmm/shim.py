@@ -150,11 +150,11 @@ class Vmm:
         return sorted(found, key=lambda block: block.address)
 
     def copy_out(self, pairs: Sequence[tuple[Block, int]]) -> None:
-        """Copy blocks of one device to host addresses, ``nbytes`` each; returns when all have arrived."""
+        """Copy blocks of all devices at once to host addresses; returns when all bytes have arrived."""
         self._copy(pairs, out=True)
 
     def copy_in(self, pairs: Sequence[tuple[Block, int]]) -> None:
-        """Copy host addresses into blocks of one device; returns when all bytes have arrived."""
+        """Copy host addresses into blocks, of all devices at once; returns when all bytes have arrived."""
         self._copy(pairs, out=False)
 
     def release(self, device: int) -> None:

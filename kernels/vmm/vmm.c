@@ -310,44 +310,65 @@ size_t gpuslice_vmm_blocks(struct block_info *out, size_t room) {
 /* What the last failed call was, for the thread that just saw it fail. */
 const char *gpuslice_vmm_message(void) { return message; }
 
-/* Queues `moves` copies between blocks and host addresses and waits for the last byte. */
-static int copy_on_stream(size_t moves, const uint64_t *addresses, const size_t *sizes, void *const *hosts,
-                          int out, void *stream) {
+/* A stream of one device during a copy. */
+struct lane { void *context, *stream; };
+
+/* The lane of a context, opened if it is the first move there. */
+static int lane_of(struct lane *lanes, size_t *used, void *context, void **stream) {
+    for (size_t i = 0; i < *used; i++)
+        if (lanes[i].context == context) {
+            *stream = lanes[i].stream;
+            return SUCCESS;
+        }
+    if (*used == MAX_DEVICES) return failed(INVALID, "more than %d contexts", MAX_DEVICES);
+    int code = settle(context); /* all streams of the job: ours does not wait for any */
+    if (code != SUCCESS) return code;
+    void *ignored;
+    TRY(driver.ctx_push(context));
+    code = driver.stream_create(stream, STREAM_NON_BLOCKING);
+    driver.ctx_pop(&ignored);
+    if (code != SUCCESS) return failed(code, "driver.stream_create: CUDA error %d", code);
+    lanes[(*used)++] = (struct lane){context, *stream};
+    return SUCCESS;
+}
+
+/* Queues copies between blocks and host addresses, each on its device's own stream: devices copy at the same time. */
+static int queue(size_t moves, const uint64_t *addresses, const size_t *sizes, void *const *hosts, int out,
+                 struct lane *lanes, size_t *used) {
     for (size_t i = 0; i < moves; i++) {
-        if (!block_of(addresses[i], sizes[i]))
-            return failed(INVALID, "no mapped block at %#llx", (unsigned long long)addresses[i]);
-        if (out)
-            TRY(driver.copy_out(hosts[i], addresses[i], sizes[i], stream));
-        else
-            TRY(driver.copy_in(addresses[i], hosts[i], sizes[i], stream));
+        struct block *block = block_of(addresses[i], sizes[i]);
+        void *stream, *ignored;
+        if (!block) return failed(INVALID, "no mapped block at %#llx", (unsigned long long)addresses[i]);
+        int code = lane_of(lanes, used, block->context, &stream);
+        if (code != SUCCESS) return code;
+        TRY(driver.ctx_push(block->context));
+        code = out ? driver.copy_out(hosts[i], addresses[i], sizes[i], stream)
+                       : driver.copy_in(addresses[i], hosts[i], sizes[i], stream);
+        driver.ctx_pop(&ignored);
+        if (code != SUCCESS) return failed(code, "driver.copy_%s: CUDA error %d", out ? "out" : "in", code);
     }
     return SUCCESS;
 }
 
-static int copy_in_context(size_t moves, const uint64_t *addresses, const size_t *sizes, void *const *hosts,
-                           int out) {
-    void *stream;
-    TRY(driver.stream_create(&stream, STREAM_NON_BLOCKING));
-    int code = copy_on_stream(moves, addresses, sizes, hosts, out, stream);
-    int waited = driver.stream_synchronize(stream);
-    if (waited != SUCCESS) driver.ctx_synchronize(); /* what is under way must not meet memory that is gone */
-    driver.stream_destroy(stream);
-    if (code == SUCCESS && waited != SUCCESS) code = failed(waited, "a copy failed with CUDA error %d", waited);
-    return code;
-}
-
+/* Waits for the last byte, whatever happened before. */
 static int copy(size_t moves, const uint64_t *addresses, const size_t *sizes, void *const *hosts, int out) {
-    void *ignored;
-    struct block *first = block_of(addresses[0], sizes[0]);
-    if (!first) return failed(INVALID, "no mapped block at %#llx", (unsigned long long)addresses[0]);
-    TRY(settle(first->context)); /* all streams of the job: ours does not wait for any */
-    TRY(driver.ctx_push(first->context));
-    int code = copy_in_context(moves, addresses, sizes, hosts, out);
-    driver.ctx_pop(&ignored);
+    struct lane lanes[MAX_DEVICES];
+    size_t used = 0;
+    int code = queue(moves, addresses, sizes, hosts, out, lanes, &used);
+    for (size_t i = 0; i < used; i++) {
+        void *ignored;
+        int pushed = driver.ctx_push(lanes[i].context);
+        int waited = driver.stream_synchronize(lanes[i].stream);
+        if (waited != SUCCESS) driver.ctx_synchronize(); /* what is under way must not meet memory that is gone */
+        driver.stream_destroy(lanes[i].stream);
+        if (pushed == SUCCESS) driver.ctx_pop(&ignored);
+        if (code == SUCCESS && waited != SUCCESS)
+            code = failed(waited, "a copy failed with CUDA error %d", waited);
+    }
     return code;
 }
 
-/* Copies blocks of one device, or parts of them, to (`out`) or from host memory. */
+/* Copies blocks, of whatever devices, or parts of them, to (`out`) or from host memory. */
 int gpuslice_vmm_copy(size_t moves, const uint64_t *addresses, const size_t *sizes, void *const *hosts, int out) {
     if (moves == 0) return SUCCESS;
     pthread_mutex_lock(&lock);

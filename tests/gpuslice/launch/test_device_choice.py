@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from gpuslice.errors import UsageError
 from gpuslice.launch.device_choice import found_device, named_device
-from gpuslice.types import Route
+from gpuslice.launch.rank_identity import RankIdentity
+from gpuslice.types import DeviceName, Route
 
 
 @pytest.mark.parametrize(
@@ -29,9 +32,27 @@ def test_a_device_is_named_by_its_setting_or_by_a_route_for_gpus(
     assert (found and str(found)) == named
 
 
-def test_what_is_no_device_is_refused() -> None:
-    with pytest.raises(UsageError, match="'gpu'"):
-        named_device("gpu", Route.AUTO)
+@pytest.mark.parametrize("text", ["gpu", "cuda:0+", "cuda:0+0", "cuda+1", "cpu:0+1", "cuda:0,1"])
+def test_what_is_no_device_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(repr(text))):
+        named_device(text, Route.AUTO)
+
+
+def test_several_gpus_of_one_process_are_a_device_only_where_that_is_meant() -> None:
+    named = named_device("cuda:0+2", Route.AUTO)
+    assert named is not None
+    assert (str(named), named.indices, list(map(str, named.apart()))) == (
+        "cuda:0+2",
+        (0, 2),
+        ["cuda:0", "cuda:2"],
+    )
+    with pytest.raises(UsageError, match="one device"):
+        DeviceName.parse("cuda:0+2")
+
+
+def test_each_rank_has_as_many_gpus_as_the_first() -> None:
+    first = DeviceName.parse("cuda:0+1", several=True)
+    assert str(RankIdentity(1, 1, 2, 2).device(first)) == "cuda:2+3"
 
 
 @pytest.mark.parametrize(
