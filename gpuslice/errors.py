@@ -6,6 +6,7 @@ snapshot or journal, 5 full RAM disk. A message names the thing that is wrong; `
 
 from __future__ import annotations
 
+import traceback
 from typing import ClassVar
 
 #: What a process says that ends because it has not got its job's state any more; not its script's fault.
@@ -146,3 +147,9 @@ class IllegalTransitionError(GpusliceError):
 
 class InvariantError(GpusliceError):
     """A promise of the scheduler core is broken: a bug, found by ``Core.check``."""
+
+
+def where_raised(error: Exception) -> str:
+    """``error`` in one line, with where it was raised."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({last.filename}, line {last.lineno})"

@@ -218,6 +218,9 @@ class JobInfo(Verb, frozen=True):
     started: bool = True
     skew: float | None = None
     unleased: str | None = None
+    shares_with: tuple[str, ...] = ()
+    slowdown: float | None = None
+    slowdown_interval: tuple[float, float] | None = None
 
     @property
     def ended(self) -> bool:

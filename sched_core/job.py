@@ -161,6 +161,11 @@ class Job:
         self.guaranteed: bool | None = None
         self.skew = spec.skew
 
+    @property
+    def kind(self) -> str:
+        """What jobs that behave alike have in common: the model; of a job without one, its name."""
+        return self.spec.model or self.id
+
     def executed_at(self, now_s: float) -> float:
         """Time it has made progress for, up to ``now_s``."""
         if self.running and now_s > self.since_s:

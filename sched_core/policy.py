@@ -17,6 +17,7 @@ import msgspec
 from gpuslice.errors import UsageError
 
 from .cluster import Cluster, FreeDevices
+from .interference import Interval, Sample
 from .job import Job
 
 
@@ -149,6 +150,28 @@ class NoLosses:
         return None
 
 
+class Throughput(Protocol):
+    """How fast jobs trained, alone and beside others."""
+
+    def samples(self, job: Job, beside: Job | None) -> Sequence[Sample]:
+        """The newest samples of ``job`` beside that one alone, or with a device for itself."""
+        ...
+
+    def busy(self, job: Job) -> float | None:
+        """The share of its device that ``job`` used when it was alone; ``None``: not known."""
+        ...
+
+
+class NoThroughput:
+    """Nobody measures."""
+
+    def samples(self, job: Job, beside: Job | None) -> Sequence[Sample]:
+        return ()
+
+    def busy(self, job: Job) -> float | None:
+        return None
+
+
 class Task(msgspec.Struct, frozen=True):
     """Something that may take seconds to compute; the same argument has the same answer.
 
@@ -191,6 +214,10 @@ class View:
         What is known of running times.
     losses
         What jobs report of their training loss.
+    throughput
+        How fast jobs trained, alone and beside others.
+    device_memory_bytes
+        Of each device; 0: not known.
     least_slice_s
         How long a slice must last for switching to stay a small part of the time, from measured costs; 0
         where switching costs nothing or is not measured.
@@ -203,8 +230,8 @@ class View:
     """
 
     __slots__ = (
-        *("changes", "cluster", "compute", "jobs", "knowledge", "least_slice_s", "losses"),
-        *("measures_rates", "now_s"),
+        *("changes", "cluster", "compute", "device_memory_bytes", "jobs", "knowledge", "least_slice_s"),
+        *("losses", "measures_rates", "now_s", "throughput"),
     )
 
     def __init__(
@@ -218,6 +245,8 @@ class View:
         self.jobs = jobs
         self.knowledge: Knowledge = NoKnowledge() if knowledge is None else knowledge
         self.losses: Losses = NoLosses()
+        self.throughput: Throughput = NoThroughput()
+        self.device_memory_bytes = 0
         self.now_s = now_s
         self.least_slice_s = 0.0
         self.measures_rates = False
@@ -313,6 +342,39 @@ class Shares(Protocol):
 
     def over_share(self, tenant: str, demand: int) -> bool:
         """Whether ``tenant`` would have more than its share with ``demand`` devices more."""
+        ...
+
+
+class PackVerdict(msgspec.Struct, frozen=True):
+    """What was found of two jobs on one device.
+
+    Attributes
+    ----------
+    together
+        Whether they share it from now on.
+    slowdowns
+        Of each: rate alone / rate together.
+    total
+        Work of both together in units of one device; slicing makes 1.
+    """
+
+    jobs: tuple[str, str]
+    together: bool
+    slowdowns: tuple[Interval, Interval]
+    total: Interval
+
+
+@runtime_checkable
+class Packs(Protocol):
+    """What a policy that packs can say besides: what it found out."""
+
+    @property
+    def verdicts(self) -> Sequence[PackVerdict]:
+        """All verdicts, the oldest first."""
+        ...
+
+    def slowdown(self, job: str) -> Interval | None:
+        """How much slower ``job`` is beside whom it shares its device with; ``None``: not known, or alone."""
         ...
 
 

@@ -15,6 +15,7 @@ _COLUMNS = (
     "JOB",
     "STATE",
     "DEVICES",
+    "SHARES",
     "STEPS",
     "STEPS/S",
     "SERVICE",
@@ -119,6 +120,17 @@ def state(job: JobInfo) -> str:
     return ", ".join(words)
 
 
+def shares(job: JobInfo) -> str:
+    """Whom it shares its devices with, and how many times as long its steps take for that, if it is known."""
+    if not job.shares_with:
+        return "-"
+    words = f"with {','.join(job.shares_with)}"
+    if job.slowdown is None or job.slowdown_interval is None:
+        return words
+    low, high = job.slowdown_interval
+    return f"{words}, {job.slowdown:.2f}x ({low:.2f}-{high:.2f})"
+
+
 def steps(job: JobInfo) -> str:
     """How many it has made, of how many if that is known."""
     return str(job.steps) if job.total_steps is None else f"{job.steps}/{job.total_steps}"
@@ -146,6 +158,7 @@ def _row(job: JobInfo) -> Row:
         job.id,
         state(job),
         ",".join(job.devices) or "-",
+        shares(job),
         steps(job),
         number(job.steps_per_s),
         number(job.service_s, 1, "s"),

@@ -65,6 +65,10 @@ def command(
         list[str] | None,
         typer.Option(metavar="TENANT=8G", help="Most bytes that snapshots of a tenant's jobs may take."),
     ] = None,
+    pack: Annotated[
+        bool,
+        typer.Option("--pack", help="Let pairs of jobs share a device where that is measured to pay."),
+    ] = False,
     prestart: Annotated[
         int | None,
         typer.Option(
@@ -104,7 +108,7 @@ def command(
         if not 0 <= switch_share < 1:
             raise UsageError(f"--switch-share {switch_share} is no part of the time", "give 0.03 or the like")
         quantum_s = None if quantum is None else config.parse_duration(quantum)
-        options = scheduler_setup.options(policy, settings or [], quantum_s)
+        options = scheduler_setup.options(policy, settings or [], quantum_s, pack=pack)
         names = scheduler_setup.parse_devices(devices)
         setup = checked(
             scheduler_setup.Setup(

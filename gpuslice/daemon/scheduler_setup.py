@@ -192,8 +192,12 @@ def _by_tenant(
     return found
 
 
-def options(policy: str, settings: Sequence[str], quantum_s: float | None) -> dict[str, str]:
-    """The policy's own settings from ``--set key=value`` and ``--quantum``.
+def options(
+    policy: str, settings: Sequence[str], quantum_s: float | None, *, pack: bool = False
+) -> dict[str, str]:
+    """The policy's own settings from ``--set key=value``, ``--quantum`` and ``--pack``.
+
+    Gandiva packs anyway, unless told not to.
 
     Raises
     ------
@@ -206,6 +210,9 @@ def options(policy: str, settings: Sequence[str], quantum_s: float | None) -> di
         if not equals or not key:
             raise UsageError(f"--set {setting} is not KEY=VALUE", "write for instance --set quantum_s=2")
         found[key] = value
+    if pack or (policy == "gandiva" and _gandiva_packs(found)):
+        found.setdefault("pack", "true")
+        found.setdefault("pack_slice_s", str(2.0 if quantum_s is None else quantum_s))
     if policy == "chronus":
         return _leases(found, 60.0 if quantum_s is None else quantum_s)
     takes = [key for key in _QUANTA if key in policy_options(policy)]
@@ -214,6 +221,10 @@ def options(policy: str, settings: Sequence[str], quantum_s: float | None) -> di
     if quantum_s is not None and not takes:
         raise UsageError(f"policy {policy} has no quantum", "leave out --quantum; see --set")
     return found
+
+
+def _gandiva_packs(given: Mapping[str, str]) -> bool:
+    return given.get("packing", "true").lower() in ("true", "1") and given.get("mode") != "reactive"
 
 
 def _leases(given: dict[str, str], quantum_s: float) -> dict[str, str]:

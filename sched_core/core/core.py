@@ -33,6 +33,7 @@ from .events import (
     Held,
     Kill,
     Limited,
+    Measured,
     Moved,
     Noted,
     Notice,
@@ -139,6 +140,10 @@ class Core:
                 self.planning.due = True
             case Computed():
                 self.planning.learn_answer(event)
+            case Measured():
+                self._known(event.job, event)
+                self.planning.throughput.take(event, self._jobs)
+                self.planning.due = True
             case Limited():
                 self.prestart.set_limit(event.prestart)
             case Noted():

@@ -17,6 +17,7 @@ from gpuslice.types import (
     JobName,
     Label,
     RankNumber,
+    Seconds,
     Text,
     Weight,
     explain,
@@ -98,6 +99,19 @@ class Weighted(msgspec.Struct, frozen=True, tag="weighted"):
     weight: Weight
 
 
+class Measured(msgspec.Struct, frozen=True, tag="measured"):
+    """How fast ``job`` trained for some seconds beside others (their names with commas; empty: alone).
+
+    ``busy`` is the share of its device that it used, if that is known.
+    """
+
+    job: JobName
+    beside: Text
+    steps: Count
+    seconds: Seconds
+    busy: Seconds | None = None
+
+
 class Noted(msgspec.Struct, frozen=True, tag="noted"):
     """Something the core had to say (``Notice``); changes nothing, is kept for people."""
 
@@ -126,7 +140,9 @@ class Woken(msgspec.Struct, frozen=True, tag="woken"):
 
 #: What a job's owner asks for.
 OwnerRequest = Cancelled | Held | Released | Moved | Weighted
-Event = Submitted | Reported | RankGone | Exited | OwnerRequest | Noted | Computed | Limited | Woken
+Event = (
+    Submitted | Reported | RankGone | Exited | OwnerRequest | Measured | Noted | Computed | Limited | Woken
+)
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)

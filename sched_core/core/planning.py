@@ -6,12 +6,12 @@ jobs keep what they have, and the policy starts again from the whole picture whe
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Mapping, Sequence
 from math import inf
 
 import msgspec
 
+from gpuslice.errors import where_raised
 from gpuslice.sched_core.cluster import Cluster
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.states import JobState, Trigger
@@ -38,6 +38,7 @@ from .estimates import Estimates
 from .events import Computed, Notice
 from .losses import ReportedLosses
 from .quotas import Quotas
+from .throughput import MeasuredThroughput
 
 #: After a failure the policy is asked again by itself, later each time.
 _ASK_AGAIN_S = 1.0
@@ -104,6 +105,8 @@ class Planning:
         self._view = View(cluster, self._eligible, self.estimates)
         self._view.losses = ReportedLosses()
         self._view.compute = self.computations.compute
+        self.throughput = self._view.throughput = MeasuredThroughput(policy, core.order)
+        self._view.device_memory_bytes = core.memory_bytes
         #: Jobs that are held from now on; the policy is still to be told.
         self._withheld: list[Gang] = []
         #: Jobs that their owner wants on other devices.
@@ -227,6 +230,7 @@ class Planning:
             if plan is not None:
                 self._adopt(plan, now)
                 self._note_guarantees(now)
+                self.throughput.tell()
         for job in [job for job in self.move_requests.values() if job.running]:
             del self.move_requests[job.id]
             self._relocate(job, now)
@@ -252,7 +256,7 @@ class Planning:
         return plan
 
     def _complain(self, error: Exception, plan: Plan | None) -> None:
-        text = str(error) if isinstance(error, PolicyError) else _account(error)
+        text = str(error) if isinstance(error, PolicyError) else where_raised(error)
         if text != self._complaint:
             self._complaint = text
             shown = "none" if plan is None else summary(plan)
@@ -302,7 +306,7 @@ class Planning:
             if isinstance(decision, Suspend | Migrate):
                 self._take(job, now)
                 job.preemptions += isinstance(decision, Suspend)
-                job.migrations += isinstance(decision, Migrate)
+                job.migrations += isinstance(decision, Migrate) and decision.devices != job.placement
             if isinstance(decision, Start | Migrate):
                 grants.append((decision, job))
         for grant, job in grants:
@@ -390,9 +394,3 @@ class Planning:
         stays = job.state is JobState.RUNNING and job.lease == job.placement
         job.since_s = job.counts_from(now) if stays else inf
         self._core.reconcile_later(job)
-
-
-def _account(error: Exception) -> str:
-    """``error`` in one line, with where it was raised."""
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__}: {error} ({last.filename}, line {last.lineno})"

@@ -56,6 +56,7 @@ from .orphans import kill_orphans
 from .process_ends import PAUSE_MS, ProcessEnds
 from .processes import Processes
 from .rank_socket import RankSocket
+from .throughput_meter import ThroughputMeter
 
 #: No pause is longer; what poll() takes ends at 2**31 milliseconds, which are 25 days.
 _PAUSE_AT_MOST_MS = 3_600_000
@@ -63,7 +64,7 @@ _PAUSE_AT_MOST_MS = 3_600_000
 _AGAIN_S = 1.0
 _REASON_CHARACTERS = 1000
 #: Notices that nobody needs to worry about.
-_EXPECTED = frozenset({"began", "first_step", "guaranteed", "switched", "timed", "trial_passed"})
+_EXPECTED = frozenset({"began", "first_step", "guaranteed", "packed", "switched", "timed", "trial_passed"})
 
 Observer = Callable[[Event, float, Sequence[Command]], object]
 #: An event that the core has taken, when it happened, and what followed from it.
@@ -131,6 +132,7 @@ class Scheduler:
         self._observer = observer
         self._late_observer = late_observer
         self.restore_core: Callable[[], object] = lambda: None
+        self._meter = ThroughputMeter(core)
         self._wake_s: float | None = None
         private_directory(directory, option="--state-dir", parents=True)
         self.processes = Processes(logs_directory(directory))
@@ -304,6 +306,8 @@ class Scheduler:
         self.housekeeping.happened(now)
         for command in commands:
             self._guarded(command, self._perform, command)
+        if (measured := self._meter.note(event, now)) is not None:
+            self._occur(measured)
 
     def _occur(self, event: Event) -> bool:
         """Handle what nobody said, but happened; whether the core took it. What it rejects is in the log."""

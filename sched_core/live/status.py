@@ -72,6 +72,8 @@ class Overview:
         executed_s = job.executed_at(then_s)
         delays = self._core.planning.waits.delays(job, now_s)
         steps = max(rank.step for rank in job.ranks)
+        others = {name: None for device in job.lease for name in self._core.occupants[device]}
+        slower = self._core.planning.throughput.slowdown(job) if len(others) > 1 else None
         return JobInfo(
             id=job.id,
             state=job.state.value,
@@ -118,6 +120,9 @@ class Overview:
             reason=job.reason,
             command=_shortened(job.program.argv),
             started=job.launched,
+            shares_with=tuple(name for name in others if name != job.id),
+            slowdown=None if slower is None else slower.mean,
+            slowdown_interval=None if slower is None else (slower.low, slower.high),
         )
 
     def _recent(self, account: Account) -> tuple[SliceInfo, ...]:

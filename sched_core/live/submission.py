@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from gpuslice.config import variable
 from gpuslice.errors import UsageError
 from gpuslice.sched_core.job import JobSpec
-from gpuslice.types import DeviceName, Route
+from gpuslice.types import DeviceName, Route, shortened
 from gpuslice.verbs import Submit
 
 
@@ -52,6 +52,7 @@ def make_spec(request: Submit, name: str, now_s: float) -> JobSpec:
     """The job that ``request``, which was checked, asks for."""
     return JobSpec(
         id=name,
+        model=shortened(" ".join(request.argv[1:] or request.argv)),
         submit_s=now_s,
         demand=request.devices,
         tenant=request.tenant,

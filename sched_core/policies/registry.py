@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from importlib.metadata import entry_points
-from typing import cast
+from typing import Annotated, cast
 
 import msgspec
 
@@ -14,6 +14,7 @@ from gpuslice.sched_core.options import Table, build, find, options_of
 from gpuslice.sched_core.placement.placement import Placement
 from gpuslice.sched_core.policy import Policy
 
+from .gandiva.live_packing import Packing
 from .relaxing import Relaxing, RelaxingPlacement
 from .trial_pool import TrialPool
 
@@ -78,11 +79,16 @@ class Common(msgspec.Struct, forbid_unknown_fields=True):
         Locality is given up by one node for every so many seconds of waiting (``Relaxing``); 0: as placed.
     trial_nodes, trial_s
         Jobs first run for ``trial_s`` on a pool of so many nodes (``TrialPool``); 0: no pool.
+    pack, pack_slice_s
+        Pairs of jobs share devices where live measurements say that it pays (``Packing``), tried for so long
+        at a time. Only where throughput is measured, which is in a live scheduler.
     """
 
     relax_after_s: float = 0.0
     trial_nodes: int = 0
     trial_s: float = 300.0
+    pack: bool = False
+    pack_slice_s: Annotated[float, msgspec.Meta(gt=0)] = 2.0
 
 
 def _takes_placement(name: str) -> bool:
@@ -142,4 +148,6 @@ def make_policy(
         raise ConfigError("trial_s is the time on a pool of trial_nodes", "state trial_nodes, too")
     if settings.trial_nodes:
         policy = TrialPool(policy, settings.trial_nodes, settings.trial_s)
+    if settings.pack:
+        policy = Packing(policy, settings.pack_slice_s)
     return policy

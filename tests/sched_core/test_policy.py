@@ -52,7 +52,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("installed")
 def test_policies_of_other_distributions_are_found() -> None:
     assert make_policy("fcfs").name == "fcfs"
-    assert policy_options("fcfs") == ["relax_after_s", "trial_nodes", "trial_s"]
+    assert policy_options("fcfs") == ["relax_after_s", "trial_nodes", "trial_s", "pack", "pack_slice_s"]
     assert type(make_policy("rr")).__name__ == "RoundRobin", "ours cannot be replaced"
     with pytest.raises(ConfigError, match="torn cannot be loaded from my_policies:Missing"):
         make_policy("torn")

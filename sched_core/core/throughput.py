@@ -1,0 +1,90 @@
+"""How fast live jobs trained, alone and beside others: what ``Measured`` events say, kept for the policy.
+
+Samples are kept by kind of job, which outlives the job: what jobs of a kind did before is what is known of
+the next one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+
+from gpuslice.sched_core.interference import Interval, Sample
+from gpuslice.sched_core.job import Job
+from gpuslice.sched_core.jobs.gang import Gang
+from gpuslice.sched_core.policy import Packs, PackVerdict, Policy
+
+from .events import Command, Measured, Notice, Plain
+
+#: Of one kind in one company: steps get slower or faster as a training goes on.
+_NEWEST = 16
+
+
+class MeasuredThroughput:
+    """``policy.Throughput`` of a live scheduler.
+
+    Parameters
+    ----------
+    policy
+        Who wants to know, or does not.
+    order
+        How to tell people of what it found out.
+    """
+
+    def __init__(self, policy: Policy, order: Callable[[Command], None]) -> None:
+        self._policy = policy if isinstance(policy, Packs) else None
+        self._order = order
+        self._told = 0
+        #: By kind of job and of whom it was beside.
+        self._samples: dict[tuple[str, str], deque[Sample]] = {}
+        self._busy: dict[str, float] = {}
+
+    @property
+    def wanted(self) -> bool:
+        """Whether anybody wants to know."""
+        return self._policy is not None
+
+    def take(self, event: Measured, jobs: Mapping[str, Gang]) -> None:
+        """Keep what was measured; of more than two jobs on a device nobody wants to know."""
+        beside = jobs.get(event.beside)
+        if not event.steps or not event.seconds or (event.beside and beside is None):
+            return
+        own, other = jobs[event.job].kind, "" if beside is None else beside.kind
+        kept = self._samples.setdefault((own, other), deque(maxlen=_NEWEST))
+        kept.append(Sample(event.steps, event.seconds))
+        if event.busy is not None and not event.beside:
+            self._busy[own] = event.busy
+
+    def samples(self, job: Job, beside: Job | None) -> Sequence[Sample]:
+        """The newest samples of ``job`` beside that one alone, or with a device for itself."""
+        return tuple(self._samples.get((job.kind, "" if beside is None else beside.kind), ()))
+
+    def busy(self, job: Job) -> float | None:
+        """The share of its device that ``job`` used when it was alone; ``None``: not known."""
+        return self._busy.get(job.kind)
+
+    def slowdown(self, job: Job) -> Interval | None:
+        """How much slower ``job`` is beside whom it shares its device with, if that is known."""
+        return None if self._policy is None else self._policy.slowdown(job.id)
+
+    def tell(self) -> None:
+        """Let people know what the policy has found out."""
+        verdicts = () if self._policy is None else self._policy.verdicts
+        for verdict in verdicts[self._told :]:
+            for position, name in enumerate(verdict.jobs):
+                self._order(_notice(verdict, position, name))
+        self._told = len(verdicts)
+
+
+def _notice(verdict: PackVerdict, position: int, name: str) -> Notice:
+    slower, total = verdict.slowdowns[position], verdict.total
+    details: dict[str, Plain] = {
+        "beside": verdict.jobs[1 - position],
+        "slowdown": slower.mean,
+        "slowdown_low": slower.low,
+        "slowdown_high": slower.high,
+        "total": total.mean,
+        "total_low": total.low,
+        "total_high": total.high,
+    }
+    return Notice("packed" if verdict.together else "unpacked", name, details)

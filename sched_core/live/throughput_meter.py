@@ -1,0 +1,100 @@
+"""Measures how fast jobs train, alone and beside others, from what their ranks report anyway.
+
+Steps are counted between two reports between which nobody came to the device or left it. What is found is an
+event, so the core that is made anew from the journal knows the same; what was still being measured is lost.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+from gpuslice.sched_core.core.core import Core
+from gpuslice.sched_core.core.events import Event, Measured, Reported
+from gpuslice.sched_core.jobs.gang import Gang
+from gpuslice.sched_core.jobs.states import JobState
+from gpuslice.wire import Progress, Suspended
+
+#: The first steps of a job are not like the others.
+_WARM_UP_STEPS = 3
+#: A sample has so many steps and seconds at least; it is counted from one report to another.
+_LEAST_STEPS = 4
+_LEAST_S = 1.0
+#: The same, where a suspend ends it.
+_REST_S = 0.2
+
+
+class _Mark(NamedTuple):
+    """Where a sample begins: in whose company, and how far the job was."""
+
+    epoch: int
+    beside: str
+    step: int
+    at_s: float
+    worked_s: float | None
+
+
+class ThroughputMeter:
+    """Makes ``Measured`` of the reports of rank 0 of each job of ``core``, if its policy wants to know."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._marks: dict[str, _Mark] = {}
+
+    def note(self, event: Event, now: float) -> Measured | None:
+        """Take in an event that the core has taken; what is known now, if anything."""
+        if not self._core.planning.throughput.wanted:
+            return None
+        if not isinstance(event, Reported) or event.rank:
+            return None
+        job, message = self._core.jobs[event.job], event.message
+        if not isinstance(message, Progress | Suspended) or message.epoch != job.epoch:
+            return None
+        mark = self._marks.get(job.id)
+        if isinstance(message, Suspended):
+            self._marks.pop(job.id, None)
+            return self._measured(job, mark, message.step, now, _REST_S)
+        beside = self._beside(job)
+        if beside is None or message.step < _WARM_UP_STEPS:
+            self._marks.pop(job.id, None)
+            return None
+        if mark is None or (mark.epoch, mark.beside) != (job.epoch, beside):
+            self._marks[job.id] = _Mark(job.epoch, beside, message.step, now, self._worked_s(job))
+            return None
+        found = self._measured(job, mark, message.step, now, _LEAST_S)
+        if found is not None:
+            self._marks[job.id] = _Mark(job.epoch, beside, message.step, now, self._worked_s(job))
+        return found
+
+    def _measured(
+        self, job: Gang, mark: _Mark | None, step: int, now: float, least_s: float
+    ) -> Measured | None:
+        if mark is None or step - mark.step < _LEAST_STEPS or now - mark.at_s < least_s:
+            return None
+        worked_s, seconds = self._worked_s(job), now - mark.at_s
+        busy = None if mark.worked_s is None or worked_s is None else (worked_s - mark.worked_s) / seconds
+        return Measured(
+            job.id, mark.beside, step - mark.step, seconds, None if busy is None else max(0.0, busy)
+        )
+
+    def _beside(self, job: Gang) -> str | None:
+        """Who else is on the devices of ``job``; ``None`` if somebody is just coming or going."""
+        others = {name: other for device in job.lease for name, other in self._core.occupants[device].items()}
+        others.pop(job.id, None)
+        steady = all(other.state is JobState.RUNNING and other.trains for other in (job, *others.values()))
+        return ",".join(sorted(others)) if steady and job.lease else None
+
+    def _worked_s(self, job: Gang) -> float | None:
+        """Device time that the job has used; on a slot of the host, processor time by the slot's cores."""
+        slots = sum(device.kind == "cpu" for device in self._core.devices)
+        if not job.lease or self._core.devices[job.lease[0]].kind != "cpu":
+            return None
+        try:
+            fields = (
+                Path(f"/proc/{job.ranks[0].pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+            )
+        except OSError:
+            return None
+        ticks = int(fields[11]) + int(fields[12])
+        return ticks / os.sysconf("SC_CLK_TCK") / max(1, (os.cpu_count() or 1) // slots)

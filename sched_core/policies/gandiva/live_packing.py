@@ -1,0 +1,304 @@
+"""Two jobs on one device, under any policy, where live measurements say that it pays.
+
+A pair is a host, which the policy goes on scheduling, and a guest, which the policy does not see meanwhile:
+it has its slices together with the host. Whether a pair pays is found out by alternating: a slice together,
+then slices that each has alone, by the policy's own turns, until the interval decides (``interference``).
+Jobs are alike if their ``model`` is (live: script and arguments); so a pair that was judged once needs no
+trial, and a bad one is never tried again. A pair that does well is watched, and given up once it is worse
+than slicing.
+
+Source of the idea: Gandiva (OSDI 2018), sections 3.3 and 4.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import inf
+
+from gpuslice.errors import ConfigError
+from gpuslice.sched_core.interference import Interval, Judgement, Sample, Verdict, judge, slowdown
+from gpuslice.sched_core.job import Job
+from gpuslice.sched_core.policies.wrapper import Wrapper
+from gpuslice.sched_core.policy import (
+    Changes,
+    Decision,
+    Guarantees,
+    Migrate,
+    NoThroughput,
+    PackVerdict,
+    Plan,
+    Policy,
+    Start,
+    Suspend,
+    Throughput,
+    View,
+)
+
+#: A slice together ends after so many of its length if there is no sample of both by then.
+_PATIENCE = 4
+#: From the end of a slice together until the policy sees the guest again, which is suspended by then.
+_HAND_OVER_S = 0.05
+
+
+class Pair:
+    """A host and its guest, while they are to share a device.
+
+    Attributes
+    ----------
+    tried_until_s
+        When the slice together of a trial ends at the latest; infinite if the pair is known to do well.
+    samples
+        How many of both there were when it began.
+    """
+
+    __slots__ = ("guest", "host", "samples", "tried_until_s")
+
+    def __init__(self, host: Job, guest: Job, tried_until_s: float, samples: int) -> None:
+        self.host = host
+        self.guest = guest
+        self.tried_until_s = tried_until_s
+        self.samples = samples
+
+
+class Packing(Wrapper):
+    """Shares devices between pairs of jobs that ``policy`` schedules as one.
+
+    Only jobs of one device are paired; where its memory is known, only those whose limits fit together.
+
+    Parameters
+    ----------
+    policy
+        Decides whose turn it is.
+    slice_s
+        How long a pair under trial is together at least.
+
+    Attributes
+    ----------
+    verdicts
+        What was found, the oldest first.
+    """
+
+    def __init__(self, policy: Policy, slice_s: float) -> None:
+        if isinstance(policy, Guarantees):
+            raise ConfigError(
+                f"policy {policy.name} guarantees deadlines, which neighbours on a device would break",
+                "leave out --pack",
+            )
+        super().__init__(policy)
+        self._slice_s = slice_s
+        self.verdicts: list[PackVerdict] = []
+        #: The newest verdict by kinds of jobs.
+        self._known: dict[frozenset[str], bool] = {}
+        self._throughput: Throughput = NoThroughput()
+        self._jobs: dict[str, Job] = {}
+        #: By host.
+        self._pairs: dict[str, Pair] = {}
+        #: Those that run and allow another on their device; who was a host goes on so until it is suspended.
+        self._sharing: set[str] = set()
+        #: Guests that are being suspended, to be scheduled by themselves again.
+        self._returning: dict[str, Job] = {}
+
+    def slowdown(self, job: str) -> Interval | None:
+        """How much slower ``job`` is beside its host or guest, if it has one and that is known."""
+        for pair in self._pairs.values():
+            for one, other in ((pair.host, pair.guest), (pair.guest, pair.host)):
+                if one.id == job:
+                    return slowdown(*self._samples(one, other))
+        return None
+
+    def plan(self, view: View) -> Plan:
+        """What the policy plans for single jobs and hosts, with the guests."""
+        if view.changes.reset:
+            self._reset(view)
+        inner = self._inner
+        self._throughput = view.throughput
+        inner.now_s, inner.losses, inner.least_slice_s = view.now_s, view.losses, view.least_slice_s
+        self._follow(view, inner.changes)
+        self._readmit()
+        decisions = self._separate(view)
+        self._propose(view, inner.changes)
+        plan = self.policy.plan(inner)
+        inner.changes = Changes()
+        decisions += self._together(plan.decisions)
+        return Plan(decisions, self._wake_at(plan.wake_at_s, view))
+
+    def _reset(self, view: View) -> None:
+        self._jobs.clear()
+        self._pairs.clear()
+        self._returning.clear()
+        self._inner = View(view.cluster, self._jobs, view.knowledge, view.now_s)
+        self._inner.compute = view.compute
+        self._inner.measures_rates = view.measures_rates
+        first: dict[int, Job] = {}
+        for job in view.jobs.values():
+            host = first.setdefault(job.placement[0], job) if job.running else job
+            if host is job:
+                self._jobs[job.id] = job
+            else:
+                self._pairs[host.id] = Pair(host, job, view.now_s + self._slice_s, 0)
+        self._sharing = set(self._pairs)
+
+    def _follow(self, view: View, changes: Changes) -> None:
+        """Take in who came and went; a guest whose host is gone takes its place."""
+        for job in view.changes.finished:
+            self._sharing.discard(job.id)
+            self._returning.pop(job.id, None)
+            pair = self._pairs.pop(job.id, None)
+            if self._jobs.pop(job.id, None) is not None and not changes.reset:
+                changes.finished.append(job)
+            for host, other in list(self._pairs.items()):
+                if other.guest is job:
+                    del self._pairs[host]
+            if pair is not None:
+                self._leave_behind(pair.guest, changes)
+        if view.changes.reset:
+            return
+        for job in view.changes.arrived:
+            self._admit(job, changes)
+        if not changes.reset:
+            changes.begun += [job for job in view.changes.begun if job.id in self._jobs]
+
+    def _leave_behind(self, guest: Job, changes: Changes) -> None:
+        if guest.running:  # policies do not know of newcomers that run: let it look at everything anew
+            self._sharing.add(guest.id)
+            self._jobs[guest.id] = guest
+            self._inner.changes = Changes(reset=True)
+        else:
+            self._admit(guest, changes)
+
+    def _admit(self, job: Job, changes: Changes) -> None:
+        self._jobs[job.id] = job
+        if not changes.reset:
+            changes.arrived.append(job)
+
+    def _readmit(self) -> None:
+        for job in [job for job in self._returning.values() if not job.running]:
+            del self._returning[job.id]
+            self._admit(job, self._inner.changes)
+
+    def _separate(self, view: View) -> list[Decision]:
+        """Judge the pairs; end those whose slice together is over and those that do not pay."""
+        decisions: list[Decision] = []
+        for name, pair in list(self._pairs.items()):
+            trial = pair.tried_until_s < inf
+            found = judge([self._samples(*pair_of) for pair_of in _both(pair)], packed=not trial)
+            if found is not None and found.verdict is not None:
+                self._remember(pair, found)
+                if found.verdict is Verdict.PACK:
+                    pair.tried_until_s = inf
+                    continue
+            elif not trial or not self._tried(pair, view):
+                continue
+            del self._pairs[name]
+            if pair.guest.running:
+                decisions.append(Suspend(pair.guest.id))
+            self._returning[pair.guest.id] = pair.guest
+        return decisions
+
+    def _tried(self, pair: Pair, view: View) -> bool:
+        """Whether this slice together has told what it can."""
+        return self._counts(pair)[1] > pair.samples or view.now_s >= pair.tried_until_s
+
+    def _remember(self, pair: Pair, found: Judgement) -> None:
+        together = found.verdict is Verdict.PACK
+        self._known[_kinds(pair.host, pair.guest)] = together
+        first, second = found.slowdowns
+        names = (pair.host.id, pair.guest.id)
+        self.verdicts.append(PackVerdict(names, together, (first, second), found.total))
+
+    def _propose(self, view: View, changes: Changes) -> None:
+        """Give jobs that run guests that wait: first those that are known to get along with them."""
+        if changes.reset:
+            return
+        waiting = [job for job in self._jobs.values() if not job.running and job.demand == 1]
+        for host in [job for job in self._jobs.values() if _trains(job, view) and job.id not in self._pairs]:
+            choices = [guest for guest in waiting if self._may_share(host, guest, view)]
+            if choices:
+                guest = min(choices, key=lambda job: self._order(host, job))
+                waiting.remove(guest)
+                self._join(host, guest, view, changes)
+
+    def _join(self, host: Job, guest: Job, view: View, changes: Changes) -> None:
+        known = self._known.get(_kinds(host, guest), False)
+        until_s = inf if known else view.now_s + _PATIENCE * view.slice_s(self._slice_s)
+        pair = self._pairs[host.id] = Pair(host, guest, until_s, 0)
+        pair.samples = self._counts(pair)[1]
+        del self._jobs[guest.id]
+        if guest in changes.arrived:
+            changes.arrived.remove(guest)
+        else:
+            changes.finished.append(guest)
+
+    def _order(self, host: Job, guest: Job) -> tuple[bool, float, int]:
+        """Those first that are known to get along, then by how much of the device they use."""
+        busy = self._throughput.busy(guest)
+        known = self._known.get(_kinds(host, guest), False)
+        return not known, 1.0 if busy is None else busy, guest.number
+
+    def _may_share(self, host: Job, guest: Job, view: View) -> bool:
+        """Whether memory allows it, and what is known, or that both have trained alone since the last try."""
+        limits = [job.spec.device_memory_bytes for job in (host, guest)]
+        if view.device_memory_bytes and (not all(limits) or sum(limits) > view.device_memory_bytes):
+            return False
+        known = self._known.get(_kinds(host, guest))
+        if known is not None:
+            return known
+        alone, together = self._counts(Pair(host, guest, inf, 0))
+        return guest.executed_s > 0 and alone > together
+
+    def _counts(self, pair: Pair) -> tuple[int, int]:
+        """Samples that there are of both: alone, together."""
+        found = [self._samples(*pair_of) for pair_of in _both(pair)]
+        return min(len(alone) for alone, _ in found), min(len(together) for _, together in found)
+
+    def _samples(self, job: Job, beside: Job) -> tuple[Sequence[Sample], Sequence[Sample]]:
+        return self._throughput.samples(job, None), self._throughput.samples(job, beside)
+
+    def _together(self, decisions: Sequence[Decision]) -> Iterator[Decision]:
+        """The policy's decisions with what follows for the guests, and what pairs want besides."""
+        decided: set[str] = set()
+        for decision in decisions:
+            decided.add(decision.job)
+            pair = self._pairs.get(decision.job)
+            if isinstance(decision, Start | Migrate) and pair is not None:
+                yield type(decision)(decision.job, decision.devices, shared=True)
+                yield _place(pair.guest, decision.devices)
+                self._sharing.add(decision.job)
+                continue
+            yield decision
+            self._sharing.discard(decision.job)
+            if pair is not None and pair.guest.running:
+                yield Suspend(pair.guest.id)
+        for pair in self._pairs.values():
+            host = pair.host
+            if host.id in decided or not host.running:
+                continue
+            if host.id not in self._sharing:
+                self._sharing.add(host.id)
+                yield Migrate(host.id, host.placement, shared=True)
+            if not pair.guest.running:
+                yield Start(pair.guest.id, host.placement, shared=True)
+
+    def _wake_at(self, wake_s: float | None, view: View) -> float | None:
+        times = [inf if wake_s is None else wake_s]
+        times += [pair.tried_until_s for pair in self._pairs.values()]
+        if self._returning:
+            times.append(view.now_s + _HAND_OVER_S)
+        earliest_s = min(times)
+        return earliest_s if earliest_s < inf else None
+
+
+def _trains(job: Job, view: View) -> bool:
+    return job.running and job.demand == 1 and job.since_s < view.now_s
+
+
+def _both(pair: Pair) -> tuple[tuple[Job, Job], tuple[Job, Job]]:
+    return (pair.host, pair.guest), (pair.guest, pair.host)
+
+
+def _kinds(first: Job, second: Job) -> frozenset[str]:
+    return frozenset((first.kind, second.kind))
+
+
+def _place(guest: Job, devices: tuple[int, ...]) -> Decision:
+    return (Migrate if guest.running else Start)(guest.id, devices, shared=True)

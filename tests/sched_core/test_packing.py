@@ -1,0 +1,251 @@
+"""Live packing in a world without processes: the core, its policy and the meter, with known rates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from gpuslice import wire
+from gpuslice.errors import ConfigError
+from gpuslice.sched_core.core.core import Core
+from gpuslice.sched_core.core.events import (
+    Command,
+    Event,
+    Exited,
+    Notice,
+    RankGone,
+    Reported,
+    Submitted,
+    Tell,
+    WakeAt,
+    Woken,
+)
+from gpuslice.sched_core.job import JobSpec
+from gpuslice.sched_core.jobs.states import JobState
+from gpuslice.sched_core.live.throughput_meter import ThroughputMeter
+from gpuslice.sched_core.policies.registry import make_policy
+
+from .driver import PROGRAM, Driver, picture
+
+TICK_S = 0.1
+REPORT_EVERY = 5
+OPTIONS = {"quantum_s": "2", "pack": "true"}
+
+
+class World:
+    """Jobs that train at the rates they are said to, alone and beside others.
+
+    Parameters
+    ----------
+    rates
+        By model: steps per second alone, and beside one other.
+    """
+
+    def __init__(
+        self, rates: Mapping[str, tuple[float, float]], policy: str = "rr", devices: int = 1, **limits: Any
+    ) -> None:
+        self.policy = make_policy(policy, OPTIONS)
+        self.driver = Driver(devices, self.policy, **limits)
+        self.rates = rates
+        self.meter = ThroughputMeter(self.driver.core)
+        self.steps: dict[str, float] = {}
+        self.notices: list[Notice] = []
+        self.wake_s: float | None = None
+        self.ticks = 0
+
+    def submit(self, job: str, model: str, memory: int = 0) -> None:
+        spec = JobSpec(id=job, submit_s=self.driver.now_s, model=model, device_memory_bytes=memory)
+        self.steps[job] = 0.0
+        self.do(Submitted(spec, PROGRAM))
+        self.do(Reported(job, 0, wire.Hello(version=1, job=job, rank=0, world_size=1, pid=1)))
+
+    def end(self, job: str) -> None:
+        self.do(Exited(job, 0))
+        self.do(RankGone(job, 0))
+
+    def do(self, event: Event) -> None:
+        """An event, and what the ranks make of what follows."""
+        commands = self.driver.do(event)
+        if (measured := self.meter.note(event, self.driver.now_s)) is not None:
+            self.do(measured)
+        for command in commands:
+            self._obey(command)
+
+    def _obey(self, command: Command) -> None:
+        if isinstance(command, WakeAt):
+            self.wake_s = command.when_s
+        elif isinstance(command, Notice):
+            self.notices.append(command)
+        elif isinstance(command, Tell):
+            self._rank(command.job, command.message)
+
+    def _rank(self, job: str, message: object) -> None:
+        epoch = self.driver.core.jobs[job].epoch
+        if isinstance(message, wire.Resume):
+            resumed = wire.Resumed(epoch=message.epoch, boundary=int(self.steps[job]), stages_s={})
+            self.do(Reported(job, 0, resumed))
+        elif isinstance(message, wire.Suspend) and message.stop_at < 2**60:
+            self.steps[job] = max(self.steps[job], message.stop_at)
+            step = int(self.steps[job])
+            self.do(
+                Reported(
+                    job,
+                    0,
+                    wire.Suspended(epoch=epoch, boundary=step, step=step, nbytes=8, stages_s={}),
+                )
+            )
+
+    def run(self, seconds: float) -> None:
+        for _ in range(round(seconds / TICK_S)):
+            self.driver.now_s += TICK_S
+            self.ticks += 1
+            for job in list(self.driver.core.jobs.values()):
+                if job.state is JobState.RUNNING:
+                    beside = len(self.driver.core.occupants[job.lease[0]]) > 1
+                    self.steps[job.id] += self.rates[job.spec.model][beside] * TICK_S
+            if self.wake_s is not None and self.driver.now_s >= self.wake_s:
+                self.wake_s = None
+                self.do(Woken())
+            if self.ticks % REPORT_EVERY == 0:
+                self._report()
+
+    def _report(self) -> None:
+        for job in list(self.driver.core.jobs.values()):
+            if job.state is JobState.RUNNING:
+                step = int(self.steps[job.id])
+                self.do(Reported(job.id, 0, wire.Progress(epoch=job.epoch, boundary=step, step=step)))
+
+    def said(self, *what: str) -> list[Notice]:
+        return [notice for notice in self.notices if notice.what in what]
+
+    def on(self, device: int = 0) -> set[str]:
+        return set(self.driver.core.occupants[device])
+
+
+COMPUTES = {"compute": (40.0, 20.0)}
+WAITS = {"wait": (10.0, 9.7)}
+
+
+@pytest.mark.parametrize("policy", ["rr", "las", "gandiva"])
+def test_two_that_compute_are_tried_and_unpacked(policy: str) -> None:
+    world = World(COMPUTES, policy)
+    world.submit("a", "compute")
+    world.submit("b", "compute")
+    world.run(120.0)
+    assert not world.said("policy_failed")
+    found = world.said("packed", "unpacked")
+    assert [notice.what for notice in found] == ["unpacked", "unpacked"]
+    for notice in found:
+        low, high = notice.details["slowdown_low"], notice.details["slowdown_high"]
+        assert isinstance(low, float)
+        assert isinstance(high, float)
+        assert 1.0 < low <= 2.0 <= high
+    assert len(world.on()) == 1
+    since = world.driver.core.jobs["a"].service_s
+    world.run(60.0)
+    assert world.said("packed", "unpacked") == found, "a bad pair is not tried again"
+    assert world.driver.core.jobs["a"].service_s > since
+
+
+@pytest.mark.parametrize("policy", ["rr", "las", "gandiva"])
+def test_two_that_wait_for_data_are_packed_and_stay_so(policy: str) -> None:
+    world = World(WAITS, policy)
+    world.submit("a", "wait")
+    world.submit("b", "wait")
+    world.run(120.0)
+    assert not world.said("policy_failed")
+    assert [notice.what for notice in world.said("packed", "unpacked")] == ["packed", "packed"]
+    assert world.on() == {"a", "b"}
+    suspends = sum(job.preemptions for job in world.driver.core.jobs.values())
+    world.run(60.0)
+    assert world.on() == {"a", "b"}
+    assert sum(job.preemptions for job in world.driver.core.jobs.values()) == suspends
+    slowdown = world.driver.core.planning.throughput.slowdown(world.driver.core.jobs["b"])
+    assert slowdown is not None
+    assert slowdown.low <= 10.0 / 9.7 <= slowdown.high
+
+
+def test_a_pair_that_gets_worse_is_given_up_and_not_tried_again() -> None:
+    world = World(WAITS)
+    world.submit("a", "wait")
+    world.submit("b", "wait")
+    world.run(120.0)
+    world.rates = {"wait": (10.0, 4.0)}
+    world.run(120.0)
+    assert [notice.what for notice in world.said("packed", "unpacked")] == ["packed"] * 2 + ["unpacked"] * 2
+    assert len(world.on()) == 1
+
+
+def test_what_is_known_of_a_kind_needs_no_trial() -> None:
+    world = World(WAITS | COMPUTES)
+    for job in "ab":
+        world.submit(job, "wait")
+    world.run(120.0)
+    for job in "ab":
+        world.end(job)
+    for job in "cd":
+        world.submit(job, "wait")
+    world.run(5.0)
+    assert world.on() == {"c", "d"}
+    assert len(world.said("packed")) == 2, "nothing new was found out"
+
+
+def test_the_guest_goes_on_where_its_host_ends() -> None:
+    world = World(WAITS)
+    world.submit("a", "wait")
+    world.submit("b", "wait")
+    world.run(120.0)
+    suspends = world.driver.core.jobs["b"].preemptions
+    world.end("a")
+    world.run(5.0)
+    assert world.on() == {"b"}
+    assert world.driver.core.jobs["b"].preemptions == suspends
+    world.submit("c", "wait")
+    world.run(5.0)
+    assert world.on() == {"b", "c"}
+
+
+def test_other_jobs_take_turns_with_a_pair() -> None:
+    world = World(WAITS)
+    for job in "abc":
+        world.submit(job, "wait")
+    world.run(200.0)
+    assert not world.said("policy_failed")
+    before = dict(world.steps)
+    world.run(60.0)
+    made = {job: world.steps[job] - before[job] for job in "abc"}
+    assert all(steps > 100 for steps in made.values())
+    assert sum(made.values()) > 1.2 * 10.0 * 60.0
+
+
+@pytest.mark.parametrize(("memory", "packed"), [(0, False), (60, False), (50, True)])
+def test_memory_limits_have_to_fit_where_the_devices_memory_is_known(memory: int, packed: bool) -> None:
+    world = World(WAITS, memory_bytes=100)
+    for job in "ab":
+        world.submit(job, "wait", memory)
+    world.run(120.0)
+    assert not world.said("policy_failed")
+    assert (world.on() == {"a", "b"}) is packed
+
+
+def test_a_replayed_journal_knows_the_same() -> None:
+    world = World(COMPUTES)
+    world.submit("a", "compute")
+    world.submit("b", "compute")
+    world.run(120.0)
+    again = Core(world.driver.core.devices, make_policy("rr", OPTIONS))
+    said = [
+        command
+        for event, now in world.driver.journal
+        for command in again.handle(event, now)
+        if isinstance(command, Notice) and command.what == "unpacked"
+    ]
+    assert said == world.said("unpacked")
+    assert picture(again) == picture(world.driver.core)
+
+
+def test_guarantees_and_packing_do_not_go_together() -> None:
+    with pytest.raises(ConfigError, match="guarantees deadlines"):
+        make_policy("chronus", {"pack": "true"})
