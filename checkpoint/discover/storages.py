@@ -20,8 +20,7 @@ from gpuslice.kernels import Device
 from gpuslice.kernels.host.process_memory import overlapping
 
 from . import foreign_arrays, heap
-from .live_instances import firmly, for_each
-from .names import name_of
+from .live_instances import firmly, for_each, name_of
 from .tensor_parts import describe_tensor, strided_parts
 
 _cdata = attrgetter("_cdata")

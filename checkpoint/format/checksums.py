@@ -73,13 +73,8 @@ def chunk_digests(data: memoryview, ranges: Sequence[tuple[int, int]]) -> list[i
 class ArenaChecksums:
     """What an arena still holds of its last snapshot, by chunk.
 
-    Attributes
-    ----------
-    sums
-        XXH3-128; ``None`` where nobody took it.
-    marks
-        Those that a GPU made (``kernels.transfer.Marks``); never compared with anything else. ``None``
-        where there is none.
+    ``sums`` are XXH3-128, ``None`` where nobody took it. ``marks`` were made by a GPU, and are compared with
+    nothing else.
     """
 
     placement: Placement

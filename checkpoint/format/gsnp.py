@@ -69,15 +69,7 @@ class Record:
 
     @classmethod
     def decode(cls, data: bytes) -> Record:
-        """Read a record.
-
-        Raises
-        ------
-        CorruptSnapshotError
-            If the bytes are not exactly a record.
-        RefusedSnapshotError
-            If it is of another version.
-        """
+        """Read a record; ``CorruptSnapshotError``, or ``RefusedSnapshotError`` for another version."""
         if len(data) != RECORD_BYTES or not data.startswith(_MAGIC):
             raise CorruptSnapshotError("the commit record is not a GSNP record")
         if data[-8:] != struct.pack("<Q", digest(data[:-8])):

@@ -43,13 +43,7 @@ class Content:
 
     @classmethod
     def build(cls, layout: Layout, payload: int, tensors: Sequence[TensorSpec]) -> Content:
-        """Check and describe.
-
-        Raises
-        ------
-        UsageError
-            If a tensor does not fit its storage; names it.
-        """
+        """Check and describe; ``UsageError`` names a tensor that does not fit its storage."""
         problem = check_tensors(tensors, layout.sizes)
         if problem:
             raise UsageError(problem, "describe tensors as torch does: shape, stride and offset in elements")
@@ -82,12 +76,8 @@ class Content:
 def header_room(layout: Layout) -> int:
     """Bytes to leave for the header, a multiple of the page size.
 
-    The form without names fits for certain; so does the one with names of everyday length.
-
-    Raises
-    ------
-    UsageError
-        If there are more storages than a header has room for.
+    The form without names fits for certain; so does the one with names of everyday length. ``UsageError``
+    if there are more storages than a header has room for.
     """
     room = align(PREAMBLE_BYTES + 1024 + 512 * len(layout.storages), PAGE_BYTES)
     if room > HEADER_LIMIT_BYTES:
@@ -158,12 +148,7 @@ def _prefix(record: Record) -> bytes:
 def decode_preamble(data: bytes) -> tuple[int, int]:
     """Where payload and record of a file begin, from its first ``PREAMBLE_BYTES``.
 
-    Raises
-    ------
-    CorruptSnapshotError
-        If this is not a GSNP file.
-    RefusedSnapshotError
-        If it is one of another version.
+    ``CorruptSnapshotError`` if this is no GSNP file, ``RefusedSnapshotError`` if it is of another version.
     """
     mark = _PREFIX % VERSION
     head, _, _ = mark.partition(str(VERSION).encode())

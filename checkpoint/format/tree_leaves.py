@@ -90,16 +90,12 @@ def _decode_int(text: str) -> int:
     return value
 
 
-def _decode_numpy(tag: str) -> Callable[[str, list[int], str], Any]:
-    def decode_array(dtype: str, shape: list[int], data: str) -> Any:
-        kind = np.dtype(dtype)
-        raw = base64.b64decode(data, validate=True)
-        if kind.kind not in _ARRAY_KINDS or kind.hasobject or math.prod(shape) * kind.itemsize != len(raw):
-            raise ValueError("an array's bytes do not fit its shape")
-        array = np.frombuffer(raw, kind).reshape(shape) if raw else np.empty(shape, kind)
-        return array[()] if tag == "scalar" else array.copy()
-
-    return decode_array
+def _decode_array(dtype: str, shape: list[int], data: str) -> Any:
+    kind = np.dtype(dtype)
+    raw = base64.b64decode(data, validate=True)
+    if kind.kind not in _ARRAY_KINDS or kind.hasobject or math.prod(shape) * kind.itemsize != len(raw):
+        raise ValueError("an array's bytes do not fit its shape")
+    return np.frombuffer(raw, kind).reshape(shape).copy() if raw else np.empty(shape, kind)
 
 
 def _decode_dtype(name: str) -> object:
@@ -133,8 +129,8 @@ LEAVES: dict[str, Callable[..., object]] = {
     "complex": lambda real, imag: complex(_decode_float(real), _decode_float(imag)),
     "bytes": lambda text: base64.b64decode(text, validate=True),
     "bytearray": lambda text: bytearray(base64.b64decode(text, validate=True)),
-    "scalar": _decode_numpy("scalar"),
-    "array": _decode_numpy("array"),
+    "scalar": lambda *parts: _decode_array(*parts)[()],
+    "array": _decode_array,
     "size": _decode_size,
     "dtype": _decode_dtype,
     "device": _decode_device,

@@ -17,9 +17,8 @@ from gpuslice.kernels.host.process_memory import populate, view_address
 
 from .budget import Budget, Own
 
-#: The spare part is small enough for two slots in 2.05 times the state.
+#: Files grow in steps of this many bytes.
 STEP_BYTES = 2 << 20
-_SPARE_SHARE = 128
 
 MapHook = Callable[[memoryview], None]
 
@@ -68,24 +67,19 @@ class Arena:
     def ensure(self, nbytes: int, *, exactly: bool = False, own: Own | None = None) -> memoryview:
         """A mapping of at least ``nbytes``, every page of it present; of a new file ``exactly`` so many.
 
-        ``own`` makes room, see `Budget.extend`.
-
-        Raises
-        ------
-        RamDiskFullError
-            If there is no room; a file made for this call is gone again, an older one as it was.
+        ``own`` makes room, see `Budget.extend`. ``RamDiskFullError`` if there is none: a file made for this
+        call is gone again, an older one as it was.
         """
         if self._memory is not None and len(self._memory) >= nbytes:
             return self._memory
-        needed, spare = align(nbytes, STEP_BYTES), align(nbytes // _SPARE_SHARE, STEP_BYTES)
-        length = self.extend_file(*((nbytes, 0) if exactly else (needed, spare)), own=own)
+        length = self.extend_file(nbytes if exactly else align(nbytes, STEP_BYTES), own=own)
         self._unmap()
         with self._budget.taking(length):
             memory = map_file(self._descriptor, length, writable=True)
             populate(view_address(memory), length)
         return self._announce(memory)
 
-    def extend_file(self, nbytes: int, spare_bytes: int = 0, *, own: Own | None = None) -> int:
+    def extend_file(self, nbytes: int, *, own: Own | None = None) -> int:
         """Make the file at least ``nbytes`` long without touching the mapping; returns its length.
 
         All pages of a file that was opened here exist: those that a dead process left may not.
@@ -95,14 +89,12 @@ class Arena:
             if length >= nbytes:
                 return length
             with near(self._hooks.node):
-                return self._budget.extend(
-                    self._descriptor, nbytes, spare_bytes, allocated_bytes=length, own=own
-                )
+                return self._budget.extend(self._descriptor, nbytes, allocated_bytes=length, own=own)
         made = not self.path.exists()
         descriptor = open_checked(self.path, os.O_RDWR | os.O_CREAT)
         try:
             with near(self._hooks.node):
-                length = self._budget.extend(descriptor, nbytes, spare_bytes, own=own)
+                length = self._budget.extend(descriptor, nbytes, own=own)
         except BaseException:
             os.close(descriptor)
             if made:
@@ -115,11 +107,7 @@ class Arena:
         """Write through the file, also beyond the mapping; both show the same pages.
 
         Where the file system outlives a power cut, all that was written to either is on the medium then.
-
-        Raises
-        ------
-        RamDiskFullError
-            If a file system that copies on write has no room even for what is there already.
+        ``RamDiskFullError`` if one that copies on write has no room even for what is there already.
         """
         with self._budget.taking(len(data)):
             write_at(self._descriptor, data, position)

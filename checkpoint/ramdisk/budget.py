@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuslice.checkpoint.files import is_full
-from gpuslice.checkpoint.format.layout import PAGE_BYTES
 from gpuslice.checkpoint.locks import FileLock
 from gpuslice.config import format_size
 from gpuslice.errors import EnvironmentUnusableError, RamDiskFullError
@@ -108,31 +107,17 @@ class Budget:
         return max(0, free - promised)
 
     def extend(
-        self,
-        descriptor: int,
-        nbytes: int,
-        spare_bytes: int = 0,
-        *,
-        allocated_bytes: int = 0,
-        own: Own | None = None,
+        self, descriptor: int, nbytes: int, *, allocated_bytes: int = 0, own: Own | None = None
     ) -> int:
-        """Make the open file ``nbytes`` long, plus up to ``spare_bytes``, with every page allocated.
+        """Make the open file at least ``nbytes`` long, with every page allocated.
 
         The pages of the first ``allocated_bytes`` exist already. ``own`` gives up what the one who asks
         needs less than this room, and says whether there was any; who can do without the room has none.
-
-        Returns
-        -------
-        int
-            The new length; the file never shrinks.
-
-        Raises
-        ------
-        RamDiskFullError
-            If a limit, file system or memory forbid it; the file is as it was before.
+        Returns the new length. ``RamDiskFullError`` if a limit, file system or memory forbid it: the file is
+        as it was before.
         """
         try:
-            return self._extend(descriptor, nbytes, spare_bytes, allocated_bytes)
+            return self._extend(descriptor, nbytes, allocated_bytes)
         except RamDiskFullError as error:
             if self.relief is None:
                 raise
@@ -144,21 +129,19 @@ class Budget:
 
         for _ in self.relief(helps, own):
             try:
-                return self._extend(descriptor, nbytes, spare_bytes, allocated_bytes)
+                return self._extend(descriptor, nbytes, allocated_bytes)
             except RamDiskFullError as error:
                 refusal = error
         raise refusal
 
-    def _extend(self, descriptor: int, nbytes: int, spare_bytes: int, allocated_bytes: int) -> int:
+    def _extend(self, descriptor: int, nbytes: int, allocated_bytes: int) -> int:
         with self.lock():
             before = os.fstat(descriptor).st_size
             if before < nbytes:
-                room = self.room_bytes()
-                if nbytes - before > room:
+                if nbytes - before > self.room_bytes():
                     raise self.full(nbytes - before)
-                affordable = (before + room) // PAGE_BYTES * PAGE_BYTES
                 with self.taking(nbytes - before):
-                    os.ftruncate(descriptor, max(nbytes, min(nbytes + spare_bytes, affordable)))
+                    os.ftruncate(descriptor, nbytes)
             after = os.fstat(descriptor).st_size
         try:
             with self.taking(after - before):
@@ -174,12 +157,7 @@ class Budget:
     def taking(self, nbytes: int) -> Iterator[None]:
         """Turn the operating system's refusal to give ``nbytes`` into an error of ours.
 
-        Raises
-        ------
-        RamDiskFullError
-            If there is no room.
-        EnvironmentUnusableError
-            If the file system does not do what a RAM disk needs.
+        ``RamDiskFullError``, or ``EnvironmentUnusableError`` if the file system cannot do what is needed.
         """
         try:
             yield

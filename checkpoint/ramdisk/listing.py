@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
 
@@ -13,11 +12,10 @@ import msgspec
 
 from gpuslice.checkpoint.format.gsnp import Record
 from gpuslice.checkpoint.locks import FileLock
-from gpuslice.errors import SnapshotError
 
 from .budget import directory_bytes
 from .slots import OWNER, SLOTS, Owner, committed, read_owner
-from .spill import SpillDirectory, Spilled
+from .spill import SpillDirectory
 
 STORE = re.compile(r"(?P<job>[^@]+)(@(?P<scheduler>[0-9a-f]{8}))?\.r(?P<rank>\d+)")
 #: Begins the directory names of jobs without a name; no job's name can begin with it.
@@ -113,7 +111,8 @@ def store_info(directory: Path, spill: SpillDirectory | None = None) -> StoreInf
     entries = [] if spill is None else spill.entries(directory.name)
     spilled_bytes = sum(entry.path.lstat().st_size for entry in entries)
     here = list(committed(directory))
-    records = [*here, *_readable(entries)]  # of one in both the former counts
+    spilled = [] if spill is None else spill.records(directory.name)
+    records = [*here, *spilled]  # of one in both the former counts
     newest = max(records, key=lambda record: record.generation, default=None)
     place = None if newest is None else _place(directory, newest, spill, alive=alive, here=newest in here)
     return StoreInfo(
@@ -144,17 +143,6 @@ def is_alive(directory: Path) -> bool:
     if lock is not None:
         lock.release()
     return lock is None
-
-
-def spilled_records(directory: Path, spill: SpillDirectory | None) -> Iterator[Record]:
-    """Of the store's snapshots in the spill directory that can be read."""
-    return _readable([] if spill is None else spill.entries(directory.name))
-
-
-def _readable(entries: Iterable[Spilled]) -> Iterator[Record]:
-    for entry in entries:
-        with suppress(SnapshotError):
-            yield entry.record()
 
 
 def _place(

@@ -19,14 +19,13 @@ from gpuslice.errors import RamDiskFullError, UsageError
 from gpuslice.types import job_id
 
 from .budget import NOBODY, Budget, Own, Tenant
-from .listing import STORE, UNNAMED, StoreInfo, TenantInfo, spilled_records, store_info, tenants
+from .listing import STORE, UNNAMED, StoreInfo, TenantInfo, store_info, tenants
 from .room_requests import SOCKET, SPARE, request_room
 from .slots import (
     OWNER,
     SLOTS,
     Owner,
     committed,
-    newest_restartable,
     read_owner,
     restartable,
     settle,
@@ -341,7 +340,9 @@ class RamDisk:
 
     def _clear(self, directory: Path, *, wanted: bool) -> bool:
         """Remove of a dead store what is not wanted any more; whether anything is left."""
-        left = directory.exists() and settle(directory, newest_restartable(directory) if wanted else None)
+        left = directory.exists() and settle(
+            directory, next(restartable(directory), None) if wanted else None
+        )
         for entry in [] if self.spilled is None else self.spilled.entries(directory.name):
             if wanted and not entry.is_useless():
                 left = True
@@ -353,7 +354,8 @@ class RamDisk:
         """Of which boundaries a rank of a named job has a published restartable snapshot, alive or not."""
         directory = self.home(job, rank)
         records = {record for record in committed(directory) if record.restartable}
-        return {record.boundary for record in records | set(spilled_records(directory, self.spilled))}
+        spilled = [] if self.spilled is None else self.spilled.records(directory.name)
+        return {record.boundary for record in records | set(spilled)}
 
     def _stores(self) -> list[Path]:
         """The directories of all stores, by name; of those that are spilled, they need not exist."""

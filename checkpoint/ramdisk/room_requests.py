@@ -40,19 +40,8 @@ GoingOn = Callable[[], bool]
 class RoomListener:
     """Listens from its making until it is closed; a context manager.
 
-    Forked children, which inherit what it listens at but not its thread, let go of it.
-
-    Parameters
-    ----------
-    path
-        Of the socket, in the store's directory.
-    give
-        Makes some room, unless the function it is given says that it shall not go on; whether there was any.
-
-    Raises
-    ------
-    OSError
-        If no socket can be made there.
+    Forked children, which inherit what it listens at but not its thread, let go of it. ``give`` makes some
+    room, unless the function it is given says that it shall not go on; it says whether there was any.
     """
 
     def __init__(self, path: Path, give: Callable[[GoingOn], bool]) -> None:
@@ -143,22 +132,10 @@ os.register_at_fork(after_in_child=_let_go_in_child)
 
 
 def request_room(directory: Path, name: str = SOCKET) -> bool:
-    """Have the process of the store ``directory`` make some room, and wait until it has.
+    """Have the process of the store ``directory`` make some room, and wait until it has; whether it did.
 
-    Parameters
-    ----------
-    name
-        `SOCKET` to ask it if it is parked, `SPARE` if its job runs.
-
-    Returns
-    -------
-    bool
-        Whether it did. Not if it does not listen there, has nothing more to give, or wants its slots itself.
-
-    Raises
-    ------
-    RamDiskFullError
-        If it could not, saying why.
+    Not if it does not listen there, has nothing more to give, or wants its slots itself. ``name`` is `SOCKET`
+    to ask it if it is parked, `SPARE` if its job runs. ``RamDiskFullError`` says why it could not.
     """
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(_FIRST_SIGN_S)

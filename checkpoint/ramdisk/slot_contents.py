@@ -96,14 +96,9 @@ class SlotContents:
             self._away.discard(slot)
 
     def recover(self) -> None:
-        """Bring back what a process that died left in the spill directory.
+        """Bring back what a process that died left in the spill directory, as far as there is room.
 
-        Raises
-        ------
-        SnapshotError
-            If it was damaged there, where it stays, and there is no other snapshot to go on from.
-        RamDiskFullError
-            If there is no room; what was not brought back stays where it is.
+        What is damaged stays there: ``SnapshotError`` if there is no other snapshot to go on from.
         """
         if self._spill is None:
             return
@@ -154,12 +149,8 @@ class SlotContents:
     def bring_back(self, snapshot: SnapshotFile) -> None:
         """Have the bytes of a snapshot at hand again that may have been spilled while the job was parked.
 
-        Without room in the RAM disk they are read where they are, and stay there.
-
-        Raises
-        ------
-        SnapshotError
-            If they were damaged there, where they stay.
+        Without room in the RAM disk they are read where they are, and stay there; damaged ones
+        (``SnapshotError``), too.
         """
         record, name = snapshot.record, self._directory.name
         if self._spill is None or record.slot not in self._away:

@@ -153,11 +153,6 @@ def restartable(directory: Path) -> Iterator[Record]:
     return (record for record in whole(directory) if record.restartable)
 
 
-def newest_restartable(directory: Path) -> Record | None:
-    """The newest of the `restartable` ones."""
-    return next(restartable(directory), None)
-
-
 def settle(directory: Path, record: Record | None) -> bool:
     """Throw away what a dead store no longer needs; the caller holds its lock and the RAM disk's.
 

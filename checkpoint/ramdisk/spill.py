@@ -111,6 +111,14 @@ class SpillDirectory:
         )
         return [entry for entry in found if store is None or entry.store == store]
 
+    def records(self, store: str) -> list[Record]:
+        """Of a store's snapshots here that can be read."""
+        found = []
+        for entry in self.entries(store):
+            with suppress(SnapshotError):
+                found.append(entry.record())
+        return found
+
     def used_bytes(self) -> int:
         """Bytes of all snapshots here."""
         return sum(entry.path.lstat().st_size for entry in self.entries())
@@ -163,14 +171,8 @@ class SpillDirectory:
     def fetch(self, store: str, record: Record, arena: Arena) -> memoryview:
         """Copy the snapshot of ``record`` back into its slot, which ``arena`` is, and check every byte there.
 
-        Past the page cache where possible. It stays here, too.
-
-        Raises
-        ------
-        SnapshotError
-            If it cannot be read or is damaged, or another one is in its place.
-        RamDiskFullError
-            If the RAM disk has no room.
+        Past the page cache where possible. It stays here, too. ``SnapshotError`` if it cannot be read or is
+        damaged, or another one is in its place; ``RamDiskFullError``.
         """
         path = self.path(store, record.slot)
         arena.discard()

@@ -11,7 +11,7 @@ from operator import attrgetter, is_
 
 import torch
 
-from gpuslice.checkpoint.discover.names import name_of
+from gpuslice.checkpoint.discover.live_instances import name_of
 from gpuslice.checkpoint.discover.storages import LiveStorage
 from gpuslice.checkpoint.format.layout import Layout, StorageSpec, TensorSpec
 from gpuslice.checkpoint.format.reader import SnapshotFile

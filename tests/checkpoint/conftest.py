@@ -18,7 +18,7 @@ from gpuslice.checkpoint.format import tree
 from gpuslice.checkpoint.format.layout import Layout, StorageSpec, TensorSpec
 from gpuslice.checkpoint.format.reader import SnapshotFile
 from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
-from gpuslice.checkpoint.ramdisk.slots import SLOTS, newest_restartable
+from gpuslice.checkpoint.ramdisk.slots import SLOTS, restartable
 from gpuslice.checkpoint.ramdisk.store import JobStore
 
 from .harness import Job
@@ -66,7 +66,7 @@ def job() -> Job:
 def newest_of(disk: RamDisk, job: str, rank: int = 0) -> Path | None:
     """The newest whole restartable snapshot of a named job."""
     directory = disk.directory / f"{job}.r{rank}"
-    record = newest_restartable(directory)
+    record = next(restartable(directory), None)
     return None if record is None else directory / SLOTS[record.slot]
 
 

@@ -56,11 +56,11 @@ def where(disk: RamDisk, place: Path) -> list[str]:
 
 
 def test_what_would_go_beyond_the_limit_stays_where_it_is(shm: Path, place: Path) -> None:
-    disk = RamDisk(shm / "disk", 64 * MIB, spill_directory=place, spill_limit_bytes=8 * MIB)
+    disk = RamDisk(shm / "disk", 64 * MIB, spill_directory=place, spill_limit_bytes=6 * MIB)
     leave(disk)
     leave(disk, "b")
     with pytest.raises(
-        RamDiskFullError, match=r"is full: [\d.]+ MiB more would be needed, [\d.]+ MiB of 8.00 MiB are used"
+        RamDiskFullError, match=r"is full: [\d.]+ MiB more would be needed, [\d.]+ MiB of 6.00 MiB are used"
     ):
         disk.spill()
     assert [path.suffix for path in place.glob("*.r0.*")] == [".gsnp"]
