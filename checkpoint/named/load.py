@@ -8,18 +8,15 @@ object itself where it is loaded in place, else a new value).
 from __future__ import annotations
 
 import copy
-from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, MutableMapping, MutableSequence
 from functools import partial
-from itertools import chain, compress
-from operator import not_
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from gpuslice.checkpoint.format.layout import columns
 from gpuslice.checkpoint.format.nodes import (
     HOLDERS,
     ArrayNode,
@@ -39,7 +36,6 @@ from gpuslice.checkpoint.format.nodes import (
 from gpuslice.errors import RefusedSnapshotError
 
 from . import plain_tensors
-from .containers import refill, refill_settled
 from .describe import (
     extra_states,
     is_holder,
@@ -56,12 +52,13 @@ from .generators import (
     own_generators,
     set_generator_state,
 )
-from .optimizer_state import OptimizerStates, own_state
+from .optimizer_state import own_state
 from .snapshot_tensors import Maker, Source, same_bits
 
 Load = Callable[[Maker], Any]
 AnyTensorNode = TensorNode | SparseNode | QuantizedNode
 
+_HOST = torch.device("cpu")
 _REMEDY = "restore into the objects of the script that wrote the snapshot"
 
 
@@ -78,7 +75,7 @@ class Checker:
         self._source = source
         self.devices: dict[str, torch.device] = {}
         #: Plain tensors that exist under names: entries, live tensors, paths.
-        self._named: list[tuple[Sequence[TensorNode], Sequence[torch.Tensor], Sequence[str]]] = []
+        self._named: list[tuple[TensorNode, torch.Tensor, str]] = []
         #: Generators, what makes their states, paths.
         self._generators: list[tuple[Generator, Load, str]] = []
 
@@ -111,7 +108,7 @@ class Checker:
             key: known_loads.get(key) or self.check(item, known.get(key), f"{path}[{key!r}]")
             for key, item in zip(node.keys, node.items, strict=True)
         }
-        return lambda maker: refill_settled(maker, live, {key: load(maker) for key, load in loads.items()})
+        return lambda maker: refill(live, {key: load(maker) for key, load in loads.items()})
 
     def _sequence(self, node: ListNode | TupleNode, live: Any, path: str) -> Load:
         known = list(live) if isinstance(live, (list, tuple, deque)) else []
@@ -119,7 +116,7 @@ class Checker:
         items = enumerate(zip(node.items, known, strict=False))
         loads = [self.check(item, part, f"{path}[{index}]") for index, (item, part) in items]
         kind = list if isinstance(node, ListNode) else tuple
-        return lambda maker: refill_settled(maker, live, kind(load(maker) for load in loads))
+        return lambda maker: refill(live, kind(load(maker) for load in loads))
 
     def _holder(self, node: Node, live: Any, path: str) -> Load:
         if isinstance(node, ModuleNode) and isinstance(live, torch.nn.Module):
@@ -132,16 +129,23 @@ class Checker:
             return self._generator(node, live, path)
         if isinstance(node, StatefulNode) and is_stateful(live):
             load = self.check(node.state, live.state_dict(), f"{path}.state_dict()")
-            return lambda maker: _call(maker, live, live.load_state_dict, load(maker))
+            return lambda maker: _call(live, live.load_state_dict, load(maker))
         kind = type(node).__struct_config__.tag
         raise RefusedSnapshotError(f"{path} is a {type(live).__name__} here, but a {kind} was saved", _REMEDY)
 
     def named_tensor(self, node: AnyTensorNode, live: torch.Tensor, path: str) -> Load:
         """A tensor that exists under a name: layout, shape and dtype must fit; loaded in place."""
-        self._source.verify([node])
+        self._source.verify(node)
         if isinstance(node, TensorNode) and is_plain(live):
-            load = self._plain_tensors([node], [live], [path])
-            return lambda maker: load(maker)[0]
+            spec = self._source.spec(node)
+            if not plain_tensors.alike(spec, live):
+                found = f"{str(live.dtype).removeprefix('torch.')} {tuple(live.shape)}"
+                raise RefusedSnapshotError(
+                    f"{path} is {found} here, but {spec.dtype} {spec.shape} was saved", _REMEDY
+                )
+            self.devices.setdefault(node.device, live.device)
+            self._named.append((node, live, path))
+            return plain_tensors.into(self._source, node, live)
         sparse = isinstance(node, SparseNode) and (f"torch.{node.layout}", node.shape) == (
             str(live.layout),
             tuple(live.shape),
@@ -149,23 +153,6 @@ class Checker:
         if not sparse and not (isinstance(node, QuantizedNode) and live.is_quantized):
             raise RefusedSnapshotError(f"{path} has another layout or shape than was saved", _REMEDY)
         return lambda maker: _set_data(live, maker.make(node, live.device))
-
-    def _plain_tensors(
-        self, nodes: Sequence[TensorNode], lives: Sequence[torch.Tensor], paths: Sequence[str]
-    ) -> plain_tensors.Loads:
-        """The same for plain ones, many at once."""
-        specs = self._source.specs(nodes)
-        same = plain_tensors.alike(columns(specs), lives)
-        if not all(same):
-            path, spec, live = next(compress(zip(paths, specs, lives, strict=True), map(not_, same)))
-            found = f"{str(live.dtype).removeprefix('torch.')} {tuple(live.shape)}"
-            raise RefusedSnapshotError(
-                f"{path} is {found} here, but {spec.dtype} {spec.shape} was saved", _REMEDY
-            )
-        for node, live in zip(nodes, lives, strict=True):
-            self.devices.setdefault(node.device, live.device)
-        self._named.append((nodes, lives, paths))
-        return plain_tensors.into(self._source, nodes, lives)
 
     def finish(self) -> None:
         """When all was compared: two names of one live memory need one value, and a snapshot may hold two.
@@ -176,37 +163,28 @@ class Checker:
             If they differed when they were saved, or a generator cannot go on from what was saved of it.
         """
         maker = Maker(self._source, {})
-        states = [load(maker) for _, load, _ in self._generators]
-        maker.settle()
-        for (generator, _, path), state in zip(self._generators, states, strict=True):
-            check_generator_state(generator, state, path)
-        nodes = list(chain.from_iterable(nodes for nodes, _, _ in self._named))
-        lives = list(chain.from_iterable(lives for _, lives, _ in self._named))
-        paths = list(chain.from_iterable(paths for _, _, paths in self._named))
-        addresses = list(map(torch.Tensor.data_ptr, lives))
-        several = {address for address, times in Counter(addresses).items() if address and times > 1}
+        for generator, load, path in self._generators:
+            check_generator_state(generator, load(maker), path)
         targets: dict[tuple[Any, ...], tuple[str, TensorNode]] = {}
-        for at in [at for at, address in enumerate(addresses) if address in several]:
-            node, live = nodes[at], lives[at]
-            place = (addresses[at], str(live.device), live.dtype, tuple(live.shape), live.stride())
-            other, first = targets.setdefault(place, (paths[at], node))
-            if first is node or self._source.key(first) == self._source.key(node):
+        for node, live, path in self._named:
+            place = (live.data_ptr(), str(live.device), live.dtype, tuple(live.shape), live.stride())
+            other, first = targets.setdefault(place, (path, node))
+            if not live.data_ptr() or self._source.key(first) == self._source.key(node):
                 continue
             if not same_bits(self._source.view(first), self._source.view(node)):
                 raise RefusedSnapshotError(
-                    f"{other} and {paths[at]} are one tensor here, but differed when saved", _REMEDY
+                    f"{other} and {path} are one tensor here, but differed when saved", _REMEDY
                 )
 
     def loose_tensor(self, node: AnyTensorNode, live: Any) -> Load:
         """A tensor inside a container: loaded in place if it fits what is there, else made anew."""
-        self._source.verify([node])
+        self._source.verify(node)
         if not isinstance(node, TensorNode):
             return lambda maker: maker.make(node)
-        load = plain_tensors.into_or_new(self._source, [node], [live])
-        return lambda maker: load(maker)[0]
+        return plain_tensors.into_or_new(self._source, node, live)
 
     def _array(self, node: ArrayNode, live: Any) -> Load:
-        self._source.verify([node.data])
+        self._source.verify(node.data)
 
         def load(_maker: Maker) -> Any:
             values = self._source.view(node.data).clone().numpy()
@@ -223,43 +201,19 @@ class Checker:
         _same_names(node.tensors, tensors, path)
         _same_names(node.extra, extra, f"{path}'s extra state")
         _same_names(node.training, parts, f"{path}'s submodules")
-        load_tensors = self._tensors(node.tensors, tensors, path)
+        loads = [
+            self.named_tensor(saved, tensors[name], f"{path}.{name}") for name, saved in node.tensors.items()
+        ]
         extras = {name: self.check(saved, None, f"{path}.{name}") for name, saved in node.extra.items()}
 
         def load(maker: Maker) -> torch.nn.Module:
-            load_tensors(maker)
+            for load_tensor in loads:
+                load_tensor(maker)
             for name, training in node.training.items():
                 parts[name].training = training
             for name, load_extra in extras.items():
-                _call(maker, extra[name], extra[name].set_extra_state, load_extra(maker))
+                extra[name].set_extra_state(load_extra(maker))
             return module
-
-        return load
-
-    def _tensors(
-        self, saved: Mapping[str, AnyTensorNode], lives: Mapping[str, torch.Tensor], path: str
-    ) -> Callable[[Maker], None]:
-        """The tensors of a module."""
-        names = {
-            name: node
-            for name, node in saved.items()
-            if isinstance(node, TensorNode) and is_plain(lives[name])
-        }
-        nodes = list(names.values())
-        self._source.verify(nodes)
-        load_plain = self._plain_tensors(
-            nodes, [lives[name] for name in names], [f"{path}.{name}" for name in names]
-        )
-        others = [
-            self.named_tensor(node, lives[name], f"{path}.{name}")
-            for name, node in saved.items()
-            if name not in names
-        ]
-
-        def load(maker: Maker) -> None:
-            load_plain(maker)
-            for load_other in others:
-                load_other(maker)
 
         return load
 
@@ -278,39 +232,51 @@ class Checker:
             self.devices.setdefault(device, owners[number][0].device)
         kept = own_state(optimizer)
         shared: dict[Any, Load] = {key: self.check(saved, None, path) for key, saved in node.shared.items()}
-        loads: list[Callable[[Maker], dict[Any, Any]]] = []
-        states: dict[tuple[str, torch.device], OptimizerStates] = {}
-        for number, saved in node.state.items():
-            parameter, group = owners[number]
-            live, there = kept.get(parameter), (node.devices[number], parameter.device)
-            if not isinstance(saved, DictNode):
-                load_state = self.check(saved, live, f"{path}.state[{number}]")
-                loads.append(partial(_beside, load_state, parameter, *there))
-                continue
-            known = live or {}
-            others = {
-                key: self.check(item, known.get(key), f"{path}.state[{number}][{key!r}]")
-                for key, item in zip(saved.keys, saved.items, strict=True)
-                if not isinstance(item, TensorNode)
-            }
-            step_moves = bool(group.get("capturable") or group.get("fused"))
-            if there not in states:
-                states[there] = OptimizerStates(self._source, *there)
-            states[there].add(parameter, saved, live, others, step_moves=step_moves)
-        loads += [some.compare() for some in states.values()]
+        states = [
+            self._parameter_state(
+                saved, *owners[number], node.devices[number], kept, f"{path}.state[{number}]"
+            )
+            for number, saved in node.state.items()
+        ]
 
         def load(maker: Maker) -> torch.optim.Optimizer:
             for load_options in options:
                 load_options(maker)
             loaded: dict[Any, Any] = {key: load_state(maker) for key, load_state in shared.items()}
-            loaded |= dict.fromkeys(owners[number][0] for number in node.state)  # in this order
-            for load_states in loads:
-                loaded |= load_states(maker)
+            loaded |= {
+                owners[number][0]: state(maker) for number, state in zip(node.state, states, strict=True)
+            }
             optimizer.state.clear()
             optimizer.state.update(loaded)
             return optimizer
 
         return load
+
+    def _parameter_state(
+        self,
+        saved: Node,
+        parameter: torch.Tensor,
+        group: dict[str, Any],
+        recorded: str,
+        kept: Mapping[Any, dict[Any, Any]],
+        path: str,
+    ) -> Load:
+        """What an optimizer keeps of a parameter that was on ``recorded``: it goes where the parameter is.
+
+        But not ``step``, which torch keeps on the host unless the update is fused or capturable.
+        """
+        live, on_host = kept.get(parameter), {}
+        if isinstance(saved, DictNode) and not (group.get("capturable") or group.get("fused")):
+            step = dict(zip(saved.keys, saved.items, strict=True)).get("step")
+            if isinstance(step, TensorNode) and step.device == "cpu":
+                self._source.verify(step)
+                live_step = None if live is None else live.get("step")
+                on_host["step"] = plain_tensors.into_or_new(self._source, step, live_step, _HOST)
+        if isinstance(saved, DictNode):
+            load_state = self._dict(saved, live, path, on_host)
+        else:
+            load_state = self.check(saved, live, path)
+        return lambda maker: load_state(maker.onto(recorded, parameter.device))
 
     def _options(self, node: Node, group: dict[str, Any], path: str) -> Load:
         options = {key: value for key, value in group.items() if key != "params"}
@@ -350,18 +316,25 @@ class Checker:
         with self._source.strictly():
             load = self.check(node.state, None, path)
         self._generators.append((generator, load, path))
-        return lambda maker: _call(maker, generator, partial(set_generator_state, generator), load(maker))
+        return lambda maker: _call(generator, partial(set_generator_state, generator), load(maker))
 
 
-def _beside(
-    load: Load, parameter: torch.Tensor, recorded: str, device: torch.device, maker: Maker
-) -> dict[Any, Any]:
-    """Load what belongs to a parameter that was on ``recorded`` and is on ``device`` now."""
-    return {parameter: load(maker.onto(recorded, device))}
+def refill(live: Any, value: Any) -> Any:
+    """Put a loaded container into the live one, so that its type and everybody's references stay."""
+    if isinstance(live, MutableMapping) and isinstance(value, dict):
+        live.clear()
+        live.update(value)
+        return live
+    if isinstance(live, MutableSequence) and isinstance(value, list):
+        live.clear()
+        live.extend(value)
+        return live
+    if isinstance(live, tuple) and isinstance(value, tuple) and hasattr(live, "_fields"):
+        return type(live)(*value)
+    return value
 
 
-def _call(maker: Maker, live: Any, load_state: Callable[[Any], object], state: Any) -> Any:
-    maker.settle()
+def _call(live: Any, load_state: Callable[[Any], object], state: Any) -> Any:
     load_state(state)
     return live
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import copy
 import functools
+import os
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -16,12 +16,12 @@ from gpuslice.checkpoint.format.layout import TensorSpec
 from gpuslice.checkpoint.format.nodes import QuantizedNode, SparseNode, TensorNode
 from gpuslice.checkpoint.format.reader import SnapshotFile
 from gpuslice.errors import CorruptSnapshotError, RefusedSnapshotError
-
-from .batched_copy import BatchedCopy, over
+from gpuslice.kernels.host import copies
 
 #: Types of the same size: copying through them keeps every bit, of NaNs too, and works for every dtype.
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
-_sid = attrgetter("sid")
+#: From here on, several threads copy a tensor faster than torch does page by page.
+_LARGE_BYTES = 1 << 20
 _LAYOUTS = {
     "sparse_coo": torch.sparse_coo,
     "sparse_csr": torch.sparse_csr,
@@ -44,62 +44,29 @@ class Source:
 
     def __init__(self, snapshot: SnapshotFile, *, verify: bool = True) -> None:
         self._snapshot = snapshot
-        self._tensors = snapshot.tensors
         #: Storages that need not be compared any more; ``None``: nobody has begun to.
         self._proven: set[int] | None = None if verify else set(range(len(snapshot.storages)))
         self._strict = False
-        self._wanted: dict[int, None] = {}  # in the order in which they were asked for
-        self._devices: set[str] = set()
-        self._batch = BatchedCopy(snapshot)
-
-    @contextmanager
-    def looking(self) -> Iterator[None]:
-        """What `verify` was asked for inside the block is right at its end; ``CorruptSnapshotError``."""
-        yield
-        self._check(self._wanted)
 
     @contextmanager
     def strictly(self) -> Iterator[None]:
-        """Inside, `verify` has bytes compared in any case: those that torch takes at their word."""
+        """Inside, `verify` compares bytes in any case: those that torch takes at their word."""
         before, self._strict = self._strict, True
         try:
             yield
         finally:
             self._strict = before
 
-    def copy_into(self, lives: Sequence[torch.Tensor], specs: Sequence[TensorSpec]) -> None:
-        """Copy tensors into live ones of the same shapes and dtypes, as if in turn; done when `settle`d."""
-        if self._batch.take(lives, specs):
-            return
-        for live, spec in zip(lives, specs, strict=True):
-            if not self._batch.take([live], [spec]):
-                self.settle()
-                copy_bits(live, self.tensor(spec))
-
-    def new(self, specs: Sequence[TensorSpec], device: torch.device) -> list[torch.Tensor]:
-        """Tensors over new memory on ``device``, each for all of its storage; there when it is `settled`."""
-        self._check(map(_sid, specs))
-        if device.type == "cpu":
-            return self._batch.new(specs)
-        return [self._elsewhere(spec, device) for spec in specs]
-
-    def _elsewhere(self, spec: TensorSpec, device: torch.device) -> torch.Tensor:
-        start, nbytes = self._snapshot.offsets[spec.sid], self._snapshot.storages[spec.sid].nbytes
-        whole = torch.empty(0, dtype=torch.uint8).set_(self._memory, start, (nbytes,), (1,))
-        return over(whole.to(device, copy=True).untyped_storage(), spec)
-
-    def settle(self) -> None:
-        """Do the copies that were left for later: before anybody looks at their targets."""
-        self._batch.deliver()
-
-    def restart(self) -> None:
-        """Forget the copies that were left for later."""
-        self._batch.drop()
+    def spec(self, node: TensorNode) -> TensorSpec:
+        """What the snapshot says about the entry."""
+        if not 0 <= node.index < len(self._snapshot.tensors):
+            raise RefusedSnapshotError(f"{self._snapshot.path} refers to a tensor that it does not hold")
+        return self._snapshot.tensors[node.index]
 
     def key(self, node: TensorNode) -> tuple[Any, ...]:
         """What tells two entries apart that are not the same memory in the snapshot."""
         spec = self.spec(node)
-        return (spec.sid, spec.offset, spec.shape, spec.stride, spec.dtype)
+        return spec.sid, spec.offset, spec.shape, spec.stride, spec.dtype
 
     def view(self, node: TensorNode) -> torch.Tensor:
         """The entry as a CPU tensor over the snapshot's own memory; only ever to be copied from."""
@@ -107,51 +74,61 @@ class Source:
 
     def tensor(self, spec: TensorSpec) -> torch.Tensor:
         """One of the snapshot's tensors as a CPU tensor over its own memory; only ever to be copied from."""
-        self._check([spec.sid])
+        self._check(spec.sid)
         empty = torch.empty(0, dtype=getattr(torch, spec.dtype))
         # Storages begin at multiples of 256 bytes, and therefore of every element's size.
         start = self._snapshot.offsets[spec.sid] // empty.element_size() + spec.offset
         return empty.set_(self._memory, start, spec.shape, spec.stride)
 
-    def verify(self, nodes: Iterable[TensorNode | SparseNode | QuantizedNode]) -> None:
-        """Have the entries' bytes, and those of their gradients, be right at the end of `looking`.
+    def copy_into(self, live: torch.Tensor, node: TensorNode) -> None:
+        """Copy the entry into a live tensor of the same shape and dtype."""
+        spec = self.spec(node)
+        if live.nbytes < _LARGE_BYTES or not _is_plain_memory(live, spec):
+            copy_bits(live, self.view(node))
+            return
+        self._check(spec.sid)
+        start = self._snapshot.offsets[spec.sid] + spec.offset * live.element_size()
+        # As torch's own copies do: a pending graph must see that its tensor has changed.
+        torch.autograd.graph.increment_version(live)
+        copies.copy_in_at([(live.data_ptr(), start, live.nbytes)], self._snapshot.arena, _threads())
+
+    def storage(self, sid: int, device: torch.device) -> torch.UntypedStorage:
+        """A new storage on ``device`` with the bytes of one of the snapshot's."""
+        self._check(sid)
+        start, nbytes = self._snapshot.offsets[sid], self._snapshot.storages[sid].nbytes
+        if device.type == "cpu":
+            made = torch.UntypedStorage(nbytes)  # type: ignore[no-untyped-call]
+            copies.copy_in([(made, start)], self._snapshot.arena, None, _threads())
+            return made
+        whole = torch.empty(0, dtype=torch.uint8).set_(self._memory, start, (nbytes,), (1,))
+        return whole.to(device, copy=True).untyped_storage()
+
+    def verify(self, node: TensorNode | SparseNode | QuantizedNode) -> None:
+        """See whether the entry, and its gradient, can be loaded.
 
         Raises
         ------
         RefusedSnapshotError
-            If one cannot be an entry.
+            If it cannot be an entry.
         CorruptSnapshotError
-            If its bytes have to be looked at for that, and are not what was written.
+            If its bytes are not what was written.
         """
-        plain: list[TensorNode] = []
-        for node in nodes:
-            if isinstance(node, TensorNode):
-                plain.append(node)
-            else:
-                self._verify_parts(node)
-        specs = self.specs(plain)
-        wanted = dict.fromkeys(map(_sid, specs))
-        self._wanted.update(wanted)
+        if not isinstance(node, TensorNode):
+            self._verify_parts(node)
+            return
+        spec = self.spec(node)
         if self._strict and self._proven is not None:
-            self._proven -= wanted.keys()
-        for device in {node.device: None for node in plain}.keys() - self._devices:
-            try:
-                torch.device(device)
-            except RuntimeError as error:
-                path = next(
-                    spec.path for node, spec in zip(plain, specs, strict=True) if node.device == device
-                )
-                raise RefusedSnapshotError(f"{path} was on {device!r}, no device") from error
-            self._devices.add(device)
-        trained = [spec for node, spec in zip(plain, specs, strict=True) if node.requires_grad]
-        for dtype in {spec.dtype for spec in trained}:
-            kind = getattr(torch, dtype)
-            if not kind.is_floating_point and not kind.is_complex:
-                path = next(spec.path for spec in trained if spec.dtype == dtype)
-                raise RefusedSnapshotError(f"{path} was saved as {dtype} that requires a gradient")
-        gradients = [node.grad for node in plain if node.grad is not None]
-        if gradients:
-            self.verify(gradients)
+            self._proven.discard(spec.sid)
+        self._check(spec.sid)
+        try:
+            torch.device(node.device)
+        except RuntimeError as error:
+            raise RefusedSnapshotError(f"{spec.path} was on {node.device!r}, no device") from error
+        dtype = getattr(torch, spec.dtype)
+        if node.requires_grad and not (dtype.is_floating_point or dtype.is_complex):
+            raise RefusedSnapshotError(f"{spec.path} was saved as {spec.dtype} that requires a gradient")
+        if node.grad is not None:
+            self.verify(node.grad)
 
     def _verify_parts(self, node: SparseNode | QuantizedNode) -> None:
         parts = [self.view(part) for part in node.parts]
@@ -160,25 +137,13 @@ class Source:
         except (RuntimeError, ValueError, KeyError) as error:
             raise RefusedSnapshotError(f"{self.spec(node.parts[0]).path} is no tensor: {error}") from error
 
-    def spec(self, node: TensorNode) -> TensorSpec:
-        """What the snapshot says about the entry."""
-        return self.specs([node])[0]
-
-    def specs(self, nodes: Sequence[TensorNode]) -> list[TensorSpec]:
-        """What the snapshot says about each."""
-        numbers = [node.index for node in nodes]
-        if numbers and not 0 <= min(numbers) <= max(numbers) < len(self._tensors):
-            raise RefusedSnapshotError(f"{self._snapshot.path} refers to a tensor that it does not hold")
-        return list(map(self._tensors.__getitem__, numbers))
-
-    def _check(self, sids: Iterable[int]) -> None:
-        """Have storages' bytes checked, all of them at the first time; ``CorruptSnapshotError``."""
+    def _check(self, sid: int) -> None:
+        """Have a storage's bytes checked, the first time all of them together; ``CorruptSnapshotError``."""
         if self._proven is None:
             self._proven = self._sound()
-        for sid in sids:
-            if sid not in self._proven:
-                self._snapshot.view(sid)
-                self._proven.add(sid)
+        if sid not in self._proven:
+            self._snapshot.view(sid)
+            self._proven.add(sid)
 
     def _sound(self) -> set[int]:
         """All storages, or none if some byte is damaged: then only those that are needed have to be whole."""
@@ -210,8 +175,7 @@ class Maker:
     def __init__(self, source: Source, devices: Mapping[str, torch.device]) -> None:
         self._source = source
         self._devices = devices
-        #: By storage and device the first tensor over it.
-        self._made: dict[tuple[int, torch.device], torch.Tensor] = {}
+        self._made: dict[tuple[int, torch.device], torch.UntypedStorage] = {}
 
     def onto(self, recorded: str, device: torch.device) -> Maker:
         """The same maker for what belongs to something that was on ``recorded`` and is on ``device`` now."""
@@ -234,45 +198,19 @@ class Maker:
     def make(
         self, node: TensorNode | SparseNode | QuantizedNode, device: torch.device | None = None
     ) -> torch.Tensor:
-        """A new tensor as the node describes it, without gradient; its values are there after `settle`."""
+        """A new tensor as the node describes it, without gradient."""
         if isinstance(node, TensorNode):
-            return self.make_all([node], device)[0]
-        parts = self._strided(node.parts, device)
-        self.settle()
-        made = _assemble(node, parts)
+            return self._strided(node, device).requires_grad_(node.requires_grad)
+        made = _assemble(node, [self._strided(part, device) for part in node.parts])
         return made.requires_grad_(isinstance(node, SparseNode) and node.requires_grad)
 
-    def make_all(self, nodes: Sequence[TensorNode], device: torch.device | None = None) -> list[torch.Tensor]:
-        """`make`, for many at once."""
-        made = self._strided(nodes, device)
-        for node, tensor in zip(nodes, made, strict=True):
-            if node.requires_grad:
-                tensor.requires_grad_()
-        return made
-
-    def settle(self) -> None:
-        """Do the copies that were left for later: before anybody looks at what was made or loaded."""
-        self._source.settle()
-
-    def _strided(self, nodes: Sequence[TensorNode], device: torch.device | None) -> list[torch.Tensor]:
-        there = {name: device or self.device(name) for name in {node.device for node in nodes}}
-        specs, targets = self._source.specs(nodes), [there[node.device] for node in nodes]
-        keys = list(zip(map(_sid, specs), targets, strict=True))
-        # The first one over each storage that is not there yet: it is made with it.
-        first: dict[tuple[int, torch.device], TensorSpec] = {}
-        for key, spec in zip(keys, specs, strict=True):
-            if key not in self._made:
-                first.setdefault(key, spec)
-        fresh: dict[int, torch.Tensor] = {}
-        for target in dict.fromkeys(targets):
-            new = {key: spec for key, spec in first.items() if key[1] == target}
-            tensors = self._source.new(list(new.values()), target)
-            self._made.update(zip(new, tensors, strict=True))
-            fresh.update(zip(map(id, new.values()), tensors, strict=True))
-        return [
-            fresh.pop(id(spec)) if id(spec) in fresh else over(self._made[key].untyped_storage(), spec)
-            for key, spec in zip(keys, specs, strict=True)
-        ]
+    def _strided(self, node: TensorNode, device: torch.device | None) -> torch.Tensor:
+        spec, target = self._source.spec(node), device or self.device(node.device)
+        key = spec.sid, target
+        if key not in self._made:
+            self._made[key] = self._source.storage(*key)
+        empty = torch.empty(0, dtype=getattr(torch, spec.dtype), device=target)
+        return empty.set_(self._made[key], spec.offset, spec.shape, spec.stride)
 
 
 def copy_bits(live: torch.Tensor, source: torch.Tensor) -> None:
@@ -284,6 +222,17 @@ def copy_bits(live: torch.Tensor, source: torch.Tensor) -> None:
             return
         bits = _BITS[live.element_size()]
         _once(target).view(bits).copy_(_once(source).view(bits))
+
+
+def _is_plain_memory(live: torch.Tensor, spec: TensorSpec) -> bool:
+    """Whether it is host memory that a copy of the entry's bytes fills as torch would."""
+    if not live.is_cpu or not live.is_contiguous() or live.stride() != spec.stride:
+        return False
+    return not (live.is_inference() or live.is_conj() or live.is_neg() or hasattr(live, "__tensor_flatten__"))
+
+
+def _threads() -> int:
+    return len(os.sched_getaffinity(0))
 
 
 def same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:

@@ -83,23 +83,16 @@ class Restoration:
 
     def value(self, name: str) -> Any:
         """What `apply` will give under a name that was none of a live object; changes nothing."""
-        maker = Maker(self._source, {})
-        self._source.restart()
-        made = self._loads[name](maker)
-        maker.settle()
-        return made
+        return self._loads[name](Maker(self._source, {}))
 
     def apply(self) -> dict[str, Any]:
         """Load everything; returns the objects by name, new ones where the live one was a plain value."""
         moving, staying = Maker(self._source, self._devices), Maker(self._source, {})
-        self._source.restart()
         with heap.uncollected():
-            loaded = {
+            return {
                 name: load(staying if name.startswith(OWN_PREFIX) else moving)
                 for name, load in self._loads.items()
             }
-        self._source.settle()
-        return loaded
 
 
 @heap.uncollected()
@@ -124,19 +117,18 @@ def check(
     """
     lazy_optimizer_state.await_all()
     source = Source(snapshot, verify=verify)
-    with source.looking():
-        checker = Checker(source)
-        saved = nodes.decode(snapshot.tree)
-        left_out = saved.keys() - named.keys()
-        if entire and left_out:
-            raise RefusedSnapshotError(
-                f"{snapshot.path} holds {min(left_out)!r}, which is not attached", "attach it under that name"
-            )
-        loads = {}
-        for name, live in named.items():
-            with source.strictly() if name.startswith(OWN_PREFIX) else nullcontext():
-                loads[name] = _compare(checker, snapshot, saved, name, live)
-        checker.finish()
+    checker = Checker(source)
+    saved = nodes.decode(snapshot.tree)
+    left_out = saved.keys() - named.keys()
+    if entire and left_out:
+        raise RefusedSnapshotError(
+            f"{snapshot.path} holds {min(left_out)!r}, which is not attached", "attach it under that name"
+        )
+    loads = {}
+    for name, live in named.items():
+        with source.strictly() if name.startswith(OWN_PREFIX) else nullcontext():
+            loads[name] = _compare(checker, snapshot, saved, name, live)
+    checker.finish()
     return Restoration(source, loads, checker.devices)
 
 

@@ -17,7 +17,7 @@ from gpuslice.errors import CorruptSnapshotError, RefusedSnapshotError
 from gpuslice.kernels.host.device import CpuDevice
 from gpuslice.types import DeviceName
 
-from .named.test_batched_copy import flip
+from .named.test_load import flip
 from .named_state import save
 
 

@@ -13,7 +13,7 @@ from gpuslice.checkpoint.named import process_rng
 from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
 from gpuslice.errors import CorruptSnapshotError
 
-from ..checkpoint.named.test_batched_copy import flip
+from ..checkpoint.named.test_load import flip
 from ..checkpoint.named_state import save
 from .conftest import Workshop
 

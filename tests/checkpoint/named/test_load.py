@@ -1,74 +1,19 @@
-"""Copies out of a snapshot that are collected and done at once, with the result of doing them in turn."""
+"""A model and its optimizer loaded from a snapshot: where to, and what damage does."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from gpuslice.checkpoint.format.layout import TensorSpec
 from gpuslice.checkpoint.format.reader import SnapshotFile, open_snapshot
-from gpuslice.checkpoint.named.batched_copy import BatchedCopy
 from gpuslice.checkpoint.named.state import check, describe
 from gpuslice.checkpoint.ramdisk.store import JobStore
 from gpuslice.checkpoint.switch.capture_plan import plan_capture
 from gpuslice.errors import CorruptSnapshotError
 from gpuslice.kernels.host.device import CpuDevice
 from gpuslice.types import DeviceName
-
-Pattern = Callable[[int, int, int], bytes]
-
-
-@pytest.fixture
-def snapshot(snapshot_path: Path) -> Iterator[SnapshotFile]:
-    with open_snapshot(snapshot_path) as opened:
-        yield opened
-
-
-def spec(offset: int, *shape: int, sid: int = 0) -> TensorSpec:
-    stride = torch.empty(shape).stride()
-    return TensorSpec("t", sid, "uint8", shape, stride, offset)
-
-
-def held(snapshot: SnapshotFile, start: int, count: int) -> list[int]:
-    return list(snapshot.view(0)[start : start + count])
-
-
-def test_copies_wait_until_they_are_delivered(snapshot: SnapshotFile) -> None:
-    batch, live = BatchedCopy(snapshot), torch.zeros(5, 20, dtype=torch.uint8)
-    before = live._version
-    assert batch.take([live], [spec(3, 5, 20)])
-    assert live._version > before  # a pending graph must not use what it saved
-    (made,) = batch.new([spec(0, snapshot.storages[1].nbytes, sid=1)])
-    batch.deliver()
-    assert live.flatten().tolist() == held(snapshot, 3, 100)
-    assert bytes(made.tolist()) == bytes(snapshot.view(1))
-
-
-def test_of_views_of_one_memory_the_last_one_counts(snapshot: SnapshotFile) -> None:
-    batch, live = BatchedCopy(snapshot), torch.zeros(200, dtype=torch.uint8)
-    for view, start in ((live[:100], 0), (live[50:150], 1000), (live[50:150], 3000), (live[140:160], 7)):
-        assert batch.take([view], [spec(start, len(view))])
-    batch.deliver()
-    expected = held(snapshot, 0, 50) + held(snapshot, 3000, 90) + held(snapshot, 7, 20) + [0] * 40
-    assert live.tolist() == expected
-
-
-def test_what_is_dropped_is_not_copied(snapshot: SnapshotFile) -> None:
-    batch, live = BatchedCopy(snapshot), torch.zeros(9, dtype=torch.uint8)
-    assert batch.take([live], [spec(0, 9)])
-    batch.drop()
-    batch.deliver()
-    assert not live.any()
-
-
-def test_what_is_not_in_one_piece_is_left_to_others(snapshot: SnapshotFile) -> None:
-    batch = BatchedCopy(snapshot)
-    assert not batch.take([torch.zeros(4, 6, dtype=torch.uint8).t()], [spec(0, 6, 4)])
-    with torch.inference_mode():
-        assert not batch.take([torch.zeros(6, dtype=torch.uint8)], [spec(0, 6)])
 
 
 def trained(seed: int) -> tuple[torch.nn.Linear, torch.optim.Adam]:
@@ -180,3 +125,13 @@ def test_a_step_on_the_host_is_loaded_where_it_is(store: JobStore) -> None:
     assert its.state[other.weight] is state
     assert state["step"] is step
     assert step.item() == 1
+
+
+def test_a_large_tensor_is_copied_where_it_is_and_counted_as_a_change(store: JobStore) -> None:
+    saved_base, live = torch.randn(2, 700, 500), torch.zeros(700, 500)
+    snapshot = saved(store, {"x": saved_base[1]})
+    before, address = live._version, live.data_ptr()
+    check(snapshot, {"x": live}).apply()
+    assert torch.equal(live, saved_base[1])
+    assert live.data_ptr() == address
+    assert live._version > before  # a pending graph must not use what it saved
