@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import functools
 import os
 import stat
 from pathlib import Path
@@ -16,9 +15,6 @@ from gpuslice.errors import (
 )
 from gpuslice.private_directories import private_directory
 
-#: What is in memory is gone after a power cut anyway.
-_IN_MEMORY = {"tmpfs", "ramfs", "devtmpfs", "hugetlbfs"}
-_MOUNTS = Path("/proc/self/mountinfo")
 _SAFE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
@@ -113,8 +109,7 @@ def write_at(descriptor: int, data: bytes | memoryview, position: int) -> None:
 
 def flush(descriptor: int) -> None:
     """Have what was written to an open file or directory on the medium, if its file system has one."""
-    if _outlives_power(os.fstat(descriptor).st_dev):
-        os.fsync(descriptor)
+    os.fsync(descriptor)  # nothing at all where files are memory (tmpfs)
 
 
 def flush_directory(directory: Path) -> None:
@@ -124,14 +119,3 @@ def flush_directory(directory: Path) -> None:
         flush(descriptor)
     finally:
         os.close(descriptor)
-
-
-@functools.cache
-def _outlives_power(device: int) -> bool:
-    """Whether a file system is more than memory; one that the kernel lists otherwise may be."""
-    number = f"{os.major(device)}:{os.minor(device)}"
-    for line in _MOUNTS.read_text(encoding="utf-8", errors="replace").splitlines():
-        mount, _, system = line.partition(" - ")
-        if mount.split()[2] == number:
-            return system.split()[0] not in _IN_MEMORY
-    return True

@@ -21,58 +21,9 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class SwitchRecord:
-    """Bytes, seconds and rates of one switch; what has not happened yet is 0.
+    """Bytes, seconds (``_s``) and rates of one switch; docs/report.md says what each key means.
 
-    Attributes
-    ----------
-    boundary, route, device
-        Where in the training, by which route, from which device.
-    cold
-        Whether the suspend had to make its arena: page faults and page-locking are part of ``admit_s``.
-    bytes_found
-        Live storages of the device.
-    bytes_copied
-        The snapshot's: what was emptied, and what a restart needs besides.
-    storages
-        Of how many it consists.
-    bytes_unchanged
-        Of these, those that the arena had already, so that they were only compared.
-    bytes_freed
-        Gone from the device while parked.
-    bytes_resident
-        Found but left where they are; ``resident`` says why, by reason.
-    bytes_unaccounted
-        Of the allocator's live bytes, those that no found storage explains; 0 where it does not count.
-    held
-        Bytes of the device that the parked process keeps besides: ``context_and_libraries``, ``graph_pools``,
-        and what else the ``allocator`` has.
-    quiesce_s, find_s, admit_s, copy_out_s, publish_s, free_s
-        The stages of a suspend: threads stopped and device idle; storages found; room in the RAM disk;
-        copied; checksummed and published; freed.
-    parked_s
-        From the end of the suspend to the beginning of the resume.
-    verified
-        Whether the resume compared every chunk that it took back with its checksum.
-    fetch_s, reserve_s, verify_s, copy_in_s
-        The stages of a resume: the snapshot brought back, if it was spilled; memory taken; checked; copied.
-    bytes_given
-        Given back to the device while the rest was still being copied, for the job that comes (``duplex``).
-    bytes_taken
-        Of ``bytes_freed``, those that came back while the job before was still leaving the device.
-    handover_s
-        How long the resume waited for that job; like ``parked_s`` that one's time.
-    bytes_later
-        Of ``bytes_freed``, what came after the resume, while the training went on already (``lazy``).
-    stream_s, awaited_s
-        How long that took, and how long the main thread had to wait for it. Both are 0 until it is over.
-    rss_before_bytes, rss_parked_bytes, rss_after_bytes
-        The process's anonymous resident set (RssAnon).
-    copy_out, copy_in
-        By which paths the bytes went, and why by a slower one.
-    registrations
-        Mappings that were page-locked during the suspend: 0 in a warm arena.
-    page_faults
-        Minor faults of the process, by stage.
+    What has not happened yet is 0.
     """
 
     boundary: int

@@ -15,7 +15,6 @@ from gpuslice.checkpoint import files
 from gpuslice.checkpoint.format import tree
 from gpuslice.checkpoint.format.layout import Layout, StorageSpec
 from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
-from gpuslice.checkpoint.ramdisk.slots import COMMIT
 from gpuslice.checkpoint.ramdisk.store import JobStore
 from gpuslice.errors import CorruptSnapshotError
 
@@ -104,12 +103,6 @@ def found(disk: RamDisk) -> set[int]:
         return set(store.restartable())
 
 
-@pytest.fixture
-def on_a_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "_outlives_power", lambda device: True)
-
-
-@pytest.mark.usefixtures("on_a_disk")
 @pytest.mark.parametrize("saved", [0, 1, 3])
 def test_whatever_is_lost_every_snapshot_that_counts_is_whole(shm: Path, saved: int) -> None:
     with pytest.MonkeyPatch.context() as patch, RamDisk(shm / "disk").open_store("a") as store:
@@ -150,38 +143,7 @@ def test_a_flush_that_is_missing_is_noticed(
         if (forgotten == "names") != os.path.isdir(f"/proc/self/fd/{descriptor}"):
             real(descriptor)
 
-    monkeypatch.setattr(files, "_outlives_power", lambda device: True)
     for module in ("files", "ramdisk.arena"):
         monkeypatch.setattr(f"gpuslice.checkpoint.{module}.flush", flush)
     with pytest.raises((AssertionError, CorruptSnapshotError)):
         test_whatever_is_lost_every_snapshot_that_counts_is_whole(shm, 1)
-
-
-def test_nothing_is_flushed_in_memory(shm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[int] = []
-    monkeypatch.setattr(os, "fsync", calls.append)
-    with RamDisk(shm / "disk").open_store("a") as store:
-        save(store, 1)
-        assert (store.directory / COMMIT).exists()
-    device = os.stat(shm).st_dev
-    assert bool(calls) == files._outlives_power(device)
-
-
-@pytest.mark.parametrize(
-    ("system", "outlives"), [("tmpfs", False), ("ramfs", False), ("ext4", True), ("overlay", True)]
-)
-def test_the_kernel_says_what_outlives_a_power_cut(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, system: str, outlives: bool
-) -> None:
-    mounts = tmp_path / "mountinfo"
-    mounts.write_text(
-        "36 25 0:33 / /proc rw - proc proc rw\n"
-        f"37 25 7:5 / /some\\040where rw,nosuid shared:1 - {system} some rw\n"
-    )
-    monkeypatch.setattr(files, "_MOUNTS", mounts)
-    files._outlives_power.cache_clear()
-    try:
-        assert files._outlives_power(os.makedev(7, 5)) is outlives
-        assert files._outlives_power(os.makedev(7, 6)) is True
-    finally:
-        files._outlives_power.cache_clear()
