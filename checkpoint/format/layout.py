@@ -7,9 +7,8 @@ says otherwise: ranges that overlap, overflow or are misaligned cannot get in.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import msgspec
 
@@ -67,23 +66,6 @@ class TensorSpec(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int = 0
-
-
-class TensorColumns(NamedTuple):
-    """`TensorSpec`, attribute by attribute, so that C functions can be asked about all of them."""
-
-    paths: Sequence[str]
-    sids: Sequence[int]
-    dtypes: Sequence[str]
-    shapes: Sequence[tuple[int, ...]]
-    strides: Sequence[tuple[int, ...]]
-    offsets: Sequence[int]
-
-
-def columns(tensors: Iterable[TensorSpec]) -> TensorColumns:
-    """The columns of some tensors."""
-    rows = list(map(msgspec.structs.astuple, tensors))
-    return TensorColumns(*zip(*rows, strict=True)) if rows else TensorColumns((), (), (), (), (), ())
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -146,12 +145,6 @@ def populate(address: int, nbytes: int, *, writing: bool = True) -> None:
     number = advise(address, nbytes, advice)
     if number not in (0, errno.EINVAL):
         raise OSError(number, f"madvise({address:#x}, {nbytes}, {advice}) failed to populate")
-
-
-def overlap(starts: np.ndarray[Any, Any], ends: np.ndarray[Any, Any]) -> bool:
-    """Whether some ranges share memory."""
-    # In two sorted columns the ends of ranges that are apart lie between their starts.
-    return bool(np.any(np.sort(ends)[:-1] > np.sort(starts)[1:]))
 
 
 def overlapping(ranges: Sequence[tuple[int, int]]) -> list[int]:
