@@ -165,6 +165,7 @@ class BoundaryCounter:
 
     def mark(self) -> Sequence[int]:
         """The script says that this is a boundary, and from now on only it does; the signals to deliver."""
+        self.settle_steps()
         self.explicit = True
         self._by_hooks = False
         return self._cross()

@@ -132,6 +132,15 @@ def test_a_step_of_compiled_code_is_counted_at_what_comes_next(counter: Boundary
     assert (counter.steps, counter.settle_steps()) == (3, False)
 
 
+def test_a_step_of_compiled_code_is_counted_at_a_boundary_of_the_scripts_own(
+    counter: BoundaryCounter,
+) -> None:
+    for steps in (1, 2, 3):
+        counter.compiled_step = True
+        counter.mark()
+        assert (counter.steps, counter.count) == (steps, steps)
+
+
 def test_after_the_first_explicit_boundary_only_those_count(counter: BoundaryCounter) -> None:
     recorder = Recorder(counter)
     counter.fetching()
