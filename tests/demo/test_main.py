@@ -154,7 +154,7 @@ def test_ending_it_early_leaves_nothing_behind(running: Running, number: signal.
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("running", [()], indirect=True)
+@pytest.mark.parametrize("running", [("--steps", "200", "--quantum", "0.2")], indirect=True)
 def test_ctrl_c_while_jobs_share_leaves_nothing_behind(running: Running) -> None:
     running.read_until("suspended in")
     running.process.send_signal(signal.SIGINT)

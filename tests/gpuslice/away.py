@@ -8,6 +8,7 @@ of the controllers says, and does what careless scripts do: it passes over error
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import sys
@@ -200,8 +201,10 @@ def _read(path: Path) -> str:
     return path.read_text(encoding="utf-8") if path.exists() else ""
 
 
-def cases(directory: Path, controllers: list[str], kinds: list[str]) -> Iterator[dict[str, Any]]:
-    """An undisturbed run of each controller, then all its failures."""
+def cases(
+    directory: Path, controllers: list[str], kinds: list[str], *, in_turn: bool
+) -> Iterator[dict[str, Any]]:
+    """An undisturbed run of each controller, then all its failures: each call with each kind, or in turn."""
     for controller in controllers:
         for lazy in (False, True):
             place = directory / controller / ("lazy" if lazy else "whole")
@@ -209,9 +212,10 @@ def cases(directory: Path, controllers: list[str], kinds: list[str]) -> Iterator
             yield whole
             calls = json.loads(whole["calls"])
             # Of those in a row, such as `owns` of every storage, the first stands for all.
+            kind_in_turn = itertools.cycle(kinds)
             for number in [n for n, call in enumerate(calls) if n == 0 or calls[n - 1] != call]:
                 for late in (False, True):
-                    for kind in kinds:
+                    for kind in [next(kind_in_turn) for _ in range(2)] if in_turn else kinds:
                         name = f"{number}-{kind}-{late}"
                         yield run(controller, number, kind, place / name, lazy=lazy, late=late)
 
@@ -219,5 +223,7 @@ def cases(directory: Path, controllers: list[str], kinds: list[str]) -> Iterator
 if __name__ == "__main__":
     Script()  # makes torch import all that optimizers need, which the forks then have
     heap.hide_imports()
-    for outcome in cases(Path(sys.argv[1]), sys.argv[2].split(","), sys.argv[3].split(",")):
+    where, controllers, kinds, order = sys.argv[1:]
+    found = cases(Path(where), controllers.split(","), kinds.split(","), in_turn=order == "in turn")
+    for outcome in found:
         print(json.dumps(outcome), flush=True)
