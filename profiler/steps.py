@@ -159,14 +159,16 @@ def classify(recording: Recording) -> NDArray[np.object_]:
 def warmup(intervals_s: Column) -> int:
     """How many intervals at the beginning are warm-up: at least one, at most half.
 
-    It is over where the median of five intervals is first near that of the second half.
+    It is over where the median of five intervals is first near that of the second half, and the first of them
+    is no longer than that: the median alone would let two slow ones pass.
     """
     half = len(intervals_s) // 2
     settled = intervals_s[half:]
     level_s = np.median(settled)
     near_s = max(_NEAR * level_s, _NEAR_SIGMAS * _deviation(settled))
     for first in range(1, half):
-        if abs(np.median(intervals_s[first : first + _WINDOW]) - level_s) <= near_s:
+        slow = intervals_s[first] > level_s + near_s
+        if not slow and abs(np.median(intervals_s[first : first + _WINDOW]) - level_s) <= near_s:
             return first
     return half
 
