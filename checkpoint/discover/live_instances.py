@@ -55,7 +55,7 @@ def name_of(storage: torch.UntypedStorage, label: str) -> str:
     tensors, modules = live_instances(torch.Tensor, torch.nn.Module)
     with torch._C.DisableTorchFunction():
         over = [tensor for tensor in tensors if _lies_in(tensor, storage)]
-        name = _name_in_modules(modules, storage) or _name_of_variable(over)
+        name = _name_in_modules(modules, storage) or name_of_variable(over)
     return f"{name} ({label})" if name else label
 
 
@@ -70,7 +70,8 @@ def _name_in_modules(modules: list[torch.nn.Module], storage: torch.UntypedStora
     return max(names, key=len, default=None)
 
 
-def _name_of_variable(tensors: list[torch.Tensor]) -> str | None:
+def name_of_variable(tensors: Sequence[object]) -> str | None:
+    """The variable, attribute or key that holds one of these objects, if a dictionary does."""
     for tensor in tensors:
         for holder in heap.referrers(tensor):
             if isinstance(holder, dict):

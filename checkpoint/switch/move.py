@@ -12,6 +12,7 @@ from contextlib import contextmanager
 
 import torch
 
+from gpuslice.checkpoint.discover.bound_to_gpu import held_on
 from gpuslice.checkpoint.discover.live_graphs import collects_for_somebody, pending_node
 from gpuslice.checkpoint.discover.live_instances import live_instances
 from gpuslice.checkpoint.discover.storages import held_by_others, with_gradients
@@ -66,6 +67,8 @@ def _checked(old: Sequence[torch.UntypedStorage]) -> list[torch.Tensor]:
     tensors = _with_bases(with_gradients(*live_instances(torch.Tensor)))
     affected = [tensor for tensor in tensors if not keys.isdisjoint(_storages(tensor))]
     _refuse(affected, old, held_by_others(tensors, gradient_nodes=True))
+    if old and (bound := held_on(old[0].device)):
+        raise _refusal(bound, f"it belongs to {old[0].device}")
     if old and (node := pending_node(tensors, old[0].device)) is not None:
         raise _refusal("an autograd graph", f"{node} has saved tensors for a backward pass that is to come")
     return affected

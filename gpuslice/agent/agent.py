@@ -94,6 +94,7 @@ class Agent:
         identity = f"{settings.job}:{rank_identity.rank}"
         self._unleased = UnleasedMemory()
         self._names = GpuNames()
+        runtime.gate.carry_out = self._names.in_other_threads
         #: The device that the script's own names mean.
         self._first = runtime.leased
         self._link = Link(

@@ -1,12 +1,14 @@
 """After a move, the number by which a script names its GPU means the one that it has now.
 
 A script that says ``cuda:0`` in its loop goes on saying so on another GPU, and torch's numbers cannot change
-in a process that has begun CUDA. So functions that take a device get the present one for it. Only a job that
-is away from its first GPU pays for that, and only its main thread, which has the loop, is heard.
+in a process that has begun CUDA. So functions that take a device get the present one for it, and those that
+take a generator of the first GPU draw its numbers on the present one. Only a job that is away from its first
+GPU pays for that.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +21,8 @@ from gpuslice.types import DeviceName
 
 #: They take a GPU's number as it is.
 _BY_NUMBER = (torch.Tensor.to, torch.Tensor.cuda)
+#: What of torch sets the current GPU of a thread by its number.
+_CURRENT_DEVICE = ("_cuda_setDevice", "_cuda_exchangeDevice")
 
 
 class GpuNames(TorchFunctionMode):
@@ -28,20 +32,58 @@ class GpuNames(TorchFunctionMode):
         super().__init__()
         self._named: int | None = None
         self._present = torch.device("cuda", 0)
+        self._home = 0
         self._installed = False
+        #: Draws on the present GPU for the script's generators of the first one.
+        self._twin: torch.Generator | None = None
+        self._threads = threading.local()
 
     def pause(self) -> None:
         """Let every name mean what it says."""
         self._named = None
 
     def follow(self, named: DeviceName, present: DeviceName) -> None:
-        """Let one GPU's number mean another from now on, in this thread."""
-        if named == present or named.kind != "cuda":
+        """Let one GPU's number mean another from now on."""
+        if named.kind != "cuda":
             return
-        self._named, self._present = named.index, torch.device("cuda", present.index or 0)
+        self._present = torch.device("cuda", present.index or 0)
+        if named == present:
+            return
+        self._named = named.index
         if not self._installed:
             self._installed = True
+            self._home = named.index or 0
             _push_below(self)
+            self._follow_current_device()
+
+    def _follow_current_device(self) -> None:
+        """``torch.cuda.set_device`` and ``with torch.cuda.device`` are no functions of tensors."""
+
+        def following(call: Callable[[int], Any]) -> Callable[[int], Any]:
+            return lambda index: call(self._number(index))
+
+        for name in _CURRENT_DEVICE:
+            if hasattr(torch._C, name):
+                setattr(torch._C, name, following(getattr(torch._C, name)))
+
+    def _number(self, index: int) -> int:
+        return self._present.index if index == self._named else index
+
+    def in_other_threads(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        """The same in a thread of the script's besides the main one; it has a current GPU of its own."""
+        if not self._installed:
+            return func(*args, **kwargs)
+        index = self._present.index
+        if getattr(self._threads, "index", self._home) != index:
+            torch.cuda.set_device(index)
+            self._threads.index = index
+        return self.__torch_function__(func, types, args, kwargs)
 
     def __torch_function__(
         self,
@@ -56,8 +98,30 @@ class GpuNames(TorchFunctionMode):
         given = {name: self._renamed(value, by_number=by_number) for name, value in (kwargs or {}).items()}
         if given.get("device") is None and self._by_default(func):
             given["device"] = self._present
-        result = func(*(self._renamed(value, by_number=by_number) for value in args), **given)
+        values = [self._renamed(value, by_number=by_number) for value in args]
+        own = [one for one in (*args, *(kwargs or {}).values()) if self._is_left_behind(one)]
+        result = self._drawing(own[0], func, values, given) if own else func(*values, **given)
         return self._renamed(result, by_number=False) if func is torch.device else result
+
+    def _is_left_behind(self, value: Any) -> bool:
+        """Whether it is a generator of the first GPU."""
+        if not isinstance(value, torch.Generator):
+            return False
+        return value.device.type == "cuda" and value.device.index == self._named
+
+    def _drawing(
+        self, own: torch.Generator, func: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]
+    ) -> Any:
+        """Call with a generator of the present GPU in place of ``own``, which goes on as if it had drawn."""
+        if self._twin is None or self._twin.device != self._present:
+            self._twin = torch.Generator(self._present)
+        twin = self._twin
+        twin.set_state(own.get_state())
+        values = [twin if value is own else value for value in args]
+        try:
+            return func(*values, **{name: twin if it is own else it for name, it in kwargs.items()})
+        finally:
+            own.set_state(twin.get_state())
 
     def _renamed(self, value: Any, *, by_number: bool) -> Any:
         if isinstance(value, torch.device):

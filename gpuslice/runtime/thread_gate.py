@@ -31,6 +31,10 @@ _LOOK_AGAIN_S = 0.005
 _IDLE_MODULES = ("torch.utils.data._utils.pin_memory", "torch._inductor.", "torch.multiprocessing")
 
 
+#: Function, types, arguments, as torch hands them to a mode.
+CarryOut = Callable[[Callable[..., Any], Sequence[type], Sequence[Any], Mapping[str, Any]], Any]
+
+
 class EarlyThreads(Protocol):
     """Threads older than the gate, which enter it by themselves (gpuslice's ``sitecustomize``)."""
 
@@ -55,6 +59,8 @@ class ThreadGate:
 
     def __init__(self, patience_s: float = PATIENCE_S) -> None:
         self._patience_s = patience_s
+        #: Carries out what a thread asks of torch, once it has passed.
+        self.carry_out: CarryOut = _as_asked
         self._begin()
 
     def _begin(self) -> None:
@@ -221,11 +227,17 @@ class _GateMode(TorchFunctionMode):
             self.inside = None
             raise SystemExit
         try:
-            return func(*args, **(kwargs or {}))
+            return gate.carry_out(func, types, args, kwargs or {})
         finally:
             self.inside = None
             if not gate._opened.is_set():
                 gate._left.set()
+
+
+def _as_asked(
+    func: Callable[..., Any], types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Any:
+    return func(*args, **kwargs)
 
 
 def _compilers() -> set[int | None]:

@@ -137,8 +137,18 @@ def on_gpu(index: int) -> Iterator[None]:
         yield
 
 
+#: Streams that this package has made, by their pointers.
+own_streams: set[int] = set()
+
+
 def make_stream(index: int) -> torch.cuda.Stream:
     """A stream of its own; torch's constructor would make the whole pool of streams, 128 of them."""
+    stream = _make_stream(index)
+    own_streams.add(stream.cuda_stream)
+    return stream
+
+
+def _make_stream(index: int) -> torch.cuda.Stream:
     library = _library()
     pointer = ctypes.c_void_p()
     with torch.cuda.device(index):

@@ -6,10 +6,20 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 import torch
+from torch.overrides import _pop_mode
+
+from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
+from gpuslice.checkpoint.switch.switch import Switch
+from gpuslice.errors import SuspendRefusedError
+from gpuslice.kernels import open_device
+from gpuslice.runtime.gpu_names import GpuNames
+from gpuslice.runtime.thread_gate import ThreadGate
+from gpuslice.types import DeviceName
 
 Environ = dict[str, str]
 TRAIN = """
@@ -93,6 +103,56 @@ def test_an_ordinary_script_s_state_moves_there_and_back(tmp_path: Path, script_
     stayed, moved = (run(MOVES, tmp_path, script_environ, "train.py", word) for word in ("stay", "move"))
     assert (moved.returncode, moved.stdout) == (0, stayed.stdout), moved.stderr
     assert len(stayed.stdout) == 65
+
+
+@pytest.mark.parametrize("kind", ["stream", "event"])
+def test_what_belongs_to_a_gpu_keeps_the_job_there_and_is_named(tmp_path: Path, kind: str) -> None:
+    tensor, kept = torch.ones(1000, device="cuda:0"), {}
+    if kind == "stream":
+        kept["side_work"] = torch.cuda.Stream(0)
+    else:
+        kept["side_work"] = torch.cuda.Event()
+        kept["side_work"].record(torch.cuda.current_stream(0))
+    other = open_device(DeviceName("cuda", 1))
+    with RamDisk(tmp_path / "ramdisk", 64 << 20).open_store(None) as store:
+        switch = Switch(open_device(DeviceName("cuda", 0)), store)
+        switch.suspend(boundary=1)
+        assert f"the CUDA {kind} side_work" in switch.obstacle_to_moves()
+        with pytest.raises(SuspendRefusedError, match="side_work"):
+            switch.resume(other)
+        kept.clear()
+        assert not switch.obstacle_to_moves(), "gpuslice's own streams are no obstacle"
+        switch.resume(other)
+        assert tensor.device.index == 1
+        assert tensor.sum().item() == 1000
+
+
+def test_generators_and_current_devices_follow_a_job() -> None:
+    """In the main thread and in another one; a generator goes on with its own numbers."""
+    own, expected = torch.Generator("cuda:0").manual_seed(5), torch.Generator("cuda:0").manual_seed(5)
+    numbers = [torch.randn(8, device="cuda:0", generator=expected).tolist() for _ in range(2)]
+    names, gate, seen = GpuNames(), ThreadGate(), []
+    gate.carry_out = names.in_other_threads
+    assert torch.randn(8, device="cuda:0", generator=own).tolist() == numbers[0]
+
+    def elsewhere() -> None:
+        with gate.mode():
+            seen.extend([torch.ones(2, device="cuda:0"), torch.ones(2, device="cuda")])
+
+    try:
+        names.follow(DeviceName("cuda", 0), DeviceName("cuda", 1))
+        drawn = torch.randn(8, device="cuda:0", generator=own)
+        assert (drawn.device.index, drawn.tolist()) == (1, numbers[1])
+        torch.cuda.set_device(0)
+        assert torch.ones(2, device="cuda").device.index == 1
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+        assert [tensor.device.index for tensor in seen] == [1, 1]
+    finally:
+        names.pause()
+        assert _pop_mode() is names  # type: ignore[no-untyped-call]
+    assert own.get_state().equal(expected.get_state())
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,26 @@
+"""What a script holds that belongs to one GPU for ever: streams, and events that were recorded.
+
+Its generators follow it (``runtime.gpu_names``). These cannot: a stream in use takes the process back to it.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from gpuslice.kernels.cuda import runtime_calls
+
+from .live_instances import live_instances, name_of_variable
+
+
+def held_on(device: torch.device) -> str:
+    """Such an object of a GPU by the name that the script has for it, or an empty string."""
+    if device.type != "cuda":
+        return ""
+    streams, events = live_instances(torch.cuda.Stream, torch.cuda.Event)
+    theirs = [stream for stream in streams if stream.cuda_stream not in runtime_calls.own_streams]
+    for what, found in (("stream", theirs), ("event", [event for event in events if event.cuda_event])):
+        bound = [one for one in found if one.device == device]
+        if bound:
+            name = name_of_variable(bound)
+            return f"the CUDA {what} {name}" if name else f"a CUDA {what}"
+    return ""
