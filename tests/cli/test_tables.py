@@ -40,6 +40,11 @@ def test_what_is_unusual_about_a_job_is_said(job: JobInfo) -> None:
     assert tables.steps(msgspec.structs.replace(job, steps=3, total_steps=9)) == "3/9"
     waiting = msgspec.structs.replace(job, waited_s=12.0, fair_share_delay_s=10.0, fragmentation_delay_s=2.0)
     assert tables.waited(waiting) == "12.0 s (10.0/2.0)"
+    assert tables.shares(job) == "-"
+    shares = msgspec.structs.replace(job, shares_with=("b",))
+    assert tables.shares(shares) == "with b"
+    slower = msgspec.structs.replace(shares, slowdown=1.25, slowdown_interval=(1.2, 1.31))
+    assert tables.shares(slower) == "with b, 1.25x (1.20-1.31)"
     assert tables.switch(job) == "-"
     switched = msgspec.structs.replace(job, switch_s=0.13, switch_predicted_s=0.125)
     assert tables.switch(switched) == "130 ms (of 125 ms)"

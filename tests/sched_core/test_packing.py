@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,8 +15,11 @@ from gpuslice.sched_core.core.events import (
     Command,
     Event,
     Exited,
+    Held,
+    Moved,
     Notice,
     RankGone,
+    Released,
     Reported,
     Submitted,
     Tell,
@@ -25,7 +29,7 @@ from gpuslice.sched_core.core.events import (
 from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.live.throughput_meter import ThroughputMeter
-from gpuslice.sched_core.policies.registry import make_policy
+from gpuslice.sched_core.policies.registry import make_policy, policy_options
 
 from .driver import PROGRAM, Driver, picture
 
@@ -46,7 +50,8 @@ class World:
     def __init__(
         self, rates: Mapping[str, tuple[float, float]], policy: str = "rr", devices: int = 1, **limits: Any
     ) -> None:
-        self.policy = make_policy(policy, OPTIONS)
+        quantum = {"quantum_s": "2"} if "quantum_s" in policy_options(policy) else {}
+        self.policy = make_policy(policy, {**quantum, "pack": "true"})
         self.driver = Driver(devices, self.policy, **limits)
         self.rates = rates
         self.meter = ThroughputMeter(self.driver.core)
@@ -249,3 +254,32 @@ def test_a_replayed_journal_knows_the_same() -> None:
 def test_guarantees_and_packing_do_not_go_together() -> None:
     with pytest.raises(ConfigError, match="guarantees deadlines"):
         make_policy("chronus", {"pack": "true"})
+
+
+@pytest.mark.parametrize("policy", ["rr", "las", "2das", "gandiva", "fifo", "srtf", "drf"])
+@pytest.mark.parametrize("seed", range(2))
+def test_whatever_owners_do_no_promise_is_broken(policy: str, seed: int) -> None:
+    source = random.Random(seed)
+    world = World(COMPUTES | WAITS, policy, devices=2, handover=True)
+    for number in range(30):
+        live = [job for job in world.driver.core.jobs.values() if not job.state.ended]
+        deed = source.choice(["submit", "submit", "end", "hold", "release", "move"])
+        if deed == "submit" and len(live) < 6:
+            world.submit(f"j{number}", source.choice(["compute", "wait"]))
+        elif live and deed == "end":
+            world.end(source.choice(live).id)
+        elif live and deed == "move":
+            world.do(Moved(source.choice(live).id, (f"null:{source.randrange(2)}",)))
+        elif held := [job for job in live if job.held is (deed == "release")]:
+            world.do((Released if deed == "release" else Held)(source.choice(held).id))
+        world.run(source.choice([0.3, 2.0, 9.0]))
+    assert not world.said("policy_failed")
+    for job in world.driver.core.jobs.values():
+        if job.held and not job.state.ended:
+            world.do(Released(job.id))
+    before = dict(world.steps)
+    world.run(120.0)
+    assert not world.said("policy_failed")
+    live = [job for job in world.driver.core.jobs.values() if not job.state.ended]
+    if policy in ("rr", "las", "gandiva"):  # the others let some wait for others to end
+        assert all(world.steps[job.id] > before[job.id] for job in live), "somebody starves"

@@ -210,8 +210,9 @@ class Packing(Wrapper):
         """Give jobs that run guests that wait: first those that are known to get along with them."""
         if changes.reset:
             return
-        waiting = [job for job in self._jobs.values() if not job.running and job.demand == 1]
-        for host in [job for job in self._jobs.values() if _trains(job, view) and job.id not in self._pairs]:
+        alone = [job for job in self._jobs.values() if job.demand == 1 and job.id not in self._pairs]
+        waiting = [job for job in alone if not job.running]
+        for host in [job for job in alone if _trains(job, view)]:
             choices = [guest for guest in waiting if self._may_share(host, guest, view)]
             if choices:
                 guest = min(choices, key=lambda job: self._order(host, job))
@@ -289,7 +290,7 @@ class Packing(Wrapper):
 
 
 def _trains(job: Job, view: View) -> bool:
-    return job.running and job.demand == 1 and job.since_s < view.now_s
+    return job.running and job.since_s < view.now_s
 
 
 def _both(pair: Pair) -> tuple[tuple[Job, Job], tuple[Job, Job]]:

@@ -101,7 +101,9 @@ class Mlfq(RankedPolicy[MlfqEntry]):
         self.promote_waits: PromoteWaits = promote_waits
         self.by_devices = by_devices
         #: (due, number, entry); stale unless the entry still has that due time.
-        self._due: list[tuple[float, int, MlfqEntry]] = []
+        self._due: list[tuple[float, int, int, MlfqEntry]] = []
+        #: Entries in it so far: a job that left and came back may have two of one moment.
+        self._expected = 0
         #: How often each job was promoted, by its number.
         self.promotions: dict[int, int] = {}
 
@@ -137,7 +139,7 @@ class Mlfq(RankedPolicy[MlfqEntry]):
     def update(self, view: View) -> None:
         due: list[MlfqEntry] = []
         while self._due and self._due[0][0] <= view.now_s:
-            due_s, _, entry = heappop(self._due)
+            due_s, _, _, entry = heappop(self._due)
             if entry.due_s == due_s:
                 entry.due_s = inf
                 due.append(entry)
@@ -163,7 +165,7 @@ class Mlfq(RankedPolicy[MlfqEntry]):
         # Without anybody waiting, queues need no attention: what became due is made up for at the next event.
         if not self.crowded:
             return None
-        while self._due and self._due[0][2].due_s != self._due[0][0]:
+        while self._due and self._due[0][3].due_s != self._due[0][0]:
             heappop(self._due)
         if not self._due:
             return None
@@ -208,7 +210,8 @@ class Mlfq(RankedPolicy[MlfqEntry]):
     def _expect(self, entry: MlfqEntry, due_s: float) -> None:
         entry.due_s = due_s
         if due_s < inf:
-            heappush(self._due, (due_s, entry.job.number, entry))
+            self._expected += 1
+            heappush(self._due, (due_s, entry.job.number, self._expected, entry))
 
 
 def _by_number(entry: MlfqEntry) -> int:
