@@ -79,7 +79,7 @@ def _jobs(result: Result) -> Table:
 
 
 def _interval(interval: Interval) -> str:
-    return "" if interval is None else f"{interval[0]:.6g} to {interval[1]:.6g}"
+    return "" if interval is None else f"{interval[0]:.4g} to {interval[1]:.4g}"
 
 
 def _sensitivity(result: Result) -> Iterator[str]:

@@ -36,6 +36,8 @@ for (const text of document.querySelectorAll('svg text'))
 for (const one of document.querySelectorAll('h1, h2, h3, p, li, th, td'))
   if (one.scrollWidth > one.clientWidth + 1 || one.scrollHeight > one.clientHeight + 1)
     cut.push(one.textContent);
+for (const one of document.querySelectorAll('.scroll'))
+  if (one.scrollWidth > one.clientWidth + 1) cut.push(one.textContent);
 const seen = {
   cut,
   sideways: document.documentElement.scrollWidth - document.documentElement.clientWidth,
