@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,9 +19,9 @@ STEP_S = 0.01
 
 
 @pytest.mark.parametrize("kind", ["plain", "recorded"])
-def test_step(benchmark: Any, kind: str) -> None:
+def test_step(benchmark: Any, kind: str, tmp_path: Path) -> None:
     boundaries = BoundaryCounter()
-    job = Runtime(Settings(), RankIdentity(), boundaries)
+    job = Runtime(Settings(profile=str(tmp_path / "profile.json")), RankIdentity(), boundaries)
     profiling = Profiling(job)
     if kind == "recorded":
         boundaries.recorder = profiling.at_boundary

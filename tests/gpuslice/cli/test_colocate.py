@@ -156,10 +156,10 @@ def test_names_are_unique() -> None:
 
 @pytest.mark.slow
 def test_real_scripts_alone_and_together(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second one ends after 40 steps, and is started again until the others have been measured."""
+    """The second one ends after 200 steps, and is started again until the others have been measured."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     (place / "train.py").write_text(TRAIN, encoding="utf-8")
-    words = ["colocate", "train.py 100000000", "train.py 40", "--seconds", "0.05", "--repeats", "2"]
+    words = ["colocate", "train.py 100000000", "train.py 200", "--seconds", "0.05", "--repeats", "2"]
     assert status([*words, "--json", "o.json"]) == 0
     found = json.loads((place / "o.json").read_text(encoding="utf-8"))
     assert found["complete"]
