@@ -16,7 +16,7 @@ from typing import Any
 
 from gpuslice.agent.handover import Coming, Handovers
 from gpuslice.agent.orders import Orders, Phase
-from gpuslice.checkpoint.switch.swap_protocol import DOOR
+from gpuslice.checkpoint.switch.swap_protocol import SOCKET
 from gpuslice.runtime.boundaries import BoundaryCounter
 from gpuslice.wire import Expect
 
@@ -41,7 +41,7 @@ def main(directory: Path, rounds: int) -> None:
         assert isinstance(coming, Coming), coming
         print(now_ns, flush=True)
         orders.run_on()
-        assert not (directory / DOOR).exists()
+        assert not (directory / SOCKET).exists()
 
 
 if __name__ == "__main__":

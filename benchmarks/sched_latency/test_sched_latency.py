@@ -20,7 +20,8 @@ import zmq
 
 from gpuslice import wire
 from gpuslice.checkpoint.switch.swap_endpoints import Giver, Successor
-from gpuslice.checkpoint.switch.swap_protocol import DOOR, Terms
+from gpuslice.checkpoint.switch.swap_protocol import SOCKET as SWAP_SOCKET
+from gpuslice.checkpoint.switch.swap_protocol import Terms
 from gpuslice.sched_core.core.core import Core
 from gpuslice.sched_core.core.events import Event, Exited, RankGone, Reported, Submitted, Tell, WakeAt, Woken
 from gpuslice.sched_core.job import JobSpec
@@ -160,7 +161,7 @@ def test_direct_handoff(benchmark: Any, tmp_path: Path, rest_s: float) -> None:
         process.kill()
         process.wait()
         process.stdout.close()
-    assert not (tmp_path / DOOR).exists()
+    assert not (tmp_path / SWAP_SOCKET).exists()
     note_quantiles(benchmark, taken_s[warm:])
     benchmark.extra_info["min_ms"] = min(taken_s[warm:]) * 1e3
 

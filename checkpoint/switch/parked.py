@@ -1,17 +1,25 @@
-"""What a suspended process must remember, and the step that makes it one: whole or not at all."""
+"""What a suspended process must remember, and the steps to that state and back: whole or not at all."""
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import NamedTuple
 
 import torch
 
 from gpuslice.checkpoint.format.reader import SnapshotFile
+from gpuslice.checkpoint.named import process_rng
+from gpuslice.checkpoint.named.lazy_optimizer_state import LazyResume, Stream
+from gpuslice.checkpoint.ramdisk.store import JobStore
 from gpuslice.checkpoint.undo import undoing
 from gpuslice.kernels import Device
 
+from .capture_plan import CapturePlan
+from .duplex import Arriving
 from .inventory import Plan
+from .move import move_storages
 from .record import Stages, SwitchRecord
+from .swap_endpoints import Taker
 
 
 class Parked(NamedTuple):
@@ -50,3 +58,72 @@ def empty(
                 plan.check(snapshot)
             plan.copy_in(device, snapshot, verify=verify)
         raise
+
+
+def bring_back(
+    parked: Parked,
+    store: JobStore,
+    home: Device,
+    target: Device,
+    *,
+    verify: bool,
+    lazy: LazyResume | None,
+    taker: Taker | None,
+) -> Stream | None:
+    """Reserve everything, verify the snapshot and copy it; what was reserved is given back if that fails.
+
+    Returns
+    -------
+    Stream or None
+        What is still to come, if ``lazy`` lets something come later; the caller must start it.
+    """
+    stages, plan = parked.stages, parked.plan
+    moving = (target.torch_device, target.name.further) != (home.torch_device, home.name.further)
+    if taker is not None and isinstance(plan, CapturePlan) and not moving:
+        with Arriving(target, plan, parked.snapshot, taker, stages, verify=verify) as arriving:
+            with stages.stage("fetch_s"):
+                store.bring_back(parked.snapshot)
+            stages.record.copy_in = arriving.copy_in()
+            process_rng.restore(parked.shared_random)
+        return None
+    if taker is not None:
+        with stages.stage("handover_s"):
+            taker.await_the_whole(f"a job that comes by the route {stages.record.route} comes whole")
+    if moving:
+        plan.check_movable(home)
+    with stages.stage("fetch_s"):
+        store.bring_back(parked.snapshot)
+    with ExitStack() as undo:
+        stream = None
+        with stages.stage("reserve_s"):
+            if moving:
+                plan = plan.moved_to(target)
+                undo.callback(plan.empty, target)
+            elif lazy is not None and isinstance(plan, CapturePlan):
+                stream = lazy.hold_back(plan)
+                if stream is not None:
+                    undo.callback(stream.cancel)
+            plan.reserve(target)
+        try:
+            _fill(parked, plan, target, verify=verify, stream=stream)
+            if moving:
+                if parked.device_random is not None:
+                    target.set_rng_state(parked.device_random)
+                move_storages(parked.plan.storages, plan.storages)
+        except BaseException as error:
+            with undoing(error, "taking the state back"):
+                plan.empty(target)
+            raise
+        undo.pop_all()
+    return stream
+
+
+def _fill(parked: Parked, plan: Plan, target: Device, *, verify: bool, stream: Stream | None) -> None:
+    """Copy the snapshot into memory that was reserved; what is left to ``stream`` comes later."""
+    stages, later = parked.stages, () if stream is None else stream.storages
+    if verify:
+        with stages.stage("verify_s"):
+            plan.check(parked.snapshot)
+    with stages.stage("copy_in_s"):
+        stages.record.copy_in = plan.copy_in(target, parked.snapshot, verify=verify, later=later)
+    process_rng.restore(parked.shared_random)

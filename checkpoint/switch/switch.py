@@ -13,9 +13,8 @@
 9. empty the device;
 10. park: keep what the resume needs.
 
-What fails up to step 7 changes nothing; what fails after it is undone from the snapshot. A resume is:
-everything reserved, snapshot verified, copied, gate opened. If it fails, what was reserved is given back, the
-snapshot is kept and the resume may be tried again.
+What fails up to step 7 changes nothing; what fails after it is undone from the snapshot. A resume is
+`parked.bring_back`, and then the gate opened. If it fails, the snapshot is kept and it may be tried again.
 
 With a successor, emptying and reserving go portion by portion in step 6 (``duplex``).
 """
@@ -45,10 +44,10 @@ from gpuslice.types import Route
 
 from .block_plan import Shim
 from .capture_plan import CapturePlan
-from .duplex import Arriving, copy_out, meet
+from .duplex import copy_out, meet
 from .inventory import Inventory, Plan
-from .move import computing_on, move_storages
-from .parked import Parked, empty
+from .move import computing_on
+from .parked import Parked, bring_back, empty
 from .record import Stages, SwitchRecord
 from .swap_endpoints import Successor, Taker
 
@@ -268,7 +267,17 @@ class Switch:
         record, resumed_at_s = parked.stages.record, self._clock.now()
         try:
             with computing_on(target, self.device), self._locking_for(target):
-                self._restore(parked, target, taker)
+                stream = bring_back(
+                    parked,
+                    self._store,
+                    self.device,
+                    target,
+                    verify=self._verify,
+                    lazy=self._lazy,
+                    taker=taker,
+                )
+                if stream is not None:
+                    self._follow(stream, parked)
             self._parked, self.device = None, target
             record.parked_s, record.verified = resumed_at_s - parked.since_s, self._verify
             record.rss_after_bytes = resident_anonymous_bytes()
@@ -305,60 +314,10 @@ class Switch:
             self._stream.wait()
             self._stream = None
 
-    def _restore(self, parked: Parked, target: Device, taker: Taker | None) -> None:
-        stages, plan = parked.stages, parked.plan
-        here, there = (device.name.further for device in (self.device, target))
-        moving = target.torch_device != self.device.torch_device or here != there
-        if taker is not None and isinstance(plan, CapturePlan) and not moving:
-            with Arriving(target, plan, parked.snapshot, taker, stages, verify=self._verify) as arriving:
-                with stages.stage("fetch_s"):
-                    self._store.bring_back(parked.snapshot)
-                stages.record.copy_in = arriving.copy_in()
-                process_rng.restore(parked.shared_random)
-            return
-        if taker is not None:
-            with stages.stage("handover_s"):
-                taker.await_the_whole(f"a job that comes by the route {stages.record.route} comes whole")
-        if moving:
-            plan.check_movable(self.device)
-        stream: Stream | None = None
-        with stages.stage("fetch_s"):
-            self._store.bring_back(parked.snapshot)
-        with ExitStack() as barred:
-            with stages.stage("reserve_s"):
-                if self._lazy is not None and isinstance(plan, CapturePlan) and not moving:
-                    stream = self._lazy.hold_back(plan)
-                later = {} if stream is None else stream.storages
-                if stream is not None:
-                    barred.callback(stream.cancel)
-                if moving:
-                    plan = plan.moved_to(target)
-                    barred.callback(plan.empty, target)
-                plan.reserve(target)
-            try:
-                if self._verify:
-                    with stages.stage("verify_s"):
-                        plan.check(parked.snapshot)
-                with stages.stage("copy_in_s"):
-                    stages.record.copy_in = plan.copy_in(
-                        target, parked.snapshot, verify=self._verify, later=later
-                    )
-                process_rng.restore(parked.shared_random)
-                if moving:
-                    if parked.device_random is not None:
-                        target.set_rng_state(parked.device_random)
-                    move_storages(parked.plan.storages, plan.storages)
-            except BaseException as error:
-                with undoing(error, "taking the state back"):
-                    plan.empty(target)
-                raise
-            barred.pop_all()
-        if stream is not None and isinstance(plan, CapturePlan):
-            self._follow(stream, parked, plan)
-
-    def _follow(self, stream: Stream, parked: Parked, plan: CapturePlan) -> None:
+    def _follow(self, stream: Stream, parked: Parked) -> None:
         """Let the rest come, behind the training."""
-        record, later = parked.stages.record, stream.storages
+        record, plan, later = parked.stages.record, parked.plan, stream.storages
+        assert isinstance(plan, CapturePlan)  # the only one with storages that may come later
         record.bytes_later = plan.bytes_of(later)
         copy = plan.copy_in_later(self.device, parked.snapshot, verify=self._verify, later=later)
         self._stream = stream
