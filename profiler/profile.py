@@ -57,9 +57,8 @@ def summary(profile: Profile) -> list[tuple[str, str]]:
     rows = [("steps", f"{profile.steps} ({profile.warmup_steps} of warm-up left out)")]
     seconds = profile.step_seconds
     if seconds is not None:
-        low, high = map(_time, seconds.interval)
         rows += [
-            ("step time", f"{_time(seconds.median)} (median; 95 %: {low} to {high})"),
+            ("step time", f"{_time(seconds.median)} (median; {_interval(seconds)})"),
             ("p10, p90", f"{_time(seconds.p10)}, {_time(seconds.p90)}"),
             ("jitter", f"{seconds.jitter * _PER_CENT:.1f} %"),
         ]
@@ -144,6 +143,13 @@ def _number_axis(title: str, count: int) -> Axis:
 def _time(seconds: float) -> str:
     """A time in the unit that reads best, milliseconds too."""
     return f"{seconds * 1e3:.3g} ms" if seconds < 1 else duration(seconds)
+
+
+def _interval(seconds: StepSeconds) -> str:
+    if seconds.interval is None:
+        return "too few independent steps for an interval"
+    low, high = map(_time, seconds.interval)
+    return f"{seconds.confidence * _PER_CENT:g} %: {low} to {high}"
 
 
 def _size(nbytes: int) -> str:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
+from .intervals import CONFIDENCE, Interval, median_interval
 from .recorder import Recording
 
 Column = NDArray[np.float64]
@@ -30,8 +31,6 @@ _SIGMA = 1.4826
 #: Of a change: the least steps on either side, the least relative difference, and the chance of finding any
 #: where there is none.
 _LEAST_STEPS, _LEAST_CHANGE, _SURPRISING = 15, 0.05, 0.01
-_RESAMPLES = 999
-_CONFIDENCE = 0.95
 
 
 class Kind(Enum):
@@ -50,7 +49,9 @@ class StepSeconds(msgspec.Struct, frozen=True):
     Attributes
     ----------
     interval
-        95 % confidence interval of the median, by bootstrap.
+        Confidence interval of the median; ``None`` with too few independent steps.
+    confidence
+        Its level.
     jitter
         ``(p90 - p10) / median``.
     """
@@ -58,7 +59,8 @@ class StepSeconds(msgspec.Struct, frozen=True):
     median: float
     p10: float
     p90: float
-    interval: tuple[float, float]
+    interval: Interval | None
+    confidence: float
     jitter: float
 
 
@@ -229,26 +231,8 @@ def _seconds(steps_s: Column) -> StepSeconds | None:
     if not steps_s.size:
         return None
     p10, median, p90 = (float(value) for value in np.quantile(steps_s, [0.1, 0.5, 0.9]))
-    return StepSeconds(median, p10, p90, median_interval(steps_s), (p90 - p10) / median if median else 0.0)
-
-
-def median_interval(values: Column, confidence: float = _CONFIDENCE) -> tuple[float, float]:
-    """Confidence interval of the median of ``values``, shape (n,): the percentiles of a bootstrap.
-
-    The same values give the same interval. A single value is its own interval.
-    """
-    if len(values) < 2:
-        return float(values[0]), float(values[0])
-    found = stats.bootstrap(
-        (values,),
-        np.median,
-        n_resamples=_RESAMPLES,
-        confidence_level=confidence,
-        method="percentile",
-        batch=100,
-        rng=np.random.default_rng(0),
-    ).confidence_interval
-    return float(found.low), float(found.high)
+    jitter = (p90 - p10) / median if median else 0.0
+    return StepSeconds(median, p10, p90, median_interval(steps_s), CONFIDENCE, jitter)
 
 
 def _limit_s(intervals_s: Column) -> float:

@@ -11,10 +11,12 @@ from typing import Literal
 import msgspec
 import numpy as np
 
+from gpuslice.profiler.intervals import CONFIDENCE
+
 from .plan import Members, Mode, Plan, Task
 from .prediction import Prediction, PredictionError, predictions
 from .prediction import error as prediction_error
-from .statistics import CONFIDENCE, Estimate, estimate
+from .statistics import Estimate, estimate
 from .stress import Curve, curves
 from .trial import Trial
 from .verdict import Verdict, judge

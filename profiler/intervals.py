@@ -1,0 +1,62 @@
+"""Confidence intervals of means and medians, of one level everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import floor
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import signal, stats
+
+#: Of every interval that is stated. The live packing estimator (``sched_core``) decides at the same level.
+CONFIDENCE = 0.99
+Interval = tuple[float, float]
+
+
+def mean_interval(values: Sequence[float]) -> Interval | None:
+    """Student's interval of the mean of independent ``values``; ``None`` for a single one."""
+    if len(values) < 2:
+        return None
+    mean, error = float(np.mean(values)), float(stats.sem(values))
+    reach = float(stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * error
+    return mean - reach, mean + reach
+
+
+def median_interval(values: NDArray[np.float64]) -> Interval | None:
+    """The interval of the median of ``values``, shape (n,), in the order in which they were measured.
+
+    It lies between two of the values: how many independent ones are above the median follows a binomial
+    distribution, whatever theirs is (Conover, Practical Nonparametric Statistics, section 3.2). Neighbours
+    that are alike count as fewer values, as ``correlation_time`` says.
+
+    Returns
+    -------
+    ``None`` with fewer than eight independent values: then no two of them hold the median so surely.
+    """
+    if not len(values):
+        return None
+    above = np.sign(values - np.median(values))
+    independent = floor(len(values) / correlation_time(above))
+    rank = int(stats.binom.ppf((1 - CONFIDENCE) / 2, independent, 0.5))
+    if rank < 1:
+        return None
+    ordered = np.sort(values)
+    rank = rank * len(values) // independent
+    return float(ordered[rank - 1]), float(ordered[-rank])
+
+
+def correlation_time(values: NDArray[np.float64]) -> float:
+    """So many successive ``values`` tell as much about their mean as one that is independent; at least 1.
+
+    The sum of the autocorrelations, as long as those of two successive lags are positive together (the
+    initial positive sequence, Geyer, Statistical Science 7, 1992).
+    """
+    spread = values - values.mean()
+    count = len(values)
+    products = signal.correlate(spread, spread, method="auto")[count - 1 :]
+    if products[0] <= 0:
+        return 1.0
+    pairs = (products[: count // 2 * 2] / products[0]).reshape(-1, 2).sum(axis=1)
+    negative = np.flatnonzero(pairs <= 0)
+    return max(1.0, float(2 * pairs[: negative[0] if negative.size else None].sum() - 1))
