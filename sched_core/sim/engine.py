@@ -33,7 +33,7 @@ from gpuslice.sched_core.traces.trace import Trace
 from .knowledge import TraceDistribution, TraceKnowledge
 from .losses import TraceLosses
 from .model import LinearSpeed, NoCost, SpeedModel, SwitchCost
-from .outcome import Outcome, Span
+from .outcome import Outcome
 
 #: How often a policy may be woken in a row, with nothing running and nothing to come, without deciding.
 _PATIENCE = 1000
@@ -272,7 +272,7 @@ class Simulation:
             job.lost_s -= (job.since_s - now_s) * job.holds
         job.settle(now_s)
         if self.keep_spans:
-            self.outcome.spans.append(Span(job.number, job.granted_s, now_s, job.placement))
+            self.outcome.spans.add(job.number, job.granted_s, now_s, job.placement)
         neighbours = self._neighbours(job)
         self._ledger.release(job)
         job.running = False

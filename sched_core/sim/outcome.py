@@ -10,17 +10,9 @@ from numpy.typing import NDArray
 
 from gpuslice.sched_core.traces.trace import Trace
 
+from .spans import Spans
+
 Column = NDArray[np.float64]
-
-
-@dataclass(slots=True)
-class Span:
-    """One stretch of time that a job held devices for, from ``start_s`` to ``end_s``."""
-
-    job: int
-    start_s: float
-    end_s: float
-    devices: tuple[int, ...]
 
 
 @dataclass(slots=True)
@@ -74,7 +66,7 @@ class Outcome:
     promotions: Mapping[int, int] = field(default_factory=dict)
     counters: Mapping[str, int] = field(default_factory=dict)
     solver: str = ""
-    spans: list[Span] = field(default_factory=list)
+    spans: Spans = field(default_factory=Spans)
     events: int = 0
     wall_s: float = 0.0
     complete: bool = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import isnan
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 from .apps import apps_of
 from .metrics import finish_time_fairness, summary
 from .outcome import Outcome
+from .spans import Span
 from .validate import Validation
 
 PER_JOB_COLUMNS: tuple[str, ...] = (
@@ -35,39 +36,48 @@ PER_JOB_COLUMNS: tuple[str, ...] = (
 )
 
 
-def per_job(outcome: Outcome) -> list[dict[str, Any]]:
-    """One row per job with the keys of ``PER_JOB_COLUMNS``; ``None`` where something did not happen."""
-    trace, rho = outcome.trace, finish_time_fairness(outcome)
-    rho_paper = finish_time_fairness(outcome, times_n=True)
-    return [
-        {
-            "job_id": trace.ids[i],
-            "submit_time": _number(trace.submit_s[i]),
-            "start_time": _number(float(outcome.first_start_s[i])),
-            "end_time": _number(float(outcome.finish_s[i])),
-            "preempt": int(outcome.preemptions[i]),
-            "promote": outcome.promotions.get(i, 0),
-            "num_gpu": trace.demand[i],
-            "duration": _number(trace.duration_s[i]),
-            "executed_time": _number(float(outcome.executed_s[i])),
-            "service": _number(float(outcome.service_s[i])),
-            "lost_service": _number(float(outcome.lost_s[i])),
-            "fragmentation_time": _number(float(outcome.fragmented_s[i])),
-            "migrate": int(outcome.migrations[i]),
-            "rho": _number(float(rho[i])),
-            "stopped": int(outcome.stopped[i]),
-            "fair_share_time": _number(float(outcome.fair_share_s[i])),
-            "rho_paper": _number(float(rho_paper[i])),
+#: Jobs that are turned into Python's numbers at a time.
+_CHUNK = 4096
+
+Row = tuple[Any, ...]
+
+
+def per_job(outcome: Outcome) -> Iterator[Row]:
+    """One row per job, in the order of ``PER_JOB_COLUMNS``; ``None`` where something did not happen."""
+    trace, promotions = outcome.trace, outcome.promotions
+    rho, rho_paper = finish_time_fairness(outcome), finish_time_fairness(outcome, times_n=True)
+    for first in range(0, len(trace), _CHUNK):
+        chunk = slice(first, first + _CHUNK)
+        times: dict[str, Iterable[float]] = {
+            "submit_time": trace.submit_s[chunk],
+            "duration": trace.duration_s[chunk],
+            "start_time": outcome.first_start_s[chunk].tolist(),
+            "end_time": outcome.finish_s[chunk].tolist(),
+            "executed_time": outcome.executed_s[chunk].tolist(),
+            "service": outcome.service_s[chunk].tolist(),
+            "lost_service": outcome.lost_s[chunk].tolist(),
+            "fragmentation_time": outcome.fragmented_s[chunk].tolist(),
+            "fair_share_time": outcome.fair_share_s[chunk].tolist(),
+            "rho": rho[chunk].tolist(),
+            "rho_paper": rho_paper[chunk].tolist(),
         }
-        for i in range(len(trace))
-    ]
+        columns: dict[str, Iterable[Any]] = {
+            "job_id": trace.ids[chunk],
+            "num_gpu": trace.demand[chunk],
+            "preempt": outcome.preemptions[chunk].tolist(),
+            "migrate": outcome.migrations[chunk].tolist(),
+            "stopped": map(int, outcome.stopped[chunk].tolist()),
+            "promote": [promotions.get(job, 0) for job in range(len(trace))[chunk]],
+            **{name: map(_number, column) for name, column in times.items()},
+        }
+        yield from zip(*(columns[name] for name in PER_JOB_COLUMNS), strict=True)
 
 
 def write_per_job(outcome: Outcome, path: Path) -> None:
     """Write ``per_job`` as CSV; empty cells where something did not happen."""
     with path.open("w", encoding="utf-8", newline="") as file:
-        writer: csv.DictWriter[str] = csv.DictWriter(file, PER_JOB_COLUMNS, lineterminator="\n")
-        writer.writeheader()
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(PER_JOB_COLUMNS)
         writer.writerows(per_job(outcome))
 
 
@@ -79,23 +89,61 @@ def path_for(path: Path, outcome: Outcome, *, several: bool) -> Path:
 def write_json(outcomes: Sequence[Outcome], path: Path, validations: Sequence[Validation] = ()) -> None:
     """Write ``{"version": 1, "policies": [{"summary": ..., "jobs": [...]}, ...]}`` (docs/simulator.md).
 
+    It is written job by job: the whole document would take many times as much memory as the simulation.
     ``validations``, one per outcome or none at all, become the policies' ``validation``.
     """
-    policies: list[dict[str, Any]] = [
-        {"summary": summary(outcome), "jobs": _with_placements(outcome), "apps": _apps(outcome)}
-        for outcome in outcomes
-    ]
-    for policy, found in zip(policies, validations, strict=False):
-        policy["validation"] = {
-            "simulated_s": found.simulated_s,
-            "measured_s": found.measured_s,
-            "average_error": found.average_error,
-            "mean_absolute_error": found.mean_absolute_error,
-            "missing": found.missing,
-            "errors": found.errors,
-        }
-    text = json.dumps({"version": 1, "policies": policies}, indent=1, allow_nan=False)
-    path.write_text(text + "\n", encoding="utf-8")
+    with path.open("w", encoding="utf-8") as file:
+        file.write('{\n "version": 1,\n "policies": [')
+        for number, outcome in enumerate(outcomes):
+            file.write(f'{"," if number else ""}\n  {{\n   "summary": {_indented(summary(outcome), 3)},')
+            file.write('\n   "jobs": [')
+            file.writelines(_jobs(outcome))
+            file.write(f'\n   ],\n   "apps": {_indented(_apps(outcome), 3)}')
+            if number < len(validations):
+                file.write(f',\n   "validation": {_indented(_validation(validations[number]), 3)}')
+            file.write("\n  }")
+        file.write("\n ]\n}\n" if outcomes else "]\n}\n")
+
+
+def _indented(value: object, depth: int) -> str:
+    """``value`` as JSON whose further lines are indented by ``depth`` more; no text in it has a line end."""
+    return json.dumps(value, indent=1, allow_nan=False).replace("\n", "\n" + " " * depth)
+
+
+def _jobs(outcome: Outcome) -> Iterator[str]:
+    """The entries of ``jobs``: ``per_job`` with ``placements``, each with the comma before it."""
+    line = "".join(f'\n     "{name}": %s,' for name in PER_JOB_COLUMNS)
+    spans = outcome.spans
+    order, bounds = spans.by_job(len(outcome.trace))
+    first = 0
+    for job, row in enumerate(per_job(outcome)):
+        last = int(bounds[job + 1])
+        placements = ",".join([_placement(spans[number]) for number in order[first:last].tolist()])
+        held = f"{placements}\n     " if placements else ""
+        name, *numbers = row
+        cells = (json.dumps(name), *("null" if number is None else number for number in numbers))
+        yield f'{"," if job else ""}\n    {{{line % cells}\n     "placements": [{held}]\n    }}'
+        first = last
+
+
+def _placement(span: Span) -> str:
+    start, end = (json.dumps(_number(time_s)) for time_s in (span.start_s, span.end_s))
+    devices = ",\n        ".join(map(str, span.devices))
+    return (
+        f'\n      {{\n       "start": {start},\n       "end": {end},'
+        f'\n       "devices": [\n        {devices}\n       ]\n      }}'
+    )
+
+
+def _validation(found: Validation) -> dict[str, Any]:
+    return {
+        "simulated_s": found.simulated_s,
+        "measured_s": found.measured_s,
+        "average_error": found.average_error,
+        "mean_absolute_error": found.mean_absolute_error,
+        "missing": found.missing,
+        "errors": found.errors,
+    }
 
 
 def _apps(outcome: Outcome) -> list[dict[str, Any]]:
@@ -110,16 +158,6 @@ def _apps(outcome: Outcome) -> list[dict[str, Any]]:
         }
         for app in apps_of(outcome)
     ]
-
-
-def _with_placements(outcome: Outcome) -> list[dict[str, Any]]:
-    rows = per_job(outcome)
-    for row in rows:
-        row["placements"] = []
-    for span in outcome.spans:
-        placement = {"start": _number(span.start_s), "end": _number(span.end_s), "devices": span.devices}
-        rows[span.job]["placements"].append(placement)
-    return rows
 
 
 def _number(value: float) -> float | int | None:

@@ -109,6 +109,29 @@ def test_json_is_the_same_bytes_twice(simulate: Simulate, tmp_path: Path) -> Non
     assert job["placements"] == [{"start": 10, "end": 13, "devices": [0, 1]}]
 
 
+def test_json_written_job_by_job_is_what_json_would_write(simulate: Simulate, tmp_path: Path) -> None:
+    """Also texts that need escapes, jobs that never ran, none at all, and numbers of every length."""
+    ids = ['a"b', "é\n", "c"]
+    trace = Trace(ids, [0, 0.1, 5], [2, 1, 1], [1e17, 1 / 3, 2], {"app": ["x", "x", ""]})
+    outcome = Simulation(trace, Cluster([2]), make_policy("srtf"), keep_spans=True).run()
+    other = simulate([(0, 1, 10)], "1x1", "fifo")
+    other.finish_s[0] = np.nan
+    for outcomes in ([outcome, other], []):
+        report.write_json(outcomes, tmp_path / "out.json")
+        written = (tmp_path / "out.json").read_text()
+        assert written == json.dumps(json.loads(written), indent=1) + "\n"
+    assert [list(row.values())[:-1] for row in found_jobs(tmp_path, outcome)] == list(
+        map(list, report.per_job(outcome))
+    )
+
+
+def found_jobs(folder: Path, outcome: Outcome) -> list[dict[str, object]]:
+    report.write_json([outcome], folder / "one.json")
+    jobs: list[dict[str, object]] = json.loads((folder / "one.json").read_text())["policies"][0]["jobs"]
+    assert list(jobs[0]) == [*report.PER_JOB_COLUMNS, "placements"]
+    return jobs
+
+
 def test_validation(simulate: Simulate, tmp_path: Path) -> None:
     outcome = simulate([(0, 1, 10), (5, 1, 10)], "1x1", "fifo")
     measured = tmp_path / "measured.csv"
