@@ -154,7 +154,8 @@ class Agent:
         )
 
     def finish(self) -> None:
-        """Say Bye."""
+        """Say Bye, and end the threads."""
+        self._watch.stop()
         boundaries = self._boundaries
         self._link.send(Bye(epoch=self._orders.epoch, boundary=boundaries.count, step=boundaries.steps))
         self._link.close()

@@ -60,18 +60,30 @@ class BoundaryWatchdog:
         self._count = boundaries.count
         self._since: tuple[float, float] | None = None
         self._asked_since_s: float | None = None
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"{OWN_PREFIX}watch", daemon=True)
 
     def start(self) -> None:
-        """Look from now on, as long as the process lives."""
-        threading.Thread(target=self._run, name=f"{OWN_PREFIX}watch", daemon=True).start()
+        """Look from now on, until `stop`."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Look no more; the thread has ended then.
+
+        A frame that it looks at may be the last that holds tensors of the script. A thread that frees those
+        while the interpreter is finalized ends the process: Python unwinds it, out of C++ that forbids that.
+        """
+        self._stopping.set()
+        if self._thread.ident is not None:
+            self._thread.join()
 
     def _run(self) -> None:
         clock = time.pthread_getcpuclockid(self._main.ident or 0)
-        while self._main.is_alive():
+        while not self._stopping.is_set() and self._main.is_alive():
             self.look(
                 time.monotonic(), time.clock_gettime(clock), sys._current_frames().get(self._main.ident or 0)
             )
-            self._main.join(_LOOK_AGAIN_S)
+            self._stopping.wait(_LOOK_AGAIN_S)
 
     def look(self, now_s: float, busy_s: float, frame: FrameType | None) -> None:
         """Look once.

@@ -32,12 +32,13 @@ class Drill:
         self._runtime = runtime
         self._every = every
         self._at = sorted(at)
+        self._watch = BoundaryWatchdog(runtime.boundaries)
 
     def start(self) -> None:
         """Check the RAM disk before training begins, and ask for the first boundary."""
         _ = self._runtime.ramdisk
         self._ask(self._runtime.boundary)
-        BoundaryWatchdog(self._runtime.boundaries).start()
+        self._watch.start()
 
     def at_boundary(self, boundary: int) -> Sequence[int]:
         """Suspend and resume; ends the job, by an error's exit code, if that is not possible."""
@@ -57,6 +58,7 @@ class Drill:
 
     def finish(self) -> None:
         """Nothing outlives a drill."""
+        self._watch.stop()
 
     def _ask(self, after: int) -> None:
         if self._every:

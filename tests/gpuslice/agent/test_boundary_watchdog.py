@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import threading
 from types import FrameType
 
 import pytest
@@ -35,6 +36,15 @@ class Bench:
 @pytest.fixture
 def bench() -> Bench:
     return Bench()
+
+
+def test_no_thread_is_left_once_it_is_stopped(bench: Bench) -> None:
+    before = set(threading.enumerate())
+    bench.watch.start()
+    assert [thread.name for thread in set(threading.enumerate()) - before] == ["gpuslice-watch"]
+    bench.watch.stop()
+    assert set(threading.enumerate()) == before
+    BoundaryWatchdog(bench.counter).stop()
 
 
 def test_a_script_that_computes_without_a_boundary_is_named_with_its_line(bench: Bench) -> None:
