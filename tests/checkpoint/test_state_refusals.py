@@ -124,15 +124,23 @@ def test_integers_that_need_a_gradient_are_refused(store: JobStore, held: Callab
 
 @pytest.mark.parametrize(
     "forged",
-    [torch.zeros(3), torch.zeros(2, dtype=torch.float64), torch.zeros(3).to_sparse()],
+    [
+        lambda: torch.zeros(3),
+        lambda: torch.zeros(2, dtype=torch.float64),
+        lambda: torch.zeros(3).to_sparse(),
+    ],
     ids=["shape", "dtype", "sparse"],
 )
-def test_a_gradient_that_a_tensor_cannot_have_is_refused(store: JobStore, forged: torch.Tensor) -> None:
+def test_a_gradient_that_a_tensor_cannot_have_is_refused(
+    store: JobStore, forged: Callable[[], torch.Tensor]
+) -> None:
+    # Made here: a tensor that is there from the collection on is parked with whatever another test suspends.
     first, second = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
     first.grad = torch.zeros(2)
-    described = json.loads(describe({"a": first, "g": forged}).tree.data)
+    gradient = forged()
+    described = json.loads(describe({"a": first, "g": gradient}).tree.data)
     described["a"][4] = described.pop("g")
-    saved = save(store, {"a": first, "g": forged})
+    saved = save(store, {"a": first, "g": gradient})
     saved.tree = Tree(json.dumps(described, separators=(",", ":")).encode())
     with pytest.raises(RefusedSnapshotError, match="a was saved with a gradient of float"):
         check(saved, {"a": second})
