@@ -203,6 +203,7 @@ class JobStore:
         """
         if (
             self._spill is None
+            or self.closed
             or self._writer is not None
             or self._spare_listener is not None
             or self.handed_out
@@ -253,6 +254,8 @@ class JobStore:
 
     def abandon(self) -> None:
         """Let go of the store without touching what lies in it, as if the process had died."""
+        if self.closed:
+            return
         self._let_go()
         self._lock.release()
 

@@ -154,10 +154,13 @@ class Agent:
         )
 
     def finish(self) -> None:
-        """Say Bye, and end the threads."""
-        self._watch.stop()
+        """Say Bye."""
         boundaries = self._boundaries
         self._link.send(Bye(epoch=self._orders.epoch, boundary=boundaries.count, step=boundaries.steps))
+
+    def end_threads(self) -> None:
+        """Send what was said, and end the I/O thread and the watchdog's."""
+        self._watch.stop()
         self._link.close()
 
     def _suspend(self, boundary: int, *, leased: bool) -> bool:

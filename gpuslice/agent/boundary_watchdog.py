@@ -68,11 +68,7 @@ class BoundaryWatchdog:
         self._thread.start()
 
     def stop(self) -> None:
-        """Look no more; the thread has ended then.
-
-        A frame that it looks at may be the last that holds tensors of the script. A thread that frees those
-        while the interpreter is finalized ends the process: Python unwinds it, out of C++ that forbids that.
-        """
+        """Look no more; the thread has ended then."""
         self._stopping.set()
         if self._thread.ident is not None:
             self._thread.join()

@@ -58,6 +58,9 @@ class Drill:
 
     def finish(self) -> None:
         """Nothing outlives a drill."""
+
+    def end_threads(self) -> None:
+        """End the watchdog's."""
         self._watch.stop()
 
     def _ask(self, after: int) -> None:

@@ -73,9 +73,10 @@ class Link:
         self._outbox.send(encode(message))
 
     def close(self) -> None:
-        """Send what was handed over, if the scheduler is there, and end the thread."""
-        self._outbox.send(_END)
-        self._thread.join()
+        """Send what was handed over, if the scheduler is there, and end the thread, if there is one."""
+        if self._thread.ident is not None:
+            self._outbox.send(_END)
+            self._thread.join()
         self._context.destroy(linger=LINGER_MS)
 
     def _run(self) -> None:

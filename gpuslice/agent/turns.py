@@ -54,6 +54,9 @@ class Turns:
         self._runtime.boundaries.stop_at = NEVER
         self._control.close()
 
+    def end_threads(self) -> None:
+        """It has none."""
+
 
 def from_settings(runtime: Runtime) -> Turns | None:
     """The turns that whoever profiles the job has prepared, if it did."""

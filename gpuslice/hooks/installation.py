@@ -25,14 +25,22 @@ from gpuslice.runtime.thread_gate import EarlyThreads
 
 
 class JobController(Controller, Protocol):
-    """A controller with a beginning and an end."""
+    """A controller with a beginning and an end, and perhaps threads."""
 
     def start(self) -> None:
         """Called before the script has any state, or as soon as it is a rank; may hold it there."""
         ...
 
     def finish(self) -> None:
-        """Called when the script has ended."""
+        """Called when the script has ended, if it could begin."""
+        ...
+
+    def end_threads(self) -> None:
+        """Called last, also if ``start`` has failed: no thread of its may be alive afterwards.
+
+        One that frees a tensor, or is in torch otherwise, while the interpreter is finalized aborts the
+        process: Python unwinds it then, out of C++ that forbids that.
+        """
         ...
 
 
@@ -126,6 +134,7 @@ def _begin(job: Runtime) -> None:
     if job.settings.checkpoint_every:
         job.checkpoint_every(job.settings.checkpoint_every)
     if controller is not None:
+        at_end(_end_threads, controller, os.getpid())
         job.keep_ready()
         controller.start()
     if not job.settings.socket:
@@ -152,6 +161,11 @@ def _finish(job: Runtime, controller: JobController | None, pid: int) -> None:
     job.write_report()
     if controller is not None or job.settings.report:
         say(job.summary())
+
+
+def _end_threads(controller: JobController, pid: int) -> None:
+    if os.getpid() == pid:  # a fork has none of them
+        controller.end_threads()
 
 
 class NoRank:

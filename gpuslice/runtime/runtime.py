@@ -395,5 +395,6 @@ class Runtime:
         keep = not ended_well() or (self.store.handed_out and self.suspended)
         if keep and self.identity.world_size > 1:
             # Another rank may have died before its newest snapshot: as after a kill, both of ours stay.
+            self.store.abandon()
             return
         self.store.close(keep=keep)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -151,6 +152,23 @@ def test_the_slots_of_a_job_that_trains_are_there_for_others(spilling: Runtime, 
         assert gives(spilling)
         assert len(list((tmp_path / "spill").glob("*.gsnp"))) == count
     spilling.close()
+    assert not gives(spilling)
+
+
+def test_a_rank_of_a_gang_that_failed_keeps_its_snapshots_but_no_thread(
+    spilling: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpuslice.runtime.runtime.ended_well", lambda: False)
+    spilling.identity = RankIdentity(0, 0, 2, 2)
+    spilling.suspend(explicit=True)
+    spilling.resume()
+    spilling.boundaries.mark()
+    assert "gpuslice-room" in {thread.name for thread in threading.enumerate()}
+    spilling.close()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("gpuslice-")]
+    assert list(spilling.store.directory.glob("*.gsnp"))
+    spilling.boundaries.mark()  # exit handlers may train
+    spilling.store.spare()
     assert not gives(spilling)
 
 
