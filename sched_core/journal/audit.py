@@ -86,11 +86,12 @@ def audit(path: Path) -> Audit:
 
 def whole(path: Path, found: Audit) -> Iterator[Row]:
     """The events of the journal at ``path`` that ``found`` calls whole."""
+    if not found.head.number:
+        return  # there may be no file
     database = _open(path)
     try:
         query = "SELECT number, at_s, event FROM events WHERE number <= ? ORDER BY number"
-        if found.head.number:
-            yield from database.execute(query, (found.head.number,))
+        yield from database.execute(query, (found.head.number,))
     finally:
         database.close()
 

@@ -91,6 +91,19 @@ def test_whatever_is_left_of_a_main_file_is_used(directory: Path) -> None:
     assert "0 events are whole" in warned[0]
 
 
+def test_a_main_file_that_is_gone_is_an_error_like_any_damage(directory: Path, running: int) -> None:
+    for path in directory.glob(f"{FILE}*"):
+        path.unlink()
+    with pytest.raises(JournalDamagedError, match="at least 3 are missing; there are logs") as caught:
+        open_journal(directory, SETUP, accept_loss=False, warn=refuse_to_warn)
+    assert caught.value.exit_code == 4
+    warned: list[str] = []
+    with open_journal(directory, SETUP, accept_loss=True, warn=warned.append) as journal:
+        assert list(journal.replay()) == []
+    assert (directory / "past-1" / "journal.head").exists()
+    assert (directory / "logs" / "b.out").read_text() == "of b"
+
+
 def test_a_journal_of_other_options_is_set_aside_with_its_head(tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
     open_journal(tmp_path, SETUP, accept_loss=False, warn=refuse_to_warn).close()
