@@ -25,7 +25,9 @@ import psutil
 
 from benchmarks.own_scheduler import scheduler
 from gpuslice import config
+from gpuslice.client.client import Client
 from gpuslice.demo.training import steady
+from gpuslice.sched_core.live import exit_record
 
 SCRIPT = Path(__file__).with_name("train.py")
 LOOK_AGAIN_S = 0.25
@@ -62,15 +64,21 @@ class Memory:
     Attributes
     ----------
     most_bytes
-        Resident, together, and of that what a page that several share counts once for each.
-    most_processes
-        Jobs with a process at one time.
+        Resident, together; a page that several share counts once for each.
+    most_pss_bytes
+        The same where such a page counts once.
+    most_waiting_bytes, most_waiting_pss_bytes
+        Of that what the scheduler itself holds and the jobs that wait for their first device.
+    most_processes, most_waiting
+        Jobs with a process at one time, and those of them that wait.
     """
 
-    def __init__(self, pid: int) -> None:
-        self.most_bytes = 0
-        self.most_processes = 0
+    def __init__(self, pid: int, directory: Path) -> None:
+        self.most_bytes = self.most_pss_bytes = 0
+        self.most_waiting_bytes = self.most_waiting_pss_bytes = 0
+        self.most_processes = self.most_waiting = 0
         self._scheduler = psutil.Process(pid)
+        self._directory = directory
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch)
 
@@ -83,18 +91,54 @@ class Memory:
         self._thread.join()
 
     def _watch(self) -> None:
-        while not self._over.wait(LOOK_AGAIN_S):
-            family = [self._scheduler, *self._scheduler.children(recursive=True)]
-            held = [one for one in map(_resident_bytes, family) if one]
-            self.most_bytes = max(self.most_bytes, sum(held))
-            self.most_processes = max(self.most_processes, len(self._scheduler.children()))
+        with Client(self._directory) as client:
+            while not self._over.wait(LOOK_AGAIN_S):
+                self._look({job.id for job in client.jobs() if job.state == "queued" and job.started})
+
+    def _look(self, waiting: set[str]) -> None:
+        """Look once; ``waiting`` is who waited just before."""
+        own, processes = _held([self._scheduler]), self._scheduler.children()
+        names = {_number(path): path.stem for path in (self._directory / "logs").glob("*.exit")}
+        rss, pss = waiting_rss, waiting_pss = own
+        held = 0
+        for supervisor in processes:
+            one_rss, one_pss = _held(_family(supervisor))
+            rss, pss = rss + one_rss, pss + one_pss
+            if names.get(supervisor.pid) in waiting:
+                held += 1
+                waiting_rss, waiting_pss = waiting_rss + one_rss, waiting_pss + one_pss
+        self.most_bytes = max(self.most_bytes, rss)
+        self.most_pss_bytes = max(self.most_pss_bytes, pss)
+        self.most_waiting_bytes = max(self.most_waiting_bytes, waiting_rss)
+        self.most_waiting_pss_bytes = max(self.most_waiting_pss_bytes, waiting_pss)
+        self.most_processes = max(self.most_processes, len(processes))
+        self.most_waiting = max(self.most_waiting, held)
 
 
-def _resident_bytes(process: psutil.Process) -> int:
+def _number(record: Path) -> int | None:
+    found = exit_record.read(record)
+    return None if found is None else found.pid
+
+
+def _family(process: psutil.Process) -> list[psutil.Process]:
     try:
-        return int(process.memory_info().rss)
+        return [process, *process.children(recursive=True)]
     except psutil.NoSuchProcess:
-        return 0
+        return []
+
+
+def _held(processes: Sequence[psutil.Process]) -> tuple[int, int]:
+    """RSS and PSS of ``processes``, added up."""
+    rss = pss = 0
+    for process in processes:
+        try:
+            found = Path(f"/proc/{process.pid}/smaps_rollup").read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it has ended
+        # "Pss:      1234 kB"; one that is ending has no such lines
+        held = {line.split(":")[0]: line.split()[1] for line in found.splitlines()[1:]}
+        rss, pss = rss + int(held["Rss"]) * 1024, pss + int(held["Pss"]) * 1024
+    return rss, pss
 
 
 def _family_cpu_s(pid: int) -> float:
@@ -106,10 +150,10 @@ def _family_cpu_s(pid: int) -> float:
 def queued(jobs: int, slots: int, options: Sequence[str]) -> dict[str, Any]:
     """All handed in at once; how long until the last has ended, and what they took meanwhile."""
     options = ("--devices", f"cpu:{slots}", *options)
-    with scheduler(*options) as (client, _), tempfile.TemporaryDirectory(dir="/dev/shm") as ramdisk:
+    with scheduler(*options) as (client, directory), tempfile.TemporaryDirectory(dir="/dev/shm") as ramdisk:
         environ = {**steady(os.environ), config.variable("ramdisk_dir"): ramdisk}
         pid = client.status().pid
-        with Memory(pid) as memory:
+        with Memory(pid, directory) as memory:
             begin_s, begin_cpu_s = time.monotonic(), _family_cpu_s(pid)
             names = [client.submit([str(SCRIPT)], environ=environ) for _ in range(jobs)]
             submitted_s = time.monotonic() - begin_s
@@ -122,7 +166,11 @@ def queued(jobs: int, slots: int, options: Sequence[str]) -> dict[str, Any]:
         "cpu_s": cpu_s,
         "submit_ms": submitted_s / jobs * 1e3,
         "most_bytes": memory.most_bytes,
+        "most_pss_bytes": memory.most_pss_bytes,
+        "most_waiting_bytes": memory.most_waiting_bytes,
+        "most_waiting_pss_bytes": memory.most_waiting_pss_bytes,
         "most_processes": memory.most_processes,
+        "most_waiting": memory.most_waiting,
         "printed": printed,
     }
 
@@ -148,7 +196,10 @@ def main() -> None:
     )
     print(f"{alone_s:.1f} s of {wishes.slots} at a time; {found['submit_ms']:.1f} ms a submit")
     print(f"processor time {found['cpu_s']:.1f} s, {found['cpu_times']:.2f} times {alone_cpu_s:.1f} s")
-    print(f"at most {found['most_processes']} started, {found['most_bytes'] / 1e9:.2f} GB with the scheduler")
+    gb = {key: value / 1e9 for key, value in found.items() if key.endswith("_bytes")}
+    print(f"at most {found['most_processes']} jobs have a process, {found['most_waiting']} of them wait")
+    print(f"all: {gb['most_bytes']:.2f} GB resident, {gb['most_pss_bytes']:.2f} GB of PSS; the scheduler and")
+    print(f"jobs that wait: {gb['most_waiting_bytes']:.2f} GB, {gb['most_waiting_pss_bytes']:.2f} GB of PSS")
     if wishes.out is not None:
         about = {
             "machine": f"{platform.machine()}, {os.cpu_count()} cores",
