@@ -13,6 +13,7 @@ import textwrap
 from collections.abc import Callable
 from types import CodeType
 
+from torch._C._dynamo import eval_frame
 from torch.autograd import graph
 
 _STEP = "_gpuslice_backward_ended"
@@ -29,6 +30,11 @@ class AfterBackward:
             if sys.exc_info()[0] is None:
                 ended()
 
+        # Between two graphs of a compiled function dynamo compiles whatever is called, this and all below
+        # it too, and then nothing is counted. torch 2.6 cannot be told to leave all of it alone.
+        if hasattr(eval_frame, "set_code_exec_strategy"):
+            skip = eval_frame._FrameAction.SKIP
+            eval_frame.set_code_exec_strategy(step.__code__, eval_frame._FrameExecStrategy(skip, skip))
         self._function = graph._engine_run_backward
         self._original: CodeType = self._function.__code__
         setattr(graph, _STEP, step)

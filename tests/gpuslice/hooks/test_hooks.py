@@ -228,6 +228,25 @@ def test_steps_inside_a_compiled_function_are_counted(counter: BoundaryCounter) 
     assert counter.count > 4  # and they are boundaries, in a loop without a loader
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("error:.*Dynamo does not know:UserWarning")
+def test_steps_inside_a_compiled_training_step_are_boundaries(counter: BoundaryCounter) -> None:
+    net, x = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+    @torch.compile(backend="eager")
+    def train_step() -> None:
+        optimizer.zero_grad()
+        net(x).sum().backward()
+        optimizer.step()
+
+    for _ in range(20):
+        train_step()
+    counter.settle_steps()
+    assert counter.steps == 20
+    assert counter.count >= 19  # each is noticed by the next one's backward pass
+
+
 @pytest.fixture
 def no_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a process that has made none; this one may have."""
