@@ -171,7 +171,7 @@ class SliceInfo(Verb, frozen=True):
 
 
 class JobInfo(Verb, frozen=True):
-    """One job, as ``ps --json`` prints it; the keys are documented in docs/scheduler.md and stay."""
+    """One job, as ``ps --json`` prints it; the keys are documented in docs/monitoring.md and stay."""
 
     id: str
     state: str
@@ -260,7 +260,7 @@ class Ended(Verb, tag="ended", frozen=True):
 
 
 class EventInfo(Verb, frozen=True):
-    """One entry of the journal, as ``events --json`` prints it; documented in docs/scheduler.md."""
+    """One entry of the journal, as ``events --json`` prints it; documented in docs/monitoring.md."""
 
     number: int
     at_s: float

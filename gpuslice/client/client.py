@@ -109,7 +109,7 @@ class Client:
         devices
             How many devices, and ranks, it has.
         max_restarts
-            How often it is started again after a failure that was not its user's (docs/scheduler.md).
+            How often it is started again after a failure that was not its user's (docs/recovery.md).
         steps
             How many optimizer steps it has, if known: for its progress.
         max_steps
@@ -126,7 +126,7 @@ class Client:
             By when it is to be through, in seconds from now; 0: whenever.
         guaranteed
             Refuse it if the policy cannot guarantee that: returns once that is decided, which takes the job's
-            first mini-batches if ``expected_s`` is not stated (docs/scheduler.md, Deadlines).
+            first mini-batches if ``expected_s`` is not stated (docs/submitting.md, Deadlines).
         boundary_timeout_s
             If it reaches no boundary for so long when told to stop, that is reported; 0: never.
         on_boundary_timeout

@@ -1,4 +1,4 @@
-"""Faults of the table in docs/scheduler.md, made on purpose: each ends as the table says."""
+"""Faults of the table in docs/recovery.md, made on purpose: each ends as the table says."""
 
 from __future__ import annotations
 
