@@ -17,10 +17,22 @@ def held_on(device: torch.device) -> str:
     if device.type != "cuda":
         return ""
     streams, events = live_instances(torch.cuda.Stream, torch.cuda.Event)
-    theirs = [stream for stream in streams if stream.cuda_stream not in runtime_calls.own_streams]
+    torchs = torch.cuda.graph.default_capture_stream
+    theirs = [
+        stream
+        for stream in streams
+        if stream is not torchs and stream.cuda_stream not in runtime_calls.own_streams
+    ]
     for what, found in (("stream", theirs), ("event", [event for event in events if event.cuda_event])):
         bound = [one for one in found if one.device == device]
         if bound:
             name = name_of_variable(bound)
             return f"the CUDA {what} {name}" if name else f"a CUDA {what}"
     return ""
+
+
+def forget_capture_stream(device: torch.device) -> None:
+    """Let torch make another stream for its next capture, if the one that it keeps belongs to this GPU."""
+    kept = torch.cuda.graph.default_capture_stream
+    if kept is not None and kept.device == device:
+        torch.cuda.graph.default_capture_stream = None

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import torch
 
-from gpuslice.checkpoint.discover.bound_to_gpu import held_on
+from gpuslice.checkpoint.discover.bound_to_gpu import forget_capture_stream, held_on
 from gpuslice.checkpoint.discover.live_graphs import collects_for_somebody, pending_node
 from gpuslice.checkpoint.discover.live_instances import live_instances
 from gpuslice.checkpoint.discover.storages import held_by_others, with_gradients
@@ -38,6 +38,8 @@ def move_storages(old: Sequence[torch.UntypedStorage], new: Sequence[torch.Untyp
         for tensor, its_data in zip(affected, data, strict=True):
             # It also lets go of the node that collects the gradient on the old device (torch's `set_data`).
             tensor.data = its_data
+        if old:
+            forget_capture_stream(old[0].device)
 
 
 def check_movable(storages: Sequence[torch.UntypedStorage]) -> None:

@@ -127,6 +127,28 @@ def test_what_belongs_to_a_gpu_keeps_the_job_there_and_is_named(tmp_path: Path, 
         assert tensor.sum().item() == 1000
 
 
+def test_the_stream_that_torch_keeps_for_captures_is_made_anew_elsewhere(tmp_path: Path) -> None:
+    def doubled(tensor: torch.Tensor) -> float:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.device(tensor.device), torch.cuda.graph(graph):
+            tensor.mul_(2)
+        graph.replay()
+        return float(tensor.sum().item())
+
+    here, there = (open_device(DeviceName("cuda", index)) for index in (0, 1))
+    tensor = torch.ones(1000, device="cuda:0")
+    assert doubled(tensor) == 2000
+    with RamDisk(tmp_path / "ramdisk", 64 << 20).open_store(None) as store:
+        switch = Switch(here, store)
+        switch.suspend(boundary=1)
+        switch.resume(there)
+        assert doubled(tensor) == 4000
+        switch.suspend(boundary=2)
+        switch.resume(here)
+        assert doubled(tensor) == 8000
+    torch.cuda.graph.default_capture_stream = None  # as this process began
+
+
 def test_generators_and_current_devices_follow_a_job() -> None:
     """In the main thread and in another one; a generator goes on with its own numbers."""
     own, expected = torch.Generator("cuda:0").manual_seed(5), torch.Generator("cuda:0").manual_seed(5)
