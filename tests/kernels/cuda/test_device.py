@@ -11,7 +11,8 @@ import torch
 
 from gpuslice.errors import DeviceMemoryError, SuspendRefusedError
 from gpuslice.kernels import Way
-from gpuslice.kernels.cuda.device import CudaDevice
+from gpuslice.kernels.cuda import allocator_memory
+from gpuslice.kernels.cuda.device import CudaDevice, _streams_by_address
 from gpuslice.kernels.transfer import Pairs
 from gpuslice.types import DeviceName
 
@@ -77,7 +78,8 @@ def test_a_storage_comes_back_on_the_stream_it_was_made_on(device: CudaDevice) -
     device.free([storage])
     device.release_caches()
     device.reserve([(storage, 32 * MIB)])
-    assert device._streams_by_address()[storage.data_ptr()] == stream.cuda_stream
+    made_on = _streams_by_address(allocator_memory.segments(0))
+    assert made_on[storage.data_ptr()] == stream.cuda_stream
 
 
 def test_a_capture_cannot_be_interrupted(device: CudaDevice) -> None:
