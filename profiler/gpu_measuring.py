@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from statistics import median
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import pynvml
 import torch
 
+from gpuslice.kernels.cuda.allocator_memory import statistics
 from gpuslice.kernels.nvml import read_driver
 
 from .memory import MemoryUse, unaccounted
@@ -39,29 +42,38 @@ class CudaMemory:
     def __init__(self, index: int) -> None:
         self._index = index
         self._samples_bytes: list[int] = []
+        self._begun = False
         self._context_bytes: int | None = None
         #: What live tensors hold; the owner of the meter sets it at the last boundary.
         self.tensors_bytes: int | None = None
 
     def sample(self) -> None:
-        if not self._samples_bytes:
-            torch.cuda.reset_peak_memory_stats(self._index)
-            held_bytes = self._held_bytes()
-            if held_bytes is not None:
-                self._context_bytes = held_bytes - torch.cuda.memory_reserved(self._index)
-        self._samples_bytes.append(torch.cuda.memory_allocated(self._index))
+        if not self._begun:
+            self._begun = True
+            self._ask(torch.cuda.reset_peak_memory_stats)
+            held_bytes, reserved_bytes = self._held_bytes(), self._ask(torch.cuda.memory_reserved)
+            if held_bytes is not None and reserved_bytes is not None:
+                self._context_bytes = held_bytes - reserved_bytes
+        allocated_bytes = self._ask(torch.cuda.memory_allocated)
+        if allocated_bytes is not None:
+            self._samples_bytes.append(allocated_bytes)
 
     def report(self) -> MemoryUse:
         samples = self._samples_bytes
-        kept = torch.cuda.memory_reserved(self._index) - torch.cuda.memory_allocated(self._index)
+        allocated, reserved = self._ask(torch.cuda.memory_allocated), self._ask(torch.cuda.memory_reserved)
+        kept = None if allocated is None or reserved is None else reserved - allocated
         return MemoryUse(
-            peak_bytes=torch.cuda.max_memory_allocated(self._index),
+            peak_bytes=self._ask(torch.cuda.max_memory_allocated),
             boundary_bytes=int(median(samples)) if samples else None,
             tensors_bytes=self.tensors_bytes,
             reserved_bytes=kept,
             context_bytes=self._context_bytes,
             unaccounted_bytes=unaccounted(self._held_bytes(), self.tensors_bytes, kept, self._context_bytes),
         )
+
+    def _ask(self, question: Callable[[int], Any]) -> Any:
+        """What the allocator says of this GPU; ``None`` from one of the script's own that keeps no count."""
+        return statistics(partial(question, self._index))
 
     def _held_bytes(self) -> int | None:
         """What the driver says that this process holds; ``None`` where it does not (containers, WSL)."""

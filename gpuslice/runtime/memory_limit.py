@@ -22,6 +22,8 @@ import torch
 from gpuslice.config import format_size, parse_size
 from gpuslice.errors import OVER_MEMORY_LIMIT
 from gpuslice.kernels.cuda import runtime_calls
+from gpuslice.kernels.cuda.allocator_memory import statistics
+from gpuslice.runtime.ending import say
 from gpuslice.types import DeviceName
 
 #: Threads whose stacks are counted in full from their start on: ours, and some of the script's.
@@ -113,13 +115,18 @@ class MemoryLimit:
         """What the job has now of what counts."""
         if self._device.kind == "cuda":
             index = self._device.index or 0
-            return torch.cuda.memory_reserved(index) if runtime_calls.has_begun() else 0
+            had = statistics(lambda: torch.cuda.memory_reserved(index)) if runtime_calls.has_begun() else 0
+            return had or 0  # an allocator of the script's own keeps no count
         return max(0, private_bytes() - self._base_bytes) if self._base_bytes else 0
 
     def _set_host(self, soft_bytes: int) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (soft_bytes, _hard()))
 
     def _limit_gpu(self) -> None:
+        if torch.cuda.get_allocator_backend() == "pluggable":
+            limit = format_size(self.limit_bytes)
+            say(f"the script's own CUDA allocator keeps no memory limit; that of {limit} does not hold")
+            return
         index = self._device.index or 0
         total_bytes = torch.cuda.get_device_properties(index).total_memory
         with torch.cuda.device(index):
