@@ -12,6 +12,7 @@ import pytest
 
 from ..gpuslice.conftest import Workshop, servers
 from ..gpuslice.warm.process import Servers
+from .tally import markdown, tables
 
 __all__ = ["servers"]
 
@@ -23,6 +24,17 @@ if LIBRARIES:
     # Read at the first CUDA call. A file makes this process's memory one that its children see taken.
     _ACCOUNT = tempfile.TemporaryDirectory(prefix="cudasim-", ignore_cleanup_errors=True)
     os.environ |= {"CUDASIM_ACCOUNT": f"{_ACCOUNT.name}/account", "CUDASIM_DEVICES": "2"}
+    # What all processes of the session add up to, its workers under xdist included.
+    os.environ.setdefault("CUDASIM_TALLY", f"{_ACCOUNT.name}/tally")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """The list of switches, routes and faults with counts, and the table of budgets."""
+    path = Path(os.environ.get("CUDASIM_TALLY", ""))
+    if path.is_file() and "PYTEST_XDIST_WORKER" not in os.environ:
+        for title, table in tables(path.read_text(encoding="utf-8").splitlines()):
+            if len(table) > 1:
+                terminalreporter.write_line(f"\n{title}\n\n{markdown(table)}")
 
 
 @pytest.fixture(autouse=True)

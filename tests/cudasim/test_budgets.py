@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import cudasim
+import cudasim_tally
 import pytest
 import torch
 
@@ -88,6 +89,9 @@ def test_calls_do_not_grow_with_the_number_of_small_tensors(store: JobStore) -> 
 def test_a_switch_keeps_to_its_budget(store: JobStore) -> None:
     out, back = warm_round(store, 200, 1000)
     for counts, budget in ((out, SUSPEND_BUDGET), (back, RESUME_BUDGET)):
+        what = "suspend" if counts is out else "resume"
+        for name, allowed in budget.items():
+            cudasim_tally.tell("budget", what, name, counts.get(name, 0), allowed)
         assert {name: n for name, n in counts.items() if n > budget.get(name, n)} == {}
 
 

@@ -35,7 +35,9 @@ int ask(ProcessEntry& entry, Order order) {
 
 int step(ProcessEntry& entry, State from, State to, Order order) {
     if (entry.state != from) return ILLEGAL_STATE;
-    if (int code = order ? ask(entry, order) : OK) return code;
+    int code = order ? ask(entry, order) : OK;
+    if (order) tell(std::string("switch ") + (to == CHECKPOINTED ? "suspend" : "resume") + " driver " + (code ? "failed" : "done"));
+    if (code) return code;
     entry.state = to;
     futex_wake(entry.state);
     return OK;

@@ -77,6 +77,8 @@ struct Call {
     int code;
 };
 void count_bytes(const char* kind, size_t bytes);
+/// Add a line to what the summary of a test session counts.
+void tell(const std::string& words);
 /// Note an error as the thread's last one; returns it.
 int said(int code);
 /// An error that the context does not recover from.

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+
+import cudasim_tally
 
 #: ``cudaError_t``
 OUT_OF_MEMORY, ILLEGAL_ADDRESS, LAUNCH_FAILURE = 2, 700, 719
@@ -29,6 +33,8 @@ def runtime() -> ctypes.CDLL:
 
 def load() -> None:
     """Put the stand-ins for PyTorch's kernels into this process."""
+    if cudasim_tally.TALLY in os.environ:
+        sys.meta_path.insert(0, cudasim_tally.SwitchCounter())  # type: ignore[arg-type]
     library = ctypes.CDLL("libcudasim_operators.so")
     library.cudasim_install.restype = ctypes.c_size_t
     if library.cudasim_install() < 1000:
