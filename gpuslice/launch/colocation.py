@@ -1,4 +1,8 @@
-"""Runs unmodified scripts side by side on one device until all have trained together for long enough."""
+"""Runs unmodified scripts side by side on one device until all have trained together for long enough.
+
+In between each of them trains while the others are stopped, many times in turn. So what the machine does
+meanwhile meets both alike.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,10 @@ from gpuslice.errors import EnvironmentUnusableError
 from gpuslice.launch.measured_script import LEAST_INTERVALS, Begin, MeasuredScript, measured_scripts
 from gpuslice.profiler.colocation.trial import Run, measure
 
-_LOOK_AGAIN_S = 0.05
+_LOOK_AGAIN_S = 0.02
+#: Each is alone so many times, for so many steps of the slowest at least: a step that lies in two slices is
+#: counted by its parts, as if it were equally fast in both.
+_SLICES, _SLICE_STEPS = 4, 10
 #: Beyond what is asked for: starting the scripts, and a last step.
 _PATIENCE_S = 600.0
 
@@ -32,7 +39,7 @@ def run_together(
     settings
         Checked ones; their device is where all of them run.
     seconds
-        How long all are to train at the same time.
+        How long all are to train at the same time; alone, they train as long together again.
     directory
         Empty; for what the jobs write.
     begin
@@ -48,28 +55,71 @@ def run_together(
     with measured_scripts(names, commands, settings, directory, begin) as members:
         for member in members:
             member.start()
-        _until_measured(members, seconds)
+        _alternate(members, seconds)
         for member in members:
             member.stop()
         for member in members:
             member.finish()
-    return measure([member.recordings for member in members])
+    return measure([member.recordings for member in members], [member.halts for member in members])
 
 
-def _until_measured(members: Sequence[MeasuredScript], seconds: float) -> None:
-    """Return when all have trained at the same time for ``seconds``, and long enough to tell."""
-    begun_s = last_s = time.monotonic()
+def _alternate(members: Sequence[MeasuredScript], seconds: float) -> None:
+    """All at once, then one of them, then all again, until all have trained at once for ``seconds``."""
+    patience = _Patience(members, 10 * seconds + _PATIENCE_S)
+    step_s = _warm_up(members, patience)
+    if len(members) == 1:
+        _train(members, seconds, patience)
+        return
+    slice_s = max(seconds / (_SLICES * len(members)), _SLICE_STEPS * step_s)
     together_s = 0.0
-    while together_s < seconds or any(member.intervals < LEAST_INTERVALS for member in members):
-        time.sleep(_LOOK_AGAIN_S)
-        now_s = time.monotonic()
+    while together_s < seconds:
         for member in members:
-            member.look()
+            _train(members, slice_s, patience)
+            together_s += slice_s
+            others = [other for other in members if other is not member]
+            for other in others:
+                other.halt()
+            _train([member], slice_s, patience)
+            for other in others:
+                other.proceed()
+
+
+def _warm_up(members: Sequence[MeasuredScript], patience: _Patience) -> float:
+    """Wait until all have made enough steps to tell; returns how long the slowest takes for one."""
+    began_s: dict[str, float] = {}
+    while any(member.intervals < LEAST_INTERVALS for member in members):
+        patience.look()
+        for member in members:
+            if member.training:
+                began_s.setdefault(member.name, time.monotonic())
+    now_s = time.monotonic()
+    return max((now_s - began_s.get(one.name, now_s)) / one.intervals for one in members)
+
+
+def _train(members: Sequence[MeasuredScript], seconds: float, patience: _Patience) -> None:
+    """Return when all ``members`` have trained for ``seconds``."""
+    trained_s, last_s = 0.0, time.monotonic()
+    while trained_s < seconds:
+        patience.look()
+        now_s = time.monotonic()
         if all(member.training for member in members):
-            together_s += now_s - last_s
+            trained_s += now_s - last_s
         last_s = now_s
-        if now_s - begun_s > 10 * seconds + _PATIENCE_S:
-            slow = ", ".join(f"{member.name} made {member.intervals} steps" for member in members)
+
+
+class _Patience:
+    """Looks after the scripts every now and then, but not for ever."""
+
+    def __init__(self, members: Sequence[MeasuredScript], seconds: float) -> None:
+        self._members = members
+        self._end_s = time.monotonic() + seconds
+
+    def look(self) -> None:
+        time.sleep(_LOOK_AGAIN_S)
+        for member in self._members:
+            member.look()
+        if time.monotonic() > self._end_s:
+            slow = ", ".join(f"{member.name} made {member.intervals} steps" for member in self._members)
             raise EnvironmentUnusableError(
-                f"the scripts did not train together for {seconds:g} s: {slow}", "see what they do at first"
+                f"the scripts did not train together for long enough: {slow}", "see what they do at first"
             )

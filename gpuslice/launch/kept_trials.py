@@ -15,7 +15,7 @@ from gpuslice.errors import EnvironmentUnusableError, UsageError
 from gpuslice.private_directories import private_directory
 from gpuslice.profiler.colocation.trial import Trial
 
-_VERSION = 2
+_VERSION = 3
 
 
 class KeptTrials:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,6 +19,7 @@ from gpuslice.kernels.host.slots import check_slot, slot_cores
 from gpuslice.launch.command import command_line, environment
 from gpuslice.launch.recording import read
 from gpuslice.launch.step_control import StepControl
+from gpuslice.profiler.colocation.spans import Span
 from gpuslice.profiler.recorder import Recording
 from gpuslice.sched_core.live.processes import uninterrupted
 from gpuslice.types import DeviceName
@@ -91,6 +93,9 @@ class MeasuredScript:
         self._earlier = 0
         self._process: subprocess.Popen[Any] | None = None
         self.recordings: list[Recording] = []
+        #: When its processes stood still, on the host's monotonic clock.
+        self.halts: list[Span] = []
+        self._halted_s: float | None = None
 
     @property
     def control(self) -> StepControl:
@@ -116,6 +121,20 @@ class MeasuredScript:
         if len(self.recordings) >= _EMPTY_STARTS and not any(one.interval_s for one in self.recordings):
             raise UsageError(f"{self.name} makes no two steps before it ends", "let it train longer")
         self.start()
+
+    def halt(self) -> None:
+        """Stop its processes where they are, until ``proceed``; its memory stays."""
+        if self._halted_s is None and self._process is not None:
+            self._halted_s = time.perf_counter()
+            _signal_group(self._process.pid, signal.SIGSTOP)
+
+    def proceed(self) -> None:
+        """Let its processes go on if they were halted."""
+        if self._halted_s is not None:
+            if self._process is not None:
+                _signal_group(self._process.pid, signal.SIGCONT)
+            self.halts.append((self._halted_s, time.perf_counter()))
+            self._halted_s = None
 
     def stop(self) -> None:
         """Have it end at its next boundary."""
@@ -144,6 +163,7 @@ class MeasuredScript:
 
     def start(self) -> None:
         """Start the script, with a file of its own to record into."""
+        self.proceed()
         away = self._control is not None and self._control.away
         self.starts += 1
         self._recording = self._directory / f"{self.starts}.json"
@@ -195,8 +215,12 @@ class MeasuredScript:
 
 def _end_group(pid: int) -> None:
     """End the processes of a session that we have started: a script's, and those that it has started."""
+    _signal_group(pid, signal.SIGKILL)
+
+
+def _signal_group(pid: int, number: signal.Signals) -> None:
     with suppress(ProcessLookupError):
-        os.killpg(pid, signal.SIGKILL)
+        os.killpg(pid, number)
 
 
 def device_cores(device: DeviceName, slots: int) -> frozenset[int] | None:

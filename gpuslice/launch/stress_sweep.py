@@ -14,11 +14,19 @@ import msgspec
 
 from gpuslice.config import Settings
 from gpuslice.errors import EnvironmentUnusableError
-from gpuslice.launch.measured_script import LEAST_INTERVALS, device_cores, measured_scripts, visible_to_job
+from gpuslice.launch.measured_script import (
+    LEAST_INTERVALS,
+    MeasuredScript,
+    device_cores,
+    measured_scripts,
+    visible_to_job,
+)
+from gpuslice.profiler.colocation.spans import Span
 from gpuslice.profiler.colocation.stress import (
     Phase,
     Stressed,
     StressLog,
+    halting,
     recorded_edges,
     schedule,
     stressed,
@@ -26,7 +34,7 @@ from gpuslice.profiler.colocation.stress import (
 )
 from gpuslice.types import DeviceName
 
-_LOOK_AGAIN_S = 0.05
+_LOOK_AGAIN_S = 0.02
 #: Beyond the schedule: importing and compiling what makes the load, and a script's start.
 _PATIENCE_S = 600.0
 #: The reference load lasts until it is told to end.
@@ -65,10 +73,12 @@ def sweep(
         _until(lambda: job.intervals >= LEAST_INTERVALS, name, 0.0, job.look)
         phases = schedule(kinds, seconds, seed)
         with _stressor(phases, settings, directory / "load") as load:
-            log = load.finish(sum(phase.seconds for phase in phases), job.look)
+            halter = _Halter(job, load, halting(phases))
+            log = load.finish(sum(phase.seconds for phase in phases), halter.look)
+        job.proceed()
         job.stop()
         job.finish()
-    return stressed(recorded_edges(job.recordings), log)
+    return stressed(recorded_edges(job.recordings), log, job.halts)
 
 
 def reference(
@@ -86,6 +96,25 @@ def reference(
             one.end()
             found += stressed(unit_edges(one.finish(0.0)), log)
     return tuple(found)
+
+
+class _Halter:
+    """Halts a job during ``spans``, in seconds since the load began; what counts is when it really did."""
+
+    def __init__(self, job: MeasuredScript, load: _Stressor, spans: Sequence[Span]) -> None:
+        self._job, self._load, self._spans = job, load, spans
+        self._begun_s: float | None = None
+
+    def look(self) -> None:
+        self._job.look()
+        if self._begun_s is None:
+            self._begun_s = time.monotonic() if self._load.loading else None
+            return
+        at_s = time.monotonic() - self._begun_s
+        if any(begin <= at_s < end for begin, end in self._spans):
+            self._job.halt()
+        else:
+            self._job.proceed()
 
 
 class _Stressor:

@@ -10,7 +10,8 @@ from pathlib import Path
 from gpuslice.config import Settings
 from gpuslice.errors import EnvironmentUnusableError
 from gpuslice.launch.measured_script import LEAST_INTERVALS, Begin, MeasuredScript, measured_scripts
-from gpuslice.profiler.colocation.trial import Run, Span, measure_turns
+from gpuslice.profiler.colocation.spans import Span
+from gpuslice.profiler.colocation.trial import Run, measure_turns
 
 #: While a script trains, and while it is being suspended.
 _LOOK_AGAIN_S, _LOOK_SOON_S = 0.05, 0.001

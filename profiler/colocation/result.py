@@ -18,7 +18,7 @@ from .prediction import Prediction, PredictionError, predictions
 from .prediction import error as prediction_error
 from .statistics import Estimate, estimate
 from .stress import Curve, curves
-from .trial import Trial
+from .trial import Run, Trial
 from .verdict import Verdict, judge
 
 Interval = tuple[float, float] | None
@@ -85,15 +85,15 @@ def make_result(
     memory_bytes
         What the device has; ``None`` if that is unknown.
     """
-    rates = {trial.task: [run.steps_per_second for run in trial.runs] for trial in trials if trial.runs}
+    runs = {trial.task: trial.runs for trial in trials if trial.runs}
     memory = memories(trials)
     jobs = tuple(
         JobResult(names[job], alone.mean, alone.interval, memory.get(job))
         for job in range(plan.jobs)
-        if (alone := _alone(job, rates)) is not None
+        if (alone := _alone(job, runs)) is not None
     )
     large = too_large(plan, memory, memory_bytes)
-    pairs = [_set_results(_Set(names, members, rates, memory, members in large)) for members in plan.sets]
+    pairs = [_set_results(_Set(names, members, runs, memory, members in large)) for members in plan.sets]
     packed = {members: one for members, (one, _) in zip(plan.sets, pairs, strict=True) if one is not None}
     sliced = [one for _, one in pairs if one is not None]
     done = [trial.task for trial in trials]
@@ -160,11 +160,11 @@ def to_csv(result: Result) -> str:
     return text.getvalue()
 
 
-_Rates = dict[Task, list[float]]
+_Runs = dict[Task, tuple[Run, ...]]
 
 
-def _alone(job: int, rates: _Rates) -> Estimate | None:
-    found = [rate for task, (rate, *_) in rates.items() if task[1:] == ((job,), "alone")]
+def _alone(job: int, runs: _Runs) -> Estimate | None:
+    found = [run.steps_per_second for task, (run, *_) in runs.items() if task[1:] == ((job,), "alone")]
     return estimate(found) if found else None
 
 
@@ -172,21 +172,29 @@ def _alone(job: int, rates: _Rates) -> Estimate | None:
 class _Set:
     names: Sequence[str]
     members: Members
-    rates: _Rates
+    runs: _Runs
     memory: Mapping[int, int]
     too_large: bool
 
     def rounds(self, mode: Mode) -> dict[int, list[float]]:
-        """Normalized throughput by round; only rounds in which each of the members ran alone, too.
+        """Normalized throughput by round: by that alone in the same trial, where that was measured.
 
-        So a drift between rounds cancels.
+        Else by the trial alone in the same round, if there is one. So a drift of the machine cancels.
         """
         found = {}
-        for task, rates in self.rates.items():
-            alone = [self.rates.get(Task(task.round, (job,), "alone"), [0.0])[0] for job in self.members]
-            if task.members == self.members and task.mode == mode and all(alone):
-                found[task.round] = [rate / one for rate, one in zip(rates, alone, strict=True)]
+        for task, runs in self.runs.items():
+            if task.members == self.members and task.mode == mode:
+                both = zip(self.members, runs, strict=True)
+                alone = [self._alone(task.round, job, run) for job, run in both]
+                if all(alone):
+                    found[task.round] = [
+                        run.steps_per_second / one for run, one in zip(runs, alone, strict=True)
+                    ]
         return found
+
+    def _alone(self, number: int, job: int, run: Run) -> float:
+        trial = self.runs.get(Task(number, (job,), "alone"))
+        return run.alone_steps_per_second or (trial[0].steps_per_second if trial else 0.0)
 
     @property
     def memory_bytes(self) -> int | None:

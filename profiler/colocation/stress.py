@@ -1,7 +1,8 @@
 """What loads of one kind do to a job, and what a job does to a load: sensitivity curves and pressures.
 
 A job's pressure of a kind is the intensity of our own load that slows a reference load down as much as the
-job does (Bubble-Up, MICRO 2011). The reference is the load at full intensity.
+job does (Bubble-Up, MICRO 2011). The reference is the load at full intensity. How fast it is alone is
+measured while it loads the job: the job is halted for every other moment.
 """
 
 from __future__ import annotations
@@ -11,14 +12,19 @@ from random import Random
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
+from scipy.optimize import isotonic_regression
 
 from gpuslice.profiler.recorder import Recording
 
+from .spans import Column, Span, active, intersection, progress, total_s, without
 from .statistics import Estimate, estimate
 
 #: Of a load: the share of the time in which it works.
 LEVELS = (0.25, 0.5, 1.0)
+#: A full load is alone so many times.
+_HALTS = 4
+#: The weight of what is known for sure: without a load a job keeps its speed.
+_SURE = 1e6
 
 
 class Phase(msgspec.Struct, frozen=True):
@@ -56,57 +62,91 @@ class Stressed(msgspec.Struct, frozen=True):
         Throughput of the job under the load by that right before and after it; ``None`` if the job was being
         started then.
     units_per_second
-        Throughput of the load.
+        Throughput of the load, without the moments in which the job was halted.
+    reference
+        That by what it was in those moments; ``None`` if there were none.
     """
 
     kind: str
     level: float
     normalized: float | None
     units_per_second: float
+    reference: float | None = None
 
 
 def schedule(kinds: Sequence[str], seconds: float, seed: int) -> list[Phase]:
-    """All levels of all ``kinds`` in an order given by ``seed``; a pause of the same length around each."""
-    loads = [Phase(kind, level, seconds) for kind in kinds for level in LEVELS]
+    """All levels of all ``kinds`` in an order given by ``seed``, with a pause around each.
+
+    A full load lasts twice as long: half of it beside the job, half of it alone.
+    """
+    loads = [Phase(kind, level, seconds * (2 if level == 1.0 else 1)) for kind in kinds for level in LEVELS]
     Random(seed).shuffle(loads)
     pause = Phase("", 0.0, seconds)
     return [pause, *(phase for load in loads for phase in (load, pause))]
 
 
-def recorded_edges(recordings: Iterable[Recording]) -> list[NDArray[np.float64]]:
+def halting(phases: Sequence[Phase]) -> list[Span]:
+    """When the job is to be halted, in seconds since ``phases`` began: every other moment of a full load."""
+    spans, begin_s = [], 0.0
+    for phase in phases:
+        if phase.level == 1.0:
+            moment_s = phase.seconds / (2 * _HALTS)
+            starts = [begin_s + (2 * number + 1) * moment_s for number in range(_HALTS)]
+            spans += [(start_s, start_s + moment_s) for start_s in starts]
+        begin_s += phase.seconds
+    return spans
+
+
+def recorded_edges(recordings: Iterable[Recording]) -> list[Column]:
     """When the steps of each start ended, and when its first began."""
     return [one.begun_s + np.concatenate([[0.0], np.cumsum(one.interval_s)]) for one in recordings]
 
 
-def unit_edges(log: StressLog) -> list[NDArray[np.float64]]:
+def unit_edges(log: StressLog) -> list[Column]:
     """The same of a stressor in place of a job."""
     return [np.array(window.ends_s, dtype=np.float64) for window in log.windows if window.kind]
 
 
-def stressed(edges: Sequence[NDArray[np.float64]], log: StressLog) -> tuple[Stressed, ...]:
-    """What each load of ``log`` did to the job whose steps ended at ``edges``."""
+def stressed(edges: Sequence[Column], log: StressLog, halts: Sequence[Span] = ()) -> tuple[Stressed, ...]:
+    """What each load of ``log`` did to the job whose steps ended at ``edges``, and what the job did to it.
+
+    Parameters
+    ----------
+    halts
+        When the job was halted.
+    """
     found = []
-    rates = [_rate(edges, window) for window in log.windows]
+    own = [active(one, halts) for one in edges]
+    bounds = active([(window.begun_s, window.ended_s) for window in log.windows], halts).reshape(-1, 2)
+    rates = [_rate(own, (begin, end)) for begin, end in bounds]
     for index, window in enumerate(log.windows):
         if not window.kind:
             continue
         around = [rate for rate in (*rates[index - 1 : index], *rates[index + 1 : index + 2]) if rate]
         rate = rates[index]
         normalized = rate / float(np.mean(around)) if around and rate is not None else None
-        seconds = window.ended_s - window.begun_s
-        found.append(Stressed(window.kind, window.level, normalized, len(window.ends_s) / seconds))
+        span = (window.begun_s, window.ended_s)
+        beside = _unit_rate(window, without([span], halts))
+        alone = _unit_rate(window, intersection([span], halts))
+        reference = beside / alone if alone else None
+        found.append(Stressed(window.kind, window.level, normalized, beside, reference))
     return tuple(found)
 
 
-def _rate(edges: Sequence[NDArray[np.float64]], window: Window) -> float | None:
-    """Steps per second in ``window``; ``None`` if the job trained in less than half of it."""
+def _rate(edges: Sequence[Column], span: Span) -> float | None:
+    """Steps per second in ``span``; ``None`` if the job trained in less than half of it."""
     steps = seconds = 0.0
     for one in edges:
         if one.size > 1:
-            begin, end = np.clip([window.begun_s, window.ended_s], one[0], one[-1])
-            numbers = np.interp([begin, end], one, np.arange(one.size))
-            steps, seconds = steps + float(numbers[1] - numbers[0]), seconds + float(end - begin)
-    return steps / seconds if seconds > (window.ended_s - window.begun_s) / 2 else None
+            begin, end = np.clip(span, one[0], one[-1])
+            steps, seconds = steps + progress(one, [(begin, end)]), seconds + float(end - begin)
+    return steps / seconds if seconds > (span[1] - span[0]) / 2 else None
+
+
+def _unit_rate(window: Window, spans: Sequence[Span]) -> float:
+    edges = np.array([window.begun_s, *window.ends_s], dtype=np.float64)
+    seconds = total_s(spans)
+    return progress(edges, spans) / seconds if seconds else 0.0
 
 
 class Curve(msgspec.Struct, frozen=True):
@@ -119,7 +159,7 @@ class Curve(msgspec.Struct, frozen=True):
     normalized, interval
         Throughput of the job under each, by that without it, with its interval.
     reference
-        Throughput of the load at full intensity beside the job, by that alone.
+        Throughput of the load at full intensity beside the job, by that with the job halted.
     pressure
         The intensity that slows the reference down as much; 0 to 1.
     """
@@ -152,19 +192,17 @@ def curves(
     references
         The same beside the reference loads.
     """
-    beside, together = _by_load(references, rates=False), _by_load(references, rates=True)
+    beside = _by_load(references)
     found = {}
     for job, values in jobs.items():
-        slowed, rates = _by_load(values, rates=False), _by_load(values, rates=True)
+        slowed = _by_load(values)
         for kind in kinds:
             loads = [(kind, level) for level in LEVELS]
-            if not all(load in slowed and load in beside for load in loads):
+            known = [one.reference for one in values if one.kind == kind and one.reference is not None]
+            if not known or not all(load in slowed and load in beside for load in loads):
                 continue
             points = [estimate(slowed[load]) for load in loads]
-            # Two full loads beside each other are alike: the share that one keeps is that of the other.
-            full = float(np.mean(together[kind, 1.0])) / float(np.mean(beside[kind, 1.0]))
-            reference = float(np.mean(rates[kind, 1.0])) / full
-            found[job, kind] = _curve(names[job], kind, points, reference, beside)
+            found[job, kind] = _curve(names[job], kind, points, float(np.mean(known)), beside)
     return found
 
 
@@ -182,20 +220,29 @@ def _curve(name: str, kind: str, points: Sequence[Estimate], reference: float, b
 
 def _pressure(reference: float, slowed: Sequence[float]) -> float:
     """The least intensity at which the reference keeps ``reference`` of its speed, between those measured."""
-    # A curve that falls: what one more noisy point says otherwise is levelled out.
-    falling, first = np.unique(-np.minimum.accumulate([1.0, *slowed]), return_index=True)
-    return float(np.interp(-reference, falling, np.array([0.0, *LEVELS])[first]))
+    levels, kept = _falling(slowed)
+    falling, first = np.unique(-kept, return_index=True)
+    return float(np.interp(-reference, falling, levels[first]))
 
 
 def throughput(curve: Curve, level: float) -> float:
     """What ``curve`` says for a load of ``level``, between the measured points."""
-    return float(np.interp(level, [0.0, *curve.levels], [1.0, *curve.normalized]))
+    return float(np.interp(level, *_falling(curve.normalized)))
 
 
-def _by_load(values: Iterable[Stressed], *, rates: bool) -> _Values:
+def _falling(values: Sequence[float]) -> tuple[Column, Column]:
+    """Intensities from 0 on, and ``values`` at them as a curve that starts at 1 and falls.
+
+    What noise says otherwise is levelled out by least squares.
+    """
+    weights = [_SURE, *(1.0 for _ in values)]
+    kept = isotonic_regression([1.0, *values], weights=weights, increasing=False).x
+    return np.array([0.0, *LEVELS]), np.asarray(kept, dtype=np.float64)
+
+
+def _by_load(values: Iterable[Stressed]) -> _Values:
     found: _Values = {}
     for one in values:
-        value = one.units_per_second if rates else one.normalized
-        if value is not None:
-            found.setdefault((one.kind, one.level), []).append(value)
+        if one.normalized is not None:
+            found.setdefault((one.kind, one.level), []).append(one.normalized)
     return found

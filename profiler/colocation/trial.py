@@ -7,17 +7,14 @@ from functools import reduce
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from gpuslice.profiler.memory import MemoryUse
 from gpuslice.profiler.recorder import Recording
 from gpuslice.profiler.steps import warmup
 
 from .plan import Members, Mode, Task
+from .spans import Column, Span, active, intersection, progress, total_s, without
 from .stress import Stressed
-
-Column = NDArray[np.float64]
-Span = tuple[float, float]
 
 #: Step times are kept as so many quantiles.
 _QUANTILES = 101
@@ -38,6 +35,9 @@ class Run(msgspec.Struct, frozen=True):
         The most that it held, ``None`` if its device does not tell.
     step_seconds
         101 evenly spaced quantiles of the step times, from the least to the greatest; empty without any.
+    alone_steps, alone_seconds
+        Steps that it made in the same trial while the others stood still, and how long that was; 0 where that
+        was not measured.
     """
 
     steps: float
@@ -45,11 +45,18 @@ class Run(msgspec.Struct, frozen=True):
     starts: int
     memory_bytes: int | None
     step_seconds: tuple[float, ...]
+    alone_steps: float = 0.0
+    alone_seconds: float = 0.0
 
     @property
     def steps_per_second(self) -> float:
         """Its throughput; 0 if nothing was measured."""
         return self.steps / self.seconds if self.seconds else 0.0
+
+    @property
+    def alone_steps_per_second(self) -> float:
+        """The same while the others stood still."""
+        return self.alone_steps / self.alone_seconds if self.alone_seconds else 0.0
 
 
 class Trial(msgspec.Struct, frozen=True):
@@ -84,28 +91,61 @@ class Trial(msgspec.Struct, frozen=True):
         return Task(self.round, self.members, self.mode)
 
 
-def measure(recordings: Sequence[Sequence[Recording]]) -> tuple[Run, ...]:
-    """How fast each member was while all of them trained.
+def measure(
+    recordings: Sequence[Sequence[Recording]], halts: Sequence[Sequence[Span]] = ()
+) -> tuple[Run, ...]:
+    """How fast each member was while all of them trained, and while the others stood still.
 
     Parameters
     ----------
     recordings
         For each member those of its starts, in order.
+    halts
+        For each member when it was stopped, so that another one was alone; none if nobody was.
     """
-    members = [[_settled(recording) for recording in starts] for starts in recordings]
-    spans = [[(edges[0], edges[-1]) for edges in starts if edges.size > 1] for starts in members]
-    common = reduce(intersection, spans)
-    seconds = float(sum(end - begin for begin, end in common))
-    return tuple(
-        Run(
-            steps=float(sum(_steps(edges, common) for edges in starts)),
-            seconds=seconds,
-            starts=len(starts),
-            memory_bytes=_most([held_bytes(one) for one in recorded]),
-            step_seconds=_quantiles(np.concatenate([_inside(edges, common) for edges in starts])),
+    halted = list(halts) or [()] * len(recordings)
+    members = [_Member(starts, stops) for starts, stops in zip(recordings, halted, strict=True)]
+    common = reduce(intersection, [member.spans for member in members])
+    found = []
+    for number, member in enumerate(members):
+        others = [stops for other, stops in enumerate(halted) if other != number]
+        alone = reduce(intersection, others, member.spans) if others else []
+        found.append(
+            Run(
+                steps=member.steps(common),
+                seconds=total_s(common),
+                starts=len(recordings[number]),
+                memory_bytes=_most([held_bytes(one) for one in recordings[number]]),
+                step_seconds=_quantiles(member.step_seconds(common)),
+                alone_steps=member.steps(alone),
+                alone_seconds=total_s(alone),
+            )
         )
-        for starts, recorded in zip(members, recordings, strict=True)
-    )
+    return tuple(found)
+
+
+class _Member:
+    """Its steps after the warm-up, on a clock that stands still while it does."""
+
+    def __init__(self, recordings: Sequence[Recording], halts: Sequence[Span]) -> None:
+        self._halts = halts
+        self._edges = []
+        self.spans: list[Span] = []
+        for recording in recordings:
+            edges = _edges(recording)
+            if edges.size > 1:
+                own = active(edges, halts)
+                begun = warmup(np.diff(own))
+                self._edges.append(own[begun:])
+                self.spans += without([(edges[begun], edges[-1])], halts)
+
+    def steps(self, spans: Sequence[Span]) -> float:
+        own = active(spans, self._halts)
+        return float(sum(progress(edges, own) for edges in self._edges))
+
+    def step_seconds(self, spans: Sequence[Span]) -> Column:
+        own = [(begin, end) for begin, end in active(spans, self._halts).reshape(-1, 2)]
+        return np.concatenate([_inside(edges, own) for edges in self._edges] or [np.empty(0)])
 
 
 def measure_turns(
@@ -119,29 +159,30 @@ def measure_turns(
         For each member those of its starts, in order.
     cycles
         For each cycle the turns of all members, in order. Other members' turns and the switches count as
-        time. Steps that lie in a turn completely give the step times.
+        time. Steps that lie in a turn completely give the step times; those in its second half tell how fast
+        the member is alone: right after a resume, caches are cold.
     """
     members = [[_edges(recording) for recording in starts] for starts in recordings]
     whole = [(turns[0][0], turns[-1][1]) for turns in cycles]
-    seconds = float(sum(end - begin for begin, end in whole))
-    return tuple(
-        Run(
-            steps=float(sum(_steps(edges, whole) for edges in starts)),
-            seconds=seconds,
-            starts=len(starts),
-            memory_bytes=_most([held_bytes(one) for one in recorded]),
-            step_seconds=_quantiles(
-                np.concatenate([_within(edges, [turns[number] for turns in cycles]) for edges in starts])
-            ),
+    found = []
+    for number, (starts, recorded) in enumerate(zip(members, recordings, strict=True)):
+        turns = [one[number] for one in cycles]
+        late = [((begin + end) / 2, end) for begin, end in turns]
+        steps_s, alone_s = (
+            np.concatenate([_within(edges, spans) for edges in starts]) for spans in (turns, late)
         )
-        for number, (starts, recorded) in enumerate(zip(members, recordings, strict=True))
-    )
-
-
-def intersection(one: Sequence[Span], other: Sequence[Span]) -> list[Span]:
-    """The times that lie in a span of either list."""
-    both = [(max(a[0], b[0]), min(a[1], b[1])) for a in one for b in other]
-    return sorted((begin, end) for begin, end in both if begin < end)
+        found.append(
+            Run(
+                steps=float(sum(progress(edges, whole) for edges in starts)),
+                seconds=total_s(whole),
+                starts=len(starts),
+                memory_bytes=_most([held_bytes(one) for one in recorded]),
+                step_seconds=_quantiles(steps_s),
+                alone_steps=float(alone_s.size),
+                alone_seconds=float(alone_s.sum()),
+            )
+        )
+    return tuple(found)
 
 
 def held_bytes(recording: Recording) -> int | None:
@@ -162,19 +203,6 @@ def _edges(recording: Recording) -> Column:
         return np.empty(0)
     edges: Column = recording.begun_s + np.concatenate([[0.0], np.cumsum(intervals_s)])
     return edges
-
-
-def _settled(recording: Recording) -> Column:
-    """The same after the warm-up."""
-    edges = _edges(recording)
-    return edges[warmup(np.diff(edges)) :] if edges.size else edges
-
-
-def _steps(edges: Column, common: Sequence[Span]) -> float:
-    if edges.size < 2:
-        return 0.0
-    counts = np.interp(np.array(common).reshape(-1, 2), edges, np.arange(edges.size))
-    return float((counts[:, 1] - counts[:, 0]).sum())
 
 
 def _inside(edges: Column, common: Sequence[Span]) -> Column:

@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 import os
 import signal
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from gpuslice.cli import colocate, main
+from gpuslice.launch.colocation import run_together
 from gpuslice.launch.kept_trials import KeptTrials
+from gpuslice.launch.time_slicing import run_sliced
 from gpuslice.profiler.colocation.plan import Plan, Task
 from gpuslice.profiler.colocation.trial import Run
+
+from ..warm.process import Servers
 
 #: What a machine of known truth measures: together, all are half as fast.
 PLAN = Plan(3, 2, 2)
@@ -155,9 +160,12 @@ def test_names_are_unique() -> None:
 
 
 @pytest.mark.slow
-def test_real_scripts_alone_and_together(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_real_scripts_alone_and_together(
+    place: Path, monkeypatch: pytest.MonkeyPatch, servers: Servers
+) -> None:
     """The second one ends after 200 steps, and is started again until the others have been measured."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    for real in (run_together, run_sliced):
+        monkeypatch.setattr(f"{real.__module__}.{real.__name__}", partial(real, begin=servers.start))
     (place / "train.py").write_text(TRAIN, encoding="utf-8")
     words = ["colocate", "train.py 100000000", "train.py 200", "--seconds", "0.05", "--repeats", "2"]
     assert status([*words, "--json", "o.json"]) == 0
@@ -165,6 +173,8 @@ def test_real_scripts_alone_and_together(place: Path, monkeypatch: pytest.Monkey
     assert found["complete"]
     assert len(found["trials"]) == 8
     assert all(run["steps"] > 0 and run["memory_bytes"] > 0 for one in found["trials"] for run in one["runs"])
+    packed = [one for one in found["trials"] if one["mode"] == "packed"]
+    assert all(one["runs"][0]["alone_steps"] > 0 for one in packed), "while the other was halted"
     sliced = [one for one in found["trials"] if one["mode"] == "sliced"]
     assert [one["runs"] for one in sliced] == [[]] * 2, "it ends before two cycles are over"
     assert all(one["memory_bytes"] > 0 for one in found["jobs"])

@@ -62,7 +62,7 @@ def experiment(
 def loads(waits: bool) -> tuple[Stressed, ...]:
     """Beside a job that only waits nothing happens; beside another one both get their part of the core."""
     return tuple(
-        Stressed(kind, level, *((1.0, 1000.0 * level) if waits else (max(0.5, 1 - level), 500.0)))
+        Stressed(kind, level, *((1.0, 1000.0, 1.0) if waits else (max(0.5, 1 - level), 500.0, 0.5)))
         for kind in ("bandwidth", "compute")
         for level in LEVELS
     )

@@ -19,6 +19,7 @@ from gpuslice.profiler.colocation.stress import (
     StressLog,
     Window,
     curves,
+    halting,
     recorded_edges,
     schedule,
     stressed,
@@ -111,7 +112,27 @@ def test_a_job_is_compared_with_itself_right_before_and_after() -> None:
     assert [one.level for one in found] == list(LEVELS)
     for one in found:
         assert one.normalized == pytest.approx(0.5, rel=0.02)
-        assert one.units_per_second == pytest.approx(500.0)
+        assert one.units_per_second == pytest.approx(500.0, rel=1e-3)
+
+
+def test_the_reference_is_compared_with_itself_while_the_job_is_halted() -> None:
+    """A unit takes 1 ms, and twice that beside the job; the machine slows down by half meanwhile."""
+    phases = [Phase("", 0.0, 4.0), Phase("compute", 1.0, 8.0), Phase("", 0.0, 4.0)]
+    halts = halting(phases)
+    assert halts == [(5.0, 6.0), (7.0, 8.0), (9.0, 10.0), (11.0, 12.0)]
+    times, steps, units = [0.0], [0.0], []
+    while times[-1] < 16.0:
+        now_s = times[-1]
+        halted, loaded = any(a <= now_s < b for a, b in halts), 4.0 <= now_s < 12.0
+        times.append(now_s + 0.001 * (1 + now_s / 32.0) * (2 if loaded and not halted else 1))
+        # A step of the job is ten units' time, and twice that beside the load.
+        steps.append(steps[-1] + (0.0 if halted else 0.1))
+        units += [times[-1]] if loaded else []
+    whole = np.interp(np.arange(int(steps[-1])), steps, times)
+    windows = [Window("", 0.0, 0.0, 4.0, []), Window("compute", 1.0, 4.0, 12.0, units)]
+    (found,) = stressed([whole], StressLog([*windows, Window("", 0.0, 12.0, 16.0, [])]), halts)
+    assert found.reference == pytest.approx(0.5, rel=0.03)
+    assert found.normalized == pytest.approx(0.5, rel=0.03)
 
 
 def test_a_job_that_was_being_started_has_no_figure() -> None:
@@ -133,7 +154,13 @@ def fair(share: float, other: float) -> float:
 
 def values(share: float, noise: Callable[[], float]) -> list[Stressed]:
     return [
-        Stressed(kind, level, fair(share, level) * noise(), 1000.0 * level * fair(level, share) * noise())
+        Stressed(
+            kind,
+            level,
+            fair(share, level) * noise(),
+            1000.0 * level * fair(level, share),
+            fair(1.0, share) * noise() if level == 1.0 else None,
+        )
         for kind in KINDS
         for level in LEVELS
     ]
