@@ -48,10 +48,17 @@ class World:
     """
 
     def __init__(
-        self, rates: Mapping[str, tuple[float, float]], policy: str = "rr", devices: int = 1, **limits: Any
+        self,
+        rates: Mapping[str, tuple[float, float]],
+        policy: str = "rr",
+        devices: int = 1,
+        *,
+        pack: bool = True,
+        options: Mapping[str, str] | None = None,
+        **limits: Any,
     ) -> None:
         quantum = {"quantum_s": "2"} if "quantum_s" in policy_options(policy) else {}
-        self.policy = make_policy(policy, {**quantum, "pack": "true"})
+        self.policy = make_policy(policy, {**quantum, **(options or {}), "pack": str(pack).lower()})
         self.driver = Driver(devices, self.policy, **limits)
         self.rates = rates
         self.meter = ThroughputMeter(self.driver.core)
@@ -256,11 +263,21 @@ def test_guarantees_and_packing_do_not_go_together() -> None:
         make_policy("chronus", {"pack": "true"})
 
 
-@pytest.mark.parametrize("policy", ["rr", "las", "2das", "gandiva", "fifo", "srtf", "drf"])
-@pytest.mark.parametrize("seed", range(2))
-def test_whatever_owners_do_no_promise_is_broken(policy: str, seed: int) -> None:
+#: By policy, its options: under these, all jobs make steps in turn.
+TURNS: dict[str, Mapping[str, str]] = {
+    "rr": {},
+    "las": {},
+    "gandiva": {},
+    "2das": {"thresholds": "8,16", "promote": "1"},
+    "gittins": {"thresholds": "8", "promote": "1"},
+}
+#: 2das lets nobody go before those that started earlier in the last queue, as long as nobody is promoted.
+NO_TURNS: dict[str, Mapping[str, str]] = {"2das": {"thresholds": "8"}, "fifo": {}, "srtf": {}, "drf": {}}
+
+
+def anything(world: World, seed: int) -> None:
+    """What owners of up to six jobs may do, in any order."""
     source = random.Random(seed)
-    world = World(COMPUTES | WAITS, policy, devices=2, handover=True)
     for number in range(30):
         live = [job for job in world.driver.core.jobs.values() if not job.state.ended]
         deed = source.choice(["submit", "submit", "end", "hold", "release", "move"])
@@ -273,13 +290,54 @@ def test_whatever_owners_do_no_promise_is_broken(policy: str, seed: int) -> None
         elif held := [job for job in live if job.held is (deed == "release")]:
             world.do((Released if deed == "release" else Held)(source.choice(held).id))
         world.run(source.choice([0.3, 2.0, 9.0]))
-    assert not world.said("policy_failed")
     for job in world.driver.core.jobs.values():
         if job.held and not job.state.ended:
             world.do(Released(job.id))
+
+
+def starving(world: World) -> list[str]:
+    """Who makes no step for two minutes, though nobody does anything to it."""
     before = dict(world.steps)
     world.run(120.0)
+    live = [job.id for job in world.driver.core.jobs.values() if not job.state.ended]
+    return [job for job in live if world.steps[job] == before[job]]
+
+
+@pytest.mark.parametrize("policy", TURNS)
+@pytest.mark.parametrize("seed", [5, 8])
+def test_whatever_owners_do_nobody_starves(policy: str, seed: int) -> None:
+    world = World(COMPUTES | WAITS, policy, devices=2, options=TURNS[policy], handover=True)
+    anything(world, seed)
+    assert not starving(world)
     assert not world.said("policy_failed")
-    live = [job for job in world.driver.core.jobs.values() if not job.state.ended]
-    if policy in ("rr", "las", "gandiva"):  # the others let some wait for others to end
-        assert all(world.steps[job.id] > before[job.id] for job in live), "somebody starves"
+
+
+@pytest.mark.parametrize("policy", NO_TURNS)
+@pytest.mark.parametrize("seed", [5])
+def test_whatever_owners_do_packing_makes_nobody_wait_longer(policy: str, seed: int) -> None:
+    waiting = []
+    for pack in (True, False):
+        world = World(COMPUTES | WAITS, policy, devices=2, options=NO_TURNS[policy], pack=pack, handover=True)
+        anything(world, seed)
+        waiting.append(len(starving(world)))
+        assert not world.said("policy_failed")
+    assert waiting[0] <= waiting[1]
+
+
+def test_the_guest_does_not_wait_where_its_host_does() -> None:
+    world = World(WAITS, "2das", options={"thresholds": "8"})
+    for job in "ab":
+        world.submit(job, "wait")
+    world.run(60.0)
+    for job in "ab":
+        world.end(job)
+    world.submit("old", "wait")
+    world.run(30.0)
+    world.submit("guest", "wait")
+    world.run(1.0)
+    assert world.on() == {"old", "guest"}
+    world.submit("urgent", "wait")  # the older one, in the second queue, has to go
+    world.run(1.0)
+    before = world.steps["guest"]
+    world.run(3.0)
+    assert world.steps["guest"] > before

@@ -97,6 +97,8 @@ class Packing(Wrapper):
         self._sharing: set[str] = set()
         #: Guests that are being suspended, to be scheduled by themselves again.
         self._returning: dict[str, Job] = {}
+        #: Those that shared a device and have not been started since: the other may still be leaving it.
+        self._former: set[str] = set()
 
     def slowdown(self, job: str) -> Interval | None:
         """How much slower ``job`` is beside its host or guest, if it has one and that is known."""
@@ -123,6 +125,8 @@ class Packing(Wrapper):
         return Plan(decisions, self._wake_at(plan.wake_at_s, view))
 
     def _reset(self, view: View) -> None:
+        self._former |= self._sharing | {*self._returning, *(pair.guest.id for pair in self._pairs.values())}
+        self._former &= {job.id for job in view.waiting()}
         self._jobs.clear()
         self._pairs.clear()
         self._returning.clear()
@@ -142,6 +146,7 @@ class Packing(Wrapper):
         """Take in who came and went; a guest whose host is gone takes its place."""
         for job in view.changes.finished:
             self._sharing.discard(job.id)
+            self._former.discard(job.id)
             self._returning.pop(job.id, None)
             pair = self._pairs.pop(job.id, None)
             if self._jobs.pop(job.id, None) is not None and not changes.reset:
@@ -174,12 +179,13 @@ class Packing(Wrapper):
     def _readmit(self) -> None:
         for job in [job for job in self._returning.values() if not job.running]:
             del self._returning[job.id]
+            self._former.add(job.id)
             self._admit(job, self._inner.changes)
 
     def _separate(self, view: View) -> list[Decision]:
         """Judge the pairs; end those whose slice together is over and those that do not pay."""
         decisions: list[Decision] = []
-        for name, pair in list(self._pairs.items()):
+        for pair in list(self._pairs.values()):
             trial = pair.tried_until_s < inf
             found = judge([self._samples(*pair_of) for pair_of in _both(pair)], packed=not trial)
             if found is not None and found.verdict is not None:
@@ -189,11 +195,14 @@ class Packing(Wrapper):
                     continue
             elif not trial or not self._tried(pair, view):
                 continue
-            del self._pairs[name]
-            if pair.guest.running:
-                decisions.append(Suspend(pair.guest.id))
-            self._returning[pair.guest.id] = pair.guest
+            decisions += self._part(pair)
         return decisions
+
+    def _part(self, pair: Pair) -> list[Decision]:
+        """End a pair: its guest is suspended, if it runs, and then scheduled by itself."""
+        del self._pairs[pair.host.id]
+        self._returning[pair.guest.id] = pair.guest
+        return [Suspend(pair.guest.id)] if pair.guest.running else []
 
     def _tried(self, pair: Pair, view: View) -> bool:
         """Whether this slice together has told what it can."""
@@ -261,15 +270,19 @@ class Packing(Wrapper):
         for decision in decisions:
             decided.add(decision.job)
             pair = self._pairs.get(decision.job)
-            if isinstance(decision, Start | Migrate) and pair is not None:
-                yield type(decision)(decision.job, decision.devices, shared=True)
-                yield _place(pair.guest, decision.devices)
+            if isinstance(decision, Start | Migrate) and (pair is not None or decision.job in self._former):
+                self._former.discard(decision.job)
                 self._sharing.add(decision.job)
+                yield type(decision)(decision.job, decision.devices, shared=True)
+                if pair is not None:
+                    yield _place(pair.guest, decision.devices)
                 continue
             yield decision
-            self._sharing.discard(decision.job)
-            if pair is not None and pair.guest.running:
-                yield Suspend(pair.guest.id)
+            if decision.job in self._sharing:
+                self._sharing.discard(decision.job)
+                self._former.add(decision.job)
+            if pair is not None:  # its host waits from now on: whether it does, too, the policy is to say
+                yield from self._part(pair)
         for pair in self._pairs.values():
             host = pair.host
             if host.id in decided or not host.running:

@@ -122,6 +122,11 @@ class Mlfq(RankedPolicy[MlfqEntry]):
             return entry.job.service_at(now_s) - entry.base_service_s
         return entry.job.executed_at(now_s) - entry.base_executed_s
 
+    def _rebuild(self, view: View) -> None:
+        # What is due is due of entries that are forgotten now; they are in no ranking any more.
+        self._due.clear()
+        super()._rebuild(view)
+
     def admitted(self, entry: MlfqEntry, view: View) -> None:
         job, now_s = entry.job, view.now_s
         if job.first_start_s is None:
