@@ -46,7 +46,7 @@ class Request:
     keep_spans
         Record who held which devices when.
     engine
-        ``plain``, ``compiled`` (``compiled/``: orders only, without ``keep_spans``), or ``auto``: whichever
+        ``plain``, ``compiled`` (``compiled/``: orders; ``keep_spans`` by ``count``), or ``auto``: whichever
         takes less time. Results are the same.
     switch_share
         Part of the time that switching may take: slices are long enough for that; 0: as long as the policy

@@ -1,6 +1,6 @@
 """Jobs as records, heaps of their numbers, and the ranking over them (``policies/ranking.py``), compiled.
 
-Few arrays hold everything, because numba takes longer to compile the more of them every call passes on.
+Few arrays hold everything: numba takes longer to compile the more of them every call passes on.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ CLOCK = np.dtype(
     + [(name, np.int64) for name in ("kind", "placing", "queues", "samples", "groups", "capacity", "newest")]
     + [(name, np.int64) for name in ("arrived", "alive", "count", "free", "asked", "events", "turn")]
     + [(name, np.int64) for name in ("flipped", "started", "suspended", "tied", "pending", "node_size")]
-    + [(name, np.int64) for name in ("sizes", "idle_nodes")]
+    + [(name, np.int64) for name in ("sizes", "idle_nodes", "logged")]
     + [
         (name, np.bool_) for name in ("strict", "by_devices", "stale", "was_crowded", "sparing", "sums_waits")
     ],
@@ -92,6 +92,8 @@ class World(NamedTuple):
     numbers
         Thresholds of the queues; sampled services, ascending; what an index looks up at them. Or the sizes of
         jobs that have node sets, as rows of ``groups``, in the order in which they are walked.
+    log
+        ``clock.logged`` entries of who was started and released (``devices.LOG``); empty if nobody asks.
     """
 
     jobs: Any
@@ -100,6 +102,7 @@ class World(NamedTuple):
     slots: Any
     nodes: Any
     numbers: Any
+    log: Any
 
 
 #: Nothing here allocates; counting references to the arrays would take a third of the time.

@@ -40,7 +40,7 @@ def advance(w: World, events: int) -> int:
     """
     clock = w.clock[0]
     while clock.arrived < len(w.jobs) or clock.alive:
-        if events == 0:
+        if events == 0 or not has_room(w):
             return MORE
         events -= 1
         now = next_instant(w)
@@ -50,6 +50,21 @@ def advance(w: World, events: int) -> int:
         if clock.wake <= now:
             return STUCK
     return OVER
+
+
+@compiled
+def has_room(w: World) -> bool:
+    """Whether the log takes another event: all that run end, as many are suspended, and as many start."""
+    return bool(len(w.log) == 0 or w.clock[0].logged + 3 * w.clock[0].capacity <= len(w.log))
+
+
+@compiled
+def note(w: World, job: int, now: float, gives: bool) -> None:
+    """Log that ``job`` gets its devices or gives them back."""
+    if len(w.log):
+        entry = w.log[w.clock[0].logged]
+        entry.time_s, entry.job, entry.gives = now, job, gives
+        w.clock[0].logged += 1
 
 
 @compiled
@@ -105,7 +120,7 @@ def take_order(w: World, now: float) -> None:
         walk(w)
     else:
         spare(w, now)
-    decide(w)
+    decide(w, now)
     settle(w, now)
     clock = w.clock[0]
     clock.wake = wake_at(w, now)
@@ -182,6 +197,7 @@ def finish(w: World, job: int, now: float) -> None:
     if job == clock.newest:
         clock.newest = -1
     if j.running:
+        note(w, job, now, True)
         release(w, job, now)
     j.finish = now
     life = now - j.submit
@@ -191,7 +207,7 @@ def finish(w: World, job: int, now: float) -> None:
 
 
 @compiled
-def decide(w: World) -> None:
+def decide(w: World, now: float) -> None:
     """List who was flipped for good: started, and suspended, most urgent first."""
     clock = w.clock[0]
     clock.started = clock.suspended = 0
@@ -205,6 +221,9 @@ def decide(w: World) -> None:
         elif j.running and not j.runs:
             w.slots[SUSPENDED, clock.suspended] = job
             clock.suspended += 1
+            note(w, job, now, True)
+    for i in range(clock.started):
+        note(w, int(w.slots[STARTED, i]), now, False)
     clock.flipped = 0
     sort(w, STARTED, clock.started, True)
     sort(w, SUSPENDED, clock.suspended, True)

@@ -106,7 +106,7 @@ def form_of(simulation: Simulation) -> Form | None:
         or type(simulation) not in ((Ticks,) if kind == NODE_SETS else (Simulation, StaleCompletions))
         or type(simulation.speed) is not LinearSpeed
         or type(simulation.cost) not in (NoCost, FixedCost, MeasuredCost)
-        or simulation.keep_spans
+        or (simulation.keep_spans and (placing != ANYWHERE or kind == NODE_SETS))
         or not _costs_alike(simulation)
         or (kind == TURNS and len(set(simulation.trace.extras.get("weight", ()))) > 1)
     ):

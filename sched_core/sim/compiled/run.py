@@ -20,12 +20,15 @@ from gpuslice.sched_core.sim.outcome import Outcome
 
 from .arrays import CLOCK, FREE, GROUP, JOB, OPTIONS, World
 from .choice import kept_in
+from .devices import HOLDING, LOG, Found, Held, assign
 from .loop import MORE, STUCK, advance
 from .node_sets import SET, Sets, advance_sets
 from .rules import NODE_SETS, Form
 
 #: Between two looks at Ctrl-C and the progress bar.
 _EVENTS = 20_000
+#: Entries of the log beyond those that one event may need.
+_LOGGED = 100_000
 
 
 def _compiled(loop: Callable[..., int]) -> Any:
@@ -42,7 +45,7 @@ def _compiled(loop: Callable[..., int]) -> Any:
         settings.CACHE_DIR = usual
 
 
-_ORDERS, _NODE_SETS = _compiled(advance), _compiled(advance_sets)
+_ORDERS, _NODE_SETS, _ASSIGN = _compiled(advance), _compiled(advance_sets), _compiled(assign)
 
 
 def run(simulation: Simulation, form: Form, progress: Progress | None = None) -> Outcome | None:
@@ -55,10 +58,12 @@ def run(simulation: Simulation, form: Form, progress: Progress | None = None) ->
     clock = world.clock[0]
     sets = (_sets(world),) if form.rule.kind == NODE_SETS else ()
     loop = _NODE_SETS if sets else _ORDERS
-    left = MORE
+    left, holders = MORE, _Holders(simulation, world) if simulation.keep_spans else None
     try:
         while left == MORE:
             left = loop(world, *sets, _EVENTS)
+            if holders is not None:
+                holders.read(simulation.outcome)
             if progress is not None:
                 progress(int(clock["arrived"] - clock["alive"]), len(world.jobs))
     except KeyboardInterrupt:
@@ -105,8 +110,44 @@ def _world(simulation: Simulation, form: Form) -> World:
     clock["node_size"], clock["idle_nodes"] = nodes[FREE, 0], len(nodes[FREE])
     numbers = np.array([*form.limits, *form.samples, *form.table], np.float64)
     slots = np.zeros((11, count), np.int32)
-    jobs, groups, clock = (array.view(np.recarray) for array in (jobs, groups, clock))
-    return World(jobs, groups, clock, slots, nodes, numbers)
+    log = np.zeros(_LOGGED + 3 * simulation.cluster.size if simulation.keep_spans else 0, LOG)
+    jobs, groups, clock, log = (array.view(np.recarray) for array in (jobs, groups, clock, log))
+    return World(jobs, groups, clock, slots, nodes, numbers, log)
+
+
+class _Holders:
+    """Turns the log of ``world`` into spans."""
+
+    def __init__(self, simulation: Simulation, world: World) -> None:
+        sizes = np.array(simulation.cluster.node_sizes)
+        nodes = np.bincount(sizes)
+        self._world = world
+        self._demand = world.jobs["demand"].copy()
+        self._held = Held(
+            begins=np.cumsum(sizes) - sizes,
+            node_of=np.repeat(np.arange(len(sizes)), sizes),
+            free=np.ones(simulation.cluster.size, np.bool_),
+            after=np.full(simulation.cluster.size, -1, np.int32),
+            left=sizes.copy(),
+            nodes=nodes,
+            holdings=np.zeros(len(world.jobs), HOLDING).view(np.recarray),
+        )
+
+    def read(self, outcome: Outcome) -> None:
+        """Add the spans that have ended since the last time."""
+        log = self._world.log[: int(self._world.clock[0]["logged"])]
+        ended = int(log["gives"].sum())
+        devices = int(self._demand[log["job"][log["gives"]]].sum())
+        found = Found(
+            np.zeros(ended, np.int32),
+            np.zeros(ended),
+            np.zeros(ended),
+            np.zeros(ended, np.int64),
+            np.zeros(devices, np.int32),
+        )
+        _ASSIGN(self._held, self._demand, log, found)
+        outcome.spans.extend(*found)
+        self._world.clock["logged"] = 0
 
 
 def _sets(world: World) -> Sets:

@@ -55,7 +55,7 @@ PEERS = (
 @pytest.fixture(scope="module")
 def interpreted() -> Iterator[Any]:
     """The module that runs compiled simulations, with nothing compiled."""
-    names = [f"{PACKAGE}.{name}" for name in ("arrays", "orders", "loop", "node_sets", "run")]
+    names = [f"{PACKAGE}.{name}" for name in ("arrays", "devices", "orders", "loop", "node_sets", "run")]
     usual = {name: sys.modules.pop(name) for name in names if name in sys.modules}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(numba.config, "DISABLE_JIT", True)
@@ -75,6 +75,8 @@ def differences(request: Request, run: Any) -> list[str]:
         for name in COLUMNS
         if not np.array_equal(getattr(plain, name), getattr(other, name), equal_nan=name != "stopped")
     ]
+    if plain.spans != other.spans:
+        found.append("spans")
     if plain.events != other.events:
         found.append("events")
     if dict(plain.promotions) != dict(other.promotions):
@@ -108,7 +110,8 @@ def test_orders(
     interpreted: Any, policy: str, options: dict[str, object], rows: Any, data: st.DataObject
 ) -> None:
     cost = data.draw(st.sampled_from(["none", "fixed:62s", "fixed:500ms"]))
-    request = Request(trace_of(rows), "1x8", policy, options, cost=cost)
+    cluster = data.draw(st.sampled_from(["1x8", "2x4", "3x2+1x5", "8x1"]))
+    request = Request(trace_of(rows), cluster, policy, options, cost=cost, keep_spans=True)
     assert differences(request, interpreted.run) == []
 
 
@@ -123,14 +126,15 @@ def test_who_is_not_back_within_a_slice_keeps_its_place(interpreted: Any) -> Non
 @BRIEF
 @given(rows=st.lists(WHOLE, min_size=1, max_size=8))
 def test_promotion(interpreted: Any, policy: str, options: dict[str, object], rows: Any) -> None:
-    assert differences(Request(trace_of(rows), "1x8", policy, options), interpreted.run) == []
+    request = Request(trace_of(rows), "2x4", policy, options, keep_spans=True)
+    assert differences(request, interpreted.run) == []
 
 
 @pytest.mark.parametrize("schedule", PEERS)
 @BRIEF
 @given(rows=st.lists(WHOLE, min_size=1, max_size=15))
 def test_peers(interpreted: Any, schedule: str, rows: Any) -> None:
-    request = Request(trace_of(rows), "1x8", peer=f"tiresias:{schedule}/count")
+    request = Request(trace_of(rows), "2x4", peer=f"tiresias:{schedule}/count", keep_spans=True)
     assert differences(request, interpreted.run) == []
 
 
@@ -179,7 +183,8 @@ def test_what_cannot_be_compiled_says_so() -> None:
         replace(base, policy="srtf", placement="consolidated"),
         replace(base, placement="consolidated", cluster="1x8+1x4"),
         replace(base, placement="round-up"),
-        replace(base, keep_spans=True),
+        replace(base, placement="consolidated", keep_spans=True),
+        replace(base, peer="tiresias:gandiva/gandiva", keep_spans=True),
         replace(base, options={"trial_nodes": "1"}, cluster="2x8"),
     ):
         with pytest.raises(UsageError, match="cannot run compiled"):
