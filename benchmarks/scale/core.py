@@ -3,8 +3,8 @@
     python benchmarks/scale/core.py OUT.json [--waiting 0,1000,10000] [--budget 120]
 
 The core is the one that runs live; its shell is replaced by answers: every process says Hello at once,
-and every resume succeeds. All devices are taken, N jobs wait, then jobs end and others arrive in turn. Measured is
-``Core.handle``, event by event, in processor time, without journal and sockets.
+and every resume succeeds. All devices are taken, N jobs wait, then jobs end and others arrive in turn.
+Measured is ``Core.handle``, event by event, in processor time, without journal and sockets.
 """
 
 from __future__ import annotations
