@@ -26,7 +26,7 @@ def page(result: Result) -> str:
     lead = [
         f"On {result.device}, {result.repeats} rounds of {result.seconds:g} s. "
         f"Intervals: {100 * result.confidence:g} %.{state}",
-        "Normalized throughput: steps per second together by steps per second alone, in the same round. "
+        "Normalized throughput: steps per second together by steps per second alone, in the same trial. "
         f"Sliced: in turns of {result.turn_seconds:g} s; switches count. "
         "Where that was not measured, each member is assumed to get its share.",
     ]
