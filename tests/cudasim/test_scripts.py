@@ -170,6 +170,30 @@ def test_restarts_after_checkpoints_and_kill(warm_workshop: Workshop) -> None:
 @pytest.mark.parametrize(
     ("during", "call"),
     [
+        *(("suspend", call) for call in ("cudaMemcpyAsync", "cudaStreamSynchronize", "cudaFree")),
+        *(("resume", call) for call in ("cudaMalloc", "cudaMemcpyAsync", "cudaStreamSynchronize")),
+    ],
+)
+def test_a_process_that_is_killed_at_a_call_of_a_switch_goes_on_from_its_last_snapshot(
+    warm_workshop: Workshop, during: str, call: str
+) -> None:
+    """Whether that snapshot was the one before or the one of this switch, the digest is right."""
+    order = f"cudasim.fail({call!r}, cudasim.KILLED)"
+    steps = (order, "job.suspend()") if during == "suspend" else ("job.suspend()", order)
+    fault = "; ".join(["import cudasim", *steps, "job.resume()"])
+    script = str(warm_workshop.write("train.py", attached(fault)))
+    expected = undisturbed(warm_workshop, script, "cuda:0")
+    warm_workshop.write("once", "")
+    words = ("--device", "cuda:0", "--job", "mnist", "--checkpoint-every", "4", script, "cuda:0")
+    assert warm_workshop.gpuslice_run(*words).returncode == -signal.SIGKILL
+    done = warm_workshop.gpuslice_run(*words)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == expected
+
+
+@pytest.mark.parametrize(
+    ("during", "call"),
+    [
         *(("resume", call) for call in ("cudaMalloc", "cudaMemcpyAsync", "cudaLaunchKernel")),
         *((during, "cudaStreamSynchronize") for during in ("suspend", "resume")),
         *(("suspend", call) for call in ("cudaMemcpyAsync", "cudaDeviceSynchronize", "cudaFree")),

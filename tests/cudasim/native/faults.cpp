@@ -1,5 +1,6 @@
 // Every call of the API passes here: it is counted, it may be ordered to fail, and errors leave their state.
 #include "sim.h"
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -19,6 +20,7 @@ std::atomic<int> sticky_error;
 static thread_local int depth;  // an API function that calls another one is one call
 static std::atomic<int> owner;
 
+constexpr int KILLED = -9;  // no code of CUDA's: the process is killed where the call would have begun
 struct Order { uint64_t at; int code; bool sticky; };
 static std::mutex& m = *new std::mutex;
 static auto& calls = *new std::map<std::string, uint64_t>;
@@ -103,6 +105,7 @@ Call::Call(const char* name, bool query) {
         if (i->second.at == nth) {
             code = i->second.sticky ? stuck(i->second.code) : i->second.code;
             tell("fault " + std::string(name) + " " + std::to_string(code) + (i->second.sticky ? "s" : ""));
+            if (code == KILLED) kill(getpid(), SIGKILL);
         }
     noted(name, code);
 }

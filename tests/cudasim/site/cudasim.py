@@ -18,6 +18,8 @@ import cudasim_tally
 
 #: ``cudaError_t``
 OUT_OF_MEMORY, ILLEGAL_ADDRESS, LAUNCH_FAILURE = 2, 700, 719
+#: In place of a code: SIGKILL at that call.
+KILLED = -9
 FOLDER = Path(__file__).resolve().parent
 
 
