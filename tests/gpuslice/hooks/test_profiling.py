@@ -130,7 +130,7 @@ def test_the_command_reports_and_passes_the_exit_code_on(workshop: Workshop) -> 
     assert done.returncode == 7, done.stderr
     found = json.loads((workshop.directory / "p.json").read_text())
     assert {"steps", "step_seconds", "warmup_steps", "memory", "overhead"} <= set(found)
-    assert set(found["step_seconds"]) == {"median", "p10", "p90", "interval", "jitter"}
+    assert set(found["step_seconds"]) == {"median", "p10", "p90", "interval", "confidence", "jitter"}
     assert found["steps"] + found["warmup_steps"] + sum(p["count"] for p in found["phases"].values()) == 40
     assert found["step_seconds"]["p10"] <= found["step_seconds"]["median"] <= found["step_seconds"]["p90"]
     assert found["skew"]["tensors"] == 2

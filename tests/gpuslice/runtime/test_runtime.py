@@ -158,14 +158,17 @@ def test_the_slots_of_a_job_that_trains_are_there_for_others(spilling: Runtime, 
 def test_a_rank_of_a_gang_that_failed_keeps_its_snapshots_but_no_thread(
     spilling: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    before = set(threading.enumerate())  # threads of other tests among them
     monkeypatch.setattr("gpuslice.runtime.runtime.ended_well", lambda: False)
     spilling.identity = RankIdentity(0, 0, 2, 2)
     spilling.suspend(explicit=True)
     spilling.resume()
     spilling.boundaries.mark()
-    assert "gpuslice-room" in {thread.name for thread in threading.enumerate()}
+    assert "gpuslice-room" in {thread.name for thread in set(threading.enumerate()) - before}
     spilling.close()
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("gpuslice-")]
+    assert not [
+        thread for thread in set(threading.enumerate()) - before if thread.name.startswith("gpuslice-")
+    ]
     assert list(spilling.store.directory.glob("*.gsnp"))
     spilling.boundaries.mark()  # exit handlers may train
     spilling.store.spare()
