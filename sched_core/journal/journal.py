@@ -87,7 +87,7 @@ class Journal:
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
         self.path = path
         #: The newest heartbeat of each rank, oldest first, since anything else was written.
-        self._heartbeats: dict[tuple[str, int], tuple[float, Event]] = {}
+        self._heartbeats: dict[tuple[str, int], tuple[float, Reported]] = {}
         #: The last heartbeat of each rank that was written.
         self._written: dict[tuple[str, int], Event] = {}
         #: Entries since the last checkpoint.
@@ -161,13 +161,17 @@ class Journal:
         quiet
             Whether no command followed from it. A heartbeat from which nothing followed is written together
             with the next event that is more than that, and not at all if it repeats the last one or if the
-            same rank's next one comes first: the core that has seen the second knows all of the first.
+            same rank's next one comes first: the core that has seen the second knows all of the first, unless
+            a count has gone back.
         """
         if quiet and isinstance(event, Reported) and isinstance(event.message, Progress):
             rank = event.job, event.rank
-            if self._written.get(rank) != event:
-                self._heartbeats.pop(rank, None)
-                self._heartbeats[rank] = (now, event)
+            if rank not in self._heartbeats and self._written.get(rank) == event:
+                return
+            if rank in self._heartbeats and _goes_back(self._heartbeats[rank][1], event.message):
+                self.flush()
+            self._heartbeats.pop(rank, None)
+            self._heartbeats[rank] = (now, event)
             return
         self._insert([*self._heartbeats.values(), (now, event)])
         self._written |= {rank: beat for rank, (_, beat) in self._heartbeats.items()}
@@ -278,6 +282,18 @@ class Journal:
                 f"the journal {self.path} cannot be used: {error}",
                 "make room or mend it, then `gpuslice up` goes on; the jobs run on meanwhile",
             ) from error
+
+
+def _goes_back(former: Reported, message: Progress) -> bool:
+    """Whether the heartbeat ``former`` told of more than ``message`` does, as a rank never should."""
+    before = former.message
+    assert isinstance(before, Progress)
+    counts = zip(
+        (before.epoch, before.boundary, before.step),
+        (message.epoch, message.boundary, message.step),
+        strict=True,
+    )
+    return any(old > new for old, new in counts)
 
 
 def _is_chained(database: sqlite3.Connection) -> bool:

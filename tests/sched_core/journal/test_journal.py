@@ -66,6 +66,25 @@ def test_heartbeats_are_written_with_what_follows_and_only_the_newest(tmp_path: 
         ]
 
 
+def test_a_heartbeat_that_tells_of_more_than_the_next_one_is_written(tmp_path: Path) -> None:
+    beats = [heartbeat(5), heartbeat(2), heartbeat(5), heartbeat(6)]
+    with Journal(tmp_path / "j") as journal:
+        for number, beat in enumerate(beats):
+            journal.append(beat, float(number), quiet=True)
+        journal.append(Woken(), 5.0, quiet=True)
+    with Journal(tmp_path / "j") as journal:
+        assert [event for event, _ in journal.replay()] == [heartbeat(5), heartbeat(6), Woken()]
+
+
+def test_a_heartbeat_is_no_repetition_if_another_one_came_between(tmp_path: Path) -> None:
+    calm, stuck = heartbeat(5), Reported("a", 0, wire.Progress(epoch=1, boundary=5, step=5, stuck="line 3"))
+    with Journal(tmp_path / "j") as journal:
+        for event in (calm, Woken(), stuck, calm, Woken()):
+            journal.append(event, 0.0, quiet=True)
+    with Journal(tmp_path / "j") as journal:
+        assert [event for event, _ in journal.replay()] == [calm, Woken(), calm, Woken()]
+
+
 def test_it_remembers_what_it_is_the_journal_of(tmp_path: Path) -> None:
     with Journal(tmp_path / "j") as journal:
         assert journal.about() is None
