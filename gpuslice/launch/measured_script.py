@@ -186,10 +186,7 @@ class MeasuredScript:
                 raise UsageError(
                     f"cannot execute {self._command[0]}: {error.strerror}", "check the command"
                 ) from error
-        cores = device_cores(self._device, settings.cpu_slots)
-        if cores is not None:
-            with suppress(ProcessLookupError):  # it may have ended already
-                os.sched_setaffinity(self._process.pid, cores)
+        keep_on_cores(self._process.pid, self._device, settings.cpu_slots)
 
     def _take(self, process: subprocess.Popen[Any]) -> None:
         """Its recording, now that it has ended; what it leaves behind must not disturb what comes next."""
@@ -229,6 +226,14 @@ def device_cores(device: DeviceName, slots: int) -> frozenset[int] | None:
         return None
     cores = sorted(os.sched_getaffinity(0))
     return slot_cores(device.index, check_slot(device, slots), cores)
+
+
+def keep_on_cores(pid: int, device: DeviceName, slots: int) -> None:
+    """Let a process that was just started run on the cores of ``device`` alone, if it is a host slot."""
+    cores = device_cores(device, slots)
+    if cores is not None:
+        with suppress(ProcessLookupError):  # it may have ended already
+            os.sched_setaffinity(pid, cores)
 
 
 def visible_to_job(device: DeviceName, environ: Mapping[str, str]) -> Mapping[str, str]:

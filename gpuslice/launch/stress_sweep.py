@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -17,7 +17,7 @@ from gpuslice.errors import EnvironmentUnusableError
 from gpuslice.launch.measured_script import (
     LEAST_INTERVALS,
     MeasuredScript,
-    device_cores,
+    keep_on_cores,
     measured_scripts,
     visible_to_job,
 )
@@ -134,10 +134,7 @@ class _Stressor:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        cores = device_cores(device, settings.cpu_slots)
-        if cores is not None:
-            with suppress(ProcessLookupError):  # it may have ended already
-                os.sched_setaffinity(self.process.pid, cores)
+        keep_on_cores(self.process.pid, device, settings.cpu_slots)
 
     @property
     def loading(self) -> bool:

@@ -54,29 +54,19 @@ class ThroughputMeter:
         mark = self._marks.get(job.id)
         if isinstance(message, Suspended):
             self._marks.pop(job.id, None)
-            return self._measured(job, mark, message.step, now, _REST_S)
+            if mark is None or not _enough(mark, message.step, now, _REST_S):
+                return None
+            return _measured(job.id, mark, message.step, now, self._worked_s(job))
         beside = self._beside(job)
         if beside is None or message.step < _WARM_UP_STEPS:
             self._marks.pop(job.id, None)
             return None
-        if mark is None or (mark.epoch, mark.beside) != (job.epoch, beside):
-            self._marks[job.id] = _Mark(job.epoch, beside, message.step, now, self._worked_s(job))
+        goes_on = mark is not None and (mark.epoch, mark.beside) == (job.epoch, beside)
+        if mark is not None and goes_on and not _enough(mark, message.step, now, _LEAST_S):
             return None
-        found = self._measured(job, mark, message.step, now, _LEAST_S)
-        if found is not None:
-            self._marks[job.id] = _Mark(job.epoch, beside, message.step, now, self._worked_s(job))
-        return found
-
-    def _measured(
-        self, job: Gang, mark: _Mark | None, step: int, now: float, least_s: float
-    ) -> Measured | None:
-        if mark is None or step - mark.step < _LEAST_STEPS or now - mark.at_s < least_s:
-            return None
-        worked_s, seconds = self._worked_s(job), now - mark.at_s
-        busy = None if mark.worked_s is None or worked_s is None else (worked_s - mark.worked_s) / seconds
-        return Measured(
-            job.id, mark.beside, step - mark.step, seconds, None if busy is None else max(0.0, busy)
-        )
+        worked_s = self._worked_s(job)
+        self._marks[job.id] = _Mark(job.epoch, beside, message.step, now, worked_s)
+        return None if mark is None or not goes_on else _measured(job.id, mark, message.step, now, worked_s)
 
     def _beside(self, job: Gang) -> str | None:
         """Who else is on the devices of ``job``; ``None`` if somebody is just coming or going."""
@@ -98,3 +88,16 @@ class ThroughputMeter:
             return None
         ticks = int(fields[11]) + int(fields[12])
         return ticks / os.sysconf("SC_CLK_TCK") / max(1, (os.cpu_count() or 1) // slots)
+
+
+def _enough(mark: _Mark, step: int, now: float, least_s: float) -> bool:
+    return step - mark.step >= _LEAST_STEPS and now - mark.at_s >= least_s
+
+
+def _measured(job: str, mark: _Mark, step: int, now: float, worked_s: float | None) -> Measured:
+    """What ``job`` did since ``mark``."""
+    seconds = now - mark.at_s
+    busy = None
+    if mark.worked_s is not None and worked_s is not None:
+        busy = max(0.0, (worked_s - mark.worked_s) / seconds)
+    return Measured(job, mark.beside, step - mark.step, seconds, busy)

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import random
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import FunctionType
 
 import numpy as np
@@ -134,16 +135,22 @@ def disturb() -> None:
     del junk
 
 
+def flip_a_bit(path: Path, place: int) -> None:
+    """Change the lowest bit of the byte at ``place``; a second time brings it back."""
+    with path.open("r+b") as file:
+        file.seek(place)
+        byte = file.read(1)[0]
+        file.seek(place)
+        file.write(bytes([byte ^ 1]))
+
+
 def flip_a_byte(snapshot: SnapshotFile, label: str) -> None:
     """Change the file in the middle of every storage that is called so."""
     content = snapshot.path.read_bytes()
     for storage in snapshot.storages:
         if storage.label == label:
             needle = bytes(snapshot.view(storage.sid))
-            place = content.index(needle) + len(needle) // 2
-            with snapshot.path.open("r+b") as file:
-                file.seek(place)
-                file.write(bytes([content[place] ^ 1]))
+            flip_a_bit(snapshot.path, content.index(needle) + len(needle) // 2)
 
 
 class FaultyDevice(CpuDevice):

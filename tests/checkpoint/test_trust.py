@@ -17,7 +17,7 @@ from gpuslice.errors import CorruptSnapshotError, RefusedSnapshotError
 from gpuslice.kernels.host.device import CpuDevice
 from gpuslice.types import DeviceName
 
-from .named.test_load import flip
+from .harness import flip_a_bit
 from .named_state import save
 
 
@@ -32,7 +32,7 @@ def test_every_damaged_byte_arrives(store: JobStore, monkeypatch: pytest.MonkeyP
     saved = {"small": torch.zeros(100), "large": torch.zeros(1_200_000), "array": np.zeros(9)}
     snapshot = save(store, {"state": saved})
     for start, _ in snapshot.content.placement.chunks:
-        flip(snapshot.path, start + 3)
+        flip_a_bit(snapshot.path, start + 3)
     monkeypatch.setattr(SnapshotFile, "verify", None)  # nor does anybody look
     with open_snapshot(snapshot.path) as damaged:
         here = {name: value.copy() if name == "array" else value + 7 for name, value in saved.items()}
@@ -50,7 +50,7 @@ def test_a_resume_says_whether_it_compared(store: JobStore, verify: bool) -> Non
     switch.suspend(boundary=1, named={"tensor": tensor})
     if not verify:
         assert switch.snapshot is not None
-        flip(switch.snapshot.path, place_of(switch.snapshot, "tensor") + 41)
+        flip_a_bit(switch.snapshot.path, place_of(switch.snapshot, "tensor") + 41)
     assert switch.resume().verified is verify
     assert np.flatnonzero(tensor.numpy().view(np.uint8)).tolist() == ([] if verify else [41])
 
@@ -70,13 +70,13 @@ def test_random_states_are_compared_all_the_same(store: JobStore, name: str) -> 
     snapshot = save(store, {"weight": torch.ones(5), name: make()})
     paths = [spec.path for spec in snapshot.tensors if spec.path != "weight"]
     assert paths
-    flip(snapshot.path, place_of(snapshot, "weight"))
+    flip_a_bit(snapshot.path, place_of(snapshot, "weight"))
     for path in paths:
-        flip(snapshot.path, place_of(snapshot, path) + 8)
+        flip_a_bit(snapshot.path, place_of(snapshot, path) + 8)
         live = {"weight": torch.zeros(5), name: make()}
         with open_snapshot(snapshot.path) as damaged, pytest.raises(CorruptSnapshotError, match="is damaged"):
             check(damaged, live, verify=False)
-        flip(snapshot.path, place_of(snapshot, path) + 8)
+        flip_a_bit(snapshot.path, place_of(snapshot, path) + 8)
     with open_snapshot(snapshot.path) as damaged:
         check(damaged, {"weight": torch.zeros(5), name: make()}, verify=False).apply()
 
@@ -84,6 +84,6 @@ def test_random_states_are_compared_all_the_same(store: JobStore, name: str) -> 
 def test_a_sparse_tensor_of_impossible_indices_is_refused_all_the_same(store: JobStore) -> None:
     sparse = torch.sparse_coo_tensor(torch.tensor([[0, 1]]), torch.ones(2), (2,), check_invariants=True)
     snapshot = save(store, {"sparse": [sparse.coalesce()]})
-    flip(snapshot.path, snapshot.offsets[0] + 1)  # the first index becomes 256
+    flip_a_bit(snapshot.path, snapshot.offsets[0] + 1)  # the first index becomes 256
     with open_snapshot(snapshot.path) as damaged, pytest.raises(RefusedSnapshotError, match="is no tensor"):
         check(damaged, {"sparse": []}, verify=False)

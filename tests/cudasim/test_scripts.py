@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ..gpuslice.conftest import Workshop
+from ..gpuslice.conftest import Finished, Workshop
 
 #: Trains with what a GPU's script has; says what it computed. Words: the device, then options.
 TRAIN = """
@@ -155,16 +155,29 @@ def attached(meanwhile: str) -> str:
     )
 
 
-def test_restarts_after_checkpoints_and_kill(warm_workshop: Workshop) -> None:
-    """Killed at a step of its own, it goes on from the last checkpoint and ends as if nothing had been."""
-    script = str(warm_workshop.write("train.py", attached("os.kill(os.getpid(), 9)")))
-    expected = undisturbed(warm_workshop, script, "cuda:0")
-    warm_workshop.write("once", "")
-    words = ("--device", "cuda:0", "--job", "mnist", "--checkpoint-every", "4", script, "cuda:0")
-    assert warm_workshop.gpuslice_run(*words).returncode == -signal.SIGKILL
-    done = warm_workshop.gpuslice_run(*words)
+def switch_with(order: str, during: str) -> str:
+    """A suspend and a resume in the script; before the one of ``during`` it gives ``order``."""
+    steps = (order, "job.suspend()") if during == "suspend" else ("job.suspend()", order)
+    return "; ".join(["import cudasim", *steps, "job.resume()"])
+
+
+def dies_and_goes_on(workshop: Workshop, meanwhile: str, *options: str) -> Finished:
+    """The run that ends by ``meanwhile``; the next one has to end as if nothing had been."""
+    script = str(workshop.write("train.py", attached(meanwhile)))
+    expected = undisturbed(workshop, script, "cuda:0")
+    workshop.write("once", "")
+    words = ("--device", "cuda:0", "--job", "mnist", *options, script, "cuda:0")
+    died = workshop.gpuslice_run(*words)
+    done = workshop.gpuslice_run(*words)
     assert done.returncode == 0, done.stderr
     assert done.stdout == expected
+    return died
+
+
+def test_restarts_after_checkpoints_and_kill(warm_workshop: Workshop) -> None:
+    """Killed at a step of its own, it goes on from the last checkpoint and ends as if nothing had been."""
+    died = dies_and_goes_on(warm_workshop, "os.kill(os.getpid(), 9)", "--checkpoint-every", "4")
+    assert died.returncode == -signal.SIGKILL
 
 
 @pytest.mark.parametrize(
@@ -178,17 +191,9 @@ def test_a_process_that_is_killed_at_a_call_of_a_switch_goes_on_from_its_last_sn
     warm_workshop: Workshop, during: str, call: str
 ) -> None:
     """Whether that snapshot was the one before or the one of this switch, the digest is right."""
-    order = f"cudasim.fail({call!r}, cudasim.KILLED)"
-    steps = (order, "job.suspend()") if during == "suspend" else ("job.suspend()", order)
-    fault = "; ".join(["import cudasim", *steps, "job.resume()"])
-    script = str(warm_workshop.write("train.py", attached(fault)))
-    expected = undisturbed(warm_workshop, script, "cuda:0")
-    warm_workshop.write("once", "")
-    words = ("--device", "cuda:0", "--job", "mnist", "--checkpoint-every", "4", script, "cuda:0")
-    assert warm_workshop.gpuslice_run(*words).returncode == -signal.SIGKILL
-    done = warm_workshop.gpuslice_run(*words)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == expected
+    fault = switch_with(f"cudasim.fail({call!r}, cudasim.KILLED)", during)
+    died = dies_and_goes_on(warm_workshop, fault, "--checkpoint-every", "4")
+    assert died.returncode == -signal.SIGKILL
 
 
 @pytest.mark.parametrize(
@@ -203,19 +208,9 @@ def test_a_sticky_error_in_a_switch_ends_the_process_and_keeps_the_snapshot(
     warm_workshop: Workshop, during: str, call: str
 ) -> None:
     """Nothing is printed that was computed from wrong bytes; started again, the digest is right."""
-    fail = f"cudasim.fail({call!r}, 719, sticky=True)"
-    steps = (fail, "job.suspend()") if during == "suspend" else ("job.suspend()", fail)
-    fault = "; ".join(["import cudasim", *steps, "job.resume()"])
-    script = str(warm_workshop.write("train.py", attached(fault)))
-    expected = undisturbed(warm_workshop, script, "cuda:0")
-    warm_workshop.write("once", "")
-    words = ("--device", "cuda:0", "--job", "mnist", script, "cuda:0")
-    died = warm_workshop.gpuslice_run(*words)
+    died = dies_and_goes_on(warm_workshop, switch_with(f"cudasim.fail({call!r}, 719, sticky=True)", during))
     assert died.returncode != 0
     assert died.stdout == ""
-    done = warm_workshop.gpuslice_run(*words)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == expected
 
 
 @pytest.mark.parametrize(

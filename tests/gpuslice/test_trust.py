@@ -13,7 +13,7 @@ from gpuslice.checkpoint.named import process_rng
 from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
 from gpuslice.errors import CorruptSnapshotError
 
-from ..checkpoint.named.test_load import flip
+from ..checkpoint.harness import flip_a_bit
 from ..checkpoint.named_state import save
 from .conftest import Workshop
 
@@ -77,7 +77,7 @@ def test_of_a_restore_only_the_payload_is_believed(
         record = snapshot.record
         places = {"preamble": 9, "header": 200, "payload": snapshot.offsets[0]}
         places |= {"metadata": record.tail, "table": record.table, "record": record.position}
-        flip(snapshot.path, places[part])
+        flip_a_bit(snapshot.path, places[part])
         if part == "payload":
             gpuslice.restore(snapshot.path, weight=weight)
         else:

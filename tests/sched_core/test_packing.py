@@ -140,13 +140,19 @@ COMPUTES = {"compute": (40.0, 20.0)}
 WAITS = {"wait": (10.0, 9.7)}
 
 
-@pytest.mark.parametrize("policy", ["rr", "las", "gandiva"])
-def test_two_that_compute_are_tried_and_unpacked(policy: str) -> None:
-    world = World(COMPUTES, policy)
-    world.submit("a", "compute")
-    world.submit("b", "compute")
+def judged_pair(rates: Mapping[str, tuple[float, float]], policy: str) -> World:
+    """Jobs "a" and "b" of the one model of ``rates``, after as long as a verdict takes."""
+    world = World(rates, policy)
+    for name in ("a", "b"):
+        world.submit(name, *rates)
     world.run(120.0)
     assert not world.said("policy_failed")
+    return world
+
+
+@pytest.mark.parametrize("policy", ["rr", "las", "gandiva"])
+def test_two_that_compute_are_tried_and_unpacked(policy: str) -> None:
+    world = judged_pair(COMPUTES, policy)
     found = world.said("packed", "unpacked")
     assert [notice.what for notice in found] == ["unpacked", "unpacked"]
     for notice in found:
@@ -163,11 +169,7 @@ def test_two_that_compute_are_tried_and_unpacked(policy: str) -> None:
 
 @pytest.mark.parametrize("policy", ["rr", "las", "gandiva"])
 def test_two_that_wait_for_data_are_packed_and_stay_so(policy: str) -> None:
-    world = World(WAITS, policy)
-    world.submit("a", "wait")
-    world.submit("b", "wait")
-    world.run(120.0)
-    assert not world.said("policy_failed")
+    world = judged_pair(WAITS, policy)
     assert [notice.what for notice in world.said("packed", "unpacked")] == ["packed", "packed"]
     assert world.on() == {"a", "b"}
     suspends = sum(job.preemptions for job in world.driver.core.jobs.values())

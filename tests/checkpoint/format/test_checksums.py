@@ -19,7 +19,7 @@ from gpuslice.errors import CorruptSnapshotError
 from gpuslice.kernels.host import copies
 from gpuslice.kernels.host.process_memory import address_space
 
-from ..harness import Broken, FaultyDevice, SpyGate, digest
+from ..harness import Broken, FaultyDevice, SpyGate, digest, flip_a_bit
 
 MIB = 1 << 20
 #: Whole chunks, an odd end that needs padding, and a storage that is small.
@@ -117,21 +117,13 @@ def test_damage_is_found_when_it_comes_back(frozen: Frozen, number: int, at: int
     assert snapshot is not None
     sid = [storage.nbytes for storage in snapshot.storages].index(SIZES[number])
     place = snapshot.offsets[sid] + at
-    _flip(snapshot.path, place)
+    flip_a_bit(snapshot.path, place)
     with pytest.raises(CorruptSnapshotError, match=rf"storage {sid} .*is damaged"):
         frozen.switch.resume()
     assert [tensor.untyped_storage().nbytes() for tensor in frozen.tensors] == [0] * len(SIZES)
-    _flip(snapshot.path, place)
+    flip_a_bit(snapshot.path, place)
     frozen.switch.resume()
     assert digest(*frozen.tensors) == before
-
-
-def _flip(path: Path, place: int) -> None:
-    with path.open("r+b") as file:
-        file.seek(place)
-        byte = file.read(1)[0]
-        file.seek(place)
-        file.write(bytes([byte ^ 1]))
 
 
 def test_an_aborted_suspend_leaves_nothing_to_rely_on(frozen: Frozen) -> None:

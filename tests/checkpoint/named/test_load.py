@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -14,6 +12,8 @@ from gpuslice.checkpoint.switch.capture_plan import plan_capture
 from gpuslice.errors import CorruptSnapshotError
 from gpuslice.kernels.host.device import CpuDevice
 from gpuslice.types import DeviceName
+
+from ..harness import flip_a_bit
 
 
 def trained(seed: int) -> tuple[torch.nn.Linear, torch.optim.Adam]:
@@ -76,13 +76,13 @@ def test_damage_in_whichever_chunk_changes_nothing(store: JobStore, moments: str
     assert len(chunks) == 8  # two parameters, with two moments and a step each
     for start, end in chunks:
         for byte in (start, end - 1):
-            flip(snapshot.path, byte)
+            flip_a_bit(snapshot.path, byte)
             with (
                 open_snapshot(snapshot.path) as damaged,
                 pytest.raises(CorruptSnapshotError, match="damaged"),
             ):
                 check(damaged, named)
-            flip(snapshot.path, byte)
+            flip_a_bit(snapshot.path, byte)
             assert everything(named) == before
     with open_snapshot(snapshot.path) as whole:
         check(whole, named).apply()
@@ -95,7 +95,7 @@ def test_only_what_is_needed_has_to_be_whole(store: JobStore) -> None:
     other, _ = trained(2)
     used = {spec.sid for spec in snapshot.tensors if spec.path.startswith("model.")}
     for storage in snapshot.storages:
-        flip(snapshot.path, snapshot.offsets[storage.sid])
+        flip_a_bit(snapshot.path, snapshot.offsets[storage.sid])
         with open_snapshot(snapshot.path) as damaged:
             if storage.sid in used:
                 with pytest.raises(CorruptSnapshotError, match=rf"storage {storage.sid} "):
@@ -103,15 +103,7 @@ def test_only_what_is_needed_has_to_be_whole(store: JobStore) -> None:
             else:
                 check(damaged, {"model": other}).apply()
                 assert everything({"model": other}) == everything({"model": model})
-        flip(snapshot.path, snapshot.offsets[storage.sid])
-
-
-def flip(path: Path, byte: int) -> None:
-    with path.open("r+b") as file:
-        file.seek(byte)
-        value = file.read(1)[0]
-        file.seek(byte)
-        file.write(bytes([value ^ 1]))
+        flip_a_bit(snapshot.path, snapshot.offsets[storage.sid])
 
 
 def test_a_step_on_the_host_is_loaded_where_it_is(store: JobStore) -> None:
