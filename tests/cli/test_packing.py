@@ -13,7 +13,9 @@ from gpuslice.verbs import EventInfo
 from .conftest import Shell
 from .waiting import until
 
-#: Trains for ever. A step waits for its data, by itself or in a line with all others that read the same.
+#: Trains for ever. A step waits for its data, by itself or in a line with all others that read the same;
+#: who had to stand in line waits twice as long, so that two are slower than one after the other, however busy
+#: the machine is.
 TRAIN = """
 import fcntl, sys, time, torch
 from torch.utils.data import DataLoader
@@ -23,7 +25,11 @@ class Data(torch.utils.data.IterableDataset):
         while True:
             with open(sys.argv[1], "a") as line:
                 if sys.argv[2] == "shared":
-                    fcntl.flock(line, fcntl.LOCK_EX)
+                    try:
+                        fcntl.flock(line, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    except BlockingIOError:
+                        fcntl.flock(line, fcntl.LOCK_EX)
+                        time.sleep(0.06)
                 time.sleep(0.06)
             time.sleep(0.002)
             yield torch.ones(1)

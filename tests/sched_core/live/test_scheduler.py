@@ -85,7 +85,17 @@ def directory(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def open_bench(directory: Path) -> Iterator[Callable[[int], Bench]]:
+def former() -> list[psutil.Process]:
+    """What other tests let Python start in this process, such as the resource tracker of multiprocessing."""
+    return psutil.Process().children(recursive=True)
+
+
+def children(former: list[psutil.Process]) -> list[psutil.Process]:
+    return [child for child in psutil.Process().children(recursive=True) if child not in former]
+
+
+@pytest.fixture
+def open_bench(directory: Path, former: list[psutil.Process]) -> Iterator[Callable[[int], Bench]]:
     opened: list[Bench] = []
 
     def open_one(device_count: int = 1) -> Bench:
@@ -95,7 +105,7 @@ def open_bench(directory: Path) -> Iterator[Callable[[int], Bench]]:
     yield open_one
     for bench in opened:
         bench.scheduler.close()
-    assert psutil.Process().children(recursive=True) == []
+    assert children(former) == []
 
 
 def test_two_jobs_take_turns_on_one_device(open_bench: Callable[[int], Bench]) -> None:
@@ -292,11 +302,11 @@ def test_cancel_ends_what_the_command_leaves_behind_in_any_session(
         os.close(descriptor)
 
 
-def test_closing_ends_every_process(open_bench: Callable[[int], Bench]) -> None:
+def test_closing_ends_every_process(open_bench: Callable[[int], Bench], former: list[psutil.Process]) -> None:
     bench = open_bench(2)
     bench.submit("pair", 10**6, ranks=2)
     bench.wait_for("pair", JobState.RUNNING)
-    found = psutil.Process().children(recursive=True)
+    found = children(former)
     assert len(found) == 4
     bench.scheduler.close()
     assert not any(lives(child) for child in found)
