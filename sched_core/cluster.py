@@ -1,75 +1,166 @@
-"""What there is to give away: devices numbered 0..N-1, grouped in nodes."""
+"""What there is to give away: devices numbered 0..N-1, grouped in racks, nodes and sockets."""
 
 from __future__ import annotations
 
 import re
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Sequence
-from itertools import accumulate
+from itertools import accumulate, groupby, pairwise
+from typing import NamedTuple
 
 from gpuslice.errors import UsageError
 
-_GRID = re.compile(r"(\d{1,9})x(\d{1,9})")
+_GRID = re.compile(r"(?:(\d{1,9})x)?(\d{1,9})x(\d{1,9})(?:/(\d{1,9}))?")
 _MOST = 10_000_000
 
 
+class Extent(NamedTuple):
+    """How many racks, nodes and sockets some devices lie on; the smaller, the closer they are."""
+
+    racks: int
+    nodes: int
+    sockets: int
+
+
 class Cluster:
-    """Nodes and their devices. Devices are numbered through, node after node.
+    """Racks of nodes and their devices. Devices are numbered through, node after node.
 
     Parameters
     ----------
     node_sizes
         Devices of each node.
+    rack_sizes
+        Nodes of each rack, in the order of the nodes; all nodes are in one rack if not given.
+    socket_sizes
+        Devices of each socket, node after node; every node is one socket if not given.
     """
 
-    def __init__(self, node_sizes: Sequence[int]) -> None:
+    def __init__(
+        self,
+        node_sizes: Sequence[int],
+        rack_sizes: Sequence[int] | None = None,
+        socket_sizes: Sequence[int] | None = None,
+    ) -> None:
         if not node_sizes or min(node_sizes) < 1:
             raise UsageError(f"a cluster of nodes {list(node_sizes)} has no devices", "write NODESxDEVICES")
         self.node_sizes: tuple[int, ...] = tuple(node_sizes)
+        self.rack_sizes = (len(node_sizes),) if rack_sizes is None else tuple(rack_sizes)
+        self.socket_sizes = self.node_sizes if socket_sizes is None else tuple(socket_sizes)
+        self.rack_of: list[int] = [rack for rack, size in enumerate(self.rack_sizes) for _ in range(size)]
+        self.socket_of: list[int] = [
+            socket for socket, size in enumerate(self.socket_sizes) for _ in range(size)
+        ]
         self.node_of: list[int] = [node for node, size in enumerate(node_sizes) for _ in range(size)]
         self.size = len(self.node_of)
         self._first_of = list(accumulate(self.node_sizes, initial=0))
+        if len(self.rack_of) != len(self.node_sizes) or len(self.socket_of) != self.size:
+            raise UsageError(
+                f"racks of {list(self.rack_sizes)} nodes and sockets of {list(self.socket_sizes)} devices "
+                f"are not those of nodes {list(self.node_sizes)}",
+                "name every node and device once",
+            )
+        self._first_node_of = list(accumulate(self.rack_sizes, initial=0))
+        of_racks = [self._first_of[b] - self._first_of[a] for a, b in pairwise(self._first_node_of)]
+        #: Devices of the racks, nodes and sockets.
+        self._largest_first = [
+            list(accumulate(sorted(sizes, reverse=True)))
+            for sizes in (of_racks, self.node_sizes, self.socket_sizes)
+        ]
 
     @classmethod
     def parse(cls, text: str) -> Cluster:
-        """Read ``4x8`` (4 nodes of 8 devices) or a sum such as ``2x8+1x4``.
+        """Read ``4x8`` (4 nodes of 8 devices), ``2x4x8`` (2 racks of them) or a sum such as ``2x8+1x4``.
+
+        ``4x8/2`` are nodes of 2 sockets. Terms without racks that follow each other are one rack.
 
         Raises
         ------
         UsageError
-            If ``text`` is neither.
+            If ``text`` is none of these.
         """
         sizes: list[int] = []
+        racks: list[int] = []
+        sockets: list[int] = []
+        devices, apart = 0, True
         for term in text.split("+"):
             match = _GRID.fullmatch(term.strip().lower())
             if match is None:
-                raise UsageError(f"{text!r} is not a cluster", "write NODESxDEVICES, such as 4x8 or 2x8+1x4")
-            nodes, size = int(match[1]), int(match[2])
-            if len(sizes) + nodes * size > _MOST:
+                raise UsageError(
+                    f"{text!r} is not a cluster", "write NODESxDEVICES, such as 4x8, or RACKSxNODESxDEVICES"
+                )
+            of_racks, nodes, size, parts = (int(number or 1) for number in match.groups())
+            devices += of_racks * nodes * size
+            if devices > _MOST:
                 raise UsageError(f"{text} has more than {_MOST:,} devices", "simulate a smaller cluster")
-            sizes += [size] * nodes
-        return cls(sizes)
+            if not nodes or not size or not parts or size % parts:
+                raise UsageError(
+                    f"{text!r} is not a cluster: {term.strip()} has {size} devices on {parts} sockets",
+                    "write NODESxDEVICES/SOCKETS, with as many devices on each socket",
+                )
+            sizes += [size] * (of_racks * nodes)
+            if match[1] is None and not apart:
+                racks[-1] += nodes
+            else:
+                racks += [nodes] * of_racks
+            apart = match[1] is not None
+            sockets += [size // parts] * (of_racks * nodes * parts)
+        return cls(sizes, racks, sockets)
 
     def nodes(self, devices: Iterable[int]) -> set[int]:
         """The nodes that ``devices`` lie on."""
         return {self.node_of[device] for device in devices}
 
+    def extent(self, devices: Iterable[int]) -> Extent:
+        """How far apart ``devices`` lie."""
+        devices = tuple(devices)
+        nodes = self.nodes(devices)
+        racks = {self.rack_of[node] for node in nodes}
+        return Extent(len(racks), len(nodes), len({self.socket_of[device] for device in devices}))
+
+    def closest(self, count: int) -> Extent:
+        """The least extent of ``count`` devices of this cluster if it were empty."""
+        return Extent(*(_fewest(count, sizes) for sizes in self._largest_first))
+
     def on(self, node: int) -> range:
         """The devices of ``node``."""
         return range(self._first_of[node], self._first_of[node + 1])
+
+    def in_rack(self, rack: int) -> range:
+        """The nodes of ``rack``."""
+        return range(self._first_node_of[rack], self._first_node_of[rack + 1])
+
+    def of_first_nodes(self, count: int) -> Cluster:
+        """The cluster of the first ``count`` nodes only, with the same numbers."""
+        sockets = 1 + self.socket_of[self._first_of[count] - 1]
+        racks = [len(list(run)) for _, run in groupby(self.rack_of[:count])]
+        return Cluster(self.node_sizes[:count], racks, self.socket_sizes[:sockets])
 
     def local_of(self, device: int) -> int:
         """Position of ``device`` on its node."""
         return device - self._first_of[self.node_of[device]]
 
     def __str__(self) -> str:
-        terms: list[str] = []
-        sizes = list(self.node_sizes)
-        while sizes:
-            run = next((i for i, size in enumerate(sizes) if size != sizes[0]), len(sizes))
-            terms.append(f"{run}x{sizes[0]}")
-            del sizes[:run]
-        return "+".join(terms)
+        """As ``parse`` reads it."""
+        racks: list[str] = []
+        first = 0
+        for size in self.rack_sizes:
+            nodes = [self._written(node) for node in range(first, first + size)]
+            racks.append("+".join(f"{len(list(run))}x{written}" for written, run in groupby(nodes)))
+            first += size
+        if len(racks) == 1:
+            return racks[0]
+        runs = [(rack, len(list(run))) for rack, run in groupby(racks)]
+        return "+".join(rack if "+" in rack else f"{count}x{rack}" for rack, count in runs)
+
+    def _written(self, node: int) -> str:
+        """Devices of ``node``, and its sockets if it has several."""
+        sockets = len({self.socket_of[device] for device in self.on(node)})
+        return f"{self.node_sizes[node]}/{sockets}" if sockets > 1 else str(self.node_sizes[node])
+
+
+def _fewest(count: int, sums: Sequence[int]) -> int:
+    """Of how many groups ``count`` devices need at least; ``sums`` are those of the largest groups."""
+    return bisect_left(sums, count) + 1
 
 
 class FreeDevices:

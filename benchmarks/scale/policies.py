@@ -1,9 +1,12 @@
 """What every policy takes on 10,000 devices, and how that grows with the number of jobs.
 
     python benchmarks/scale/policies.py OUT.json [--policies A,B] [--budget 30]
+    python benchmarks/scale/policies.py OUT.json --commands fifo,2das
 
 Every run is a process of its own, so that its peak memory is its own. A policy gets larger and larger traces
-until one takes more than the budget of processor time.
+until one takes more than the budget of processor time. What OUT.json says of other policies stays there, so
+that they can be measured one by one. With ``--commands`` whole commands are measured instead: a million
+jobs, ``gpuslice sim`` with ``--json``, from its start to its end.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import platform
 import resource
 import subprocess
 import sys
+import tempfile
 import time
 from itertools import pairwise
 from math import log
@@ -24,8 +28,9 @@ from typing import Any
 
 from gpuslice.sched_core.policies.registry import policy_names
 
-CLUSTER, DEVICES, LOAD = "1250x8", 10_000, 1.1
+CLUSTER, DEVICES, LOAD = "25x50x8", 10_000, 1.1
 SIZES = (1_000, 3_000, 10_000, 30_000, 100_000, 300_000, 1_000_000)
+MILLION = 1_000_000
 
 
 def one(policy: str, jobs: int) -> dict[str, Any]:
@@ -68,10 +73,34 @@ def measured(policy: str, budget_s: int) -> dict[str, Any]:
     steps = [log(b["cpu_s"] / a["cpu_s"]) / log(b["jobs"] / a["jobs"]) for a, b in pairwise(runs)]
     return {
         "policy": policy,
+        "budget_s": budget_s,
+        "load_average": os.getloadavg()[0],
         "exponent": round(steps[-1], 2) if steps else None,
         "stopped_at": stopped,
         "runs": runs,
     }
+
+
+def command(policy: str) -> dict[str, Any]:
+    """A million jobs by the command line, with a report of all of them."""
+    with tempfile.TemporaryDirectory() as folder:
+        trace, report = Path(folder, "trace.csv"), Path(folder, "report.json")
+        words = ["--jobs", str(MILLION), "--load", str(LOAD), "--cluster", CLUSTER, "--seed", "1"]
+        subprocess.run([sys.executable, "-m", "gpuslice", "trace", "synth", str(trace), *words], check=True)
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        began_s = time.perf_counter()
+        words = ["--cluster", CLUSTER, "--policy", policy, "--json", str(report)]
+        subprocess.run([sys.executable, "-m", "gpuslice", "sim", str(trace), *words], check=True)
+        wall_s, after = time.perf_counter() - began_s, resource.getrusage(resource.RUSAGE_CHILDREN)
+        return {
+            "policy": policy,
+            "jobs": MILLION,
+            "wall_s": round(wall_s, 1),
+            "cpu_s": round(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 1),
+            "peak_mb": after.ru_maxrss // 1000,  # making the trace takes less
+            "report_mb": report.stat().st_size // 1_000_000,
+            "load_average": os.getloadavg()[0],
+        }
 
 
 def main() -> None:
@@ -79,17 +108,25 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--policies", default=",".join(policy_names()))
     parser.add_argument("--budget", type=int, default=30, help="seconds of processor time for one run")
+    parser.add_argument("--commands", help="policies whose whole command is measured, and nothing else")
     asked = parser.parse_args()
-    result = {
+    result: dict[str, Any] = {"policies": [], "commands": []}
+    if asked.out.exists():
+        result = json.loads(asked.out.read_text(encoding="utf-8"))
+    result |= {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
         "cluster": CLUSTER,
         "load": LOAD,
-        "load_average_before": os.getloadavg()[0],
-        "policies": [measured(name, asked.budget) for name in asked.policies.split(",")],
-        "load_average_after": os.getloadavg()[0],
     }
-    asked.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    kind, names, measure = "policies", asked.policies, lambda name: measured(name, asked.budget)
+    if asked.commands:
+        kind, names, measure = "commands", asked.commands, command
+    for name in names.split(","):
+        found = measure(name)
+        result[kind] = [*(other for other in result[kind] if other["policy"] != name), found]
+        asked.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        print(found, flush=True)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from gpuslice.sched_core.ledger import Ledger
 from gpuslice.types import DeviceName
 from gpuslice.wire import Expect, Forget, FromAgent, Heir, Resume, Suspend
 
+from .bound_jobs import BoundJobs
 from .estimates import Estimates
 from .events import Command
 from .quotas import Quotas
@@ -32,6 +33,8 @@ class PlanningContract(Protocol):
     def quotas(self) -> Quotas: ...
     @property
     def waits(self) -> Waits: ...
+    @property
+    def bound_jobs(self) -> BoundJobs: ...
     @property
     def estimates(self) -> Estimates: ...
     @property

@@ -32,6 +32,7 @@ from gpuslice.sched_core.policy import (
     View,
 )
 
+from .bound_jobs import BoundJobs
 from .computations import Computations
 from .contract import CoreContract
 from .estimates import Estimates
@@ -111,6 +112,7 @@ class Planning:
         self._withheld: list[Gang] = []
         #: Jobs that their owner wants on other devices.
         self.move_requests: dict[str, Gang] = {}
+        self.bound_jobs = BoundJobs()
         #: What was last reported of the policy; not said twice in a row.
         self._complaint = ""
         #: How often it failed in a row.
@@ -234,7 +236,7 @@ class Planning:
         for job in [job for job in self.move_requests.values() if job.running]:
             del self.move_requests[job.id]
             self._relocate(job, now)
-        for job in [job for job in self._eligible.values() if job.away_from_home]:
+        for job in self.bound_jobs.strays(self._eligible):
             self._send_home(job, now)
 
     def _plan(self, now: float) -> Plan | None:
@@ -346,7 +348,7 @@ class Planning:
         """Put ``job`` where its state can come back; if another's can come back only there, it waits."""
         others = {other.id: other for device in job.home for other in self._core.holders(device)}
         others.pop(job.id, None)
-        if any(rank.bound for other in others.values() for rank in other.ranks):
+        if any(other.bound for other in others.values()):
             self._take(job, now)
             self._start_again()
             return

@@ -217,6 +217,8 @@ class RankReports:
         if rank.phase is not RankPhase.ON or not (job.state is JobState.SUSPENDING or called_off):
             raise job.illegal(f"Suspended of rank {rank.number}, which is {rank.phase.value}")
         rank.phase, rank.stuck, rank.bound = RankPhase.PARKED, "", message.bound
+        if message.bound:
+            self._core.planning.bound_jobs.add(job)
         job.home = job.lease or job.home
         job.step_time.suspended()
         self._core.switch_costs.parked(job, rank.number, message)

@@ -349,9 +349,14 @@ class Gang(Job):
         return [rank for rank in self.ranks if rank.phase in phases]
 
     @property
+    def bound(self) -> bool:
+        """Whether it can resume only where it was suspended."""
+        return any(rank.bound for rank in self.ranks)
+
+    @property
     def away_from_home(self) -> bool:
         """Whether it is to run on devices on which it cannot resume."""
-        return self.running and self.placement != self.home and any(rank.bound for rank in self.ranks)
+        return self.running and self.placement != self.home and self.bound
 
     def there(self) -> list[Rank]:
         """The ranks whose process exists, as far as anybody knows."""

@@ -16,6 +16,7 @@ PLACEMENTS: dict[str, tuple[str, str]] = {
     "count": (f"{_HERE}.placement", "Count"),
     "consolidated": (f"{_HERE}.nodes", "Consolidated"),
     "yarn": (f"{_HERE}.nodes", "Consolidated"),
+    "racks": (f"{_HERE}.racks", "Racks"),
     "round-up": (f"{_HERE}.nodes", "RoundUp"),
     "local-search": (f"{_HERE}.search", "LocalSearch"),
     "affinity": (f"{_HERE}.affinity", "Affinity"),

@@ -10,7 +10,7 @@ from __future__ import annotations
 from math import inf
 
 from gpuslice.errors import ConfigError
-from gpuslice.sched_core.cluster import Cluster, FreeDevices
+from gpuslice.sched_core.cluster import FreeDevices
 from gpuslice.sched_core.job import Job
 from gpuslice.sched_core.policy import Changes, Decision, Plan, Policy, Start, Stop, Suspend, View
 
@@ -86,7 +86,7 @@ class TrialPool(Wrapper):
                 f"a trial pool of {self._nodes} nodes leaves nothing of {view.cluster}",
                 "choose a smaller pool",
             )
-        self._rest = Cluster(sizes[: -self._nodes])
+        self._rest = view.cluster.of_first_nodes(len(sizes) - self._nodes)
         self._jobs: dict[str, Job] = {}
         self._inner = View(self._rest, self._jobs, view.knowledge, view.now_s)
         self._inner.compute = view.compute

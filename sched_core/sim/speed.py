@@ -25,6 +25,10 @@ class SpeedFile(msgspec.Struct, forbid_unknown_fields=True):
         Slowdown on more nodes than needed, of all models.
     models
         The same by model.
+    racks
+        A further slowdown on more racks than needed, of all models.
+    sockets
+        Slowdown on more sockets of one node than needed, of all models.
     packed
         Speed of a job that shares its devices with one other; 0.5 is neither gain nor loss.
     pairs
@@ -33,25 +37,26 @@ class SpeedFile(msgspec.Struct, forbid_unknown_fields=True):
 
     spread: float = 1.0
     models: dict[str, float] = {}
+    racks: float = 1.0
+    sockets: float = 1.0
     packed: float = 0.5
     pairs: dict[str, dict[str, float]] = {}
 
 
 class MeasuredSpeed:
-    """Slower when spread over nodes and, as measured pair by pair, when packed.
+    """Slower when spread over racks, nodes or sockets and, as measured pair by pair, when packed.
 
     With several neighbours each takes its toll: the product of the speeds beside each of them.
     """
 
     def __init__(self, measured: SpeedFile) -> None:
-        self._slowdown = Slowdown(measured.spread, measured.models)
+        self._slowdown = Slowdown(measured.spread, measured.models, measured.racks, measured.sockets)
         self._packed = measured.packed
         self._pairs: Mapping[str, Mapping[str, float]] = measured.pairs
 
     def rate(self, job: Job, neighbours: Sequence[Job], cluster: Cluster) -> float:
-        devices = len(job.placement)
-        rate = devices / job.demand
-        rate /= self._slowdown.of(job.spec, devices, len(cluster.nodes(job.placement)), cluster)
+        rate = len(job.placement) / job.demand
+        rate /= self._slowdown.on(job.spec, job.placement, cluster)
         for other in neighbours:
             rate *= self._pairs.get(job.spec.model, {}).get(other.spec.model, self._packed)
         return rate

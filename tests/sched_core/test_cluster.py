@@ -7,16 +7,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuslice.errors import UsageError
-from gpuslice.sched_core.cluster import Cluster, FreeDevices
+from gpuslice.sched_core.cluster import Cluster, Extent, FreeDevices
 
 
-@pytest.mark.parametrize(("text", "sizes"), [("4x8", (8,) * 4), ("2x8+1x4", (8, 8, 4)), ("1x1", (1,))])
+@pytest.mark.parametrize(
+    ("text", "sizes"),
+    [
+        ("4x8", (8,) * 4),
+        ("2x8+1x4", (8, 8, 4)),
+        ("1x1", (1,)),
+        ("3x2x4", (4,) * 6),
+        ("2x8/2+1x4", (8, 8, 4)),
+        ("2x2x8/2+1x1x4", (8, 8, 8, 8, 4)),
+    ],
+)
 def test_parse_and_print(text: str, sizes: tuple[int, ...]) -> None:
     assert Cluster.parse(text).node_sizes == sizes
     assert str(Cluster.parse(text)) == text
 
 
-@pytest.mark.parametrize("text", ["", "8", "4x", "4*8", "0x8", "4x0", "-1x8", "4x8+"])
+@pytest.mark.parametrize(
+    "text", ["", "8", "4x", "4*8", "0x8", "4x0", "-1x8", "4x8+", "0x2x4", "2x2x2x2", "4x8/3", "4x8/0"]
+)
 def test_what_is_not_a_cluster(text: str) -> None:
     with pytest.raises(UsageError):
         Cluster.parse(text)
@@ -27,6 +39,33 @@ def test_devices_are_numbered_through() -> None:
     assert cluster.node_of == [0, 0, 1, 1, 1]
     assert [cluster.local_of(device) for device in range(5)] == [0, 1, 0, 1, 2]
     assert cluster.nodes((1, 4)) == {0, 1}
+
+
+def test_racks_and_sockets() -> None:
+    cluster = Cluster.parse("2x2x4/2+1x4")
+    assert cluster.rack_sizes == (2, 2, 1)
+    assert cluster.in_rack(1) == range(2, 4)
+    assert cluster.socket_of[:6] == [0, 0, 1, 1, 2, 2]
+    assert cluster.extent((0, 1)) == Extent(racks=1, nodes=1, sockets=1)
+    assert cluster.extent((1, 2, 4)) == Extent(racks=1, nodes=2, sockets=3)
+    assert cluster.extent((0, 8)) == Extent(racks=2, nodes=2, sockets=2)
+
+
+@pytest.mark.parametrize(
+    ("count", "least"), [(1, (1, 1, 1)), (4, (1, 1, 1)), (5, (1, 2, 2)), (8, (1, 2, 3)), (9, (2, 3, 4))]
+)
+def test_the_least_extent(count: int, least: tuple[int, int, int]) -> None:
+    assert Cluster.parse("2x2x4/2+1x4").closest(count) == least
+
+
+def test_the_first_nodes_keep_their_racks() -> None:
+    part = Cluster.parse("2x2x4/2").of_first_nodes(3)
+    assert (part.rack_sizes, part.node_sizes, part.socket_sizes) == ((2, 1), (4, 4, 4), (2,) * 6)
+
+
+def test_racks_that_are_not_those_of_the_nodes() -> None:
+    with pytest.raises(UsageError, match="name every node"):
+        Cluster([4, 4], [1])
 
 
 @given(st.lists(st.sets(st.integers(0, 11)), max_size=8))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
 from gpuslice import wire
+from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.policy import Plan, Start, Suspend
 
@@ -51,6 +53,19 @@ def test_a_job_that_is_planned_elsewhere_goes_home() -> None:
     commands = plan(driver, policy, Start("a", (1,)))
     assert [message.device for _, _, message in told(commands, wire.Resume)] == ["null:0"]
     assert driver.core.jobs["a"].placement == (0,)
+
+
+def test_an_event_looks_only_at_jobs_that_are_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver, policy = parked_at_home(*(f"job-{number}" for number in range(20)))
+    looked: list[str] = []
+
+    def away(job: Gang) -> bool:
+        looked.append(job.id)
+        return False
+
+    monkeypatch.setattr(Gang, "away_from_home", property(away))
+    plan(driver, policy)
+    assert set(looked) == {"a"}
 
 
 def test_who_is_planned_there_goes_where_it_was_planned() -> None:

@@ -39,6 +39,17 @@ def test_spread_and_packed_jobs_are_slower_as_measured(tmp_path: Path) -> None:
     assert speed.rate(lstm, [job("vgg", (0,), 1)], CLUSTER) == 0.6
 
 
+def test_racks_and_sockets_have_slowdowns_of_their_own(tmp_path: Path) -> None:
+    speed = parse_speed(written(tmp_path, {"spread": 2.0, "racks": 1.5, "sockets": 1.25}))
+    cluster = Cluster.parse("2x2x4/2")
+    rates = {}
+    for devices in ((0, 1), (1, 2), (0, 4), (0, 8)):
+        job = Job(JobSpec(id="j", submit_s=0.0, demand=2), 0)
+        job.placement = devices
+        rates[devices] = speed.rate(job, (), cluster)
+    assert rates == {(0, 1): 1.0, (1, 2): 1 / 1.25, (0, 4): 1 / 2.0, (0, 8): 1 / 3.0}
+
+
 def test_more_devices_than_a_node_has_must_be_spread(tmp_path: Path) -> None:
     speed = parse_speed(written(tmp_path, {"spread": 2.0}))
     assert speed.rate(job("big", tuple(range(6)), 6), [], CLUSTER) == 1.0

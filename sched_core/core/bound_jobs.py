@@ -1,0 +1,28 @@
+"""Jobs whose state can come back only where it was."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+
+from gpuslice.sched_core.jobs.gang import Gang
+
+
+class BoundJobs:
+    """Those that were suspended with something that holds them to their devices.
+
+    Kept apart, so that nobody has to look at every job after every event.
+    """
+
+    def __init__(self) -> None:
+        self._jobs: dict[str, Gang] = {}
+
+    def add(self, job: Gang) -> None:
+        """``job`` has parked, and can resume only there."""
+        self._jobs[job.id] = job
+
+    def strays(self, eligible: Container[str]) -> list[Gang]:
+        """Of the ``eligible`` ones those that are to run where they cannot resume, in order of arrival."""
+        for job in [job for job in self._jobs.values() if job.state.ended or not job.bound]:
+            del self._jobs[job.id]
+        found = [job for job in self._jobs.values() if job.id in eligible and job.away_from_home]
+        return sorted(found, key=lambda job: job.number)
