@@ -72,7 +72,7 @@ class DeviceState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SelfTest(msgspec.Struct, frozen=True):
-    """What ``kernels.selftest`` says of a device."""
+    """What ``selftest`` says of a device."""
 
     problem: str
     slower: tuple[str, ...] = ()
@@ -289,7 +289,7 @@ def _tested(device: DeviceState, outcome: SelfTest | None) -> DeviceState:
 
 
 def _self_test(names: list[str]) -> dict[str, SelfTest]:
-    command = [sys.executable, "-m", "gpuslice.kernels.selftest", *names]
+    command = [sys.executable, "-m", "gpuslice.launch.selftest", *names]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_CHECK_DEADLINE_S, check=False)
         if done.returncode == 0:

@@ -97,7 +97,7 @@ def measure(driver: str, uuids: Mapping[str, str], now_s: float) -> Measured:
 
 
 def _in_child(names: Sequence[str]) -> Outcome:
-    command = [sys.executable, "-m", "gpuslice.kernels.cuda.link_rates", *names]
+    command = [sys.executable, "-m", "gpuslice.profiler.link_rates", *names]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_DEADLINE_S, check=False)
     except subprocess.TimeoutExpired:

@@ -53,9 +53,9 @@ def stressors(device_kind: str) -> Mapping[str, Callable[[], _Unit]]:
     """
     try:
         if device_kind == "cpu":
-            from gpuslice.kernels.host.stressors import STRESSORS
+            from gpuslice.profiler.colocation.host_stressors import STRESSORS
         else:
-            from gpuslice.kernels.cuda.stressors import STRESSORS
+            from gpuslice.profiler.colocation.cuda_stressors import STRESSORS
     except ImportError as error:
         library, extra = ("numba", "") if device_kind == "cpu" else ("CuPy", "[cu12] or gpuslice[cu13]")
         raise EnvironmentUnusableError(

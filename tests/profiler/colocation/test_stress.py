@@ -239,7 +239,10 @@ def test_kinds_that_make_no_sense_are_refused_by_name(words: str, device: str, m
 def test_a_library_that_is_missing_is_named(
     device: str, library: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("gpuslice.kernels.host.stressors", "gpuslice.kernels.cuda.stressors"):
+    for name in (
+        "gpuslice.profiler.colocation.host_stressors",
+        "gpuslice.profiler.colocation.cuda_stressors",
+    ):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(EnvironmentUnusableError) as raised:

@@ -1,4 +1,4 @@
-"""``python -m gpuslice.kernels.cuda.link_rates cuda:0 ...``: rates of page-locked copies; cost of locking.
+"""``python -m gpuslice.profiler.link_rates cuda:0 ...``: rates of page-locked copies; cost of locking.
 
 Prints one JSON object. Run in a process of its own, because it imports torch and makes CUDA contexts.
 """

@@ -1,4 +1,4 @@
-"""``python -m gpuslice.kernels.selftest DEVICE ...``: empty each device of a few tensors and bring them back.
+"""``python -m gpuslice.launch.selftest DEVICE ...``: empty each device of a few tensors and bring them back.
 
 Prints one JSON object, device -> an `Outcome`. Run in a process of its own, because it imports torch and
 makes CUDA contexts.
@@ -15,9 +15,8 @@ from itertools import accumulate
 import torch
 
 from gpuslice.errors import GpusliceError
+from gpuslice.kernels.opening import open_device
 from gpuslice.types import DeviceName
-
-from .opening import open_device
 
 #: Small, odd, and large enough for an own mapping.
 _SIZES = (1, 4097, 3 << 20)
