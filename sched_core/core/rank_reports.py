@@ -162,8 +162,12 @@ class RankReports:
         rank.phase = RankPhase.PARKED
         rank.pid = message.pid
         rank.boundary = message.boundary
+        if job.first_hello_s is None:
+            job.first_hello_s = now
         if job.ready:
             self._core.announce(job, now)
+        else:
+            self._core.reconcile_later(job)  # the others may never come
 
     def _hello_again(self, job: Gang, rank: Rank, message: Hello, now: float) -> None:
         """Make up for what was lost with a connection: the last orders, or the rank's last report.

@@ -1,9 +1,12 @@
-"""Jobs that do not carry an order out in time: they reach no boundary, or do not come back to a device; and
-jobs that are on their devices and never begin to train.
+"""Jobs that do not carry an order out in time: they reach no boundary, or do not come back to a device;
+jobs that are on their devices and never begin to train; and gangs of which some ranks never come.
 
 A job that is stuck keeps its devices, because its processes may still use them; nobody can be put there. So
 it is reported, and either ended or left running: then the suspend is called off, the policy learns that the
 job still holds its devices, and whoever was to follow can be sent elsewhere.
+
+A gang that is not whole has no device and no state. A rank that dies before its Hello is seen by its launcher
+alone, and if that waits for the others nobody ever ends; so such a gang fails, whatever its owner wanted.
 """
 
 from __future__ import annotations
@@ -11,24 +14,36 @@ from __future__ import annotations
 from math import inf
 
 from gpuslice.sched_core.jobs.failures import Kind
-from gpuslice.sched_core.jobs.gang import Gang
+from gpuslice.sched_core.jobs.gang import Gang, RankPhase
 from gpuslice.sched_core.jobs.states import IN_TRANSIT, JobState, Trigger
 
 from .contract import CoreContract
 from .events import Notice, Plain
+
+#: How long the ranks of a gang may take to come after the first, if none is to be ended sooner.
+GANG_TIMEOUT_S = 300.0
 
 
 def due_s(job: Gang) -> float:
     """When ``job`` will be late, if it has not done by then what it is about to do; infinite if never."""
     if job.late or not job.spec.boundary_timeout_s:
         return inf
-    return _since_s(job) + job.spec.boundary_timeout_s
+    return _since_s(job) + _limit_s(job)
+
+
+def _limit_s(job: Gang) -> float:
+    """How long that may take."""
+    limit_s = job.spec.boundary_timeout_s
+    patient = job.state is JobState.QUEUED and not job.spec.kill_when_late
+    return max(limit_s, GANG_TIMEOUT_S) if patient else limit_s
 
 
 def _since_s(job: Gang) -> float:
     """Since when ``job`` is to do what it is about to do; infinite if that is nothing but training."""
     if job.state in IN_TRANSIT:
         return job.ordered_s
+    if job.state is JobState.QUEUED:
+        return inf if job.first_hello_s is None or job.ready else job.first_hello_s
     is_to_begin = job.state is JobState.RUNNING and job.lease == job.wanted
     if not is_to_begin or job.borrowed or job.setup_since_s is None:
         return inf  # (a trial has a limit of its own)
@@ -37,18 +52,23 @@ def _since_s(job: Gang) -> float:
 
 def handle_late(core: CoreContract, job: Gang, now: float) -> None:
     """Report ``job``, which is late, and do with it what its owner wanted."""
+    limit_s = _limit_s(job)
     job.late = True
     job.missed += 1
     stopping = job.state is JobState.SUSPENDING
-    if job.state is JobState.RUNNING:
+    kill = job.spec.kill_when_late
+    if job.state is JobState.QUEUED:
+        absent = ", ".join(str(rank.number) for rank in job.present(RankPhase.ABSENT))
+        order, what, kill = "start", f"did not start rank {absent}", True
+    elif job.state is JobState.RUNNING:
         order, what = "begin", "did not begin to train"
     else:
         order = "suspend" if stopping else "resume"
         what = "reached no boundary" if stopping else "did not come back to its devices"
-    core.order(notice(job, order, now, kill=job.spec.kill_when_late))
+    core.order(notice(job, order, now, kill=kill))
     job.history.append((now, f"late: {what}"))
-    if job.spec.kill_when_late:
-        reason = f"it {what} within {job.spec.boundary_timeout_s:g} s"
+    if kill:
+        reason = f"it {what} within {limit_s:g} s"
         core.end(job, Trigger.FAIL, reason, now, Kind.INFRASTRUCTURE)
     elif stopping and job.lent:
         core.trials.avoid(job, now)

@@ -117,6 +117,8 @@ class Gang(Job):
         How often it was started again after a failure.
     launched
         Whether this attempt's command was started; a queued job may have to wait for that (``prestart``).
+    first_hello_s
+        When the first rank of this attempt said Hello.
     step_time
         How long its steps take, in this attempt, if it said how many it has.
     deadline_missed
@@ -151,6 +153,7 @@ class Gang(Job):
         "failure",
         "fair_share_s",
         "finishing",
+        "first_hello_s",
         "fragmentation_s",
         "given_up",
         "heir",
@@ -193,40 +196,26 @@ class Gang(Job):
         self.state = JobState.QUEUED
         self.lease: tuple[int, ...] = ()
         self.home: tuple[int, ...] = ()
-        self.heir = ""
-        self.promise: Promise | None = None
+        self.borrowed: tuple[int, ...] = ()
         self.requested_devices: tuple[int, ...] = ()
-        self.held = False
-        self.stop_at = 0
-        self.overshoots = 0
-        self.refusals = 0
-        self.retry_at_s = 0.0
-        self.ended_s: float | None = None
-        self.ordered_s = 0.0
-        self.late = False
-        self.missed = 0
+        self.promise: Promise | None = None
+        self.heir = self.said = self.reason = self.failure = ""
+        self.held = self.lent = self.late = self.given_up = False
+        self.launched = self.trains = self.finishing = self.deadline_missed = False
+        self.stop_at = self.overshoots = self.refusals = self.missed = self.attempt = 0
+        self.retry_at_s = self.ordered_s = self.setup_s = 0.0
         self.waited_s = self.fair_share_s = self.fragmentation_s = 0.0
         self.waits_since: Since | None = None
-        self.finishing = False
-        self.trains = False
-        self.setup_s = 0.0
+        self.first_hello_s: float | None = None
         self.setup_since_s: float | None = None
+        self.ended_s: float | None = None
         self.switch_predicted_s: float | None = None
         self.switch_error_s: float | None = None
         self.switch_s: float | None = None
         self.step_time = StepTime()
-        self.deadline_missed = False
-        self.attempt = 0
-        self.launched = False
         self.exit_code: int | None = None
-        self.said = ""
-        self.reason = ""
-        self.failure = ""
         self.blame: Kind | None = None
-        self.borrowed: tuple[int, ...] = ()
-        self.lent = False
         self.tried = not spec.trial_batches
-        self.given_up = False
         self.history: deque[tuple[float, str]] = deque(maxlen=_HISTORY)
 
     @property
@@ -244,7 +233,7 @@ class Gang(Job):
     @property
     def ready(self) -> bool:
         """Whether all ranks have said Hello."""
-        return all(rank.phase is not RankPhase.ABSENT for rank in self.ranks)
+        return not self.present(RankPhase.ABSENT)
 
     @property
     def processes_gone(self) -> bool:
@@ -338,7 +327,7 @@ class Gang(Job):
         self.setup_s = self.setup_at(when_s if self.ended_s is None else self.ended_s)
         self.setup_since_s, self.trains = None, False
         self.ranks = tuple(Rank(rank.number) for rank in self.ranks)
-        self.ended_s = self.blame = None
+        self.ended_s = self.blame = self.first_hello_s = None
         self.stop_at = self.overshoots = self.refusals = self.missed = 0
         self.retry_at_s = when_s
         self.said = ""

@@ -70,6 +70,8 @@ class Rank:
     def greet(self) -> None:
         """As on every connection: who and where we are."""
         self.monitor.recv_multipart()
+        # Has the socket learn of the connection, for which sending alone does not look if it did just now.
+        self.socket.get(zmq.EVENTS)
         self.send(
             wire.Hello(
                 version=wire.PROTOCOL_VERSION,
@@ -226,14 +228,23 @@ def room(job: str) -> Path:
 
 
 def launch_ranks(world: int) -> int:
-    """What torchrun does: every rank in a session of its own; the first failure is ours."""
+    """What torchrun does: every rank in a session of its own; the first failure is ours, and ends all."""
     ranks = [
         subprocess.Popen(
             [sys.executable, *sys.argv], env={**os.environ, "RANK": str(rank)}, start_new_session=True
         )
         for rank in range(world)
     ]
-    return max(abs(rank.wait()) for rank in ranks)
+    by_pid, code = {rank.pid: rank for rank in ranks}, 0
+    while by_pid:
+        pid, status = os.wait()
+        by_pid.pop(pid)
+        failed = abs(os.waitstatus_to_exitcode(status))
+        if failed and not code:
+            code = failed
+            for rank in by_pid.values():
+                rank.kill()
+    return code
 
 
 def main() -> int:

@@ -5,7 +5,19 @@ from __future__ import annotations
 import pytest
 
 from gpuslice import wire
-from gpuslice.sched_core.core.events import Exited, Held, Kill, RankGone, Released, Submitted, WakeAt
+from gpuslice.sched_core.core.events import (
+    Exited,
+    Held,
+    Kill,
+    Launch,
+    Moved,
+    RankGone,
+    Released,
+    Submitted,
+    WakeAt,
+)
+from gpuslice.sched_core.core.restarts import BACK_OFF_S
+from gpuslice.sched_core.core.timeouts import GANG_TIMEOUT_S
 from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.policies.fifo import Fifo
@@ -156,6 +168,74 @@ def test_the_core_asks_to_be_woken_and_never_means_never(timeout_s: float, wakes
     commands = driver.do(Held("a"))
     assert [command for command in commands if isinstance(command, WakeAt)] == wakes
     assert len(notices(driver.wake(10**6))) == len(wakes)
+
+
+def half_a_gang(*, kill: bool, timeout_s: float = TIMEOUT_S) -> Driver:
+    """Rank 1 of gang g has come, rank 0 has not; nobody else is there."""
+    driver = Driver(2)
+    late = {"boundary_timeout_s": timeout_s, "kill_when_late": kill}
+    driver.do(Submitted(JobSpec(id="g", submit_s=driver.now_s, demand=2, **late), PROGRAM))
+    driver.say("g", hello_of(1), 1)
+    return driver
+
+
+def hello_of(rank: int) -> wire.Hello:
+    return wire.Hello(version=1, job="g", rank=rank, world_size=2, pid=1 + rank)
+
+
+@pytest.mark.parametrize(("kill", "limit_s"), [(True, TIMEOUT_S), (False, GANG_TIMEOUT_S)])
+def test_a_gang_of_which_a_rank_never_comes_fails_by_name(*, kill: bool, limit_s: float) -> None:
+    driver = half_a_gang(kill=kill)
+    driver.do(Held("g"))
+    driver.do(Released("g"))
+    driver.do(Moved("g", ("null:1", "null:0")))
+    assert notices(driver.wake(limit_s - 1.0)) == []
+    commands = driver.wake(1.0)
+    (notice,) = notices(commands)
+    assert (notice.what, notice.details["order"], notice.details["then"]) == ("late", "start", "kill")
+    assert any(isinstance(command, Kill) for command in commands)
+    driver.do(RankGone("g", 1))
+    driver.do(Exited("g", -15))
+    job = driver.core.jobs["g"]
+    assert (job.state, job.failure) == (JobState.FAILED, "infrastructure")
+    assert job.reason == f"it did not start rank 0 within {limit_s:g} s"
+
+
+def test_the_core_asks_to_be_woken_for_a_gang_that_is_not_whole() -> None:
+    driver = Driver(2)
+    driver.submit("g", 2)
+    assert WakeAt(driver.now_s + GANG_TIMEOUT_S) in driver.say("g", hello_of(1), 1)
+
+
+def test_a_gang_that_becomes_whole_is_not_late() -> None:
+    driver = half_a_gang(kill=True)
+    driver.now_s += TIMEOUT_S - 1.0
+    driver.say("g", hello_of(0))
+    for rank in range(2):
+        driver.resumed("g", rank)
+        driver.progress("g", 1, rank)
+    assert notices(driver.wake(10 * GANG_TIMEOUT_S)) == []
+    assert driver.state("g") is JobState.RUNNING
+
+
+def test_a_gang_whose_owner_sets_no_limit_may_take_any_time() -> None:
+    driver = half_a_gang(kill=True, timeout_s=0.0)
+    assert notices(driver.wake(10**6)) == []
+    assert driver.state("g") is JobState.QUEUED
+
+
+def test_every_attempt_of_a_gang_has_its_own_time_to_become_whole() -> None:
+    driver = Driver(2)
+    driver.do(Submitted(JobSpec(id="g", submit_s=driver.now_s, demand=2, max_restarts=1), PROGRAM))
+    driver.say("g", hello_of(1), 1)
+    driver.wake(GANG_TIMEOUT_S)
+    driver.do(RankGone("g", 1))
+    driver.do(Exited("g", -15))
+    assert driver.state("g") is JobState.QUEUED
+    assert [type(command) for command in driver.wake(BACK_OFF_S)] == [Launch]
+    assert notices(driver.wake(2 * GANG_TIMEOUT_S)) == [], "nobody has come, so nobody waits"
+    driver.hello("g")
+    assert driver.state("g") is JobState.STARTING
 
 
 def test_a_job_whose_rank_is_gone_unparked_is_late_like_any_other() -> None:
