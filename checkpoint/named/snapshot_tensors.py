@@ -31,6 +31,12 @@ _LAYOUTS = {
 }
 
 
+def tensor_spec(path: str, tensor: torch.Tensor, sid: int) -> TensorSpec:
+    """How a snapshot describes a strided tensor over storage ``sid``."""
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return TensorSpec(path, sid, dtype, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
+
+
 class Source:
     """Reads the tensors of one snapshot; every storage is verified before it is used.
 

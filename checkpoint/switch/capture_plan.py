@@ -15,6 +15,7 @@ from gpuslice.checkpoint.discover.live_instances import name_of
 from gpuslice.checkpoint.discover.storages import LiveStorage
 from gpuslice.checkpoint.format.layout import Layout, StorageSpec, TensorSpec
 from gpuslice.checkpoint.format.reader import SnapshotFile
+from gpuslice.checkpoint.named.snapshot_tensors import tensor_spec
 from gpuslice.checkpoint.ramdisk.writer import SnapshotWriter
 from gpuslice.errors import SuspendRefusedError
 from gpuslice.kernels import Device, Way
@@ -201,7 +202,7 @@ def plan_capture(
         [one.key for one in taken],
         ways,
         tuple(extras),
-        tuple(_spec(path, tensor, sids[tensor.untyped_storage()._cdata]) for path, tensor in named),
+        tuple(tensor_spec(path, tensor, sids[tensor.untyped_storage()._cdata]) for path, tensor in named),
         dict(resident),
     )
 
@@ -231,8 +232,3 @@ def _refuse_elsewhere(device: Device, path: str, storage: torch.UntypedStorage) 
         raise SuspendRefusedError(
             f"{path} lives on {storage.device}, the job on {device.name}", "keep named state on one device"
         )
-
-
-def _spec(path: str, tensor: torch.Tensor, sid: int) -> TensorSpec:
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    return TensorSpec(path, sid, dtype, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))

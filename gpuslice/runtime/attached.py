@@ -7,7 +7,15 @@ from typing import Protocol
 
 
 class Attached(Protocol):
-    """An attached job, as far as a suspend is concerned."""
+    """An attached job, as far as a suspend is concerned.
+
+    Attributes
+    ----------
+    replicated
+        Whether a restart of all ranks needs the snapshot of one only.
+    """
+
+    replicated: bool
 
     def named_state(self) -> Mapping[str, object]:
         """What a restart in another process needs."""

@@ -166,9 +166,13 @@ class BoundaryCounter:
     def mark(self) -> Sequence[int]:
         """The script says that this is a boundary, and from now on only it does; the signals to deliver."""
         self.settle_steps()
+        self.leave_to_script()
+        return self._cross()
+
+    def leave_to_script(self) -> None:
+        """From now on only the script says what is a boundary."""
         self.explicit = True
         self._by_hooks = False
-        return self._cross()
 
     def forget_controller(self) -> None:
         """Go on counting, but never park or save again."""

@@ -89,6 +89,9 @@ class Job:
         The attached numbers, texts, lists and dicts; after a restart, as they were saved.
     """
 
+    #: Every rank goes on from its own snapshot.
+    replicated = False
+
     def __init__(self, process: Runtime, named: Mapping[str, object]) -> None:
         self._runtime = process
         self._objects = {name: item for name, item in named.items() if _lives_on(item)}

@@ -41,6 +41,7 @@ from gpuslice.runtime.checkpoints import Checkpoints, Schedule
 from gpuslice.runtime.ending import end_parked, ended_well, ours, say
 from gpuslice.runtime.gang_restart import make_room
 from gpuslice.runtime.leased_gpu import show_first
+from gpuslice.runtime.membership import Membership
 from gpuslice.runtime.memory_limit import MemoryLimit
 from gpuslice.runtime.run_report import Report
 from gpuslice.runtime.slot_preparation import SlotPreparation
@@ -74,6 +75,8 @@ class Runtime:
         Prepares the store's slots, if somebody may suspend the job.
     route
         How its device is emptied.
+    membership
+        Which ranks of an elastic job train, if a scheduler says so.
 
     Raises
     ------
@@ -86,6 +89,7 @@ class Runtime:
         self.identity = identity
         self.boundaries = boundaries
         self.attached: Attached | None = None
+        self.membership: Membership | None = None
         self.gate = ThreadGate()
         self.memory_limit = MemoryLimit(settings.memory)
         self.slot_preparation: SlotPreparation | None = None
@@ -354,7 +358,8 @@ class Runtime:
         if attached is None or not self.interruptible() or not attached.restartable(explicit=explicit):
             return None
         self.switch.settle()  # making it, too, has the device page-lock the store's arenas
-        if not make_room(self.ramdisk, self.store, self.settings.job, self.identity):
+        alone = attached.replicated
+        if not alone and not make_room(self.ramdisk, self.store, self.settings.job, self.identity):
             return None
         if self.slot_preparation is not None:
             self.slot_preparation.store_used()

@@ -25,6 +25,8 @@ from gpuslice.types import DeviceName
 class Script:
     """What an attached job tells the runtime."""
 
+    replicated = False
+
     def __init__(self) -> None:
         self.weights = torch.arange(50_000.0)
 

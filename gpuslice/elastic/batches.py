@@ -1,0 +1,122 @@
+"""A global batch as a rank sees it: its micro-batches, and the gradients of all of them together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, Dataset
+
+from gpuslice.errors import UsageError
+
+from . import gradients
+from .sampler import ElasticSampler, Share
+
+Named = Sequence[tuple[str, torch.nn.Parameter]]
+
+
+class Batch:
+    """This rank's part of a global batch; made by `World.batches`.
+
+    Iterate over it once for the micro-batches, as the loader collates them, and call `backward` for each.
+    When the loop is through, all ranks have the gradients of the mean loss of the global batch.
+
+    Attributes
+    ----------
+    samples
+        Of the global batch.
+    loss
+        Its mean loss, on all ranks alike; ``None`` before the loop over it is through.
+    """
+
+    def __init__(self, share: Share, feed: Iterator[Any], parameters: Named, device: torch.device) -> None:
+        self.samples = share.samples
+        self.loss: float | None = None
+        self._share = share
+        self._feed = feed
+        self._parameters = parameters
+        self._device = device
+        self._total = torch.zeros((), dtype=torch.float64, device=device)
+        #: What the loss of the present micro-batch counts for; ``None`` once it has been counted.
+        self._weight: float | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        gradients.require_clear(self._parameters)
+        for micro_batch in self._share.micro_batches:
+            torch.manual_seed(micro_batch.seed)
+            data = next(self._feed)
+            self._weight = len(micro_batch.indices) / self.samples
+            yield data
+            if self._weight is not None:
+                raise UsageError(
+                    "a micro-batch went by without its backward pass", "call batch.backward(loss) for each"
+                )
+        gradients.add_up(self._parameters)
+        if dist.is_initialized():
+            dist.all_reduce(self._total)
+        self.loss = float(self._total)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """The backward pass for ``loss``, the mean over the present micro-batch.
+
+        Raises
+        ------
+        UsageError
+            If it is none of a micro-batch of this batch.
+        """
+        if self._weight is None:
+            raise UsageError(
+                "batch.backward() was called without a micro-batch of its own",
+                "call it once for each micro-batch, in the loop over the batch",
+            )
+        weight, self._weight = self._weight, None
+        self._total += loss.detach().to(self._device, torch.float64) * weight
+        (loss * weight).backward()  # type: ignore[no-untyped-call]
+
+
+class Feed:
+    """The rest of an epoch for one rank, while the number of ranks stays as it is.
+
+    Parameters
+    ----------
+    options
+        Of the DataLoader that fetches the micro-batches.
+    """
+
+    def __init__(
+        self, sampler: ElasticSampler, dataset: Dataset[Any], rank: int, width: int, options: dict[str, Any]
+    ) -> None:
+        self.shares = sampler.rest(rank, width)
+        indices = (list(part.indices) for share in sampler.rest(rank, width) for part in share.micro_batches)
+        self.data = iter(DataLoader(dataset, batch_sampler=_Once(indices), **options))
+
+
+class _Once:
+    """A batch sampler that is iterated over once."""
+
+    def __init__(self, indices: Iterator[list[int]]) -> None:
+        self._indices = indices
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return self._indices
+
+
+def scale_rates(optimizers: Sequence[torch.optim.Optimizer], factor: Callable[[], float]) -> None:
+    """Have all further steps of ``optimizers`` made with ``factor()`` times their learning rates."""
+    kept: list[tuple[dict[str, Any], Any]] = []
+
+    def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        for group in optimizer.param_groups:
+            kept.append((group, group["lr"]))
+            group["lr"] = group["lr"] * factor()
+
+    def after(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        while kept:
+            group, rate = kept.pop()
+            group["lr"] = rate
+
+    for optimizer in optimizers:
+        optimizer.register_step_pre_hook(before)
+        optimizer.register_step_post_hook(after)

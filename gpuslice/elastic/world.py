@@ -1,0 +1,331 @@
+"""``gpuslice.elastic.attach``: a training whose ranks come and go between two global batches."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import Store
+from torch.utils.data import Dataset
+
+from gpuslice.checkpoint.named.describe import named_tensors
+from gpuslice.checkpoint.named.state import OWN_PREFIX, describe
+from gpuslice.errors import UsageError
+from gpuslice.runtime.boundaries import boundary
+from gpuslice.runtime.current import runtime
+from gpuslice.runtime.ending import at_end, ended_well
+from gpuslice.runtime.membership import Membership
+from gpuslice.runtime.runtime import Runtime
+from gpuslice.types import DeviceName
+
+from . import group, state
+from .batches import Batch, Feed, scale_rates
+from .sampler import ElasticSampler
+
+#: How often a rank that is not needed looks whether it was interrupted.
+_LOOK_AGAIN = timedelta(seconds=1)
+#: How long the ranks that are not needed may take to hear of the end.
+_LAST_WORDS = timedelta(seconds=10)
+
+
+class World:
+    """The ranks that train together now; made by `attach`.
+
+    Attributes
+    ----------
+    rank, width
+        Which of them this process is, and how many there are.
+    number
+        Of this composition; a larger one follows at every change.
+    """
+
+    #: A restart needs rank 0's snapshot only (``runtime.attached``).
+    replicated = True
+
+    def __init__(
+        self, process: Runtime, named: Mapping[str, object], sampler: ElasticSampler, backend: str | None
+    ) -> None:
+        self.rank = process.identity.rank
+        self.width = self.number = 0
+        self._process = process
+        self._named = dict(named)
+        self._sampler = sampler
+        modules = {name: item for name, item in named.items() if isinstance(item, torch.nn.Module)}
+        tensors = [
+            (f"{name}.{path}", tensor)
+            for name, module in modules.items()
+            for path, tensor in named_tensors(module).items()
+        ]
+        shared = {id(one): (path, one) for path, one in tensors if isinstance(one, torch.nn.Parameter)}
+        #: Each once, under one of its names.
+        self._parameters = list(shared.values())
+        gpus = {tensor.device for _, tensor in tensors if tensor.device.type == "cuda"}
+        self._device = min(gpus, key=str, default=torch.device("cpu"))
+        self._backend = backend or ("nccl" if gpus else "gloo")
+        self._launched = group.width_of()
+        self._store: Store | None = None
+        self._wish = 0
+        #: Whether the present boundary was counted before this process came to it.
+        self._counted = False
+        self._between_batches = False
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is going on, from 0: also of a rank that was away when it began."""
+        return self._sampler.epoch
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """The epochs from the present one to the last of ``count``."""
+        while self._sampler.epoch < count:
+            yield self._sampler.epoch
+            self._sampler.next_epoch()
+
+    def batches(self, dataset: Dataset[Any], **options: Any) -> Iterator[Batch]:
+        """This rank's part of each global batch that the epoch still has.
+
+        Before each of them the job may be suspended, and ranks may come or go.
+
+        Parameters
+        ----------
+        dataset
+            The one that the attached sampler was made for.
+        **options
+            For the DataLoader that fetches the micro-batches: ``num_workers``, ``collate_fn``, ...
+
+        Raises
+        ------
+        UsageError
+            If the loop over a batch was left before its end.
+        """
+        sampler, feed, number = self._sampler, None, -1
+        while sampler.more(self.width):
+            self._pass_boundary()
+            if feed is None or number != self.number:
+                feed, number = Feed(sampler, dataset, self.rank, self.width, options), self.number
+            share = next(feed.shares, None)
+            if share is None:  # for more ranks what is left is no batch any more
+                return
+            batch = Batch(share, feed.data, self._parameters, self._device)
+            yield batch
+            if batch.loss is None:
+                raise UsageError(
+                    "the loop over a batch was left before its end, so its gradients are not complete",
+                    "go through all micro-batches before the optimizer's step",
+                )
+            sampler.advance(share)
+
+    def resize(self, width: int) -> None:
+        """Have ``width`` ranks from the next batch on. All present ranks call this, between the same batches.
+
+        For a script without a scheduler. Ranks that are not needed wait until they are.
+
+        Raises
+        ------
+        UsageError
+            If the launcher has not started so many, or a scheduler decides.
+        """
+        if self._process.settings.socket:
+            raise UsageError("the scheduler decides how many ranks there are", "leave out world.resize()")
+        if not 1 <= width <= self._launched:
+            raise UsageError(
+                f"{width} ranks are not possible: {self._launched} were started",
+                f"choose 1 to {self._launched}, or start more",
+            )
+        self._wish = width
+
+    def named_state(self) -> dict[str, object]:
+        """All that another process needs to go on from here."""
+        return {**self._named, **state.own_state(self._position())}
+
+    def restartable(self, *, explicit: bool) -> bool:
+        """Whether another process could go on from here; rank 0's state is everybody's."""
+        return self.rank == 0 and self._between_batches
+
+    def enter(self, ranks: int) -> None:
+        """Begin with so many ranks, or as the scheduler says; a rank that is not needed waits."""
+        if self.rank == 0 and self._process.settings.job:
+            self._go_on()
+        at_end(self._end, os.getpid())
+        membership = self._membership
+        if membership is not None:
+            self._form(membership.world, membership.width)
+        elif self.rank < ranks:
+            self._form(0, ranks)
+        else:
+            self._stand_by(0)
+        self._counted = self._process.boundary > 0
+
+    @property
+    def _membership(self) -> Membership | None:
+        return self._process.membership
+
+    def _pass_boundary(self) -> None:
+        if self._counted:
+            self._counted = False
+            return
+        self._between_batches = True
+        try:
+            boundary()
+        finally:
+            self._between_batches = False
+        membership = self._membership
+        if membership is not None and membership.world != self.number:
+            self._form(membership.world, membership.width)
+        elif self._wish and self._wish != self.width:
+            self._change(self._wish)
+
+    def _change(self, width: int) -> None:
+        number, self._wish = self.number, 0
+        if self.rank == 0:
+            self._connected().set(_key(number), str(width))
+        if self.rank < width:
+            self._form(number + 1, width)
+        else:
+            group.leave()
+            self._stand_by(number)
+
+    def _stand_by(self, number: int) -> None:
+        """Wait until this rank is needed, from composition ``number`` on; or end, well, if it never is."""
+        store = self._connected()
+        while True:
+            while not _told(store, _key(number), _LOOK_AGAIN):
+                pass
+            width = int(store.get(_key(number)))
+            number += 1
+            if not width:
+                store.set(f"gone/{self.rank}", "")
+                sys.exit()
+            if self.rank < width:
+                self._form(number, width)
+                return
+
+    def _form(self, number: int, width: int) -> None:
+        """Be one of ``width`` ranks, with rank 0's state; a collective."""
+        group.form(self._connected(), number, self.rank, width, self._backend)
+        self.number, self.width = number, width
+        self._stand_at(state.share(self._named, self._position(), self._device))
+
+    def _connected(self) -> Store:
+        if self._store is None:
+            self._store = group.connect(self.rank, self._launched, os.environ)
+        return self._store
+
+    def _go_on(self) -> None:
+        """Load the named job's newest snapshot, if there is one."""
+        snapshots = self._process.store.restartable()
+        newest = max(snapshots, default=-1)
+        chosen = snapshots.pop(newest, None)
+        for other in snapshots.values():
+            other.close()
+        if chosen is not None:
+            with chosen:
+                self._stand_at(state.load(chosen, self._named, verify=self._process.settings.verify))
+
+    def _position(self) -> dict[str, int]:
+        return {"boundary": self._process.boundary, "steps": self._process.boundaries.steps}
+
+    def _stand_at(self, position: Mapping[str, int]) -> None:
+        self._process.boundary, self._process.boundaries.steps = position["boundary"], position["steps"]
+
+    def _end(self, pid: int) -> None:
+        """Let the ranks that wait know that there is nothing left to do."""
+        if os.getpid() != pid or self._store is None:
+            return
+        waiting = [] if self._membership else range(self.width, self._launched)
+        if self.rank == 0 and waiting and ended_well():
+            self._store.set(_key(self.number), "0")
+            for rank in waiting:  # the store may be this process's
+                _told(self._store, f"gone/{rank}", _LAST_WORDS)
+        group.leave()
+
+
+def attach(
+    job: str | None = None, /, *, ranks: int | None = None, backend: str | None = None, **named: object
+) -> World:
+    """Name the state of a training whose ranks come and go, and take part in it.
+
+    Every rank calls this when it has made its model. It returns when this rank is needed, with the
+    state of rank 0; under a name, that is the newest snapshot's.
+
+    Parameters
+    ----------
+    job
+        The job's name, unless ``gpuslice run --job`` or the scheduler gives one.
+    ranks
+        How many ranks begin, without a scheduler; all that were started if not given.
+    backend
+        Of the process groups; ``nccl`` for modules on GPUs, else ``gloo``.
+    **named
+        As for ``gpuslice.attach``, and one `ElasticSampler`. The gradients of all modules are added up.
+
+    Raises
+    ------
+    UsageError
+        Naming what cannot be attached.
+    SnapshotError
+        If the state that is to be gone on from is damaged or does not fit the objects.
+    """
+    sampler = _check(named)
+    process = runtime()
+    if process.attached is not None:
+        raise UsageError("this process has attached a job already", "attach everything in one call")
+    if dist.is_initialized():
+        raise UsageError(
+            "there is a process group already, which cannot grow or shrink",
+            "leave out init_process_group: gpuslice.elastic makes the groups",
+        )
+    if process.settings.standby:
+        raise UsageError("an elastic job cannot stand by", "leave out --standby: ranks wait by themselves")
+    if job is not None:
+        process.name_job(job)
+    world = World(process, named, sampler, backend)
+    launched = group.width_of()
+    if ranks is not None and not 1 <= ranks <= launched:
+        raise UsageError(f"{ranks} ranks cannot begin: {launched} were started", "start as many")
+    if world._device.type == "cuda" and not process.device_known:
+        process.move_in(DeviceName("cuda", world._device.index))
+    process.boundaries.leave_to_script()
+    process.attached = world
+    world.enter(launched if ranks is None else ranks)
+    if sampler.scaling == "learning_rate":
+        optimizers = [item for item in named.values() if isinstance(item, torch.optim.Optimizer)]
+        scale_rates(optimizers, lambda: world.width)
+    return world
+
+
+def _check(named: Mapping[str, object]) -> ElasticSampler:
+    """Refuse what cannot be attached; the sampler."""
+    for name, item in named.items():
+        if name.startswith(OWN_PREFIX):
+            raise UsageError(f"the name {name!r} is gpuslice's own", "choose another one")
+        if isinstance(item, torch.nn.parallel.DistributedDataParallel):
+            raise UsageError(
+                f"{name} is a DistributedDataParallel, which belongs to one process group",
+                f"attach {name}.module, and call that: gpuslice.elastic adds the gradients up",
+            )
+    samplers = [item for item in named.values() if isinstance(item, ElasticSampler)]
+    if len(samplers) != 1:
+        raise UsageError(
+            f"{len(samplers)} of the attached objects are an ElasticSampler", "attach one: sampler=sampler"
+        )
+    describe(named)
+    return samplers[0]
+
+
+def _key(number: int) -> str:
+    """Where the width of what follows composition ``number`` is written."""
+    return f"next/{number}"
+
+
+def _told(store: Store, key: str, patience: timedelta) -> bool:
+    """Wait for ``key``; whether it is there."""
+    try:
+        store.wait([key], patience)
+    except dist.DistStoreError:
+        return False
+    return True

@@ -1,0 +1,87 @@
+"""A rank of a linear regression that grows and shrinks; writes down what it does to FILE.<rank>.
+
+Words: the file; how many ranks begin; "STEP:WIDTH,..." when to resize; further words: ``scaled`` scales the
+learning rate, ``momentum`` adds momentum, ``stop-at-N`` kills the process after step N.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import sys
+
+import torch
+from torch.utils.data import TensorDataset
+
+from gpuslice import elastic
+
+LENGTH, FEATURES, BATCH, MICRO_BATCH, EPOCHS, RATE = 62, 8, 12, 3, 2, 0.1
+
+
+def data() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    inputs = 2 * torch.rand(LENGTH, FEATURES, generator=generator) - 1
+    return inputs, inputs @ torch.linspace(-1, 1, FEATURES) + 0.1 * torch.randn(LENGTH, generator=generator)
+
+
+def digest(*parts: object) -> str:
+    """Of tensors and plain values, bit for bit."""
+    seen = hashlib.sha256()
+    for part in parts:
+        seen.update(
+            part.detach().numpy().tobytes() if isinstance(part, torch.Tensor) else repr(part).encode()
+        )
+    return seen.hexdigest()[:16]
+
+
+def main() -> None:
+    path, ranks, schedule, *words = sys.argv[1:]
+    resizes = {
+        int(step): int(width) for step, width in (pair.split(":") for pair in schedule.split(",") if pair)
+    }
+    rank = int(os.environ.get("RANK", "0"))
+    torch.manual_seed(rank)  # what rank 0 begins with is what counts
+    model = torch.nn.Linear(FEATURES, 1)
+    momentum = 0.9 if "momentum" in words else 0.0
+    optimizer = torch.optim.SGD(model.parameters(), RATE, momentum=momentum)
+    dataset = TensorDataset(torch.arange(LENGTH), *data())
+    scaling = "learning_rate" if "scaled" in words else "accumulation"
+    sampler = elastic.ElasticSampler(dataset, BATCH, MICRO_BATCH, seed=5, scaling=scaling)
+    world = elastic.attach(
+        model=model, optimizer=optimizer, sampler=sampler, ranks=int(ranks) if int(ranks) else None
+    )
+    step, log = 0, open(f"{path}.{rank}", "w")  # noqa: SIM115
+    for _ in world.epochs(EPOCHS):
+        for batch in world.batches(dataset):
+            step = sampler.epoch * -(-LENGTH // BATCH) + sampler.position // BATCH
+            state = digest(*model.parameters(), *(sampler.epoch, sampler.position), *buffers(optimizer))
+            seen = []
+            for indices, inputs, targets in batch:
+                seen += indices.tolist()
+                batch.backward(torch.nn.functional.mse_loss(model(inputs).squeeze(1), targets))
+            optimizer.step()
+            optimizer.zero_grad()
+            line = {"step": step, "epoch": world.epoch, "width": world.width, "state": state, "seen": seen}
+            line |= {"loss": batch.loss, "samples": batch.samples, "rate": optimizer.param_groups[0]["lr"]}
+            line |= {"weight": model.weight.tolist()[0], "bias": float(model.bias)}
+            print(json.dumps(line), file=log, flush=True)
+            if f"stop-at-{step}" in words:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if step in resizes:
+                world.resize(resizes[step])
+    print(json.dumps({"end": digest(*model.parameters(), *buffers(optimizer))}), file=log, flush=True)
+
+
+def buffers(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """The momentum of each parameter."""
+    return [
+        state["momentum_buffer"]
+        for state in optimizer.state.values()
+        if state.get("momentum_buffer") is not None
+    ]
+
+
+if __name__ == "__main__":
+    main()
