@@ -36,10 +36,11 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """Base of all messages."""
 
 
-class Hello(Message, tag="hello", frozen=True):
+class Hello(Message, tag="hello", frozen=True, omit_defaults=True):
     """A rank's first words on every connection; a scheduler that was started again learns where it stands.
 
     ``boundary`` and ``epoch`` are 0 in a fresh process; ``parked``: it holds still.
+    ``replaces``: the process that has been this rank so far, if this one trains in its place.
     """
 
     version: Count
@@ -50,6 +51,7 @@ class Hello(Message, tag="hello", frozen=True):
     boundary: Count = 0
     epoch: Count = 0
     parked: bool = True
+    replaces: Pid = 0
 
 
 class Progress(Message, tag="progress", frozen=True, omit_defaults=True):
@@ -197,8 +199,12 @@ class Rejected(Message, tag="rejected", frozen=True):
     remedy: Text
 
 
+class Replaced(Message, tag="replaced", frozen=True):
+    """Another process of the job is this rank now: say nothing more, and expect no orders."""
+
+
 FromAgent = Hello | Progress | Profiled | Suspended | Resumed | Overshot | Refused | Declined | Bye
-ToAgent = Welcome | Suspend | Resume | Expect | Forget | Cancel | Rejected
+ToAgent = Welcome | Suspend | Resume | Expect | Forget | Cancel | Rejected | Replaced
 
 _encoder = msgspec.msgpack.Encoder()
 _from_agent = msgspec.msgpack.Decoder(FromAgent)

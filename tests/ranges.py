@@ -94,6 +94,7 @@ _BY_NAME = {
     "offset": BYTES,
     "on_boundary_timeout": CHOICE,
     "parked": FLAG,
+    "replaces": PID,
     "pid": PID,
     "rank": RANK,
     "reason": TEXT,

@@ -30,7 +30,7 @@ from gpuslice.errors import (
     SuspendRefusedError,
 )
 from gpuslice.profiler.skew import Skew
-from gpuslice.runtime import logged_losses
+from gpuslice.runtime import foreign_processes, logged_losses
 from gpuslice.runtime.ending import die_parked, end, say, undisturbed, whole_or_ended
 from gpuslice.runtime.gpu_names import GpuNames
 from gpuslice.runtime.runtime import Runtime
@@ -48,6 +48,7 @@ from gpuslice.wire import (
     Progress,
     Refused,
     Rejected,
+    Replaced,
     Resume,
     Resumed,
     Suspend,
@@ -56,6 +57,8 @@ from gpuslice.wire import (
     Welcome,
 )
 
+#: The lease's epoch and device, for processes that this one starts.
+_LEASE = "GPUSLICE_LEASE"
 #: Of an error that the scheduler is told.
 _ERROR_CHARACTERS = 4096
 #: What ``stages_s`` of the messages names.
@@ -72,13 +75,20 @@ _STILL_PARKED = (AddressSpaceError, DeviceMemoryError, HandoverError, SuspendRef
 class Agent:
     """Obeys the scheduler at ``settings.socket``.
 
+    Parameters
+    ----------
+    runtime
+        The job.
+    replaces
+        The process that has been this rank so far, and has a lease: this one has begun to train below it.
+
     Raises
     ------
     ConfigError
         If the socket is not local or the job has no name.
     """
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: Runtime, *, replaces: int = 0) -> None:
         settings, rank_identity = runtime.settings, runtime.identity
         if not settings.socket.startswith("ipc://"):
             raise ConfigError(f"{settings.socket!r} is not a local socket", "give an ipc:// endpoint")
@@ -90,8 +100,11 @@ class Agent:
         self._handovers = Handovers(runtime, self._orders, self._report)
         self._last_suspended: Suspended | None = None
         self._began = False
+        self._replaces = replaces
+        #: Whether nothing has followed the Welcome yet.
+        self._unanswered = False
         self._watch = BoundaryWatchdog(runtime.boundaries, lambda: self._orders.asked)
-        identity = f"{settings.job}:{rank_identity.rank}"
+        identity = f"{settings.job}:{rank_identity.rank}" + (f":{os.getpid()}" if replaces else "")
         self._unleased = UnleasedMemory()
         self._names = GpuNames()
         runtime.gate.carry_out = self._names.in_other_threads
@@ -108,6 +121,12 @@ class Agent:
     def start(self) -> None:
         """Say Hello and hold still until there is a lease."""
         _ = self._runtime.ramdisk
+        if self._replaces:
+            epoch, device = os.environ[_LEASE].split()
+            self._orders.take_over(int(epoch))
+            self._link.start()
+            self._begin(device)
+            return
         self._link.start()
         if self._orders.quiet_for(_AT_ONCE_S):
             _import_ahead()
@@ -115,10 +134,14 @@ class Agent:
         if isinstance(order, Cancel):
             self._die(order)
         assert order is not None  # no signal is held back here: there is no state yet
-        self._runtime.take_lease(DeviceName.parse(order.device))
-        self._first = self._runtime.leased
         self._orders.run_on()
+        self._begin(order.device)
         self._link.send(Resumed(epoch=order.epoch, boundary=self._boundaries.count, stages_s={}))
+
+    def _begin(self, device: str) -> None:
+        self._runtime.take_lease(DeviceName.parse(device))
+        self._first = self._runtime.leased
+        self._note_lease(device)
         self._orders.listen()
         self._watch.start()
         if self._runtime.identity.rank == 0:
@@ -153,8 +176,14 @@ class Agent:
             )
         )
 
+    def _note_lease(self, device: str) -> None:
+        """For a process that this one starts, which may be the one that trains."""
+        os.environ[_LEASE] = f"{self._orders.epoch} {device}"
+
     def finish(self) -> None:
         """Say Bye."""
+        if self._link.silent:
+            return
         boundaries = self._boundaries
         self._link.send(Bye(epoch=self._orders.epoch, boundary=boundaries.count, step=boundaries.steps))
 
@@ -229,6 +258,7 @@ class Agent:
             return True
         self._last_suspended = None
         self._orders.run_on()
+        self._note_lease(order.device)
         self._link.send(
             Resumed(
                 epoch=self._orders.epoch,
@@ -272,6 +302,7 @@ class Agent:
             boundary=self._boundaries.count,
             epoch=self._orders.epoch,
             parked=self._orders.phase is not Phase.RUNNING,
+            replaces=self._replaces,
         )
         return [hello] if self._last_suspended is None else [hello, self._last_suspended]
 
@@ -290,6 +321,7 @@ class Agent:
         )
 
     def _handle(self, message: ToAgent) -> Sequence[FromAgent]:
+        unanswered, self._unanswered = self._unanswered, isinstance(message, Welcome) and self._replaces != 0
         match message:
             case Resume():
                 return self._orders.resume(message)
@@ -301,6 +333,14 @@ class Agent:
                 return self._orders.forget(message)
             case Cancel():
                 return self._orders.cancel(message)
+            case Replaced():
+                self._link.silent = True
+                foreign_processes.leave_rank()
+            case Rejected() if self._link.silent:
+                pass  # it had been said before
+            case Rejected() if unanswered:
+                self._link.silent = True
+                say(f"this process trains beside the job's rank and cannot be suspended: {message.error}")
             case Rejected():
                 say(f"the scheduler rejected a message: {message.error}", message.remedy)
             case Welcome() if message.version != PROTOCOL_VERSION:

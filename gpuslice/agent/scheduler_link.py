@@ -37,6 +37,11 @@ class Link:
         The heartbeat's content.
     handle
         Called in the I/O thread with each message that arrives; returns the answers.
+
+    Attributes
+    ----------
+    silent
+        Whether there is nothing more to say, because this process is no rank: neither greeting nor heartbeat.
     """
 
     def __init__(
@@ -54,6 +59,7 @@ class Link:
         self._greeting = greeting
         self._progress = progress
         self._handle = handle
+        self.silent = False
         self._clock = clock or MonotonicClock()
         self._context = zmq.Context()
         self._unsent: deque[bytes] = deque()
@@ -106,7 +112,7 @@ class Link:
             if monitor in ready:
                 recv_monitor_message(monitor)
                 # The greeting says how things stand; what an earlier scheduler did not get is outdated.
-                self._unsent = deque(encode(message) for message in self._greeting())
+                self._unsent = deque(map(encode, () if self.silent else self._greeting()))
                 greeted = True
             if ready.get(dealer, 0) & zmq.POLLIN:
                 self._unsent.extend(encode(answer) for answer in self._receive(dealer.recv_multipart()))
@@ -117,7 +123,7 @@ class Link:
                 return
             if self._clock.now() >= beat_s:
                 beat_s = self._clock.now() + HEARTBEAT_S
-                if greeted and not self._unsent:
+                if greeted and not self._unsent and not self.silent:
                     self._send(dealer, encode(self._progress()))
 
     def _collect(self) -> bytes | None:

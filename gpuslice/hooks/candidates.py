@@ -1,4 +1,4 @@
-"""Processes that may become ranks: joining a process group of several makes one, whoever started it.
+"""Processes that may become ranks: joining a process group makes one, whoever started it.
 
 torchrun tells its workers in the environment which rank they are. Other launchers do not: Lightning starts
 the ranks after the first from within the first, ``torch.multiprocessing.spawn`` calls a function in each.
@@ -9,9 +9,11 @@ So every Python below ``gpuslice run`` that imports torch is prepared here, unti
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 from gpuslice.hooks import process_groups
 from gpuslice.hooks.hooks import count_boundaries
+from gpuslice.hooks.lone_members import watch_for_training
 from gpuslice.runtime import foreign_processes
 from gpuslice.runtime.boundaries import counter
 
@@ -24,7 +26,15 @@ def prepare() -> None:
 
 
 def _join(rank: int, world_size: int) -> None:
-    if not process_groups.below_a_rank(os.environ):
+    if world_size == 1:
+        watch_for_training(counter, _take_over)
+    elif not process_groups.below_a_rank(os.environ):
         from gpuslice.hooks import installation  # late: it costs a second, and few processes join anything
 
         installation.join(rank, world_size)
+
+
+def _take_over(boundary: int) -> Sequence[int]:
+    from gpuslice.hooks import installation  # late, as above
+
+    return installation.take_over(boundary)

@@ -15,10 +15,11 @@ from gpuslice.checkpoint.discover.heap import hide_imports
 from gpuslice.errors import GpusliceError, UsageError
 from gpuslice.hooks import process_groups, profiling
 from gpuslice.hooks.hooks import count_boundaries
+from gpuslice.hooks.lone_members import watch_for_training
 from gpuslice.launch.rank_identity import ARMED, RankIdentity
 from gpuslice.runtime import foreign_processes, uncaught
 from gpuslice.runtime.boundaries import NEVER, BoundaryCounter, Controller
-from gpuslice.runtime.current import renew, runtime
+from gpuslice.runtime.current import own, renew, runtime
 from gpuslice.runtime.ending import at_end, end, ended_well, say
 from gpuslice.runtime.runtime import Runtime
 from gpuslice.runtime.thread_gate import EarlyThreads
@@ -108,9 +109,41 @@ def join(rank: int, world_size: int) -> None:
         end(error)
 
 
+def take_over(boundary: int) -> Sequence[int]:
+    """Make this process, which trains at this boundary, the job's rank in place of the one that started it.
+
+    Returns
+    -------
+    Sequence of int
+        The signals whose handlers could not run meanwhile.
+
+    Raises
+    ------
+    SystemExit
+        As `install`.
+    """
+    launcher = process_groups.below_a_launcher(os.environ)
+    uncaught.install(lambda error: runtime().memory_limit.explain(error))
+    try:
+        job = own()
+        if job.settings.ranks > 1 or not launcher:
+            return ()
+        os.environ[ARMED] = f"0 {os.getpid()}"
+        if job.settings.profile:
+            profiling.install(job)
+        _begin(job, replaces=launcher)
+    except GpusliceError as error:
+        end(error)
+    controller = job.boundaries.controller
+    asked = controller is not None and boundary >= job.boundaries.stop_at
+    return controller.at_boundary(boundary) if controller is not None and asked else ()
+
+
 def _joined(rank: int, world_size: int) -> None:
     """In the process that has the hooks, or in a fork of it."""
-    if not process_groups.below_a_rank(os.environ):
+    if world_size == 1:
+        watch_for_training(runtime().boundaries, take_over)
+    elif not process_groups.below_a_rank(os.environ):
         join(rank, world_size)
 
 
@@ -123,12 +156,15 @@ def _check_ranks(job: Runtime, identity: RankIdentity) -> None:
         )
 
 
-def _begin(job: Runtime) -> None:
-    """Let somebody ask for this rank's boundaries, from now to its end."""
+def _begin(job: Runtime, *, replaces: int = 0) -> None:
+    """Let somebody ask for this rank's boundaries, from now to its end.
+
+    ``replaces``: the process that has been this rank so far.
+    """
     global _ranks_pid
     _ranks_pid = os.getpid()
     foreign_processes.become_rank()
-    controller = _controller(job)
+    controller = _controller(job, replaces)
     job.boundaries.controller, job.boundaries.stop_at = controller, NEVER
     os.register_at_fork(after_in_child=job.boundaries.forget_controller)
     if job.settings.checkpoint_every:
@@ -143,9 +179,9 @@ def _begin(job: Runtime) -> None:
     at_end(_finish, job, controller, os.getpid())
 
 
-def _controller(job: Runtime) -> JobController | None:
+def _controller(job: Runtime, replaces: int) -> JobController | None:
     if job.settings.socket:
-        return agent.Agent(job)
+        return agent.Agent(job, replaces=replaces)
     return drill.from_settings(job) or turns.from_settings(job)
 
 

@@ -1,4 +1,4 @@
-"""Notices that this process joins a process group of several ranks, by whatever way."""
+"""Notices that this process joins a process group, by whatever way."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpuslice.launch.rank_identity import ARMED
 
 
 def watch(join: Callable[[int, int], None]) -> None:
-    """Have ``join(rank, world_size)`` called when this process has joined a default process group of several.
+    """Have ``join(rank, world_size)`` called when this process has joined a default process group.
 
     By every way there is: ``init_process_group`` notes the group in one function, and nobody else does.
     """
@@ -23,7 +23,7 @@ def watch(join: Callable[[int, int], None]) -> None:
 
     def _update_default_pg(pg: torch.distributed.ProcessGroup | None) -> None:
         note(pg)
-        if isinstance(pg, torch.distributed.ProcessGroup) and pg.size() > 1:
+        if isinstance(pg, torch.distributed.ProcessGroup):
             join(pg.rank(), pg.size())
 
     distributed_c10d._update_default_pg = _update_default_pg
@@ -33,3 +33,9 @@ def below_a_rank(environ: Mapping[str, str]) -> bool:
     """Whether a process that started this one is a rank: a group that this one joins is another one then."""
     rank, _, pid = environ.get(ARMED, "").partition(" ")
     return rank != "" and pid != str(os.getpid())
+
+
+def below_a_launcher(environ: Mapping[str, str]) -> int:
+    """The process that started this one and has the hooks, but is no rank of a group; 0 if there is none."""
+    rank, _, pid = environ.get(ARMED, "").partition(" ")
+    return int(pid) if rank == "" and pid not in ("", str(os.getpid())) else 0

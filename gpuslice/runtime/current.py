@@ -24,6 +24,15 @@ def renew(identity: RankIdentity) -> Runtime:
     return _make(identity, _runtime)
 
 
+def own() -> Runtime:
+    """This process's runtime; in a fork, the parent's becomes its own."""
+    job = runtime()
+    if _runtimes_pid != os.getpid():
+        job.gate = job.gate.forked()
+        _at_end_of(job)
+    return job
+
+
 def runtime() -> Runtime:
     """This process's runtime, made on the first call from the settings in the environment.
 
@@ -36,16 +45,21 @@ def runtime() -> Runtime:
 
 
 def _make(identity: RankIdentity, former: Runtime | None = None) -> Runtime:
-    global _runtime, _runtimes_pid
+    global _runtime
     _runtime = Runtime(config.load(), identity, counter)
     if former is None:
         _runtime.gate.install()
     else:
         _runtime.gate = former.gate if _runtimes_pid == os.getpid() else former.gate.forked()
+    _at_end_of(_runtime)
+    return _runtime
+
+
+def _at_end_of(job: Runtime) -> None:
+    global _runtimes_pid
     _runtimes_pid = os.getpid()
     watch_exit()
-    at_end(_close, _runtime, os.getpid())
-    return _runtime
+    at_end(_close, job, os.getpid())
 
 
 def _close(job: Runtime, pid: int) -> None:

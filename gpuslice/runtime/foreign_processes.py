@@ -37,6 +37,14 @@ def become_rank() -> None:
         _own_file(_directory()).unlink()
 
 
+def leave_rank() -> None:
+    """Another process is the rank now: what this one holds of a GPU stays when that one parks."""
+    global _ranks_pid
+    _ranks_pid = 0
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        _announce()
+
+
 def refuse(directory: Path) -> None:
     """Check that none of the job's processes holds memory of a GPU but its ranks.
 

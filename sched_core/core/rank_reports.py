@@ -153,11 +153,13 @@ class RankReports:
 
     def _hello(self, job: Gang, rank: Rank, message: Hello, now: float) -> None:
         again = rank.phase in (RankPhase.PARKED, RankPhase.COMING, RankPhase.ON)
-        welcome = message.pid == rank.pid if again else rank.phase is RankPhase.ABSENT
+        known = message.pid == rank.pid or _takes_over(rank, message)
+        welcome = known if again else rank.phase is RankPhase.ABSENT
         if not welcome or not job.launched or message.world_size != len(job.ranks):
             raise job.illegal(f"Hello of rank {rank.number} ({rank.phase.value}) of {message.world_size}")
         if again:
             self._hello_again(job, rank, message, now)
+            rank.pid = message.pid
             return
         rank.phase = RankPhase.PARKED
         rank.pid = message.pid
@@ -275,6 +277,11 @@ class RankReports:
         job.retry_at_s = now + min(_RETRY_S * 2 ** min(job.refusals, _MOST_DOUBLINGS), _MAX_RETRY_S)
         job.refusals += 1
         self._core.reconcile_later(job)
+
+
+def _takes_over(rank: Rank, message: Hello) -> bool:
+    """Whether another process trains where the one that greeted us, which started it, does not."""
+    return message.replaces != 0 and message.replaces == rank.pid and rank.step == 0
 
 
 def _called_off(job: Gang) -> bool:

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from gpuslice.clock import Clock
 from gpuslice.errors import EnvironmentUnusableError
@@ -63,6 +64,12 @@ class _Command:
     child: subprocess.Popen[bytes] | None
 
 
+class _Rank(NamedTuple):
+    job: str
+    number: int
+    pid: int
+
+
 class Processes:
     """Every process of every job of one scheduler.
 
@@ -75,7 +82,7 @@ class Processes:
     def __init__(self, logs: Path) -> None:
         self._logs = logs
         self._commands: dict[int, _Command] = {}
-        self._ranks: dict[int, tuple[str, int]] = {}
+        self._ranks: dict[int, _Rank] = {}
         self._deadlines_s: dict[str, float] = {}
 
     def launch(self, job: str, program: Program, extra: Mapping[str, str], *, attempt: int = 0) -> int:
@@ -161,17 +168,20 @@ class Processes:
             return None
 
     def watch_rank(self, job: str, rank: int, pid: int) -> int | None:
-        """Watch the process of a rank; ``None`` if it is being watched.
+        """Watch the process of a rank, and no other one that was that rank; ``None`` if it is being watched.
 
         Raises
         ------
         ProcessLookupError
             If it is gone already.
         """
-        if (job, rank) in self._ranks.values():
-            return None
+        for descriptor in [found for found, watched in self._ranks.items() if watched[:2] == (job, rank)]:
+            if self._ranks[descriptor].pid == pid:
+                return None
+            del self._ranks[descriptor]
+            os.close(descriptor)
         descriptor = os.pidfd_open(pid)
-        self._ranks[descriptor] = (job, rank)
+        self._ranks[descriptor] = _Rank(job, rank, pid)
         return descriptor
 
     def log(self, job: str, stream: str) -> Path:
@@ -202,7 +212,7 @@ class Processes:
     def reap(self, descriptors: set[int]) -> Iterator[tuple[int, RankGone | Exited]]:
         """Turn descriptors that became readable into what happened: ranks first, then commands."""
         for descriptor in descriptors & self._ranks.keys():
-            job, rank = self._ranks.pop(descriptor)
+            job, rank, _ = self._ranks.pop(descriptor)
             os.close(descriptor)
             yield descriptor, RankGone(job, rank)
         for descriptor in descriptors & self._commands.keys():
@@ -255,7 +265,7 @@ class Processes:
     def jobs(self) -> set[str]:
         """The jobs of which some process exists."""
         commands = {command.job for command in self._commands.values()}
-        return commands | {job for job, _ in self._ranks.values()}
+        return commands | {rank.job for rank in self._ranks.values()}
 
     def _signal(self, job: str, number: signal.Signals) -> bool:
         """Send a signal to the command's process group and to every rank; whether anybody was there."""
@@ -268,7 +278,7 @@ class Processes:
                 os.killpg(self._commands[descriptor].pid, number)
             except ProcessLookupError:
                 continue
-        for descriptor in [fd for fd, (name, _) in self._ranks.items() if name == job]:
+        for descriptor in [fd for fd, rank in self._ranks.items() if rank.job == job]:
             found = True
             try:
                 signal.pidfd_send_signal(descriptor, number)

@@ -134,6 +134,8 @@ class RankSocket:
             raise
         if former is not None:
             self._peers.pop(former, None)
+            if former != identity:
+                self._send(former, wire.Replaced())
         self._peers[identity] = peer
         self._connections[peer] = (descriptor, pid)
         self._greeted(hello.job, hello.rank, pid)

@@ -40,6 +40,23 @@ def test_a_gang_that_starts_itself_parks_whole(shell: Shell, tmp_path: Path, how
     shell("down")
 
 
+def test_the_only_rank_of_a_launcher_parks(shell: Shell, tmp_path: Path) -> None:
+    shell("up", "--devices", "cpu:1", "--policy", "fifo")
+    client = shell.client()
+    job = client.submit([str(SCRIPT), "alone", str(tmp_path), "300"], environ=STEADY)
+    until(client, job, lambda info: info.steps > 20)
+    client.suspend(job)
+    until(client, job, lambda info: info.state == "suspended")
+    client.resume(job)
+    ended = client.wait(job, PATIENCE_S)
+    assert ended is not None
+    told = Path(client.logs(job).err).read_text(encoding="utf-8")
+    assert (ended.state, ended.slices, ended.steps) == ("succeeded", 2, 1800), told
+    assert "rejected" not in told
+    assert (tmp_path / "digest.0").exists()
+    shell("down")
+
+
 def test_a_group_of_more_ranks_than_devices_is_refused(shell: Shell, tmp_path: Path) -> None:
     shell("up", "--devices", "cpu:2", "--policy", "fifo")
     client = shell.client()

@@ -1,4 +1,4 @@
-"""A training of two ranks that are told apart by what they are given, with launchers of its own.
+"""A training of two ranks (or one, alone) told apart by what they are given, with launchers of its own.
 
 Words: the launcher, a directory for the digests, how many epochs.
 """
@@ -21,7 +21,8 @@ RANKS = 2
 
 
 def train(rank: int, directory: str, epochs: int) -> None:
-    dist.init_process_group("gloo", rank=rank, world_size=RANKS)
+    ranks = 1 if sys.argv[1] == "alone" else RANKS
+    dist.init_process_group("gloo", rank=rank, world_size=ranks)
     torch.manual_seed(0)
     model = nn.parallel.DistributedDataParallel(nn.Linear(20, 64))
     optimizer = torch.optim.Adam(model.parameters())
@@ -46,7 +47,10 @@ def free_port() -> str:
 def multiprocessing(how: str, directory: str, epochs: int) -> None:
     """As a script does whose launcher is torch.multiprocessing."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=free_port())
-    start_processes(train, (directory, epochs), RANKS, start_method=how)
+    if how == "alone":
+        start_processes(train, (directory, epochs), 1, start_method="spawn")
+    else:
+        start_processes(train, (directory, epochs), RANKS, start_method=how)
 
 
 def lightning(directory: str, epochs: int) -> None:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from .conftest import Workshop
+from .conftest import DEADLINE_S, Workshop
 
 SCRIPT = Path(__file__).with_name("launched.py")
 
 
-def digests(directory: Path) -> list[str]:
-    return [(directory / f"digest.{rank}").read_text() for rank in range(2)]
+def digests(directory: Path, ranks: int = 2) -> list[str]:
+    return [(directory / f"digest.{rank}").read_text() for rank in range(ranks)]
 
 
 @pytest.fixture(scope="module")
@@ -38,3 +40,24 @@ def test_every_rank_parks_at_its_boundaries(workshop: Workshop, undisturbed: lis
         assert [switch["boundary"] for switch in report["switches"]] == [2, 4, 6], (name, done.stderr)
         assert report["totals"]["steps"] == 6
     assert not list(workshop.ramdisk.glob("gang.r*"))  # all have ended well
+
+
+@pytest.mark.slow
+def test_the_only_rank_parks_and_not_the_process_that_started_it(workshop: Workshop) -> None:
+    alone, parked = workshop.directory / "alone", workshop.directory / "parked"
+    for directory in (alone, parked):
+        directory.mkdir()
+    flags = ("--suspend-every", "2", "--report", "r.json", "--job", "one")
+    commands = [
+        [sys.executable, str(SCRIPT), "alone", str(alone), "1"],
+        workshop.command(*flags, str(SCRIPT), "alone", str(parked), "1"),
+    ]
+    running = [workshop.start(command, stderr=subprocess.PIPE) for command in commands]
+    told = [process.communicate(timeout=DEADLINE_S)[1] for process in running]
+    assert [process.returncode for process in running] == [0, 0], told
+    assert digests(parked, 1) == digests(alone, 1)
+    report = json.loads((workshop.directory / "r.json").read_text())
+    # It is a rank from the first boundary after its first step on.
+    assert [switch["boundary"] for switch in report["switches"]] == [4, 6], told
+    assert report["totals"]["steps"] == 6
+    assert not list(workshop.ramdisk.glob("one.r*"))

@@ -45,6 +45,8 @@ def ours() -> ModuleType:
         # Below a process that has the hooks.
         (RUN | {ARMED: ""}, [PYTHON, "evaluate.py"], False),
         (RUN | {"RANK": "0", ARMED: "0"}, [PYTHON, "evaluate.py"], False),
+        # Below a rank that learned its number from its process group alone.
+        (RUN | {ARMED: "1 7"}, [PYTHON, "evaluate.py"], False),
         # A script that starts torchrun itself.
         (RUN | {"RANK": "0", ARMED: ""}, [PYTHON, "train.py"], True),
         (

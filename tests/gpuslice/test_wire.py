@@ -34,6 +34,7 @@ TO_AGENT = [
     wire.Resume(epoch=2, device="cuda:1"),
     wire.Cancel(epoch=2, reason="cancelled"),
     wire.Rejected(error="e", remedy="r"),
+    wire.Replaced(),
 ]
 
 

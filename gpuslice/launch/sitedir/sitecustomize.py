@@ -41,7 +41,7 @@ def trains(environ: Mapping[str, str], argv: Sequence[str]) -> bool:
         return False
     if ARMED in environ:
         rank, _, pid = environ[ARMED].partition(" ")
-        return rank != environ.get("RANK", "") or pid == str(os.getpid())
+        return rank != environ.get("RANK", rank) or pid == str(os.getpid())
     return not _launches(argv)
 
 

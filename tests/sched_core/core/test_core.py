@@ -294,6 +294,29 @@ def test_another_process_cannot_take_the_place_of_a_rank() -> None:
         driver.say("a", wire.Hello(version=1, job="a", rank=0, world_size=1, pid=2, epoch=1, parked=False))
 
 
+def test_a_process_takes_over_a_rank_from_the_one_that_started_it() -> None:
+    driver = Driver()
+    for job in "ab":
+        driver.submit(job)
+        driver.hello(job)
+    driver.resumed("a")
+
+    def hello(**more: int) -> wire.Hello:
+        return wire.Hello(version=1, job="a", rank=0, world_size=1, epoch=1, parked=False, **more)
+
+    with pytest.raises(IllegalTransitionError, match="Hello of rank 0"):
+        driver.say("a", hello(pid=2, replaces=3))
+    driver.say("a", hello(pid=2, replaces=1, boundary=4))
+    assert driver.state("a") is JobState.RUNNING
+    assert (driver.core.jobs["a"].ranks[0].pid, driver.core.jobs["a"].ranks[0].boundary) == (2, 4)
+    driver.progress("a", 10)
+    with pytest.raises(IllegalTransitionError, match="Hello of rank 0"):
+        driver.say("a", hello(pid=3, replaces=2))  # that one trains by itself
+    driver.wake()
+    driver.parked("a", 11)
+    assert driver.state("b") is not JobState.QUEUED
+
+
 def test_a_rank_that_went_unseen_leaves_the_verdict_to_the_exit_code() -> None:
     driver = Driver(3)
     driver.running_gang()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpuslice.clock import MonotonicClock
-from gpuslice.sched_core.core.events import Exited
+from gpuslice.sched_core.core.events import Exited, RankGone
 from gpuslice.sched_core.jobs.program import Program
 from gpuslice.sched_core.live.processes import Processes, uninterrupted
 
@@ -60,6 +60,28 @@ def test_waiting_tells_the_exit_code(tmp_path: Path) -> None:
     processes = Processes(tmp_path)
     processes.launch("a", Program((sys.executable, "-c", "raise SystemExit(5)"), "/", {}), {})
     assert processes.wait(30.0) == [Exited("a", 5)]
+
+
+def test_a_rank_is_the_process_that_was_last_said_to_be_it(tmp_path: Path) -> None:
+    processes, pids = Processes(tmp_path), [_sleeper() for _ in range(2)]
+    try:
+        former = processes.watch_rank("a", 0, pids[0])
+        assert processes.watch_rank("a", 0, pids[0]) is None
+        present = processes.watch_rank("a", 0, pids[1])
+        assert processes.descriptors == [present]
+        os.kill(pids[0], signal.SIGKILL)
+        os.waitpid(pids.pop(0), 0)
+        assert (former is not None, processes.wait(0.0)) == (True, [])
+        os.kill(pids[0], signal.SIGKILL)
+        assert processes.wait(30.0) == [RankGone("a", 0)]
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+def _sleeper() -> int:
+    return os.posix_spawn(sys.executable, [*SLEEPER.argv], {})
 
 
 def test_a_process_that_is_gone_cannot_be_watched(tmp_path: Path) -> None:
