@@ -7,10 +7,11 @@ process that trains; ``join`` in every process whose script calls ``init_process
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from gpuslice.agent import agent, drill, turns
+from gpuslice.agent.boundary_watchdog import BoundaryWatchdog
 from gpuslice.checkpoint.discover.heap import hide_imports
 from gpuslice.errors import GpusliceError, UsageError
 from gpuslice.hooks import process_groups, profiling
@@ -170,9 +171,13 @@ def _begin(job: Runtime, *, replaces: int = 0) -> None:
     if job.settings.checkpoint_every:
         job.checkpoint_every(job.settings.checkpoint_every)
     if controller is not None:
-        at_end(_end_threads, controller, os.getpid())
+        at_end(_end_threads, controller.end_threads, os.getpid())
         job.keep_ready()
         controller.start()
+    else:
+        watch = BoundaryWatchdog(job.boundaries)
+        at_end(_end_threads, watch.stop, os.getpid())
+        watch.start()
     if not job.settings.socket:
         job.move_in()
     job.memory_limit.begin(job.leased)
@@ -199,9 +204,9 @@ def _finish(job: Runtime, controller: JobController | None, pid: int) -> None:
         say(job.summary())
 
 
-def _end_threads(controller: JobController, pid: int) -> None:
+def _end_threads(end_them: Callable[[], None], pid: int) -> None:
     if os.getpid() == pid:  # a fork has none of them
-        controller.end_threads()
+        end_them()
 
 
 class NoRank:

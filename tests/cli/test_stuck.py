@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,11 +14,11 @@ from .waiting import until
 
 #: Nothing here that is a boundary: neither loader, nor optimizer, nor backward pass, nor module.
 SCRIPT = """
-import torch
+import os, torch
 
 def power_iteration(matrix):
     vector = torch.ones(200)
-    while True:
+    while not os.path.exists("enough"):
         vector = torch.nn.functional.normalize(matrix @ vector, dim=0)
 
 power_iteration(torch.randn(200, 200))
@@ -54,3 +57,25 @@ def test_a_job_without_boundaries_is_named(shell: Shell, tmp_path: Path, asked: 
     client.cancel(job)
     client.wait(job, 60.0)
     shell("down")
+
+
+@pytest.mark.slow
+def test_a_script_of_gpuslice_run_is_named_though_no_suspend_was_asked_for(
+    tmp_path: Path,
+) -> None:
+    script = tmp_path / "endless.py"
+    script.write_text(SCRIPT)
+    command = [sys.executable, "-m", "gpuslice", "run", "--ramdisk-dir", str(tmp_path / "r"), str(script)]
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=dict(os.environ), stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stderr is not None
+            told = process.stderr.readline() + process.stderr.readline()
+            (tmp_path / "enough").touch()
+            assert process.communicate(timeout=60.0)[1] == ""
+        finally:
+            process.kill()
+    assert f"has computed for 10 s without a boundary: its main thread is at {script}:7" in told
+    assert "gpuslice.boundary()" in told
+    assert process.returncode == 0
