@@ -38,12 +38,21 @@ class PublishedDlas(Mlfq):
         self._sequence = count(1)
         #: Running entries that joined the end of another queue in this plan.
         self._sunk: list[MlfqEntry] = []
-        #: Promotions to come, as in the heap of the base: (due, number, entry).
-        self._rises: list[tuple[float, int, MlfqEntry]] = []
+        #: Promotions to come, as in the heap of the base: (due, number, how many before, entry).
+        self._rises: list[tuple[float, int, int, MlfqEntry]] = []
         #: When each running job will have run for as long as its queue has device-seconds.
         self._spent_s: dict[MlfqEntry, float] = {}
-        #: The same by divisor of the wake-up: (spent, number, entry); stale unless still in ``_spent_s``.
-        self._spent: dict[int, list[tuple[float, int, MlfqEntry]]] = {}
+        #: The same by divisor of the wake-up: (spent, number, how many before, entry); stale unless still in
+        #: ``_spent_s``.
+        self._spent: dict[int, list[tuple[float, int, int, MlfqEntry]]] = {}
+        #: Entries in both so far: two of one job may be due at one moment.
+        self._watched = count()
+
+    def _rebuild(self, view: View) -> None:
+        # What they hold are entries that are forgotten now; they are in no ranking any more.
+        for forgotten in (self._sunk, self._rises, self._spent_s, self._spent):
+            forgotten.clear()
+        super()._rebuild(view)
 
     def admitted(self, entry: MlfqEntry, view: View) -> None:
         super().admitted(entry, view)
@@ -89,7 +98,7 @@ class PublishedDlas(Mlfq):
         now_s, wake_s = view.now_s, inf
         # Of jobs that are divided alike, the first to be spent is the first to wake.
         for divisor, heap in self._spent.items():
-            while heap and self._spent_s.get(heap[0][2]) != heap[0][0]:
+            while heap and self._spent_s.get(heap[0][3]) != heap[0][0]:
                 heappop(heap)
             if heap:
                 wake_s = min(wake_s, now_s + (heap[0][0] - now_s) // divisor)
@@ -104,12 +113,12 @@ class PublishedDlas(Mlfq):
         spent_s = now_s + self.limits[entry.level] - executed_s
         self._spent_s[entry] = spent_s
         divisor = entry.size if self.by_devices else 1
-        heappush(self._spent.setdefault(divisor, []), (spent_s, entry.job.number, entry))
+        heappush(self._spent.setdefault(divisor, []), (spent_s, entry.job.number, next(self._watched), entry))
 
     def _next_promotion(self, now_s: float, wake_s: float) -> float | None:
         # What is due already waits for the next event; the queue base has it in its own heap.
         rises = self._rises
-        while rises and not (now_s < rises[0][0] == rises[0][2].due_s and not rises[0][2].running):
+        while rises and not (now_s < rises[0][0] == rises[0][3].due_s and not rises[0][3].running):
             heappop(rises)
         wake_s = min(wake_s, rises[0][0]) if rises else wake_s
         return None if wake_s == inf else wake_s
@@ -117,7 +126,7 @@ class PublishedDlas(Mlfq):
     def _expect(self, entry: MlfqEntry, due_s: float) -> None:
         super()._expect(entry, due_s)
         if due_s < inf and not entry.running:
-            heappush(self._rises, (due_s, entry.job.number, entry))
+            heappush(self._rises, (due_s, entry.job.number, next(self._watched), entry))
 
     def _sink(self, entry: MlfqEntry, view: View) -> None:
         entry.level += 1

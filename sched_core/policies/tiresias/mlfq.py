@@ -52,6 +52,13 @@ class MlfqEntry(Entry):
         self.waited_s = 0.0
         self.due_s = inf
 
+    def go_on_from(self, former: MlfqEntry) -> None:
+        """Count from the same promotion, or arrival, as ``former`` of the same job."""
+        self.waited_s = former.waited_s
+        if former.base_executed_s:
+            self.entered_s, self.started_s = former.entered_s, former.started_s
+            self.base_service_s, self.base_executed_s = former.base_service_s, former.base_executed_s
+
 
 class Mlfq(RankedPolicy[MlfqEntry]):
     """Jobs sink through queues as they attain service, and may rise again after waiting for long.
@@ -106,6 +113,8 @@ class Mlfq(RankedPolicy[MlfqEntry]):
         self._expected = 0
         #: How often each job was promoted, by its number.
         self.promotions: dict[int, int] = {}
+        #: What was known before a reset, and of jobs that left after a promotion; by number.
+        self._former: dict[int, MlfqEntry] = {}
 
     def level(self, job: str) -> int | None:
         """The queue of a job, 0 the first."""
@@ -125,6 +134,7 @@ class Mlfq(RankedPolicy[MlfqEntry]):
     def _rebuild(self, view: View) -> None:
         # What is due is due of entries that are forgotten now; they are in no ranking any more.
         self._due.clear()
+        self._former.update({entry.job.number: entry for entry in self._entries.values()})
         super()._rebuild(view)
 
     def admitted(self, entry: MlfqEntry, view: View) -> None:
@@ -132,10 +142,14 @@ class Mlfq(RankedPolicy[MlfqEntry]):
         if job.first_start_s is None:
             return
         entry.started_s = job.first_start_s
+        former = self._former.pop(job.number, None)
+        if former is not None:
+            entry.go_on_from(former)
         attained = self.attained(entry, now_s)
         entry.level = sum(attained >= limit for limit in self.limits)
+        waits_since_s = job.since_s if view.changes.reset else now_s
         self._expect(
-            entry, self._demotion_s(entry, now_s) if job.running else self._promotion_s(entry, now_s)
+            entry, self._demotion_s(entry, now_s) if job.running else self._promotion_s(entry, waits_since_s)
         )
 
     def begun(self, entry: MlfqEntry, view: View) -> None:
@@ -179,6 +193,8 @@ class Mlfq(RankedPolicy[MlfqEntry]):
 
     def left(self, entry: MlfqEntry) -> None:
         entry.due_s = inf
+        if entry.job.number in self.promotions:
+            self._former[entry.job.number] = entry
 
     def _sink(self, entry: MlfqEntry, view: View) -> None:
         while (due_s := self._demotion_s(entry, view.now_s)) <= view.now_s:
