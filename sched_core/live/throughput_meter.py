@@ -18,18 +18,22 @@ from gpuslice.wire import Progress, Suspended
 
 #: The first steps of a job are not like the others.
 _WARM_UP_STEPS = 3
-#: A sample has so many steps and seconds at least; it is counted from one report to another.
+#: A sample has so many steps and seconds at least; it is counted from one report to another. The first ones
+#: in a company are short, so that a trial ends soon; later ones have this part of the time that it lasts, up
+#: to the most.
 _LEAST_STEPS = 4
-_LEAST_S = 1.0
+_LEAST_S, _MOST_S = 0.4, 2.0
+_PART = 0.25
 #: The same, where a suspend ends it.
 _REST_S = 0.2
 
 
 class _Mark(NamedTuple):
-    """Where a sample begins: in whose company, and how far the job was."""
+    """Where a sample begins: in whose company, since when, and how far the job was."""
 
     epoch: int
     beside: str
+    since_s: float
     step: int
     at_s: float
     worked_s: float | None
@@ -62,10 +66,11 @@ class ThroughputMeter:
             self._marks.pop(job.id, None)
             return None
         goes_on = mark is not None and (mark.epoch, mark.beside) == (job.epoch, beside)
-        if mark is not None and goes_on and not _enough(mark, message.step, now, _LEAST_S):
+        if mark is not None and goes_on and not _enough(mark, message.step, now, _least_s(mark, now)):
             return None
         worked_s = self._worked_s(job)
-        self._marks[job.id] = _Mark(job.epoch, beside, message.step, now, worked_s)
+        since_s = mark.since_s if mark is not None and goes_on else now
+        self._marks[job.id] = _Mark(job.epoch, beside, since_s, message.step, now, worked_s)
         return None if mark is None or not goes_on else _measured(job.id, mark, message.step, now, worked_s)
 
     def _beside(self, job: Gang) -> str | None:
@@ -88,6 +93,10 @@ class ThroughputMeter:
             return None
         ticks = int(fields[11]) + int(fields[12])
         return ticks / os.sysconf("SC_CLK_TCK") / max(1, (os.cpu_count() or 1) // slots)
+
+
+def _least_s(mark: _Mark, now: float) -> float:
+    return min(_MOST_S, max(_LEAST_S, _PART * (now - mark.since_s)))
 
 
 def _enough(mark: _Mark, step: int, now: float, least_s: float) -> bool:

@@ -16,7 +16,16 @@ from collections.abc import Iterator, Sequence
 from math import inf
 
 from gpuslice.errors import ConfigError
-from gpuslice.sched_core.interference import Interval, Judgement, Sample, Verdict, judge, slowdown
+from gpuslice.sched_core.interference import (
+    MOST,
+    WORSE,
+    Interval,
+    Judgement,
+    Sample,
+    Verdict,
+    judge,
+    slowdown,
+)
 from gpuslice.sched_core.job import Job
 from gpuslice.sched_core.policies.wrapper import Wrapper
 from gpuslice.sched_core.policy import (
@@ -188,6 +197,10 @@ class Packing(Wrapper):
         for pair in list(self._pairs.values()):
             trial = pair.tried_until_s < inf
             found = judge([self._samples(*pair_of) for pair_of in _both(pair)], packed=not trial)
+            if found is not None and not trial and self._doubtful(pair, found):
+                del self._known[_kinds(pair.host, pair.guest)]
+                decisions += self._part(pair)
+                continue
             if found is not None and found.verdict is not None:
                 self._remember(pair, found)
                 if found.verdict is Verdict.PACK:
@@ -198,6 +211,10 @@ class Packing(Wrapper):
             decisions += self._part(pair)
         return decisions
 
+    def _doubtful(self, pair: Pair, found: Judgement) -> bool:
+        """Whether a pair seems to have got worse, but what is known of both alone is too little to say so."""
+        return found.verdict is None and found.total.mean < WORSE and self._counts(pair)[1] >= MOST
+
     def _part(self, pair: Pair) -> list[Decision]:
         """End a pair: its guest is suspended, if it runs, and then scheduled by itself."""
         del self._pairs[pair.host.id]
@@ -205,8 +222,9 @@ class Packing(Wrapper):
         return [Suspend(pair.guest.id)] if pair.guest.running else []
 
     def _tried(self, pair: Pair, view: View) -> bool:
-        """Whether this slice together has told what it can."""
-        return self._counts(pair)[1] > pair.samples or view.now_s >= pair.tried_until_s
+        """Whether this slice together has told as much as the slices alone before it, or will not."""
+        alone, together = self._counts(pair)
+        return together >= max(alone, pair.samples + 1) or view.now_s >= pair.tried_until_s
 
     def _remember(self, pair: Pair, found: Judgement) -> None:
         together = found.verdict is Verdict.PACK
@@ -254,7 +272,7 @@ class Packing(Wrapper):
         if known is not None:
             return known
         alone, together = self._counts(Pair(host, guest, inf, 0))
-        return guest.executed_s > 0 and alone > together
+        return guest.executed_s > 0 and (alone > together or alone >= MOST)
 
     def _counts(self, pair: Pair) -> tuple[int, int]:
         """Samples that there are of both: alone, together."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from itertools import pairwise
 
 from gpuslice import wire
 from gpuslice.sched_core.core.core import Core
@@ -43,7 +44,7 @@ def test_a_sample_begins_after_the_first_steps_and_is_long_enough() -> None:
     job = Metered()
     assert job.progress(1.0, 2) is None
     assert job.progress(1.5, 5) is None, "here it begins"
-    assert job.progress(2.0, 30) is None, "it is too short"
+    assert job.progress(1.8, 30) is None, "it is too short"
     found = job.progress(2.5, 55)
     assert found is not None
     assert (found.job, found.beside, found.steps, found.seconds) == ("a", "", 50, 1.0)
@@ -51,6 +52,16 @@ def test_a_sample_begins_after_the_first_steps_and_is_long_enough() -> None:
     longer = job.progress(4.5, 60)
     assert longer is not None
     assert (longer.steps, longer.seconds) == (5, 2.0)
+
+
+def test_samples_get_longer_the_longer_a_company_lasts() -> None:
+    job = Metered()
+    job.progress(1.0, 5)
+    moments = [moment for half in range(3, 60) if job.progress(moment := half / 2, 10 * half) is not None]
+    lengths = [after - before for before, after in pairwise(moments)]
+    assert moments[0] == 1.5
+    assert lengths == sorted(lengths)
+    assert lengths[-1] == 2.0
 
 
 def test_how_busy_its_cores_were_is_measured_on_the_host() -> None:
