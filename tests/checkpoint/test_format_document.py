@@ -154,5 +154,5 @@ def test_the_document_knows_every_dtype_and_tag() -> None:
     for name, dtype in DTYPES.items():
         shown = f"{name} ({dtype.safetensors})" if dtype.safetensors else name
         assert shown in text or re.fullmatch(r"u?int[1-7]", name), name
-    for tag in (*tree._BUILDERS, "tensor", "codec"):
+    for tag in (*tree._BUILDERS, "tensor"):
         assert f'["{tag}"' in text, tag

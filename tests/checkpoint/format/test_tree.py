@@ -6,7 +6,6 @@ import contextlib
 import math
 from collections import OrderedDict, defaultdict
 from enum import IntEnum
-from pathlib import PurePosixPath
 from typing import Any
 
 import msgspec
@@ -17,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuslice.checkpoint.format import tree
-from gpuslice.checkpoint.format.tree import Tree, decode, encode, register_codec
-from gpuslice.errors import CorruptSnapshotError, RefusedSnapshotError, UsageError
+from gpuslice.checkpoint.format.tree import Tree, decode, encode
+from gpuslice.errors import CorruptSnapshotError, UsageError
 
 scalars = (
     st.none()
@@ -36,9 +35,6 @@ values = st.recursive(
         st.lists(inner, max_size=4)
         | st.lists(inner, max_size=4).map(tuple)
         | st.dictionaries(keys, inner, max_size=4)
-        | st.dictionaries(keys, inner, max_size=4).map(OrderedDict)
-        | st.sets(keys, max_size=4)
-        | st.frozensets(keys, max_size=4)
     ),
     max_leaves=20,
 )
@@ -79,45 +75,14 @@ def test_the_numbers_that_json_cannot_hold() -> None:
         np.float64(0.1),
         np.int64(-3),
         np.bool_(True),
+        np.longdouble(0.1),
         np.datetime64("2026-01-01"),
-        bytearray(b"ab"),
     ],
 )
 def test_types_of_torch_and_numpy_come_back(value: object) -> None:
     back = decode(encode({"x": [value]}))["x"][0]
     assert type(back) is type(value)
     assert back == value
-
-
-@pytest.mark.parametrize(
-    "array",
-    [
-        np.arange(6, dtype=">u2").reshape(2, 3),
-        np.zeros((0, 4), np.float16),
-        np.array(2.5),
-        np.asfortranarray(np.eye(3)),
-        np.array(["a", "bc"]),
-    ],
-)
-def test_arrays_come_back_and_can_be_written(array: np.ndarray[Any, Any]) -> None:
-    back = decode(encode(array))
-    assert type(back) is np.ndarray
-    assert back.dtype == array.dtype
-    assert back.shape == array.shape
-    assert np.array_equal(back, array)
-    assert back.flags.writeable
-
-
-def test_a_generators_state_comes_back() -> None:
-    state = np.random.default_rng(5).bit_generator.state
-    assert decode(encode(state)) == state
-    legacy = decode(encode(np.random.RandomState(3).get_state()))
-    np.random.RandomState().set_state(legacy)
-
-
-def test_encoding_does_not_depend_on_the_order_of_a_set() -> None:
-    forward, backward = set("abcdefgh"), set("hgfedcba")
-    assert encode(forward) == encode(backward)
 
 
 class Colour(IntEnum):
@@ -132,7 +97,10 @@ class Colour(IntEnum):
         ({"c": Colour.RED}, "c is a .*Colour"),
         (defaultdict(list), "the value is a collections.defaultdict"),
         ([lambda: None], "0 is a builtins.function"),
-        ({"a": np.array([object()])}, "a is an array of object"),
+        (OrderedDict(a=1), "the value is a collections.OrderedDict"),
+        ({"s": {1, 2}}, "s is a builtins.set"),
+        ({"a": np.zeros(2)}, "a is a numpy.ndarray"),
+        ({"a": np.array((1, 2.0), "i4,f8")[()]}, "a is a scalar of"),
         ({(1, object()): 1}, r"is a builtins.object"),
         ({"s": ["\ud800"]}, "s.0 is not valid Unicode"),
     ],
@@ -165,29 +133,6 @@ def test_what_holds_nothing_may_be_in_the_deepest_list(leaf: object) -> None:
         encode([value])
 
 
-def test_a_codec_teaches_one_type() -> None:
-    register_codec("pure-path", PurePosixPath, str, PurePosixPath)
-    register_codec("pure-path", PurePosixPath, str, PurePosixPath)
-    assert decode(encode({"p": PurePosixPath("/a")})) == {"p": PurePosixPath("/a")}
-    with pytest.raises(UsageError, match="collides"):
-        register_codec("pure-path", Colour, int, Colour)
-    with pytest.raises(UsageError, match="collides"):
-        register_codec("another", PurePosixPath, str, PurePosixPath)
-
-
-def test_a_codec_may_teach_what_is_refused_of_numpy() -> None:
-    pair = np.array((1, 2.0), "i4,f8")[()]
-    with pytest.raises(UsageError, match="an array of"):
-        encode(pair)
-    register_codec("pair", np.void, np.void.item, lambda values: np.array(values, "i4,f8")[()])
-    assert same(decode(encode(pair)), pair)
-
-
-def test_a_codec_that_is_not_here_is_refused() -> None:
-    with pytest.raises(RefusedSnapshotError, match=r"'os\.system'"):
-        decode(Tree(b'["codec","os.system","ls"]'))
-
-
 @pytest.mark.parametrize(
     "data",
     [
@@ -211,15 +156,15 @@ def test_a_codec_that_is_not_here_is_refused() -> None:
         b'["tensor","strided",["0"],null]',
         b'["tensor","strided",[-1],null]',
         b'["tensor",1]',
-        b'["array","<f8",[2],"AAAA"]',
-        b'["array","O",[1],"AAAAAAAAAAA="]',
-        b'["array","<f8",[-1,-1],"AAAAAAAAAAA="]',
-        b'["array","<f8",[9223372036854775807,0],""]',
+        b'["scalar","<f8",[2],"AAAA"]',
+        b'["scalar","<f8",[],"AAAA"]',
+        b'["scalar","O",[],"AAAAAAAAAAA="]',
+        b'["scalar","<f8",[1],"AAAAAAAAAAA="]',
         b'["dtype","load"]',
         b'["dtype","__name__"]',
         b'["device","nowhere"]',
         b'["size","a"]',
-        b'["codec",["list"],1]',
+        b'["codec","os.system","ls"]',
         b'["list" ]',
         b'"\xff"',
         b'["list",' * 300 + b'["list"]' + b"]" * 300,
@@ -240,7 +185,7 @@ json_values = st.recursive(
 
 
 def decodes_or_is_corrupt(data: bytes) -> bool:
-    with contextlib.suppress(CorruptSnapshotError, RefusedSnapshotError):
+    with contextlib.suppress(CorruptSnapshotError):
         decode(Tree(data))
     return True
 
