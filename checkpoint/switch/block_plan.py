@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from collections.abc import Container, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,6 +18,7 @@ from gpuslice.kernels import Device
 from gpuslice.kernels.host.copies import run
 from gpuslice.kernels.host.process_memory import view_address
 from gpuslice.kernels.transfer import Transfer
+from gpuslice.kernels.undo import undone_by
 from gpuslice.kernels.vmm.shim import Block
 
 
@@ -92,12 +92,16 @@ class BlockPlan:
 
     def reserve(self, device: Device) -> None:
         """Take memory behind the addresses again, all of it or none; ``DeviceMemoryError``."""
-        del device
-        with ExitStack() as undo:
+        taken: list[int] = []
+
+        def give_back() -> None:
+            for gpu in taken:
+                self.shim.release(gpu)
+
+        with undone_by(give_back, f"taking memory of {device.name}"):
             for gpu in self.gpus:
                 self.shim.reserve(gpu)
-                undo.callback(self.shim.release, gpu)
-            undo.pop_all()
+                taken.append(gpu)
 
     def copy_in(
         self, device: Device, snapshot: SnapshotFile, *, verify: bool, later: Container[int] = ()

@@ -10,17 +10,16 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Sequence
-from types import TracebackType
-from typing import Self
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from gpuslice.checkpoint.format.checksums import ChecksumVerifier
 from gpuslice.checkpoint.format.reader import SnapshotFile
 from gpuslice.checkpoint.ramdisk.writer import SnapshotWriter
-from gpuslice.checkpoint.undo import undoing
 from gpuslice.errors import DeviceMemoryError
 from gpuslice.kernels import Device
 from gpuslice.kernels.transfer import Transfer
+from gpuslice.kernels.undo import undone_by
 
 from .capture_plan import CapturePlan
 from .inventory import Plan
@@ -32,7 +31,7 @@ _AGAIN_S = 1.0
 
 
 class Leaving:
-    """A suspend that gives memory back while it goes on; as a context manager it undoes what fails inside.
+    """A suspend that gives memory back while it goes on.
 
     Parameters
     ----------
@@ -49,7 +48,7 @@ class Leaving:
         stages: Stages,
     ) -> None:
         self._device = device
-        self._cargo = plan
+        self._plan = plan
         self._writer = writer
         self._giver = giver
         self._stages = stages
@@ -68,15 +67,15 @@ class Leaving:
         """Copy everything into the arena, and empty each portion behind it if the taker has use for that."""
         if self._giver.problem:
             with self._stages.stage("copy_out_s"):
-                return self._cargo.copy_out(self._device, self._writer)
+                return self._plan.copy_out(self._device, self._writer)
         before_bytes = self._device.memory().reserved_bytes
-        transfer = self._copy(range(len(self._cargo.storages), len(self._storages)))
-        regions = self._device.regions(self._cargo.storages)
-        for portion in portions(self._cargo.layout.sizes, regions, self._giver.portion_bytes):
+        transfer = self._copy(range(len(self._plan.storages), len(self._storages)))
+        regions = self._device.regions(self._plan.storages)
+        for portion in portions(self._plan.layout.sizes, regions, self._giver.portion_bytes):
             transfer += self._copy(portion)
             with self._stages.stage("free_s"):
                 self._gone += portion
-                self._cargo.empty(self._device, portion)
+                self._plan.empty(self._device, portion)
                 given_bytes = before_bytes - self._device.memory().reserved_bytes
             self._giver.gave(given_bytes)
             self._stages.record.bytes_given = max(self._stages.record.bytes_given, given_bytes)
@@ -88,8 +87,8 @@ class Leaving:
         with self._stages.stage("copy_out_s"):
             return self._writer.take(self._device, pairs)
 
-    def _reclaim(self, error: BaseException) -> None:
-        """Say that it failed, and have the memory again; the other gives back first what it took.
+    def _reclaim(self) -> None:
+        """Have the memory again; the other gives back first what it took.
 
         There is no limit to the waiting but the other's end: whoever gave up would lose the state.
 
@@ -98,12 +97,11 @@ class Leaving:
         DeviceMemoryError
             If the other has given everything back, and somebody else has taken it.
         """
-        self._giver.failed(error)
         back = not self._gone or self._giver.await_back(self._giver.patience_s)
         attempts = max(1, int(self._giver.patience_s / _AGAIN_S))
         while True:
             try:
-                self._cargo.reserve(self._device, self._gone)
+                self._plan.reserve(self._device, self._gone)
                 return
             except DeviceMemoryError:
                 attempts -= back
@@ -114,24 +112,23 @@ class Leaving:
             else:
                 back = self._giver.await_back(_AGAIN_S)
 
-    def _undo(self, error: BaseException) -> None:
+    def _undo(self) -> None:
         """Put everything back where it was."""
-        self._reclaim(error)
+        self._reclaim()
         pairs = [(self._storages[sid], self._writer.offsets[sid]) for sid in self._gone]
         self._device.copy_in(pairs, self._arena, self._checksums.verifier())
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    @contextmanager
+    def undone_if_it_fails(self) -> Iterator[None]:
+        """Undo what fails inside, tell the other how it went, and close the connection."""
         try:
-            if error is None:
-                self._giver.whole()
-                return
-            with undoing(error, "leaving in portions"):
-                self._undo(error)
+            with undone_by(self._undo, "leaving in portions"):
+                try:
+                    yield
+                except BaseException as error:
+                    self._giver.failed(error)
+                    raise
+            self._giver.whole()
         finally:
             self._giver.close()
 
@@ -166,8 +163,6 @@ def copy_out(
 class Arriving:
     """A resume that takes memory while somebody else is still giving it back.
 
-    As a context manager it gives everything back again if something fails inside.
-
     Parameters
     ----------
     taker
@@ -185,7 +180,7 @@ class Arriving:
         verify: bool,
     ) -> None:
         self._device = device
-        self._cargo = plan
+        self._plan = plan
         self._snapshot = snapshot
         self._taker = taker
         self._stages = stages
@@ -208,7 +203,7 @@ class Arriving:
         self._verifier = self._snapshot.verifier() if self._verify else None
         memory = self._device.memory()
         free_bytes = memory.total_bytes - memory.used_bytes
-        sizes = self._cargo.sizes
+        sizes = self._plan.sizes
         missing_bytes = sum(sizes) - free_bytes - self._taker.offered_bytes
         self._taker.answer(f"it would lack {missing_bytes} bytes even then" if missing_bytes > 0 else "")
         todo = deque(portions(sizes, range(len(sizes)), self._taker.portion_bytes))
@@ -231,24 +226,23 @@ class Arriving:
             self._taker.await_vacated()
         return transfer + self._bring([sid for portion in todo for sid in portion])
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    @contextmanager
+    def undone_if_it_fails(self) -> Iterator[None]:
+        """Give everything back again if something fails inside, and close the connection."""
         try:
-            if error is not None:
-                with undoing(error, "taking the state back"):
-                    self._cargo.empty(self._device)
-                self._taker.back()
+            with undone_by(self._undo, "taking the state back"):
+                yield
         finally:
             self._taker.close()
 
+    def _undo(self) -> None:
+        self._plan.empty(self._device)
+        self._taker.back()
+
     def _bring(self, sids: Sequence[int]) -> Transfer:
         with self._stages.stage("reserve_s"):
-            self._cargo.reserve(self._device, sids)
-        pairs = [(self._cargo.storages[sid], self._snapshot.offsets[sid]) for sid in sids]
+            self._plan.reserve(self._device, sids)
+        pairs = [(self._plan.storages[sid], self._snapshot.offsets[sid]) for sid in sids]
         with self._stages.stage("copy_in_s"):
             return self._device.copy_in(pairs, self._snapshot.arena, self._verifier)
 

@@ -17,9 +17,9 @@ from gpuslice.checkpoint.discover.live_graphs import collects_for_somebody, pend
 from gpuslice.checkpoint.discover.live_instances import live_instances
 from gpuslice.checkpoint.discover.storages import held_by_others, with_gradients
 from gpuslice.checkpoint.discover.tensor_parts import describe_tensor, strided_parts
-from gpuslice.checkpoint.undo import undoing
 from gpuslice.errors import SuspendRefusedError
 from gpuslice.kernels import Device
+from gpuslice.kernels.undo import undone_by
 
 
 def move_storages(old: Sequence[torch.UntypedStorage], new: Sequence[torch.UntypedStorage]) -> None:
@@ -54,13 +54,9 @@ def computing_on(target: Device, home: Device) -> Iterator[None]:
     if target is home:
         yield
         return
-    try:
+    with undone_by(home.pin, f"moving to {target.name}"):
         target.pin()
         yield
-    except BaseException as error:
-        with undoing(error, f"moving to {target.name}"):
-            home.pin()
-        raise
 
 
 def _checked(old: Sequence[torch.UntypedStorage]) -> list[torch.Tensor]:

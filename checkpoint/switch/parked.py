@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from typing import NamedTuple
 
 import torch
@@ -11,8 +10,8 @@ from gpuslice.checkpoint.format.reader import SnapshotFile
 from gpuslice.checkpoint.named import process_rng
 from gpuslice.checkpoint.named.lazy_optimizer_state import LazyResume, Stream
 from gpuslice.checkpoint.ramdisk.store import JobStore
-from gpuslice.checkpoint.undo import undoing
 from gpuslice.kernels import Device
+from gpuslice.kernels.undo import undone_by
 
 from .capture_plan import CapturePlan
 from .duplex import Arriving
@@ -48,16 +47,16 @@ def empty(
     RollbackError
         If that fails, too: the state is lost.
     """
-    try:
+
+    def undo() -> None:
+        plan.reserve(device)
+        if verify:
+            plan.check(snapshot)
+        plan.copy_in(device, snapshot, verify=verify)
+
+    with undone_by(undo, "emptying the device"):
         plan.empty(device)
         record.weigh(plan, device)
-    except BaseException as error:
-        with undoing(error, "emptying the device"):
-            plan.reserve(device)
-            if verify:
-                plan.check(snapshot)
-            plan.copy_in(device, snapshot, verify=verify)
-        raise
 
 
 def bring_back(
@@ -80,7 +79,8 @@ def bring_back(
     stages, plan = parked.stages, parked.plan
     moving = (target.torch_device, target.name.further) != (home.torch_device, home.name.further)
     if taker is not None and isinstance(plan, CapturePlan) and not moving:
-        with Arriving(target, plan, parked.snapshot, taker, stages, verify=verify) as arriving:
+        arriving = Arriving(target, plan, parked.snapshot, taker, stages, verify=verify)
+        with arriving.undone_if_it_fails():
             with stages.stage("fetch_s"):
                 store.bring_back(parked.snapshot)
             stages.record.copy_in = arriving.copy_in()
@@ -93,28 +93,26 @@ def bring_back(
         plan.check_movable(home)
     with stages.stage("fetch_s"):
         store.bring_back(parked.snapshot)
-    with ExitStack() as undo:
-        stream = None
+    stream: Stream | None = None
+    with stages.stage("reserve_s"):
+        if moving:
+            plan = plan.moved_to(target)
+        elif lazy is not None and isinstance(plan, CapturePlan):
+            stream = lazy.hold_back(plan)
+
+    def undo() -> None:
+        if stream is not None:
+            stream.cancel()
+        plan.empty(target)
+
+    with undone_by(undo, "taking the state back"):
         with stages.stage("reserve_s"):
-            if moving:
-                plan = plan.moved_to(target)
-                undo.callback(plan.empty, target)
-            elif lazy is not None and isinstance(plan, CapturePlan):
-                stream = lazy.hold_back(plan)
-                if stream is not None:
-                    undo.callback(stream.cancel)
             plan.reserve(target)
-        try:
-            _fill(parked, plan, target, verify=verify, stream=stream)
-            if moving:
-                if parked.device_random is not None:
-                    target.set_rng_state(parked.device_random)
-                move_storages(parked.plan.storages, plan.storages)
-        except BaseException as error:
-            with undoing(error, "taking the state back"):
-                plan.empty(target)
-            raise
-        undo.pop_all()
+        _fill(parked, plan, target, verify=verify, stream=stream)
+        if moving:
+            if parked.device_random is not None:
+                target.set_rng_state(parked.device_random)
+            move_storages(parked.plan.storages, plan.storages)
     return stream
 
 

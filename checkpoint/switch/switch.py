@@ -35,11 +35,11 @@ from gpuslice.checkpoint.named.lazy_optimizer_state import LazyResume, Stream
 from gpuslice.checkpoint.named.state import NamedState, describe
 from gpuslice.checkpoint.ramdisk.store import JobStore
 from gpuslice.checkpoint.ramdisk.writer import SnapshotWriter
-from gpuslice.checkpoint.undo import undoing
 from gpuslice.clock import Clock, MonotonicClock
 from gpuslice.errors import GpusliceError, RollbackError, SuspendedStateError, SuspendRefusedError
 from gpuslice.kernels import Device
 from gpuslice.kernels.host.process_memory import resident_anonymous_bytes
+from gpuslice.kernels.undo import undone_by
 from gpuslice.types import Route
 
 from .block_plan import Shim
@@ -167,7 +167,7 @@ class Switch:
                 with writer:
                     leaving = meet(successor, self.device, plan, writer, stages)
                     if leaving is not None:
-                        swap.enter_context(leaving)
+                        swap.enter_context(leaving.undone_if_it_fails())
                     copy_out(self.device, plan, writer, leaving, stages)
                     with stages.stage("publish_s"):
                         snapshot = writer.publish(
@@ -354,12 +354,9 @@ class Switch:
     @contextmanager
     def _locking_for(self, target: Device) -> Iterator[None]:
         """Bind ``target`` while the state could still be given up; if the block fails, ours as before."""
-        try:
-            if target is not self.device:
-                self._bind(target)
+        if target is self.device:
             yield
-        except BaseException as error:
-            if target is not self.device:
-                with undoing(error, f"page-locking for {target.name}"):
-                    self._bind(self.device)
-            raise
+            return
+        with undone_by(lambda: self._bind(self.device), f"page-locking for {target.name}"):
+            self._bind(target)
+            yield

@@ -8,13 +8,13 @@ a segment is taken and handed back to the allocator, which then divides it among
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby
+from collections.abc import Callable, Sequence
+from itertools import groupby, islice
 from typing import Any
 
 import torch
 
-from gpuslice.errors import DeviceMemoryError, RollbackError
+from gpuslice.errors import DeviceMemoryError
 
 #: One segment for many storages has about this many bytes.
 SEGMENT_BYTES = 512 << 20
@@ -105,37 +105,13 @@ def make_room(nbytes: int, device: torch.device) -> None:
             return  # smaller ones may be there
 
 
-def fill_up(
-    sizes: Sequence[int], device: torch.device, take: Callable[[int], None], give_back: Callable[[], None]
-) -> None:
-    """Call ``take`` for each position of ``sizes``; if anything fails, have all given back.
-
-    Raises
-    ------
-    torch.OutOfMemoryError
-        If there is not enough memory. Any other error as it came.
-    RollbackError
-        If it could not be given back.
-    """
+def fill_up(sizes: Sequence[int], device: torch.device, take: Callable[[int], object]) -> None:
+    """Call ``take`` for each position of ``sizes``, with room made for many at a time."""
     positions = iter(range(len(sizes)))
-    try:
-        for count, segment_bytes in in_segments(sizes):
-            make_room(segment_bytes, device)
-            for position in _next(positions, count):
-                take(position)
-    except BaseException as error:
-        try:
-            give_back()
-        except BaseException as failure:  # noqa: BLE001 - whatever it is, the state is not known any more
-            raise RollbackError(
-                f"taking memory of {device} failed ({error}) and giving it back, too ({failure})",
-                "end the process and restart the job from its snapshot",
-            ) from error
-        raise
-
-
-def _next(positions: Iterator[int], count: int) -> Iterator[int]:
-    return (next(positions) for _ in range(count))
+    for count, segment_bytes in in_segments(sizes):
+        make_room(segment_bytes, device)
+        for position in islice(positions, count):
+            take(position)
 
 
 def lack_of_memory(name: str, index: int, sizes: Sequence[int]) -> DeviceMemoryError:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Mapping, Sequence, Set
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from gpuslice.kernels.host.numa import node_of_gpu
 from gpuslice.kernels.host.process_memory import enclosing, overlapping, view_address
 from gpuslice.kernels.nvml import own_bytes
 from gpuslice.kernels.transfer import Inspector, Marks, Pairs, Transfer
+from gpuslice.kernels.undo import undone_by
 from gpuslice.types import DeviceName
 
 from . import allocator_memory, runtime_calls
@@ -183,29 +184,16 @@ class CudaDevice:
         for storage, nbytes in freed:
             by_stream.setdefault(self._made_on.get(storage._cdata, 0), []).append((storage, nbytes))
 
-        def give_back() -> None:
-            for storage, _ in freed:
-                storage.resize_(0)
-            self.release_caches()
-
-        try:
+        with self._all_or_none([storage for storage, _ in freed], [nbytes for _, nbytes in pairs]):
             for pointer, those in by_stream.items():
                 with self._on_stream(pointer):
-                    self._fill(those, give_back)
-        except torch.OutOfMemoryError as error:
-            raise allocator_memory.lack_of_memory(
-                str(self.name), self._index, [n for _, n in pairs]
-            ) from error
+                    self._fill(those)
         for storage, _ in freed:
             self._made_on.pop(storage._cdata, None)
 
-    def _fill(
-        self, wanted: Sequence[tuple[torch.UntypedStorage, int]], give_back: Callable[[], None]
-    ) -> None:
+    def _fill(self, wanted: Sequence[tuple[torch.UntypedStorage, int]]) -> None:
         sizes = [nbytes for _, nbytes in wanted]
-        allocator_memory.fill_up(
-            sizes, self.torch_device, lambda at: wanted[at][0].resize_(wanted[at][1]), give_back
-        )
+        allocator_memory.fill_up(sizes, self.torch_device, lambda at: wanted[at][0].resize_(sizes[at]))
 
     def allocate(self, sizes: Sequence[int]) -> list[torch.UntypedStorage]:
         made: list[torch.UntypedStorage] = []
@@ -213,15 +201,24 @@ class CudaDevice:
         def take(position: int) -> None:
             made.append(torch.UntypedStorage(sizes[position], device=self.torch_device))  # type: ignore[no-untyped-call]
 
-        def give_back() -> None:
-            made.clear()
-            self.release_caches()
+        with self._all_or_none(made, sizes):
+            allocator_memory.fill_up(sizes, self.torch_device, take)
+        return made
 
+    @contextmanager
+    def _all_or_none(self, storages: list[torch.UntypedStorage], sizes: Sequence[int]) -> Iterator[None]:
+        """If the block fails, none of these has memory afterwards."""
         try:
-            allocator_memory.fill_up(sizes, self.torch_device, take, give_back)
+            with undone_by(lambda: self.give_back(storages), f"taking memory of {self.name}"):
+                yield
         except torch.OutOfMemoryError as error:
             raise allocator_memory.lack_of_memory(str(self.name), self._index, sizes) from error
-        return made
+
+    def give_back(self, storages: Sequence[torch.UntypedStorage]) -> None:
+        """Undo a `reserve` of these storages."""
+        for storage in storages:
+            storage.resize_(0)
+        self.release_caches()
 
     def release_caches(self, *, workspaces: bool = True) -> None:
         """Workspaces are cuBLAS's, which live in the caching allocator per handle and stream."""

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from contextlib import ExitStack
 
 import torch
 
-from gpuslice.errors import RollbackError
 from gpuslice.kernels.device import DeviceMemory, Hold
 from gpuslice.kernels.host.copies import run
 from gpuslice.kernels.transfer import Inspector, Marks, Pairs, Transfer
+from gpuslice.kernels.undo import undone_by
 from gpuslice.types import DeviceName
 
 from .device import CudaDevice, kept_by
@@ -115,13 +114,18 @@ class CudaGroup:
 
     def reserve(self, pairs: Sequence[tuple[torch.UntypedStorage, int]]) -> None:
         """All of it on all GPUs, or none and ``DeviceMemoryError``."""
-        with ExitStack() as undo:
+        taken: list[tuple[CudaDevice, list[torch.UntypedStorage]]] = []
+
+        def give_back() -> None:
+            for member, storages in taken:
+                member.give_back(storages)
+
+        with undone_by(give_back, f"taking memory of {self.name}"):
             for member, places in self._divided([storage.device for storage, _ in pairs]):
                 its = [pairs[place] for place in places]
                 away = [storage for storage, nbytes in its if storage.nbytes() != nbytes]
                 member.reserve(its)
-                undo.callback(_give_back, member, away)
-            undo.pop_all()
+                taken.append((member, away))
 
     def allocate(self, sizes: Sequence[int]) -> list[torch.UntypedStorage]:
         return self._first.allocate(sizes)
@@ -157,16 +161,3 @@ class CudaGroup:
         for member, its_places in zip(self._members, places, strict=True):
             if its_places:
                 yield member, its_places
-
-
-def _give_back(member: CudaDevice, storages: Sequence[torch.UntypedStorage]) -> None:
-    """What one GPU had given before another one could not."""
-    try:
-        for storage in storages:
-            storage.resize_(0)
-        member.release_caches()
-    except Exception as error:
-        raise RollbackError(
-            f"giving memory of {member.name} back failed: {error}",
-            "end the process and restart the job from its snapshot",
-        ) from error

@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence, Set
 from itertools import repeat
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import torch
 from gpuslice.errors import DeviceMemoryError, EnvironmentUnusableError
 from gpuslice.kernels.device import DeviceMemory, Hold, Way
 from gpuslice.kernels.transfer import Inspector, Marks, Pairs, Transfer
+from gpuslice.kernels.undo import undone_by
 from gpuslice.types import DeviceName
 
 from . import copies
@@ -32,7 +32,6 @@ from .process_memory import (
 from .slots import check_slot, slot_cores
 
 _HOST = torch.device("cpu")
-_Sizes = Sequence[tuple[torch.UntypedStorage, int]]
 _FREED = Hold(Way.FREED)
 _DISCARDED = Hold(Way.DISCARDED, "its address must stay, so its pages are dropped instead")
 #: Dropping fewer pages is not worth two system calls and the faults afterwards.
@@ -129,30 +128,22 @@ class CpuDevice:
             drop_pages(storage.data_ptr(), storage.nbytes())
 
     def reserve(self, pairs: Sequence[tuple[torch.UntypedStorage, int]]) -> None:
-        with self._all_or_none(pairs):
-            for storage, nbytes in pairs:
-                if storage.nbytes() != nbytes:
-                    storage.resize_(nbytes)
-
-    @contextmanager
-    def _all_or_none(self, wanted: _Sizes) -> Iterator[None]:
-        """If the memory of one of these cannot be taken inside, none of them has any afterwards.
-
-        Checks first what the host has left: Linux promises memory that is not there, and kills later.
-        """
-        missing = [one for one in wanted if one[0].nbytes() != one[1]]
+        missing = [one for one in pairs if one[0].nbytes() != one[1]]
         missing_bytes = sum(nbytes for _, nbytes in missing)
+        # Linux promises memory that is not there, and kills later.
         if missing_bytes > psutil.virtual_memory().available:
             raise _out_of_memory(self.name, missing_bytes)
 
-        try:
-            yield
-        except BaseException as error:
+        def give_back() -> None:
             self.free([storage for storage, _ in missing])
             self.release_caches()
-            if isinstance(error, RuntimeError):
-                raise _refused(self.name, missing_bytes) from error
-            raise
+
+        try:
+            with undone_by(give_back, f"taking memory of {self.name}"):
+                for storage, nbytes in missing:
+                    storage.resize_(nbytes)
+        except RuntimeError as error:
+            raise _refused(self.name, missing_bytes) from error
 
     def allocate(self, sizes: Sequence[int]) -> list[torch.UntypedStorage]:
         storages = [torch.UntypedStorage(0, device=self.torch_device) for _ in sizes]  # type: ignore[no-untyped-call]

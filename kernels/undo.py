@@ -1,0 +1,30 @@
+"""Undoing a step that failed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from gpuslice.errors import RollbackError
+
+
+@contextmanager
+def undone_by(undo: Callable[[], object], step: str) -> Iterator[None]:
+    """If the block fails, ``undo`` what it did.
+
+    Raises
+    ------
+    RollbackError
+        If the undo fails, too; names both failures, and the ``step``.
+    """
+    try:
+        yield
+    except BaseException as error:
+        try:
+            undo()
+        except BaseException as failure:  # noqa: BLE001 - whatever it is, the state is not whole
+            raise RollbackError(
+                f"{step} failed ({error}) and undoing it, too ({failure})",
+                "end the process and restart the job from its snapshot",
+            ) from error
+        raise
