@@ -221,6 +221,7 @@ class JobInfo(Verb, frozen=True):
     shares_with: tuple[str, ...] = ()
     slowdown: float | None = None
     slowdown_interval: tuple[float, float] | None = None
+    peak_bytes: int | None = None
 
     @property
     def ended(self) -> bool:

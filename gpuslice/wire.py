@@ -59,7 +59,8 @@ class Progress(Message, tag="progress", frozen=True, omit_defaults=True):
 
     ``stuck``: where the script is, if it has passed no boundary for so long that it should be known.
     ``loss``: the newest training loss that it reported, if any.
-    ``unleased``: memory that it holds on GPUs of which it has no lease.
+    ``unleased``: memory that it holds on GPUs of which it has no lease. ``peak_bytes``: the most memory that
+    it has used on its device while it trained; 0 before its first steps, and where that is not known.
     """
 
     epoch: Count
@@ -68,6 +69,7 @@ class Progress(Message, tag="progress", frozen=True, omit_defaults=True):
     stuck: Text = ""
     loss: Loss | None = None
     unleased: Text = ""
+    peak_bytes: ByteCount = 0
 
 
 class Profiled(Message, tag="profiled", frozen=True):

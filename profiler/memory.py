@@ -15,6 +15,12 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _RESET_PEAK = b"5"
 
 
+def reset_peak() -> None:
+    """Count the peak of this process's resident memory from now on, where the kernel can."""
+    with suppress(OSError):  # a kernel without it: the peak counts from the beginning
+        Path("/proc/self/clear_refs").write_bytes(_RESET_PEAK)
+
+
 class _Heap(ctypes.Structure):
     """``struct mallinfo2`` of mallinfo(3), glibc."""
 
@@ -84,8 +90,7 @@ class HostMemory:
 
     def sample(self) -> None:
         if not self._samples_bytes:
-            with suppress(OSError):  # a kernel without it: the peak counts from the beginning
-                Path("/proc/self/clear_refs").write_bytes(_RESET_PEAK)
+            reset_peak()
         self._samples_bytes.append(self._anonymous_bytes())
 
     def report(self) -> MemoryUse:
@@ -93,7 +98,7 @@ class HostMemory:
         samples = self._samples_bytes
         os.close(self._statm)
         return MemoryUse(
-            peak_bytes=_peak_anonymous_bytes(),
+            peak_bytes=peak_anonymous_bytes(),
             boundary_bytes=int(median(samples)) if samples else None,
             tensors_bytes=self.tensors_bytes,
             reserved_bytes=free,
@@ -107,7 +112,7 @@ class HostMemory:
         return (int(fields[1]) - int(fields[2])) * _PAGE_BYTES
 
 
-def _peak_anonymous_bytes() -> int | None:
+def peak_anonymous_bytes() -> int | None:
     """The peak of the resident memory, without what of it is files and shared memory now."""
     kilobytes: dict[str, int] = {}
     for line in Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines():

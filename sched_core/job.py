@@ -118,6 +118,8 @@ class Job:
         How often it was suspended for others, and moved.
     skew
         Of its model: as its owner stated it, else as measured after its first steps; ``None``: not known.
+    peak_bytes
+        The most memory that it was seen to use on a device while it trained; 0: not measured.
     guaranteed
         Whether the policy has guaranteed its deadline; ``None``: not decided, or no policy of that kind.
     """
@@ -131,6 +133,7 @@ class Job:
         "id",
         "migrations",
         "number",
+        "peak_bytes",
         "placement",
         "preemptions",
         "progress_s",
@@ -160,6 +163,7 @@ class Job:
         self.migrations = 0
         self.guaranteed: bool | None = None
         self.skew = spec.skew
+        self.peak_bytes = 0
 
     @property
     def kind(self) -> str:

@@ -83,6 +83,7 @@ _BY_NAME = {
     "heir": HEIR,
     "job": NAME,
     "largest_bytes": BYTES,
+    "peak_bytes": BYTES,
     "loss": LOSS,
     "max_restarts": COUNT,
     "max_steps": COUNT,

@@ -17,6 +17,7 @@ from typing import NoReturn
 from gpuslice.agent.boundary_watchdog import BoundaryWatchdog
 from gpuslice.agent.handover import HandedDevice, Handovers
 from gpuslice.agent.orders import Orders, Phase
+from gpuslice.agent.peak_memory import PeakMemory
 from gpuslice.agent.scheduler_link import Link
 from gpuslice.agent.unleased_memory import UnleasedMemory
 from gpuslice.checkpoint.switch.record import SwitchRecord
@@ -106,6 +107,7 @@ class Agent:
         self._watch = BoundaryWatchdog(runtime.boundaries, lambda: self._orders.asked)
         identity = f"{settings.job}:{rank_identity.rank}" + (f":{os.getpid()}" if replaces else "")
         self._unleased = UnleasedMemory()
+        self._memory = PeakMemory()
         self._names = GpuNames()
         runtime.gate.carry_out = self._names.in_other_threads
         #: The device that the script's own names mean.
@@ -257,6 +259,7 @@ class Agent:
             self._orders.take_leave()
             return True
         self._last_suspended = None
+        self._memory.begin()
         self._orders.run_on()
         self._note_lease(order.device)
         self._link.send(
@@ -307,8 +310,10 @@ class Agent:
         return [hello] if self._last_suspended is None else [hello, self._last_suspended]
 
     def _progress(self) -> Progress:
-        boundaries = self._boundaries
+        boundaries, leased = self._boundaries, self._runtime.leased
         logged_losses.follow_libraries()
+        if self._orders.phase is Phase.RUNNING:
+            self._memory.look(leased, boundaries.steps)
         return Progress(
             epoch=self._orders.epoch,
             boundary=boundaries.count,
@@ -316,8 +321,9 @@ class Agent:
             stuck=self._watch.stuck,
             loss=logged_losses.newest(),
             unleased=self._unleased.look(
-                self._runtime.leased, self._runtime.gpus, lambda: self._orders.phase is Phase.RUNNING
+                leased, self._runtime.gpus, lambda: self._orders.phase is Phase.RUNNING
             ),
+            peak_bytes=self._memory.most_bytes,
         )
 
     def _handle(self, message: ToAgent) -> Sequence[FromAgent]:

@@ -80,6 +80,7 @@ class RankReports:
                 rank.loss = message.loss
                 self._advance(job, rank, now, message.boundary, message.step)
                 rank.stuck, rank.unleased = message.stuck, message.unleased
+                job.peak_bytes = max(job.peak_bytes, message.peak_bytes)
                 self._time(job, message.step, now)
                 self._core.trials.check_progress(job, now)
                 if job.through:

@@ -122,6 +122,7 @@ class Overview:
             started=job.launched,
             shares_with=tuple(name for name in others if name != job.id),
             slowdown=None if slower is None else slower.mean,
+            peak_bytes=job.peak_bytes or None,
             slowdown_interval=None if slower is None else (slower.low, slower.high),
         )
 

@@ -66,6 +66,8 @@ class World:
         self.notices: list[Notice] = []
         self.wake_s: float | None = None
         self.ticks = 0
+        #: What each job tells that it has used.
+        self.peaks: dict[str, int] = {}
 
     def submit(self, job: str, model: str, memory: int = 0) -> None:
         spec = JobSpec(id=job, submit_s=self.driver.now_s, model=model, device_memory_bytes=memory)
@@ -127,7 +129,10 @@ class World:
         for job in list(self.driver.core.jobs.values()):
             if job.state is JobState.RUNNING:
                 step = int(self.steps[job.id])
-                self.do(Reported(job.id, 0, wire.Progress(epoch=job.epoch, boundary=step, step=step)))
+                said = wire.Progress(
+                    epoch=job.epoch, boundary=step, step=step, peak_bytes=self.peaks.get(job.id, 0)
+                )
+                self.do(Reported(job.id, 0, said))
 
     def said(self, *what: str) -> list[Notice]:
         return [notice for notice in self.notices if notice.what in what]
@@ -242,6 +247,44 @@ def test_memory_limits_have_to_fit_where_the_devices_memory_is_known(memory: int
     world.run(120.0)
     assert not world.said("policy_failed")
     assert (world.on() == {"a", "b"}) is packed
+
+
+@pytest.mark.parametrize(("peaks", "packed"), [((40, 40), True), ((40, 41), False), ((40, 0), False)])
+def test_what_jobs_without_limits_have_used_has_to_fit_with_a_margin(
+    peaks: tuple[int, int], packed: bool
+) -> None:
+    """40 counts as 50, and 41 as 52; a job that was never measured is not packed."""
+    world = World(WAITS, memory_bytes=100)
+    world.peaks = dict(zip("ab", peaks, strict=True))
+    for job in "ab":
+        world.submit(job, "wait")
+    world.run(120.0)
+    assert not world.said("policy_failed")
+    assert (world.on() == {"a", "b"}) is packed
+
+
+def test_a_limit_counts_beside_what_was_measured() -> None:
+    world = World(WAITS, memory_bytes=100)
+    world.peaks = {"a": 100, "b": 40}
+    world.submit("a", "wait", 50)
+    world.submit("b", "wait")
+    world.run(120.0)
+    assert world.on() == {"a", "b"}
+
+
+def test_a_pair_that_outgrows_the_device_is_taken_apart() -> None:
+    world = World(WAITS, memory_bytes=100)
+    world.peaks = {"a": 40, "b": 40}
+    for job in "ab":
+        world.submit(job, "wait")
+    world.run(120.0)
+    assert world.on() == {"a", "b"}
+    world.peaks["b"] = 60
+    world.run(5.0)
+    assert len(world.on()) == 1
+    world.run(60.0)
+    assert len(world.on()) == 1
+    assert not world.said("policy_failed", "unpacked"), "they get along; there is no room"
 
 
 def test_a_replayed_journal_knows_the_same() -> None:

@@ -13,7 +13,7 @@ Source of the idea: Gandiva (OSDI 2018), sections 3.3 and 4.2.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from math import inf
+from math import ceil, inf
 
 from gpuslice.errors import ConfigError
 from gpuslice.sched_core.interference import (
@@ -45,6 +45,8 @@ from gpuslice.sched_core.policy import (
 
 #: A slice together ends after so many of its length if there is no sample of both by then.
 _PATIENCE = 4
+#: A job without a limit counts with so many times the most memory that it was seen to use.
+_MEMORY_MARGIN = 1.25
 #: From the end of a slice together until the policy sees the guest again, which is suspended by then.
 _HAND_OVER_S = 0.05
 
@@ -72,7 +74,9 @@ class Pair:
 class Packing(Wrapper):
     """Shares devices between pairs of jobs that ``policy`` schedules as one.
 
-    Only jobs of one device are paired; where its memory is known, only those whose limits fit together.
+    Only jobs of one device are paired; where its memory is known, only those that fit together. A job counts
+    with its limit, and without one with the most that it was seen to use and a margin. Before it was
+    measured, it is not packed; when it has grown out of the room, the pair ends.
 
     Parameters
     ----------
@@ -195,6 +199,9 @@ class Packing(Wrapper):
         """Judge the pairs; end those whose slice together is over and those that do not pay."""
         decisions: list[Decision] = []
         for pair in list(self._pairs.values()):
+            if not _fit(pair.host, pair.guest, view):
+                decisions += self._part(pair)
+                continue
             trial = pair.tried_until_s < inf
             found = judge([self._samples(*pair_of) for pair_of in _both(pair)], packed=not trial)
             if found is not None and not trial and self._doubtful(pair, found):
@@ -265,8 +272,7 @@ class Packing(Wrapper):
 
     def _may_share(self, host: Job, guest: Job, view: View) -> bool:
         """Whether memory allows it, and what is known, or that both have trained alone since the last try."""
-        limits = [job.spec.device_memory_bytes for job in (host, guest)]
-        if view.device_memory_bytes and (not all(limits) or sum(limits) > view.device_memory_bytes):
+        if not _fit(host, guest, view):
             return False
         known = self._known.get(_kinds(host, guest))
         if known is not None:
@@ -318,6 +324,12 @@ class Packing(Wrapper):
             times.append(view.now_s + _HAND_OVER_S)
         earliest_s = min(times)
         return earliest_s if earliest_s < inf else None
+
+
+def _fit(host: Job, guest: Job, view: View) -> bool:
+    """Whether the memory of a device is enough for both, as far as that is known."""
+    needs = [job.spec.device_memory_bytes or ceil(job.peak_bytes * _MEMORY_MARGIN) for job in (host, guest)]
+    return not view.device_memory_bytes or (all(needs) and sum(needs) <= view.device_memory_bytes)
 
 
 def _trains(job: Job, view: View) -> bool:
