@@ -106,6 +106,22 @@ class Cluster:
             sockets += [size // parts] * (of_racks * nodes * parts)
         return cls(sizes, racks, sockets)
 
+    @classmethod
+    def one_node(cls, devices: int, sockets: int = 1) -> Cluster:
+        """A node whose devices lie on ``sockets`` sockets, in equal parts and in their order.
+
+        Raises
+        ------
+        UsageError
+            If they cannot.
+        """
+        if sockets < 1 or devices % sockets:
+            raise UsageError(
+                f"{devices} devices do not lie on {sockets} sockets in equal parts",
+                "name as many devices of each socket, socket by socket",
+            )
+        return cls([devices], socket_sizes=[devices // sockets] * sockets)
+
     def nodes(self, devices: Iterable[int]) -> set[int]:
         """The nodes that ``devices`` lie on."""
         return {self.node_of[device] for device in devices}

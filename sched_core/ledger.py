@@ -12,6 +12,22 @@ from .policy import Migrate, Plan, PolicyError, Start, Stop, Suspend
 J = TypeVar("J", bound=Job)
 
 
+class _Overlay:
+    """Who holds which device, with changes that the original does not see."""
+
+    __slots__ = ("_changed", "_original")
+
+    def __init__(self, original: list[Job | None] | _Overlay) -> None:
+        self._original = original
+        self._changed: dict[int, Job | None] = {}
+
+    def __getitem__(self, device: int) -> Job | None:
+        return self._changed[device] if device in self._changed else self._original[device]
+
+    def __setitem__(self, device: int, holder: Job | None) -> None:
+        self._changed[device] = holder
+
+
 class Ledger:
     """Devices and their holders. Refuses every plan that would break a promise.
 
@@ -28,17 +44,21 @@ class Ledger:
         #: How many devices nobody holds.
         self.free = cluster.size
         self._policy = policy
-        self._holder: list[Job | None] = [None] * cluster.size
+        self._holder: list[Job | None] | _Overlay = [None] * cluster.size
         #: Further holders of devices that are shared, by device.
         self._sharers: dict[int, list[Job]] = {}
         #: Jobs that allowed sharing of their devices, by id.
         self._shares: set[str] = set()
 
     def copy(self) -> Ledger:
-        """The same ledger, to try a plan on."""
-        twin = Ledger(self._cluster, self._policy)
+        """The same ledger, to try a plan on, for as long as this one does not change.
+
+        It costs nothing for each device: of them it keeps only what it changes.
+        """
+        twin = object.__new__(Ledger)
+        twin._cluster, twin._policy = self._cluster, self._policy
         twin.free = self.free
-        twin._holder = list(self._holder)
+        twin._holder = _Overlay(self._holder)
         twin._sharers = {device: list(jobs) for device, jobs in self._sharers.items()}
         twin._shares = set(self._shares)
         return twin

@@ -195,6 +195,13 @@ class Task(msgspec.Struct, frozen=True):
 
 #: See ``View.compute``.
 Compute = Callable[[Task], bytes | None]
+#: See ``View.switch_s``.
+Switch = Callable[[Job, Sequence[int]], float | None]
+
+
+def _free_switch(job: Job, devices: Sequence[int]) -> float | None:
+    """Switching costs nothing."""
+    return 0.0
 
 
 class View:
@@ -224,6 +231,9 @@ class View:
     measures_rates
         Whether ``Job.rate`` is what a job really makes beside others on its devices. Where it is not, nobody
         can tell whether packing pays.
+    switch_s
+        Seconds without progress that suspending a job and resuming it on given devices would cost it;
+        ``None``: nobody knows.
     compute
         The answer of a ``Task``, or ``None`` if it is not there yet: then the policy does without, is called
         again when it is, and asks for the same task. In a simulation, where time stands still, it always is.
@@ -231,7 +241,7 @@ class View:
 
     __slots__ = (
         *("changes", "cluster", "compute", "device_memory_bytes", "jobs", "knowledge", "least_slice_s"),
-        *("losses", "measures_rates", "now_s", "throughput"),
+        *("losses", "measures_rates", "now_s", "switch_s", "throughput"),
     )
 
     def __init__(
@@ -250,6 +260,7 @@ class View:
         self.now_s = now_s
         self.least_slice_s = 0.0
         self.measures_rates = False
+        self.switch_s: Switch = _free_switch
         self.compute: Compute = Task.compute
         self.changes = Changes(reset=True)
 

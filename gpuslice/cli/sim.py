@@ -34,6 +34,9 @@ def command(
         typer.Option("--set", metavar="K=V", help="Option of the policy; POLICY.K=V, placement.K=V for one."),
     ] = None,
     placement: Annotated[str | None, typer.Option(metavar="NAME", help="Where jobs go.")] = None,
+    defragment: Annotated[
+        bool, typer.Option("--defragment", help="Gangs move together when a job leaves, where it pays.")
+    ] = False,
     cost: Annotated[
         str, typer.Option(help="Of a switch: none, fixed:62s, measured (by the scheduler here), or a .json.")
     ] = "none",
@@ -79,10 +82,12 @@ def command(
     from gpuslice.sched_core.sim.validate import read_measured
 
     names = _names(policy, compare)
-    if peer and (policy or compare or settings or placement or (cost, speed) != ("none", "linear")):
+    if peer and (
+        policy or compare or settings or placement or defragment or (cost, speed) != ("none", "linear")
+    ):
         raise UsageError(
             "--peer settles policy, placement, cost and speed",
-            "leave out --policy, --compare, --set, --placement, --cost, --speed",
+            "leave out --policy, --compare, --set, --placement, --defragment, --cost, --speed",
         )
     _check_writable(json_out, per_job, html)
     loaded, spared = _load(trace, trace_format, throughputs, cluster if clamp else None, retries)
@@ -99,7 +104,7 @@ def command(
         keep_spans=json_out is not None or html is not None,
         engine=engine,
     )
-    requests = _requests(base, names, settings or [])
+    requests = _requests(base, names, [*(settings or []), *(["defragment=true"] if defragment else [])])
     show = sys.stderr.isatty() if progress is None else progress
     outcomes = _run(requests, jobs or os.cpu_count() or 1, show=show)
     if not _complete(outcomes, requests):

@@ -69,6 +69,13 @@ def command(
         bool,
         typer.Option("--pack", help="Let pairs of jobs share a device where that is measured to pay."),
     ] = False,
+    defragment: Annotated[
+        bool, typer.Option("--defragment", help="Gangs move together when a job leaves, where it pays.")
+    ] = False,
+    sockets: Annotated[
+        int,
+        typer.Option(metavar="N", min=1, help="Sockets that the devices lie on, equal parts in their order."),
+    ] = 1,
     prestart: Annotated[
         int | None,
         typer.Option(
@@ -108,7 +115,7 @@ def command(
         if not 0 <= switch_share < 1:
             raise UsageError(f"--switch-share {switch_share} is no part of the time", "give 0.03 or the like")
         quantum_s = None if quantum is None else config.parse_duration(quantum)
-        options = scheduler_setup.options(policy, settings or [], quantum_s, pack=pack)
+        options = scheduler_setup.options(policy, settings or [], quantum_s, pack=pack, defragment=defragment)
         names = scheduler_setup.parse_devices(devices)
         setup = checked(
             scheduler_setup.Setup(
@@ -123,6 +130,7 @@ def command(
                 "" if spill_dir is None else str(spill_dir.absolute()),
                 spill_limit,
                 handover=True,
+                sockets=sockets,
             )
         )
 

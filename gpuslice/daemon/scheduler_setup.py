@@ -56,6 +56,8 @@ class Setup:
         Of each device, of the smallest if they differ; 0: not known.
     handover
         Whether jobs hand devices over directly; not where a journal does not know of that.
+    sockets
+        On how many sockets the devices lie, in equal parts and in their order.
     """
 
     devices: tuple[DeviceName, ...]
@@ -69,6 +71,7 @@ class Setup:
     spill_dir: PathText = ""
     spill_limit: Word = ""
     handover: bool = False
+    sockets: Count = 1
 
     def make_core(self) -> Core:
         """A core that knows no job yet.
@@ -91,6 +94,7 @@ class Setup:
             quotas=self.quotas,
             memory_bytes=self.memory_bytes,
             handover=self.handover,
+            sockets=self.sockets,
         )
 
     def environ(self) -> dict[str, str]:
@@ -193,9 +197,14 @@ def _by_tenant(
 
 
 def options(
-    policy: str, settings: Sequence[str], quantum_s: float | None, *, pack: bool = False
+    policy: str,
+    settings: Sequence[str],
+    quantum_s: float | None,
+    *,
+    pack: bool = False,
+    defragment: bool = False,
 ) -> dict[str, str]:
-    """The policy's own settings from ``--set key=value``, ``--quantum`` and ``--pack``.
+    """The policy's own settings from ``--set key=value``, ``--quantum``, ``--pack`` and ``--defragment``.
 
     Gandiva packs anyway, unless told not to.
 
@@ -213,6 +222,8 @@ def options(
     if pack or (policy == "gandiva" and _gandiva_packs(found)):
         found.setdefault("pack", "true")
         found.setdefault("pack_slice_s", str(2.0 if quantum_s is None else quantum_s))
+    if defragment:
+        found.setdefault("defragment", "true")
     if policy == "chronus":
         return _leases(found, 60.0 if quantum_s is None else quantum_s)
     takes = [key for key in _QUANTA if key in policy_options(policy)]

@@ -75,6 +75,8 @@ class Core:
         Of each device; 0: not known.
     handover
         Whether jobs may hand devices over directly.
+    sockets
+        On how many sockets the devices lie, in equal parts and in their order.
     """
 
     def __init__(
@@ -86,12 +88,13 @@ class Core:
         quotas: Mapping[str, int] | None = None,
         memory_bytes: int = 0,
         handover: bool = False,
+        sockets: int = 1,
     ) -> None:
         self.devices = tuple(devices)
         #: Jobs whose processes are using a device, by device.
         self.occupants: list[dict[str, Gang]] = [{} for _ in devices]
         self.memory_bytes = memory_bytes
-        self.planning = Planning(self, Cluster([len(devices)]), policy, quotas or {})
+        self.planning = Planning(self, Cluster.one_node(len(devices), sockets), policy, quotas or {})
         self.switch_costs = SwitchCosts(switch_share, self.devices)
         self.deadlines = Deadlines(self)
         self.trials = Trials(self)

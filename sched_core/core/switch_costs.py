@@ -58,6 +58,22 @@ class SwitchCosts:
         found = [self._of_rank(job, rank, state, devices) for rank, state in states.items()]
         return max(found, key=lambda estimate: estimate.seconds)
 
+    def expected_s(self, job: Gang, devices: Sequence[int]) -> float | None:
+        """The cost of moving ``job`` there; of one that never moved, that of the largest state that did.
+
+        ``None`` if none did.
+        """
+        estimate = self.predict(job, devices)
+        if estimate is None and self._states:
+            estimate = self._costs.switch(State(*self._largest()[:2]))
+        return None if estimate is None else estimate.seconds
+
+    def _largest(self) -> State:
+        """The largest state that any rank moves."""
+        if self._most is None:
+            self._most = max(state for states in self._states.values() for state in states.values())
+        return self._most
+
     def _of_rank(self, job: Gang, rank: int, state: State, devices: Sequence[int]) -> Estimate:
         present = state._replace(device=self._name(job.lease, rank) or state.device)
         target = self._name(devices, rank) or present.device
@@ -69,10 +85,8 @@ class SwitchCosts:
         """How long a slice must last for switching to stay below its share, whoever is switched."""
         if not self._share or not self._states:
             return 0.0
-        if self._most is None:
-            self._most = max(state for states in self._states.values() for state in states.values())
         # On whichever device: not even the scheduler knows where the next slice will be.
-        estimate = self._costs.switch(State(self._most.nbytes, self._most.tensors))
+        estimate = self._costs.switch(State(*self._largest()[:2]))
         return 0.0 if estimate is None else estimate.seconds / self._share
 
     def begun(self, job: Gang) -> None:

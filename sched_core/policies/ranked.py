@@ -7,7 +7,7 @@ ranking, places jobs and turns the difference into decisions.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Any, Generic
 
@@ -74,6 +74,15 @@ class RankedPolicy(ABC, Generic[E]):
     def wake_at(self, view: View) -> float | None:
         """When keys will change although nothing happens; later than ``view.now_s``."""
         return None
+
+    def relocated(self, moves: Mapping[Job, tuple[int, ...]]) -> None:
+        """See ``defragmenting.policy.Relocatable``."""
+        moved = [(self._entries[job.id], devices) for job, devices in moves.items()]
+        for entry, _ in moved:
+            self._free.give(entry.devices)
+        for entry, devices in moved:
+            entry.devices = devices
+            self._free.take(devices)
 
     @property
     def crowded(self) -> bool:

@@ -13,7 +13,9 @@ from gpuslice.errors import ConfigError
 from gpuslice.sched_core.options import Table, build, find, options_of
 from gpuslice.sched_core.placement.placement import Placement
 from gpuslice.sched_core.policy import Policy
+from gpuslice.sched_core.slowdown import Slowdown
 
+from .defragmenting.policy import defragmenting
 from .gandiva.live_packing import Packing
 from .relaxing import Relaxing, RelaxingPlacement
 from .trial_pool import TrialPool
@@ -82,6 +84,11 @@ class Common(msgspec.Struct, forbid_unknown_fields=True):
     pack, pack_slice_s
         Pairs of jobs share devices where live measurements say that it pays (``Packing``), tried for so long
         at a time. Only where throughput is measured, which is in a live scheduler.
+    defragment
+        When a job leaves, gangs move closer together where that saves more than it costs (``Defragmenting``).
+    apart_nodes, apart_racks, apart_sockets
+        How much slower a gang is taken to be on more nodes than needed, by what factor besides on more racks,
+        and how much slower on more sockets of one node.
     """
 
     relax_after_s: float = 0.0
@@ -89,6 +96,10 @@ class Common(msgspec.Struct, forbid_unknown_fields=True):
     trial_s: float = 300.0
     pack: bool = False
     pack_slice_s: Annotated[float, msgspec.Meta(gt=0)] = 2.0
+    defragment: bool = False
+    apart_nodes: float = 1.2
+    apart_racks: float = 1.0
+    apart_sockets: float = 1.05
 
 
 def _takes_placement(name: str) -> bool:
@@ -101,6 +112,20 @@ def policy_options(name: str) -> list[str]:
     if name.lower() in _PAPERS:
         raise ConfigError(f"there is no policy {name!r}", _PAPERS[name.lower()])
     return [*options_of("policy", table(name), name), *Common.__struct_fields__]
+
+
+def _defragmenting(policy: Policy, settings: Common, own: Mapping[str, object]) -> Policy:
+    """``policy`` with moves, if its jobs may be moved."""
+    if not _takes_placement(policy.name):
+        raise ConfigError(
+            f"policy {policy.name} places jobs itself, and moves them if need be",
+            f"leave out defragment; {', '.join(filter(_takes_placement, policy_names()))} take it",
+        )
+    hosts = [key for key in ("node_cpus", "node_memory_gib") if own.get(key)]
+    if hosts:
+        raise ConfigError(f"moves do not look at {hosts[0]}", "leave out one of them and defragment")
+    slowdown = Slowdown(settings.apart_nodes, racks=settings.apart_racks, sockets=settings.apart_sockets)
+    return defragmenting(policy, slowdown)
 
 
 def make_policy(
@@ -144,6 +169,10 @@ def make_policy(
     policy = cast(Policy, build("policy", table(name), name, own, placement=placement))
     if relaxing is not None:
         policy = Relaxing(policy, relaxing)
+    if settings.defragment:
+        policy = _defragmenting(policy, settings, own)
+    elif apart := [key for key in stated if key.startswith("apart_")]:
+        raise ConfigError(f"{apart[0]} is of no use without defragment", "state defragment=true, too")
     if "trial_s" in stated and not settings.trial_nodes:
         raise ConfigError("trial_s is the time on a pool of trial_nodes", "state trial_nodes, too")
     if settings.trial_nodes:

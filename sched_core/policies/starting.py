@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from gpuslice.errors import ConfigError
 from gpuslice.sched_core.cluster import FreeDevices
@@ -51,6 +51,15 @@ class StartingPolicy(ABC):
 
     def ended(self, job: Job) -> None:  # noqa: B027
         """``job`` gave back ``job.placement``."""
+
+    def relocated(self, moves: Mapping[Job, tuple[int, ...]]) -> None:
+        """See ``defragmenting.policy.Relocatable``."""
+        for job in moves:
+            self.free.give(job.placement)
+            self.ended(job)
+        for job, devices in moves.items():
+            self.free.take(devices)
+            self.began(job, devices)
 
     def plan(self, view: View) -> Plan:
         """Start jobs until ``choose`` has enough."""

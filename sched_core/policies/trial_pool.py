@@ -90,7 +90,7 @@ class TrialPool(Wrapper):
         self._jobs: dict[str, Job] = {}
         self._inner = View(self._rest, self._jobs, view.knowledge, view.now_s)
         self._inner.compute = view.compute
-        self._inner.measures_rates = view.measures_rates
+        self._inner.measures_rates, self._inner.switch_s = view.measures_rates, view.switch_s
         held = {device for job in view.running() for device in job.placement}
         pool = range(self._rest.size, view.cluster.size)
         self._pool_size = len(pool)

@@ -116,6 +116,7 @@ class Simulation:
         self.view = View(cluster, self._jobs, knowledge)
         self.view.losses = TraceLosses(trace)
         self.view.measures_rates = True
+        self.view.switch_s = lambda job, devices: self.cost.resume_s(job)
         #: (end, number, job); stale unless ``job.end_s`` is still that end.
         self._completions: list[tuple[float, int, SimJob]] = []
         self.outcome = Outcome.empty(trace, str(cluster), cluster.size, policy.name)

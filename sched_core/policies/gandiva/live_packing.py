@@ -145,7 +145,7 @@ class Packing(Wrapper):
         self._returning.clear()
         self._inner = View(view.cluster, self._jobs, view.knowledge, view.now_s)
         self._inner.compute = view.compute
-        self._inner.measures_rates = view.measures_rates
+        self._inner.measures_rates, self._inner.switch_s = view.measures_rates, view.switch_s
         first: dict[int, Job] = {}
         for job in view.jobs.values():
             host = first.setdefault(job.placement[0], job) if job.running else job

@@ -127,6 +127,8 @@ def test_several_policies_in_processes(tmp_path: Path) -> None:
         (["--set", "thresholds=nan"], "not a finite number"),
         (["--policy", "las", "--set", "quantum_s=inf"], "not a finite number"),
         (["--peer", "tiresias:fifo/count", "--policy", "srtf"], "--peer settles"),
+        (["--peer", "tiresias:fifo/count", "--defragment"], "--peer settles"),
+        (["--policy", "gandiva", "--defragment"], "places jobs itself"),
         (["--cluster", "99999999x8"], "more than 10,000,000 devices"),
     ],
 )
@@ -137,6 +139,20 @@ def test_mistakes_exit_with_2_and_say_what(
     with pytest.raises(SystemExit, match="2"):
         main(["sim", str(TRACE), *cluster, *words])
     assert named in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "end_s", "moves"), [((), 2000, 0), (("--defragment", "--set", "apart_nodes=2"), 1090, 1)]
+)
+def test_gangs_move_together(tmp_path: Path, options: tuple[str, ...], end_s: int, moves: int) -> None:
+    trace, speed, out = tmp_path / "jobs.csv", tmp_path / "speed.json", tmp_path / "out.json"
+    trace.write_text("job_id,num_gpu,submit_time,duration\na,1,0,100\nb,1,0,900\ng,2,0,1000\n")
+    speed.write_text('{"spread": 2.0}')
+    words = ("--cluster", "2x3", "--policy", "srtf", "--speed", speed, "--cost", "fixed:40s", "--json", out)
+    done = gpuslice("sim", trace, *words, *options)
+    assert done.returncode == 0, done.stderr
+    (found,) = json.loads(out.read_text())["policies"]
+    assert (found["jobs"][2]["end_time"], found["summary"]["migrations"]) == (end_s, moves)
 
 
 def test_large_jobs_are_clamped_on_request() -> None:

@@ -4,9 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from gpuslice.daemon.scheduler_setup import options
+from gpuslice.daemon.scheduler_setup import Setup, options
+from gpuslice.errors import ConfigError, UsageError
+from gpuslice.types import DeviceName
 
 PACKS = {"pack": "true", "pack_slice_s": "2.0"}
+
+
+def test_defragmenting_and_sockets_reach_the_core() -> None:
+    made = options("fifo", ["apart_sockets=1.5"], None, defragment=True)
+    assert made == {"apart_sockets": "1.5", "defragment": "true"}
+    devices = tuple(DeviceName("cpu", index) for index in range(4))
+    assert Setup(devices, "fifo", made, sockets=2).make_core().devices == devices
+    with pytest.raises(UsageError, match="4 devices do not lie on 3 sockets"):
+        Setup(devices, "fifo", made, sockets=3).make_core()
+    with pytest.raises(ConfigError, match="gandiva places jobs itself"):
+        Setup(devices, "gandiva", {"defragment": "true"}).make_core()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""Defragmentation for any policy with a placement: ``policy`` moves gangs, ``board`` knows the devices."""
