@@ -25,8 +25,9 @@ class Slice:
         When it was told to come, and was there.
     revoked_s, parked_s
         When it was told to go, and was gone; ``parked_s`` of one that ended is when its process did.
-    suspend_s
-        How long its suspend took.
+    suspend_s, resume_s
+        How long its suspend and its resume took. Of a device that was handed over past the scheduler the
+        order is not older than its news: the resume took as long as its stages then.
     ended
         Whether the job ended in it.
     """
@@ -39,6 +40,7 @@ class Slice:
     revoked_s: float | None = None
     parked_s: float | None = None
     suspend_s: float = 0.0
+    resume_s: float = 0.0
     nbytes: int = 0
     first_step: int = 0
     last_step: int = 0
@@ -150,6 +152,7 @@ class Recorder:
 
     def _resumed(self, present: Slice, message: Resumed, now_s: float) -> None:
         present.resumed_s = now_s
+        present.resume_s = max(now_s - present.granted_s, sum(costs_s(message.stages_s).values()))
         present.stages_s |= costs_s(message.stages_s)
         before = next(
             (one for one in reversed(self.slices) if one is not present and one.device == present.device),
@@ -163,7 +166,7 @@ class Recorder:
                     coming=present.job,
                     suspend_s=before.suspend_s,
                     handoff_s=present.granted_s - before.parked_s,
-                    resume_s=max(now_s - present.granted_s, sum(costs_s(message.stages_s).values())),
+                    resume_s=present.resume_s,
                     nbytes=before.nbytes,
                 )
             )

@@ -16,7 +16,6 @@ from rich.text import Text
 from gpuslice.profiler import html, page
 
 from .recorder import JobRecord, Recorder
-from .screen import resume_s
 from .training import Training
 
 _PAINTS = {
@@ -100,7 +99,7 @@ def job_result(
         slices=len(record.slices),
         suspends=len(record.suspends),
         suspend_mean_s=_mean([one.suspend_s for one in record.suspends]),
-        resume_mean_s=_mean([resume_s(one) for one in record.slices[1:]]),
+        resume_mean_s=_mean([one.resume_s for one in record.slices[1:]]),
     )
 
 

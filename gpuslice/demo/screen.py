@@ -12,10 +12,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from gpuslice.sched_core.core.events import Command, Event, Exited, Reported
-from gpuslice.wire import Resumed, Suspended
+from gpuslice.sched_core.core.events import Command, Event, Exited, Reported, Tell
+from gpuslice.wire import Resume, Resumed, Suspended
 
-from .recorder import JobRecord, Recorder, Slice
+from .recorder import JobRecord, Recorder
 from .training import Training
 
 _BAR_WIDTH = 24
@@ -73,10 +73,17 @@ class Lines:
                     one = job.slice_of(event.message.epoch)
                     moved = f"{one.nbytes / 1e6:.1f} MB moved"
                     self._print(now_s, job, f"suspended in {_ms(one.suspend_s)}, {moved}")
-                case Resumed() if len(job.slices) > 1:
-                    self._print(now_s, job, f"resumed in {_ms(resume_s(job.slices[-1]))}")
-                case Resumed():
-                    self._print(now_s, job, "begins")
+                case Resumed() if job.early is None:
+                    self._resumed(now_s, job)
+        for command in commands:
+            if isinstance(command, Tell) and isinstance(command.message, Resume):
+                job = self._recorder.jobs[command.job]
+                if job.slices[-1].resumed_s is not None:  # it was there before anybody knew that it might be
+                    self._resumed(now_s, job)
+
+    def _resumed(self, now_s: float, job: JobRecord) -> None:
+        again = len(job.slices) > 1
+        self._print(now_s, job, f"resumed in {_ms(job.slices[-1].resume_s)}" if again else "begins")
 
     def _print(self, now_s: float, job: JobRecord, what: str) -> None:
         device = job.slices[-1].device if job.slices else "-"
@@ -139,13 +146,8 @@ class Picture:
             Text(f"{step}/{total}"),
             Text(str(len(job.slices))),
             Text(_ms(suspends[-1].suspend_s) if suspends else ""),
-            Text(_ms(resume_s(resumes[-1])) if resumes else ""),
+            Text(_ms(resumes[-1].resume_s) if resumes else ""),
         ]
-
-
-def resume_s(one: Slice) -> float:
-    """How long it took from the order to the job's being back."""
-    return 0.0 if one.resumed_s is None else one.resumed_s - one.granted_s
 
 
 def _ms(seconds: float) -> str:
