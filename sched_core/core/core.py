@@ -117,6 +117,11 @@ class Core:
         """Every job there ever was, by id, in order of submission; for reading."""
         return MappingProxyType(self._jobs)
 
+    @property
+    def unreconciled(self) -> Mapping[str, Gang]:
+        """The jobs that are not yet where the policy wants them; for reading."""
+        return MappingProxyType(self._unreconciled)
+
     def handle(self, event: Event, now: float) -> list[Command]:
         """Take note of ``event`` and say what is to be done.
 
@@ -344,12 +349,12 @@ class Core:
         if self.planning.due:  # somebody was late
             self._reconcile(now)
             return
-        waits = [job.retry_at_s for job in self._unreconciled.values() if job.retry_at_s > now]
-        waits += [due_s for job in self._unreconciled.values() if (due_s := timeouts.due_s(job)) < inf]
         self.deadlines.report_missed(now)
-        others = (self.deadlines.due_s(), self.trials.due_s(), self.prestart.due_s())
-        waits += [due_s for due_s in others if due_s < inf]
-        wake_s = min((when for when in (self.planning.wake_s, *waits) if when is not None), default=None)
+        jobs, planned_s = self._unreconciled.values(), self.planning.wake_s
+        waits = [job.retry_at_s for job in jobs if job.retry_at_s > now]
+        waits += [*map(timeouts.due_s, jobs), inf if planned_s is None else planned_s]
+        waits += [self.deadlines.due_s(), self.trials.due_s(), self.prestart.due_s()]
+        wake_s = min((when_s for when_s in waits if when_s < inf), default=None)
         if wake_s != self._wake_s:
             self._wake_s = wake_s
             self.order(WakeAt(wake_s))

@@ -153,7 +153,8 @@ class JobHistory:
             counts = self.accounts[event.job].reported(job, event.rank, event.message)
             self.counted = event.message if counts else None
         ended: list[Phase] = []
-        touched = _touched(event, commands)
+        # Who is told to stop when its last rank has just left hears of no order.
+        touched = _touched(event, commands) | dict.fromkeys(self._core.unreconciled)
         for name in list(touched):  # a device may have passed on without an order
             if (account := self.accounts.get(name)) is not None:
                 devices = account.phase.devices

@@ -91,3 +91,11 @@ def test_only_the_last_slices_are_kept() -> None:
     assert len(slices) == RECENT
     assert all(one.until_s is not None and one.until_s > one.since_s for one in list(slices)[:-1])
     assert slices[-1].until_s is None
+
+
+def test_a_job_told_to_stop_when_its_last_rank_has_left_is_noted_though_nobody_is_told() -> None:
+    driver = Driver()
+    driver.running_pair()
+    driver.say("a", wire.Bye(epoch=1, boundary=11, step=11))
+    driver.wake()
+    assert driver.job_history.accounts["a"].phase.state is driver.state("a") is JobState.SUSPENDING
