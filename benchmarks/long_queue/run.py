@@ -97,7 +97,7 @@ class Memory:
 
     def _look(self, waiting: set[str]) -> None:
         """Look once; ``waiting`` is who waited just before."""
-        own, processes = _held([self._scheduler]), self._scheduler.children()
+        own, processes = _held([self._scheduler]), at_one_time(self._scheduler.children())
         names = {_number(path): path.stem for path in (self._directory / "logs").glob("*.exit")}
         rss, pss = waiting_rss, waiting_pss = own
         held = 0
@@ -113,6 +113,14 @@ class Memory:
         self.most_waiting_pss_bytes = max(self.most_waiting_pss_bytes, waiting_pss)
         self.most_processes = max(self.most_processes, len(processes))
         self.most_waiting = max(self.most_waiting, held)
+
+
+def at_one_time(found: Sequence[psutil.Process]) -> list[psutil.Process]:
+    """Those of ``found`` that were there together.
+
+    They were found one after the other, and meanwhile one may have ended and the next been started.
+    """
+    return [process for process in found if process.is_running()]
 
 
 def _number(record: Path) -> int | None:
