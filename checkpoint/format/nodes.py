@@ -97,6 +97,18 @@ class QuantizedNode(_Node, frozen=True, tag="quantized"):
     axis: int | None
 
 
+class ShardNode(_Node, frozen=True, tag="shard"):
+    """A rank's part of a DTensor: shape of the whole, placements, shape of the mesh, this rank's position."""
+
+    local: TensorNode
+    shape: tuple[int, ...]
+    placements: tuple[str, ...]
+    mesh: tuple[int, ...]
+    coordinate: tuple[int, ...]
+    requires_grad: bool = False
+    grad: ShardNode | None = None
+
+
 class ArrayNode(_Node, frozen=True, tag="array"):
     """A NumPy array."""
 
@@ -106,7 +118,7 @@ class ArrayNode(_Node, frozen=True, tag="array"):
 class ModuleNode(_Node, frozen=True, tag="module"):
     """A ``torch.nn.Module``: parameters and buffers, the persistent or not, by qualified name."""
 
-    tensors: dict[str, TensorNode | SparseNode | QuantizedNode]
+    tensors: dict[str, TensorNode | SparseNode | QuantizedNode | ShardNode]
     training: dict[str, bool]
     extra: dict[str, Node]
 
@@ -153,6 +165,7 @@ Node = (
     | TensorNode
     | SparseNode
     | QuantizedNode
+    | ShardNode
     | ArrayNode
     | ModuleNode
     | OptimizerNode

@@ -24,6 +24,7 @@ from gpuslice.checkpoint.format.nodes import (
     Node,
     OptimizerNode,
     QuantizedNode,
+    ShardNode,
     SparseNode,
     StatefulNode,
     TensorNode,
@@ -32,6 +33,7 @@ from gpuslice.checkpoint.format.nodes import (
 )
 from gpuslice.errors import UsageError
 
+from . import shards
 from .generators import GENERATORS, Generator, generator_state, is_generator, own_generators
 
 _SCALARS = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
@@ -54,7 +56,8 @@ def is_stateful(value: object) -> bool:
 
 def is_plain(tensor: torch.Tensor) -> bool:
     """Whether the tensor is a strided view of one storage and nothing more."""
-    return tensor.layout is torch.strided and not tensor.is_quantized
+    strided = tensor.layout is torch.strided and not tensor.is_quantized
+    return strided and not shards.is_distributed(tensor)
 
 
 def keeps_own_state_dict(optimizer: torch.optim.Optimizer) -> bool:
@@ -140,12 +143,15 @@ class Describer:
         yield Mapping, self._mapping
         yield (list, tuple, deque), self._sequence
 
-    def tensor(self, tensor: torch.Tensor, path: str) -> TensorNode | SparseNode | QuantizedNode:
+    def tensor(self, tensor: torch.Tensor, path: str) -> TensorNode | SparseNode | QuantizedNode | ShardNode:
         """Describe a tensor of any layout, with the gradient that it keeps."""
         if tensor.grad_fn is not None and not tensor.is_leaf:
             raise UsageError(
                 f"{path} is part of an autograd graph", "attach x.detach(); a graph cannot be saved"
             )
+        if shards.is_distributed(tensor):
+            self.covered.add(id(tensor))
+            return shards.shard_node(tensor, path, self._strided)
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
             raise UsageError(
                 f"{path} is a {type(tensor).__name__}",
@@ -159,7 +165,7 @@ class Describer:
         grad = None
         if tensor.grad is not None:
             described = self.tensor(tensor.grad.detach(), f"{path}.grad")
-            grad = None if isinstance(described, QuantizedNode) else described
+            grad = described if isinstance(described, (TensorNode, SparseNode)) else None
         return self._strided(tensor, path, grad)
 
     def _strided(

@@ -28,6 +28,7 @@ from gpuslice.checkpoint.format.nodes import (
     Node,
     OptimizerNode,
     QuantizedNode,
+    ShardNode,
     SparseNode,
     StatefulNode,
     TensorNode,
@@ -52,11 +53,12 @@ from .generators import (
     own_generators,
     set_generator_state,
 )
+from .load_shards import load_shard
 from .optimizer_state import own_state
 from .snapshot_tensors import Maker, Source, same_bits
 
 Load = Callable[[Maker], Any]
-AnyTensorNode = TensorNode | SparseNode | QuantizedNode
+AnyTensorNode = TensorNode | SparseNode | QuantizedNode | ShardNode
 
 _HOST = torch.device("cpu")
 _REMEDY = "restore into the objects of the script that wrote the snapshot"
@@ -91,6 +93,8 @@ class Checker:
         """
         if isinstance(node, HOLDERS) or is_holder(live):
             return self._holder(node, live, path)
+        if isinstance(node, ShardNode):
+            return self._shard(node, live, live, path)
         if isinstance(node, (TensorNode, SparseNode, QuantizedNode)):
             return self.loose_tensor(node, live)
         if isinstance(node, ArrayNode):
@@ -135,6 +139,8 @@ class Checker:
 
     def named_tensor(self, node: AnyTensorNode, live: torch.Tensor, path: str) -> Load:
         """A tensor that exists under a name: layout, shape and dtype must fit; loaded in place."""
+        if isinstance(node, ShardNode):
+            return self._shard(node, live, live, path)
         self._source.verify(node)
         if isinstance(node, TensorNode) and is_plain(live):
             spec = self._source.spec(node)
@@ -176,7 +182,13 @@ class Checker:
                     f"{other} and {path} are one tensor here, but differed when saved", _REMEDY
                 )
 
-    def loose_tensor(self, node: AnyTensorNode, live: Any) -> Load:
+    def _shard(self, node: ShardNode, live: Any, like: Any, path: str) -> Load:
+        """A distributed tensor; ``like`` tells where a new one belongs."""
+        load = load_shard(self._source, node, live, like, path)
+        self.devices.setdefault(node.local.device, like.device)
+        return load
+
+    def loose_tensor(self, node: TensorNode | SparseNode | QuantizedNode, live: Any) -> Load:
         """A tensor inside a container: loaded in place if it fits what is there, else made anew."""
         self._source.verify(node)
         if not isinstance(node, TensorNode):
@@ -265,15 +277,18 @@ class Checker:
 
         But not ``step``, which torch keeps on the host unless the update is fused or capturable.
         """
-        live, on_host = kept.get(parameter), {}
+        live, known = kept.get(parameter), dict[Any, Load]()
         if isinstance(saved, DictNode) and not (group.get("capturable") or group.get("fused")):
             step = dict(zip(saved.keys, saved.items, strict=True)).get("step")
             if isinstance(step, TensorNode) and step.device == "cpu":
                 self._source.verify(step)
                 live_step = None if live is None else live.get("step")
-                on_host["step"] = plain_tensors.into_or_new(self._source, step, live_step, _HOST)
+                known["step"] = plain_tensors.into_or_new(self._source, step, live_step, _HOST)
         if isinstance(saved, DictNode):
-            load_state = self._dict(saved, live, path, on_host)
+            for key, item in zip(saved.keys, saved.items, strict=True):
+                if isinstance(item, ShardNode):
+                    known[key] = self._shard(item, (live or {}).get(key), parameter, f"{path}[{key!r}]")
+            load_state = self._dict(saved, live, path, known)
         else:
             load_state = self.check(saved, live, path)
         return lambda maker: load_state(maker.onto(recorded, parameter.device))

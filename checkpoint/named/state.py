@@ -16,7 +16,7 @@ import torch
 
 from gpuslice.checkpoint.discover import heap
 from gpuslice.checkpoint.format import nodes
-from gpuslice.checkpoint.format.nodes import Node, QuantizedNode, SparseNode, TensorNode
+from gpuslice.checkpoint.format.nodes import Node, QuantizedNode, ShardNode, SparseNode, TensorNode
 from gpuslice.checkpoint.format.reader import SnapshotFile
 from gpuslice.checkpoint.format.tree import Tree
 from gpuslice.errors import RefusedSnapshotError, UsageError
@@ -141,6 +141,6 @@ def _compare(
     node = saved[name]
     if not isinstance(live, torch.Tensor):
         return checker.check(node, live, name)
-    if not isinstance(node, (TensorNode, SparseNode, QuantizedNode)):
+    if not isinstance(node, (TensorNode, SparseNode, QuantizedNode, ShardNode)):
         raise RefusedSnapshotError(f"{name} is a tensor here, but was not when saved")
     return checker.named_tensor(node, live, name)

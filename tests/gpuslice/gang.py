@@ -1,0 +1,165 @@
+"""A gang that trains one model of each kind in one loop; every rank writes the digest of each.
+
+Words: a directory for the digests, how many ranks (it forks them unless ``RANK`` says which one it is),
+epochs, and the rank and step at which a rank kills itself, 0 for never.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.join import Join
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.multiprocessing.spawn import start_processes
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
+
+import gpuslice
+
+TIMEOUT_S = float(os.environ.get("GANG_TIMEOUT_S", "120"))
+
+
+def layers() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+
+
+def models(ranks: int) -> dict[str, nn.Module]:
+    mesh = init_device_mesh("cpu", (ranks,))
+    sharded = layers()
+    fully_shard(sharded[0], mesh=mesh)
+    fully_shard(sharded, mesh=mesh)
+    parallel = parallelize_module(layers(), mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    return {
+        "ddp": DistributedDataParallel(layers()),
+        "ddp_views": DistributedDataParallel(layers(), gradient_as_bucket_view=True),
+        "accumulating": DistributedDataParallel(layers()),
+        "fsdp": sharded,
+        "tensor_parallel": parallel,
+        "plain": layers(),
+    }
+
+
+def train_step(kind: str, model: nn.Module, batch: torch.Tensor, number: int) -> bool:
+    """A pass of one kind; whether a step of its optimizer follows."""
+    last = kind != "accumulating" or number % 2 == 1
+    if kind == "tensor_parallel":  # all of its ranks see the same data
+        dist.broadcast(batch, 0)
+    waiting = contextlib.nullcontext() if last else model.no_sync()  # type: ignore[operator]
+    with waiting:
+        model(batch).square().mean().backward()
+    if kind == "plain":
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            dist.all_reduce(parameter.grad)
+    return last
+
+
+def uneven(rank: int) -> nn.Module:
+    """Ranks with different numbers of batches, one of them slower than the others."""
+    model = DistributedDataParallel(layers())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    torch.manual_seed(rank)
+    with Join([model]):
+        for batch in DataLoader(torch.randn(8 + 4 * rank, 8), batch_size=2):
+            if rank == 1:
+                sum(range(100_000))
+            optimizer.zero_grad()
+            model(batch).square().mean().backward()
+            optimizer.step()
+    return model
+
+
+def evaluated(rank: int, model: nn.Module) -> torch.Tensor:
+    """One rank evaluates for long, and the others wait for its verdict."""
+    verdict = torch.zeros(())
+    if rank == 0:
+        model.eval()
+        with torch.no_grad():
+            for batch in torch.ones(60, 2, 8).unbind():
+                verdict += model(batch).sum()
+    dist.broadcast(verdict, 0)
+    return verdict
+
+
+def tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, DTensor):
+        yield value.to_local()
+    elif isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from tensors(item)
+
+
+def digest(*values: Any) -> str:
+    found = hashlib.sha256()
+    for value in values:
+        for tensor in tensors(value):
+            found.update(tensor.detach().contiguous().numpy().tobytes())
+    return found.hexdigest()
+
+
+def train(rank: int, directory: str, ranks: int, epochs: int, deadly_rank: int, deadly_step: int) -> None:
+    environ = {"rank": rank, "world_size": ranks, "init_method": f"file://{directory}/rendezvous.{ranks}"}
+    limit = timedelta(seconds=TIMEOUT_S)
+    dist.init_process_group("gloo", timeout=limit, **({} if "RANK" in os.environ else environ))  # type: ignore[arg-type]
+    trained = models(ranks)
+    optimizers = {kind: torch.optim.Adam(model.parameters(), lr=0.01) for kind, model in trained.items()}
+    rows = torch.randn(28 * ranks, 8, generator=torch.Generator().manual_seed(7))
+    sampler: DistributedSampler[Any] = DistributedSampler(rows)  # type: ignore[arg-type]
+    loader = DataLoader(rows, batch_size=4, sampler=sampler)  # type: ignore[arg-type, var-annotated]
+    named = {f"{kind}_optimizer": optimizer for kind, optimizer in optimizers.items()}
+    job = gpuslice.attach(**trained, **named, batches=0)
+    done = 0
+    for epoch in job.epochs(epochs):
+        sampler.set_epoch(epoch)
+        for batch in job.batches(loader):
+            number = job.values["batches"]  # a restarted loop begins in the midst of an epoch
+            for kind, model in trained.items():
+                if train_step(kind, model, batch, number):
+                    optimizers[kind].step()
+                    optimizers[kind].zero_grad()
+            job.values["batches"] = number + 1
+            done += 1
+            if (rank, done) == (deadly_rank, deadly_step):
+                os.kill(os.getpid(), signal.SIGKILL)
+    found = {kind: digest(dict(model.named_parameters())) for kind, model in trained.items()}
+    found |= {
+        kind: digest({str(n): s for n, s in enumerate(optimizer.state.values())})
+        for kind, optimizer in named.items()
+    }
+    found["uneven"] = digest(dict(uneven(rank).named_parameters()))
+    found["evaluated"] = digest({"": evaluated(rank, trained["plain"])})
+    found["done"] = str(done)
+    Path(directory, f"digests.{ranks}.{rank}").write_text(json.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    where, *numbers = sys.argv[1:]
+    worlds, epoch_count, deadly, step = numbers
+    for world in map(int, worlds.split("+")):
+        words = where, world, int(epoch_count), int(deadly), int(step)
+        if "RANK" in os.environ:
+            train(int(os.environ["RANK"]), *words)
+        else:
+            start_processes(train, words, world, start_method="fork")
