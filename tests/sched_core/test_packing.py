@@ -211,6 +211,18 @@ def test_what_is_known_of_a_kind_needs_no_trial() -> None:
     assert len(world.said("packed")) == 2, "nothing new was found out"
 
 
+def test_who_is_known_to_get_along_begins_every_slice_together() -> None:
+    """Of four jobs that take turns two train at any moment, but for the moments of a change."""
+    world = World(WAITS)
+    for job in "abcd":
+        world.submit(job, "wait")
+    world.run(60.0)
+    assert world.said("packed")
+    before = sum(world.steps.values())
+    world.run(40.0)
+    assert sum(world.steps.values()) - before > 0.95 * 2 * 9.7 * 40.0
+
+
 def test_the_guest_goes_on_where_its_host_ends() -> None:
     world = World(WAITS)
     world.submit("a", "wait")

@@ -134,6 +134,7 @@ class Packing(Wrapper):
         self._propose(view, inner.changes)
         plan = self.policy.plan(inner)
         inner.changes = Changes()
+        self._accompany(plan.decisions, view)
         decisions += self._together(plan.decisions)
         return Plan(decisions, self._wake_at(plan.wake_at_s, view))
 
@@ -244,14 +245,37 @@ class Packing(Wrapper):
         """Give jobs that run guests that wait: first those that are known to get along with them."""
         if changes.reset:
             return
-        alone = [job for job in self._jobs.values() if job.demand == 1 and job.id not in self._pairs]
-        waiting = [job for job in alone if not job.running]
-        for host in [job for job in alone if _trains(job, view)]:
-            choices = [guest for guest in waiting if self._may_share(host, guest, view)]
-            if choices:
-                guest = min(choices, key=lambda job: self._order(host, job))
-                waiting.remove(guest)
-                self._join(host, guest, view, changes)
+        waiting = self._waiting()
+        for host in [job for job in self._unpaired() if job.running]:
+            self._give_guest(host, waiting, view, changes, trial=_trains(host, view))
+
+    def _accompany(self, decisions: Sequence[Decision], view: View) -> None:
+        """Give jobs that are started now guests that are known to get along with them: no time is lost."""
+        decided = {decision.job for decision in decisions}
+        waiting = [job for job in self._waiting() if job.id not in decided]
+        started = {decision.job for decision in decisions if isinstance(decision, Start)}
+        for host in [job for job in self._unpaired() if job.id in started]:
+            self._give_guest(host, waiting, view, self._inner.changes, trial=False)
+
+    def _unpaired(self) -> list[Job]:
+        return [job for job in self._jobs.values() if job.demand == 1 and job.id not in self._pairs]
+
+    def _waiting(self) -> list[Job]:
+        return [job for job in self._unpaired() if not job.running]
+
+    def _give_guest(
+        self, host: Job, waiting: list[Job], view: View, changes: Changes, *, trial: bool
+    ) -> None:
+        """Join ``host`` with one of ``waiting``, if one may share; without ``trial``, if that is known."""
+        choices = [
+            guest
+            for guest in waiting
+            if (trial or _kinds(host, guest) in self._known) and self._may_share(host, guest, view)
+        ]
+        if choices:
+            guest = min(choices, key=lambda job: self._order(host, job))
+            waiting.remove(guest)
+            self._join(host, guest, view, changes)
 
     def _join(self, host: Job, guest: Job, view: View, changes: Changes) -> None:
         known = self._known.get(_kinds(host, guest), False)
