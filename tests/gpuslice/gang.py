@@ -117,7 +117,8 @@ def digest(*values: Any) -> str:
 
 
 def train(rank: int, directory: str, ranks: int, epochs: int, deadly_rank: int, deadly_step: int) -> None:
-    environ = {"rank": rank, "world_size": ranks, "init_method": f"file://{directory}/rendezvous.{ranks}"}
+    meeting = f"file://{directory}/rendezvous.{os.getppid()}.{ranks}"  # another one for another attempt
+    environ = {"rank": rank, "world_size": ranks, "init_method": meeting}
     limit = timedelta(seconds=TIMEOUT_S)
     dist.init_process_group("gloo", timeout=limit, **({} if "RANK" in os.environ else environ))  # type: ignore[arg-type]
     trained = models(ranks)
@@ -126,6 +127,7 @@ def train(rank: int, directory: str, ranks: int, epochs: int, deadly_rank: int, 
     sampler: DistributedSampler[Any] = DistributedSampler(rows)  # type: ignore[arg-type]
     loader = DataLoader(rows, batch_size=4, sampler=sampler)  # type: ignore[arg-type, var-annotated]
     named = {f"{kind}_optimizer": optimizer for kind, optimizer in optimizers.items()}
+    Path(directory, f"pid.{ranks}.{rank}").write_text(str(os.getpid()))
     job = gpuslice.attach(**trained, **named, batches=0)
     done = 0
     for epoch in job.epochs(epochs):

@@ -1,0 +1,68 @@
+"""A gang of every kind of parallel training under a scheduler: parked, moved and killed (gang.py)."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from .conftest import Shell
+from .waiting import until
+
+SCRIPT = Path(__file__).parents[1] / "gpuslice" / "gang.py"
+EPOCHS = "30"
+PATIENCE_S = 600.0
+#: How long a collective may take, once all ranks train; the gang is parked for longer.
+TIMEOUT_S, PARKED_S = 8.0, 9.0
+
+pytestmark = pytest.mark.slow
+
+
+def digests(directory: Path) -> dict[str, dict[str, str]]:
+    return {file.name: json.loads(file.read_text()) for file in directory.glob("digests.*")}
+
+
+def test_a_gang_that_is_parked_moved_and_killed_ends_as_an_undisturbed_one(
+    shell: Shell, tmp_path: Path
+) -> None:
+    directories = [tmp_path / name for name in ("undisturbed", "ours")]
+    for directory in directories:
+        directory.mkdir()
+    undisturbed, ours = directories
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "GANG_TIMEOUT_S": str(TIMEOUT_S)}
+    words = ("2", EPOCHS, "0", "0")
+    shell("up", "--devices", "cpu:4", "--policy", "fifo")
+    client = shell.client()
+    command = [sys.executable, str(SCRIPT), str(undisturbed), *words]
+    subprocess.run(command, env=environ, check=True, timeout=PATIENCE_S)
+    job = client.submit([str(SCRIPT), str(ours), *words], devices=2, environ=environ, max_restarts=1)
+
+    until(client, job, lambda info: info.steps > 50)
+    client.suspend(job)
+    until(client, job, lambda info: info.state == "suspended")
+    assert client.wait(job, PARKED_S) is None
+    client.resume(job)
+    info = until(client, job, lambda info: info.state == "running")
+    assert set(info.devices) == {"cpu:0", "cpu:1"}
+    client.migrate(job, ["cpu:3", "cpu:2"])
+    info = until(client, job, lambda info: info.state == "running" and "cpu:3" in info.devices)
+    assert info.devices == ("cpu:3", "cpu:2")
+    steps = info.steps
+    until(client, job, lambda info: info.steps > steps + 50)
+    os.kill(int((ours / "pid.2.1").read_text()), signal.SIGKILL)
+
+    ended = client.wait(job, PATIENCE_S)
+    assert ended is not None
+    told = Path(client.logs(job).err).read_text(encoding="utf-8")
+    assert (ended.state, ended.restarts) == ("succeeded", 1), told
+    found, expected = digests(ours), digests(undisturbed)
+    for name, of_rank in found.items():
+        # It went on from its last whole snapshot.
+        assert int(of_rank.pop("done")) < int(expected[name].pop("done"))
+    assert found == expected
+    shell("down")
