@@ -107,7 +107,8 @@ class Client:
         name
             The id; without one, it is made of the script's name and a number.
         devices
-            How many devices, and ranks, it has.
+            How many devices, and ranks, it has. A script that takes its rank from its launcher is started by
+            torchrun (docs/submitting.md, Ranks).
         max_restarts
             How often it is started again after a failure that was not its user's (docs/recovery.md).
         steps
@@ -142,8 +143,9 @@ class Client:
         """
         # Late: only this verb needs to know how jobs are started.
         from gpuslice.launch.command import command_line, environment
+        from gpuslice.launch.rank_start import with_ranks
 
-        argv = command_line(words)
+        argv = command_line(with_ranks(words, devices))
         variables = os.environ if environ is None else environ
         _check_utf8(argv, variables)
         settings = config.load(variables, route=route, checkpoint_every=checkpoint_every)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
+
+from gpuslice.launch.script_source import syntax_of
 
 #: Names of torch that record graphs, and modes of ``torch.compile`` that do.
 _NAMES = {"CUDAGraph", "make_graphed_callables"}
 _MODES = {"reduce-overhead", "max-autotune", "cudagraphs", "triton.cudagraphs"}
-#: A script's own modules are looked through, too; not a whole library that happens to lie beside it.
-_MOST_FILES = 100
 
 
 def find_graph_use(words: Sequence[str]) -> str:
@@ -21,32 +20,10 @@ def find_graph_use(words: Sequence[str]) -> str:
     words
         As ``gpuslice run`` has them: a script, ``-m module``, or ``--`` and a command.
     """
-    waiting = list(_scripts(words))
-    seen = set(waiting)
-    while waiting and len(seen) <= _MOST_FILES:
-        path = waiting.pop(0)
-        try:
-            tree = ast.parse(path.read_bytes())
-        except (OSError, SyntaxError, ValueError, RecursionError):
-            continue  # whoever executes it will say what is wrong
-        for node in ast.walk(tree):
-            if _records(node):
-                return f"{path.name}:{node.lineno}"  # type: ignore[attr-defined]
-            for name in _imported(node):
-                module = path.parent.joinpath(*name.split("."))
-                for other in (module.with_suffix(".py"), module / "__init__.py"):
-                    if other not in seen and other.is_file():
-                        seen.add(other)
-                        waiting.append(other)
+    for path, node in syntax_of(words):
+        if _records(node):
+            return f"{path.name}:{node.lineno}"  # type: ignore[attr-defined]
     return ""
-
-
-def _scripts(words: Sequence[str]) -> Iterator[Path]:
-    for before, word in zip(["", *words], words, strict=False):
-        if before == "-m":
-            yield Path(*word.split(".")).with_suffix(".py")
-        elif word.endswith(".py"):
-            yield Path(word)
 
 
 def _records(node: ast.AST) -> bool:
@@ -59,12 +36,3 @@ def _records(node: ast.AST) -> bool:
             return value in _MODES
         case _:
             return False
-
-
-def _imported(node: ast.AST) -> Iterator[str]:
-    match node:
-        case ast.Import(names=names):
-            yield from (alias.name for alias in names)
-        case ast.ImportFrom(module=str(module), level=level) if level <= 1:
-            yield module
-            yield from (f"{module}.{alias.name}" for alias in node.names)

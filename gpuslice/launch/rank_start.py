@@ -1,0 +1,67 @@
+"""Starts the ranks of a script that takes its rank from its launcher, as torchrun does."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Sequence
+
+from gpuslice.launch.script_source import imported, syntax_of
+
+#: What torchrun tells a rank in its environment.
+_VARIABLES = {"RANK", "LOCAL_RANK", "WORLD_SIZE"}
+#: What torch makes of them.
+_JOINING = {"init_process_group", "init_device_mesh"}
+#: Who uses one of these may start the other ranks itself.
+_STARTING = {"spawn", "start_processes", "Process", "Popen", "fork", "notebook_launcher"}
+_STARTING_LIBRARIES = {"lightning", "pytorch_lightning", "ray"}
+
+
+def with_ranks(words: Sequence[str], ranks: int) -> list[str]:
+    """The words of a job of ``ranks`` devices; if its script waits to be started for each, torchrun does it.
+
+    Parameters
+    ----------
+    words
+        As ``gpuslice submit`` has them. ``--`` and a command stay as they are.
+    """
+    if ranks < 2 or not words or words[0] == "--":
+        return list(words)
+    where = find_rank_use(words)
+    if not where:
+        return list(words)
+    sys.stderr.write(
+        f"gpuslice: {where} takes its rank from its launcher, so {ranks} ranks are started as torchrun does; "
+        f"to start it once, submit -- python {' '.join(words[: 2 if words[0] == '-m' else 1])}\n"
+    )
+    script = ["--module", *words[1:]] if words[0] == "-m" else list(words)
+    return ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), *script]
+
+
+def find_rank_use(words: Sequence[str]) -> str:
+    """Where a command's scripts expect a launcher: ``train.py:12``; empty if they start ranks themselves."""
+    found = ""
+    for path, node in syntax_of(words):
+        if _starts_processes(node):
+            return ""
+        if not found and _expects_rank(node):
+            found = f"{path.name}:{node.lineno}"  # type: ignore[attr-defined]
+    return found
+
+
+def _expects_rank(node: ast.AST) -> bool:
+    match node:
+        case ast.Attribute(attr=name) | ast.Name(id=name):
+            return name in _JOINING
+        case ast.Constant(value=str(value)):
+            return value in _VARIABLES
+        case _:
+            return False
+
+
+def _starts_processes(node: ast.AST) -> bool:
+    match node:
+        case ast.Attribute(attr=name) | ast.Name(id=name) | ast.alias(name=name) if name in _STARTING:
+            return True
+        case _:
+            return any(name.partition(".")[0] in _STARTING_LIBRARIES for name in imported(node))

@@ -1,0 +1,50 @@
+"""Scripts for which gpuslice starts the ranks, found by their source."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpuslice.launch.rank_start import find_rank_use, with_ranks
+
+EXPECTS = "import os\nrank = int(os.environ['LOCAL_RANK'])\n"
+JOINS = "import torch.distributed as dist\n\ndist.init_process_group('gloo')\n"
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+
+
+@pytest.mark.parametrize(
+    ("source", "line"),
+    [
+        (EXPECTS, 2),
+        (JOINS, 3),
+        ("from torch.distributed import init_process_group as join\nx = os.getenv('RANK')\n", 2),
+        ("mesh = init_device_mesh('cuda', (2,))", 1),
+        ("import torch\nmodel = torch.nn.Linear(1, 1)\n", 0),
+        (JOINS + "import torch.multiprocessing as mp\nmp.spawn(train, nprocs=2)\n", 0),
+        (JOINS + "from multiprocessing import Process\n", 0),
+        (JOINS + "import lightning as L\n", 0),
+        (JOINS + "from pytorch_lightning.loggers import CSVLogger\n", 0),
+        (EXPECTS + "subprocess.Popen(others)\n", 0),
+        ("dist.init_process_group(", 0),
+    ],
+)
+def test_a_script_says_whether_it_expects_a_launcher(tmp_path: Path, source: str, line: int) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(source)
+    assert find_rank_use([str(script), "--lr", "1"]) == (f"train.py:{line}" if line else "")
+
+
+def test_what_torchrun_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("from engine import fit\n")
+    (tmp_path / "engine.py").write_text(JOINS)
+    assert with_ranks(["train.py", "-m", "x"], 2) == [*TORCHRUN, "train.py", "-m", "x"]
+    assert "engine.py:3 takes its rank from its launcher, so 2 ranks are started" in capsys.readouterr().err
+    assert with_ranks(["-m", "train", "x"], 2) == [*TORCHRUN, "--module", "train", "x"]
+    capsys.readouterr()
+    for words, ranks in ((["train.py"], 1), (["--", "python", "train.py"], 2), (["gone.py"], 2), ([], 2)):
+        assert with_ranks(words, ranks) == words
+    assert capsys.readouterr().err == ""
