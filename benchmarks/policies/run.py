@@ -23,6 +23,8 @@ from gpuslice.sched_core.sim.run import Request, run_all
 from gpuslice.sched_core.traces.formats import read_trace
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
+#: Of a distribution, what no table shows.
+_LEFT_OUT = ("min", "p95")
 #: Of a preemption in Tiresias' testbed: 13,724 s for 221 of them.
 MEASURED = "fixed:62s"
 
@@ -128,8 +130,16 @@ def measure(experiment: Experiment, traces: Path, workers: int) -> dict[str, Any
     }
     for cost in experiment.costs:
         outcomes = run_all(experiment.requests(traces, cost), workers)
-        found["costs"][cost] = [summary(outcome) for outcome in outcomes]
+        found["costs"][cost] = [brief(summary(outcome)) for outcome in outcomes]
     return found
+
+
+def brief(value: Any) -> Any:
+    """What a file keeps of a summary: seven digits; mean, median, p90, p99 and max; no nulls."""
+    if isinstance(value, dict):
+        kept = {key: brief(item) for key, item in value.items() if item is not None}
+        return {key: item for key, item in kept.items() if key not in _LEFT_OUT}
+    return float(f"{value:.7g}") if isinstance(value, float) else value
 
 
 def main() -> None:
