@@ -1,14 +1,16 @@
-"""The ``Device`` protocol: everything gpuslice ever asks of a place where tensors live."""
+"""``Device``: everything gpuslice ever asks of a place where tensors live."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from types import MappingProxyType
 
 import torch
 
+from gpuslice.errors import EnvironmentUnusableError
 from gpuslice.types import DeviceName
 
 from .transfer import Inspector, Marks, Pairs, Transfer
@@ -55,53 +57,48 @@ class DeviceMemory:
     reserved_bytes: int
 
 
-class Device(Protocol):
+class Device(ABC):
     """A place where tensors live and from which they can be taken away.
 
     ``holds`` decides, ``copy_out`` saves, ``free`` and ``discard`` empty; ``reserve`` and ``copy_in``
     bring back. Storages are raw bytes here: shapes, views and dtypes are the business of the tensors
     over them, which stay valid all the time. Between ``free`` and ``copy_in`` nobody may touch them.
+
+    Attributes
+    ----------
+    torch_device
+        The ``torch.device`` of the storages it owns.
+    obstacles
+        Types whose live instances forbid emptying the device storage by storage, and why.
+    duplex
+        Whether copying out and in at once takes less time than one after the other.
     """
 
-    @property
-    def name(self) -> DeviceName: ...
-
-    @property
-    def torch_device(self) -> torch.device:
-        """The ``torch.device`` of the storages it owns."""
-        ...
+    name: DeviceName
+    torch_device: torch.device
+    obstacles: Mapping[type, str] = MappingProxyType({})
+    duplex: bool = False
 
     @property
     def memory_node(self) -> int | None:
         """The node of the host's memory next to it; ``None`` if it is not known, or the host itself."""
-        ...
+        return None
 
-    @property
-    def obstacles(self) -> Mapping[type, str]:
-        """Types whose live instances forbid emptying the device storage by storage, and why."""
-        ...
-
-    @property
-    def duplex(self) -> bool:
-        """Whether copying out and in at once takes less time than one after the other."""
-        ...
-
+    @abstractmethod
     def pin(self) -> None:
         """Make this process compute here: CPU affinity and thread count, or the current GPU."""
-        ...
 
-    def synchronize(self) -> None:
+    def synchronize(self) -> None:  # noqa: B027 - on the host nothing is ever queued
         """Wait for everything this process has queued on the device, on all streams."""
-        ...
 
-    def check_idle(self) -> None:
+    def check_idle(self) -> None:  # noqa: B027 - the host can be interrupted at every boundary
         """Raise ``SuspendRefusedError`` if the device is in a state that cannot be interrupted."""
-        ...
 
+    @abstractmethod
     def owns(self, storage: torch.UntypedStorage) -> bool:
         """Whether the storage's memory is on this device."""
-        ...
 
+    @abstractmethod
     def memory(self) -> DeviceMemory: ...
 
     def held(self, gone_bytes: int) -> dict[str, int]:
@@ -112,8 +109,9 @@ class Device(Protocol):
         gone_bytes
             What the allocator still counts though it has left the device (the vmm route).
         """
-        ...
+        return {}
 
+    @abstractmethod
     def holds(self, storages: Sequence[torch.UntypedStorage], *, fixed: Set[int], alone: bool) -> list[Hold]:
         """Decide for each owned storage how it will be emptied. Touches nothing.
 
@@ -124,15 +122,15 @@ class Device(Protocol):
         alone
             Whether no other thread could read the memory behind torch's back (a NumPy array, say).
         """
-        ...
 
+    @abstractmethod
     def regions(self, storages: Sequence[torch.UntypedStorage]) -> list[int]:
         """A number for each storage: those with the same one are copied together, then emptied together.
 
         They overlap, or the device gets their memory back only at once. Numbers grow with addresses.
         """
-        ...
 
+    @abstractmethod
     def copy_out(
         self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None, marks: Marks | None = None
     ) -> Transfer:
@@ -150,8 +148,8 @@ class Device(Protocol):
             Told of the marks of chunks, by a device that can make them without moving the bytes. What it
             knows is neither copied nor inspected.
         """
-        ...
 
+    @abstractmethod
     def copy_in(self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None) -> Transfer:
         """Copy from offsets in ``arena`` into storages; returns when all bytes have arrived.
 
@@ -163,27 +161,28 @@ class Device(Protocol):
             Sees every chunk in the arena before it is copied. Raises what it raises; the storages then
             hold anything.
         """
-        ...
 
+    @abstractmethod
     def free(self, storages: Sequence[torch.UntypedStorage]) -> None:
         """Empty storages that are held as ``Way.FREED``; those that are empty already stay so."""
-        ...
 
     def discard(self, storages: Sequence[torch.UntypedStorage]) -> None:
         """Empty storages that are held as ``Way.DISCARDED``; reading them then gives zeros or old bytes."""
-        ...
+        if storages:
+            raise EnvironmentUnusableError(f"{self.name} cannot drop pages under a tensor")
 
+    @abstractmethod
     def reserve(self, pairs: Sequence[tuple[torch.UntypedStorage, int]]) -> None:
         """Give freed storages their bytes back: all of them, or none and ``DeviceMemoryError``.
 
         A storage that already has its size is left alone.
         """
-        ...
 
+    @abstractmethod
     def allocate(self, sizes: Sequence[int]) -> list[torch.UntypedStorage]:
         """New storages of these many bytes here: all of them, or none and ``DeviceMemoryError``."""
-        ...
 
+    @abstractmethod
     def release_caches(self, *, workspaces: bool = True) -> None:
         """Hand what the allocator keeps for later back to the system.
 
@@ -192,26 +191,25 @@ class Device(Protocol):
         workspaces
             Also those of libraries, which captured graphs may know by their addresses.
         """
-        ...
 
     @property
     def registrations(self) -> int:
         """How many mappings this process has page-locked so far."""
-        ...
+        return 0
 
     def register(self, arena: memoryview) -> bool:
         """Page-lock a mapping, once, and make ready what its first copy needs; from any thread.
 
         ``False`` if the system refuses: copies are slower then, and say why (``Transfer.fallbacks``).
         """
-        ...
+        return True
 
-    def unregister(self, arena: memoryview) -> None:
+    def unregister(self, arena: memoryview) -> None:  # noqa: B027 - copies of the host need no locks
         """Undo ``register``; must come before the mapping goes away."""
-        ...
 
     def rng_state(self) -> torch.Tensor | None:
         """The device's own default generator, or ``None`` if it has none besides the host's."""
-        ...
+        return None
 
-    def set_rng_state(self, state: torch.Tensor) -> None: ...
+    def set_rng_state(self, state: torch.Tensor) -> None:
+        raise EnvironmentUnusableError(f"{self.name} has no generator besides the host's")

@@ -20,8 +20,6 @@ from gpuslice.kernels.host import copies
 
 #: Types of the same size: copying through them keeps every bit, of NaNs too, and works for every dtype.
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
-#: From here on, several threads copy a tensor faster than torch does page by page.
-_LARGE_BYTES = 1 << 20
 _LAYOUTS = {
     "sparse_coo": torch.sparse_coo,
     "sparse_csr": torch.sparse_csr,
@@ -88,15 +86,7 @@ class Source:
 
     def copy_into(self, live: torch.Tensor, node: TensorNode) -> None:
         """Copy the entry into a live tensor of the same shape and dtype."""
-        spec = self.spec(node)
-        if live.nbytes < _LARGE_BYTES or not _is_plain_memory(live, spec):
-            copy_bits(live, self.view(node))
-            return
-        self._check(spec.sid)
-        start = self._snapshot.offsets[spec.sid] + spec.offset * live.element_size()
-        # As torch's own copies do: a pending graph must see that its tensor has changed.
-        torch.autograd.graph.increment_version(live)
-        copies.copy_in_at([(live.data_ptr(), start, live.nbytes)], self._snapshot.arena, _threads())
+        copy_bits(live, self.view(node))
 
     def storage(self, sid: int, device: torch.device) -> torch.UntypedStorage:
         """A new storage on ``device`` with the bytes of one of the snapshot's."""
@@ -104,7 +94,8 @@ class Source:
         start, nbytes = self._snapshot.offsets[sid], self._snapshot.storages[sid].nbytes
         if device.type == "cpu":
             made = torch.UntypedStorage(nbytes)  # type: ignore[no-untyped-call]
-            copies.copy_in([(made, start)], self._snapshot.arena, None, _threads())
+            threads = len(os.sched_getaffinity(0))
+            copies.copy_in([(made, start)], self._snapshot.arena, None, threads)
             return made
         whole = torch.empty(0, dtype=torch.uint8).set_(self._memory, start, (nbytes,), (1,))
         return whole.to(device, copy=True).untyped_storage()
@@ -228,17 +219,6 @@ def copy_bits(live: torch.Tensor, source: torch.Tensor) -> None:
             return
         bits = _BITS[live.element_size()]
         _once(target).view(bits).copy_(_once(source).view(bits))
-
-
-def _is_plain_memory(live: torch.Tensor, spec: TensorSpec) -> bool:
-    """Whether it is host memory that a copy of the entry's bytes fills as torch would."""
-    if not live.is_cpu or not live.is_contiguous() or live.stride() != spec.stride:
-        return False
-    return not (live.is_inference() or live.is_conj() or live.is_neg() or hasattr(live, "__tensor_flatten__"))
-
-
-def _threads() -> int:
-    return len(os.sched_getaffinity(0))
 
 
 def same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:

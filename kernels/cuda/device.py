@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
@@ -13,7 +13,7 @@ import torch
 from torch.multiprocessing.reductions import shared_cache
 
 from gpuslice.errors import EnvironmentUnusableError, SuspendRefusedError
-from gpuslice.kernels.device import DeviceMemory, Hold, Way
+from gpuslice.kernels.device import Device, DeviceMemory, Hold, Way
 from gpuslice.kernels.host import copies
 from gpuslice.kernels.host.numa import node_of_gpu
 from gpuslice.kernels.host.process_memory import enclosing, overlapping, view_address
@@ -35,7 +35,7 @@ _UNKNOWN = 999
 _PORTABLE = 1
 
 
-class CudaDevice:
+class CudaDevice(Device):
     """``cuda:N`` by the tensor route.
 
     CUDA begins when the script begins it: before that a process may fork, choose an allocator or what is
@@ -49,6 +49,9 @@ class CudaDevice:
         If torch sees no such GPU.
     """
 
+    #: PCIe and NVLink carry both directions, each by a copy engine of its own.
+    duplex = True
+
     def __init__(self, name: DeviceName) -> None:
         count = runtime_calls.count_gpus()
         self._index = name.index or 0
@@ -59,19 +62,12 @@ class CudaDevice:
             )
         self.name = name
         self.torch_device = torch.device("cuda", self._index)
-        self.obstacles: Mapping[type, str] = {
-            torch.cuda.CUDAGraph: "a captured CUDA graph holds addresses; use the route vmm"
-        }
+        self.obstacles = {torch.cuda.CUDAGraph: "a captured CUDA graph holds addresses; use the route vmm"}
         self._engine = CudaEngine(self._index)
         self._copies = GpuCopies(self._engine, _threads())
         self._made_on: dict[int, int] = {}
         #: Streams by address, while nothing that could change them has happened since `regions`.
         self._streams: dict[int, int] | None = None
-
-    @property
-    def duplex(self) -> bool:
-        """Yes: PCIe and NVLink carry both directions, each by a copy engine of its own."""
-        return True
 
     @property
     def memory_node(self) -> int | None:
@@ -169,12 +165,6 @@ class CudaDevice:
             if storage.nbytes():
                 self._made_on[storage._cdata] = (streams or {}).get(storage.data_ptr(), 0)
                 storage.resize_(0)
-
-    def discard(self, storages: Sequence[torch.UntypedStorage]) -> None:
-        if storages:
-            raise EnvironmentUnusableError(
-                f"{self.name} cannot drop pages under a tensor; `holds` never says so"
-            )
 
     def reserve(self, pairs: Sequence[tuple[torch.UntypedStorage, int]]) -> None:
         self._streams = None

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 
 import torch
 
-from gpuslice.kernels.device import DeviceMemory, Hold
+from gpuslice.kernels.device import Device, DeviceMemory, Hold
 from gpuslice.kernels.host.copies import run
 from gpuslice.kernels.transfer import Inspector, Marks, Pairs, Transfer
 from gpuslice.kernels.undo import undone_by
@@ -15,7 +15,7 @@ from gpuslice.types import DeviceName
 from .device import CudaDevice, kept_by
 
 
-class CudaGroup:
+class CudaGroup(Device):
     """``cuda:0+1``: the GPUs over which one process has divided its model.
 
     What is asked of it is asked of every GPU, for the storages that are there; the first one stands for all
@@ -33,12 +33,7 @@ class CudaGroup:
         self._members = [CudaDevice(one) for one in name.apart()]
         self._first = self._members[0]
         self.torch_device = self._first.torch_device
-        self.obstacles: Mapping[type, str] = self._first.obstacles
-
-    @property
-    def duplex(self) -> bool:
-        """No: another process would take and give memory of each GPU by itself."""
-        return False
+        self.obstacles = self._first.obstacles
 
     @property
     def memory_node(self) -> int | None:
@@ -108,9 +103,6 @@ class CudaGroup:
     def free(self, storages: Sequence[torch.UntypedStorage]) -> None:
         for member, places in self._divided([storage.device for storage in storages]):
             member.free([storages[place] for place in places])
-
-    def discard(self, storages: Sequence[torch.UntypedStorage]) -> None:
-        self._first.discard(storages)
 
     def reserve(self, pairs: Sequence[tuple[torch.UntypedStorage, int]]) -> None:
         """All of it on all GPUs, or none and ``DeviceMemoryError``."""

@@ -56,28 +56,7 @@ def copy_out(pairs: Pairs, arena: memoryview, inspect: Inspector | None, threads
 def copy_in(pairs: Pairs, arena: memoryview, inspect: Inspector | None, threads: int) -> Transfer:
     """Copy from ``arena`` into host storages; fresh pages of theirs are faulted in on the way."""
     places = _pieces(pairs)
-    fresh = [(address, nbytes) for address, _, nbytes in places]
-    return copy_in_at(places, arena, threads, inspect, fresh=fresh)
-
-
-def copy_in_at(
-    places: Sequence[Piece],
-    arena: memoryview,
-    threads: int,
-    inspect: Inspector | None = None,
-    *,
-    fresh: Sequence[tuple[int, int]] = (),
-) -> Transfer:
-    """Copy from ``arena`` to host addresses.
-
-    Parameters
-    ----------
-    places
-        Address, offset in ``arena``, bytes.
-    fresh
-        Address and bytes of what the places have of memory that was taken just now.
-    """
-    pages = HugePages(fresh)
+    pages = HugePages([(address, nbytes) for address, _, nbytes in places])
     base = view_address(arena)
 
     def copy(piece: Piece) -> None:

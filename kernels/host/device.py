@@ -5,15 +5,15 @@ from __future__ import annotations
 import functools
 import os
 from collections import deque
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Sequence, Set
 from itertools import repeat
 from pathlib import Path
 
 import psutil
 import torch
 
-from gpuslice.errors import DeviceMemoryError, EnvironmentUnusableError
-from gpuslice.kernels.device import DeviceMemory, Hold, Way
+from gpuslice.errors import DeviceMemoryError
+from gpuslice.kernels.device import Device, DeviceMemory, Hold, Way
 from gpuslice.kernels.transfer import Inspector, Marks, Pairs, Transfer
 from gpuslice.kernels.undo import undone_by
 from gpuslice.types import DeviceName
@@ -44,7 +44,7 @@ def _host_cores() -> tuple[int, ...]:
     return tuple(sorted(os.sched_getaffinity(0)))
 
 
-class CpuDevice:
+class CpuDevice(Device):
     """``cpu`` (the whole host) or ``cpu:N``, one of equal slots of the host's cores.
 
     Parameters
@@ -63,15 +63,7 @@ class CpuDevice:
     def __init__(self, name: DeviceName, *, slots: int = 0) -> None:
         self.name = name
         self.torch_device = torch.device("cpu")
-        self.obstacles: Mapping[type, str] = {}
-        #: A slot's threads run on its cores, so pages are near anyway.
-        self.memory_node: int | None = None
         self.cores = _slot_cores(name, slots)
-
-    @property
-    def duplex(self) -> bool:
-        """No: both directions share the cores and the memory bus (benchmarks/duplex_swap)."""
-        return False
 
     def pin(self) -> None:
         """Keep every thread of the process on the slot's cores; the whole host is where they are anyway."""
@@ -85,17 +77,8 @@ class CpuDevice:
         if torch.get_num_threads() > len(self.cores):
             torch.set_num_threads(len(self.cores))
 
-    def synchronize(self) -> None:
-        """Nothing is ever queued on the host."""
-
-    def check_idle(self) -> None:
-        """The host can always be interrupted at a boundary."""
-
     def owns(self, storage: torch.UntypedStorage) -> bool:
         return storage.device == _HOST
-
-    def held(self, gone_bytes: int) -> dict[str, int]:
-        return {}
 
     def memory(self) -> DeviceMemory:
         """Of the machine; ``reserved`` is the process's anonymous resident set."""
@@ -152,23 +135,6 @@ class CpuDevice:
 
     def release_caches(self, *, workspaces: bool = True) -> None:
         trim()
-
-    @property
-    def registrations(self) -> int:
-        return 0
-
-    def register(self, arena: memoryview) -> bool:
-        """Host copies need no page-locked memory."""
-        return True
-
-    def unregister(self, arena: memoryview) -> None:
-        """Nothing was registered."""
-
-    def rng_state(self) -> torch.Tensor | None:
-        return None
-
-    def set_rng_state(self, state: torch.Tensor) -> None:
-        raise EnvironmentUnusableError(f"{self.name} has no generator besides the host's")
 
 
 def _slot_cores(name: DeviceName, slots: int) -> frozenset[int]:

@@ -103,12 +103,6 @@ class HugePages:
                 self._torn.discard(block)
                 collapse(block * HUGE_PAGE_BYTES, HUGE_PAGE_BYTES)
 
-    def all_ready(self, ranges: Iterable[Sequence[int]]) -> None:
-        """The same for the address and bytes of each."""
-        if self._torn:
-            for address, nbytes in ranges:
-                self.ready(address, nbytes)
-
 
 def trim() -> None:
     """Have glibc return freed pages to the kernel, also those below a heap's top; musl keeps them."""
