@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from gpuslice.errors import (
@@ -105,6 +107,16 @@ def write_at(descriptor: int, data: bytes | memoryview, position: int) -> None:
     while rest:
         written = os.pwrite(descriptor, rest, position)
         rest, position = rest[written:], position + written
+
+
+@contextmanager
+def short_path(path: Path) -> Iterator[str]:
+    """A path of a socket by way of a descriptor of its directory: its own one may have 107 bytes only."""
+    descriptor = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{descriptor}/{path.name}"
+    finally:
+        os.close(descriptor)
 
 
 def flush(descriptor: int) -> None:

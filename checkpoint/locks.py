@@ -6,7 +6,6 @@ import fcntl
 import os
 import weakref
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from .files import open_checked
@@ -65,9 +64,7 @@ class FileLock:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
 

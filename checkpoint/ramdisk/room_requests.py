@@ -13,12 +13,12 @@ import select
 import socket
 import threading
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
+from gpuslice.checkpoint.files import short_path
 from gpuslice.errors import GpusliceError, RamDiskFullError
 
 from .spill import Interrupted
@@ -51,8 +51,8 @@ class RoomListener:
         self._path.unlink(missing_ok=True)  # of a process that died meanwhile
         self._listener = socket.socket(socket.AF_UNIX)
         try:
-            with _short(path) as short:
-                self._listener.bind(short)
+            with short_path(path) as address:
+                self._listener.bind(address)
             self._listener.listen()
         except BaseException:
             self._listener.close()
@@ -105,9 +105,7 @@ class RoomListener:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -142,8 +140,8 @@ def request_room(directory: Path, name: str = SOCKET) -> bool:
         said = b""
         # Nobody listens there, or it is stopped, has died or has just closed it.
         with suppress(OSError):
-            with _short(directory / name) as short:
-                connection.connect(short)
+            with short_path(directory / name) as address:
+                connection.connect(address)
             while data := connection.recv(_ANSWER_BYTES):
                 connection.settimeout(_SILENCE_S)
                 said += data
@@ -154,13 +152,3 @@ def request_room(directory: Path, name: str = SOCKET) -> bool:
             "make room in the spill directory, or raise --ramdisk-limit",
         )
     return answer == _MADE
-
-
-@contextmanager
-def _short(path: Path) -> Iterator[str]:
-    """A path of the socket that is not too long for one, however deep its directory is."""
-    descriptor = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield f"/proc/self/fd/{descriptor}/{path.name}"
-    finally:
-        os.close(descriptor)

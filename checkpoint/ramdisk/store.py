@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from gpuslice.checkpoint.format.gsnp import RECORD_BYTES, Record
@@ -270,9 +269,7 @@ class JobStore:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close(keep=self.job is not None)
 
 

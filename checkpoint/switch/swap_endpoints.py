@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
+from gpuslice.checkpoint.files import short_path
 from gpuslice.errors import HandoverError
 
 from .swap_protocol import (
@@ -26,7 +27,6 @@ from .swap_protocol import (
     Offer,
     Terms,
     Whole,
-    address_of,
     from_giver,
     from_taker,
     new_socket,
@@ -131,7 +131,7 @@ class Successor:
         connection = new_socket()
         try:
             connection.settimeout(min(_ANSWER_S, self.patience_s))
-            with address_of(self.directory) as address:
+            with short_path(self.directory / SOCKET) as address:
                 connection.connect(address)
             giver = Giver(End(connection, from_taker, self.patience_s), self.portion_bytes)
         except (OSError, HandoverError):
@@ -281,7 +281,7 @@ class SwapListener:
         self._socket = new_socket()
         try:
             self._path.unlink(missing_ok=True)  # of a former process, which has died
-            with address_of(directory) as address:
+            with short_path(self._path) as address:
                 self._socket.bind(address)
             self._socket.listen()
         except OSError as error:

@@ -26,9 +26,6 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Generic, TypeVar
 
 import msgspec
@@ -227,13 +224,3 @@ from_taker = msgspec.msgpack.Decoder(FromTaker)
 def new_socket() -> socket.socket:
     """One that keeps messages apart."""
     return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-
-
-@contextmanager
-def address_of(directory: Path) -> Iterator[str]:
-    """Of the listener there, by way of a descriptor: a socket's own address may have 107 bytes only."""
-    descriptor = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        yield f"/proc/self/fd/{descriptor}/{SOCKET}"
-    finally:
-        os.close(descriptor)

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from gpuslice.checkpoint.files import short_path
 from gpuslice.checkpoint.switch import swap_protocol
 from gpuslice.checkpoint.switch.swap_endpoints import Giver, Successor, SwapListener, Taker
 from gpuslice.checkpoint.switch.swap_protocol import SOCKET, VERSION, Back, End, Gave, Offer, Terms, Whole
@@ -123,7 +124,7 @@ def test_a_path_that_is_too_long_for_a_socket_is_no_obstacle(tmp_path: Path) -> 
 
 def test_the_socket_of_a_dead_process_is_replaced(tmp_path: Path) -> None:
     stale = swap_protocol.new_socket()
-    with swap_protocol.address_of(tmp_path) as address:
+    with short_path(tmp_path / swap_protocol.SOCKET) as address:
         stale.bind(address)
     stale.close()
     assert Successor(tmp_path, TERMS).meet(1) is None
@@ -137,7 +138,7 @@ def test_nobody_waits_where_there_is_no_door(tmp_path: Path) -> None:
 
 def raw(directory: Path) -> socket.socket:
     connection = swap_protocol.new_socket()
-    with swap_protocol.address_of(directory) as address:
+    with short_path(directory / swap_protocol.SOCKET) as address:
         connection.connect(address)
     return connection
 
