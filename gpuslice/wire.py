@@ -145,7 +145,7 @@ class Welcome(Message, tag="welcome", frozen=True):
     version: Count
 
 
-class Heir(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Successor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The job that expects the device of one that is told to stop, and the epoch of its coming lease."""
 
     job: JobName
@@ -155,12 +155,12 @@ class Heir(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Suspend(Message, tag="suspend", frozen=True):
     """Stop at boundary ``stop_at`` (or answer Overshot). A larger ``stop_at`` replaces a smaller one.
 
-    ``heir``: whom the device may be handed to directly, if it waits there (docs/duplex.md).
+    ``successor``: whom the device may be handed to directly, if it waits there (docs/duplex.md).
     """
 
     epoch: Count
     stop_at: StopAt
-    heir: Heir | None = None
+    successor: Successor | None = None
 
 
 class Resume(Message, tag="resume", frozen=True):
@@ -171,14 +171,14 @@ class Resume(Message, tag="resume", frozen=True):
 
 
 class Expect(Message, tag="expect", frozen=True):
-    """``giver`` may hand ``device`` over: come then, as by ``Resume(epoch, device)``; it may take any time.
+    """``predecessor`` may hand ``device`` over: come then, as by ``Resume(epoch, device)``. It may take long.
 
     A Resume with this epoch or a later one, or a Forget, ends the waiting.
     """
 
     epoch: Count
     device: Label
-    giver: JobName
+    predecessor: JobName
 
 
 class Forget(Message, tag="forget", frozen=True):

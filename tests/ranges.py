@@ -60,7 +60,9 @@ STAGES = Range(
     ),
 )
 CHOICE = Range(("leave", "kill"), ("explode", "", None, 1))
-HEIR = Range((None, {"job": "a", "epoch": 2**53}), ({"job": "a/b", "epoch": 1}, {"job": "a", "epoch": -1}, 1))
+SUCCESSOR = Range(
+    (None, {"job": "a", "epoch": 2**53}), ({"job": "a/b", "epoch": 1}, {"job": "a", "epoch": -1}, 1)
+)
 
 _BY_NAME = {
     "after": COUNT,
@@ -78,9 +80,9 @@ _BY_NAME = {
     "err": FLAG,
     "error": TEXT,
     "expected_s": SECONDS,
-    "giver": NAME,
+    "predecessor": NAME,
     "guaranteed": FLAG,
-    "heir": HEIR,
+    "successor": SUCCESSOR,
     "job": NAME,
     "largest_bytes": BYTES,
     "peak_bytes": BYTES,

@@ -43,9 +43,9 @@ def main() -> None:
         def arrive() -> None:
             listener = SwapListener(store.directory, Terms(other, name, 1, "cpu"), portion_bytes=int(portion))
             print("open", flush=True)
-            taker = listener.await_giver(PATIENCE_S)
-            assert taker is not None
-            switch.resume(taker=taker)
+            successor = listener.await_predecessor(PATIENCE_S)
+            assert successor is not None
+            switch.resume(swap=successor)
             listener.close()
 
         verbs: dict[str, Callable[[], object]] = {

@@ -19,7 +19,7 @@ import pytest
 import zmq
 
 from gpuslice import wire
-from gpuslice.checkpoint.switch.swap_endpoints import Giver, Successor
+from gpuslice.checkpoint.switch.swap_endpoints import PredecessorEnd, Successor
 from gpuslice.checkpoint.switch.swap_protocol import SOCKET as SWAP_SOCKET
 from gpuslice.checkpoint.switch.swap_protocol import Terms
 from gpuslice.sched_core.core.core import Core
@@ -29,7 +29,7 @@ from gpuslice.sched_core.jobs.program import Program
 from gpuslice.sched_core.policies.registry import make_policy
 from gpuslice.types import DeviceName
 
-from . import heir
+from . import successor
 from .crowd import SOCKET, Rank, Sockets, scheduler
 
 HANDOFFS = 400
@@ -130,29 +130,29 @@ def test_handoff(benchmark: Any, sockets: Sockets, directory: Path, rest_s: floa
 
 @pytest.mark.parametrize("rest_s", [0.0, REST_S])
 def test_direct_handoff(benchmark: Any, tmp_path: Path, rest_s: float) -> None:
-    """From the giver's last word, before its ``Suspended`` leaves, to the heir, in a process of its own."""
+    """From the predecessor's last word, before its ``Suspended``, to the successor, in its own process."""
     rounds, warm = HANDOFFS, 10
-    words = [sys.executable, "-m", "benchmarks.sched_latency.heir", str(tmp_path), str(rounds + warm)]
+    words = [sys.executable, "-m", "benchmarks.sched_latency.successor", str(tmp_path), str(rounds + warm)]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert process.stdout is not None
     taken_s: list[float] = []
-    givers: list[Giver] = []
+    predecessors: list[PredecessorEnd] = []
     epoch = 0
 
     def knock() -> None:
         nonlocal epoch
         epoch += 1
         process.stdout.readline()
-        terms = Terms(heir.GIVER, heir.JOB, epoch, heir.DEVICE)
-        while (giver := Successor(tmp_path, terms, overlapped=False).meet(1)) is None:
+        terms = Terms(successor.PREDECESSOR, successor.JOB, epoch, successor.DEVICE)
+        while (predecessor := Successor(tmp_path, terms, overlapped=False).meet(1)) is None:
             time.sleep(0.001)  # it says that it waits before its door is open
-        givers[:] = [giver]
+        predecessors[:] = [predecessor]
         rest(rest_s or 0.001)  # it has to come to the door first: a suspend takes longer
 
     def hand_over() -> None:
         begin_ns = time.monotonic_ns()
-        givers[0].whole()
-        givers[0].close()
+        predecessors[0].whole()
+        predecessors[0].close()
         taken_s.append((int(process.stdout.readline()) - begin_ns) * 1e-9)
 
     try:

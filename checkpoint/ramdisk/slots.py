@@ -4,7 +4,7 @@
 - ``A.gsnp``, ``B.gsnp``: the two slots
 - ``snapshot.gen``: the record of the newest published snapshot
 - ``snapshot.gen.next``: what replaces it when the next one is published
-- ``passage``: a socket, while its process waits for another one to leave the device (``switch``)
+- ``swap``: a socket, while its process waits for another one to leave the device (``switch``)
 - ``room``, ``spare``: sockets, while its process is parked, or its job runs (``room_requests``)
 """
 

@@ -24,7 +24,7 @@ from gpuslice.kernels.undo import undone_by
 from .capture_plan import CapturePlan
 from .inventory import Plan
 from .record import Stages
-from .swap_endpoints import Giver, Successor, Taker
+from .swap_endpoints import PredecessorEnd, Successor, SuccessorEnd
 
 #: How often the one that could not leave tries to get its memory back while the other does not say a word.
 _AGAIN_S = 1.0
@@ -35,7 +35,7 @@ class Leaving:
 
     Parameters
     ----------
-    giver
+    predecessor
         Its end of the swap.
     """
 
@@ -44,13 +44,13 @@ class Leaving:
         device: Device,
         plan: CapturePlan,
         writer: SnapshotWriter,
-        giver: Giver,
+        predecessor: PredecessorEnd,
         stages: Stages,
     ) -> None:
         self._device = device
         self._plan = plan
         self._writer = writer
-        self._giver = giver
+        self._swap = predecessor
         self._stages = stages
         self._storages = [*plan.storages, *plan.extras]
         #: Both stay what they are when the snapshot is published, or given up.
@@ -64,20 +64,20 @@ class Leaving:
         return bool(self._gone)
 
     def copy_out(self) -> Transfer:
-        """Copy everything into the arena, and empty each portion behind it if the taker has use for that."""
-        if self._giver.problem:
+        """Copy everything into the arena, and empty each portion behind it if the successor can use that."""
+        if self._swap.problem:
             with self._stages.stage("copy_out_s"):
                 return self._plan.copy_out(self._device, self._writer)
         before_bytes = self._device.memory().reserved_bytes
         transfer = self._copy(range(len(self._plan.storages), len(self._storages)))
         regions = self._device.regions(self._plan.storages)
-        for portion in portions(self._plan.layout.sizes, regions, self._giver.portion_bytes):
+        for portion in portions(self._plan.layout.sizes, regions, self._swap.portion_bytes):
             transfer += self._copy(portion)
             with self._stages.stage("free_s"):
                 self._gone += portion
                 self._plan.empty(self._device, portion)
                 given_bytes = before_bytes - self._device.memory().reserved_bytes
-            self._giver.gave(given_bytes)
+            self._swap.gave(given_bytes)
             self._stages.record.bytes_given = max(self._stages.record.bytes_given, given_bytes)
         return transfer
 
@@ -97,8 +97,8 @@ class Leaving:
         DeviceMemoryError
             If the other has given everything back, and somebody else has taken it.
         """
-        back = not self._gone or self._giver.await_back(self._giver.patience_s)
-        attempts = max(1, int(self._giver.patience_s / _AGAIN_S))
+        back = not self._gone or self._swap.await_back(self._swap.patience_s)
+        attempts = max(1, int(self._swap.patience_s / _AGAIN_S))
         while True:
             try:
                 self._plan.reserve(self._device, self._gone)
@@ -110,7 +110,7 @@ class Leaving:
             if back:
                 threading.Event().wait(_AGAIN_S)  # somebody else's memory may become free
             else:
-                back = self._giver.await_back(_AGAIN_S)
+                back = self._swap.await_back(_AGAIN_S)
 
     def _undo(self) -> None:
         """Put everything back where it was."""
@@ -126,11 +126,11 @@ class Leaving:
                 try:
                     yield
                 except BaseException as error:
-                    self._giver.failed(error)
+                    self._swap.failed(error)
                     raise
-            self._giver.whole()
+            self._swap.whole()
         finally:
-            self._giver.close()
+            self._swap.close()
 
 
 def meet(
@@ -144,8 +144,8 @@ def meet(
     if successor is None or not isinstance(plan, CapturePlan):
         return None
     with stages.stage("admit_s"):
-        giver = successor.meet(plan.emptied_bytes)
-    return None if giver is None else Leaving(device, plan, writer, giver, stages)
+        predecessor = successor.meet(plan.emptied_bytes)
+    return None if predecessor is None else Leaving(device, plan, writer, predecessor, stages)
 
 
 def copy_out(
@@ -165,7 +165,7 @@ class Arriving:
 
     Parameters
     ----------
-    taker
+    swap
         Its end of the swap.
     """
 
@@ -174,7 +174,7 @@ class Arriving:
         device: Device,
         plan: CapturePlan,
         snapshot: SnapshotFile,
-        taker: Taker,
+        swap: SuccessorEnd,
         stages: Stages,
         *,
         verify: bool,
@@ -182,7 +182,7 @@ class Arriving:
         self._device = device
         self._plan = plan
         self._snapshot = snapshot
-        self._taker = taker
+        self._swap = swap
         self._stages = stages
         self._verify = verify
         self._verifier: ChecksumVerifier | None = None
@@ -204,15 +204,15 @@ class Arriving:
         memory = self._device.memory()
         free_bytes = memory.total_bytes - memory.used_bytes
         sizes = self._plan.sizes
-        missing_bytes = sum(sizes) - free_bytes - self._taker.offered_bytes
-        self._taker.answer(f"it would lack {missing_bytes} bytes even then" if missing_bytes > 0 else "")
-        todo = deque(portions(sizes, range(len(sizes)), self._taker.portion_bytes))
+        missing_bytes = sum(sizes) - free_bytes - self._swap.offered_bytes
+        self._swap.answer(f"it would lack {missing_bytes} bytes even then" if missing_bytes > 0 else "")
+        todo = deque(portions(sizes, range(len(sizes)), self._swap.portion_bytes))
         taken_bytes = 0
         while todo and missing_bytes <= 0:
             nbytes = sum(sizes[sid] for sid in todo[0])
             with self._stages.stage("handover_s"):
-                self._taker.await_given(taken_bytes + nbytes - free_bytes)
-            if self._taker.vacated:
+                self._swap.await_given(taken_bytes + nbytes - free_bytes)
+            if self._swap.vacated:
                 break
             try:
                 transfer += self._bring(todo[0])
@@ -223,7 +223,7 @@ class Arriving:
             taken_bytes += nbytes
         self._stages.record.bytes_taken = taken_bytes
         with self._stages.stage("handover_s"):
-            self._taker.await_vacated()
+            self._swap.await_vacated()
         return transfer + self._bring([sid for portion in todo for sid in portion])
 
     @contextmanager
@@ -233,11 +233,11 @@ class Arriving:
             with undone_by(self._undo, "taking the state back"):
                 yield
         finally:
-            self._taker.close()
+            self._swap.close()
 
     def _undo(self) -> None:
         self._plan.empty(self._device)
-        self._taker.back()
+        self._swap.back()
 
     def _bring(self, sids: Sequence[int]) -> Transfer:
         with self._stages.stage("reserve_s"):

@@ -18,7 +18,7 @@ from .duplex import Arriving
 from .inventory import Plan
 from .move import move_storages
 from .record import Stages, SwitchRecord
-from .swap_endpoints import Taker
+from .swap_endpoints import SuccessorEnd
 
 
 class Parked(NamedTuple):
@@ -67,7 +67,7 @@ def bring_back(
     *,
     verify: bool,
     lazy: LazyResume | None,
-    taker: Taker | None,
+    swap: SuccessorEnd | None,
 ) -> Stream | None:
     """Reserve everything, verify the snapshot and copy it; what was reserved is given back if that fails.
 
@@ -78,17 +78,17 @@ def bring_back(
     """
     stages, plan = parked.stages, parked.plan
     moving = (target.torch_device, target.name.further) != (home.torch_device, home.name.further)
-    if taker is not None and isinstance(plan, CapturePlan) and not moving:
-        arriving = Arriving(target, plan, parked.snapshot, taker, stages, verify=verify)
+    if swap is not None and isinstance(plan, CapturePlan) and not moving:
+        arriving = Arriving(target, plan, parked.snapshot, swap, stages, verify=verify)
         with arriving.undone_if_it_fails():
             with stages.stage("fetch_s"):
                 store.bring_back(parked.snapshot)
             stages.record.copy_in = arriving.copy_in()
             process_rng.restore(parked.shared_random)
         return None
-    if taker is not None:
+    if swap is not None:
         with stages.stage("handover_s"):
-            taker.await_the_whole(f"a job that comes by the route {stages.record.route} comes whole")
+            swap.await_the_whole(f"a job that comes by the route {stages.record.route} comes whole")
     if moving:
         plan.check_movable(home)
     with stages.stage("fetch_s"):

@@ -19,27 +19,27 @@ from .swap_protocol import (
     Back,
     End,
     Failed,
-    FromGiver,
-    FromTaker,
+    FromPredecessor,
+    FromSuccessor,
     Gave,
     Gone,
     Left,
     Offer,
     Terms,
     Whole,
-    from_giver,
-    from_taker,
+    from_predecessor,
+    from_successor,
     new_socket,
 )
 
 #: What leaves or comes at once: small beside a state, large beside what it costs to give memory back.
 PORTION_BYTES = 512 << 20
-#: How long the giver, whose device is idle meanwhile, waits for an answer; and the taker for the offer.
+#: How long the predecessor, whose device is idle, waits for an answer; and the successor for the offer.
 _ANSWER_S = 5.0
 _ERROR_CHARACTERS = 1000
 
 
-class Giver:
+class PredecessorEnd:
     """The end of the one that leaves.
 
     Attributes
@@ -48,7 +48,7 @@ class Giver:
         Why nothing need be given back before the end; empty: it is worth it.
     """
 
-    def __init__(self, end: End[FromTaker], portion_bytes: int) -> None:
+    def __init__(self, end: End[FromSuccessor], portion_bytes: int) -> None:
         self._end = end
         self._back = False
         self.patience_s = end.patience_s
@@ -56,7 +56,7 @@ class Giver:
         self.problem = "nothing was offered"
 
     def offer(self, terms: Terms, nbytes: int) -> None:
-        """Say what will be given back before the end, and hear what the taker thinks of it, if it is any."""
+        """Say what will be given back before the end, and hear whether the successor can use it."""
         self._end.insist(Offer(VERSION, terms, nbytes))
         if not nbytes:
             return
@@ -80,7 +80,7 @@ class Giver:
         self._end.insist(Failed(f"{type(error).__name__}: {error}"[:_ERROR_CHARACTERS]))
 
     def await_back(self, timeout_s: float) -> bool:
-        """Wait until nothing of the taker's is on the device; whether that is so."""
+        """Wait until nothing of the successor's is on the device; whether that is so."""
         deadline_s = time.monotonic() + timeout_s
         while not self._back:
             try:
@@ -126,35 +126,35 @@ class Successor:
     portion_bytes: int = PORTION_BYTES
     patience_s: float = PATIENCE_S
 
-    def meet(self, nbytes: int) -> Giver | None:
+    def meet(self, nbytes: int) -> PredecessorEnd | None:
         """Offer it ``nbytes`` of the device; ``None`` if it does not wait there."""
         connection = new_socket()
         try:
             connection.settimeout(min(_ANSWER_S, self.patience_s))
             with short_path(self.directory / SOCKET) as address:
                 connection.connect(address)
-            giver = Giver(End(connection, from_taker, self.patience_s), self.portion_bytes)
+            predecessor = PredecessorEnd(End(connection, from_successor, self.patience_s), self.portion_bytes)
         except (OSError, HandoverError):
             connection.close()
             return None
-        giver.offer(self.terms, nbytes if self.overlapped else 0)
-        return giver
+        predecessor.offer(self.terms, nbytes if self.overlapped else 0)
+        return predecessor
 
 
-class Taker:
+class SuccessorEnd:
     """The end of the one that comes.
 
     Attributes
     ----------
     offered_bytes
-        What the giver will give back before the end; nothing: it waits for no answer.
+        What the predecessor will give back before the end; nothing: it waits for no answer.
     given_bytes
         What it has given back so far.
     vacated
-        Whether nothing of the giver's is on the device any more, for good: the device is the taker's.
+        Whether the predecessor is off the device for good: the device is the successor's.
     """
 
-    def __init__(self, end: End[FromGiver], offer: Offer, portion_bytes: int) -> None:
+    def __init__(self, end: End[FromPredecessor], offer: Offer, portion_bytes: int) -> None:
         self._end = end
         self.portion_bytes = portion_bytes
         self._terms = offer.terms
@@ -168,7 +168,7 @@ class Taker:
             self._end.insist(Answer(problem[:_ERROR_CHARACTERS]))
 
     def filenos(self) -> tuple[int, ...]:
-        """What can be read when there may be something to take in: a word, or the end of the giver."""
+        """What can be read when there may be something to take in: a word, or the end of the predecessor."""
         return self._end.filenos()
 
     def take_in(self) -> None:
@@ -177,7 +177,7 @@ class Taker:
             pass
 
     def await_given(self, nbytes: int) -> None:
-        """Wait until the giver has given back ``nbytes`` in all, or is off the device.
+        """Wait until the predecessor has given back ``nbytes`` in all, or is off the device.
 
         Raises
         ------
@@ -189,7 +189,7 @@ class Taker:
             self._await_word()
 
     def await_vacated(self) -> None:
-        """Wait until nothing of the giver's is on the device; ``HandoverError`` as above."""
+        """Wait until nothing of the predecessor's is on the device; ``HandoverError`` as above."""
         while not self.vacated:
             self._await_word()
 
@@ -237,7 +237,7 @@ class Taker:
 
     def _error(self, what: str) -> HandoverError:
         return HandoverError(
-            f"{self._terms.giver}, which was to make room on {self._terms.device}, {what}",
+            f"{self._terms.predecessor}, which was to make room on {self._terms.device}, {what}",
             "resume again when the device is free; the snapshot is kept",
         )
 
@@ -251,7 +251,7 @@ class Taker:
 
 
 class SwapListener:
-    """Where a giver can knock, as long as it is open: a socket in the taker's own store.
+    """Where a predecessor can knock, as long as it is open: a socket in the successor's own store.
 
     Parameters
     ----------
@@ -286,14 +286,14 @@ class SwapListener:
             self._socket.listen()
         except OSError as error:
             self._socket.close()
-            raise HandoverError(f"there can be no passage in {directory}: {error.strerror}") from error
+            raise HandoverError(f"there can be no socket in {directory}: {error.strerror}") from error
 
     def fileno(self) -> int:
         """A descriptor that can be read when somebody knocks."""
         return self._socket.fileno()
 
-    def await_giver(self, timeout_s: float) -> Taker | None:
-        """Wait for the giver, which comes when its suspend is about to copy; ``None`` if it does not."""
+    def await_predecessor(self, timeout_s: float) -> SuccessorEnd | None:
+        """Wait for the predecessor, which connects before its suspend copies; ``None`` if it does not."""
         deadline_s = time.monotonic() + timeout_s
         while True:
             self._socket.settimeout(max(0.0, deadline_s - time.monotonic()))
@@ -301,14 +301,14 @@ class SwapListener:
                 connection, _ = self._socket.accept()
             except (TimeoutError, BlockingIOError):
                 return None
-            taker = self._let_in(connection)
-            if taker is not None:
-                return taker
+            successor = self._let_in(connection)
+            if successor is not None:
+                return successor
 
-    def _let_in(self, connection: socket.socket) -> Taker | None:
-        """The taker's end of a swap with whoever has connected, if it is the right one."""
+    def _let_in(self, connection: socket.socket) -> SuccessorEnd | None:
+        """The successor's end of a swap with whoever has connected, if it is the right one."""
         try:
-            end: End[FromGiver] = End(connection, from_giver, self._patience_s)
+            end: End[FromPredecessor] = End(connection, from_predecessor, self._patience_s)
         except HandoverError:
             connection.close()
             return None
@@ -318,7 +318,7 @@ class SwapListener:
                     VERSION,
                     self._terms,
                 ):
-                    return Taker(end, offer, self._portion_bytes)
+                    return SuccessorEnd(end, offer, self._portion_bytes)
         end.close()
         return None
 

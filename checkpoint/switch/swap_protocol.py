@@ -1,22 +1,22 @@
 """The swap protocol of two processes on one device: what they say to each other, and how.
 
-The one that comes (the taker) is parked. It listens in its own store; the one that leaves (the giver)
-connects there when its suspend is about to copy, and leaves by itself if nobody listens. Then, on a socket of
-the operating system, so that the end of either process is seen at once:
+The one that comes (the successor) is parked. It listens in its own store; the one that leaves (the
+predecessor) connects there when its suspend is about to copy, and leaves by itself if nobody listens. Then,
+on a socket of the operating system, so that the end of either process is seen at once:
 
-    giver                            taker
+    predecessor                      successor
     Offer(terms, nbytes)   ->                      what it is about to give back
                            <-        Answer        whether it is worth giving anything back before the end;
                                                    none to an offer of nothing
     Gave(nbytes)  ...      ->                      in all so far, by the device's own count
     Whole                  ->                      published and gone; it wants nothing back any more
     Failed(error)          ->                      it runs on, and wants all of it back
-                           <-        Back          nothing of the taker's is on the device (any more)
+                           <-        Back          nothing of the successor's is on the device (any more)
 
-After ``Whole``, or when the giver's process no longer exists, the device is the taker's; never before. After
-``Failed`` it is the giver's again as soon as the taker has said ``Back``, or no longer exists. The giver
-waits for the taker nowhere else, and whatever goes wrong at the taker's end ends in ``Back``: so one of the
-two always comes to its end.
+After ``Whole``, or when the predecessor's process no longer exists, the device is the successor's; never
+before. After ``Failed`` it is the predecessor's again as soon as the successor has said ``Back``, or no
+longer exists. The predecessor waits for the successor nowhere else, and whatever goes wrong at the
+successor's end ends in ``Back``: so one of the two always comes to its end.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ import msgspec
 
 from gpuslice.errors import HandoverError
 
-VERSION = 2
+VERSION = 3
 #: The listener's name in a store's directory.
-SOCKET = "passage"
+SOCKET = "swap"
 #: How long one end waits for a word of the other. A word comes with every portion, and a portion of
 #: several gigabytes takes seconds.
 PATIENCE_S = 60.0
@@ -50,22 +50,22 @@ class Terms(_Message, frozen=True):
 
     Attributes
     ----------
-    giver, taker
+    predecessor, successor
         The jobs.
     epoch
-        Of the taker's lease: the fencing token.
+        Of the successor's lease: the fencing token.
     device
         Where.
     """
 
-    giver: str
-    taker: str
+    predecessor: str
+    successor: str
     epoch: int
     device: str
 
 
 class Offer(_Message, frozen=True, tag="offer"):
-    """The giver's first words."""
+    """The predecessor's first words."""
 
     version: int
     terms: Terms
@@ -73,33 +73,33 @@ class Offer(_Message, frozen=True, tag="offer"):
 
 
 class Answer(_Message, frozen=True, tag="answer"):
-    """The taker's: why nothing need be given back early, or nothing."""
+    """The successor's: why nothing need be given back early, or nothing."""
 
     problem: str
 
 
 class Gave(_Message, frozen=True, tag="gave"):
-    """Bytes that the device has back from the giver, in all so far."""
+    """Bytes that the device has back from the predecessor, in all so far."""
 
     nbytes: int
 
 
 class Whole(_Message, frozen=True, tag="whole"):
-    """The giver is published, and nothing of it is left on the device."""
+    """The predecessor is published, and nothing of it is left on the device."""
 
 
 class Failed(_Message, frozen=True, tag="failed"):
-    """The giver could not leave, and wants back what it gave."""
+    """The predecessor could not leave, and wants back what it gave."""
 
     error: str
 
 
 class Back(_Message, frozen=True, tag="back"):
-    """The taker has nothing on the device."""
+    """The successor has nothing on the device."""
 
 
-FromGiver = Offer | Gave | Whole | Failed
-FromTaker = Answer | Back
+FromPredecessor = Offer | Gave | Whole | Failed
+FromSuccessor = Answer | Back
 _Heard = TypeVar("_Heard")
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -148,7 +148,7 @@ class End(Generic[_Heard]):
         except OSError as error:
             raise HandoverError(f"cannot be watched, process {pid}: {error.strerror}") from error
 
-    def tell(self, message: FromGiver | FromTaker) -> bool:
+    def tell(self, message: FromPredecessor | FromSuccessor) -> bool:
         """Send, if the other still reads; whether that could be done at once."""
         try:
             self._socket.send(_encode(message))
@@ -156,7 +156,7 @@ class End(Generic[_Heard]):
             return False
         return True
 
-    def insist(self, message: FromGiver | FromTaker) -> None:
+    def insist(self, message: FromPredecessor | FromSuccessor) -> None:
         """Send as soon as there is room for it; the other may have gone, or be out of patience by then."""
         deadline_s = time.monotonic() + self.patience_s
         while not self.tell(message):
@@ -217,8 +217,8 @@ class End(Generic[_Heard]):
         os.close(self._process)
 
 
-from_giver = msgspec.msgpack.Decoder(FromGiver)
-from_taker = msgspec.msgpack.Decoder(FromTaker)
+from_predecessor = msgspec.msgpack.Decoder(FromPredecessor)
+from_successor = msgspec.msgpack.Decoder(FromSuccessor)
 
 
 def new_socket() -> socket.socket:

@@ -49,7 +49,7 @@ from .inventory import Inventory, Plan
 from .move import computing_on
 from .parked import Parked, bring_back, empty
 from .record import Stages, SwitchRecord
-from .swap_endpoints import Successor, Taker
+from .swap_endpoints import Successor, SuccessorEnd
 
 
 class Switch:
@@ -237,13 +237,13 @@ class Switch:
         return self._store.warm_up(self._layout)
 
     @heap.uncollected()
-    def resume(self, device: Device | None = None, *, taker: Taker | None = None) -> SwitchRecord:
+    def resume(self, device: Device | None = None, *, swap: SuccessorEnd | None = None) -> SwitchRecord:
         """Bring the state back, to ``device`` if it is given.
 
         Parameters
         ----------
-        taker
-            The end of a swap with the job that is about to leave that device; it is used up.
+        swap
+            This end of a swap with the job that is about to leave that device; it is used up.
 
         Raises
         ------
@@ -274,7 +274,7 @@ class Switch:
                     target,
                     verify=self._verify,
                     lazy=self._lazy,
-                    taker=taker,
+                    swap=swap,
                 )
                 if stream is not None:
                     self._follow(stream, parked)

@@ -237,13 +237,13 @@ class Agent:
 
     def _come_back(self, called: Resume | HandedDevice | None) -> bool:
         """Resume, as called or where the job was; whether that worked (if nobody called it has to)."""
-        order, taker = called if isinstance(called, HandedDevice) else (called, None)
+        order, swap = called if isinstance(called, HandedDevice) else (called, None)
         if order is None:
             self._report(self._orders.decline("a signal asks the script to end"))
         try:
             self._names.pause()
             target = self._runtime.gpus.inside(DeviceName.parse(order.device)) if order else None
-            record = self._runtime.resume(target, taker=taker)
+            record = self._runtime.resume(target, swap=swap)
             self._names.follow(self._first, self._runtime.leased)
         except GpusliceError as error:
             if self._runtime.whole:

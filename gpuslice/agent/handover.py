@@ -12,7 +12,7 @@ from contextlib import closing
 from typing import NamedTuple
 
 from gpuslice.agent.orders import Orders
-from gpuslice.checkpoint.switch.swap_endpoints import Successor, SwapListener, Taker
+from gpuslice.checkpoint.switch.swap_endpoints import Successor, SuccessorEnd, SwapListener
 from gpuslice.checkpoint.switch.swap_protocol import Terms
 from gpuslice.errors import HandoverError
 from gpuslice.runtime.runtime import Runtime
@@ -26,12 +26,12 @@ class HandedDevice(NamedTuple):
     ----------
     order
         The lease, as if it had been sent.
-    taker
+    successor
         The connection to the one that is still leaving; ``None``: it has left.
     """
 
     order: Resume
-    taker: Taker | None
+    successor: SuccessorEnd | None
 
 
 class Handovers:
@@ -53,12 +53,12 @@ class Handovers:
 
     def successor(self) -> Successor | None:
         """Who may wait for this rank's device now that it leaves it."""
-        heir, device = self._orders.heir, self._runtime.device
-        if heir is None:
+        successor, device = self._orders.successor, self._runtime.device
+        if successor is None:
             return None
         leased = str(self._runtime.gpus.outside(device.name))
-        terms = Terms(giver=self._job, taker=heir.job, epoch=heir.epoch, device=leased)
-        directory = self._runtime.ramdisk.home(heir.job, 0)  # whoever expects a device has one rank
+        terms = Terms(predecessor=self._job, successor=successor.job, epoch=successor.epoch, device=leased)
+        directory = self._runtime.ramdisk.home(successor.job, 0)  # whoever expects a device has one rank
         return Successor(directory, terms, overlapped=device.duplex)
 
     def await_order(self) -> Resume | Cancel | HandedDevice | None:
@@ -67,39 +67,44 @@ class Handovers:
             expected = self._orders.expected
             if expected is None:
                 self._orders.wait(None)
-            elif (coming := self._await_giver(expected)) is not None:
+            elif (coming := self._await_predecessor(expected)) is not None:
                 return coming
             if self._orders.called:
                 return self._orders.await_order()
 
-    def _await_giver(self, expected: Expect) -> HandedDevice | None:
+    def _await_predecessor(self, expected: Expect) -> HandedDevice | None:
         """Wait at the listener until somebody has come through; ``None`` if something else comes first."""
-        terms = Terms(giver=expected.giver, taker=self._job, epoch=expected.epoch, device=expected.device)
+        terms = Terms(
+            predecessor=expected.predecessor,
+            successor=self._job,
+            epoch=expected.epoch,
+            device=expected.device,
+        )
         try:
             with closing(SwapListener(self._runtime.store.directory, terms)) as listener:
                 while self._orders.wait(expected, listener.fileno()):
-                    if (taker := listener.await_giver(0.0)) is not None:
-                        return self._meet(expected, taker)
+                    if (successor := listener.await_predecessor(0.0)) is not None:
+                        return self._meet(expected, successor)
         except HandoverError as error:
             self._send(self._orders.decline(error.message))
         return None
 
-    def _meet(self, expected: Expect, taker: Taker) -> HandedDevice | None:
+    def _meet(self, expected: Expect, successor: SuccessorEnd) -> HandedDevice | None:
         order = Resume(epoch=expected.epoch, device=expected.device)
         device = self._runtime.device
         held = str(self._runtime.gpus.outside(device.name))
-        if device.duplex and held == expected.device and taker.offered_bytes:
+        if device.duplex and held == expected.device and successor.offered_bytes:
             if self._orders.come(expected):
-                return HandedDevice(order, taker)
-            taker.back()
-            taker.close()
+                return HandedDevice(order, successor)
+            successor.back()
+            successor.close()
             return None
-        with closing(taker):
-            taker.answer("it comes when everything is published")
-            while not taker.vacated and self._orders.wait(expected, *taker.filenos()):
-                taker.take_in()
-            if not taker.vacated:
-                taker.back()
+        with closing(successor):
+            successor.answer("it comes when everything is published")
+            while not successor.vacated and self._orders.wait(expected, *successor.filenos()):
+                successor.take_in()
+            if not successor.vacated:
+                successor.back()
             elif self._orders.come(expected):
                 return HandedDevice(order, None)
         return None

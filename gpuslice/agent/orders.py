@@ -30,7 +30,7 @@ from enum import Enum
 from gpuslice.runtime.boundaries import NEVER, BoundaryCounter
 from gpuslice.runtime.ending import ENDING_SIGNALS
 from gpuslice.types import shortened
-from gpuslice.wire import Cancel, Declined, Expect, Forget, FromAgent, Heir, Overshot, Resume, Suspend
+from gpuslice.wire import Cancel, Declined, Expect, Forget, FromAgent, Overshot, Resume, Successor, Suspend
 
 #: Of an error that the scheduler is told.
 _ERROR_CHARACTERS = 4096
@@ -64,7 +64,7 @@ class Orders:
 
     Attributes
     ----------
-    heir
+    successor
         Who may wait for the device at the last boundary to stop at.
     expected
         The device that may be handed over to this rank, while it is parked.
@@ -75,7 +75,7 @@ class Orders:
         self.epoch = 0
         self._boundaries = boundaries
         self._terminate = terminate
-        self.heir: Heir | None = None
+        self.successor: Successor | None = None
         self.expected: Expect | None = None
         #: Whether it has come to what it expects, as far as the device is concerned.
         self._coming = False
@@ -157,7 +157,7 @@ class Orders:
             if self.phase is Phase.ON_LEAVE:
                 self._later = order.stop_at
                 return []
-            self.heir = order.heir
+            self.successor = order.successor
             if self.phase is Phase.PARKED:
                 if order.stop_at > boundaries.count:
                     boundaries.stop_at = order.stop_at

@@ -16,7 +16,7 @@ from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
 from gpuslice.checkpoint.ramdisk.store import JobStore
 from gpuslice.checkpoint.switch.background_snapshot import BackgroundSnapshot
 from gpuslice.checkpoint.switch.record import SwitchRecord
-from gpuslice.checkpoint.switch.swap_endpoints import Successor, Taker
+from gpuslice.checkpoint.switch.swap_endpoints import Successor, SuccessorEnd
 from gpuslice.checkpoint.switch.switch import Switch
 from gpuslice.config import Settings
 from gpuslice.errors import (
@@ -265,12 +265,12 @@ class Runtime:
         record.leave(live_graphs.REASON, graph_bytes)
         return record
 
-    def resume(self, device: DeviceName | None = None, *, taker: Taker | None = None) -> SwitchRecord:
+    def resume(self, device: DeviceName | None = None, *, swap: SuccessorEnd | None = None) -> SwitchRecord:
         """Bring the state back, to ``device`` if it is given, and record the switch.
 
         Parameters
         ----------
-        taker
+        swap
             The connection to the job that is leaving that device.
 
         Raises
@@ -284,7 +284,7 @@ class Runtime:
         with ours("the resume"):
             if device is not None and device != self.device.name:
                 target = self._open_other(device)
-            record = self.switch.resume(target, taker=taker)
+            record = self.switch.resume(target, swap=swap)
         if target is not None:
             self.__dict__["device"] = target
         self.memory_limit.restore(self.device.name)

@@ -57,15 +57,17 @@ def _check_job(core: CoreContract, job: Gang) -> None:
 
 
 def _check_promise(core: CoreContract, job: Gang) -> None:
-    """A promise has a giver, alone on the device, and one heir that is parked, with the next epoch."""
-    if job.heir and (heir := core.jobs[job.heir]).promise is None:
-        raise InvariantError(f"{heir.id} is to have the device of {job.id}, which nobody promised to it")
+    """A promise has a predecessor, alone on the device, and one parked successor, with the next epoch."""
+    if job.successor and (successor := core.jobs[job.successor]).promise is None:
+        raise InvariantError(f"{successor.id} is to have the device of {job.id}, which nobody promised to it")
     if (promise := job.promise) is None:
         return
-    giver = core.jobs[promise.giver]
-    if giver.heir != job.id or giver.lease != (promise.device,):
+    predecessor = core.jobs[promise.predecessor]
+    if predecessor.successor != job.id or predecessor.lease != (promise.device,):
         raise InvariantError(f"job {job.id} was promised device {promise.device}, not by who has it")
-    if list(core.occupants[promise.device]) != [giver.id] or not core.handovers.promised(promise.device):
+    if list(core.occupants[promise.device]) != [predecessor.id] or not core.handovers.promised(
+        promise.device
+    ):
         raise InvariantError(f"device {promise.device} is promised to {job.id}, and others have it, too")
     if promise.epoch != job.epoch + 1 or job.lease:
         raise InvariantError(f"job {job.id} was promised epoch {promise.epoch} and has {job.epoch}")

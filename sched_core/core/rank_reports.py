@@ -114,13 +114,13 @@ class RankReports:
             self._core.tell(job, rank.number, self._stop(job))
 
     def _stop(self, job: Gang) -> SuspendMessage:
-        heir = self._core.handovers.named(job)
-        return SuspendMessage(epoch=job.epoch, stop_at=job.stop_at, heir=heir)
+        successor = self._core.handovers.named(job)
+        return SuspendMessage(epoch=job.epoch, stop_at=job.stop_at, successor=successor)
 
     def call_off(self, job: Gang, now: float) -> None:
         """Let the gang, which was told to stop, go on; ranks that have parked come back."""
-        if job.heir:
-            self._core.handovers.withdraw(self._core.jobs[job.heir])
+        if job.successor:
+            self._core.handovers.withdraw(self._core.jobs[job.successor])
         job.move(Trigger.STAY, now)
         self.aim(job, NEVER)
         self._core.reconcile_later(job)
@@ -230,7 +230,7 @@ class RankReports:
         job.step_time.suspended()
         self._core.switch_costs.parked(job, rank.number, message)
         self._advance(job, rank, now, message.boundary, message.step)
-        if called_off and job.heir:
+        if called_off and job.successor:
             self._left(job, now)
         elif called_off:
             if job.allows(Trigger.LATE_PARK):
@@ -244,7 +244,7 @@ class RankReports:
         self._core.settle(job, now)
 
     def _left(self, job: Gang, now: float) -> None:
-        """``job`` has parked though it was to go on, and its heir may have come: that one goes on instead."""
+        """``job`` has parked though it was to go on, and its successor may have come: that one goes on."""
         job.move(Trigger.LEFT, now)
         if job.running and not job.borrowed:
             job.settle(now)

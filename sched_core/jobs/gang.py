@@ -77,7 +77,7 @@ class Gang(Job):
         See ``states``.
     lease, home
         Devices held under ``epoch``, rank order; empty when none. Those it was last suspended on.
-    heir
+    successor
         Who was promised its device; empty: nobody.
     promise
         Of the device of another that is about to leave it.
@@ -156,7 +156,6 @@ class Gang(Job):
         "first_hello_s",
         "fragmentation_s",
         "given_up",
-        "heir",
         "held",
         "history",
         "home",
@@ -180,6 +179,7 @@ class Gang(Job):
         "state",
         "step_time",
         "stop_at",
+        "successor",
         "switch_error_s",
         "switch_predicted_s",
         "switch_s",
@@ -199,7 +199,7 @@ class Gang(Job):
         self.borrowed: tuple[int, ...] = ()
         self.requested_devices: tuple[int, ...] = ()
         self.promise: Promise | None = None
-        self.heir = self.said = self.reason = self.failure = ""
+        self.successor = self.said = self.reason = self.failure = ""
         self.held = self.lent = self.late = self.given_up = False
         self.launched = self.trains = self.finishing = self.deadline_missed = False
         self.stop_at = self.overshoots = self.refusals = self.missed = self.attempt = 0

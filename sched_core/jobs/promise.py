@@ -12,19 +12,19 @@ class Promise(msgspec.Struct):
 
     Attributes
     ----------
-    giver
+    predecessor
         Who is on it.
     device
         Which.
     epoch
         Of the lease to come.
     withdrawn
-        Whether the heir was asked to decline.
+        Whether the successor was asked to decline.
     early
-        What the heir has said under that epoch, the oldest first, of heartbeats only the newest.
+        What the successor has said under that epoch, the oldest first, of heartbeats only the newest.
     """
 
-    giver: str
+    predecessor: str
     device: int
     epoch: int
     withdrawn: bool = False

@@ -286,20 +286,20 @@ class Player:
         )
         return _told(record)
 
-    def _terms(self, giver: str, taker: str) -> swap_protocol.Terms:
-        return swap_protocol.Terms(giver, taker, 3, "cpu")
+    def _terms(self, predecessor: str, successor: str) -> swap_protocol.Terms:
+        return swap_protocol.Terms(predecessor, successor, 3, "cpu")
 
-    def leave(self, taker: str) -> dict[str, object]:
+    def leave(self, successor: str) -> dict[str, object]:
         """Suspend, and let somebody else have the device meanwhile."""
-        directory = self.disk.directory / f"{taker}.r0"
-        terms = self._terms(self.name, taker)
-        successor = Successor(directory, terms, portion_bytes=PORTION_BYTES, patience_s=self.patience_s)
-        return self.suspend(successor)
+        directory = self.disk.directory / f"{successor}.r0"
+        terms = self._terms(self.name, successor)
+        there = Successor(directory, terms, portion_bytes=PORTION_BYTES, patience_s=self.patience_s)
+        return self.suspend(there)
 
-    def open(self, giver: str) -> None:
+    def open(self, predecessor: str) -> None:
         """Let somebody knock who is about to leave."""
         assert self.store is not None
-        terms = self._terms(giver, self.name)
+        terms = self._terms(predecessor, self.name)
         self.listener = SwapListener(
             self.store.directory, terms, portion_bytes=PORTION_BYTES, patience_s=self.patience_s
         )
@@ -307,9 +307,9 @@ class Player:
     def arrive(self) -> dict[str, object] | None:
         """Wait for whoever knocks, and take the device over; nothing if nobody does."""
         assert self.listener is not None
-        taker = self.listener.await_giver(60.0)
+        successor = self.listener.await_predecessor(60.0)
         self.listener.close()
-        return None if taker is None else _told(self.switch.resume(taker=taker))
+        return None if successor is None else _told(self.switch.resume(swap=successor))
 
     def resume(self) -> dict[str, object]:
         return _told(self.switch.resume())

@@ -11,7 +11,7 @@ import pytest
 from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
 from gpuslice.checkpoint.ramdisk.store import JobStore
 from gpuslice.checkpoint.switch.record import SwitchRecord
-from gpuslice.checkpoint.switch.swap_endpoints import Successor, SwapListener, Taker
+from gpuslice.checkpoint.switch.swap_endpoints import Successor, SuccessorEnd, SwapListener
 from gpuslice.checkpoint.switch.swap_protocol import Terms
 from gpuslice.checkpoint.switch.switch import Switch
 from gpuslice.kernels import Device
@@ -40,7 +40,7 @@ class Swapping(Switch):
         self.given_bytes = self.taken_bytes = 0
 
     def suspend(self, **options: Any) -> SwitchRecord:
-        self._partner.ask("open", giver="case")
+        self._partner.ask("open", predecessor="case")
         self._partner.tell("arrive")
         there = Successor(self._directory, Terms("case", "partner", 3, "cpu"), portion_bytes=4096)
         record = super().suspend(**options, successor=there)
@@ -48,12 +48,12 @@ class Swapping(Switch):
         self.given_bytes += record.bytes_given
         return record
 
-    def resume(self, device: Device | None = None, *, taker: Taker | None = None) -> SwitchRecord:
+    def resume(self, device: Device | None = None, *, swap: SuccessorEnd | None = None) -> SwitchRecord:
         listener = SwapListener(self._mine, Terms("partner", "case", 3, "cpu"), portion_bytes=4096)
-        self._partner.tell("leave", taker="case")
-        taker = listener.await_giver(PATIENCE_S)
-        assert taker is not None
-        record = super().resume(device, taker=taker)
+        self._partner.tell("leave", successor="case")
+        swap = listener.await_predecessor(PATIENCE_S)
+        assert swap is not None
+        record = super().resume(device, swap=swap)
         listener.close()
         self._partner.result()
         self.taken_bytes += record.bytes_taken

@@ -30,7 +30,7 @@ disk = RamDisk(Path("ramdisk"), 2 << 30)
 store = disk.open_store(name)
 tensors = [torch.full((40 << 20,), 7 * k + ord(name), dtype=torch.uint8, device="cuda:0") for k in range(8)]
 switch = Switch(open_device(DeviceName("cuda", 0)), store)
-terms = Terms(giver="a", taker="b", epoch=7, device="cuda:0")
+terms = Terms(predecessor="a", successor="b", epoch=7, device="cuda:0")
 
 def whole():
     return all(bool((t == (7 * k + ord(name)) % 256).all()) for k, t in enumerate(tensors))
@@ -84,7 +84,7 @@ def test_two_processes_swap_on_a_gpu_that_holds_one(warm_workshop: Workshop) -> 
         ask(b, "switch.suspend(boundary=1)")
         a, _ = stack.enter_context(playing(warm_workshop, "a"))
         ask(b, "listener = SwapListener(store.directory, terms)")
-        tell(b, f"record = switch.resume(taker=listener.await_giver({DEADLINE_S}))")
+        tell(b, f"record = switch.resume(swap=listener.await_predecessor({DEADLINE_S}))")
         tell(a, f"record = switch.suspend(boundary=1, successor=Successor(Path({door_of_b!r}), terms))")
         assert (hear(a), hear(b)) == ("done", "done")
         ask(a, "assert record.bytes_given > 0, record")
@@ -95,19 +95,18 @@ def test_two_processes_swap_on_a_gpu_that_holds_one(warm_workshop: Workshop) -> 
 
 
 @pytest.mark.parametrize("fault", ["cudaMemcpyAsync", "cudaMalloc"])
-def test_a_taker_that_fails_stays_parked_and_comes_back(warm_workshop: Workshop, fault: str) -> None:
+def test_a_successor_that_fails_stays_parked_and_comes_back(warm_workshop: Workshop, fault: str) -> None:
     warm_workshop.environ["CUDASIM_MEMORY_MIB"] = "640"
     with ExitStack() as stack:
         b, door_of_b = stack.enter_context(playing(warm_workshop, "b"))
         ask(b, "switch.suspend(boundary=1)")
         a, _ = stack.enter_context(playing(warm_workshop, "a"))
-        ask(
-            b, "import cudasim; listener = SwapListener(store.directory, terms); taker = None; failed = False"
-        )
+        ask(b, "import cudasim; listener = SwapListener(store.directory, terms)")
+        ask(b, "successor = None; failed = False")
         lines = [
-            f"taker = listener.await_giver({DEADLINE_S})",
+            f"successor = listener.await_predecessor({DEADLINE_S})",
             f"[cudasim.fail({fault!r}, 2, nth=n) for n in range(2, 9)]",
-            "switch.resume(taker=taker)",
+            "switch.resume(swap=successor)",
         ]
         tell(b, f"attempt({lines!r})")
         tell(a, f"record = switch.suspend(boundary=1, successor=Successor(Path({door_of_b!r}), terms))")

@@ -28,8 +28,8 @@ FROM_AGENT = [
 TO_AGENT = [
     wire.Welcome(version=1),
     wire.Suspend(epoch=1, stop_at=13),
-    wire.Suspend(epoch=1, stop_at=13, heir=wire.Heir(job="b", epoch=3)),
-    wire.Expect(epoch=3, device="cuda:1", giver="a"),
+    wire.Suspend(epoch=1, stop_at=13, successor=wire.Successor(job="b", epoch=3)),
+    wire.Expect(epoch=3, device="cuda:1", predecessor="a"),
     wire.Forget(epoch=3),
     wire.Resume(epoch=2, device="cuda:1"),
     wire.Cancel(epoch=2, reason="cancelled"),

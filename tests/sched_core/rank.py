@@ -48,7 +48,7 @@ class Rank:
         self.stop_at: int | None = None
         self.lock: int | None = None
         self.device = ""
-        self.heir: wire.Heir | None = None
+        self.successor: wire.Successor | None = None
         self.expected: wire.Expect | None = None
         self.door: SwapListener | None = None
         self.declined = 0
@@ -131,14 +131,16 @@ class Rank:
             self.send(self.standing)
 
     def hand_over(self) -> None:
-        """Be on no device, and say so to an heir that waits."""
-        heir, giver = self.heir, None
-        if heir is not None and "RANK_LOCKS" in os.environ:
-            giver = Successor(room(heir.job), Terms(self.job, heir.job, heir.epoch, self.device)).meet(0)
+        """Be on no device, and say so to a successor that waits."""
+        successor, predecessor = self.successor, None
+        if successor is not None and "RANK_LOCKS" in os.environ:
+            predecessor = Successor(
+                room(successor.job), Terms(self.job, successor.job, successor.epoch, self.device)
+            ).meet(0)
         self.leave()
-        if giver is not None:
-            giver.whole()
-            giver.close()
+        if predecessor is not None:
+            predecessor.whole()
+            predecessor.close()
 
     def expect(self, order: wire.Expect) -> None:
         if self.training or order.epoch <= max(self.epoch, self.declined) or "RANK_LOCKS" not in os.environ:
@@ -147,24 +149,26 @@ class Rank:
             self.shut()
             self.expected = order
             room(self.job).mkdir(mode=0o700, exist_ok=True)
-            self.door = SwapListener(room(self.job), Terms(order.giver, self.job, order.epoch, order.device))
+            self.door = SwapListener(
+                room(self.job), Terms(order.predecessor, self.job, order.epoch, order.device)
+            )
             self.poller.register(self.door.fileno(), zmq.POLLIN)
 
     def meet(self, door: SwapListener) -> None:
         """Somebody has knocked."""
-        order, taker = self.expected, door.await_giver(0.0)
-        if order is None or taker is None:
+        order, successor = self.expected, door.await_predecessor(0.0)
+        if order is None or successor is None:
             return
         self.shut()
         try:
-            taker.await_vacated()
+            successor.await_vacated()
         except HandoverError:
             self.decline(order.epoch)
         else:
             say("came through its door")
             self.resume(order.epoch, order.device)
         finally:
-            taker.close()
+            successor.close()
 
     def decline(self, epoch: int) -> None:
         if epoch > self.epoch:
@@ -215,7 +219,7 @@ class Rank:
         elif isinstance(message, wire.Forget):
             self.decline(message.epoch)
         elif isinstance(message, wire.Suspend):
-            self.heir = message.heir
+            self.successor = message.successor
             if self.boundary >= message.stop_at:
                 self.send(wire.Overshot(epoch=self.epoch, boundary=self.boundary))
             else:

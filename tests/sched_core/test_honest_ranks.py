@@ -291,7 +291,7 @@ class World:
 
     def leave(self, rank: Rank, outcome: str) -> None:
         """A suspend, with whoever waits at its own door for just this one."""
-        taker = self.knock(rank)
+        successor = self.knock(rank)
         if outcome == "refuses":
             rank.orders.run_on()
             rank.outbox.append(refused(rank.orders.epoch, rank.boundaries.count, running=True))
@@ -299,23 +299,23 @@ class World:
             self.die(rank)
         else:
             rank.park()
-        if taker is not None:
-            taker.word = "not yours" if outcome == "refuses" else "yours"
+        if successor is not None:
+            successor.word = "not yours" if outcome == "refuses" else "yours"
 
     def knock(self, rank: Rank) -> Rank | None:
         """Who opens."""
-        heir = rank.orders.heir
-        taker = None if heir is None else self.living(heir.job)
+        named = rank.orders.successor
+        successor = None if named is None else self.living(named.job)
         if (
-            heir is None
-            or taker is None
-            or taker.door is None
-            or taker.word is not None
+            named is None
+            or successor is None
+            or successor.door is None
+            or successor.word is not None
             or rank.device is None
         ):
             return None
-        terms = wire.Expect(epoch=heir.epoch, device=rank.device, giver=rank.job)
-        return taker if taker.door == terms else None
+        terms = wire.Expect(epoch=named.epoch, device=rank.device, predecessor=rank.job)
+        return successor if successor.door == terms else None
 
     def die(self, rank: Rank) -> None:
         rank.alive, rank.device = False, None

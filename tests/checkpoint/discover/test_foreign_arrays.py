@@ -40,16 +40,16 @@ def test_the_extent_is_that_of_numpy(array: np.ndarray, strided: bool) -> None:
 
 
 def test_types_of_libraries_are_found_and_those_of_torch_are_not() -> None:
-    class Theirs:
+    class Tsuccessors:
         __cuda_array_interface__: Any = None
 
-    class Derived(Theirs):
+    class Derived(Tsuccessors):
         pass
 
     class Unseen:
         __slots__ = ("__cuda_array_interface__",)
 
     found = foreign_arrays.kinds()
-    assert Theirs in found
+    assert Tsuccessors in found
     assert not {Derived, Unseen, torch.Tensor} & set(found)
     assert not [kind for kind in found if issubclass(kind, torch.Tensor)]

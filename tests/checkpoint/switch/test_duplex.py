@@ -22,7 +22,7 @@ from gpuslice.checkpoint.ramdisk.room_requests import request_room
 from gpuslice.checkpoint.ramdisk.slots import COMMIT, OWNER
 from gpuslice.checkpoint.ramdisk.store import JobStore
 from gpuslice.checkpoint.switch.duplex import portions
-from gpuslice.checkpoint.switch.swap_endpoints import Giver, Taker
+from gpuslice.checkpoint.switch.swap_endpoints import PredecessorEnd, SuccessorEnd
 from gpuslice.checkpoint.switch.swap_protocol import (
     VERSION,
     Back,
@@ -30,8 +30,8 @@ from gpuslice.checkpoint.switch.swap_protocol import (
     Offer,
     Terms,
     Whole,
-    from_giver,
-    from_taker,
+    from_predecessor,
+    from_successor,
 )
 from gpuslice.checkpoint.switch.switch import Switch
 from gpuslice.errors import RollbackError
@@ -84,9 +84,9 @@ class Scene:
 
     def begin(self) -> None:
         """Have ``a`` leave and ``b`` come."""
-        self.b.ask("open", giver="a")
+        self.b.ask("open", predecessor="a")
         self.b.tell("arrive")
-        self.a.tell("leave", taker="b")
+        self.a.tell("leave", successor="b")
 
     def swap(self) -> dict[str, Any]:
         """The same, and what they say of it; of one that dies nothing."""
@@ -210,7 +210,7 @@ def test_one_dies_at_any_step(scene: Scene, player: str) -> None:
     assert number > STEPS[player, "kill"]
 
 
-def test_a_giver_that_stops_is_not_waited_for_for_ever(scene: Scene) -> None:
+def test_a_predecessor_that_stops_is_not_waited_for_for_ever(scene: Scene) -> None:
     scene.b.ask("patient", seconds=4.0)
     scene.a.ask("arm", number=6, action="stop")
     scene.begin()
@@ -224,7 +224,7 @@ def test_a_giver_that_stops_is_not_waited_for_for_ever(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("number", [1, 3])
-def test_a_taker_that_stops_holds_nobody_up(scene: Scene, number: int) -> None:
+def test_a_successor_that_stops_holds_nobody_up(scene: Scene, number: int) -> None:
     scene.a.ask("patient", seconds=1.0)  # until there is an answer to its offer
     scene.b.ask("arm", number=number, action="stop")
     scene.begin()
@@ -290,7 +290,7 @@ def test_what_would_not_fit_in_the_end_is_not_begun(scene: Scene) -> None:
 
 
 def test_nobody_who_waits_is_no_problem(scene: Scene) -> None:
-    assert scene.a.ask("leave", taker="b")["given"] == 0
+    assert scene.a.ask("leave", successor="b")["given"] == 0
     assert scene.a.ask("whole") == ["suspended", True]
     scene.check()
 
@@ -307,12 +307,12 @@ class Agreeing:
 
     def __init__(self) -> None:
         self._here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.giver = Giver(End(there, from_taker, 60.0), portion_bytes=1)
+        self.predecessor = PredecessorEnd(End(there, from_successor, 60.0), portion_bytes=1)
 
-    def meet(self, nbytes: int) -> Giver:
-        self.giver.problem = ""
+    def meet(self, nbytes: int) -> PredecessorEnd:
+        self.predecessor.problem = ""
         self._here.send(msgspec.msgpack.encode(Back()))
-        return self.giver
+        return self.predecessor
 
     def heard(self) -> list[str]:
         """What it was told, by its names."""
@@ -371,6 +371,6 @@ def test_a_snapshot_that_was_spilled_meanwhile_is_brought_back_first(shm: Path, 
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         here.send(msgspec.msgpack.encode(Whole()))
         offer = Offer(VERSION, Terms("a", "b", 1, "cpu"), 0)
-        switch.resume(taker=Taker(End(there, from_giver, 60.0), offer, portion_bytes=1))
+        switch.resume(swap=SuccessorEnd(End(there, from_predecessor, 60.0), offer, portion_bytes=1))
         assert job.digest() == before
         here.close()

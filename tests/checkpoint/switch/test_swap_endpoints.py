@@ -16,7 +16,7 @@ import pytest
 
 from gpuslice.checkpoint.files import short_path
 from gpuslice.checkpoint.switch import swap_protocol
-from gpuslice.checkpoint.switch.swap_endpoints import Giver, Successor, SwapListener, Taker
+from gpuslice.checkpoint.switch.swap_endpoints import PredecessorEnd, Successor, SuccessorEnd, SwapListener
 from gpuslice.checkpoint.switch.swap_protocol import SOCKET, VERSION, Back, End, Gave, Offer, Terms, Whole
 from gpuslice.errors import HandoverError
 
@@ -33,68 +33,70 @@ def listener(tmp_path: Path) -> Iterator[SwapListener]:
 
 
 class Meeting:
-    """A giver that knocks from a thread of its own, because it waits for an answer."""
+    """A predecessor that knocks from a thread of its own, because it waits for an answer."""
 
     def __init__(self, directory: Path, terms: Terms = TERMS, patience_s: float = PATIENCE_S) -> None:
-        self.giver: Giver | None = None
+        self.predecessor: PredecessorEnd | None = None
         successor = Successor(directory, terms, patience_s=patience_s)
 
         def meet() -> None:
-            self.giver = successor.meet(1000)
+            self.predecessor = successor.meet(1000)
 
         self._thread = threading.Thread(target=meet)
         self._thread.start()
 
-    def join(self) -> Giver | None:
+    def join(self) -> PredecessorEnd | None:
         self._thread.join(PATIENCE_S)
-        return self.giver
+        return self.predecessor
 
 
 @pytest.fixture
-def ends(listener: SwapListener, tmp_path: Path) -> Iterator[tuple[Giver, Taker]]:
-    """Both ends of a swap whose taker takes part."""
+def ends(listener: SwapListener, tmp_path: Path) -> Iterator[tuple[PredecessorEnd, SuccessorEnd]]:
+    """Both ends of a swap whose successor takes part."""
     meeting = Meeting(tmp_path)
-    taker = listener.await_giver(PATIENCE_S)
-    assert taker is not None
-    taker.answer()
-    giver = meeting.join()
-    assert giver is not None
-    assert giver.problem == ""
-    yield giver, taker
-    giver.close()
-    taker.close()
+    successor = listener.await_predecessor(PATIENCE_S)
+    assert successor is not None
+    successor.answer()
+    predecessor = meeting.join()
+    assert predecessor is not None
+    assert predecessor.problem == ""
+    yield predecessor, successor
+    predecessor.close()
+    successor.close()
 
 
-def test_what_one_gives_the_other_sees(ends: tuple[Giver, Taker]) -> None:
-    giver, taker = ends
-    assert (taker.offered_bytes, taker.given_bytes) == (1000, 0)
-    giver.gave(300)
-    giver.gave(200)  # it does not get less
-    taker.await_given(300)
-    assert (taker.given_bytes, taker.vacated) == (300, False)
-    giver.whole()
-    taker.await_given(10**9)
-    assert taker.vacated
+def test_what_one_gives_the_other_sees(ends: tuple[PredecessorEnd, SuccessorEnd]) -> None:
+    predecessor, successor = ends
+    assert (successor.offered_bytes, successor.given_bytes) == (1000, 0)
+    predecessor.gave(300)
+    predecessor.gave(200)  # it does not get less
+    successor.await_given(300)
+    assert (successor.given_bytes, successor.vacated) == (300, False)
+    predecessor.whole()
+    successor.await_given(10**9)
+    assert successor.vacated
 
 
 def test_an_offer_of_nothing_waits_for_no_answer_and_gets_none(
     listener: SwapListener, tmp_path: Path
 ) -> None:
-    giver = Successor(tmp_path, TERMS, overlapped=False).meet(1000)  # nobody has come to the listener yet
-    assert giver is not None
-    assert giver.problem
+    predecessor = Successor(tmp_path, TERMS, overlapped=False).meet(
+        1000
+    )  # nobody has come to the listener yet
+    assert predecessor is not None
+    assert predecessor.problem
     assert select.select([listener.fileno()], [], [], PATIENCE_S)[0]
-    taker = listener.await_giver(0.0)
-    assert taker is not None
-    taker.answer("it comes when the other has left")
-    taker.take_in()
-    assert (taker.offered_bytes, taker.vacated) == (0, False)
-    giver.whole()
-    giver.close()
-    assert select.select(taker.filenos(), [], [], PATIENCE_S)[0]
-    taker.take_in()
-    assert taker.vacated
-    taker.close()
+    successor = listener.await_predecessor(0.0)
+    assert successor is not None
+    successor.answer("it comes when the other has left")
+    successor.take_in()
+    assert (successor.offered_bytes, successor.vacated) == (0, False)
+    predecessor.whole()
+    predecessor.close()
+    assert select.select(successor.filenos(), [], [], PATIENCE_S)[0]
+    successor.take_in()
+    assert successor.vacated
+    successor.close()
 
 
 def test_the_door_is_the_user_s_alone_and_is_gone_when_closed(tmp_path: Path) -> None:
@@ -111,14 +113,14 @@ def test_a_path_that_is_too_long_for_a_socket_is_no_obstacle(tmp_path: Path) -> 
     directory.mkdir()
     listener = SwapListener(directory, TERMS)
     meeting = Meeting(directory)
-    taker = listener.await_giver(PATIENCE_S)
-    assert taker is not None
-    taker.answer("no")
-    giver = meeting.join()
-    assert giver is not None
-    assert giver.problem == "no"
-    giver.close()
-    taker.close()
+    successor = listener.await_predecessor(PATIENCE_S)
+    assert successor is not None
+    successor.answer("no")
+    predecessor = meeting.join()
+    assert predecessor is not None
+    assert predecessor.problem == "no"
+    predecessor.close()
+    successor.close()
     listener.close()
 
 
@@ -161,7 +163,7 @@ def test_strangers_are_not_let_in(tmp_path: Path, kind: str) -> None:
     listener = SwapListener(tmp_path, TERMS, patience_s=SHORT_S)
     stranger = raw(tmp_path)
     STRANGERS[kind](stranger)
-    assert listener.await_giver(10 * SHORT_S) is None
+    assert listener.await_predecessor(10 * SHORT_S) is None
     stranger.close()
     listener.close()
 
@@ -170,8 +172,8 @@ def test_one_with_other_terms_gives_nothing_early_and_the_right_one_comes_after_
     listener: SwapListener, tmp_path: Path
 ) -> None:
     wrong = Meeting(tmp_path, Terms("c", "b", 4, "cuda:0"))
-    found: list[Taker | None] = []
-    waiting = threading.Thread(target=lambda: found.append(listener.await_giver(PATIENCE_S)))
+    found: list[SuccessorEnd | None] = []
+    waiting = threading.Thread(target=lambda: found.append(listener.await_predecessor(PATIENCE_S)))
     waiting.start()
     refused = wrong.join()
     assert refused is not None
@@ -179,73 +181,75 @@ def test_one_with_other_terms_gives_nothing_early_and_the_right_one_comes_after_
     refused.close()
     right = Meeting(tmp_path)
     waiting.join(PATIENCE_S)
-    taker = found[0]
-    assert taker is not None
-    taker.answer()
-    giver = right.join()
-    assert giver is not None
-    giver.close()
-    taker.close()
+    successor = found[0]
+    assert successor is not None
+    successor.answer()
+    predecessor = right.join()
+    assert predecessor is not None
+    predecessor.close()
+    successor.close()
 
 
 def test_an_answer_that_does_not_come_means_no(listener: SwapListener, tmp_path: Path) -> None:
-    giver = Meeting(tmp_path, patience_s=SHORT_S).join()
-    assert giver is not None
-    assert "silent" in giver.problem
-    giver.close()
+    predecessor = Meeting(tmp_path, patience_s=SHORT_S).join()
+    assert predecessor is not None
+    assert "silent" in predecessor.problem
+    predecessor.close()
 
 
-def test_a_giver_that_fails_wants_everything_back(ends: tuple[Giver, Taker]) -> None:
-    giver, taker = ends
-    giver.gave(500)
-    giver.failed(ValueError("x" * 10_000))
+def test_a_predecessor_that_fails_wants_everything_back(ends: tuple[PredecessorEnd, SuccessorEnd]) -> None:
+    predecessor, successor = ends
+    predecessor.gave(500)
+    predecessor.failed(ValueError("x" * 10_000))
     with pytest.raises(
         HandoverError, match="a, which was to make room on cuda:0, could not leave: ValueError"
     ):
-        taker.await_given(1)
-    assert not giver.await_back(SHORT_S)
-    taker.back()
-    assert giver.await_back(PATIENCE_S)
+        successor.await_given(1)
+    assert not predecessor.await_back(SHORT_S)
+    successor.back()
+    assert predecessor.await_back(PATIENCE_S)
 
 
-def test_a_silent_giver_is_not_waited_for_longer_than_told(tmp_path: Path) -> None:
+def test_a_silent_predecessor_is_not_waited_for_longer_than_told(tmp_path: Path) -> None:
     listener = SwapListener(tmp_path, TERMS, patience_s=SHORT_S)
     connection = raw(tmp_path)
     connection.send(msgspec.msgpack.encode(Offer(VERSION, TERMS, 5)))
-    taker = listener.await_giver(PATIENCE_S)
-    assert taker is not None
+    successor = listener.await_predecessor(PATIENCE_S)
+    assert successor is not None
     with pytest.raises(HandoverError, match="not said a word"):
-        taker.await_given(1)
+        successor.await_given(1)
     with pytest.raises(HandoverError, match="not said a word"):
-        taker.await_vacated()
-    taker.close()
+        successor.await_vacated()
+    successor.close()
     connection.close()
     listener.close()
 
 
-def test_a_giver_that_leaves_without_a_word_and_lives_on_has_not_left_the_device(tmp_path: Path) -> None:
+def test_a_predecessor_that_leaves_without_a_word_and_lives_on_has_not_left_the_device(
+    tmp_path: Path,
+) -> None:
     """Its memory may still be there: this is no end of a process."""
     listener = SwapListener(tmp_path, TERMS, patience_s=SHORT_S)
     connection = raw(tmp_path)
     connection.send(msgspec.msgpack.encode(Offer(VERSION, TERMS, 5)))
-    taker = listener.await_giver(PATIENCE_S)
-    assert taker is not None
+    successor = listener.await_predecessor(PATIENCE_S)
+    assert successor is not None
     connection.close()
     with pytest.raises(HandoverError, match="left the swap without a word"):
-        taker.await_vacated()
-    taker.close()
+        successor.await_vacated()
+    successor.close()
     listener.close()
 
 
 def test_nonsense_is_no_message(tmp_path: Path, listener: SwapListener) -> None:
     connection = raw(tmp_path)
     connection.send(msgspec.msgpack.encode(Offer(VERSION, TERMS, 5)))
-    taker = listener.await_giver(PATIENCE_S)
-    assert taker is not None
+    successor = listener.await_predecessor(PATIENCE_S)
+    assert successor is not None
     connection.send(msgspec.msgpack.encode(Back()))
     with pytest.raises(HandoverError, match="no message"):
-        taker.await_given(1)
-    taker.close()
+        successor.await_given(1)
+    successor.close()
     connection.close()
 
 
@@ -271,7 +275,7 @@ def end(pid: int) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_the_end_of_the_giver_s_process_makes_the_device_the_taker_s(
+def test_the_end_of_the_predecessor_s_process_makes_the_device_the_successor_s(
     tmp_path: Path, listener: SwapListener
 ) -> None:
     """Also while it has children that inherited its end of the swap."""
@@ -286,14 +290,14 @@ def test_the_end_of_the_giver_s_process_makes_the_device_the_taker_s(
         connection.send(msgspec.msgpack.encode(Gave(2)))
 
     pid = in_a_child(tmp_path, have_a_child)
-    taker = listener.await_giver(PATIENCE_S)
-    assert taker is not None
-    taker.await_given(2)
-    assert not taker.vacated
+    successor = listener.await_predecessor(PATIENCE_S)
+    assert successor is not None
+    successor.await_given(2)
+    assert not successor.vacated
     end(pid)
-    taker.await_vacated()
-    assert taker.vacated
-    taker.close()
+    successor.await_vacated()
+    assert successor.vacated
+    successor.close()
     os.waitpid(pid, 0)
 
 
@@ -303,40 +307,40 @@ def test_words_said_before_the_end_count(tmp_path: Path, listener: SwapListener)
         connection.send(msgspec.msgpack.encode(Whole()))
 
     pid = in_a_child(tmp_path, say)
-    taker = listener.await_giver(PATIENCE_S)
-    assert taker is not None
+    successor = listener.await_predecessor(PATIENCE_S)
+    assert successor is not None
     end(pid)
-    taker.await_given(10)
-    assert taker.vacated
-    taker.close()
+    successor.await_given(10)
+    assert successor.vacated
+    successor.close()
     os.waitpid(pid, 0)
 
 
-def test_a_taker_that_does_not_read_holds_nobody_up(ends: tuple[Giver, Taker]) -> None:
-    giver, taker = ends
+def test_a_successor_that_does_not_read_holds_nobody_up(ends: tuple[PredecessorEnd, SuccessorEnd]) -> None:
+    predecessor, successor = ends
     for nbytes in range(5000):  # far more than a socket keeps
-        giver.gave(nbytes)
-    thread = threading.Thread(target=giver.whole)  # this one must arrive
+        predecessor.gave(nbytes)
+    thread = threading.Thread(target=predecessor.whole)  # this one must arrive
     thread.start()
-    taker.await_vacated()
+    successor.await_vacated()
     thread.join(PATIENCE_S)
     assert not thread.is_alive()
 
 
-def test_a_taker_that_is_gone_holds_nobody_up(ends: tuple[Giver, Taker]) -> None:
-    giver, taker = ends
-    taker._end._socket.close()
-    giver.gave(1)
-    giver.whole()
-    giver.failed(ValueError())
-    assert not giver.await_back(SHORT_S)  # its process is this one, and lives on
+def test_a_successor_that_is_gone_holds_nobody_up(ends: tuple[PredecessorEnd, SuccessorEnd]) -> None:
+    predecessor, successor = ends
+    successor._end._socket.close()
+    predecessor.gave(1)
+    predecessor.whole()
+    predecessor.failed(ValueError())
+    assert not predecessor.await_back(SHORT_S)  # its process is this one, and lives on
 
 
 def test_a_process_that_cannot_be_watched_is_not_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
     one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     with pytest.raises(HandoverError, match="is user"):
-        End(one, swap_protocol.from_giver, 1.0)
+        End(one, swap_protocol.from_predecessor, 1.0)
     monkeypatch.undo()
 
     def refuse(pid: int) -> int:
@@ -344,6 +348,6 @@ def test_a_process_that_cannot_be_watched_is_not_trusted(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(os, "pidfd_open", refuse)
     with pytest.raises(HandoverError, match="cannot be watched"):
-        End(one, swap_protocol.from_giver, 1.0)
+        End(one, swap_protocol.from_predecessor, 1.0)
     one.close()
     other.close()

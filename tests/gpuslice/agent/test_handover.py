@@ -21,7 +21,6 @@ from gpuslice.wire import (
     Expect,
     Forget,
     FromAgent,
-    Heir,
     Hello,
     Overshot,
     Profiled,
@@ -29,6 +28,7 @@ from gpuslice.wire import (
     Refused,
     Resume,
     Resumed,
+    Successor,
     Suspend,
     Suspended,
     ToAgent,
@@ -41,7 +41,7 @@ from ..conftest import DEADLINE_S, Workshop
 from .test_agent import ENDLESS, TRAIN
 
 _M = TypeVar("_M", bound=FromAgent)
-EXPECT = Expect(epoch=2, device="cpu:0", giver="b")
+EXPECT = Expect(epoch=2, device="cpu:0", predecessor="b")
 
 #: Put before ``TRAIN``: what happens in the midst of b's second suspend, when a is to have its device.
 MISHAP = """
@@ -140,19 +140,19 @@ class Duo:
         self.say(job, Resume(epoch=epoch, device="cpu:0"))
         return self.hear(job, Resumed)
 
-    def stop(self, job: str, epoch: int, heir: Heir | None = None) -> Suspended:
+    def stop(self, job: str, epoch: int, successor: Successor | None = None) -> Suspended:
         """Suspend ``job`` a little ahead of where it is."""
         self._leaving = False
         while (at := self.hear(job, Progress).boundary) < 1:
             pass
         ahead = 50
-        self.say(job, Suspend(epoch=epoch, stop_at=at + 1, heir=heir))
+        self.say(job, Suspend(epoch=epoch, stop_at=at + 1, successor=successor))
         while True:
             answer = self.hear(job, Suspended | Overshot)  # type: ignore[arg-type]
             if isinstance(answer, Suspended):
                 return answer
             assert isinstance(answer, Overshot)
-            self.say(job, Suspend(epoch=epoch, stop_at=answer.boundary + ahead, heir=heir))
+            self.say(job, Suspend(epoch=epoch, stop_at=answer.boundary + ahead, successor=successor))
             ahead *= 2  # who is slow here has to look further ahead
 
     def tell_to_leave(self) -> None:
@@ -163,12 +163,12 @@ class Duo:
         self._order_to_leave(at)
 
     def _order_to_leave(self, at: int) -> None:
-        self.say("b", Suspend(epoch=1, stop_at=at + 200, heir=Heir(job="a", epoch=2)))
+        self.say("b", Suspend(epoch=1, stop_at=at + 200, successor=Successor(job="a", epoch=2)))
 
     def open_door(self) -> None:
         """a expects the device, and its listener is open."""
         self.say("a", EXPECT)
-        self.until(lambda: bool(list(self.workshop.ramdisk.glob("a@*/passage"))))
+        self.until(lambda: bool(list(self.workshop.ramdisk.glob("a@*/swap"))))
 
     def until(self, so: Callable[[], bool]) -> None:
         until_s = time.monotonic() + DEADLINE_S
@@ -208,33 +208,33 @@ def duo(warm_workshop: Workshop, tmp_path: Path) -> Iterator[Duo]:
 
 
 @pytest.mark.parametrize("ways", ["", BOTH_WAYS], ids=["one by one", "both ways"])
-def test_the_heir_comes_without_a_word_of_the_scheduler(duo: Duo, ways: str) -> None:
+def test_the_successor_comes_without_a_word_of_the_scheduler(duo: Duo, ways: str) -> None:
     duo.start(ways + TRAIN)
-    for giver, taker, epoch in (("b", "a", 2), ("a", "b", 3)):
-        duo.say(taker, Expect(epoch=epoch, device="cpu:0", giver=giver))
-        duo.stop(giver, epoch - 1, Heir(job=taker, epoch=epoch))
-        assert duo.hear(taker, Resumed).epoch == epoch
-        duo.say(taker, Resume(epoch=epoch, device="cpu:0"))  # changes nothing
+    for predecessor, successor, epoch in (("b", "a", 2), ("a", "b", 3)):
+        duo.say(successor, Expect(epoch=epoch, device="cpu:0", predecessor=predecessor))
+        duo.stop(predecessor, epoch - 1, Successor(job=successor, epoch=epoch))
+        assert duo.hear(successor, Resumed).epoch == epoch
+        duo.say(successor, Resume(epoch=epoch, device="cpu:0"))  # changes nothing
     duo.grant("a", 4)
     duo.end_as_undisturbed("a", "b")
 
 
-def test_an_heir_that_nobody_meets_is_resumed_or_declines(duo: Duo) -> None:
+def test_an_successor_that_nobody_meets_is_resumed_or_declines(duo: Duo) -> None:
     duo.start(TRAIN)
     duo.open_door()
     duo.say("a", Forget(epoch=2))
     assert duo.hear("a", Declined).epoch == 2
     duo.say("a", EXPECT)  # one that is late: it has declined
     assert duo.hear("a", Declined).epoch == 2
-    duo.stop("b", 1, Heir(job="a", epoch=2))
-    duo.say("a", Expect(epoch=3, device="cpu:0", giver="b"))
+    duo.stop("b", 1, Successor(job="a", epoch=2))
+    duo.say("a", Expect(epoch=3, device="cpu:0", predecessor="b"))
     assert duo.grant("a", 4).epoch == 4
     duo.grant("b", 2)
     duo.end_as_undisturbed("a", "b")
 
 
 @at_once
-def test_a_giver_that_stays_says_so_to_both(duo: Duo, ways: str) -> None:
+def test_a_predecessor_that_stays_says_so_to_both(duo: Duo, ways: str) -> None:
     duo.start(ways + MISHAP.replace("WHAT", "raise RamDiskFullError('no room today')") + TRAIN)
     duo.open_door()
     duo.tell_to_leave()
@@ -247,7 +247,7 @@ def test_a_giver_that_stays_says_so_to_both(duo: Duo, ways: str) -> None:
 
 
 @at_once
-def test_the_heir_comes_when_the_giver_dies_in_the_midst_of_it(duo: Duo, ways: str) -> None:
+def test_the_successor_comes_when_the_predecessor_dies_in_the_midst_of_it(duo: Duo, ways: str) -> None:
     duo.start(ways + MISHAP.replace("WHAT", "os.kill(os.getpid(), signal.SIGKILL)") + TRAIN)
     duo.open_door()
     duo.tell_to_leave()
@@ -256,7 +256,7 @@ def test_the_heir_comes_when_the_giver_dies_in_the_midst_of_it(duo: Duo, ways: s
     duo.end_as_undisturbed("a")
 
 
-def test_an_heir_does_not_wait_for_a_giver_that_is_stopped(duo: Duo) -> None:
+def test_an_successor_does_not_wait_for_a_predecessor_that_is_stopped(duo: Duo) -> None:
     duo.start(MISHAP.replace("WHAT", "os.kill(os.getpid(), signal.SIGSTOP)") + TRAIN)
     duo.open_door()
     duo.tell_to_leave()
@@ -274,17 +274,17 @@ def test_an_heir_does_not_wait_for_a_giver_that_is_stopped(duo: Duo) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_nobody_waits_for_an_heir_that_has_died_at_its_door(duo: Duo, number: signal.Signals) -> None:
+def test_nobody_waits_for_an_successor_that_has_died_at_its_door(duo: Duo, number: signal.Signals) -> None:
     duo.start(TRAIN)
     duo.open_door()
     duo.processes["a"].send_signal(number)
     assert duo.end("a")[0] == -number
-    duo.stop("b", 1, Heir(job="a", epoch=2))
+    duo.stop("b", 1, Successor(job="a", epoch=2))
     duo.grant("b", 2)
     duo.end_as_undisturbed("b")
 
 
-def test_an_heir_that_is_cancelled_at_its_door_ends(duo: Duo) -> None:
+def test_an_successor_that_is_cancelled_at_its_door_ends(duo: Duo) -> None:
     duo.start(TRAIN)
     duo.open_door()
     duo.say("a", Cancel(epoch=1, reason="by the user"))
@@ -293,14 +293,14 @@ def test_an_heir_that_is_cancelled_at_its_door_ends(duo: Duo) -> None:
     assert "cancelled: by the user" in err
 
 
-def test_an_heir_that_is_asked_to_end_leaves_its_door_first(duo: Duo) -> None:
+def test_an_successor_that_is_asked_to_end_leaves_its_door_first(duo: Duo) -> None:
     duo.start(ENDS_ITSELF + TRAIN)
     duo.open_door()
     duo.processes["a"].send_signal(signal.SIGTERM)
     assert "asks the script to end" in duo.hear("a", Declined).error
     duo.hear("a", Bye)
     assert duo.end("a")[0] == 7
-    duo.stop("b", 1, Heir(job="a", epoch=2))
+    duo.stop("b", 1, Successor(job="a", epoch=2))
     duo.grant("b", 2)
     duo.end_as_undisturbed("b")
 
@@ -313,7 +313,7 @@ def test_a_handover_needs_no_scheduler(duo: Duo) -> None:
     duo.until(lambda: (duo.workshop.directory / "leaving").exists())
     duo.close()
     duo.workshop.write("go", "")
-    duo.until(lambda: not list(duo.workshop.ramdisk.glob("a@*/passage")))
+    duo.until(lambda: not list(duo.workshop.ramdisk.glob("a@*/swap")))
     duo.open()
     duo.said_again = (Progress, Profiled, Suspended, Resumed)
     assert duo.hear("b", Hello).parked

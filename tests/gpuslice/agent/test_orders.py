@@ -10,7 +10,7 @@ import pytest
 from gpuslice.agent.orders import Orders, Phase
 from gpuslice.runtime.boundaries import NEVER, BoundaryCounter
 from gpuslice.runtime.ending import ENDING_SIGNALS
-from gpuslice.wire import Cancel, Declined, Expect, Forget, FromAgent, Heir, Overshot, Resume, Suspend
+from gpuslice.wire import Cancel, Declined, Expect, Forget, FromAgent, Overshot, Resume, Successor, Suspend
 
 
 class Rank:
@@ -221,7 +221,7 @@ def test_a_cancel_terminates_a_job_on_leave(rank: Rank) -> None:
     assert not rank.orders.arrive(5)
 
 
-EXPECTED = Expect(epoch=2, device="cpu:0", giver="other")
+EXPECTED = Expect(epoch=2, device="cpu:0", predecessor="other")
 
 
 def test_something_to_expect_ends_the_quiet(rank: Rank) -> None:
@@ -288,12 +288,12 @@ def test_a_resume_during_the_handover_is_not_lost_if_that_fails(rank: Rank) -> N
     assert rank.orders.await_order() == Resume(epoch=2, device="cpu:0")
 
 
-def test_the_heir_is_that_of_the_newest_order(rank: Rank) -> None:
+def test_the_successor_is_that_of_the_newest_order(rank: Rank) -> None:
     rank.running(boundary=3)
-    rank.orders.suspend(Suspend(epoch=1, stop_at=5, heir=Heir(job="other", epoch=4)))
-    assert rank.orders.heir == Heir(job="other", epoch=4)
+    rank.orders.suspend(Suspend(epoch=1, stop_at=5, successor=Successor(job="other", epoch=4)))
+    assert rank.orders.successor == Successor(job="other", epoch=4)
     rank.orders.suspend(Suspend(epoch=1, stop_at=NEVER))
-    assert rank.orders.heir is None
+    assert rank.orders.successor is None
 
 
 def test_where_a_former_lease_was_to_end_is_forgotten_with_it(rank: Rank) -> None:

@@ -43,9 +43,9 @@ def driver() -> Driver:
     driver.resumed("b")
     driver.progress("b", 10)
     commands = driver.wake()
-    assert told(commands, wire.Expect) == [("a", 0, wire.Expect(epoch=2, device="null:0", giver="b"))]
-    heir = wire.Heir(job="a", epoch=2)
-    assert told(commands, wire.Suspend) == [("b", 0, wire.Suspend(epoch=1, stop_at=11, heir=heir))]
+    assert told(commands, wire.Expect) == [("a", 0, wire.Expect(epoch=2, device="null:0", predecessor="b"))]
+    successor = wire.Successor(job="a", epoch=2)
+    assert told(commands, wire.Suspend) == [("b", 0, wire.Suspend(epoch=1, stop_at=11, successor=successor))]
     return driver
 
 
@@ -62,12 +62,12 @@ def run_as_told(driver: Driver) -> None:
     """What a handover must end in: a runs alone on the device, b is parked."""
     a, b = driver.core.jobs["a"], driver.core.jobs["b"]
     assert (a.state, a.lease, a.epoch, a.promise) == (JobState.RUNNING, (0,), 2, None)
-    assert (b.state, b.lease, b.heir) == (JobState.SUSPENDED, (), "")
+    assert (b.state, b.lease, b.successor) == (JobState.SUSPENDED, (), "")
     assert list(driver.core.occupants[0]) == ["a"]
     replayed(driver)
 
 
-def test_the_heir_has_its_lease_when_the_giver_is_off_the_device(driver: Driver) -> None:
+def test_the_successor_has_its_lease_when_the_predecessor_is_off_the_device(driver: Driver) -> None:
     assert driver.core.jobs["a"].lease == ()
     commands = driver.parked("b", 11)
     assert told(commands, wire.Resume) == [("a", 0, wire.Resume(epoch=2, device="null:0"))]
@@ -76,7 +76,7 @@ def test_the_heir_has_its_lease_when_the_giver_is_off_the_device(driver: Driver)
     run_as_told(driver)
 
 
-def test_what_the_heir_says_before_the_giver_is_kept(driver: Driver) -> None:
+def test_what_the_successor_says_before_the_predecessor_is_kept(driver: Driver) -> None:
     assert driver.say("a", COME) == []
     for boundary in (12, 13):
         driver.say("a", wire.Progress(epoch=2, boundary=boundary, step=boundary))
@@ -92,7 +92,7 @@ def test_what_the_heir_says_before_the_giver_is_kept(driver: Driver) -> None:
     assert (account.switches, account.blackout_s) == (1, 0.25)
 
 
-def test_an_heir_that_has_come_may_end_before_the_giver_is_heard_of(driver: Driver) -> None:
+def test_an_successor_that_has_come_may_end_before_the_predecessor_is_heard_of(driver: Driver) -> None:
     driver.say("a", COME)
     driver.say("a", wire.Bye(epoch=2, boundary=14, step=14))
     driver.do(RankGone("a", 0))
@@ -115,13 +115,13 @@ def test_a_scheduler_that_comes_back_hears_of_it_from_the_greetings(driver: Driv
 def test_who_greets_before_anything_has_happened_is_told_again(driver: Driver) -> None:
     parked = wire.Hello(version=2, job="a", rank=0, world_size=1, pid=1, boundary=11, epoch=1)
     commands = driver.say("a", parked)
-    assert told(commands, wire.Expect) == [("a", 0, wire.Expect(epoch=2, device="null:0", giver="b"))]
+    assert told(commands, wire.Expect) == [("a", 0, wire.Expect(epoch=2, device="null:0", predecessor="b"))]
     running = wire.Hello(version=2, job="b", rank=0, world_size=1, pid=1, boundary=10, epoch=1, parked=False)
     (order,) = told(driver.say("b", running), wire.Suspend)
-    assert order[2].heir == wire.Heir(job="a", epoch=2)
+    assert order[2].successor == wire.Successor(job="a", epoch=2)
 
 
-def test_an_heir_that_declines_is_resumed_the_ordinary_way(driver: Driver) -> None:
+def test_an_successor_that_declines_is_resumed_the_ordinary_way(driver: Driver) -> None:
     driver.say("a", wire.Declined(epoch=2, error="no room"))
     a = driver.core.jobs["a"]
     assert (a.state, a.promise, a.epoch) == (JobState.SUSPENDED, None, 2)
@@ -133,25 +133,25 @@ def test_an_heir_that_declines_is_resumed_the_ordinary_way(driver: Driver) -> No
 
 def test_a_late_decline_takes_nothing_back(driver: Driver) -> None:
     driver.parked("b", 11)
-    driver.say("a", wire.Declined(epoch=2, error="the passage broke as the Resume was on its way"))
+    driver.say("a", wire.Declined(epoch=2, error="the swap broke as the Resume was on its way"))
     assert driver.state("a") is JobState.RESUMING
     driver.say("a", COME)
     run_as_told(driver)
 
 
-def test_a_giver_that_refuses_stays_and_the_next_time_nothing_is_promised(driver: Driver) -> None:
+def test_a_predecessor_that_refuses_stays_and_the_next_time_nothing_is_promised(driver: Driver) -> None:
     commands = driver.say("b", refused(1, 11, running=True))
     assert told(commands, wire.Forget) == [("a", 0, wire.Forget(epoch=2))]
     assert driver.state("b") is JobState.RUNNING
     driver.say("a", wire.Declined(epoch=2, error="b could not leave"))
     assert driver.core.jobs["a"].promise is None
     (stop,) = told(driver.wake(), wire.Suspend)
-    assert stop[2].heir is None
+    assert stop[2].successor is None
     assert told(driver.parked("b", 12), wire.Resume)[0][:2] == ("a", 0)
     replayed(driver)
 
 
-def test_an_heir_that_is_held_is_asked_to_decline_and_stays_suspended(driver: Driver) -> None:
+def test_an_successor_that_is_held_is_asked_to_decline_and_stays_suspended(driver: Driver) -> None:
     assert told(driver.do(Held("a")), wire.Forget) == [("a", 0, wire.Forget(epoch=2))]
     driver.say("a", wire.Declined(epoch=2, error="it was told to"))
     driver.parked("b", 11)
@@ -160,7 +160,7 @@ def test_an_heir_that_is_held_is_asked_to_decline_and_stays_suspended(driver: Dr
     replayed(driver)
 
 
-def test_an_heir_that_had_come_before_it_was_held_is_suspended_again(driver: Driver) -> None:
+def test_an_successor_that_had_come_before_it_was_held_is_suspended_again(driver: Driver) -> None:
     driver.say("a", COME)
     driver.do(Held("a"))
     commands = driver.parked("b", 11)
@@ -171,7 +171,7 @@ def test_an_heir_that_had_come_before_it_was_held_is_suspended_again(driver: Dri
     replayed(driver)
 
 
-def test_the_device_of_a_cancelled_heir_is_free_when_its_processes_are_gone(driver: Driver) -> None:
+def test_the_device_of_a_cancelled_successor_is_free_when_its_processes_are_gone(driver: Driver) -> None:
     commands = driver.do(Cancelled("a", "enough"))
     assert any(isinstance(command, Kill) for command in commands)
     driver.parked("b", 11)
@@ -183,16 +183,16 @@ def test_the_device_of_a_cancelled_heir_is_free_when_its_processes_are_gone(driv
     replayed(driver)
 
 
-def test_a_promise_dies_with_its_heir(driver: Driver) -> None:
+def test_a_promise_dies_with_its_successor(driver: Driver) -> None:
     driver.do(RankGone("a", 0))
-    assert driver.core.jobs["b"].heir == ""
+    assert driver.core.jobs["b"].successor == ""
     driver.do(Exited("a", -9))
     driver.parked("b", 11)
     assert (driver.state("a"), driver.state("b")) == (JobState.FAILED, JobState.RESUMING)
     replayed(driver)
 
 
-def test_the_heir_of_a_giver_that_dies_is_resumed(driver: Driver) -> None:
+def test_the_successor_of_a_predecessor_that_dies_is_resumed(driver: Driver) -> None:
     driver.do(RankGone("b", 0))
     assert driver.state("a") is JobState.SUSPENDED
     (order,) = told(driver.do(Exited("b", -9)), wire.Resume)
@@ -202,17 +202,17 @@ def test_the_heir_of_a_giver_that_dies_is_resumed(driver: Driver) -> None:
     replayed(driver)
 
 
-def test_a_late_giver_stays_and_its_heir_is_free_once_it_has_declined(driver: Driver) -> None:
+def test_a_late_predecessor_stays_and_its_successor_is_free_once_it_has_declined(driver: Driver) -> None:
     commands = driver.wake(LIMIT_S)
     assert told(commands, wire.Forget) == [("a", 0, wire.Forget(epoch=2))]
     assert driver.state("b") is JobState.RUNNING
     driver.say("a", wire.Declined(epoch=2, error="it was told to"))
     assert driver.core.jobs["a"].promise is None
-    assert driver.core.jobs["b"].heir == ""
+    assert driver.core.jobs["b"].successor == ""
     replayed(driver)
 
 
-def test_a_giver_that_was_called_off_too_late_has_left(driver: Driver) -> None:
+def test_a_predecessor_that_was_called_off_too_late_has_left(driver: Driver) -> None:
     """Stopped after its last word to a, and before its report: nobody may send it back to the device."""
     driver.say("a", COME)
     driver.wake(LIMIT_S)
@@ -238,7 +238,7 @@ def test_a_giver_that_was_called_off_too_late_has_left(driver: Driver) -> None:
     ],
     ids=lambda message: type(message).__name__,
 )
-def test_what_an_heir_cannot_say_changes_nothing(driver: Driver, message: wire.FromAgent) -> None:
+def test_what_an_successor_cannot_say_changes_nothing(driver: Driver, message: wire.FromAgent) -> None:
     before = picture(driver.core)
     with pytest.raises(IllegalTransitionError):
         driver.say("a", message)
@@ -251,7 +251,7 @@ def test_nobody_is_promised_anything_without_being_allowed_to() -> None:
     for leaving, follower in ("ab", "ba", "ab"):
         commands = driver.wake()
         (order,) = told(commands, wire.Suspend)
-        assert (order[0], order[2].heir, told(commands, wire.Expect)) == (leaving, None, [])
+        assert (order[0], order[2].successor, told(commands, wire.Expect)) == (leaving, None, [])
         driver.parked(leaving, order[2].stop_at)
         driver.resumed(follower)
         driver.progress(follower, order[2].stop_at + 10)
@@ -285,7 +285,7 @@ def test_gangs_and_first_leases_are_promised_nothing() -> None:
     driver = Driver(3, handover=True)
     driver.running_gang(3)
     orders = told(driver.wake(), wire.Suspend)
-    assert [order.heir for _, _, order in orders] == [None] * 3
+    assert [order.successor for _, _, order in orders] == [None] * 3
 
 
 def test_the_invariants_of_promises_can_fail(driver: Driver) -> None:
@@ -293,6 +293,6 @@ def test_the_invariants_of_promises_can_fail(driver: Driver) -> None:
     with pytest.raises(InvariantError, match="promised epoch 2 and has 2"):
         driver.core.check()
     driver.core.jobs["a"].epoch -= 1
-    driver.core.jobs["b"].heir = ""
+    driver.core.jobs["b"].successor = ""
     with pytest.raises(InvariantError, match="not by who has it"):
         driver.core.check()

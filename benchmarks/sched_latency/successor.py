@@ -1,6 +1,6 @@
-"""A parked rank that expects one handover after the other, and notes when it has the giver's last word.
+"""A parked rank that expects one handover after the other, and notes when it has the predecessor's last word.
 
-heir.py DIRECTORY ROUNDS
+successor.py DIRECTORY ROUNDS
 
 Opens its door in DIRECTORY as an agent does. Prints a line before each handover, and one after it: what
 `time.monotonic_ns` said when it had the device.
@@ -20,7 +20,7 @@ from gpuslice.checkpoint.switch.swap_protocol import SOCKET
 from gpuslice.runtime.boundaries import BoundaryCounter
 from gpuslice.wire import Expect
 
-DEVICE, GIVER, JOB = "cpu:0", "giver", "heir"
+DEVICE, PREDECESSOR, JOB = "cpu:0", "predecessor", "successor"
 
 
 def main(directory: Path, rounds: int) -> None:
@@ -34,7 +34,7 @@ def main(directory: Path, rounds: int) -> None:
     handovers = Handovers(runtime, orders, lambda messages: None)
     for epoch in range(1, rounds + 1):
         orders.phase = Phase.PARKED
-        orders.expect(Expect(epoch=epoch, device=DEVICE, giver=GIVER))
+        orders.expect(Expect(epoch=epoch, device=DEVICE, predecessor=PREDECESSOR))
         print("waits", flush=True)
         coming = handovers.await_order()
         now_ns = time.monotonic_ns()
