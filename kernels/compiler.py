@@ -7,13 +7,13 @@ import os
 import platform
 import shlex
 import shutil
-import stat
 import subprocess
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
 from gpuslice.errors import EnvironmentUnusableError
+from gpuslice.private_directories import private_directory
 
 _FLAGS = ("-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-pthread")
 _TIMEOUT_S = 60
@@ -41,18 +41,7 @@ def cache_directory(environ: Mapping[str, str] | None = None) -> Path:
     environ = os.environ if environ is None else environ
     base = environ.get("XDG_CACHE_HOME") or os.path.join(environ.get("HOME", "/"), ".cache")
     directory = Path(base) / "gpuslice"
-    try:
-        directory.parent.mkdir(parents=True, exist_ok=True)
-        directory.mkdir(mode=0o700, exist_ok=True)
-        status = directory.lstat()
-    except OSError as error:
-        raise EnvironmentUnusableError(
-            f"cannot make {directory}: {error.strerror}", "set XDG_CACHE_HOME to a writable directory"
-        ) from error
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
-        raise EnvironmentUnusableError(
-            f"{directory} is not a private directory of yours", "remove it, or make it yours with mode 0700"
-        )
+    private_directory(directory, option="XDG_CACHE_HOME", parents=True)
     return directory
 
 

@@ -1,9 +1,8 @@
-"""A device that moves nothing and takes the time a cost model says: for tests of the scheduler."""
+"""A device that moves nothing: a scheduler can be tried out with it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Sequence, Set
 
 import torch
 
@@ -15,19 +14,6 @@ from .host.device import CpuDevice
 from .transfer import Inspector, Marks, Pairs, Transfer
 
 
-@dataclass(frozen=True, slots=True)
-class NullCost:
-    """What moving would cost: a fixed time per call, and bytes per second in each direction."""
-
-    fixed_s: float = 0.0
-    out_bytes_per_s: float = 50e9
-    in_bytes_per_s: float = 50e9
-
-
-def _no_wait(seconds: float) -> None:
-    """Spend no time at all."""
-
-
 class NullDevice(CpuDevice):
     """Storages stay on the host untouched; only the bookkeeping of a device is done.
 
@@ -35,25 +21,12 @@ class NullDevice(CpuDevice):
     ----------
     total_bytes
         Capacity of the imagined device: ``reserve`` beyond it raises ``DeviceMemoryError``.
-    cost
-        How long copies take.
-    wait
-        Called with the seconds that a copy takes; a virtual clock's ``advance``, or ``time.sleep``.
     """
 
-    def __init__(
-        self,
-        name: DeviceName,
-        *,
-        total_bytes: int = 80 << 30,
-        cost: NullCost | None = None,
-        wait: Callable[[float], None] = _no_wait,
-    ) -> None:
+    def __init__(self, name: DeviceName, *, total_bytes: int = 80 << 30) -> None:
         super().__init__(DeviceName(name.kind, None))
         self.name = name
         self._total_bytes = total_bytes
-        self._cost = cost or NullCost()
-        self._wait = wait
         self._away: dict[int, int] = {}
         self._used_bytes = 0
 
@@ -70,14 +43,10 @@ class NullDevice(CpuDevice):
         self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None, marks: Marks | None = None
     ) -> Transfer:
         """Nothing moves, so there is nothing to inspect."""
-        return self._spend(pairs, self._cost.out_bytes_per_s)
+        return Transfer()
 
     def copy_in(self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None) -> Transfer:
         """Nothing moves, so there is nothing to inspect."""
-        return self._spend(pairs, self._cost.in_bytes_per_s)
-
-    def _spend(self, pairs: Pairs, bytes_per_s: float) -> Transfer:
-        self._wait(self._cost.fixed_s + sum(storage.nbytes() for storage, _ in pairs) / bytes_per_s)
         return Transfer()
 
     def free(self, storages: Sequence[torch.UntypedStorage]) -> None:

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import torch
 
-_SPARSE_PARTS = {
+#: The methods that give the parts of a sparse tensor.
+SPARSE_PARTS = {
     torch.sparse_coo: ("_indices", "_values"),
     torch.sparse_csr: ("crow_indices", "col_indices", "values"),
     torch.sparse_bsr: ("crow_indices", "col_indices", "values"),
@@ -19,7 +20,7 @@ _PER_CHANNEL = (torch.per_channel_affine, torch.per_channel_affine_float_qparams
 
 def strided_parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     """The tensors with memory of their own that make up ``tensor``; itself, if it is a plain one."""
-    names = _SPARSE_PARTS.get(tensor.layout)
+    names = SPARSE_PARTS.get(tensor.layout)
     if names is not None:
         yield from (getattr(tensor, name)() for name in names)
     elif hasattr(type(tensor), "__tensor_flatten__"):

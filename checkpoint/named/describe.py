@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
+from gpuslice.checkpoint.discover.tensor_parts import SPARSE_PARTS, strided_parts
 from gpuslice.checkpoint.format.nodes import (
     ArrayNode,
     DictNode,
@@ -177,16 +178,10 @@ class Describer:
         return TensorNode(len(self.tensors) - 1, str(tensor.device), tensor.requires_grad, grad)
 
     def _sparse(self, tensor: torch.Tensor, path: str) -> SparseNode:
-        detached = tensor.detach()
-        if tensor.layout is torch.sparse_coo:
-            parts = [detached._indices(), detached._values()]
-        elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
-            parts = [detached.crow_indices(), detached.col_indices(), detached.values()]
-        elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
-            parts = [detached.ccol_indices(), detached.row_indices(), detached.values()]
-        else:
+        if tensor.layout not in SPARSE_PARTS:
             raise UsageError(f"{path} has layout {tensor.layout}", "attach it as a strided tensor")
-        nodes = [self._strided(part, f"{path}[{number}]") for number, part in enumerate(parts)]
+        parts = enumerate(strided_parts(tensor.detach()))
+        nodes = [self._strided(part, f"{path}[{number}]") for number, part in parts]
         coalesced = tensor.layout is torch.sparse_coo and tensor.is_coalesced()
         return SparseNode(
             str(tensor.layout).removeprefix("torch."),

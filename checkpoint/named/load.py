@@ -54,7 +54,6 @@ from .generators import (
     set_generator_state,
 )
 from .load_shards import load_shard
-from .optimizer_state import own_state
 from .snapshot_tensors import Maker, Source, same_bits
 
 Load = Callable[[Maker], Any]
@@ -242,7 +241,7 @@ class Checker:
         owners = [(parameter, group) for group in groups for parameter in group["params"]]
         for number, device in node.devices.items():
             self.devices.setdefault(device, owners[number][0].device)
-        kept = own_state(optimizer)
+        kept = plain_tensors.own_state(optimizer)
         shared: dict[Any, Load] = {key: self.check(saved, None, path) for key, saved in node.shared.items()}
         states = [
             self._parameter_state(

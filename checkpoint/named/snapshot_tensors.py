@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from gpuslice.checkpoint.discover.tensor_parts import SPARSE_PARTS
 from gpuslice.checkpoint.format.layout import TensorSpec
 from gpuslice.checkpoint.format.nodes import QuantizedNode, SparseNode, TensorNode
 from gpuslice.checkpoint.format.reader import SnapshotFile
@@ -20,13 +21,7 @@ from gpuslice.kernels.host import copies
 
 #: Types of the same size: copying through them keeps every bit, of NaNs too, and works for every dtype.
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
-_LAYOUTS = {
-    "sparse_coo": torch.sparse_coo,
-    "sparse_csr": torch.sparse_csr,
-    "sparse_csc": torch.sparse_csc,
-    "sparse_bsr": torch.sparse_bsr,
-    "sparse_bsc": torch.sparse_bsc,
-}
+_LAYOUTS = {str(layout).removeprefix("torch."): layout for layout in SPARSE_PARTS}
 
 
 def tensor_spec(path: str, tensor: torch.Tensor, sid: int) -> TensorSpec:

@@ -79,12 +79,7 @@ def bring_back(
     stages, plan = parked.stages, parked.plan
     moving = (target.torch_device, target.name.further) != (home.torch_device, home.name.further)
     if swap is not None and isinstance(plan, CapturePlan) and not moving:
-        arriving = Arriving(target, plan, parked.snapshot, swap, stages, verify=verify)
-        with arriving.undone_if_it_fails():
-            with stages.stage("fetch_s"):
-                store.bring_back(parked.snapshot)
-            stages.record.copy_in = arriving.copy_in()
-            process_rng.restore(parked.shared_random)
+        _swap_in(parked, store, Arriving(target, plan, parked.snapshot, swap, stages, verify=verify))
         return None
     if swap is not None:
         with stages.stage("handover_s"):
@@ -114,6 +109,15 @@ def bring_back(
                 target.set_rng_state(parked.device_random)
             move_storages(parked.plan.storages, plan.storages)
     return stream
+
+
+def _swap_in(parked: Parked, store: JobStore, arriving: Arriving) -> None:
+    """Take the device over while the one before it is still leaving it."""
+    with arriving.undone_if_it_fails():
+        with parked.stages.stage("fetch_s"):
+            store.bring_back(parked.snapshot)
+        parked.stages.record.copy_in = arriving.copy_in()
+        process_rng.restore(parked.shared_random)
 
 
 def _fill(parked: Parked, plan: Plan, target: Device, *, verify: bool, stream: Stream | None) -> None:

@@ -7,8 +7,6 @@ import errno
 import mmap
 import os
 import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from gpuslice.config import format_size
 from gpuslice.errors import AddressSpaceError
@@ -40,8 +38,12 @@ def map_file(descriptor: int, nbytes: int, *, writable: bool = False) -> memoryv
     OSError
         If it cannot be mapped.
     """
-    with _enough_addresses(nbytes):
+    try:
         return _map(descriptor, nbytes, writable=writable)
+    except OSError as error:
+        if error.errno != errno.ENOMEM:
+            raise
+        raise AddressSpaceError(*no_address_space(nbytes)) from error
 
 
 def no_address_space(nbytes: int) -> tuple[str, str]:
@@ -49,16 +51,6 @@ def no_address_space(nbytes: int) -> tuple[str, str]:
     limit_bytes, _ = resource.getrlimit(resource.RLIMIT_AS)
     limit = "" if limit_bytes == resource.RLIM_INFINITY else f": its limit is {format_size(limit_bytes)}"
     return f"this process can map no further {format_size(nbytes)}{limit}", _MORE_ADDRESSES
-
-
-@contextmanager
-def _enough_addresses(nbytes: int) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno != errno.ENOMEM:
-            raise
-        raise AddressSpaceError(*no_address_space(nbytes)) from error
 
 
 def _map(descriptor: int, nbytes: int, *, writable: bool) -> memoryview:

@@ -21,8 +21,7 @@ PAGE_BYTES = mmap.PAGESIZE
 HUGE_PAGE_BYTES = 2 << 20
 _MADV_DONTNEED = 4
 _MADV_HUGEPAGE = 14
-#: Of Linux 5.14: fault all pages in now, to be read or to be written.
-_MADV_POPULATE_READ = 22
+#: Of Linux 5.14: fault all pages in now.
 _MADV_POPULATE_WRITE = 23
 #: Of Linux 6.1: make one huge page of the small ones that are there. It needs no privilege, as a mount's
 #: option ``huge=`` does, and for files only the setting ``deny`` forbids it.
@@ -125,8 +124,8 @@ def _huge_pages_are_allowed() -> bool:
     return False
 
 
-def populate(address: int, nbytes: int, *, writing: bool = True) -> None:
-    """Fault in the pages of a mapping, so that whoever uses them first need not.
+def populate(address: int, nbytes: int) -> None:
+    """Fault in the pages of a mapping to be written, so that whoever uses them first need not.
 
     Other threads run meanwhile. A kernel that cannot do it leaves it to the first use.
 
@@ -135,10 +134,9 @@ def populate(address: int, nbytes: int, *, writing: bool = True) -> None:
     OSError
         If there are not enough pages.
     """
-    advice = _MADV_POPULATE_WRITE if writing else _MADV_POPULATE_READ
-    number = advise(address, nbytes, advice)
+    number = advise(address, nbytes, _MADV_POPULATE_WRITE)
     if number not in (0, errno.EINVAL):
-        raise OSError(number, f"madvise({address:#x}, {nbytes}, {advice}) failed to populate")
+        raise OSError(number, f"madvise({address:#x}, {nbytes}, MADV_POPULATE_WRITE) failed")
 
 
 def overlapping(ranges: Sequence[tuple[int, int]]) -> list[int]:
