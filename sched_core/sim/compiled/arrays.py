@@ -382,20 +382,3 @@ def spare(w: World, now: float) -> None:
 def crowded(w: World) -> bool:
     """Whether anybody waits."""
     return bool(w.clock[0].alive > w.clock[0].count)
-
-
-@compiled
-def walk(w: World) -> None:
-    """Start whoever is first, passing over everybody behind one that starts (``PublishedLongestPending``)."""
-    clock, pending, kept = w.clock[0], w.slots[PENDING], 0
-    walking = True
-    for place_in_line in range(clock.pending):
-        job = int(pending[place_in_line])
-        if walking and place_in_line % 2 == 0:
-            walking = clock.free >= w.jobs[job].demand and place(w, job)
-            if walking:
-                flip(w, job)
-                continue
-        pending[kept] = job
-        kept += 1
-    clock.pending = kept

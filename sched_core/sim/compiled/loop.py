@@ -17,6 +17,8 @@ from .arrays import (
     World,
     compiled,
     crowded,
+    flip,
+    place,
     pull,
     push,
     rank,
@@ -25,7 +27,6 @@ from .arrays import (
     top,
     unrank,
     vacate,
-    walk,
 )
 from .orders import set_key, settle, update, wake_at
 from .rules import NODE_SETS, PENDING_LONGEST
@@ -126,6 +127,23 @@ def take_order(w: World, now: float) -> None:
     clock.wake = wake_at(w, now)
     if clock.spared_s < clock.wake and crowded(w):
         clock.wake = clock.spared_s
+
+
+@compiled
+def walk(w: World) -> None:
+    """Start whoever is first, passing over everybody behind one that starts (``PublishedLongestPending``)."""
+    clock, pending, kept = w.clock[0], w.slots[PENDING], 0
+    walking = True
+    for place_in_line in range(clock.pending):
+        job = int(pending[place_in_line])
+        if walking and place_in_line % 2 == 0:
+            walking = clock.free >= w.jobs[job].demand and place(w, job)
+            if walking:
+                flip(w, job)
+                continue
+        pending[kept] = job
+        kept += 1
+    clock.pending = kept
 
 
 @compiled
