@@ -2,22 +2,28 @@
 
 Pure functions of samples that were taken while the same jobs ran alone and together, alternately. Rates are
 compared by their logarithms, so a slow-down is a difference of means, with Welch's interval. A sample of few
-steps is not sharper than the step it may be off by.
+steps is not sharper than the step it may be off by. What is known from elsewhere, a prior, is weighed by its
+error against the samples, which need to be fewer then; if the two contradict each other, the samples count.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
-from math import exp, log, sqrt
+from math import exp, hypot, inf, log, sqrt
 from statistics import fmean, variance
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
+
+import msgspec
 
 #: Of every interval: high, because a decision is made at the first interval that allows one.
 CONFIDENCE = 0.99
 #: Samples of each kind before anything is said, and after which the means decide.
 LEAST = 3
 MOST = 12
+#: The first, of jobs with a prior; and by how many standard errors that may differ from the samples.
+LEAST_WITH_PRIOR = 2
+_CONTRADICTION = 3.0
 #: Time-slicing makes 1. Packing has to be worth its trouble, and is given up only if it is worse than that.
 WORTH = 1.1
 WORSE = 1.0
@@ -41,6 +47,19 @@ class Interval(NamedTuple):
     mean: float
     low: float
     high: float
+
+
+class Prior(msgspec.Struct, frozen=True):
+    """What is known from elsewhere of a job beside another: its rate there by its rate alone.
+
+    Attributes
+    ----------
+    log, error
+        The logarithm of that, and its standard error.
+    """
+
+    log: float
+    error: Annotated[float, msgspec.Meta(gt=0)]
 
 
 class Verdict(Enum):
@@ -81,15 +100,19 @@ class _Ratio(NamedTuple):
         return Interval(exp(middle), exp(middle - reach), exp(middle + reach))
 
 
-def slowdown(alone: Sequence[Sample], together: Sequence[Sample]) -> Interval | None:
-    """How many times as long steps take beside the others; ``None`` with fewer than ``LEAST`` samples."""
-    if min(len(alone), len(together)) < LEAST:
-        return None
-    return _ratio(alone, together).interval(-1)
+def slowdown(
+    alone: Sequence[Sample], together: Sequence[Sample], prior: Prior | None = None
+) -> Interval | None:
+    """How many times as long steps take beside the others; ``None`` with too few samples."""
+    ratio = _known(alone, together, prior)
+    return None if ratio is None else ratio.interval(-1)
 
 
 def judge(
-    members: Sequence[tuple[Sequence[Sample], Sequence[Sample]]], *, packed: bool = False
+    members: Sequence[tuple[Sequence[Sample], Sequence[Sample]]],
+    *,
+    priors: Sequence[Prior | None] | None = None,
+    packed: bool = False,
 ) -> Judgement | None:
     """Whether the members of a set should share a device.
 
@@ -97,16 +120,20 @@ def judge(
     ----------
     members
         Samples of each alone and together.
+    priors
+        What is known from elsewhere of each, if anything is.
     packed
         Whether they are known to do well together: then what is still undecided leaves it so (hysteresis).
 
     Returns
     -------
-    ``None`` before there are ``LEAST`` samples of everything.
+    ``None`` before there are ``LEAST`` samples of everything, or ``LEAST_WITH_PRIOR``.
     """
-    if min(min(len(alone), len(together)) for alone, together in members) < LEAST:
+    known = priors or [None] * len(members)
+    found = [_known(*samples, prior) for samples, prior in zip(members, known, strict=True)]
+    ratios = [ratio for ratio in found if ratio is not None]
+    if len(ratios) < len(members):
         return None
-    ratios = [_ratio(alone, together) for alone, together in members]
     total = _total(ratios)
     enough = all(min(len(alone), len(together)) >= MOST for alone, together in members)
     return Judgement(
@@ -133,6 +160,23 @@ def _verdict(total: Interval, *, packed: bool, enough: bool) -> Verdict | None:
     if not enough:
         return None
     return Verdict.PACK if total.mean > WORTH else Verdict.SLICE
+
+
+def _known(alone: Sequence[Sample], together: Sequence[Sample], prior: Prior | None) -> _Ratio | None:
+    """What samples and prior say together; ``None`` with too few samples."""
+    count = min(len(alone), len(together))
+    if count < (LEAST if prior is None else LEAST_WITH_PRIOR):
+        return None
+    ratio = _ratio(alone, together)
+    if prior is None:
+        return ratio
+    if abs(ratio.log - prior.log) > _CONTRADICTION * hypot(prior.error, ratio.error):
+        return ratio if count >= LEAST else None
+    # Few samples hardly tell their own error: what counts is how wide Student makes their interval.
+    own = ratio.error * _quantile(ratio.freedom) / _quantile(inf)
+    share = prior.error**2 / (prior.error**2 + own**2)  # of the samples: by the inverse of the variance
+    error = prior.error * own / hypot(prior.error, own)
+    return _Ratio(share * ratio.log + (1 - share) * prior.log, error, inf)
 
 
 def _ratio(alone: Sequence[Sample], together: Sequence[Sample]) -> _Ratio:

@@ -11,6 +11,7 @@ import typer
 
 from gpuslice import config
 from gpuslice.daemon import background_start, daemon, scheduler_setup
+from gpuslice.daemon.interference_profiles import read_profiles
 from gpuslice.errors import UsageError
 from gpuslice.private_directories import private_directory
 from gpuslice.sched_core.core.core import SWITCH_SHARE
@@ -69,6 +70,10 @@ def command(
         bool,
         typer.Option("--pack", help="Let pairs of jobs share a device where that is measured to pay."),
     ] = False,
+    profiles: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="What `gpuslice colocate --json` found of pairs, for --pack."),
+    ] = None,
     defragment: Annotated[
         bool, typer.Option("--defragment", help="Gangs move together when a job leaves, where it pays.")
     ] = False,
@@ -130,6 +135,7 @@ def command(
                 "" if spill_dir is None else str(spill_dir.absolute()),
                 spill_limit,
                 handover=True,
+                profiles=() if profiles is None else read_profiles(profiles),
                 sockets=sockets,
             )
         )

@@ -12,13 +12,16 @@ from pathlib import Path
 import psutil
 
 from gpuslice.config import Settings, parse_size, variable
+from gpuslice.daemon.interference_profiles import PairPrior, by_scripts
 from gpuslice.errors import ConfigError, UsageError
 from gpuslice.launch import command
 from gpuslice.launch.visible_gpus import VISIBLE, all_visible
 from gpuslice.sched_core.core.core import SWITCH_SHARE, Core
 from gpuslice.sched_core.live.curve import scheduler_keys
 from gpuslice.sched_core.live.endpoint import host_and_port
+from gpuslice.sched_core.policies.gandiva.live_packing import Packing
 from gpuslice.sched_core.policies.registry import POLICIES, make_policy, policy_options
+from gpuslice.sched_core.policy import Policy
 from gpuslice.types import MAX_SECONDS, ByteCount, Count, DeviceName, Label, PathText, Word
 
 #: More devices than there can be; `isdigit` would take digits that `int` does not.
@@ -54,6 +57,8 @@ class Setup:
         Most bytes that they may take there, ``50G`` style; empty for what its file system has.
     memory_bytes
         Of each device, of the smallest if they differ; 0: not known.
+    profiles
+        What is known of pairs of scripts, for a policy that packs.
     handover
         Whether jobs hand devices over directly; not where a journal does not know of that.
     sockets
@@ -71,25 +76,36 @@ class Setup:
     spill_dir: PathText = ""
     spill_limit: Word = ""
     handover: bool = False
+    profiles: tuple[PairPrior, ...] = ()
     sockets: Count = 1
 
-    def make_core(self) -> Core:
-        """A core that knows no job yet.
+    def make_policy(self) -> Policy:
+        """Who decides.
 
         Raises
         ------
         ConfigError
             If the policy or an option does not exist, or it needs to know how long jobs run.
+        UsageError
+            If there are profiles, and it does not pack.
         """
         policy = make_policy(self.policy, self.options)
+        if self.profiles:
+            if not isinstance(policy, Packing):
+                raise UsageError("--profiles are for pairs, and nothing is packed", "add --pack")
+            policy.priors = by_scripts(self.profiles)
         if policy.needs_durations and self.policy in POLICIES and self.policy not in _ESTIMATES_DO:
             raise ConfigError(
                 f"policy {self.policy} needs to know how long jobs run, which nobody does here",
                 f"choose one that does not, such as rr, 2das or las, or of {', '.join(_ESTIMATES_DO)}",
             )
+        return policy
+
+    def make_core(self) -> Core:
+        """A core that knows no job yet; errors as of ``make_policy``."""
         return Core(
             self.devices,
-            policy,
+            self.make_policy(),
             switch_share=self.switch_share,
             quotas=self.quotas,
             memory_bytes=self.memory_bytes,

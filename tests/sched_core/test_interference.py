@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from math import log
 
 import pytest
 
-from gpuslice.sched_core.interference import LEAST, MOST, Sample, Verdict, judge, slowdown
+from gpuslice.sched_core.interference import (
+    LEAST,
+    LEAST_WITH_PRIOR,
+    MOST,
+    Prior,
+    Sample,
+    Verdict,
+    judge,
+    slowdown,
+)
 
 RUNS = 100
 SECONDS = 2.0
@@ -84,3 +94,34 @@ def test_samples_that_are_all_alike_are_no_sharper_than_a_step() -> None:
     found = slowdown(alike, alike)
     assert found is not None
     assert found.low < 0.9 < 1.1 < found.high
+
+
+def test_with_a_prior_fewer_samples_decide() -> None:
+    source = random.Random(3)
+    few = pair(source, LEAST_WITH_PRIOR, (1.1, 1.1))
+    assert judge(few) is None
+    found = judge(few, priors=[Prior(log(1 / 1.1), 0.1)] * 2)
+    assert found is not None
+    assert found.verdict is Verdict.PACK
+    assert judge(few, priors=[Prior(log(1 / 1.1), 0.1), None]) is None, "one of them is not known"
+
+
+@pytest.mark.parametrize("error", [0.1, 0.3])
+def test_the_interval_holds_the_truth_with_a_prior_that_is_off_by_its_error(error: float) -> None:
+    source = random.Random(5)
+    held = 0
+    for _ in range(RUNS):
+        prior = Prior(source.gauss(log(1 / 1.6), error), error)
+        alone, together = samples(source, 40.0, 4), samples(source, 25.0, 4)
+        found = slowdown(alone, together, prior)
+        assert found is not None
+        held += found.low <= 1.6 <= found.high
+    assert held >= 95
+
+
+def test_samples_that_contradict_a_prior_count_alone() -> None:
+    source = random.Random(3)
+    wrong = [Prior(log(0.99), 0.01)] * 2
+    many, few = pair(source, 8, (3.0, 3.0)), pair(source, LEAST_WITH_PRIOR, (3.0, 3.0))
+    assert judge(many, priors=wrong) == judge(many)
+    assert judge(few, priors=wrong) is None, "then as many are needed as without"

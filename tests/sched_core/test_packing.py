@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from math import log
 from typing import Any
 
 import pytest
@@ -26,9 +27,11 @@ from gpuslice.sched_core.core.events import (
     WakeAt,
     Woken,
 )
+from gpuslice.sched_core.interference import Prior
 from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.live.throughput_meter import ThroughputMeter
+from gpuslice.sched_core.policies.gandiva.live_packing import Packing
 from gpuslice.sched_core.policies.registry import make_policy, policy_options
 
 from .driver import PROGRAM, Driver, picture
@@ -223,6 +226,20 @@ def test_who_is_known_to_get_along_begins_every_slice_together() -> None:
         world.run(TICK_S)
         together += len(world.on()) == 2
     assert together >= 195
+
+
+def test_a_pair_with_profiles_is_judged_by_fewer_samples() -> None:
+    def verdict_s(priors: Mapping[tuple[str, str], Prior]) -> float:
+        world = World(WAITS)
+        assert isinstance(world.policy, Packing)
+        world.policy.priors = priors
+        for job in "ab":
+            world.submit(job, "wait")
+        while not world.said("packed"):
+            world.run(TICK_S)
+        return world.driver.now_s
+
+    assert verdict_s({("wait", "wait"): Prior(log(0.97), 0.1)}) < verdict_s({})
 
 
 def test_the_guest_goes_on_where_its_host_ends() -> None:

@@ -12,15 +12,18 @@ Source of the idea: Gandiva (OSDI 2018), sections 3.3 and 4.2.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from math import ceil, inf
+from collections.abc import Iterator, Mapping, Sequence
+from math import ceil, exp, inf
+from pathlib import PurePath
 
 from gpuslice.errors import ConfigError
 from gpuslice.sched_core.interference import (
     MOST,
     WORSE,
+    WORTH,
     Interval,
     Judgement,
+    Prior,
     Sample,
     Verdict,
     judge,
@@ -102,6 +105,8 @@ class Packing(Wrapper):
         self.verdicts: list[PackVerdict] = []
         #: The newest verdict by kinds of jobs.
         self._known: dict[frozenset[str], bool] = {}
+        #: What profiles say, by the scripts of a job and of the one beside it.
+        self.priors: Mapping[tuple[str, str], Prior] = {}
         self._throughput: Throughput = NoThroughput()
         self._jobs: dict[str, Job] = {}
         #: By host.
@@ -118,7 +123,7 @@ class Packing(Wrapper):
         for pair in self._pairs.values():
             for one, other in ((pair.host, pair.guest), (pair.guest, pair.host)):
                 if one.id == job:
-                    return slowdown(*self._samples(one, other))
+                    return slowdown(*self._samples(one, other), self._prior(one, other))
         return None
 
     def plan(self, view: View) -> Plan:
@@ -204,7 +209,11 @@ class Packing(Wrapper):
                 decisions += self._part(pair)
                 continue
             trial = pair.tried_until_s < inf
-            found = judge([self._samples(*pair_of) for pair_of in _both(pair)], packed=not trial)
+            found = judge(
+                [self._samples(*pair_of) for pair_of in _both(pair)],
+                priors=[self._prior(*pair_of) for pair_of in _both(pair)],
+                packed=not trial,
+            )
             if found is not None and not trial and self._doubtful(pair, found):
                 del self._known[_kinds(pair.host, pair.guest)]
                 decisions += self._part(pair)
@@ -288,11 +297,16 @@ class Packing(Wrapper):
         else:
             changes.finished.append(guest)
 
-    def _order(self, host: Job, guest: Job) -> tuple[bool, float, int]:
-        """Those first that are known to get along, then by how much of the device they use."""
+    def _order(self, host: Job, guest: Job) -> tuple[bool, float, float, int]:
+        """Those first that are known to get along, then by what profiles say and how much each keeps busy."""
         busy = self._throughput.busy(guest)
         known = self._known.get(_kinds(host, guest), False)
-        return not known, 1.0 if busy is None else busy, guest.number
+        priors = [self._prior(host, guest), self._prior(guest, host)]
+        gain = sum(exp(prior.log) for prior in priors if prior is not None) if all(priors) else WORTH
+        return not known, -gain, 1.0 if busy is None else busy, guest.number
+
+    def _prior(self, job: Job, beside: Job) -> Prior | None:
+        return self.priors.get((script_of(job.kind), script_of(beside.kind))) if self.priors else None
 
     def _may_share(self, host: Job, guest: Job, view: View) -> bool:
         """Whether memory allows it, and what is known, or that both have trained alone since the last try."""
@@ -354,6 +368,12 @@ def _fit(host: Job, guest: Job, view: View) -> bool:
     """Whether the memory of a device is enough for both, as far as that is known."""
     needs = [job.spec.device_memory_bytes or ceil(job.peak_bytes * _MEMORY_MARGIN) for job in (host, guest)]
     return not view.device_memory_bytes or (all(needs) and sum(needs) <= view.device_memory_bytes)
+
+
+def script_of(command: str) -> str:
+    """A script with its arguments, wherever it lies: what profiles and jobs have in common."""
+    script, _, arguments = command.partition(" ")
+    return f"{PurePath(script).name} {arguments}".rstrip()
 
 
 def _trains(job: Job, view: View) -> bool:

@@ -1,0 +1,116 @@
+"""What the co-location lab found, as a scheduler reads it: checked at the door."""
+
+from __future__ import annotations
+
+from math import exp
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from gpuslice.daemon.interference_profiles import by_scripts, read_profiles
+from gpuslice.daemon.scheduler_setup import Setup, options
+from gpuslice.errors import UsageError
+from gpuslice.profiler.colocation.plan import Plan
+from gpuslice.profiler.colocation.result import make_result
+from gpuslice.profiler.colocation.trial import Run, Trial
+from gpuslice.sched_core.policies.gandiva.live_packing import Packing
+from gpuslice.types import DeviceName
+
+
+def write(directory: Path, content: Any) -> Path:
+    path = directory / "lab.json"
+    path.write_bytes(content if isinstance(content, bytes) else msgspec.json.encode(content))
+    return path
+
+
+def pair(**changes: Any) -> dict[str, Any]:
+    one = {
+        "members": ["jobs/a.py", "b.py --batch '6 4'"],
+        "mode": "packed",
+        "measured": True,
+        "normalized": [0.9, 0.5],
+        "interval": [[0.4, 1.4], None],
+    }
+    return {**one, **changes}
+
+
+def lab(*sets: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    names = ["jobs/a.py", "b.py --batch '6 4'", "jobs/a.py #2"]
+    return {"names": names, "repeats": 3, "confidence": 0.99, "sets": list(sets), **changes}
+
+
+def test_pairs_are_found_by_script_and_arguments_with_their_errors(tmp_path: Path) -> None:
+    same = pair(members=["jobs/a.py", "jobs/a.py #2"], normalized=[0.8, 0.7], interval=[None, None])
+    sliced = pair(mode="sliced", normalized=[0.5, 0.5])
+    found = by_scripts(read_profiles(write(tmp_path, lab(sliced, pair(), same))))
+    assert {scripts: round(exp(prior.log), 6) for scripts, prior in found.items()} == {
+        ("a.py", "b.py --batch 6 4"): 0.9,
+        ("b.py --batch 6 4", "a.py"): 0.5,
+        ("a.py", "a.py"): 0.8,
+    }
+    # Half the interval by Student's quantile, 9.92 at 99 % of three rounds, and by the mean: 0.056, so 0.1.
+    assert found["a.py", "b.py --batch 6 4"].error == 0.1
+    assert found["b.py --batch 6 4", "a.py"].error == 0.3
+
+
+def test_a_wide_interval_is_a_large_error(tmp_path: Path) -> None:
+    found = read_profiles(write(tmp_path, lab(pair(interval=[[0.1, 4.1], [0.1, 4.1]]))))
+    assert found[0].prior.error == pytest.approx(2.0 / 9.9248 / 0.9, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"{", "is no result of the lab"),
+        (b"\xff", "is no result of the lab"),
+        (b"[" * 100_000, "is no result of the lab"),
+        ([], "is no result of the lab"),
+        ({"step_seconds": None}, "is the profile of one job, not of pairs"),
+        (lab(), "says nothing of two scripts together"),
+        (lab(pair(mode="sliced")), "says nothing of two scripts together"),
+        (lab(pair(normalized=[0.9])), "is not possible"),
+        (lab(pair(normalized=[0.0, 1.0])), "is not possible"),
+        (lab(pair(members=["jobs/a.py", "c.py"])), "is not possible"),
+        (lab(pair(), confidence=1.0), "a confidence of 1 is not possible"),
+        (lab(pair(normalized="fast")), "is no result of the lab"),
+    ],
+)
+def test_what_is_no_such_file_is_refused_by_name(tmp_path: Path, content: Any, said: str) -> None:
+    with pytest.raises(UsageError, match=said) as refused:
+        read_profiles(write(tmp_path, content))
+    assert "gpuslice colocate --json" in refused.value.remedy
+
+
+def test_what_the_lab_writes_is_understood(tmp_path: Path) -> None:
+    plan = Plan(2, 2, 2, (), None)
+    trials = []
+    for task in plan.remaining([]):
+        packed = task.mode == "packed"
+        run = Run(
+            steps=180.0 if packed else 200.0, seconds=10.0, starts=1, memory_bytes=None, step_seconds=()
+        )
+        trials.append(Trial(task.round, task.members, task.mode, 12.0, (run,) * len(task.members)))
+    result = make_result(["a.py", "b.py 3"], "cpu:0", 10.0, 2.0, plan, trials, None)
+    found = by_scripts(read_profiles(write(tmp_path, result)))
+    assert {scripts: exp(prior.log) for scripts, prior in found.items()} == pytest.approx(
+        {("a.py", "b.py 3"): 0.9, ("b.py 3", "a.py"): 0.9}
+    )
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"none\.json cannot be read: No such file"):
+        read_profiles(tmp_path / "none.json")
+
+
+def test_a_scheduler_that_packs_begins_with_them_and_no_other_takes_them(tmp_path: Path) -> None:
+    profiles = read_profiles(write(tmp_path, lab(pair())))
+    devices = (DeviceName("cpu", 0),)
+    setup = Setup(devices, "rr", options("rr", [], None, pack=True), profiles=profiles)
+    assert msgspec.json.decode(msgspec.json.encode(setup), type=Setup) == setup, "a journal keeps them"
+    policy = setup.make_policy()
+    assert isinstance(policy, Packing)
+    assert policy.priors == by_scripts(profiles)
+    with pytest.raises(UsageError, match="nothing is packed"):
+        Setup(devices, "rr", profiles=profiles).make_policy()
