@@ -113,6 +113,7 @@ def judge(
     *,
     priors: Sequence[Prior | None] | None = None,
     packed: bool = False,
+    worth: float = WORTH,
 ) -> Judgement | None:
     """Whether the members of a set should share a device.
 
@@ -124,6 +125,8 @@ def judge(
         What is known from elsewhere of each, if anything is.
     packed
         Whether they are known to do well together: then what is still undecided leaves it so (hysteresis).
+    worth
+        What the total has to be above.
 
     Returns
     -------
@@ -137,7 +140,26 @@ def judge(
     total = _total(ratios)
     enough = all(min(len(alone), len(together)) >= MOST for alone, together in members)
     return Judgement(
-        tuple(ratio.interval(-1) for ratio in ratios), total, _verdict(total, packed=packed, enough=enough)
+        tuple(ratio.interval(-1) for ratio in ratios),
+        total,
+        _verdict(total, worth, packed=packed, enough=enough),
+    )
+
+
+def judge_exact(normalized: Sequence[float], *, worth: float = WORTH) -> Judgement:
+    """The same where rates are not measured but known, as those of a model are.
+
+    Parameters
+    ----------
+    normalized
+        Of each member: rate together / rate alone.
+    """
+    total = sum(normalized)
+    slowdowns = [1 / value if value else inf for value in normalized]
+    return Judgement(
+        tuple(Interval(one, one, one) for one in slowdowns),
+        exact := Interval(total, total, total),
+        _verdict(exact, worth, packed=False, enough=True),
     )
 
 
@@ -150,16 +172,17 @@ def _total(ratios: Sequence[_Ratio]) -> Interval:
     return Interval(sum(shares), max(0.0, sum(shares) - reach), sum(shares) + reach)
 
 
-def _verdict(total: Interval, *, packed: bool, enough: bool) -> Verdict | None:
+def _verdict(total: Interval, worth: float, *, packed: bool, enough: bool) -> Verdict | None:
+    """The one place where it is decided, live and in simulations."""
     if packed:
         return Verdict.SLICE if total.high < WORSE else None
-    if total.low > WORTH:
+    if total.low > worth:
         return Verdict.PACK
-    if total.high < WORTH:
+    if total.high < worth:
         return Verdict.SLICE
     if not enough:
         return None
-    return Verdict.PACK if total.mean > WORTH else Verdict.SLICE
+    return Verdict.PACK if total.mean > worth else Verdict.SLICE
 
 
 def _known(alone: Sequence[Sample], together: Sequence[Sample], prior: Prior | None) -> _Ratio | None:

@@ -16,6 +16,7 @@ from gpuslice.sched_core.interference import (
     Sample,
     Verdict,
     judge,
+    judge_exact,
     slowdown,
 )
 
@@ -125,3 +126,21 @@ def test_samples_that_contradict_a_prior_count_alone() -> None:
     many, few = pair(source, 8, (3.0, 3.0)), pair(source, LEAST_WITH_PRIOR, (3.0, 3.0))
     assert judge(many, priors=wrong) == judge(many)
     assert judge(few, priors=wrong) is None, "then as many are needed as without"
+
+
+@pytest.mark.parametrize(
+    ("normalized", "verdict"),
+    [((0.9, 0.9), Verdict.PACK), ((0.5, 0.5), Verdict.SLICE), ((0.9, 0.0), Verdict.SLICE)],
+)
+def test_known_rates_are_judged_as_measured_ones_without_an_error(
+    normalized: tuple[float, float], verdict: Verdict
+) -> None:
+    found = judge_exact(normalized, worth=1.1)
+    assert found.verdict is verdict
+    assert set(found.total) == {sum(normalized)}
+    exact = [
+        ([Sample(10**9, 1.0)] * LEAST, [Sample(max(1, int(one * 10**9)), 1.0)] * LEAST) for one in normalized
+    ]
+    measured = judge(exact, worth=1.1)
+    assert measured is not None
+    assert measured.verdict is verdict

@@ -1,6 +1,7 @@
 """Packing two jobs on the same devices, by trial: keep what is faster than taking turns, undo the rest.
 
-Source: Gandiva (OSDI 2018), sections 3.3 and 4.2. Nothing is predicted: how two jobs get along is measured.
+Source: Gandiva (OSDI 2018), sections 3.3 and 4.2. Nothing is predicted: how two jobs get along is seen from
+the progress that they make. What follows from it, ``interference`` decides, as it does for a live scheduler.
 """
 
 from __future__ import annotations
@@ -9,14 +10,16 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from gpuslice.sched_core.interference import Verdict, judge_exact
 from gpuslice.sched_core.job import Job
 from gpuslice.sched_core.policy import View
 
 
 class _Trial(msgspec.Struct, frozen=True):
-    """A pair that is being tried, with both jobs' progress and the guest's running time at its start."""
+    """A pair that is being tried: what guest and host had done, and for how long the guest had run."""
 
-    progress_s: float
+    guest_s: float
+    host_s: float
     executed_s: float
 
 
@@ -61,7 +64,8 @@ class Packing:
                 if guest.demand == host.demand and _names(guest, host) not in self._bad:
                     self.host_of[guest.id] = host.id
                     self._trials[guest.id] = _Trial(
-                        guest.progress_at(view.now_s) + host.progress_at(view.now_s),
+                        guest.progress_at(view.now_s),
+                        host.progress_at(view.now_s),
                         guest.executed_at(view.now_s),
                     )
                     return True
@@ -76,8 +80,13 @@ class Packing:
             if elapsed_s < self._trial_s:
                 continue
             del self._trials[guest_id]
-            made_s = guest.progress_at(view.now_s) + host.progress_at(view.now_s) - trial.progress_s
-            if made_s > self._gain * elapsed_s:
+            made_s = (
+                guest.progress_at(view.now_s) - trial.guest_s,
+                host.progress_at(view.now_s) - trial.host_s,
+            )
+            # Progress is counted in seconds of a dedicated run: alone, a second makes one.
+            found = judge_exact([one_s / elapsed_s for one_s in made_s], worth=self._gain)
+            if found.verdict is Verdict.PACK:
                 self.kept += 1
             else:
                 self.undone += 1
