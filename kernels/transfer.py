@@ -23,7 +23,8 @@ class Transfer:
     paths
         Bytes by path. ``host``: by threads of this process. ``direct``: by a GPU's copy engine, from or to
         where they are. ``packed``: with many others by way of a staging buffer on the GPU. ``unchanged``:
-        not at all, because they were there already.
+        not at all, because they were there already. ``shared``: not at all, because another rank's snapshot
+        has them.
     copies, launches
         Queued on the GPU.
     fallbacks

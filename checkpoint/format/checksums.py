@@ -113,6 +113,12 @@ class ChecksumRecorder:
         self._sums[index] = value
         return self._previous.sums[index] != value
 
+    def sum_at(self, offset: int) -> int:
+        """XXH3-128 of the chunk that begins there and was seen on its way, its padding included."""
+        value = self._sums[self._placement.chunk_at[offset]]
+        assert value is not None
+        return value
+
     def marked(self, offset: int, mark: int) -> bool:
         """A GPU's mark of a chunk: if the last snapshot's had the same, so has it the same checksum."""
         index = self._placement.chunk_at[offset]

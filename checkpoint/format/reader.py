@@ -11,11 +11,12 @@ from typing import Self
 from gpuslice.checkpoint.discover import heap
 from gpuslice.checkpoint.files import open_checked, read_at
 from gpuslice.errors import CorruptSnapshotError, RefusedSnapshotError, SnapshotError, UsageError
-from gpuslice.kernels.host.memory_files import map_file
+from gpuslice.kernels.host.memory_files import map_file, map_nothing, map_over
 
 from .checksums import ChecksumVerifier, Digests, chunk_digests, fingerprint, unpack_digests
 from .gsnp import RECORD_BYTES, Metadata, Record
 from .layout import StorageSpec, TensorSpec, chunk_count
+from .pieces import FileParts, Piece, check_pieces
 from .safetensors_header import PREAMBLE_BYTES, Content, decode_preamble
 from .tree import Tree
 
@@ -193,16 +194,20 @@ def open_snapshot(path: Path) -> SnapshotFile:
         If this process may not map as much.
     """
     with _opened(path) as descriptor:
-        record = read_record(descriptor)
+        record, parts = _read_record(descriptor)
         with heap.uncollected():
-            content, tree, digests = _read_tail(descriptor, record)
-        return SnapshotFile(path, record, content, tree, digests, map_file(descriptor, record.file_len))
+            content, tree, digests = _read_tail(parts, record)
+        if parts.cut_bytes:
+            memory = map_pieces(path, descriptor, record, check_pieces(parts.keys, content.placement))
+        else:
+            memory = map_file(descriptor, record.file_len)
+        return SnapshotFile(path, record, content, tree, digests, memory)
 
 
 def record_of(path: Path) -> Record:
     """The record of a snapshot file, of which nothing else is read; raises as `open_snapshot`."""
     with _opened(path) as descriptor:
-        return read_record(descriptor)
+        return _read_record(descriptor)[0]
 
 
 @contextmanager
@@ -222,23 +227,58 @@ def _opened(path: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
-def read_record(descriptor: int) -> Record:
+def _read_record(descriptor: int) -> tuple[Record, FileParts]:
     """The record of an open snapshot file, fit for that file; nothing else is read."""
     payload, position = decode_preamble(read_at(descriptor, PREAMBLE_BYTES, 0))
-    length = os.fstat(descriptor).st_size
-    if position + RECORD_BYTES > length:
-        raise CorruptSnapshotError(f"the file has {length} bytes: it was truncated")
-    record = Record.decode(read_at(descriptor, RECORD_BYTES, position))
-    if (record.payload, record.position, record.file_len) != (payload, position, length):
-        raise CorruptSnapshotError(f"its record is about a file of {record.file_len} bytes, not {length}")
-    return record
+    parts = FileParts(descriptor, payload, position)
+    if position + RECORD_BYTES > parts.length:
+        raise CorruptSnapshotError(f"the file has {parts.length} bytes: it was truncated")
+    record = Record.decode(parts.read(RECORD_BYTES, position))
+    if (record.payload, record.position, record.file_len) != (payload, position, parts.length):
+        raise CorruptSnapshotError(
+            f"its record is about a file of {record.file_len} bytes, not {parts.length}"
+        )
+    if parts.cut_bytes not in (0, record.tail - record.payload):
+        raise CorruptSnapshotError(f"{parts.cut_bytes} bytes were cut out of it, which is not its payload")
+    return record, parts
 
 
-def _read_tail(descriptor: int, record: Record) -> tuple[Content, Tree, Digests]:
+def map_pieces(path: Path, descriptor: int, record: Record, pieces: Sequence[Piece]) -> memoryview:
+    """The whole file put together of its open rest and its pieces, which lie beside it; nothing is copied."""
+    memory = map_nothing(record.file_len)
+    map_over(memory[: record.payload], descriptor)
+    map_over(memory[record.tail :], descriptor, record.payload)
+    for piece in pieces:
+        with _opened_piece(piece_path(path, piece.key)) as opened:
+            if os.fstat(opened).st_size != piece.stop - piece.start:
+                raise CorruptSnapshotError(f"its piece {piece.key.hex()} has another length")
+            map_over(memory[piece.start : piece.stop], opened)
+    return memory.toreadonly()
+
+
+def piece_path(path: Path, key: bytes) -> Path:
+    """Where the piece of a slot's snapshot with that key lies."""
+    return path.with_name(f"{path.stem}.{key.hex()}")
+
+
+@contextmanager
+def _opened_piece(path: Path) -> Iterator[int]:
+    try:
+        descriptor = open_checked(path)
+    except FileNotFoundError as error:
+        remedy = "copy all files of its directory, or `gpuslice ramdisk export` it"
+        raise RefusedSnapshotError(f"its piece {path.name} is not beside it", remedy) from error
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _read_tail(parts: FileParts, record: Record) -> tuple[Content, Tree, Digests]:
     """Content, tree and digests, from private copies of header, metadata and table that were checked."""
-    header = read_at(descriptor, record.payload, 0)
-    data = read_at(descriptor, record.table - record.tail, record.tail)
-    table = read_at(descriptor, record.position - record.table, record.table)
+    header = parts.read(record.payload, 0)
+    data = parts.read(record.table - record.tail, record.tail)
+    table = parts.read(record.position - record.table, record.table)
     for name, part, expected in (
         ("header", header, record.header_xxh3),
         ("metadata", data, record.metadata_xxh3),

@@ -16,6 +16,7 @@ from gpuslice.kernels.host.numa import near
 from gpuslice.kernels.host.process_memory import populate, view_address
 
 from .budget import Budget, Own
+from .slots import remove_pieces
 
 #: Files grow in steps of this many bytes.
 STEP_BYTES = 2 << 20
@@ -55,6 +56,11 @@ class Arena:
     def memory(self) -> memoryview | None:
         """The whole mapping, writable, or ``None`` before the first use."""
         return self._memory
+
+    @property
+    def opened(self) -> bool:
+        """Whether there is a file that this arena has open."""
+        return self._descriptor >= 0
 
     def bind(self, hooks: MapHooks) -> None:
         """Announce the present mapping and all later ones to ``hooks`` and no longer to the previous ones."""
@@ -141,9 +147,10 @@ class Arena:
                 self._descriptor = -1
 
     def discard(self) -> None:
-        """Withdraw the mapping, free its pages and remove the file; whoever still has a view reads zeros.
+        """Withdraw the mapping, free its pages and remove the file and its pieces.
 
-        Without that, forked children, which have inherited the mapping, would keep the pages.
+        Whoever still has a view reads zeros. Without that, forked children, which have inherited the mapping,
+        would keep the pages.
         """
         memory = self._memory
         self.close()
@@ -151,3 +158,4 @@ class Arena:
             with suppress(OSError):  # not every file system can; then the pages go with the last mapping
                 remove(memory)
         self.path.unlink(missing_ok=True)
+        remove_pieces(self.path)

@@ -1,6 +1,7 @@
 """How many bytes the RAM disk holds, and whether more may come in: the truth is the sizes of the files.
 
-Counting files instead of keeping a ledger survives every kind of death. A file counts with its full
+Counting files instead of keeping a ledger survives every kind of death. What several stores share is one file
+with several names, and counts once. A file counts with its full
 length from the moment it is extended, before its pages exist, so of two processes that race for the
 last bytes exactly one wins. Whose bytes they are, for a tenant's own limit, says the owner file beside them.
 """
@@ -8,7 +9,7 @@ last bytes exactly one wins. Whose bytes they are, for a tenant's own limit, say
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,11 +74,11 @@ class Budget:
 
     def used_bytes(self) -> int:
         """Bytes that all stores together hold or have been promised."""
-        return _held(self._files())
+        return held_bytes(self._directories())
 
     def tenant_bytes(self) -> int:
         """Of `used_bytes`, what belongs to the tenant's jobs, dead ones included."""
-        return sum(map(directory_bytes, filter(self._is_ours, self._directories())))
+        return held_bytes(filter(self._is_ours, self._directories()))
 
     def _is_ours(self, directory: Path) -> bool:
         owner = read_owner(directory)
@@ -95,31 +96,34 @@ class Budget:
         with os.scandir(self.root) as stores:
             return [Path(store.path) for store in stores if store.is_dir(follow_symlinks=False)]
 
-    def _files(self) -> Iterator[os.stat_result]:
-        for directory in self._directories():
-            yield from _statuses(directory)
-
     def free_bytes(self) -> int:
         """Bytes that the file system and the machine's memory can still give, promises deducted."""
         status = os.statvfs(self.root)
-        promised = sum(max(0, s.st_size - s.st_blocks * _BLOCK_BYTES) for s in self._files())
+        files = _files(self._directories())
+        promised = sum(max(0, s.st_size - s.st_blocks * _BLOCK_BYTES) for s in files)
         free = min(status.f_bavail * status.f_frsize, available_bytes())
         return max(0, free - promised)
 
     def extend(
-        self, descriptor: int, nbytes: int, *, allocated_bytes: int = 0, own: Own | None = None
+        self,
+        descriptor: int,
+        nbytes: int,
+        *,
+        allocated_bytes: int = 0,
+        own: Own | None = None,
+        relieving: bool = True,
     ) -> int:
         """Make the open file at least ``nbytes`` long, with every page allocated.
 
-        The pages of the first ``allocated_bytes`` exist already. ``own`` gives up what the one who asks
-        needs less than this room, and says whether there was any; who can do without the room has none.
-        Returns the new length. ``RamDiskFullError`` if a limit, file system or memory forbid it: the file is
-        as it was before.
+        The pages of the first ``allocated_bytes`` exist already, or are not needed. ``own`` gives up what the
+        one who asks needs less than this room, and says whether there was any; who can do without the room
+        has none. Without ``relieving`` nobody is asked for room. Returns the new length.
+        ``RamDiskFullError`` if a limit, file system or memory forbid it: the file is as it was before.
         """
         try:
             return self._extend(descriptor, nbytes, allocated_bytes)
         except RamDiskFullError as error:
-            if self.relief is None:
+            if self.relief is None or not relieving:
                 raise
             refusal = error
         growth = nbytes - os.fstat(descriptor).st_size
@@ -190,19 +194,39 @@ class Budget:
 
 
 def directory_bytes(directory: Path) -> int:
-    """Bytes that the files of one store hold or have been promised."""
-    return _held(_statuses(directory))
+    """What the files of one store hold or have been promised; of a file with several names, its part."""
+    return sum(_size(status) // max(1, status.st_nlink) for status in _statuses(directory))
 
 
-def _held(files: Iterable[os.stat_result]) -> int:
-    return sum(max(s.st_size, s.st_blocks * _BLOCK_BYTES) for s in files)
+def held_bytes(directories: Iterable[Path]) -> int:
+    """Bytes that all files of these stores hold or have been promised: what several have in common, once."""
+    return sum(map(_size, _files(directories)))
 
 
-def _statuses(directory: Path) -> Iterator[os.stat_result]:
-    """The status of every file directly in ``directory``; those that vanish meanwhile do not count."""
+def _size(status: os.stat_result) -> int:
+    return max(status.st_size, status.st_blocks * _BLOCK_BYTES)
+
+
+def _files(directories: Iterable[Path]) -> Iterator[os.stat_result]:
+    """The status of every file of these stores, once, however many names it has there."""
+    shared: set[int] = set()  # inodes, of one file system
+    for directory in directories:
+        for status in _statuses(directory, shared):
+            if status.st_nlink > 1:
+                shared.add(status.st_ino)
+            yield status
+
+
+def _statuses(directory: Path, known: Container[int] = ()) -> Iterator[os.stat_result]:
+    """The status of every file directly in ``directory`` but those with inodes that are known.
+
+    Those that vanish meanwhile do not count.
+    """
     try:
         with os.scandir(directory) as entries:
             for entry in entries:
+                if entry.inode() in known:
+                    continue
                 try:
                     yield entry.stat(follow_symlinks=False)
                 except FileNotFoundError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
@@ -13,7 +13,7 @@ import msgspec
 from gpuslice.checkpoint.format.gsnp import Record
 from gpuslice.checkpoint.locks import FileLock
 
-from .budget import directory_bytes
+from .budget import directory_bytes, held_bytes
 from .slots import OWNER, SLOTS, Owner, committed, read_owner
 from .spill import SpillDirectory
 
@@ -53,7 +53,7 @@ class StoreInfo(msgspec.Struct, frozen=True, kw_only=True):
     alive
         Whether that process lives.
     bytes
-        What the store takes up, here and in the spill directory.
+        What the store takes up, here and in the spill directory; of what ranks share, its part.
     generation, boundary, restartable
         Of its newest published snapshot; ``None``, ``None`` and ``False`` without one.
     snapshot
@@ -164,14 +164,16 @@ def _file(directory: Path, newest: Record, spill: SpillDirectory | None, place: 
 
 def tenants(directories: Iterable[Path]) -> list[TenantInfo]:
     """What every tenant has in these stores, by name; the caller holds the RAM disk's lock."""
-    used: Counter[str] = Counter()
+    theirs: defaultdict[str, list[Path]] = defaultdict(list)
     latest: dict[str, Owner] = {}
     for directory in directories:
         owner = read_owner(directory)
         if owner is not None and owner.tenant:
-            used[owner.tenant] += directory_bytes(directory)
+            theirs[owner.tenant].append(directory)
             latest[owner.tenant] = max(owner, latest.get(owner.tenant, owner), key=lambda one: one.started_s)
     return [
-        TenantInfo(tenant=name, used_bytes=used[name], limit_bytes=latest[name].tenant_limit_bytes)
+        TenantInfo(
+            tenant=name, used_bytes=held_bytes(theirs[name]), limit_bytes=latest[name].tenant_limit_bytes
+        )
         for name in sorted(latest)
     ]

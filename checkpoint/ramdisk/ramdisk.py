@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from hashlib import blake2b
 from pathlib import Path
 
@@ -108,7 +108,7 @@ class RamDisk:
         """Bytes the file system and the memory of the machine can still give, whatever the limit says."""
         return self._budget.free_bytes()
 
-    def open_store(self, job: str | None, rank: int = 0) -> JobStore:
+    def open_store(self, job: str | None, rank: int = 0, *, ranks: Collection[int] = ()) -> JobStore:
         """This process's store for a rank of ``job``; takes over what a dead process of the job left.
 
         Parameters
@@ -117,6 +117,8 @@ class RamDisk:
             The job's name; ``None`` for a job whose snapshots end with its process.
         rank
             Its rank.
+        ranks
+            The job's ranks on this node, whose snapshots may have in common what is equal.
 
         Raises
         ------
@@ -142,7 +144,7 @@ class RamDisk:
                 f"job {job} rank {rank} is running already, in {process}",
                 "wait for it or stop it, or give this one another name",
             )
-        return self._take_over(directory, lock, job, rank)
+        return self._take_over(directory, lock, job, rank, ranks)
 
     def home(self, job: str, rank: int) -> Path:
         """The store of a named job's rank: jobs of two schedulers are two, whatever they are called."""
@@ -152,12 +154,19 @@ class RamDisk:
         return self.directory / f"{name}.r{rank}"
 
     def stand_by(
-        self, job: str, rank: int = 0, *, waiting: Callable[[], object] | None = None
+        self,
+        job: str,
+        rank: int = 0,
+        *,
+        ranks: Collection[int] = (),
+        waiting: Callable[[], object] | None = None,
     ) -> JobStore | None:
         """The store of a named job's rank, as soon as no living process has it.
 
         Parameters
         ----------
+        ranks
+            As for `open_store`.
         waiting
             Called when it is certain that no end of that process will be missed.
 
@@ -175,7 +184,7 @@ class RamDisk:
         while not self._has_ended_well(directory, waiting):
             lock = self._claim(directory)  # another one that stands by may have been quicker
             if lock is not None:
-                return self._take_over(directory, lock, job, rank)
+                return self._take_over(directory, lock, job, rank, ranks)
         return None
 
     def _has_ended_well(self, directory: Path, waiting: Callable[[], object] | None) -> bool:
@@ -196,7 +205,9 @@ class RamDisk:
             store_directory(directory)
             return FileLock.attempt(directory / OWNER)
 
-    def _take_over(self, directory: Path, lock: FileLock, job: str | None, rank: int) -> JobStore:
+    def _take_over(
+        self, directory: Path, lock: FileLock, job: str | None, rank: int, ranks: Collection[int]
+    ) -> JobStore:
         """Open a store that was claimed."""
         try:
             tenant = self._budget.tenant
@@ -205,7 +216,8 @@ class RamDisk:
                 limit_bytes, at = tenant.limit_bytes, self._scheduler
                 owner = Owner(job, rank, me.pid, me.create_time(), tenant.name, limit_bytes, at)
                 write_owner(lock.descriptor, owner)
-            store = JobStore(directory, lock, self._budget, job, rank, self.spilled)
+            peers = [] if job is None else [self.home(job, other) for other in ranks if other != rank]
+            store = JobStore(directory, lock, self._budget, job, rank, self.spilled, peers)
         except BaseException:
             lock.release()
             raise

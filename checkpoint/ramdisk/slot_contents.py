@@ -13,7 +13,17 @@ from gpuslice.errors import RamDiskFullError, SnapshotError
 from .arena import Arena
 from .budget import Budget
 from .room_requests import GoingOn
-from .slots import SLOTS, commit_at_least, committed, opened, restartable, settle, whole, write_commit
+from .slots import (
+    SLOTS,
+    commit_at_least,
+    committed,
+    opened,
+    remove_pieces,
+    restartable,
+    settle,
+    whole,
+    write_commit,
+)
 from .spill import SpillDirectory, always, is_whole
 
 
@@ -69,13 +79,21 @@ class SlotContents:
 
     def tear(self, slot: int) -> None:
         """Tear the slot's header, so that nothing half written can be taken for a snapshot."""
-        self.arenas[slot].write(bytes(PREAMBLE_BYTES), 0)
+        if self.arenas[slot].opened:
+            self.arenas[slot].write(bytes(PREAMBLE_BYTES), 0)
 
     def forget(self, slot: int) -> None:
         """There is no snapshot in this slot any more, nor is one of it in the spill directory."""
         self.published.pop(slot, None)
         self._close_file(slot)
         self._drop_spilled(slot)
+        remove_pieces(self.arenas[slot].path)
+
+    def clear(self, slot: int) -> None:
+        """Remove the slot's file, then the rest: it holds nothing any more."""
+        self._close_file(slot)
+        self.arenas[slot].discard()
+        self.forget(slot)
 
     def forget_after(self, boundary: int) -> None:
         """Forget the snapshots of later boundaries."""

@@ -2,6 +2,7 @@
 
 - ``owner``: locked by the living process; says who that is
 - ``A.gsnp``, ``B.gsnp``: the two slots
+- ``A.<32 hex digits>``, ``B.<...>``: pieces of the one or the other, which other ranks may have, too
 - ``snapshot.gen``: the record of the newest published snapshot
 - ``snapshot.gen.next``: what replaces it when the next one is published
 - ``swap``: a socket, while its process waits for another one to leave the device (``switch``)
@@ -11,13 +12,16 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from gpuslice.checkpoint.files import flush_directory, open_checked, read_at, write_at
 from gpuslice.checkpoint.format.gsnp import RECORD_BYTES, Record
+from gpuslice.checkpoint.format.pieces import KEY_BYTES
 from gpuslice.checkpoint.format.reader import SnapshotFile, open_snapshot, record_of
 from gpuslice.errors import SnapshotError
 
@@ -153,13 +157,30 @@ def restartable(directory: Path) -> Iterator[Record]:
     return (record for record in whole(directory) if record.restartable)
 
 
+def pieces_of(slot: Path) -> list[Path]:
+    """The pieces that lie beside a slot's file and are whole."""
+    name = re.compile(rf"{re.escape(slot.stem)}\.[0-9a-f]{{{2 * KEY_BYTES}}}")
+    return [slot.with_name(one) for one in os.listdir(slot.parent) if name.fullmatch(one)]
+
+
+def remove_pieces(slot: Path) -> None:
+    """Give up a slot's pieces, and what was begun of some; other ranks keep what they have of them."""
+    with suppress(FileNotFoundError):
+        for name in os.listdir(slot.parent):
+            if name.startswith(f"{slot.stem}.") and name != slot.name:
+                (slot.parent / name).unlink(missing_ok=True)
+
+
 def settle(directory: Path, record: Record | None) -> bool:
     """Throw away what a dead store no longer needs; the caller holds its lock and the RAM disk's.
 
     Keeps the snapshot of ``record``, if there is one; otherwise nothing. Returns whether the directory
     is still there.
     """
-    needed = {OWNER, COMMIT, SLOTS[record.slot]} if record else set()
+    needed = set()
+    if record is not None:
+        pieces = (piece.name for piece in pieces_of(directory / SLOTS[record.slot]))
+        needed = {OWNER, COMMIT, SLOTS[record.slot], *pieces}
     for entry in list(os.scandir(directory)):
         if entry.name not in needed:
             os.unlink(entry.path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from pathlib import Path
 from typing import Self
@@ -17,8 +18,10 @@ from gpuslice.errors import GpusliceError, UsageError
 from .arena import Arena, MapHook, MapHooks
 from .budget import Budget
 from .room_requests import SOCKET, SPARE, GoingOn, RoomListener
+from .shared_pieces import SharedPieces
+from .shared_writer import SharedSnapshotWriter
 from .slot_contents import SlotContents
-from .slots import prepare_commit
+from .slots import SLOTS, prepare_commit
 from .spill import SpillDirectory
 from .writer import SnapshotWriter
 
@@ -30,6 +33,7 @@ class JobStore:
     """This process's directory in the RAM disk, locked while it lives; made by ``RamDisk.open_store``.
 
     Slots that their job can do without while somebody else needs the room go to ``spill``, if there is one.
+    ``peers`` are the stores of the job's other ranks here, which may have pieces in common with this one.
     """
 
     def __init__(
@@ -40,8 +44,10 @@ class JobStore:
         job: str | None,
         rank: int,
         spill: SpillDirectory | None = None,
+        peers: Sequence[Path] = (),
     ) -> None:
         self.directory = directory
+        self._peers = tuple(peers)
         self.job = job
         self.rank = rank
         self._budget = budget
@@ -52,6 +58,8 @@ class JobStore:
         self._content: Content | None = None
         #: Whether somebody knows the path of a snapshot here and may read it at any time: then all stay.
         self.handed_out = False
+        #: Whether each snapshot must be one file, with nothing in common with other ranks'.
+        self.whole_files = False
         self._warming: threading.Thread | None = None
         self._spare_listener: RoomListener | None = None
 
@@ -71,8 +79,14 @@ class JobStore:
         for arena in self._contents.arenas:
             arena.bind(hooks)
 
-    def begin(self, layout: Layout) -> SnapshotWriter:
+    def begin(self, layout: Layout, *, share: bool = False) -> SnapshotWriter:
         """Make room for a snapshot and begin to write it.
+
+        Parameters
+        ----------
+        share
+            Have in common with the other ranks' snapshots what is equal, if there are other ranks here. Room
+            is then taken as it is needed: the writer, too, may raise ``RamDiskFullError``.
 
         Raises
         ------
@@ -86,29 +100,47 @@ class JobStore:
             raise UsageError("a snapshot is being written already", "publish or abort it first")
         self.cool()
         slot, contents = self._free_slot(), self._contents
-        payload = header_room(layout)
         arena = contents.arenas[slot]
         with self._budget.taking(RECORD_BYTES):
             prepare_commit(self.directory)
-        arena.ensure(_room(layout), own=lambda: not self.handed_out and contents.vacate(1 - slot))
-        contents.tear(slot)
-        contents.forget(slot)
         record = Record(
             generation=contents.generation + 1,
             slot=slot,
             rank=self.rank,
-            payload=payload,
+            payload=header_room(layout),
             job=self.job or "",
         )
+        if share and self._peers and layout.nbytes and not self.whole_files:
+            self._writer = self._begin_shared(arena, layout, record)
+            return self._writer
+        arena.ensure(_room(layout), own=self._own(slot))
+        contents.tear(slot)
+        contents.forget(slot)
         self._writer = SnapshotWriter(arena, layout, record, self._content, self._finish)
         return self._writer
 
-    def warm_up(self, layout: Layout) -> threading.Thread | None:
+    def _own(self, slot: int) -> Callable[[], bool]:
+        """Gives up the other slot."""
+        return lambda: not self.handed_out and self._contents.vacate(1 - slot)
+
+    def _begin_shared(self, arena: Arena, layout: Layout, record: Record) -> SnapshotWriter:
+        """Into pieces, for which what the slot held makes room at once."""
+        slot = record.slot
+        self._contents.clear(slot)
+        ours = self.directory / SLOTS[1 - slot]
+        others = [ours, *(peer / name for peer in self._peers for name in SLOTS)]
+        placement = place(layout.sizes, record.payload)
+        pieces = SharedPieces(arena.path, others, self._budget, placement, self._own(slot))
+        ranks = len(self._peers) + 1
+        turn = self.rank % ranks / ranks
+        return SharedSnapshotWriter(arena, layout, record, self._content, self._finish, pieces, turn)
+
+    def warm_up(self, layout: Layout, *, share: bool = False) -> threading.Thread | None:
         """Begin to make the arena for the next snapshot ready, if it is cold, for a state like ``layout``.
 
         In the background, since faulting in pages and locking them takes five to ten times as long as copying
         into them. Everything else here waits for its end. It takes no more than it leaves to others, and that
-        there is no room is no error.
+        there is no room is no error. A snapshot that is to ``share`` what is equal with others has no arena.
 
         Returns
         -------
@@ -118,7 +150,7 @@ class JobStore:
         self.cool()
         arena = self._contents.arenas[self._free_slot()]
         nbytes = _room(layout)
-        if self.closed or self._writer is not None or arena.memory is not None:
+        if self.closed or self._writer is not None or arena.memory is not None or (share and self._peers):
             return None
         if 2 * nbytes > self._budget.room_bytes():
             return None

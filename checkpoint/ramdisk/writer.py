@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # the command line, which needs no torch, gets here, too
     import torch
 
     from gpuslice.kernels import Device
-    from gpuslice.kernels.transfer import Transfer
+    from gpuslice.kernels.transfer import Pairs, Transfer
 
 
 class SnapshotWriter:
@@ -53,16 +53,23 @@ class SnapshotWriter:
         self._previous = previous
         self._finish = finish
         self._placement = place(layout.sizes, record.payload)
-        self._memory: memoryview | None = arena.memory
+        self._memory: memoryview | None = self._room()
         known, arena.checksums = arena.checksums, None  # from here on the arena changes
         self.checksums = ChecksumRecorder(self.arena, self._placement, known)
+
+    def _room(self) -> memoryview | None:
+        return self._arena.memory
 
     @property
     def arena(self) -> memoryview:
         """The whole mapping, as a device registers it."""
+        self._check_open()
+        assert self._memory is not None
+        return self._memory
+
+    def _check_open(self) -> None:
         if self._memory is None:
             raise UsageError("this snapshot was published or aborted", "call begin() again")
-        return self._memory
 
     @property
     def offsets(self) -> Sequence[int]:
@@ -79,6 +86,15 @@ class SnapshotWriter:
         going = [pair for pair in pairs if pair[0].nbytes()]
         return device.copy_out(going, self.arena, self.checksums, self.checksums.marked)
 
+    def take_later(self, device: Device, pairs: Pairs) -> None:
+        """Copy storages that may change meanwhile: `publish` hashes what has arrived."""
+        device.copy_out(pairs, self.arena)
+
+    @property
+    def shared_bytes(self) -> int:
+        """What this snapshot has in common with others, so that it takes no room of its own."""
+        return 0
+
     def publish(
         self, tree: Tree, tensors: Sequence[TensorSpec], *, boundary: int, restartable: bool
     ) -> SnapshotFile:
@@ -91,7 +107,7 @@ class SnapshotWriter:
         RamDiskFullError
             If the metadata needs more room than there is; the previous snapshot stays the newest.
         """
-        memory = self.arena
+        self._check_open()
         if boundary < 0:
             raise UsageError(f"boundary {boundary} is negative", "count boundaries from 0")
         content = self._describe(tuple(tensors))
@@ -104,11 +120,20 @@ class SnapshotWriter:
             )
         record = replace(self._record, boundary=boundary, restartable=restartable)
         record = self._write(record, content, metadata, pack_digests(digests))
-        snapshot = SnapshotFile(self._arena.path, record, content, tree, digests, memory)
+        snapshot = SnapshotFile(self._arena.path, record, content, tree, digests, self._mapped(record))
         self._finish(record.slot, snapshot)
-        self._arena.checksums = self.checksums.arena_checksums()
+        self._remember()
         self._memory = None
         return snapshot
+
+    def _mapped(self, record: Record) -> memoryview:
+        """The file, for whoever reads the snapshot."""
+        del record
+        return self.arena
+
+    def _remember(self) -> None:
+        """Spare the next snapshot what has not changed since this one."""
+        self._arena.checksums = self.checksums.arena_checksums()
 
     def abort(self) -> None:
         """Give the slot back; the previous snapshot stays the newest. Harmless after `publish`."""
@@ -138,16 +163,23 @@ class SnapshotWriter:
             metadata_len=metadata_len,
             table=table,
             position=position,
-            file_len=self._arena.extend_file(position + RECORD_BYTES),
+            file_len=self._extend(position + RECORD_BYTES),
             metadata_xxh3=fingerprint(metadata),
             table_xxh3=fingerprint(digests),
             created_ns=time.time_ns(),
         )
         header = content.header(record)
         record = replace(record, header_xxh3=fingerprint(header))
-        self._arena.write(metadata + digests + record.encode(), tail)
+        self._write_tail(metadata + digests + record.encode())
         self._arena.write(header, 0)
         return record
+
+    def _extend(self, nbytes: int) -> int:
+        """Make the file long enough for a snapshot of so many bytes; returns its length."""
+        return self._arena.extend_file(nbytes)
+
+    def _write_tail(self, data: bytes) -> None:
+        self._arena.write(data, self._placement.end)
 
     def __enter__(self) -> Self:
         return self

@@ -23,6 +23,7 @@ from gpuslice.checkpoint.format.reader import SnapshotFile
 from gpuslice.checkpoint.named.describe import keeps_own_state_dict
 from gpuslice.checkpoint.named.state import describe
 from gpuslice.checkpoint.ramdisk.store import JobStore
+from gpuslice.checkpoint.ramdisk.writer import SnapshotWriter
 from gpuslice.kernels import Device
 from gpuslice.kernels.transfer import Pairs
 
@@ -84,12 +85,12 @@ class BackgroundSnapshot:
         watched = _patient(owned, state.tensors, hasty)
         storages = {tensor.untyped_storage()._cdata for _, tensor in watched}
         self._watched = [(path, tensor, tensor._version) for path, tensor in watched]
-        self._writer = store.begin(plan.layout)
+        self._writer = store.begin(plan.layout, share=device.torch_device.type == "cpu")
         # The copying thread cannot know on which streams the last step may still be running.
         device.synchronize()
         try:
             later = self._copy_at_once(plan.extras, storages)
-            self._waiting = _Waiting(device, later, self._writer.arena)
+            self._waiting = _Waiting(device, later, self._writer)
             self._copier = threading.Thread(target=self._copy, name=_THREAD)
             self._copier.start()
         except BaseException:
@@ -186,17 +187,17 @@ class _Waiting:
     are. What has arrived must have that checksum; what has a mark must still have it after the copy.
     """
 
-    def __init__(self, device: Device, pairs: Pairs, arena: memoryview) -> None:
-        self._device, self._pairs, self._arena = device, pairs, arena
+    def __init__(self, device: Device, pairs: Pairs, writer: SnapshotWriter) -> None:
+        self._device, self._pairs, self._writer, self._arena = device, pairs, writer, writer.arena
         #: By the chunks' offsets in the arena.
         self._marks: dict[int, int] = {}
         self._digests: dict[int, tuple[int, int]] = {}
         self._changed: set[int] = set()
-        device.copy_out(pairs, arena, self._note, self._note_mark)
+        device.copy_out(pairs, self._arena, self._note, self._note_mark)
 
     def copy(self) -> None:
         """Copy them, and compare what has arrived."""
-        self._device.copy_out(self._pairs, self._arena)
+        self._writer.take_later(self._device, self._pairs)
         for offset, (nbytes, expected) in self._digests.items():
             if digest(self._arena[offset : offset + nbytes]) != expected:
                 self._changed.add(offset)

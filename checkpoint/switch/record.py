@@ -34,6 +34,7 @@ class SwitchRecord:
     bytes_copied: int = 0
     storages: int = 0
     bytes_unchanged: int = 0
+    bytes_shared: int = 0
     bytes_freed: int = 0
     bytes_resident: int = 0
     bytes_unaccounted: int = 0

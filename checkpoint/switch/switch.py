@@ -162,7 +162,7 @@ class Switch:
         try:
             self._quiesce(stages)
             state, plan = self._plan(stages, named or {})
-            writer = self._admit(stages, plan)
+            writer = self._admit(stages, plan, share=self._shares)
             with ExitStack() as swap:
                 with writer:
                     leaving = meet(successor, self.device, plan, writer, stages)
@@ -173,6 +173,7 @@ class Switch:
                         snapshot = writer.publish(
                             state.tree, plan.tensors, boundary=boundary, restartable=restartable
                         )
+                        stages.record.bytes_shared = writer.shared_bytes
                 del state  # what was made for the snapshot alone goes before the device is emptied
                 # After the search, or these states themselves would be found and emptied.
                 shared, own = process_rng.capture(), self.device.rng_state()
@@ -209,10 +210,15 @@ class Switch:
             self._layout = plan.layout
         return state, plan
 
-    def _admit(self, stages: Stages, plan: Plan) -> SnapshotWriter:
+    @property
+    def _shares(self) -> bool:
+        """Whether ranks keep once what is equal on them; an arena that a GPU page-locks is one rank's own."""
+        return self._shim is None and self.device.torch_device.type == "cpu"
+
+    def _admit(self, stages: Stages, plan: Plan, *, share: bool) -> SnapshotWriter:
         with stages.stage("admit_s"):
             registrations = self.device.registrations
-            writer = self._store.begin(plan.layout)
+            writer = self._store.begin(plan.layout, share=share)
             stages.record.cold = self._arena_is_new
             stages.record.registrations = self.device.registrations - registrations
         return writer
@@ -234,7 +240,7 @@ class Switch:
                     self._layout = self._inventory.estimate(self.device)
             except SuspendRefusedError:
                 return None
-        return self._store.warm_up(self._layout)
+        return self._store.warm_up(self._layout, share=self._shares)
 
     @heap.uncollected()
     def resume(self, device: Device | None = None, *, swap: SuccessorEnd | None = None) -> SwitchRecord:

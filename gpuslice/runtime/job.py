@@ -118,6 +118,7 @@ class Job:
         record, away = None, not self._runtime.whole
         try:
             with undisturbed(), whole_or_ended(lambda: away or self._runtime.whole):
+                self._runtime.store.whole_files = True  # the script gets its path
                 record = self._runtime.suspend(explicit=True)
         except BaseException:
             if record is not None:  # a signal's handler raised: the script unwinds with its state

@@ -158,14 +158,15 @@ class Runtime:
     @cached_property
     def store(self) -> JobStore:
         """This rank's own directory in the RAM disk."""
-        return self.ramdisk.open_store(self.settings.job or None, self.identity.rank)
+        me = self.identity
+        return self.ramdisk.open_store(self.settings.job or None, me.rank, ranks=me.local_ranks)
 
     def stand_by(self) -> bool:
         """Wait for the end of the process that has the named job; false if it left nothing to go on with."""
         if "store" not in self.__dict__:
-            job = self.settings.job
+            job, me = self.settings.job, self.identity
             store = self.ramdisk.stand_by(
-                job, self.identity.rank, waiting=lambda: say(f"standing by for job {job}")
+                job, me.rank, ranks=me.local_ranks, waiting=lambda: say(f"standing by for job {job}")
             )
             if store is None:
                 return False
@@ -206,9 +207,8 @@ class Runtime:
         self._settle_resume()
         self.device_known = True
         self._device_name = name
-        # Both are made anew, for this device, when they are needed.
-        self.__dict__.pop("device", None)
-        self.__dict__.pop("switch", None)
+        for made in ("device", "switch"):  # made anew, for this device, when they are needed
+            self.__dict__.pop(made, None)
 
     def _settle_resume(self) -> None:
         """Wait for what a lazy resume has yet to bring; without a switch there was none."""

@@ -7,6 +7,8 @@ import errno
 import mmap
 import os
 import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from gpuslice.config import format_size
 from gpuslice.errors import AddressSpaceError
@@ -14,6 +16,7 @@ from gpuslice.errors import AddressSpaceError
 from .process_memory import advise, view_address
 
 _MADV_REMOVE = 9
+_MADV_DONTFORK = 10
 _MAP_FIXED = 0x10
 _MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 _MORE_ADDRESSES = "raise its limit on address space (`ulimit -v`), or the machine's vm.max_map_count"
@@ -21,6 +24,7 @@ _MORE_ADDRESSES = "raise its limit on address space (`ulimit -v`), or the machin
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
 _libc.mmap.restype = ctypes.c_void_p
+_libc.memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 
 
 def map_file(descriptor: int, nbytes: int, *, writable: bool = False) -> memoryview:
@@ -38,8 +42,14 @@ def map_file(descriptor: int, nbytes: int, *, writable: bool = False) -> memoryv
     OSError
         If it cannot be mapped.
     """
-    try:
+    with _enough_addresses(nbytes):
         return _map(descriptor, nbytes, writable=writable)
+
+
+@contextmanager
+def _enough_addresses(nbytes: int) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         if error.errno != errno.ENOMEM:
             raise
@@ -56,13 +66,58 @@ def no_address_space(nbytes: int) -> tuple[str, str]:
 def _map(descriptor: int, nbytes: int, *, writable: bool) -> memoryview:
     rights = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
     # The file is put over it and goes with it; `mmap` itself would keep the descriptor open, and its locks.
-    room = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE, prot=rights)
-    whole = memoryview(room)
-    address = view_address(whole)
-    if _libc.mmap(address, nbytes, rights, mmap.MAP_SHARED | _MAP_FIXED, descriptor, 0) != address:
+    whole = _room(nbytes, rights)
+    _put_over(whole, descriptor, rights, 0)
+    return whole
+
+
+def _room(nbytes: int, rights: int) -> memoryview:
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+    return memoryview(mmap.mmap(-1, nbytes, flags=flags, prot=rights))
+
+
+def _put_over(view: memoryview, descriptor: int, rights: int, position: int) -> None:
+    address, nbytes = view_address(view), len(view)
+    if _libc.mmap(address, nbytes, rights, mmap.MAP_SHARED | _MAP_FIXED, descriptor, position) != address:
         number = ctypes.get_errno()
         raise OSError(number, f"mapping {nbytes} bytes failed: {os.strerror(number)}")
-    return whole
+
+
+def map_nothing(nbytes: int) -> memoryview:
+    """Memory of this process's own, of which only the pages take room that were written; see `map_over`.
+
+    Raises
+    ------
+    AddressSpaceError
+        If the process may map no more.
+    """
+    with _enough_addresses(nbytes):
+        return _room(nbytes, mmap.PROT_READ | mmap.PROT_WRITE)
+
+
+def map_over(view: memoryview, descriptor: int, position: int = 0) -> None:
+    """Replace whole pages of a mapping by those of a file, which nobody can write to by this mapping.
+
+    What the pages held is gone. Forked children do not inherit these: they would keep a file's memory that
+    was removed.
+
+    Raises
+    ------
+    AddressSpaceError
+        If the process may have no more mappings.
+    OSError
+        If it cannot be mapped.
+    """
+    with _enough_addresses(len(view)):
+        _put_over(view, descriptor, mmap.PROT_READ, position)
+    advise(view_address(view), len(view), _MADV_DONTFORK)
+
+
+def same_bytes(one: memoryview, other: memoryview) -> bool:
+    """Whether two views hold the same bytes; other threads run meanwhile."""
+    if len(one) != len(other):
+        return False
+    return not len(one) or _libc.memcmp(view_address(one), view_address(other), len(one)) == 0
 
 
 def remove(memory: memoryview) -> None:

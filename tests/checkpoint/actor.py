@@ -10,8 +10,9 @@ import mmap
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,10 @@ from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
 from gpuslice.checkpoint.ramdisk.room_requests import SOCKET, SPARE, request_room
 from gpuslice.checkpoint.ramdisk.store import JobStore
 from gpuslice.errors import GpusliceError
+from gpuslice.kernels import open_device
+from gpuslice.types import DeviceName
 
-CHANGING = ("open", "ftruncate", "posix_fallocate", "pwrite", "replace", "unlink", "fsync", "rmdir")
+CHANGING = ("open", "ftruncate", "posix_fallocate", "pwrite", "replace", "link", "unlink", "fsync", "rmdir")
 
 
 def die() -> None:
@@ -55,14 +58,21 @@ class Countdown:
 
 def survives(work: Callable[[], object]) -> bool:
     """Whether a child comes to the end of this."""
-    pid = os.fork()
-    if pid == 0:
-        try:
-            work()
-            os._exit(0)
-        finally:
-            os._exit(1)
-    return os.waitpid(pid, 0)[1] == 0
+    return survivors([work])[0]
+
+
+def survivors(works: Sequence[Callable[[], object]]) -> list[bool]:
+    """Which of as many children, all at once, come to the end of theirs."""
+    pids = []
+    for work in works:
+        pids.append(os.fork())
+        if pids[-1] == 0:
+            try:
+                work()
+                os._exit(0)
+            finally:
+                os._exit(1)
+    return [os.waitpid(pid, 0)[1] == 0 for pid in pids]
 
 
 class Actor:
@@ -74,8 +84,8 @@ class Actor:
         self.snapshot: SnapshotFile | None = None
         self.parked = ExitStack()
 
-    def open(self, job: str | None, rank: int = 0) -> None:
-        self.store = self.disk.open_store(job, rank)
+    def open(self, job: str | None, rank: int = 0, ranks: int = 1) -> None:
+        self.store = self.disk.open_store(job, rank, ranks=range(ranks))
 
     def belong(self, tenant: str, limit_bytes: int) -> None:
         """From now on a process of a tenant's."""
@@ -93,6 +103,29 @@ class Actor:
         tree_ = tree.encode(boundary)
         self.snapshot = writer.publish(tree_, [], boundary=boundary, restartable=restartable)
         return self.snapshot.generation
+
+    def share(self, boundary: int, nbytes: int, count: int = 8, die_in: int = 0, own: int = 0) -> int:
+        """Save what every rank has, in ``count`` storages; or die in the Nth call that changes something.
+
+        The last storage begins with the byte ``own``.
+        """
+        import torch
+
+        assert self.store is not None
+        torch.manual_seed(boundary)
+        sizes = [nbytes // count] * count
+        tensors = [torch.randint(0, 256, (size,), dtype=torch.uint8) for size in sizes]
+        tensors[-1][0] = own
+        if die_in:
+            Countdown(die_in)
+        host = open_device(DeviceName("cpu", None))
+        specs = (StorageSpec(sid, size) for sid, size in enumerate(sizes))
+        with self.store.begin(Layout(tuple(specs)), share=True) as writer:
+            storages = (tensor.untyped_storage() for tensor in tensors)
+            writer.take(host, zip(storages, writer.offsets, strict=True))
+            self.snapshot = writer.publish(tree.encode(boundary), [], boundary=boundary, restartable=True)
+        same = [self.snapshot.view(sid) == one.numpy().tobytes() for sid, one in enumerate(tensors)]
+        return self.snapshot.nbytes if all(same) else -1
 
     def park(self) -> None:
         """Let others have the room of what was saved last."""
@@ -137,6 +170,36 @@ class Actor:
             child.save(saved + 1)
 
         return survives(save)
+
+    def crash_sharing(self, directory: str, step: int) -> bool:
+        """In a child: one rank saves, another dies when it saves almost the same; whether it did not."""
+        import torch  # before the fork
+
+        torch.set_num_threads(1)
+
+        def save() -> None:
+            ranks = [Actor(directory, str(self.disk.limit_bytes)) for _ in range(2)]
+            for rank, actor in enumerate(ranks):
+                actor.open("ddp", rank, 2)
+                actor.share(1, 5 << 20, 2, own=rank, die_in=step if rank == 1 else 0)
+
+        return survives(save)
+
+    def gang(self, directory: str, boundary: int, nbytes: int, die_in: int = 0) -> list[bool]:
+        """In three children, which are the ranks of a job: save the same at once; which came to their end.
+
+        The first rank dies in the Nth call that changes something.
+        """
+        import torch  # before the forks
+
+        torch.set_num_threads(1)
+
+        def save(rank: int) -> None:
+            actor = Actor(directory, str(self.disk.limit_bytes))
+            actor.open("ddp", rank, 3)
+            assert actor.share(boundary, nbytes, die_in=die_in if rank == 0 else 0) == nbytes
+
+        return survivors([partial(save, rank) for rank in range(3)])
 
     def crash_around(self, directory: str, step: int) -> bool:
         """In a child: die while a store is opened, warmed up and closed; whether it did not."""

@@ -13,6 +13,7 @@ from xxhash import xxh3_64_intdigest, xxh3_128_digest
 from gpuslice.checkpoint.format import tree
 from gpuslice.checkpoint.format.layout import Layout, StorageSpec, TensorSpec
 from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
+from gpuslice.checkpoint.ramdisk.slots import pieces_of
 
 MIB = 1 << 20
 
@@ -143,6 +144,40 @@ def test_a_reader_written_from_the_document_agrees(disk: RamDisk) -> None:
     assert [tuple(row[:3]) for row in reader.metadata["tensors"]] == [
         (tensor.path, tensor.sid, tensor.dtype) for tensor in TENSORS
     ]
+
+
+def put_together(slot: Path) -> bytes:
+    """Section 9: the whole file of a slot whose payload lies in pieces."""
+    rest = slot.read_bytes()
+    trailer = rest[-4096:]
+    assert trailer[:8] == bytes.fromhex("47534E506375740A")
+    assert struct.unpack_from("<Q", trailer, 4088)[0] == xxh3_64_intdigest(trailer[:4088])
+    cut, count = struct.unpack_from("<QQ", trailer, 8)
+    end = len(rest) - 4096 - up(16 * count, 4096)
+    keys = rest[end : end + 16 * count]
+    assert trailer[24:40] == xxh3_128_digest(keys)
+    payload = 8 + struct.unpack("<Q", rest[:8])[0]
+    names = [keys[at : at + 16].hex() for at in range(0, len(keys), 16)]
+    pieces = b"".join((slot.parent / f"{slot.stem}.{name}").read_bytes() for name in names)
+    assert len(pieces) == cut
+    return rest[:payload] + pieces + rest[payload:end]
+
+
+def test_a_slot_in_pieces_is_put_together_as_the_document_says(disk: RamDisk) -> None:
+    layout = Layout(tuple(StorageSpec(i, n, "cpu", f"s{i}") for i, n in enumerate(SIZES)))
+    with disk.open_store("document", 1, ranks=range(2)) as store:
+        with store.begin(layout, share=True) as writer:
+            for sid, nbytes in enumerate(SIZES):
+                writer.view(sid)[:] = bytes([65 + sid]) * nbytes
+            snapshot = writer.publish(tree.encode(None), TENSORS, boundary=9, restartable=True)
+        data = put_together(snapshot.path)
+        assert data == snapshot.arena
+        sizes = sorted({path.stat().st_size for path in pieces_of(snapshot.path)})
+        assert sizes == [4096, 64 << 10, MIB, up(1025 * 1280 * 4 - 4 * MIB, 4096), 4 * MIB]
+    reader = Reader(data)
+    assert [row[0] for row in reader.metadata["storages"]] == reader.offsets()
+    reader.check_payload()
+    assert data[8 : reader.payload].decode().rstrip(" ") == reader.header()
 
 
 def test_the_document_knows_every_dtype_and_tag() -> None:

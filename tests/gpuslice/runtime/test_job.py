@@ -15,6 +15,7 @@ from torch import nn
 import gpuslice
 from gpuslice.checkpoint.format import reader
 from gpuslice.checkpoint.format.gsnp import Record
+from gpuslice.checkpoint.format.pieces import FileParts
 from gpuslice.config import Settings
 from gpuslice.errors import RefusedSnapshotError, SuspendedStateError, UsageError
 from gpuslice.launch.rank_identity import RankIdentity
@@ -123,9 +124,9 @@ def test_a_snapshot_is_opened_once_to_go_on_from_it(start: Start, monkeypatch: p
     opened: list[Path] = []
     read_tail = reader._read_tail
 
-    def counted(descriptor: int, record: Record) -> object:
-        opened.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")))
-        return read_tail(descriptor, record)
+    def counted(parts: FileParts, record: Record) -> object:
+        opened.append(Path(os.readlink(f"/proc/self/fd/{parts.descriptor}")))
+        return read_tail(parts, record)
 
     monkeypatch.setattr(reader, "_read_tail", counted)
     gpuslice.attach(model=nn.Linear(3, 3))

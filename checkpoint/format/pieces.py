@@ -1,0 +1,123 @@
+"""A snapshot file in pieces: its payload lies in files of its own, which other snapshots may have, too.
+
+What is left of the file is the *rest*: header, tail and record as they are, and behind them the pieces' keys
+and a trailer. Whoever puts the pieces between header and tail has the GSNP/2 file again, byte for byte; so
+everything that reads one reads the other (docs/snapshot-format.md, section 9).
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from gpuslice.checkpoint.files import read_at
+from gpuslice.errors import CorruptSnapshotError
+
+from .checksums import digest, fingerprint
+from .gsnp import FILE_LIMIT_BYTES, RECORD_BYTES
+from .layout import CHUNK_BYTES, LARGE_BYTES, PAGE_BYTES, Placement, align
+
+#: Small storages are cut together, so that one that differs keeps few others from being shared.
+SMALL_PIECE_BYTES = 64 << 10
+KEY_BYTES = 16
+TRAILER_BYTES = PAGE_BYTES
+_MAGIC = b"GSNPcut\n"
+_TRAILER = struct.Struct("<8sQQ16s")
+
+
+class Piece(NamedTuple):
+    """Whole pages of a payload: the key that names their file, and where they lie in the whole file."""
+
+    key: bytes
+    start: int
+    stop: int
+
+
+def piece_ranges(placement: Placement) -> tuple[tuple[int, int], ...]:
+    """Start and end of every piece of a payload, whole pages without a hole between them.
+
+    Large storages are cut where their checksummed chunks begin; what small ones take, every 64 KiB.
+    """
+    ranges: list[tuple[int, int]] = []
+    at = placement.extents[0][0] if placement.extents else placement.end
+    for start, stop in placement.extents:
+        if (stop - start) % PAGE_BYTES or stop - start < LARGE_BYTES:
+            break
+        ranges += [(cut, min(cut + CHUNK_BYTES, stop)) for cut in range(start, stop, CHUNK_BYTES)]
+        at = stop
+    step = SMALL_PIECE_BYTES
+    return (*ranges, *((cut, min(cut + step, placement.end)) for cut in range(at, placement.end, step)))
+
+
+@dataclass(frozen=True, slots=True)
+class Trailer:
+    """What the end of a rest says: how much was cut out between header and tail, and the pieces' keys."""
+
+    cut_bytes: int
+    keys: tuple[bytes, ...]
+
+    def encode(self) -> bytes:
+        """Keys and trailer, as they follow the record."""
+        keys = b"".join(self.keys)
+        page = _TRAILER.pack(_MAGIC, self.cut_bytes, len(self.keys), fingerprint(keys))
+        page = page.ljust(TRAILER_BYTES - 8, b"\0")
+        return keys.ljust(align(len(keys), PAGE_BYTES), b"\0") + page + struct.pack("<Q", digest(page))
+
+
+class FileParts:
+    """An open snapshot file, whole or a rest, read by the positions that the whole one has.
+
+    Attributes
+    ----------
+    descriptor
+        The open file's.
+    length
+        Of the whole file.
+    cut_bytes
+        Bytes of its payload that lie elsewhere: all, or none.
+    keys
+        Of the pieces, in their order.
+    """
+
+    def __init__(self, descriptor: int, payload: int, position: int) -> None:
+        self.descriptor = descriptor
+        self._payload = payload
+        self.length, self.cut_bytes = os.fstat(descriptor).st_size, 0
+        self.keys: tuple[bytes, ...] = ()
+        if position + RECORD_BYTES > self.length:
+            self._read_trailer()
+
+    def _read_trailer(self) -> None:
+        present = self.length
+        page = read_at(self.descriptor, TRAILER_BYTES, max(0, present - TRAILER_BYTES))
+        magic, cut_bytes, count, expected = _TRAILER.unpack_from(page)
+        if magic != _MAGIC or page[-8:] != struct.pack("<Q", digest(page[:-8])):
+            raise CorruptSnapshotError(f"the file has {present} bytes: it was truncated")
+        room = align(KEY_BYTES * count, PAGE_BYTES)
+        end = present - TRAILER_BYTES - room
+        if cut_bytes > FILE_LIMIT_BYTES or cut_bytes % PAGE_BYTES or end < self._payload + RECORD_BYTES:
+            raise CorruptSnapshotError("the trailer of its pieces makes no sense")
+        keys = read_at(self.descriptor, room, end)
+        if fingerprint(keys[: KEY_BYTES * count]) != expected or any(keys[KEY_BYTES * count :]):
+            raise CorruptSnapshotError("the keys of its pieces are damaged")
+        self.length, self.cut_bytes = end + cut_bytes, cut_bytes
+        self.keys = tuple(keys[at : at + KEY_BYTES] for at in range(0, KEY_BYTES * count, KEY_BYTES))
+
+    def read(self, length: int, position: int) -> bytes:
+        """Bytes of header, tail or record."""
+        return read_at(self.descriptor, length, self.here(position))
+
+    def here(self, position: int) -> int:
+        """Where in this file a byte of the whole one is that was not cut out."""
+        return position if position < self._payload else position - self.cut_bytes
+
+
+def check_pieces(keys: Sequence[bytes], placement: Placement) -> list[Piece]:
+    """The pieces of a payload with their keys; ``CorruptSnapshotError`` if there are more or fewer keys."""
+    ranges = piece_ranges(placement)
+    if len(ranges) != len(keys):
+        raise CorruptSnapshotError(f"it names {len(keys)} pieces, its payload has {len(ranges)}")
+    return [Piece(key, start, stop) for key, (start, stop) in zip(keys, ranges, strict=True)]
