@@ -76,6 +76,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         ZeroMQ endpoint of the scheduler, or empty.
     ranks
         How many ranks the scheduler has devices for; 0 without one.
+    elastic
+        Whether so many is the most it may have devices for.
     memory
         Most bytes that each rank may allocate on its device, ``3G`` style, or empty for no limit.
     visible_gpus
@@ -104,6 +106,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     keep_children: bool = False
     socket: Word = ""
     ranks: Count = 0
+    elastic: bool = False
     memory: Word = ""
     visible_gpus: Word = ""
 

@@ -48,6 +48,8 @@ StopAt = Annotated[int, Meta(ge=0, le=2**62)]
 ByteCount = Annotated[int, Meta(ge=0, le=MAX_BYTES)]
 RankNumber = Annotated[int, Meta(ge=0, lt=MAX_RANKS)]
 RankCount = Annotated[int, Meta(ge=1, le=MAX_RANKS)]
+#: The same, 0: not stated.
+OptionalRankCount = Annotated[int, Meta(ge=0, le=MAX_RANKS)]
 #: A process, as a rank calls itself or the kernel does.
 Pid = Annotated[int, Meta(ge=0, lt=2**31)]
 #: Negative: a signal.

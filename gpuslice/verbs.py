@@ -16,6 +16,7 @@ from gpuslice.types import (
     Count,
     JobName,
     Label,
+    OptionalRankCount,
     PathText,
     RankCount,
     Seconds,
@@ -41,8 +42,9 @@ class Submit(Verb, tag="submit", frozen=True):
         Its id; if ``numbered``, a number is added that makes it unique.
     argv, directory, environ
         How its command is started; no shell is involved.
-    devices
-        How many it runs on, all or nothing; it must have as many ranks.
+    devices, most_devices
+        How many it runs on, all or nothing; it must have as many ranks. If ``most_devices`` is larger, it may
+        have up to so many (docs/elastic.md), and has as many ranks.
     weight
         Its share under policies that know weights.
     max_restarts
@@ -71,6 +73,7 @@ class Submit(Verb, tag="submit", frozen=True):
     directory: PathText
     environ: dict[VariableName, Word]
     devices: RankCount = 1
+    most_devices: OptionalRankCount = 0
     tenant: Label = ""
     weight: WeightValue = 1.0
     max_restarts: Count = 0
@@ -222,6 +225,7 @@ class JobInfo(Verb, frozen=True):
     slowdown: float | None = None
     slowdown_interval: tuple[float, float] | None = None
     peak_bytes: int | None = None
+    most_devices: int | None = None
 
     @property
     def ended(self) -> bool:

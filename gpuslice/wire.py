@@ -18,6 +18,7 @@ from gpuslice.types import (
     JobName,
     Label,
     Loss,
+    OptionalRankCount,
     Pid,
     RankCount,
     RankNumber,
@@ -163,11 +164,16 @@ class Suspend(Message, tag="suspend", frozen=True):
     successor: Successor | None = None
 
 
-class Resume(Message, tag="resume", frozen=True):
-    """A new lease: bring the state back to ``device`` and go on."""
+class Resume(Message, tag="resume", frozen=True, omit_defaults=True):
+    """A new lease: bring the state back to ``device`` and go on.
+
+    ``width``: of an elastic job, how many ranks train, the first ones; ``world``: the epoch since when these.
+    """
 
     epoch: Count
     device: Label
+    width: OptionalRankCount = 0
+    world: Count = 0
 
 
 class Expect(Message, tag="expect", frozen=True):
@@ -194,6 +200,12 @@ class Cancel(Message, tag="cancel", frozen=True):
     reason: Text
 
 
+class Dismiss(Message, tag="dismiss", frozen=True):
+    """The job is through without you, a rank that waits: end well."""
+
+    epoch: Count
+
+
 class Rejected(Message, tag="rejected", frozen=True):
     """Your last message was not accepted, and why. Nothing was changed by it."""
 
@@ -206,7 +218,7 @@ class Replaced(Message, tag="replaced", frozen=True):
 
 
 FromAgent = Hello | Progress | Profiled | Suspended | Resumed | Overshot | Refused | Declined | Bye
-ToAgent = Welcome | Suspend | Resume | Expect | Forget | Cancel | Rejected | Replaced
+ToAgent = Welcome | Suspend | Resume | Expect | Forget | Cancel | Dismiss | Rejected | Replaced
 
 _encoder = msgspec.msgpack.Encoder()
 _from_agent = msgspec.msgpack.Decoder(FromAgent)

@@ -77,6 +77,16 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: ByteCount = 0
 
     @property
+    def elastic(self) -> bool:
+        """Whether it may have more devices than it asks for."""
+        return self.max_demand > self.demand
+
+    @property
+    def ranks(self) -> int:
+        """Processes it has: as many as it may have devices."""
+        return max(self.demand, self.max_demand)
+
+    @property
     def deadline_s(self) -> float | None:
         """Its last deadline, in seconds after submission; ``None``: it may end whenever it likes."""
         return self.deadlines[-1][0] if self.deadlines else None

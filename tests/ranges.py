@@ -29,6 +29,7 @@ STOP_AT = Range((0, 2**62), (-1, 2**62 + 1, 2**63, None))
 BYTES = Range((0, 2**60), (-5, -1, 2**60 + 1, 2**64 - 1, None))
 RANK = Range((0, 2**16 - 1), (-1, 2**16, 2**64 - 1, None))
 RANKS = Range((1, 2**16), (-1, 0, 2**16 + 1, 2**31, None))
+OPTIONAL_RANKS = Range((0, 2**16), (-1, 2**16 + 1, 2**31, None))
 PID = Range((0, 2**31 - 1), (-1, 2**31, None))
 SECONDS = Range((0.0, 0, 1e9), (-5e-324, -1.0, -inf, nextafter(1e9, inf), inf, nan, "1"))
 LOSS = Range((None, -1e300, 1e300), (-inf, -1.1e300, 1.1e300, inf, nan, "1"))
@@ -90,6 +91,7 @@ _BY_NAME = {
     "max_restarts": COUNT,
     "max_steps": COUNT,
     "memory_bytes": BYTES,
+    "most_devices": OPTIONAL_RANKS,
     "most_memory_bytes": BYTES,
     "name": NAME,
     "nbytes": BYTES,
@@ -116,6 +118,8 @@ _BY_NAME = {
     "unleased": TEXT,
     "version": COUNT,
     "weight": WEIGHT,
+    "width": OPTIONAL_RANKS,
+    "world": COUNT,
     "world_size": RANKS,
 }
 _OF_KIND = {("migrate", "devices"): LABELS}

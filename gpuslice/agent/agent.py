@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import os
 import signal
+import sys
 import warnings
 from collections.abc import Collection, Sequence
 from contextlib import suppress
@@ -32,8 +33,9 @@ from gpuslice.errors import (
 )
 from gpuslice.profiler.skew import Skew
 from gpuslice.runtime import foreign_processes, logged_losses
-from gpuslice.runtime.ending import die_parked, end, say, undisturbed, whole_or_ended
+from gpuslice.runtime.ending import die_parked, end, leave_parked, say, undisturbed, whole_or_ended
 from gpuslice.runtime.gpu_names import GpuNames
+from gpuslice.runtime.membership import Membership
 from gpuslice.runtime.runtime import Runtime
 from gpuslice.runtime.trainable import report_skew
 from gpuslice.types import DeviceName, shortened
@@ -41,6 +43,7 @@ from gpuslice.wire import (
     PROTOCOL_VERSION,
     Bye,
     Cancel,
+    Dismiss,
     Expect,
     Forget,
     FromAgent,
@@ -122,6 +125,8 @@ class Agent:
 
     def start(self) -> None:
         """Say Hello and hold still until there is a lease."""
+        if self._runtime.settings.elastic:
+            self._boundaries.leave_to_script()  # ranks that begin at different times count alike
         _ = self._runtime.ramdisk
         if self._replaces:
             epoch, device = os.environ[_LEASE].split()
@@ -135,7 +140,10 @@ class Agent:
         order = self._orders.await_order()
         if isinstance(order, Cancel):
             self._die(order)
+        if isinstance(order, Dismiss):
+            sys.exit()
         assert order is not None  # no signal is held back here: there is no state yet
+        self._take_part(order)
         self._orders.run_on()
         self._begin(order.device)
         self._link.send(Resumed(epoch=order.epoch, boundary=self._boundaries.count, stages_s={}))
@@ -232,6 +240,8 @@ class Agent:
                     self._die(order)
                 say(f"cancelled: {order.reason}")
                 signal.raise_signal(signal.SIGTERM)  # is noted, and interrupts the next wait
+            elif isinstance(order, Dismiss):
+                self._end_parked()
             elif self._come_back(order):
                 return
 
@@ -260,6 +270,7 @@ class Agent:
             return True
         self._last_suspended = None
         self._memory.begin()
+        self._take_part(order)
         self._orders.run_on()
         self._note_lease(order.device)
         self._link.send(
@@ -270,6 +281,19 @@ class Agent:
             )
         )
         return True
+
+    def _take_part(self, order: Resume) -> None:
+        """Of an elastic job: who trains with this rank from now on."""
+        if order.width:
+            self._runtime.membership = Membership(order.world, order.width)
+
+    def _end_parked(self) -> NoReturn:
+        """The job has ended well without this rank, whose state nobody needs any more."""
+        self._runtime.write_report()
+        self._runtime.store.close(keep=False)
+        self.finish()
+        self.end_threads()
+        leave_parked()
 
     def _die(self, order: Cancel) -> NoReturn:
         say(f"cancelled: {order.reason}")
@@ -339,6 +363,8 @@ class Agent:
                 return self._orders.forget(message)
             case Cancel():
                 return self._orders.cancel(message)
+            case Dismiss():
+                return self._orders.dismiss(message)
             case Replaced():
                 self._link.silent = True
                 foreign_processes.leave_rank()

@@ -5,15 +5,16 @@ thread counts a boundary before it looks at ``stop_at``; the I/O thread sets ``s
 the count. So one of them sees the other, and where both do (the count *is* ``stop_at``), the lock decides:
 the main thread parks, or the I/O thread takes ``stop_at`` back and answers ``Overshot``.
 
-    phase      Resume      Suspend                       Expect      Cancel
+    phase      Resume      Suspend                       Expect      Cancel, Dismiss
     WAITING    grant       stale                         Declined    end without the script's own code
     RUNNING    new epoch   stop there, or Overshot       Declined    SIGTERM
     PARKED     grant       remembered for after Resume   expected    SIGTERM, once the state is back
     ON_LEAVE   grant       remembered for after Resume   Declined    SIGTERM
 
-An epoch smaller than the newest one makes any order stale; stale orders change nothing. What is expected, a
-device that another job may hand over, ends by coming to it, by a Resume, or by Declined, after which the rank
-does not come to it: the lock decides that, too.
+An epoch smaller than the newest one makes any order stale; stale orders change nothing. So does a Dismiss of
+a rank that runs: only one that waits is dismissed. What is expected, a device that another job may hand over,
+ends by coming to it, by a Resume, or by Declined, after which the rank does not come to it: the lock decides
+that, too.
 """
 
 from __future__ import annotations
@@ -30,7 +31,18 @@ from enum import Enum
 from gpuslice.runtime.boundaries import NEVER, BoundaryCounter
 from gpuslice.runtime.ending import ENDING_SIGNALS
 from gpuslice.types import shortened
-from gpuslice.wire import Cancel, Declined, Expect, Forget, FromAgent, Overshot, Resume, Successor, Suspend
+from gpuslice.wire import (
+    Cancel,
+    Declined,
+    Dismiss,
+    Expect,
+    Forget,
+    FromAgent,
+    Overshot,
+    Resume,
+    Successor,
+    Suspend,
+)
 
 #: Of an error that the scheduler is told.
 _ERROR_CHARACTERS = 4096
@@ -86,7 +98,7 @@ class Orders:
         self._news = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         weakref.finalize(self, os.close, self._news).atexit = False  # the I/O thread may still be there
         self._grant: Resume | None = None
-        self._cancel: Cancel | None = None
+        self._cancel: Cancel | Dismiss | None = None
         self._asked_to_end = False
         #: Where to stop after a leave.
         self._later = NEVER
@@ -180,6 +192,14 @@ class Orders:
             self._terminate()
         return []
 
+    def dismiss(self, order: Dismiss) -> list[FromAgent]:
+        """The job is through without this rank."""
+        with self._lock:
+            if order.epoch >= self.epoch and self.phase in (Phase.WAITING, Phase.PARKED):
+                self._cancel = order
+                self._tell()
+        return []
+
     def interrupt(self, signum: int) -> None:
         """A signal has come while the script is parked; in the main thread, in the midst of anything."""
         if signum in ENDING_SIGNALS:
@@ -244,7 +264,7 @@ class Orders:
             self._await_news((), left_s * 1e3)
         return self.expected is None and not self.called
 
-    def await_order(self) -> Resume | Cancel | None:
+    def await_order(self) -> Resume | Cancel | Dismiss | None:
         """Wait for a lease or the end; ``None`` if a signal asks the script to end (``interrupt``)."""
         while not self.called:
             self._await_news((), _LOOK_AGAIN_MS)

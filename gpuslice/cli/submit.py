@@ -27,7 +27,9 @@ class OnTimeout(Enum):
 def command(
     words: Words = None,
     name: Annotated[str | None, Option(help="The job's id; else the script's name and a number.")] = None,
-    devices: Annotated[int, Option(metavar="K", help="Devices, one for each of its ranks.")] = 1,
+    devices: Annotated[
+        str, Option(metavar="K[:M]", help="Devices, one for each of its ranks; up to M if it can grow.")
+    ] = "1",
     tenant: Annotated[str, Option(metavar="T", help="Whose it is.")] = "",
     weight: Annotated[float, Option(metavar="W", help="Its share, where the policy knows weights.")] = 1.0,
     max_restarts: Annotated[
@@ -77,6 +79,7 @@ def command(
         if not equals or not key:
             raise UsageError(f"--env {setting} is not KEY=VALUE", "write for instance --env LR=0.1")
         environ[key] = value
+    least_devices, most_devices = parse_counts(devices)
     limit, _, most = memory.partition(":")
     timeout_s = 0.0 if boundary_timeout == "never" else config.parse_duration(boundary_timeout)
     if guaranteed and sys.stderr.isatty():
@@ -85,7 +88,8 @@ def command(
         job = client.submit(
             words or [],
             name=name,
-            devices=devices,
+            devices=least_devices,
+            most_devices=most_devices,
             tenant=tenant,
             weight=weight,
             max_restarts=max_restarts,
@@ -104,3 +108,16 @@ def command(
             checkpoint_every=checkpoint_every,
         )
     print(msgspec.json.encode({"id": job}).decode() if as_json else job)
+
+
+def parse_counts(text: str) -> tuple[int, int]:
+    """How many devices: ``2`` are 2 and 0, ``1:4`` are 1 and 4."""
+    least, colon, most = text.partition(":")
+    if not all(
+        part.isascii() and part.isdigit() and len(part) < 10
+        for part in ((least, most) if colon else (least,))
+    ):
+        raise UsageError(f"--devices {text[:60]} is no number of devices", "write for instance 2, or 1:4")
+    if colon and int(most) < int(least):
+        raise UsageError(f"--devices {text} is not possible", "write the smaller number first: 1:4")
+    return int(least), int(most) if colon else 0

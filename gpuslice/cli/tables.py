@@ -120,6 +120,12 @@ def state(job: JobInfo) -> str:
     return ", ".join(words)
 
 
+def devices(job: JobInfo) -> str:
+    """Those it has, and of how many if it may have more or fewer."""
+    words = ",".join(job.devices) or "-"
+    return words if job.most_devices is None else f"{words} ({job.demand}:{job.most_devices})"
+
+
 def shares(job: JobInfo) -> str:
     """Whom it shares its devices with, and how many times as long its steps take for that, if it is known."""
     if not job.shares_with:
@@ -157,7 +163,7 @@ def _row(job: JobInfo) -> Row:
     return (
         job.id,
         state(job),
-        ",".join(job.devices) or "-",
+        devices(job),
         shares(job),
         steps(job),
         number(job.steps_per_s),

@@ -80,6 +80,7 @@ class Client:
         *,
         name: str | None = None,
         devices: int = 1,
+        most_devices: int = 0,
         tenant: str = "",
         weight: float = 1.0,
         max_restarts: int = 0,
@@ -109,6 +110,9 @@ class Client:
         devices
             How many devices, and ranks, it has. A script that takes its rank from its launcher is started by
             torchrun (docs/submitting.md, Ranks).
+        most_devices
+            Up to how many it may have, if more than that: it grows and shrinks as the policy says, and its
+            script uses ``gpuslice.elastic``. A script or module is started by torchrun as so many ranks.
         max_restarts
             How often it is started again after a failure that was not its user's (docs/recovery.md).
         steps
@@ -143,9 +147,13 @@ class Client:
         """
         # Late: only this verb needs to know how jobs are started.
         from gpuslice.launch.command import command_line, environment
-        from gpuslice.launch.rank_start import with_ranks
+        from gpuslice.launch.rank_start import as_ranks, with_ranks
 
-        argv = command_line(with_ranks(words, devices))
+        argv = command_line(words)
+        if most_devices > 1:
+            argv = command_line(as_ranks(words, most_devices))
+        elif devices > 1:
+            argv = command_line(with_ranks(words, devices))
         variables = os.environ if environ is None else environ
         _check_utf8(argv, variables)
         settings = config.load(variables, route=route, checkpoint_every=checkpoint_every)
@@ -156,6 +164,7 @@ class Client:
             directory=_absolute(directory),
             environ=environment(settings, variables),
             devices=devices,
+            most_devices=most_devices,
             tenant=tenant,
             weight=weight,
             max_restarts=max_restarts,

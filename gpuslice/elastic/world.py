@@ -308,6 +308,11 @@ def _check(named: Mapping[str, object]) -> ElasticSampler:
                 f"{name} is a DistributedDataParallel, which belongs to one process group",
                 f"attach {name}.module, and call that: gpuslice.elastic adds the gradients up",
             )
+        if isinstance(item, torch.nn.Module) and any(map(_is_shard, item.parameters())):
+            raise UsageError(
+                f"{name} has parameters that are divided among ranks, whose number may change",
+                "leave out fully_shard and the like: every rank has the whole of them",
+            )
     samplers = [item for item in named.values() if isinstance(item, ElasticSampler)]
     if len(samplers) != 1:
         raise UsageError(
@@ -315,6 +320,11 @@ def _check(named: Mapping[str, object]) -> ElasticSampler:
         )
     describe(named)
     return samplers[0]
+
+
+def _is_shard(parameter: torch.nn.Parameter) -> bool:
+    """Whether it is a ``DTensor`` or one that other ranks have parts of in another way."""
+    return hasattr(type(parameter), "__tensor_flatten__") or hasattr(parameter, "device_mesh")
 
 
 def _key(number: int) -> str:

@@ -14,7 +14,7 @@ from gpuslice.agent import agent, drill, turns
 from gpuslice.agent.boundary_watchdog import BoundaryWatchdog
 from gpuslice.checkpoint.discover.heap import hide_imports
 from gpuslice.errors import GpusliceError, UsageError
-from gpuslice.hooks import process_groups, profiling
+from gpuslice.hooks import elastic_jobs, process_groups, profiling
 from gpuslice.hooks.hooks import count_boundaries
 from gpuslice.hooks.lone_members import watch_for_training
 from gpuslice.launch.rank_identity import ARMED, RankIdentity
@@ -93,6 +93,8 @@ def join(rank: int, world_size: int) -> None:
         As `install`.
     """
     try:
+        if _ranks_pid == os.getpid() and runtime().settings.elastic:
+            elastic_jobs.check_group(runtime())
         identity = RankIdentity.in_group(rank, world_size, os.environ)
         os.environ[ARMED] = f"{rank} {os.getpid()}"
         if _ranks_pid == os.getpid():
@@ -165,6 +167,8 @@ def _begin(job: Runtime, *, replaces: int = 0) -> None:
     global _ranks_pid
     _ranks_pid = os.getpid()
     foreign_processes.become_rank()
+    if job.settings.elastic:
+        elastic_jobs.watch_steps(job)
     controller = _controller(job, replaces)
     job.boundaries.controller, job.boundaries.stop_at = controller, NEVER
     os.register_at_fork(after_in_child=job.boundaries.forget_controller)

@@ -34,6 +34,13 @@ def with_ranks(words: Sequence[str], ranks: int) -> list[str]:
         f"gpuslice: {where} takes its rank from its launcher, so {ranks} ranks are started as torchrun does; "
         f"to start it once, submit -- python {' '.join(words[: 2 if words[0] == '-m' else 1])}\n"
     )
+    return as_ranks(words, ranks)
+
+
+def as_ranks(words: Sequence[str], ranks: int) -> list[str]:
+    """The words with which torchrun starts a script or module as so many ranks; a command stays as it is."""
+    if words[0] == "--":
+        return list(words)
     script = ["--module", *words[1:]] if words[0] == "-m" else list(words)
     return ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), *script]
 

@@ -14,12 +14,13 @@ from types import MappingProxyType
 from gpuslice.errors import IllegalTransitionError
 from gpuslice.sched_core.cluster import Cluster
 from gpuslice.sched_core.jobs.failures import Kind
-from gpuslice.sched_core.jobs.gang import Gang, RankPhase
+from gpuslice.sched_core.jobs.gang import Gang
+from gpuslice.sched_core.jobs.rank import RankPhase
 from gpuslice.sched_core.jobs.states import IN_TRANSIT, JobState, Trigger
 from gpuslice.sched_core.ledger import Ledger
 from gpuslice.sched_core.policy import Policy
 from gpuslice.types import DeviceName
-from gpuslice.wire import Expect, Forget, Resume
+from gpuslice.wire import Dismiss, Expect, Forget, Resume
 from gpuslice.wire import Suspend as SuspendMessage
 
 from . import owner_requests, restarts, timeouts
@@ -175,14 +176,18 @@ class Core:
         """Ask the shell for ``command``."""
         self._commands.append(command)
 
-    def tell(self, job: Gang, rank: int, message: Resume | SuspendMessage | Expect | Forget) -> None:
+    def tell(
+        self, job: Gang, rank: int, message: Resume | SuspendMessage | Expect | Forget | Dismiss
+    ) -> None:
         """Ask for ``message`` to be sent."""
         self.order(Tell(job.id, rank, message))
 
     def resume_rank(self, job: Gang, rank: int) -> None:
         """Tell a parked rank to come (back) to its device."""
         job.ranks[rank].phase = RankPhase.COMING
-        self.tell(job, rank, Resume(epoch=job.epoch, device=str(self.devices[job.lease[rank]])))
+        device = str(self.devices[job.lease[rank]])
+        width, world = (job.width, job.world) if job.spec.elastic else (0, 0)
+        self.tell(job, rank, Resume(epoch=job.epoch, device=device, width=width, world=world))
 
     def announce(self, job: Gang, now: float) -> None:
         """Let the policy know of a job that is ready to run, unless its owner holds it; after its trial."""
@@ -226,6 +231,10 @@ class Core:
 
     def occupy(self, job: Gang, devices: tuple[int, ...]) -> None:
         """Processes of ``job`` may be on ``devices`` from now on."""
+        if job.width and job.width != len(devices):
+            self.order(Notice("resized", job.id, {"from": job.width, "to": len(devices)}))
+        if job.width != len(devices):
+            job.width, job.world = len(devices), job.epoch
         job.lease = devices
         for device in devices:
             self.occupants[device][job.id] = job
@@ -315,6 +324,7 @@ class Core:
         elif len(job.ranks) > 1 and not left_by_itself and not event.unseen:
             self.end(job, Trigger.FAIL, f"rank {event.rank} died", now, Kind.INFRASTRUCTURE)
         else:
+            self.reports.dismiss_waiting(job)
             self.settle(job, now)
 
     def _exited(self, event: Exited, now: float) -> None:

@@ -15,8 +15,9 @@ given nothing else, and the device to nobody else.
 
 from __future__ import annotations
 
-from gpuslice.sched_core.jobs.gang import Gang, Rank, RankPhase
+from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.promise import Promise
+from gpuslice.sched_core.jobs.rank import Rank, RankPhase
 from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.wire import Bye, Declined, Expect, Forget, FromAgent, Hello, Progress, Resumed, Successor
 
@@ -76,7 +77,8 @@ class Handovers:
         (successor,) = found
         parked = successor.state is JobState.SUSPENDED and bool(successor.present(RankPhase.PARKED))
         fits = (
-            successor.wanted == predecessor.lease
+            len(successor.ranks) == 1
+            and successor.wanted == predecessor.lease
             and successor.promise is None
             and now >= successor.retry_at_s
         )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from gpuslice.errors import InvariantError
-from gpuslice.sched_core.jobs.gang import Gang, RankPhase
+from gpuslice.sched_core.jobs.gang import Gang
+from gpuslice.sched_core.jobs.rank import RankPhase
 from gpuslice.sched_core.jobs.states import HOLDING, JobState
 
 from .contract import CoreContract

@@ -21,9 +21,9 @@ def check_submission(core: CoreContract, spec: JobSpec) -> None:
     UsageError
         Naming what it asks for and what there is.
     """
-    if not 1 <= spec.demand <= len(core.devices):
+    if not 1 <= spec.demand <= spec.ranks <= len(core.devices):
         raise UsageError(
-            f"job {spec.id} asks for {spec.demand} devices of {len(core.devices)}",
+            f"job {spec.id} asks for {spec.ranks} devices of {len(core.devices)}",
             "ask for as many as there are",
         )
     if spec.only_guaranteed and not core.planning.guarantees:
@@ -32,9 +32,9 @@ def check_submission(core: CoreContract, spec: JobSpec) -> None:
             "leave out --guaranteed, or start the scheduler with --policy chronus",
         )
     quota = core.planning.quotas.limits.get(spec.tenant)
-    if quota is not None and spec.demand > quota:
+    if quota is not None and spec.ranks > quota:
         raise UsageError(
-            f"job {spec.id} asks for {spec.demand} devices; the quota of tenant {spec.tenant} is {quota}",
+            f"job {spec.id} asks for {spec.ranks} devices; the quota of tenant {spec.tenant} is {quota}",
             "ask for fewer, or raise the quota with `gpuslice up --quota`",
         )
     most_bytes = max(spec.device_memory_bytes, spec.most_memory_bytes)
@@ -98,6 +98,11 @@ def _release(core: CoreContract, job: Gang, now: float) -> None:
 def _move(core: CoreContract, job: Gang, event: Moved, now: float) -> None:
     if job.state.ended:
         raise job.illegal("migrate by its owner")
+    if job.spec.elastic:
+        raise UsageError(
+            f"job {job.id} may have {job.demand} to {job.spec.ranks} devices, which its policy chooses",
+            "submit it with one number of devices to choose them yourself",
+        )
     wish = tuple(_device(core, name) for name in event.devices)
     if len(wish) != job.demand or len(set(wish)) != len(wish):
         raise UsageError(

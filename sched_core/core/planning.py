@@ -353,7 +353,7 @@ class Planning:
             self._take(job, now)
             self._start_again()
             return
-        job.requested_devices = job.home
+        job.requested_devices = job.home_placement
         self._relocate(job, now)
 
     def _relocate(self, job: Gang, now: float) -> None:

@@ -10,11 +10,13 @@ from __future__ import annotations
 from math import inf
 
 from gpuslice.sched_core.jobs.failures import Kind
-from gpuslice.sched_core.jobs.gang import Gang, Rank, RankPhase
+from gpuslice.sched_core.jobs.gang import Gang
+from gpuslice.sched_core.jobs.rank import Rank, RankPhase
 from gpuslice.sched_core.jobs.states import JobState, Trigger
 from gpuslice.wire import (
     Bye,
     Declined,
+    Dismiss,
     FromAgent,
     Hello,
     Overshot,
@@ -101,7 +103,16 @@ class RankReports:
             case Bye():
                 self._advance(job, rank, now, message.boundary, message.step)
                 rank.phase = RankPhase.LEAVING
+                self.dismiss_waiting(job)
                 self._core.settle(job, now)
+
+    def dismiss_waiting(self, job: Gang) -> None:
+        """If the ranks that train have all ended well, let those that wait end, too."""
+        if not all(rank.phase in (RankPhase.LEAVING, RankPhase.GONE) for rank in job.members):
+            return
+        for rank in job.waiting_ranks():
+            rank.phase = RankPhase.LEAVING
+            self._core.tell(job, rank.number, Dismiss(epoch=job.epoch))
 
     def aim(self, job: Gang, stop_at: int) -> None:
         """Make the gang stop at ``stop_at``; ranks that have parked before it go on."""
@@ -153,6 +164,9 @@ class RankReports:
             planning.due = True
 
     def _hello(self, job: Gang, rank: Rank, message: Hello, now: float) -> None:
+        if rank.phase is RankPhase.LEAVING and rank not in job.members and message.pid == rank.pid:
+            self._core.tell(job, rank.number, Dismiss(epoch=job.epoch))
+            return
         again = rank.phase in (RankPhase.PARKED, RankPhase.COMING, RankPhase.ON)
         known = message.pid == rank.pid or _takes_over(rank, message)
         welcome = known if again else rank.phase is RankPhase.ABSENT

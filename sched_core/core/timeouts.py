@@ -14,7 +14,8 @@ from __future__ import annotations
 from math import inf
 
 from gpuslice.sched_core.jobs.failures import Kind
-from gpuslice.sched_core.jobs.gang import Gang, RankPhase
+from gpuslice.sched_core.jobs.gang import Gang
+from gpuslice.sched_core.jobs.rank import RankPhase
 from gpuslice.sched_core.jobs.states import IN_TRANSIT, JobState, Trigger
 
 from .contract import CoreContract

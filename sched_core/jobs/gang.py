@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from enum import Enum
 from math import inf
 
 from gpuslice.errors import IllegalTransitionError
@@ -12,6 +11,7 @@ from gpuslice.sched_core.job import Job, JobSpec
 from .failures import Kind
 from .program import Program
 from .promise import Promise
+from .rank import Rank, RankPhase
 from .states import TRANSITIONS, JobState, Trigger
 from .step_time import StepTime
 from .wait_reasons import Since
@@ -21,48 +21,8 @@ _HISTORY = 40
 SETUP_AT_MOST_S = 300.0
 
 
-class RankPhase(Enum):
-    """Where one rank is."""
-
-    ABSENT = "absent"  # has not said Hello
-    PARKED = "parked"  # no state on the device
-    COMING = "coming"  # told to resume
-    ON = "on"  # on the device, training
-    LEAVING = "leaving"  # said Bye
-    GONE = "gone"  # its process no longer exists
-
-
 _TRAINING = (RankPhase.PARKED, RankPhase.COMING, RankPhase.ON)
 _THERE = (*_TRAINING, RankPhase.LEAVING)
-
-
-class Rank:
-    """One process of a gang.
-
-    Attributes
-    ----------
-    boundary, step
-        The newest it reported: mini-batch boundaries passed, optimizer steps done.
-    loss
-        The newest training loss that it reported, if any.
-    pid
-        Its process, as the kernel told the shell; 0 before its Hello.
-    stuck, unleased
-        Where its script is, if it passes no boundary; what it holds on GPUs without a lease; else empty.
-    bound
-        While it is parked: why it can only resume on the device that it left; else empty.
-    """
-
-    __slots__ = ("bound", "boundary", "loss", "number", "phase", "pid", "step", "stuck", "unleased")
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.phase = RankPhase.ABSENT
-        self.boundary = 0
-        self.loss: float | None = None
-        self.pid = 0
-        self.step = 0
-        self.stuck = self.bound = self.unleased = ""
 
 
 class Gang(Job):
@@ -77,6 +37,9 @@ class Gang(Job):
         See ``states``.
     lease, home
         Devices held under ``epoch``, rank order; empty when none. Those it was last suspended on.
+    width, world
+        How many of the ranks, the first ones, its last lease was for (0: there was none), and the epoch since
+        when these are the ones that train. The others of an elastic job wait.
     successor
         Who was promised its device; empty: nobody.
     promise
@@ -187,12 +150,15 @@ class Gang(Job):
         "tried",
         "waited_s",
         "waits_since",
+        "width",
+        "world",
     )
 
     def __init__(self, spec: JobSpec, number: int, program: Program) -> None:
         super().__init__(spec, number)
         self.program = program
-        self.ranks = tuple(Rank(number) for number in range(spec.demand))
+        self.ranks = tuple(Rank(number) for number in range(spec.ranks))
+        self.width = self.world = 0
         self.state = JobState.QUEUED
         self.lease: tuple[int, ...] = ()
         self.home: tuple[int, ...] = ()
@@ -327,15 +293,25 @@ class Gang(Job):
         self.setup_s = self.setup_at(when_s if self.ended_s is None else self.ended_s)
         self.setup_since_s, self.trains = None, False
         self.ranks = tuple(Rank(rank.number) for rank in self.ranks)
+        self.width = self.world = 0
         self.ended_s = self.blame = self.first_hello_s = None
         self.stop_at = self.overshoots = self.refusals = self.missed = 0
         self.retry_at_s = when_s
         self.said = ""
         self.step_time = StepTime()
 
+    @property
+    def members(self) -> tuple[Rank, ...]:
+        """The ranks that have a part in its lease, or had in the last one; all, before the first."""
+        return self.ranks[: self.width] if self.width else self.ranks
+
+    def waiting_ranks(self) -> list[Rank]:
+        """The processes of an elastic job that its lease is not for."""
+        return [rank for rank in self.ranks[len(self.members) :] if rank.phase in _TRAINING]
+
     def present(self, *phases: RankPhase) -> list[Rank]:
-        """The ranks in one of ``phases``."""
-        return [rank for rank in self.ranks if rank.phase in phases]
+        """The members in one of ``phases``."""
+        return [rank for rank in self.members if rank.phase in phases]
 
     @property
     def bound(self) -> bool:
@@ -345,11 +321,18 @@ class Gang(Job):
     @property
     def away_from_home(self) -> bool:
         """Whether it is to run on devices on which it cannot resume."""
-        return self.running and self.placement != self.home and self.bound
+        return self.running and self.placement != self.home_placement and self.bound
+
+    @property
+    def home_placement(self) -> tuple[int, ...]:
+        """As many devices as it is to have, beginning with those that its ranks left last."""
+        home = self.home[: len(self.placement)]
+        others = [device for device in self.placement if device not in home]
+        return (*home, *others[: len(self.placement) - len(home)])
 
     def there(self) -> list[Rank]:
         """The ranks whose process exists, as far as anybody knows."""
-        return self.present(*_THERE)
+        return [rank for rank in self.ranks if rank.phase in _THERE]
 
     def training(self) -> list[Rank]:
         """The ranks that have a training loop to go on with."""

@@ -28,7 +28,8 @@ def job_environ(spec: JobSpec, endpoint: str, tenant_ramdisk: Mapping[str, str])
     own = {
         "socket": endpoint,
         "job": spec.id,
-        "ranks": str(spec.demand),
+        "ranks": str(spec.ranks),
+        "elastic": str(spec.elastic),
         "tenant": spec.tenant,
         "tenant_ramdisk": tenant_ramdisk.get(spec.tenant, ""),
         "memory": str(spec.device_memory_bytes or ""),

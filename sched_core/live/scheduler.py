@@ -64,7 +64,9 @@ _PAUSE_AT_MOST_MS = 3_600_000
 _AGAIN_S = 1.0
 _REASON_CHARACTERS = 1000
 #: Notices that nobody needs to worry about.
-_EXPECTED = frozenset({"began", "first_step", "guaranteed", "packed", "switched", "timed", "trial_passed"})
+_EXPECTED = frozenset(
+    {"began", "first_step", "guaranteed", "packed", "resized", "switched", "timed", "trial_passed"}
+)
 
 Observer = Callable[[Event, float, Sequence[Command]], object]
 #: An event that the core has taken, when it happened, and what followed from it.

@@ -124,6 +124,7 @@ class Overview:
             slowdown=None if slower is None else slower.mean,
             peak_bytes=job.peak_bytes or None,
             slowdown_interval=None if slower is None else (slower.low, slower.high),
+            most_devices=job.spec.ranks if job.spec.elastic else None,
         )
 
     def _recent(self, account: Account) -> tuple[SliceInfo, ...]:

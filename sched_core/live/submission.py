@@ -33,6 +33,11 @@ def check(request: Submit, devices: Sequence[DeviceName]) -> None:
             f"a memory limit of {request.memory_bytes} bytes cannot grow to {request.most_memory_bytes}",
             "write the smaller one first: --memory 3G:6G",
         )
+    if request.most_devices and request.most_devices < request.devices:
+        raise UsageError(
+            f"{request.devices} to {request.most_devices} devices are not possible",
+            "write the smaller number first: --devices 1:4",
+        )
     _check_route(request.environ.get(variable("route"), Route.AUTO.value), devices)
 
 
@@ -55,6 +60,8 @@ def make_spec(request: Submit, name: str, now_s: float) -> JobSpec:
         model=shortened(" ".join(request.argv[1:] or request.argv)),
         submit_s=now_s,
         demand=request.devices,
+        min_demand=request.devices if request.most_devices else 0,
+        max_demand=request.most_devices,
         tenant=request.tenant,
         weight=request.weight,
         iterations=request.steps or request.max_steps,

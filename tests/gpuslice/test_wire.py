@@ -32,6 +32,8 @@ TO_AGENT = [
     wire.Expect(epoch=3, device="cuda:1", predecessor="a"),
     wire.Forget(epoch=3),
     wire.Resume(epoch=2, device="cuda:1"),
+    wire.Resume(epoch=2, device="cuda:1", width=3, world=2),
+    wire.Dismiss(epoch=2),
     wire.Cancel(epoch=2, reason="cancelled"),
     wire.Rejected(error="e", remedy="r"),
     wire.Replaced(),

@@ -10,7 +10,18 @@ import pytest
 from gpuslice.agent.orders import Orders, Phase
 from gpuslice.runtime.boundaries import NEVER, BoundaryCounter
 from gpuslice.runtime.ending import ENDING_SIGNALS
-from gpuslice.wire import Cancel, Declined, Expect, Forget, FromAgent, Overshot, Resume, Successor, Suspend
+from gpuslice.wire import (
+    Cancel,
+    Declined,
+    Dismiss,
+    Expect,
+    Forget,
+    FromAgent,
+    Overshot,
+    Resume,
+    Successor,
+    Suspend,
+)
 
 
 class Rank:
@@ -123,6 +134,23 @@ def test_a_cancel_is_handed_to_a_parked_main_thread(rank: Rank) -> None:
     rank.orders.cancel(Cancel(epoch=0, reason="stale"))
     rank.orders.cancel(Cancel(epoch=1, reason="by the user"))
     assert rank.orders.await_order() == Cancel(epoch=1, reason="by the user")
+    assert rank.terminated == 0
+
+
+def test_a_rank_that_waits_is_dismissed(rank: Rank) -> None:
+    rank.orders.dismiss(Dismiss(epoch=4))
+    assert rank.orders.await_order() == Dismiss(epoch=4)
+    parked = Rank().parked(epoch=3, boundary=4)
+    parked.orders.dismiss(Dismiss(epoch=2))
+    assert not parked.orders.called
+    parked.orders.dismiss(Dismiss(epoch=5))
+    assert parked.orders.await_order() == Dismiss(epoch=5)
+
+
+def test_a_rank_that_runs_is_not_dismissed(rank: Rank) -> None:
+    rank.running(boundary=3)
+    rank.orders.dismiss(Dismiss(epoch=9))
+    assert not rank.orders.called
     assert rank.terminated == 0
 
 

@@ -83,6 +83,10 @@ def test_what_cannot_grow_is_refused_by_name() -> None:
     wrapped = torch.nn.parallel.DistributedDataParallel.__new__(torch.nn.parallel.DistributedDataParallel)
     with pytest.raises(UsageError, match="net is a DistributedDataParallel"):
         elastic.attach(net=wrapped, sampler=sampler)
+    sharded = torch.nn.Linear(2, 1)
+    sharded.weight.device_mesh = None  # type: ignore[attr-defined]
+    with pytest.raises(UsageError, match="net has parameters that are divided among ranks"):
+        elastic.attach(net=sharded, sampler=sampler)
     with pytest.raises(UsageError, match="0 of the attached objects are an ElasticSampler"):
         elastic.attach(model=model)
     with pytest.raises(UsageError, match="fn is a function"):

@@ -1,7 +1,8 @@
 """A rank of a linear regression that grows and shrinks; writes down what it does to FILE.<rank>.
 
 Words: the file; how many ranks begin; "STEP:WIDTH,..." when to resize; further words: ``scaled`` scales the
-learning rate, ``momentum`` adds momentum, ``stop-at-N`` kills the process after step N.
+learning rate, ``momentum`` adds momentum, ``stop-at-N`` kills the process after step N, ``until-1-3-1`` goes
+on until these widths were there and an epoch is over, a few steps a second.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import os
 import signal
 import sys
+import time
 
 import torch
 from torch.utils.data import TensorDataset
@@ -49,12 +51,21 @@ def main() -> None:
     dataset = TensorDataset(torch.arange(LENGTH), *data())
     scaling = "learning_rate" if "scaled" in words else "accumulation"
     sampler = elastic.ElasticSampler(dataset, BATCH, MICRO_BATCH, seed=5, scaling=scaling)
+    history: list[int] = []
     world = elastic.attach(
-        model=model, optimizer=optimizer, sampler=sampler, ranks=int(ranks) if int(ranks) else None
+        history=history,
+        model=model,
+        optimizer=optimizer,
+        sampler=sampler,
+        ranks=int(ranks) if int(ranks) else None,
     )
-    step, log = 0, open(f"{path}.{rank}", "w")  # noqa: SIM115
-    for _ in world.epochs(EPOCHS):
+    log = open(f"{path}.{rank}", "a")  # noqa: SIM115
+    wanted = next((word.removeprefix("until") for word in words if word.startswith("until")), "")
+    for _ in world.epochs(100 if wanted else int(os.environ.get("EPOCHS", str(EPOCHS)))):
         for batch in world.batches(dataset):
+            if history[-1:] != [world.width]:
+                history.append(world.width)
+            time.sleep(0.05 if wanted else 0.0)
             step = sampler.epoch * -(-LENGTH // BATCH) + sampler.position // BATCH
             state = digest(*model.parameters(), *(sampler.epoch, sampler.position), *buffers(optimizer))
             seen = []
@@ -63,14 +74,23 @@ def main() -> None:
                 batch.backward(torch.nn.functional.mse_loss(model(inputs).squeeze(1), targets))
             optimizer.step()
             optimizer.zero_grad()
-            line = {"step": step, "epoch": world.epoch, "width": world.width, "state": state, "seen": seen}
+            line = {
+                "step": step,
+                "epoch": world.epoch,
+                "width": world.width,
+                "number": world.number,
+                "state": state,
+                "seen": seen,
+            }
             line |= {"loss": batch.loss, "samples": batch.samples, "rate": optimizer.param_groups[0]["lr"]}
-            line |= {"weight": model.weight.tolist()[0], "bias": float(model.bias)}
+            line |= {"weight": model.weight.tolist()[0], "bias": model.bias.tolist()[0]}
             print(json.dumps(line), file=log, flush=True)
             if f"stop-at-{step}" in words:
                 os.kill(os.getpid(), signal.SIGKILL)
             if step in resizes:
                 world.resize(resizes[step])
+        if wanted and wanted in "".join(f"-{width}" for width in history):
+            break
     print(json.dumps({"end": digest(*model.parameters(), *buffers(optimizer))}), file=log, flush=True)
 
 

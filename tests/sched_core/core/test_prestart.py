@@ -22,7 +22,7 @@ from gpuslice.sched_core.core.events import (
 )
 from gpuslice.sched_core.core.prestart import HELLO_TIMEOUT_S
 from gpuslice.sched_core.job import JobSpec
-from gpuslice.sched_core.jobs.gang import RankPhase
+from gpuslice.sched_core.jobs.rank import RankPhase
 from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.policies.registry import make_policy
 from gpuslice.sched_core.policy import Policy

@@ -1,0 +1,45 @@
+"""One process of a job as the live core knows it."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class RankPhase(Enum):
+    """Where one rank is."""
+
+    ABSENT = "absent"  # has not said Hello
+    PARKED = "parked"  # no state on the device
+    COMING = "coming"  # told to resume
+    ON = "on"  # on the device, training
+    LEAVING = "leaving"  # said Bye
+    GONE = "gone"  # its process no longer exists
+
+
+class Rank:
+    """One process of a gang.
+
+    Attributes
+    ----------
+    boundary, step
+        The newest it reported: mini-batch boundaries passed, optimizer steps done.
+    loss
+        The newest training loss that it reported, if any.
+    pid
+        Its process, as the kernel told the shell; 0 before its Hello.
+    stuck, unleased
+        Where its script is, if it passes no boundary; what it holds on GPUs without a lease; else empty.
+    bound
+        While it is parked: why it can only resume on the device that it left; else empty.
+    """
+
+    __slots__ = ("bound", "boundary", "loss", "number", "phase", "pid", "step", "stuck", "unleased")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.phase = RankPhase.ABSENT
+        self.boundary = 0
+        self.loss: float | None = None
+        self.pid = 0
+        self.step = 0
+        self.stuck = self.bound = self.unleased = ""

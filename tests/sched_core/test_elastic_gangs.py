@@ -1,0 +1,83 @@
+"""A real elastic training under a real scheduler: it grows when devices are idle, and shrinks for others."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpuslice.config import Settings
+from gpuslice.launch import command
+from gpuslice.launch.rank_start import as_ranks
+from gpuslice.sched_core.core.core import Core
+from gpuslice.sched_core.job import JobSpec
+from gpuslice.sched_core.jobs.program import Program
+from gpuslice.sched_core.jobs.states import JobState
+from gpuslice.sched_core.live.scheduler import Scheduler
+from gpuslice.sched_core.policies.gandiva.policy import Gandiva
+from gpuslice.types import DeviceName
+from tests.gpuslice.elastic import training
+from tests.gpuslice.elastic.checks import check_close, check_epochs, check_equal, last_attempts, logs
+
+SCRIPT = str(Path(training.__file__))
+RANK = str(Path(__file__).with_name("rank.py"))
+DEADLINE_S = 200.0
+
+
+@pytest.fixture
+def ramdisk() -> Iterator[str]:
+    with tempfile.TemporaryDirectory(prefix="gpuslice-test-", dir="/dev/shm") as directory:
+        yield directory
+
+
+@pytest.mark.slow
+def test_killed_as_it_grows_it_begins_again_grows_and_shrinks_for_others(
+    tmp_path: Path, ramdisk: str
+) -> None:
+    """1 -> (killed) -> 1 -> 3 -> 1 ranks."""
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
+    path = tmp_path / "log"
+    argv = command.command_line(as_ranks([SCRIPT, str(path), "0", "", "until-1-3-1"], 3))
+    settings = Settings(device="cpu:0", ramdisk_dir=ramdisk, cpu_slots=4)
+    core = Core([DeviceName("cpu", slot) for slot in range(3)], Gandiva(quantum_s=0.5, look_s=0.5))
+    elastic = JobSpec(id="e", submit_s=0.0, min_demand=1, max_demand=3, max_restarts=1)
+    with Scheduler(core, tmp_path / "s", observer=lambda event, now, commands: core.check()) as scheduler:
+        scheduler.submit(elastic, Program(tuple(argv), "/", command.environment(settings, environ)))
+        job = core.jobs["e"]
+
+        def err() -> str:
+            return scheduler.processes.log("e", "err").read_text()
+
+        assert scheduler.run(lambda: job.width == 3, timeout_s=DEADLINE_S), err()
+        os.kill(job.ranks[2].pid, signal.SIGKILL)
+        assert scheduler.run(lambda: job.attempt == 1, timeout_s=DEADLINE_S), err()
+        trains = [False]
+
+        def grown() -> bool:
+            whole = job.width == 3 and job.state is JobState.RUNNING
+            trains[0] = whole and min(rank.boundary for rank in job.ranks) > 1
+            return trains[0] or job.state.ended
+
+        assert scheduler.run(grown, timeout_s=DEADLINE_S), err()
+        assert trains[0], err()
+        other = Program((sys.executable, RANK, "200", "0"), "/", {**environ, "WORLD": "2"})
+        scheduler.submit(JobSpec(id="other", submit_s=0.0, demand=2), other)
+        assert scheduler.run(
+            lambda: all(one.state.ended and one.processes_gone for one in core.jobs.values()),
+            timeout_s=DEADLINE_S,
+        ), err()
+        assert {one.state for one in core.jobs.values()} == {JobState.SUCCEEDED}, err()
+    resized = last_attempts(logs(path, 3))
+    epochs = max(line["epoch"] for line in resized[0] if "epoch" in line) + 1
+    check_epochs(resized, epochs)
+    check_equal(resized)
+    alone = {**environ, "EPOCHS": str(epochs)}
+    fixed = [sys.executable, SCRIPT, str(tmp_path / "fixed"), "0", ""]
+    subprocess.run(fixed, env=alone, check=True, timeout=DEADLINE_S)
+    check_close(resized[0], logs(tmp_path / "fixed", 1)[0])
