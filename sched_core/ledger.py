@@ -44,7 +44,8 @@ class Ledger:
         #: How many devices nobody holds.
         self.free = cluster.size
         self._policy = policy
-        self._holder: list[Job | None] | _Overlay = [None] * cluster.size
+        nobody: list[Job | None] = [None] * cluster.size
+        self._holder: list[Job | None] | _Overlay = nobody
         #: Further holders of devices that are shared, by device.
         self._sharers: dict[int, list[Job]] = {}
         #: Jobs that allowed sharing of their devices, by id.
