@@ -162,7 +162,8 @@ def device_memory(devices: Sequence[DeviceName]) -> int:
     if slots:
         sizes.append(psutil.virtual_memory().total // slots)
     if any(device.kind == "cuda" for device in devices):
-        from gpuslice.kernels.nvml import read_driver, visible
+        from gpuslice.kernels.nvml import read_driver
+        from gpuslice.launch.visible_gpus import visible
 
         gpus = visible(read_driver().gpus, os.environ)
         numbers = [device.index or 0 for device in devices if device.kind == "cuda"]

@@ -15,7 +15,8 @@ from gpuslice.errors import (
     UsageError,
 )
 from gpuslice.kernels.driver import MINIMUM_DRIVER_FOR_MOVES, ProcessState
-from gpuslice.kernels.nvml import Driver, visible
+from gpuslice.kernels.nvml import Driver
+from gpuslice.launch.visible_gpus import visible
 
 #: A training step is over by then; what still waits for the GPU is not training.
 LOCK_TIMEOUT_S = 60.0

@@ -103,8 +103,8 @@ def with_route(settings: Settings, words: Sequence[str]) -> Settings:
     where = find_graph_use(words)
     if not where or (settings.device and not settings.device.startswith("cuda")):
         return settings
-    from gpuslice.kernels.nvml import visible
     from gpuslice.kernels.routes import Ground, verdicts
+    from gpuslice.launch.visible_gpus import visible
 
     ground = Ground.here()
     certain = bool(settings.device) or len(visible(ground.driver.gpus, os.environ)) == 1

@@ -20,10 +20,11 @@ from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk, default_directory
 from gpuslice.config import Settings
 from gpuslice.errors import EnvironmentUnusableError, GpusliceError
 from gpuslice.kernels.compiler import find_compiler
-from gpuslice.kernels.nvml import Gpu, cautions, visible
+from gpuslice.kernels.nvml import Gpu
 from gpuslice.kernels.routes import Ground, verdicts
 from gpuslice.launch import measured_rates
 from gpuslice.launch.measured_rates import Peer, Rates
+from gpuslice.launch.visible_gpus import cautions, visible
 from gpuslice.types import Route
 from gpuslice.version import __version__
 

@@ -6,14 +6,22 @@ was leased first comes where the rank's script looks for it. ``CUDA_VISIBLE_DEVI
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from gpuslice.errors import SuspendRefusedError
 from gpuslice.types import DeviceName
 
+if TYPE_CHECKING:  # a job has no use for NVML
+    from gpuslice.kernels.nvml import Gpu
+
 #: CUDA's variable: numbers or UUIDs of what a process sees, in the order of its own numbers.
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+_MODE_CAUTIONS = {
+    "exclusive_process": "exclusive mode lets one process in at a time, and parked jobs keep their contexts",
+    "prohibited": "its compute mode lets no process in",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,3 +114,54 @@ def hides_all(value: str) -> bool:
 def all_visible(numbers: Sequence[int], shown: str | None) -> str:
     """What a scheduler shows its jobs: what it was shown itself, or else all that there are."""
     return shown.replace(" ", "") if shown is not None else ",".join(map(str, numbers))
+
+
+def visible(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> list[Gpu]:
+    """The GPUs that CUDA shows a process with this environment, in the order of their CUDA numbers.
+
+    ``CUDA_VISIBLE_DEVICES`` holds numbers or beginnings of UUIDs; CUDA ignores everything from the first
+    that it does not know. Of what MIG divides, a process sees one instance only: the one that is named by
+    its own UUID, else the first.
+    """
+    chosen = environ.get(VISIBLE)
+    if chosen is None:
+        return [_first_instance(gpu) for gpu in gpus]
+    found: list[Gpu] = []
+    for word in chosen.replace(" ", "").split(","):
+        if word.startswith("MIG-"):
+            instances = [one for gpu in gpus for one in gpu.instances if (one.uuid or "").startswith(word)]
+            return [*found, *instances] if len(instances) == 1 else found
+        matching = [
+            gpu for gpu in gpus if word and (word == str(gpu.index) or (gpu.uuid or "").startswith(word))
+        ]
+        if len(matching) != 1:
+            break
+        found.append(_first_instance(matching[0]))
+    return found
+
+
+def _first_instance(gpu: Gpu) -> Gpu:
+    return gpu.instances[0] if gpu.instances else gpu
+
+
+def cautions(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> list[tuple[str, ...]]:
+    """For each of ``visible(gpus, environ)``: what keeps jobs from sharing it or its name from being sure."""
+    whole = {gpu.index: gpu for gpu in gpus}
+    mixed = len({gpu.name for gpu in gpus}) > 1 and environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID"
+    found = []
+    for gpu in visible(gpus, environ):
+        own = []
+        mode = whole[gpu.index].compute_mode
+        if mode in _MODE_CAUTIONS:
+            own.append(f"{_MODE_CAUTIONS[mode]}; set it to default: nvidia-smi -i {gpu.index} -c 0")
+        if whole[gpu.index].instances:
+            own.append(
+                f"a MIG instance of GPU {gpu.index}: a process sees only one; name it in CUDA_VISIBLE_DEVICES"
+            )
+        if mixed:
+            own.append(
+                "the GPUs are of different models, and CUDA may number them otherwise, the fastest first; "
+                "set CUDA_DEVICE_ORDER=PCI_BUS_ID"
+            )
+        found.append(tuple(own))
+    return found

@@ -7,9 +7,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpuslice.kernels.nvml import Driver, Gpu, cautions, visible
+from gpuslice.kernels.nvml import Driver
 
 from ..fakes.build import build, python
+from ..fakes.gpus import gpu, mig
 
 PRINT = """
 import msgspec
@@ -22,19 +23,6 @@ def read(libraries: Path, **environ: str) -> Driver:
     done = python(PRINT, libraries, **environ)
     assert done.returncode == 0, done.stderr
     return msgspec.json.decode(done.stdout, type=Driver)
-
-
-def gpu(index: int, **changes: object) -> Gpu:
-    values: dict[str, object] = {
-        "index": index,
-        "name": f"Fake GPU {index}",
-        "uuid": f"GPU-00000000-0000-0000-0000-{index:012}",
-        "capability": "9.0",
-        "total_bytes": 80 * 10**9,
-        "used_bytes": 10**9,
-        "compute_mode": "default",
-    }
-    return Gpu(**(values | changes))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("count", [0, 1, 2])
@@ -65,29 +53,6 @@ def test_no_driver_is_told(tmp_path: Path) -> None:
     assert found.major == 0
 
 
-@pytest.mark.parametrize(
-    ("value", "indices"),
-    [
-        (None, [0, 1, 2]),
-        ("", []),
-        ("1", [1]),
-        ("2, 0", [2, 0]),
-        ("0,7,1", [0]),
-        ("GPU-00000000-0000-0000-0000-000000000001", [1]),
-        ("GPU-0", []),
-        ("-1", []),
-    ],
-)
-def test_visible_devices(value: str | None, indices: list[int]) -> None:
-    environ = {} if value is None else {"CUDA_VISIBLE_DEVICES": value}
-    assert [found.index for found in visible([gpu(0), gpu(1), gpu(2)], environ)] == indices
-
-
-def mig(index: int, instance: int) -> Gpu:
-    uuid = f"MIG-00000000-0000-0000-{index:04}-{instance:012}"
-    return gpu(index, uuid=uuid, compute_mode=None)
-
-
 def test_what_mig_divides(nvml_library: Path) -> None:
     """The second GPU of the fake has MIG on."""
     found = read(nvml_library, FAKE_NVML_GPUS="2", FAKE_NVML_MIG="2").gpus
@@ -95,30 +60,3 @@ def test_what_mig_divides(nvml_library: Path) -> None:
         (),
         [mig(1, 0).uuid, mig(1, 1).uuid],
     ]
-
-
-@pytest.mark.parametrize(
-    ("value", "uuids"),
-    [
-        (None, [gpu(0).uuid, mig(1, 0).uuid]),
-        ("1", [mig(1, 0).uuid]),
-        (str(mig(1, 1).uuid), [mig(1, 1).uuid]),
-        (f"{mig(1, 1).uuid},{mig(1, 0).uuid}", [mig(1, 1).uuid]),
-        ("MIG-00000000-0000-0000-0001", []),
-        ("MIG-7", []),
-    ],
-)
-def test_of_mig_instances_one_is_visible(value: str | None, uuids: list[str]) -> None:
-    gpus = [gpu(0), gpu(1, instances=(mig(1, 0), mig(1, 1)))]
-    environ = {} if value is None else {"CUDA_VISIBLE_DEVICES": value}
-    assert [found.uuid for found in visible(gpus, environ)] == uuids
-    assert len(cautions(gpus, environ)) == len(uuids)
-
-
-def test_cautions() -> None:
-    same = [gpu(0, name="A"), gpu(1, name="A", compute_mode="exclusive_process")]
-    assert cautions(same, {})[0] == ()
-    assert "nvidia-smi -i 1 -c 0" in cautions(same, {"CUDA_VISIBLE_DEVICES": "1"})[0][0]
-    mixed = [gpu(0, name="A"), gpu(1, name="B")]
-    assert all("CUDA_DEVICE_ORDER=PCI_BUS_ID" in own[0] for own in cautions(mixed, {}))
-    assert cautions(mixed, {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}) == [(), ()]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from gpuslice.errors import SuspendRefusedError
-from gpuslice.launch.visible_gpus import VisibleGpus, all_visible, hides_all
+from gpuslice.launch.visible_gpus import VisibleGpus, all_visible, cautions, hides_all, visible
 from gpuslice.types import DeviceName
+
+from ...fakes.gpus import gpu, mig
 
 ALL = "0,1,2,3"
 
@@ -63,3 +65,48 @@ def test_without_gpus_of_a_scheduler_names_mean_what_they_say() -> None:
 @pytest.mark.parametrize(("value", "hides"), [("", True), ("-1", True), ("0", False), ("GPU-a", False)])
 def test_a_script_may_hide_all_gpus(value: str, hides: bool) -> None:
     assert hides_all(value) is hides
+
+
+@pytest.mark.parametrize(
+    ("value", "indices"),
+    [
+        (None, [0, 1, 2]),
+        ("", []),
+        ("1", [1]),
+        ("2, 0", [2, 0]),
+        ("0,7,1", [0]),
+        ("GPU-00000000-0000-0000-0000-000000000001", [1]),
+        ("GPU-0", []),
+        ("-1", []),
+    ],
+)
+def test_visible_devices(value: str | None, indices: list[int]) -> None:
+    environ = {} if value is None else {"CUDA_VISIBLE_DEVICES": value}
+    assert [found.index for found in visible([gpu(0), gpu(1), gpu(2)], environ)] == indices
+
+
+@pytest.mark.parametrize(
+    ("value", "uuids"),
+    [
+        (None, [gpu(0).uuid, mig(1, 0).uuid]),
+        ("1", [mig(1, 0).uuid]),
+        (str(mig(1, 1).uuid), [mig(1, 1).uuid]),
+        (f"{mig(1, 1).uuid},{mig(1, 0).uuid}", [mig(1, 1).uuid]),
+        ("MIG-00000000-0000-0000-0001", []),
+        ("MIG-7", []),
+    ],
+)
+def test_of_mig_instances_one_is_visible(value: str | None, uuids: list[str]) -> None:
+    gpus = [gpu(0), gpu(1, instances=(mig(1, 0), mig(1, 1)))]
+    environ = {} if value is None else {"CUDA_VISIBLE_DEVICES": value}
+    assert [found.uuid for found in visible(gpus, environ)] == uuids
+    assert len(cautions(gpus, environ)) == len(uuids)
+
+
+def test_cautions() -> None:
+    same = [gpu(0, name="A"), gpu(1, name="A", compute_mode="exclusive_process")]
+    assert cautions(same, {})[0] == ()
+    assert "nvidia-smi -i 1 -c 0" in cautions(same, {"CUDA_VISIBLE_DEVICES": "1"})[0][0]
+    mixed = [gpu(0, name="A"), gpu(1, name="B")]
+    assert all("CUDA_DEVICE_ORDER=PCI_BUS_ID" in own[0] for own in cautions(mixed, {}))
+    assert cautions(mixed, {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}) == [(), ()]
