@@ -344,9 +344,12 @@ class Gang(Job):
         return phases == {RankPhase.ON}
 
     def all_parked(self) -> bool:
-        """Whether every training rank, and at least one, is parked, all at the same boundary."""
+        """Whether every training rank, and at least one, is parked, all at the same boundary.
+
+        Not while another has said Bye and its process, which may still be on the device, exists.
+        """
         ranks = self.training()
-        return bool(ranks) and all(
+        return len(ranks) == len(self.there()) > 0 and all(
             rank.phase is RankPhase.PARKED and rank.boundary >= self.stop_at for rank in ranks
         )
 

@@ -357,3 +357,15 @@ def test_what_is_said_again_and_again_comes_to_no_number_that_is_none() -> None:
             if isinstance(command, Tell):
                 wire.decode_to_agent(wire.encode(command.message))
     assert 2**30 < gang.stop_at < 2**62
+
+
+def test_a_gang_keeps_its_devices_while_a_rank_that_has_said_bye_still_exists() -> None:
+    driver = Driver(2)
+    driver.running_gang(2)
+    driver.wake()
+    assert driver.state("g") is JobState.SUSPENDING
+    driver.say("g", wire.Bye(epoch=1, boundary=12, step=12), 0)
+    assert told(driver.parked("g", driver.core.jobs["g"].stop_at, 1), wire.Resume) == []
+    assert driver.state("g") is JobState.SUSPENDING
+    assert {job for job, _, _ in told(driver.do(RankGone("g", 0)), wire.Resume)} == {"h"}
+    assert driver.state("g") is JobState.SUSPENDED
