@@ -103,6 +103,7 @@ class Agent:
         self._orders = Orders(runtime.boundaries, _terminate)
         self._handovers = Handovers(runtime, self._orders, self._report)
         self._last_suspended: Suspended | None = None
+        self._bye: Bye | None = None
         self._began = False
         self._replaces = replaces
         #: Whether nothing has followed the Welcome yet.
@@ -195,7 +196,8 @@ class Agent:
         if self._link.silent:
             return
         boundaries = self._boundaries
-        self._link.send(Bye(epoch=self._orders.epoch, boundary=boundaries.count, step=boundaries.steps))
+        self._bye = Bye(epoch=self._orders.epoch, boundary=boundaries.count, step=boundaries.steps)
+        self._link.send(self._bye)
 
     def end_threads(self) -> None:
         """Send what was said, and end the I/O thread and the watchdog's."""
@@ -331,7 +333,7 @@ class Agent:
             parked=self._orders.phase is not Phase.RUNNING,
             replaces=self._replaces,
         )
-        return [hello] if self._last_suspended is None else [hello, self._last_suspended]
+        return [hello, *(said for said in (self._last_suspended, self._bye) if said is not None)]
 
     def _progress(self) -> Progress:
         boundaries, leased = self._boundaries, self._runtime.leased

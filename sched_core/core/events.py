@@ -46,8 +46,8 @@ class Reported(msgspec.Struct, frozen=True, tag="reported"):
 class RankGone(msgspec.Struct, frozen=True, tag="rank_gone"):
     """The process of a rank no longer exists.
 
-    ``unseen``: it went while no scheduler looked, so its ``Bye`` may be lost; whether that was a failure,
-    the job's exit code tells.
+    ``unseen``: it went while no scheduler looked, or before it had greeted the next one, so its ``Bye`` may
+    be lost; whether that was a failure, the job's exit code tells.
     """
 
     job: JobName

@@ -57,7 +57,13 @@ class ProcessEnds:
         for one in candidates:
             if everything_read or now >= one[1]:
                 self._waiting.remove(one)
-                yield one[0]
+                yield self._known(one[0])
+
+    def _known(self, end: _End) -> _End:
+        """A rank that has not greeted this scheduler may have said Bye when there was nobody to hear it."""
+        if isinstance(end, RankGone) and not self._ranks.greeted(end.job, end.rank):
+            return RankGone(end.job, end.rank, unseen=True)
+        return end
 
     def _may_be_heard(self, end: _End) -> bool:
         return isinstance(end, RankGone) and self._ranks.connected(end.job, end.rank)

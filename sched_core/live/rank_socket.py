@@ -63,6 +63,10 @@ class RankSocket:
         if identity is not None:  # else it has not greeted us yet, and hears of it then
             self._send(identity, command.message)
 
+    def greeted(self, job: str, rank: int) -> bool:
+        """Whether that rank has said Hello here."""
+        return (job, rank) in self._connections
+
     def connected(self, job: str, rank: int) -> bool:
         """Whether something that a rank said may still be on its way to `receive`.
 

@@ -9,10 +9,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
+from unittest.mock import Mock
 
 import pytest
 import zmq
 
+from gpuslice.agent.agent import Agent
 from gpuslice.checkpoint.ramdisk.room_requests import request_room
 from gpuslice.wire import (
     PROTOCOL_VERSION,
@@ -443,3 +445,18 @@ def test_a_tenant_s_limit_is_a_reason_to_refuse(workshop: Workshop, desk: Desk) 
         assert refused.error.startswith("tenant vision has no room in the RAM disk")
         assert "--tenant-ramdisk vision=" in refused.remedy
         desk.hear(Progress, lambda progress: progress.boundary > refused.boundary)
+
+
+def test_a_scheduler_that_comes_when_the_script_has_ended_hears_that_too() -> None:
+    """The greeting replaces what was on its way to the last one, the Bye among it."""
+    runtime = Mock()
+    runtime.settings.socket, runtime.settings.job, runtime.identity.rank = "ipc://nowhere", "job", 0
+    runtime.identity.world_size, runtime.boundaries.count, runtime.boundaries.steps = 1, 9, 8
+    agent = Agent(runtime)
+    agent._link.close()
+    agent._link = Mock(silent=False)
+    assert [type(message) for message in agent._greeting()] == [Hello]
+    agent.finish()
+    bye = Bye(epoch=0, boundary=9, step=8)
+    assert [type(agent._greeting()[0]), *agent._greeting()[1:]] == [Hello, bye]
+    agent._link.send.assert_called_once_with(bye)

@@ -31,7 +31,7 @@ from gpuslice.verbs import SchedulerStatus
 from ..core.test_deadlines import obey, train
 from ..driver import PROGRAM, Driver, devices, notices
 
-DEADLINE_S = 30.0
+DEADLINE_S = 120.0
 WAITS = """
 def wait(fifo):
     print("not the answer")

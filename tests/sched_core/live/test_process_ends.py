@@ -51,6 +51,30 @@ with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
 """
 
 
+#: As after a restart of the scheduler: the rank ends before it has greeted the next one, and cannot say Bye.
+SILENT = """
+import os, sys, time, zmq
+from gpuslice import wire
+children = []
+for rank in range(2):
+    children.append(os.fork())
+    if children[-1] == 0:
+        break
+else:
+    sys.exit(max(os.waitstatus_to_exitcode(os.wait()[1]) for _ in children))
+with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+    dealer.connect(os.environ["GPUSLICE_SOCKET"])
+    job = os.environ["GPUSLICE_JOB"]
+    hello = wire.Hello(version=wire.PROTOCOL_VERSION, job=job, rank=rank, world_size=2, pid=os.getpid())
+    dealer.send(wire.encode(hello))
+    while not isinstance(order := wire.decode_to_agent(dealer.recv()), wire.Resume):
+        pass
+    dealer.send(wire.encode(wire.Resumed(epoch=order.epoch, boundary=0, stages_s={})))
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.01)
+"""
+
+
 class Ending:
     """A scheduler that looks away while the ranks of its job say all they have to say, and end."""
 
@@ -100,3 +124,33 @@ def test_a_rank_that_ended_without_bye_is_dead_whatever_else_it_said(ending: End
 
 def test_a_child_that_holds_a_rank_s_connection_open_is_not_waited_for(ending: Ending) -> None:
     assert ending.end(2, "held open") is JobState.FAILED
+
+
+def test_a_rank_that_ends_before_it_has_greeted_the_next_scheduler_does_not_fail_its_gang(
+    tmp_path: Path,
+) -> None:
+    enough, lived = tmp_path / "enough", list[tuple[Event, float]]()
+    devices = [DeviceName("null", index) for index in range(2)]
+
+    def serve(*, keep: bool) -> Scheduler:
+        core = Core(devices, RoundRobin(quantum_s=60.0))
+        return Scheduler(
+            core,
+            tmp_path / "s",
+            keep_jobs=keep,
+            observer=lambda event, now, _: lived.append((event, now)),
+        )
+
+    with serve(keep=True) as first:
+        program = Program((sys.executable, "-c", SILENT, str(enough)), "/", dict(os.environ))
+        first.submit(JobSpec(id="a", submit_s=0.0, demand=2), program)
+        job = first.core.jobs["a"]
+        assert first.run(lambda: job.state is JobState.RUNNING, timeout_s=DEADLINE_S)
+    with serve(keep=False) as second:
+        second.take_over((event, now, second.core.handle(event, now)) for event, now in list(lived))
+        enough.touch()
+        job = second.core.jobs["a"]
+        assert second.run(lambda: job.state.ended and job.processes_gone, timeout_s=DEADLINE_S)
+        assert (job.state, job.reason) == (JobState.SUCCEEDED, "")
+    while first.processes.descriptors:  # it never learned of their end
+        first.processes.wait(DEADLINE_S)
