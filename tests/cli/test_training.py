@@ -7,6 +7,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from statistics import mean
 
@@ -27,6 +28,7 @@ PATIENCE_S = 1800.0
 pytestmark = pytest.mark.slow
 
 
+@cache
 def undisturbed(steps: int) -> str:
     """What the script prints last, on its own: its digest."""
     done = subprocess.run(

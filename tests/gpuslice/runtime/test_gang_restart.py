@@ -11,6 +11,7 @@ from gpuslice.errors import UsageError
 from gpuslice.runtime.gang_restart import agree, awaited, newest_common
 
 from ..conftest import Workshop
+from ..warm.process import Servers
 
 #: Rank 1 kills itself where rank 0 goes on to the next suspend, once each has left a snapshot.
 TRAIN = """
@@ -100,12 +101,11 @@ def ranks(told: str) -> list[tuple[str, str, str]]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, str, str]]:
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, servers: Servers) -> list[tuple[str, str, str]]:
     directory = tmp_path_factory.mktemp("undisturbed")
-    workshop = Workshop(directory, directory / "ramdisk")
-    done = workshop.gpuslice_run(*torchrun(workshop), "0")
-    assert done.returncode == 0, done.stderr
-    return ranks(done.stdout)
+    alone = Workshop(directory, directory / "ramdisk", servers)
+    alone.environ["GPUSLICE_RAMDISK_DIR"] = str(alone.ramdisk)
+    return ranks("".join(alone.gang(str(alone.write("train.py", TRAIN)), "0")))
 
 
 @pytest.mark.slow
