@@ -98,6 +98,8 @@ class MemoryLimit:
         The limit is kept no longer: to say it takes memory, too.
         """
         text = str(error)
+        if OVER_MEMORY_LIMIT in text:
+            return ""  # it says so itself
         if not self.limit_bytes or not (isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(text)):
             return ""
         asked, had_bytes = asked_bytes(text), self._had_bytes()
@@ -131,6 +133,17 @@ class MemoryLimit:
         total_bytes = torch.cuda.get_device_properties(index).total_memory
         with torch.cuda.device(index):
             torch.cuda.set_per_process_memory_fraction(min(1.0, self.limit_bytes / total_bytes), index)
+        self._word_gpu_errors()
+
+    def _word_gpu_errors(self) -> None:
+        """Let torch's out-of-memory errors say it themselves, also to a script that catches them."""
+
+        def begin(error: torch.OutOfMemoryError, *words: object) -> None:
+            RuntimeError.__init__(error, *words)
+            if note := self.explain(error):
+                error.args = (f"{error}\n{note}",)
+
+        torch.OutOfMemoryError.__init__ = begin  # type: ignore[assignment, method-assign]
 
 
 def private_bytes() -> int:
