@@ -13,7 +13,7 @@ from gpuslice.sched_core.switch_cost_model import CostModel, Estimate, Half, Sta
 from gpuslice.types import DeviceName
 from gpuslice.wire import Resumed, Suspended
 
-from .events import Notice
+from .events import Notice, Plain
 
 
 class SwitchCosts:
@@ -35,8 +35,8 @@ class SwitchCosts:
         self._states: dict[str, dict[int, State]] = {}
         #: The largest state that any rank moves; ``None``: to be looked up again.
         self._most: State | None = State(0)
-        #: The present switch of each job: seconds by rank, and whether it is on another device than before.
-        self._present: dict[str, dict[int, float]] = {}
+        #: The present switch of each job: seconds by rank and stage, and whether it is on another device now.
+        self._present: dict[str, dict[int, dict[str, float]]] = {}
         self._moved: dict[str, bool] = {}
 
     def predict_s(self, job: Gang) -> float | None:
@@ -119,14 +119,16 @@ class SwitchCosts:
         self._add(job, rank, message)
 
     def ended(self, job: Gang) -> Notice | None:
-        """``job`` runs again; what to say of its switch, if it was one."""
-        seconds = self._present.pop(job.id, None)
+        """``job`` runs again; what to say of its switch, if it was one: its stages are the slowest rank's."""
+        ranks = self._present.pop(job.id, None)
         moved = self._moved.pop(job.id, False)
-        if not seconds:
+        if not ranks:
             return None
-        job.switch_s = max(seconds.values())
+        slowest = max(ranks.values(), key=lambda stages_s: sum(stages_s.values()))
+        job.switch_s = sum(slowest.values())
         states = self._states.get(job.id, {})
-        details = {
+        details: dict[str, Plain] = {
+            **slowest,
             "predicted_s": job.switch_predicted_s,
             "predicted_error_s": job.switch_error_s,
             "actual_s": job.switch_s,
@@ -146,8 +148,9 @@ class SwitchCosts:
         self._moved.pop(job.id, None)
 
     def _add(self, job: Gang, rank: int, message: Suspended | Resumed) -> None:
-        seconds = self._present.setdefault(job.id, {})
-        seconds[rank] = seconds.get(rank, 0.0) + sum(costs_s(message.stages_s).values())
+        stages_s = self._present.setdefault(job.id, {}).setdefault(rank, {})
+        for name, seconds in costs_s(message.stages_s).items():
+            stages_s[name] = stages_s.get(name, 0.0) + seconds
 
     def _name(self, devices: Sequence[int], rank: int) -> str:
         """The device of ``rank``; empty if that is not known."""

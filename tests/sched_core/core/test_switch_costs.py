@@ -127,6 +127,27 @@ def switch(driver: Driver, *, nbytes: int = 10**9, out_s: float = 0.2, in_s: flo
     return found
 
 
+def test_the_stages_that_are_shown_are_those_of_the_slowest_rank() -> None:
+    driver = Driver(2)
+    driver.running_gang(2)
+    costs, gang = driver.core.switch_costs, driver.core.jobs["g"]
+    costs.begun(gang)
+    for rank, out_s in enumerate((0.5, 0.25)):
+        stages_s = {"copy_out_s": out_s, "publish_s": 0.125, "device": 7.0 * rank}
+        parked = wire.Suspended(epoch=gang.epoch, boundary=11, step=11, nbytes=8, stages_s=stages_s)
+        costs.parked(gang, rank, parked)
+    costs.parked(
+        gang,
+        0,
+        wire.Suspended(epoch=gang.epoch, boundary=12, step=12, nbytes=8, stages_s={"copy_out_s": 9.0}),
+    )
+    notice = costs.ended(gang)
+    assert notice is not None
+    assert notice.details["actual_s"] == 9.625
+    assert (notice.details["copy_out_s"], notice.details["publish_s"]) == (9.5, 0.125)
+    assert notice.details["device"] == "null:0,null:1", "no stage takes the name of what is told besides"
+
+
 def test_switches_are_predicted_and_the_prediction_is_shown_beside_the_truth() -> None:
     driver = Driver()
     driver.running_pair()
@@ -144,6 +165,8 @@ def test_switches_are_predicted_and_the_prediction_is_shown_beside_the_truth() -
         "route": "tensor",
         "device": "null:0",
         "migrated": False,
+        "copy_out_s": pytest.approx(0.2),
+        "copy_in_s": pytest.approx(0.1),
     }
     assert details[0] == expected | {"predicted_s": None, "predicted_error_s": None}
     assert details[-1] == expected
