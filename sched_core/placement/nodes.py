@@ -119,12 +119,16 @@ def fewest_nodes(demand: int, free: FreeDevices) -> tuple[int, ...] | None:
     if demand > free.total:
         return None
     chosen: list[int] = []
-    counts = {node: len(devices) for node, devices in enumerate(free.on_node) if devices}
+    taken: set[int] = set()
+    by_count = free.nodes_with
     while demand > len(chosen):
         rest = demand - len(chosen)
-        node = min(counts, key=lambda node: (counts[node] < rest, abs(counts[node] - rest), node))
-        chosen += free.on_node[node][:rest]
-        del counts[node]
+        for nodes in (*by_count[rest:], *reversed(by_count[1:rest])):
+            node = next((node for node in nodes if node not in taken), None)
+            if node is not None:
+                taken.add(node)
+                chosen += free.on_node[node][:rest]
+                break
     return tuple(chosen)
 
 

@@ -186,9 +186,8 @@ class Gandiva:
         """Move jobs from over-subscribed servers to where there is room."""
         # Room that a job leaves behind is too small for any size that found none before.
         stuck: set[int] = set()
-        for server in sorted(self._servers.all, key=lambda server: (-server.load, server.node)):
-            if server.wanted <= server.size:
-                continue
+        crowded = [server for server in self._servers.all if server.wanted > server.size]
+        for server in sorted(crowded, key=lambda server: (-server.load, server.node)):
             for name in sorted(server.parts, key=lambda name: (view.jobs[name].running, -server.parts[name])):
                 if server.wanted <= server.size:
                     break

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from gpuslice.errors import ConfigError
 from gpuslice.sched_core.cluster import Cluster, FreeDevices
 from gpuslice.sched_core.job import Job, JobSpec
+from gpuslice.sched_core.placement.nodes import fewest_nodes
 from gpuslice.sched_core.placement.registry import PLACEMENTS, make_placement
 
 
@@ -121,3 +122,19 @@ def test_nodes_of_several_sizes_hold_large_jobs_on_the_fewest() -> None:
     small = Job(JobSpec(id="j", submit_s=0, demand=4), 0)
     assert consolidated.choose(small, FreeDevices(cluster)) == (6, 7, 8, 9)
     assert consolidated.choose(small, FreeDevices(cluster, [0, 1, 3, 4])) is None, "one node would do"
+
+
+@given(st.sets(st.integers(0, 17)), st.integers(1, 18))
+def test_the_fewest_nodes_are_those_with_most_room_and_then_the_tightest(
+    taken: set[int], demand: int
+) -> None:
+    free = FreeDevices(Cluster.parse("2x4+2x3+2x2"))
+    free.take(sorted(taken))
+    counts = {node: len(devices) for node, devices in enumerate(free.on_node) if devices}
+    expected: list[int] = []
+    while sum(counts.values()) and len(expected) < demand:
+        rest = demand - len(expected)
+        node = min(counts, key=lambda node: (counts[node] < rest, abs(counts[node] - rest), node))
+        expected += free.on_node[node][:rest]
+        del counts[node]
+    assert fewest_nodes(demand, free) == (tuple(expected) if len(expected) == demand else None)

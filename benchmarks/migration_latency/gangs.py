@@ -1,0 +1,148 @@
+"""How long gangs of 1 to 4 ranks stand still: back in their own processes, and on in other, warm ones.
+
+    python -m benchmarks.migration_latency.gangs OUT.json [--mib 100,1000,4000] [--ranks 1,2,4] [--rounds 5]
+
+``--mib`` is the state of the whole gang, divided among its ranks. All ranks begin at once; none comes back
+before all have left, as the scheduler has it. Memory: about four times the state.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from benchmarks.child import Child
+
+SOURCE, TARGET = "benchmarks.migration_latency.source", "benchmarks.migration_latency.target"
+PATIENCE_S = 300.0
+#: Makes both slots of a rank, and maps them in the other process.
+WARM_UP = 2
+
+
+class Gang:
+    """The ranks' processes, those they migrate to, and the clocks of their switches."""
+
+    def __init__(self, state: str, ranks: int, directory: Path) -> None:
+        self.sources = [Child(SOURCE, state, directory, rank) for rank in range(ranks)]
+        stores = [source.listen() for source in self.sources]
+        self.targets = [Child(TARGET, state, store) for store in stores]
+        for target in self.targets:
+            assert target.listen() == "warm"
+        self._pool = ThreadPoolExecutor(ranks)
+
+    def each(self, work: Callable[[int], Any]) -> list[Any]:
+        """``work`` for every rank, at the same time."""
+        return list(self._pool.map(work, range(len(self.sources))))
+
+    def ask(self, word: str) -> list[dict[str, Any]]:
+        """Every source's answer."""
+        return self.each(lambda rank: json.loads(self.sources[rank].ask(word)))
+
+    def switch(self, come_back: Callable[[int, str], dict[str, float]]) -> dict[str, float]:
+        """All leave, then all come back; seconds in all, and those of the slowest rank by stage."""
+        parked = threading.Barrier(len(self.sources))
+
+        def one(rank: int) -> dict[str, float]:
+            left = json.loads(self.sources[rank].ask("suspend"))
+            left_s = time.perf_counter()
+            parked.wait(PATIENCE_S)
+            stages = {"suspend_s": left_s - began_s, **left["stages"]}
+            before_s = time.perf_counter()
+            stages |= come_back(rank, left["path"])
+            return {**stages, "resume_s": time.perf_counter() - before_s}
+
+        began_s = time.perf_counter()
+        found = self.each(one)
+        blackout_s = time.perf_counter() - began_s
+        slowest = {name: max(stages[name] for stages in found) for name in found[0]}
+        return {"blackout_s": blackout_s, **slowest}
+
+    def here(self, rank: int, path: str) -> dict[str, float]:
+        """Back in the same process."""
+        stages: dict[str, float] = json.loads(self.sources[rank].ask("resume"))["stages"]
+        return stages
+
+    def there(self, rank: int, path: str) -> dict[str, float]:
+        """On in the other process."""
+        assert self.targets[rank].ask(path) == "here"
+        return {}
+
+    def check(self) -> None:
+        """Both processes have the same bytes."""
+        for answer, target in zip(self.ask("check"), self.targets, strict=True):
+            assert answer["digest"] == target.ask("check")
+
+    def close(self) -> None:
+        """End all processes."""
+        self._pool.shutdown()
+        for child in (*self.sources, *self.targets):
+            child.close()
+
+
+def measure(gang: Gang, rounds: int) -> dict[str, Any]:
+    """Turn and turn about, so that whatever the machine does hits both alike."""
+    same: list[dict[str, float]] = []
+    other: list[dict[str, float]] = []
+    for _ in range(WARM_UP + rounds):
+        gang.ask("train")
+        same.append(gang.switch(gang.here))
+        gang.ask("train")
+        other.append(gang.switch(gang.there))
+        gang.ask("resume")
+    gang.check()
+    found = {"same_process": _medians(same[WARM_UP:]), "other_process": _medians(other[WARM_UP:])}
+    ratio = found["other_process"]["blackout_s"] / found["same_process"]["blackout_s"]
+    return {**found, "ratio": round(ratio, 3)}
+
+
+def _medians(switches: list[dict[str, float]]) -> dict[str, float]:
+    middle = len(switches) // 2
+    return {name: round(sorted(switch[name] for switch in switches)[middle], 5) for name in switches[0]}
+
+
+def case(state: str, mib: int, ranks: int, rounds: int) -> dict[str, Any]:
+    """One line of the table."""
+    os.environ["GPUSLICE_BENCH_MIB"] = str(max(1, mib // ranks))
+    os.environ["OMP_NUM_THREADS"] = "1"  # as torchrun has it
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
+        gang = Gang(state, ranks, Path(directory))
+        try:
+            found = measure(gang, rounds)
+        finally:
+            gang.close()
+    return {"state": state, "mib": mib, "ranks": ranks, "rounds": rounds, **found}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--mib", default="100,1000,4000")
+    parser.add_argument("--ranks", default="1,2,4")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--state", default="adam-800")
+    asked = parser.parse_args()
+    result: dict[str, Any] = {
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
+        "load_average_before": os.getloadavg()[0],
+        "cases": [],
+    }
+    for mib in map(int, asked.mib.split(",")):
+        for ranks in map(int, asked.ranks.split(",")):
+            result["cases"].append(case(asked.state, mib, ranks, asked.rounds))
+            print(result["cases"][-1], flush=True)
+            asked.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

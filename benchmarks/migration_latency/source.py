@@ -1,0 +1,68 @@
+"""A rank of a job that migrates: its own state, suspended and resumed when it is told to.
+
+Started as ``python -m benchmarks.migration_latency.source STATE DIRECTORY RANK``. It says the directory of
+its store when it is ready. Every line on its standard input is answered by a JSON object: ``train`` by an
+empty one, ``suspend`` by the snapshot's path and the stages, ``resume`` by the stages, ``check`` by a digest.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from benchmarks.migration_latency.target import digest
+from benchmarks.states import STATE_BYTES, STATES, State
+from gpuslice.agent.agent import RESUME_STAGES, SUSPEND_STAGES
+from gpuslice.checkpoint.discover.heap import hide_imports
+from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
+from gpuslice.checkpoint.switch.switch import Switch
+from gpuslice.kernels import open_device
+from gpuslice.types import DeviceName
+
+
+class Rank:
+    """One rank's state and switch."""
+
+    def __init__(self, state: State, switch: Switch) -> None:
+        self._state, self._switch = state, switch
+        self._boundary = 0
+
+    def train(self) -> dict[str, Any]:
+        """A step that changes all that training changes."""
+        self._state.train()
+        return {}
+
+    def suspend(self) -> dict[str, Any]:
+        """Leave the device."""
+        self._boundary += 1
+        record = self._switch.suspend(boundary=self._boundary, named=self._state.named, restartable=True)
+        assert self._switch.snapshot is not None
+        stages = {name: getattr(record, name) for name in SUSPEND_STAGES}
+        return {"path": str(self._switch.snapshot.path), "stages": stages}
+
+    def resume(self) -> dict[str, Any]:
+        """Come back in this process."""
+        record = self._switch.resume()
+        return {"stages": {name: getattr(record, name) for name in RESUME_STAGES if name != "parked_s"}}
+
+    def check(self) -> dict[str, Any]:
+        """What the other process must have, too."""
+        return {"digest": digest(self._state)}
+
+
+def main() -> None:
+    name, directory, index = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+    hide_imports()  # as under `gpuslice run`
+    state = STATES[name]()
+    # Two slots of the state, and what goes with them.
+    with RamDisk(directory / "ramdisk", 9 * STATE_BYTES).open_store("bench", index) as store:
+        rank = Rank(state, Switch(open_device(DeviceName("cpu", None)), store))
+        print(store.directory, flush=True)
+        for line in sys.stdin:
+            print(json.dumps(getattr(rank, line.strip())()), flush=True)
+
+
+if __name__ == "__main__":
+    main()
