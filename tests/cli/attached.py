@@ -1,12 +1,14 @@
-"""A training that names its state: attached.py EPOCHS prints the digest of the finished model.
+"""A training that names its state: attached.py EPOCHS [FILE] prints the digest of the finished model.
 
-How many steps this process made of them goes to stderr.
+It goes slowly until FILE exists. How many steps this process made goes to stderr.
 """
 
 from __future__ import annotations
 
 import hashlib
 import sys
+import time
+from pathlib import Path
 
 import torch
 
@@ -26,6 +28,8 @@ for _ in job.epochs(int(sys.argv[1])):
         torch.nn.functional.mse_loss(model(x), y).backward()
         optimizer.step()
         made += 1
+        if not all(Path(word).exists() for word in sys.argv[2:]):
+            time.sleep(0.02)
 digest = hashlib.sha256()
 for parameter in model.parameters():
     digest.update(parameter.detach().numpy().tobytes())

@@ -103,7 +103,7 @@ def test_ordinary_lines_are_read_quickly(line: str) -> None:
         "wait",
         "wait a b",
         "migrate job",
-        "submit --devices two train.py",
+        "submit --steps two train.py",
         "submit --on-boundary-timeout sleep train.py",
         "submit -x train.py",
         "submit -m --name x",

@@ -176,8 +176,8 @@ def rank_of(job: str) -> psutil.Process:
     raise AssertionError(job)
 
 
-def test_a_killed_training_goes_on_from_its_snapshot_after_a_move(shell: Shell) -> None:
-    epochs = "60"
+def test_a_killed_training_goes_on_from_its_snapshot_after_a_move(shell: Shell, tmp_path: Path) -> None:
+    epochs, killed = "60", tmp_path / "killed"
     alone = subprocess.run(
         [sys.executable, str(ATTACHED), epochs],
         env=STEADY,
@@ -188,12 +188,13 @@ def test_a_killed_training_goes_on_from_its_snapshot_after_a_move(shell: Shell) 
     )
     shell("up", "--devices", "cpu:2")
     client = shell.client()
-    job = client.submit([str(ATTACHED), epochs], environ=STEADY, max_restarts=1)
+    job = client.submit([str(ATTACHED), epochs, str(killed)], environ=STEADY, max_restarts=1)
     before = until(client, job, lambda info: info.steps > 100)
     client.migrate(job, ["cpu:1" if before.devices == ("cpu:0",) else "cpu:0"])
     moved = until(client, job, lambda info: info.migrations == 1 and info.state == "running")
     assert moved.devices != before.devices
     rank_of(job).kill()
+    killed.touch()
     ended = client.wait(job, PATIENCE_S)
     assert ended is not None
     assert (ended.state, ended.restarts, ended.exit_code) == ("succeeded", 1, 0), ended
