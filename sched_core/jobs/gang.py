@@ -349,9 +349,9 @@ class Gang(Job):
         Not while another has said Bye and its process, which may still be on the device, exists.
         """
         ranks = self.training()
-        return len(ranks) == len(self.there()) > 0 and all(
-            rank.phase is RankPhase.PARKED and rank.boundary >= self.stop_at for rank in ranks
-        )
+        if not ranks or self.present(RankPhase.LEAVING):
+            return False
+        return all(rank.phase is RankPhase.PARKED and rank.boundary >= self.stop_at for rank in ranks)
 
     def allows(self, trigger: Trigger) -> bool:
         """Whether ``trigger`` may come now."""

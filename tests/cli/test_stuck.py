@@ -12,14 +12,15 @@ import pytest
 from .conftest import Shell
 from .waiting import until
 
-#: Nothing here that is a boundary: neither loader, nor optimizer, nor backward pass, nor module.
+#: Nothing here that is a boundary: neither loader, nor optimizer, nor backward pass, nor module. One line is
+#: where it is, whenever somebody looks.
 SCRIPT = """
 import os, torch
+from torch.nn.functional import normalize
 
 def power_iteration(matrix):
     vector = torch.ones(200)
-    while not os.path.exists("enough"):
-        vector = torch.nn.functional.normalize(matrix @ vector, dim=0)
+    while not os.path.exists("enough"): vector = normalize(matrix @ vector, dim=0)
 
 power_iteration(torch.randn(200, 200))
 """
