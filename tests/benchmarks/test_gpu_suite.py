@@ -8,6 +8,8 @@ import sys
 import tomllib
 from pathlib import Path
 
+from ..patience import PATIENCE_S
+
 ROOT = Path(__file__).resolve().parents[2]
 SUITE = ROOT / "benchmarks" / "gpu_suite"
 #: Starts a process in a session of its own, says its id, and ignores being asked to end.
@@ -40,7 +42,7 @@ def in_suite(code: str, *words: str, **environ: str) -> subprocess.CompletedProc
         env=os.environ | {"PYTHONPATH": str(SUITE)} | environ,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
         check=False,
     )
 

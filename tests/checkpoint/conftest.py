@@ -21,8 +21,9 @@ from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
 from gpuslice.checkpoint.ramdisk.slots import SLOTS, restartable
 from gpuslice.checkpoint.ramdisk.store import JobStore
 
+from ..patience import PATIENCE_S
 from .harness import Job
-from .remote import PATIENCE_S, Remote
+from .remote import Remote
 
 MIB = 1 << 20
 #: One large storage of several chunks, one just large enough, small ones, an empty one.
@@ -161,7 +162,7 @@ class ActorProcess:
     def kill(self) -> None:
         """SIGKILL, and wait until it is over."""
         self.process.kill()
-        self.process.wait(30)
+        self.process.wait(PATIENCE_S)
 
     def end(self) -> None:
         """Kill it and close its pipes."""

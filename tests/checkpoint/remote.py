@@ -12,8 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-#: Far more than anything here takes.
-PATIENCE_S = 240.0
+from ..patience import PATIENCE_S
 
 
 class Remote:

@@ -35,6 +35,7 @@ from gpuslice.kernels.host.device import CpuDevice
 from gpuslice.kernels.transfer import Inspector, Marks, Pairs, Transfer
 from gpuslice.types import DeviceName
 
+from ..patience import PATIENCE_S
 from .harness import Broken, Job, digest
 
 #: What leaves at once: a few of these make up a job.
@@ -307,7 +308,7 @@ class Player:
     def arrive(self) -> dict[str, object] | None:
         """Wait for whoever knocks, and take the device over; nothing if nobody does."""
         assert self.listener is not None
-        successor = self.listener.await_predecessor(60.0)
+        successor = self.listener.await_predecessor(PATIENCE_S)
         self.listener.close()
         return None if successor is None else _told(self.switch.resume(swap=successor))
 

@@ -18,8 +18,8 @@ from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
 from gpuslice.checkpoint.ramdisk.store import JobStore
 from gpuslice.errors import AddressSpaceError
 
+from ..patience import PATIENCE_S
 from .conftest import MIB, Save, newest_of
-from .remote import PATIENCE_S
 
 #: Runs under a limit that leaves room for Python, not for the snapshot.
 RESTART = f"""

@@ -18,8 +18,9 @@ from gpuslice.kernels import Device
 from gpuslice.kernels.host.device import CpuDevice
 from gpuslice.types import DeviceName
 
+from ..patience import PATIENCE_S
 from .cases.registry import CASES
-from .remote import PATIENCE_S, Remote
+from .remote import Remote
 from .swapper import make_memory
 from .test_matrix import marks, plain, suspended
 

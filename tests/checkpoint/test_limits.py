@@ -23,6 +23,7 @@ from gpuslice.errors import (
     RamDiskFullError,
 )
 
+from ..patience import PATIENCE_S
 from .conftest import MIB, layout_of, leftovers, newest_of
 
 Save = Callable[..., SnapshotFile]
@@ -147,13 +148,13 @@ def small_tmpfs(tmp_path: Path) -> Iterator[Path]:
     """A tmpfs of 8 MiB, where this process may mount one."""
     mount = ["mount", "-t", "tmpfs", "-o", "size=8m,mode=0700", "gpuslice-test", str(tmp_path)]
     try:
-        mounted = subprocess.run(mount, capture_output=True, timeout=30, check=False).returncode == 0
+        mounted = subprocess.run(mount, capture_output=True, timeout=PATIENCE_S, check=False).returncode == 0
     except FileNotFoundError:
         mounted = False
     if not mounted:
         pytest.skip("cannot mount a tmpfs here")
     yield tmp_path
-    subprocess.run(["umount", str(tmp_path)], check=True, timeout=30)
+    subprocess.run(["umount", str(tmp_path)], check=True, timeout=PATIENCE_S)
 
 
 def test_a_full_tmpfs_is_an_error_and_not_a_bus_error(
@@ -239,7 +240,7 @@ def test_of_two_threads_that_race_for_the_last_bytes_one_wins(shm: Path) -> None
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(30)
+            thread.join(PATIENCE_S)
         assert sorted(results) == [False, True]
         for store in stores:
             store.close(keep=False)

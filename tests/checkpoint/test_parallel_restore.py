@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from ..patience import PATIENCE_S
 from .conftest import MIB
-from .remote import PATIENCE_S
 
 #: A rank on the CPU slot of its number. It obeys lines on stdin and answers each; told to ``hold`` a stage of
 #: its next resume, it stops there with half of the bytes back until it is told to go on.

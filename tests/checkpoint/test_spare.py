@@ -21,6 +21,7 @@ from gpuslice.checkpoint.ramdisk.store import JobStore
 from gpuslice.checkpoint.switch.switch import Switch
 from gpuslice.errors import RamDiskFullError
 
+from ..patience import PATIENCE_S
 from .conftest import MIB, layout_of
 from .harness import FaultyDevice, Job
 from .ramdisk.test_room_requests import files, found, holds, leaves_nothing, mapped
@@ -236,7 +237,7 @@ def test_a_suspend_does_not_wait_for_the_move(
     def held(function: Callable[..., Any]) -> Callable[..., Any]:
         def holding(*arguments: Any, **options: Any) -> Any:
             begun.set()
-            assert wanted.wait(60)
+            assert wanted.wait(PATIENCE_S)
             return function(*arguments, **options)
 
         return holding
@@ -253,10 +254,10 @@ def test_a_suspend_does_not_wait_for_the_move(
     store.spare()
     asker = threading.Thread(target=lambda: answers.append(request_room(store.directory, SPARE)))
     asker.start()
-    assert begun.wait(60)
+    assert begun.wait(PATIENCE_S)
     store.cool()  # as a suspend does first of all
     monkeypatch.undo()
-    asker.join(60)
+    asker.join(PATIENCE_S)
     if lock is not None:
         lock.release()
     assert (answers, files(place)) == ([False], [])

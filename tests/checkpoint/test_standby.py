@@ -10,10 +10,8 @@ from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
 from gpuslice.checkpoint.ramdisk.store import JobStore
 from gpuslice.errors import UsageError
 
+from ..patience import PATIENCE_S
 from .conftest import Save
-
-#: Far more than anything here takes.
-PATIENCE_S = 60.0
 
 
 class Waiting:

@@ -1,6 +1,7 @@
 """A training that names its state: attached.py EPOCHS [FILE] prints the digest of the finished model.
 
-It goes slowly until FILE exists. How many steps this process made goes to stderr.
+After 100 steps it goes slowly until FILE exists, so that it would take many minutes. How many steps this
+process made goes to stderr.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ for _ in job.epochs(int(sys.argv[1])):
         torch.nn.functional.mse_loss(model(x), y).backward()
         optimizer.step()
         made += 1
-        if not all(Path(word).exists() for word in sys.argv[2:]):
-            time.sleep(0.02)
+        if made > 100 and not all(Path(word).exists() for word in sys.argv[2:]):
+            time.sleep(0.2)
 digest = hashlib.sha256()
 for parameter in model.parameters():
     digest.update(parameter.detach().numpy().tobytes())

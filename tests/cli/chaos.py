@@ -24,14 +24,15 @@ import zmq
 from gpuslice.client.client import Client
 from gpuslice.daemon.replay import JournalReplay
 from gpuslice.errors import UsageError
+from gpuslice.sched_core.core.timeouts import GANG_TIMEOUT_S
 from gpuslice.sched_core.journal.journal import FILE
 from gpuslice.verbs import JobInfo
 
+from ..patience import PATIENCE_S
 from .conftest import RANK, Shell
 
 TRAINING = Path(__file__).parents[2] / "gpuslice" / "demo" / "jobs" / "wine.py"
 STEPS = 600
-PATIENCE_S = 600.0
 _MOST_UNFINISHED = 6
 _MOST_TRAININGS = 2
 _OPTIONS = ("--devices", "cpu:2", "--quantum", "150ms")
@@ -50,14 +51,14 @@ class Fate:
     may
         The states in which it may end.
     held, stopped
-        Whether its owner suspended it, and its processes that got SIGSTOP.
+        Whether its owner suspended it, and its processes that got SIGSTOP, with the time of that.
     """
 
     steps: int | None
     ranks: int = 1
     may: set[str] = field(default_factory=lambda: {"succeeded"})
     held: bool = False
-    stopped: list[psutil.Process] = field(default_factory=list)
+    stopped: list[tuple[psutil.Process, float]] = field(default_factory=list)
 
 
 class Chaos:
@@ -212,7 +213,7 @@ class Chaos:
 
     def kill_rank(self) -> bool:
         job = self._choose(lambda name: True)
-        ranks = [] if job is None else self._processes(job)
+        ranks = [] if job is None else self._shell.processes_of(job)
         if job is None or not ranks:
             return False
         self.fates[job].may.add("failed")
@@ -221,7 +222,7 @@ class Chaos:
 
     def kill_supervisor(self) -> bool:
         job = self._choose(lambda name: True)
-        found = [] if job is None else self._processes(job, supervisors=True)
+        found = [] if job is None else self._shell.processes_of(job, supervisors=True)
         if job is None or not found:
             return False
         self.fates[job].may.add("failed")
@@ -236,20 +237,27 @@ class Chaos:
 
     def stop_one(self) -> bool:
         job = self._choose(lambda name: not self.fates[name].stopped)
-        ranks = [] if job is None else self._processes(job)
+        ranks = [] if job is None else self._shell.processes_of(job)
         if job is None or not ranks:
             return False
         chosen = self._random.choice(ranks)
         self._signal(chosen, signal.SIGSTOP)
-        self.fates[job].stopped.append(chosen)
+        self.fates[job].stopped.append((chosen, time.monotonic()))
         return True
 
     def continue_one(self) -> bool:
         found = [fate for fate in self.fates.values() if fate.stopped]
         if not found:
             return False
-        self._signal(self._random.choice(found).stopped.pop(), signal.SIGCONT)
+        self._continue(self._random.choice(found))
         return True
+
+    def _continue(self, fate: Fate) -> None:
+        """Let the process go on that was stopped last."""
+        process, since_s = fate.stopped.pop()
+        if fate.ranks > 1 and time.monotonic() - since_s > GANG_TIMEOUT_S / 2:
+            fate.may.add("failed")  # a gang fails that is not whole for so long; it had to start, too
+        self._signal(process, signal.SIGCONT)
 
     def talk_garbage(self) -> bool:
         with self._stranger() as socket:
@@ -271,8 +279,8 @@ class Chaos:
 
     def _let_finish(self) -> None:
         for name, fate in self.fates.items():
-            for process in fate.stopped:
-                self._signal(process, signal.SIGCONT)
+            while fate.stopped:
+                self._continue(fate)
             if fate.held and name in self._unfinished():
                 self._client.resume(name)
         found = {}
@@ -285,7 +293,7 @@ class Chaos:
         standing = self._client.status()
         assert {device.name: device.jobs for device in standing.devices} == {"cpu:0": (), "cpu:1": ()}
         assert [job.id for job in standing.jobs] == list(self.fates)
-        left = [process.cmdline() for name in self.fates for process in self._processes(name)]
+        left = [process.cmdline() for name in self.fates for process in self._shell.processes_of(name)]
         assert left == []
         self._shell("down")
 
@@ -320,20 +328,6 @@ class Chaos:
     def _choose(self, suits: Callable[[str], bool]) -> str | None:
         names = [name for name in self._unfinished() if suits(name)]
         return self._random.choice(names) if names else None
-
-    def _processes(self, job: str, *, supervisors: bool = False) -> list[psutil.Process]:
-        """The processes of ``job``: its command and ranks, or its supervisor."""
-        found = []
-        for process in psutil.process_iter():
-            try:
-                environ = process.environ()
-                ours = environ.get("GPUSLICE_JOB") == job
-                ours = ours and str(self._shell.directory) in environ.get("GPUSLICE_SOCKET", "")
-                if ours and supervisors == any("supervisor.py" in word for word in process.cmdline()):
-                    found.append(process)
-            except psutil.Error:
-                continue  # it has just ended, or is somebody else's
-        return found
 
     def _signal(self, process: psutil.Process, number: signal.Signals) -> None:
         try:

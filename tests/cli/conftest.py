@@ -17,8 +17,9 @@ import pytest
 from gpuslice.client.client import Client
 from gpuslice.verbs import SchedulerStatus
 
+from ..patience import PATIENCE_S
+
 RANK = Path(__file__).parents[1] / "sched_core" / "rank.py"
-DEADLINE_S = 60.0
 
 
 @dataclass
@@ -28,7 +29,7 @@ class Shell:
     directory: Path
     clients: list[Client] = field(default_factory=list)
 
-    def __call__(self, *words: str, code: int = 0, deadline_s: float = DEADLINE_S) -> str:
+    def __call__(self, *words: str, code: int = 0, deadline_s: float = PATIENCE_S) -> str:
         done = subprocess.run(
             [sys.executable, "-m", "gpuslice", *words],
             env={**os.environ, "GPUSLICE_STATE_DIR": str(self.directory)},
@@ -64,11 +65,26 @@ class Shell:
     def status(self) -> SchedulerStatus:
         return msgspec.json.decode(self("ps", "--json"), type=SchedulerStatus)
 
+    def processes_of(self, job: str, *, supervisors: bool = False) -> list[psutil.Process]:
+        """The processes of ``job``: its command and ranks, or its supervisor."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                environ = process.environ()
+                # Others on this machine may have a job of that name.
+                ours = environ.get("GPUSLICE_JOB") == job
+                ours = ours and str(self.directory) in environ.get("GPUSLICE_SOCKET", "")
+                if ours and supervisors == any("supervisor.py" in word for word in process.cmdline()):
+                    found.append(process)
+            except psutil.Error:
+                continue  # it has just ended, or is somebody else's
+        return found
+
     def kill(self) -> None:
         """End the scheduler as nothing else would, and wait until it is gone."""
         scheduler = psutil.Process(self.pid)
         scheduler.kill()
-        psutil.wait_procs([scheduler], timeout=30.0)
+        psutil.wait_procs([scheduler], timeout=PATIENCE_S)
 
     @property
     def pid(self) -> int:

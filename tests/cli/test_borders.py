@@ -21,8 +21,9 @@ from gpuslice.errors import RemoteProtocolError, UsageError
 from gpuslice.sched_core.journal.journal import FILE
 from gpuslice.wire import MAX_MESSAGE_BYTES
 
+from ..patience import PATIENCE_MS, PATIENCE_S
 from ..ranges import beyond, within
-from .conftest import DEADLINE_S, Shell
+from .conftest import Shell
 from .extremes import at_extremes, mutated, reports, requests
 
 FUZZ_RANK = Path(__file__).with_name("fuzz_rank.py")
@@ -79,7 +80,7 @@ class User:
         assert answered >= at_once + 4, f"{at_once + 4 - answered} of {count} requests were not answered"
 
     def _answer(self) -> verbs.Answer:
-        assert self._socket.poll(DEADLINE_S * 1e3), f"no answer after {self.sent} requests"
+        assert self._socket.poll(PATIENCE_MS), f"no answer after {self.sent} requests"
         answer = verbs.decode_answer(self._socket.recv_multipart())
         if isinstance(answer, verbs.Accepted):
             self.accepted.append(answer.job)
@@ -122,7 +123,7 @@ def errors_about(socket: zmq.Socket[bytes], messages: Sequence[Sequence[bytes]])
         socket.send_multipart(message)
     answers = []
     for _ in messages:
-        assert socket.poll(DEADLINE_S * 1e3), f"{len(answers)} of {len(messages)} messages were answered"
+        assert socket.poll(PATIENCE_MS), f"{len(answers)} of {len(messages)} messages were answered"
         frames = socket.recv_multipart()
         answer = wire.decode_to_agent(frames[0]) if len(frames) == 1 else verbs.decode_answer(frames)
         assert isinstance(answer, wire.Rejected | verbs.Failed), answer
@@ -161,7 +162,7 @@ def test_each_value_out_of_its_range_is_refused_by_name_and_changes_nothing(
     assert list(client.events()) == events
     (tmp_path / "enough").touch()
     client.resume(bystander)
-    ended = client.wait(bystander, DEADLINE_S)
+    ended = client.wait(bystander, PATIENCE_S)
     assert ended is not None
     assert ended.state == "succeeded"
     shell("down")
@@ -179,7 +180,7 @@ def flood(shell: Shell, name: str) -> None:
     """One message of many frames, each as long as one may be; its answer."""
     with connected(shell, name) as socket:
         socket.send_multipart([bytes(MAX_MESSAGE_BYTES)] * 200, copy=False)
-        assert socket.poll(DEADLINE_S * 1e3)
+        assert socket.poll(PATIENCE_MS)
         assert b"too many frames" in socket.recv_multipart()[-1]
 
 
@@ -231,11 +232,11 @@ def test_whatever_is_said_on_both_sockets_the_scheduler_answers_and_nothing_is_l
         assert bystander in shell("ps")
     assert daemon.memory_info().rss - level < _MAY_GROW_BYTES
     (tmp_path / "enough").touch()
-    ended = client.wait(bystander, DEADLINE_S)
+    ended = client.wait(bystander, PATIENCE_S)
     assert ended is not None
     assert ended.state == "succeeded"
     for job in user.accepted:
-        assert client.wait(job, DEADLINE_S) is not None
+        assert client.wait(job, PATIENCE_S) is not None
     assert errors(shell) == []
     check_the_journal(shell, client)
     shell("down")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ..patience import PATIENCE_S
 from .conftest import Shell
 from .waiting import until
 
@@ -29,7 +30,6 @@ while done < 40 or not Path(sys.argv[1]).exists():
         done += 1
 """
 STEADY = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-PATIENCE_S = 600.0
 
 pytestmark = pytest.mark.slow
 

@@ -15,7 +15,7 @@ from gpuslice.cli import doctor
 from gpuslice.config import Settings
 from gpuslice.launch import diagnosis
 
-from ..fakes.build import DEADLINE_S
+from ..patience import PATIENCE_S
 
 CUDA_BUILD = "__version__ = '2.11.0+cu130'\ncuda = '13.0'\n"
 KEYS = {
@@ -61,7 +61,7 @@ def run(*words: str, libraries: Path | None = None, **environ: str) -> subproces
         env={**variables, **environ},
         capture_output=True,
         text=True,
-        timeout=DEADLINE_S,
+        timeout=PATIENCE_S,
         check=False,
     )
 

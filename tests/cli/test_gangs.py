@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from ..patience import PATIENCE_S
 from .conftest import Shell
 from .waiting import until
 
 SCRIPT = Path(__file__).parents[1] / "gpuslice" / "gang.py"
 EPOCHS = "30"
-PATIENCE_S = 600.0
 #: How long a collective may take, once all ranks train; the gang is parked for longer.
 TIMEOUT_S, PARKED_S = 8.0, 9.0
 

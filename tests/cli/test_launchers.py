@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from ..patience import PATIENCE_S
 from .conftest import Shell
 from .waiting import until
 
 SCRIPT = Path(__file__).parents[1] / "gpuslice" / "launched.py"
 STEADY = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-PATIENCE_S = 600.0
 
 pytestmark = pytest.mark.slow
 

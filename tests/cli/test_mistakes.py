@@ -15,6 +15,7 @@ from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.jobs.program import Program
 from gpuslice.sched_core.journal.journal import FILE, Journal
 
+from ..patience import PATIENCE_S
 from .conftest import Shell
 
 HUGE = "9" * 400
@@ -115,7 +116,7 @@ def test_up_goes_on_from_a_journal_with_events_that_nobody_may_have_written(shel
         env={**os.environ, "GPUSLICE_STATE_DIR": str(shell.directory)},
         capture_output=True,
         text=True,
-        timeout=60.0,
+        timeout=PATIENCE_S,
         check=True,
     )
     (line,) = told.stderr.splitlines()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from gpuslice.client.client import Client
 from gpuslice.verbs import EventInfo
 
+from ..patience import PATIENCE_S
 from .conftest import Shell
 from .waiting import until
 
@@ -58,7 +60,8 @@ def pair(shell: Shell, directory: Path, mode: str) -> tuple[Client, list[str]]:
 def verdict(client: Client, job: str) -> EventInfo:
     """What was found of ``job``, as soon as it is known."""
     seen: list[EventInfo] = []
-    for _ in range(4800):
+    ends_s = time.monotonic() + PATIENCE_S
+    while time.monotonic() < ends_s:
         seen += client.events(seen[-1].number if seen else 0)
         found = [event for event in seen if event.what in ("packed", "unpacked") and event.job == job]
         if found:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gpuslice.client.client import Client
 
+from ..patience import PATIENCE_S
 from .conftest import Shell
 from .waiting import until
 
@@ -30,12 +31,12 @@ def test_jobs_that_were_never_started_are_started_by_the_next_scheduler(shell: S
     assert started(client) == jobs[:2]
     enough.touch()
     for job in (jobs[4], jobs[5]):
-        ended = client.wait(job, 60.0)
+        ended = client.wait(job, PATIENCE_S)
         assert ended is not None
         assert ended.state == "succeeded"
     assert started(client) == [*jobs[:2], *jobs[4:]]
     client.resume(jobs[2])
-    ended = client.wait(jobs[2], 60.0)
+    ended = client.wait(jobs[2], PATIENCE_S)
     assert ended is not None
     assert ended.state == "succeeded"
     found = {job.id: job for job in client.jobs()}[jobs[3]]

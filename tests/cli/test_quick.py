@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 from gpuslice.cli import COMMANDS, application, quick
 from gpuslice.cli.declare import parameters
 
+from ..patience import PATIENCE_S
+
 HEAVY = ("typer", "rich", "pydantic", "torch", "numpy", "numba", "prometheus_client", "asyncio")
 #: What may stand on a command line besides options: values of every type, and what is no value.
 WORDS = ["train.py", "-m", "--", "5", "0.5", "leave", "kill", "K=V", "a b", "60s", "", "-x", "--no", "--help"]
@@ -131,6 +133,6 @@ def test_nothing_heavy_is_imported_for_an_answer(name: str) -> None:
         f"sys.exit(', '.join(name for name in {HEAVY} if name in sys.modules) or 0)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60.0, check=False
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")

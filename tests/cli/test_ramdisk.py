@@ -22,6 +22,8 @@ from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
 from gpuslice.checkpoint.ramdisk.store import JobStore
 from gpuslice.errors import RefusedSnapshotError, UsageError
 
+from ..patience import PATIENCE_S
+
 STORE_KEYS = [
     "job",
     "rank",
@@ -66,7 +68,12 @@ def gpuslice(*arguments: object, disk: RamDisk | None = None) -> subprocess.Comp
     where = [] if disk is None else ["--dir", disk.directory]
     environ = {**os.environ, "GPUSLICE_RAMDISK_LIMIT": "64MiB"}
     return subprocess.run(
-        command(*arguments, *where), capture_output=True, text=True, timeout=60, env=environ, check=False
+        command(*arguments, *where),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        env=environ,
+        check=False,
     )
 
 
@@ -227,7 +234,9 @@ def test_an_export_that_cannot_be_written_leaves_nothing(disk: RamDisk, tmp_path
             writer.publish(tree.encode({}), specs, boundary=1, restartable=True)
         export = command("export", saved(disk), tmp_path / "out", "--format", kind)
         small = f"ulimit -f 64; exec {shlex.join(export)}"
-        done = subprocess.run(["bash", "-c", small], capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(
+            ["bash", "-c", small], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        )
     assert done.returncode == 3
     assert done.stderr.splitlines() == [
         f"gpuslice: cannot write {tmp_path / 'out'}: File too large",
@@ -286,7 +295,7 @@ def test_an_unusable_directory_is_named(tmp_path: Path) -> None:
 def test_no_torch_is_loaded() -> None:
     modules = "gpuslice.cli.ramdisk, gpuslice.checkpoint.format.export_safetensors"
     code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], timeout=PATIENCE_S, check=False).returncode == 0
 
 
 def test_a_terminal_gets_a_table(

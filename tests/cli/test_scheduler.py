@@ -18,6 +18,7 @@ from gpuslice.daemon import event_log
 from gpuslice.errors import EnvironmentUnusableError, UsageError
 from gpuslice.sched_core.live.scheduler import Scheduler
 
+from ..patience import PATIENCE_MS, PATIENCE_S
 from .conftest import RANK, Shell
 from .waiting import until
 
@@ -168,7 +169,7 @@ def test_suspend_keeps_a_job_away_until_resume(shell: Shell) -> None:
     shell("resume", job)
     until(client, job, lambda info: info.steps > found.steps)
     enough.touch()
-    ended = client.wait(job, 60.0)
+    ended = client.wait(job, PATIENCE_S)
     assert ended is not None
     assert (ended.state, ended.exit_code) == ("succeeded", 0)
     shell("down")
@@ -186,10 +187,10 @@ def test_down_with_drain_lets_jobs_finish_and_takes_no_more(shell: Shell) -> Non
     with down:
         until_it_leaves = iter(lambda: client.submit(["--", "true"]), None)
         with pytest.raises(EnvironmentUnusableError, match="about to leave"):
-            any(client.wait(other, 60.0) is None for other in until_it_leaves)
+            any(client.wait(other, PATIENCE_S) is None for other in until_it_leaves)
         assert not next(one for one in client.jobs() if one.id == job).ended
         enough.touch()
-        assert down.wait(60.0) == 0
+        assert down.wait(PATIENCE_S) == 0
     with pytest.raises(EnvironmentUnusableError, match="no scheduler runs"):
         client.jobs()
     log = (shell.directory / event_log.FILE).read_text(encoding="utf-8").splitlines()
@@ -266,10 +267,10 @@ def test_garbage_and_a_silent_client_disturb_nobody(shell: Shell) -> None:
             stranger.connect(f"ipc://{shell.directory / 'client.sock'}")
         for frames in ([b"9", b"x"], [b"\xff"], [b"1", b"\xff"], [b"a", b"b", b"c"]):
             noisy.send_multipart(frames)
-            assert noisy.poll(30_000)
+            assert noisy.poll(PATIENCE_MS)
             assert isinstance(verbs.decode_answer(noisy.recv_multipart()), verbs.Failed)
         job = shell.submit(20)
-        assert shell.client().wait(job, 60.0) is not None
+        assert shell.client().wait(job, PATIENCE_S) is not None
     shell("down")
 
 
@@ -280,7 +281,7 @@ def test_the_commands_do_without_torch() -> None:
         "['up', 'submit', 'ps', 'logs', 'wait', 'cancel', 'suspend', 'resume', 'events', 'down']}); "
         "sys.exit('torch' in sys.modules)"
     )
-    assert subprocess.run([sys.executable, "-c", code], timeout=60.0, check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], timeout=PATIENCE_S, check=False).returncode == 0
 
 
 def test_migrate_and_weight_reach_the_job(shell: Shell) -> None:
@@ -340,7 +341,7 @@ def test_jobs_are_told_whose_they_are_and_what_is_their_tenant_s(shell: Shell) -
     said = []
     for tenant in ("vision", "audio"):
         job = client.submit(["--", sys.executable, "-c", code], tenant=tenant, environ=environ)
-        client.wait(job, 60.0)
+        client.wait(job, PATIENCE_S)
         said.append(Path(client.logs(job).out).read_text())
     assert said == ["vision 8G\n", "audio all\n"]
     shell("down")

@@ -8,6 +8,7 @@ from typing import Any
 
 from gpuslice.daemon import event_log
 
+from ..patience import PATIENCE_S
 from .conftest import Shell
 
 
@@ -18,7 +19,7 @@ def log(shell: Shell) -> list[dict[str, Any]]:
 
 def metrics(shell: Shell) -> str:
     url = [line["details"]["url"] for line in log(shell) if line["event"] == "metrics"][-1]
-    with urllib.request.urlopen(url, timeout=60.0) as answer:
+    with urllib.request.urlopen(url, timeout=PATIENCE_S) as answer:
         return str(answer.read().decode())
 
 

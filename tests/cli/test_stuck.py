@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from ..patience import PATIENCE_S
 from .conftest import Shell
 from .waiting import until
 
@@ -56,7 +57,7 @@ def test_a_job_without_boundaries_is_named(shell: Shell, tmp_path: Path, asked: 
     assert ("was asked to park" if asked else "has computed for 10 s") in told
     assert "gpuslice.boundary()" in told
     client.cancel(job)
-    client.wait(job, 60.0)
+    client.wait(job, PATIENCE_S)
     shell("down")
 
 
@@ -74,7 +75,7 @@ def test_a_script_of_gpuslice_run_is_named_though_no_suspend_was_asked_for(
             assert process.stderr is not None
             told = process.stderr.readline() + process.stderr.readline()
             (tmp_path / "enough").touch()
-            assert process.communicate(timeout=60.0)[1] == ""
+            assert process.communicate(timeout=PATIENCE_S)[1] == ""
         finally:
             process.kill()
     assert f"has computed for 10 s without a boundary: its main thread is at {script}:7" in told

@@ -16,6 +16,7 @@ from gpuslice.errors import EnvironmentUnusableError, UsageError
 from gpuslice.sched_core.journal.journal import FILE
 from gpuslice.verbs import JobInfo
 
+from ..patience import PATIENCE_S
 from .conftest import Shell
 from .waiting import until
 
@@ -25,7 +26,7 @@ def states(client: Client) -> dict[str, str]:
 
 
 def finish(client: Client) -> dict[str, JobInfo]:
-    ended = [client.wait(job.id, 60.0) for job in client.jobs()]
+    ended = [client.wait(job.id, PATIENCE_S) for job in client.jobs()]
     return {job.id: job for job in ended if job is not None}
 
 
@@ -72,9 +73,9 @@ def test_a_job_that_ends_while_there_is_no_scheduler_keeps_its_exit_code(shell: 
     ]
     shell.kill()
     enough.touch()
-    psutil.wait_procs([supervisor], timeout=60.0)
+    psutil.wait_procs([supervisor], timeout=PATIENCE_S)
     shell.up()
-    ended = client.wait(job, 60.0)
+    ended = client.wait(job, PATIENCE_S)
     assert ended is not None
     assert (ended.exit_code, ended.state) == (code, "failed" if code else "succeeded")
     shell("down")
@@ -120,7 +121,7 @@ def test_a_signal_ends_the_scheduler_and_not_its_jobs(shell: Shell, number: int)
     until(client, job, lambda info: info.state == "running")
     scheduler = psutil.Process(shell.pid)
     scheduler.send_signal(number)
-    psutil.wait_procs([scheduler], timeout=30.0)
+    psutil.wait_procs([scheduler], timeout=PATIENCE_S)
     shell.up()
     assert states(client) == {job: "running"}
     client.cancel(job)
@@ -154,7 +155,7 @@ def test_a_full_disk_ends_the_scheduler_and_not_its_jobs(shell: Shell) -> None:
     scheduler.rlimit(psutil.RLIMIT_FSIZE, (0, -1))
     with pytest.raises(EnvironmentUnusableError, match="no scheduler runs"):
         shell.submit(10)
-    psutil.wait_procs([scheduler], timeout=30.0)
+    psutil.wait_procs([scheduler], timeout=PATIENCE_S)
     assert not scheduler.is_running()
     shell.up()
     assert states(client) == {job: "running"}, "what could not be written was not begun"
@@ -215,7 +216,7 @@ def test_what_a_job_left_behind_is_gone_when_it_has_ended(shell: Shell) -> None:
     shell.up()
     client = shell.client()
     job = client.submit(["--", "sh", "-c", "setsid sleep 1000 & echo $!"])
-    ended = client.wait(job, 60.0)
+    ended = client.wait(job, PATIENCE_S)
     assert ended is not None
     assert ended.state == "succeeded"
     assert not psutil.pid_exists(int(client.read_log(job)))

@@ -12,7 +12,8 @@ import pytest
 from gpuslice.cli import tables
 from gpuslice.verbs import JobInfo
 
-from .conftest import DEADLINE_S, Shell, shell_in
+from ..patience import PATIENCE_S
+from .conftest import Shell, shell_in
 from .waiting import until
 
 
@@ -90,7 +91,7 @@ def completed(shell: Shell, line: str) -> list[str]:
         },
         capture_output=True,
         text=True,
-        timeout=DEADLINE_S,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.stderr == ""

@@ -17,9 +17,8 @@ from gpuslice.client.client import Client
 from gpuslice.errors import EnvironmentUnusableError, UsageError
 from gpuslice.sched_core.live import curve
 
-from .conftest import DEADLINE_S, Shell
-
-PATIENCE_MS = 30_000
+from ..patience import PATIENCE_MS, PATIENCE_S
+from .conftest import Shell
 
 
 @pytest.fixture
@@ -47,7 +46,7 @@ def remote(endpoint: str, keys: Path, *words: str) -> subprocess.CompletedProces
         env={**environ, "GPUSLICE_CONNECT": endpoint, "GPUSLICE_CURVE_KEYS": str(keys)},
         capture_output=True,
         text=True,
-        timeout=DEADLINE_S,
+        timeout=PATIENCE_S,
         check=False,
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from ..patience import PATIENCE_S
 from ..profiler import trace_format
 from .conftest import Shell
 from .waiting import until
@@ -12,15 +13,17 @@ from .waiting import until
 def test_the_timeline_of_a_run_from_the_first_moment_to_the_last(shell: Shell) -> None:
     shell.up()
     client = shell.client()
-    jobs = [shell.submit(150), shell.submit(150)]
+    enough = shell.directory / "enough"
+    jobs = [shell.submit(enough), shell.submit(enough)]
     for job in jobs:
         until(client, job, lambda info: info.slices > 1)
     out = shell.directory / "run.json.gz"
     found = json.loads(shell("timeline", "--out", str(out), "--json"))
     assert (found["devices"], found["jobs"], found["path"]) == (1, 2, str(out))
     assert trace_format.spans_of(trace_format.load(out), "devices", "null:0")
+    enough.touch()
     for job in jobs:
-        assert client.wait(job, 60.0) is not None
+        assert client.wait(job, PATIENCE_S) is not None
     shell.kill()
     assert "2 jobs on 1 devices" in shell("timeline", "--out", str(out))
     killed = trace_format.load(out)
@@ -47,7 +50,7 @@ def test_a_migration_is_an_arrow(shell: Shell) -> None:
     shell("migrate", job, "--to", "null:1")
     until(client, job, lambda info: info.devices == ("null:1",) and info.state == "running")
     shell("cancel", job)
-    client.wait(job, 60.0)
+    client.wait(job, PATIENCE_S)
     out = shell.directory / "run.json.gz"
     assert json.loads(shell("timeline", "--out", str(out), "--json"))["migrations"] == 1
     events = trace_format.load(out)

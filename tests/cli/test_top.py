@@ -18,7 +18,8 @@ from rich.console import Console
 from gpuslice.cli import dashboard, tables
 from gpuslice.verbs import SchedulerStatus, SliceInfo
 
-from .conftest import DEADLINE_S, Shell, shell_in
+from ..patience import PATIENCE_S
+from .conftest import Shell, shell_in
 from .waiting import until
 
 
@@ -43,7 +44,7 @@ def told(shell: Shell) -> SchedulerStatus:
     shell("up", "--devices", "null:1", "--policy", "2das", "--set", "thresholds=0.2,1000")
     client = shell.client()
     failed = shell.submit(1, 3, name="short")
-    assert client.wait(failed, 60.0) is not None
+    assert client.wait(failed, PATIENCE_S) is not None
     for name in ("first", "second"):
         shell.submit(10**6, name=name, steps=2 * 10**6)
         until(client, name, lambda info: info.slices > 0)
@@ -129,13 +130,13 @@ class Terminal:
 
     def read_until(self, text: bytes) -> None:
         while text not in self.seen:
-            assert select.select([self.ours], [], [], DEADLINE_S)[0], self.seen
+            assert select.select([self.ours], [], [], PATIENCE_S)[0], self.seen
             self.seen += os.read(self.ours, 65536)
 
     def leaves(self) -> int:
         """Wait for its end, which gives the terminal back as it was."""
         self.read_until(b"\x1b[?1049l")
-        code = self.process.wait(DEADLINE_S)
+        code = self.process.wait(PATIENCE_S)
         assert termios.tcgetattr(self.ours)[3] == self.before[3]
         os.close(self.ours)
         return code

@@ -11,19 +11,19 @@ from functools import cache
 from pathlib import Path
 from statistics import mean
 
-import psutil
 import pytest
 
 from gpuslice.client.client import Client
 from gpuslice.verbs import JobInfo
 
+from ..patience import PATIENCE_S
 from .conftest import Shell
 from .waiting import until
 
 SCRIPT = Path(__file__).parents[2] / "gpuslice" / "demo" / "jobs" / "wine.py"
 ATTACHED = Path(__file__).with_name("attached.py")
+HELD = Path(__file__).with_name("held.py")
 STEADY = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-PATIENCE_S = 1800.0
 
 pytestmark = pytest.mark.slow
 
@@ -42,8 +42,9 @@ def undisturbed(steps: int) -> str:
     return done.stdout.splitlines()[-1]
 
 
-def submit(client: Client, steps: int) -> str:
-    return client.submit([str(SCRIPT), "--steps", str(steps)], environ=STEADY)
+def submit(client: Client, steps: int, until: Path, **environ: str) -> str:
+    """A training that makes 50 steps and then waits for a file."""
+    return client.submit([str(HELD), str(until), "--steps", str(steps)], environ={**STEADY, **environ})
 
 
 def finish(client: Client, jobs: list[str]) -> dict[str, JobInfo]:
@@ -56,23 +57,26 @@ def digest(client: Client, job: str) -> str:
 
 
 def test_trainings_survive_the_kill_of_their_scheduler(shell: Shell) -> None:
-    options = ("--devices", "cpu:1", "--quantum", "500ms")
+    options, steps = ("--devices", "cpu:1", "--quantum", "500ms"), 600
     shell("up", *options)
     client = shell.client()
-    jobs = [submit(client, 2000), submit(client, 2000)]
+    enough = shell.directory / "enough"
+    jobs = [submit(client, steps, enough) for _ in range(2)]
     for job in jobs:
         until(client, job, lambda info: info.slices > 1)
     shell.kill()
     shell("up", *options)
+    enough.touch()
     ended = finish(client, jobs)
     assert {name: job.state for name, job in ended.items()} == dict.fromkeys(jobs, "succeeded")
     assert all(job.suspends > 0 for job in ended.values())
-    assert {digest(client, job) for job in jobs} == {undisturbed(2000)}
+    assert {digest(client, job) for job in jobs} == {undisturbed(steps)}
     shell("down")
 
 
-#: Service after which 2das prefers others; many times what a short training takes, a fraction of a long one.
-THRESHOLD_S = 1.0
+#: Service after which 2das prefers others; many times what a short training takes.
+THRESHOLD_S = 5.0
+LONG, SHORT = 800, 5
 
 
 @dataclass(frozen=True)
@@ -97,31 +101,37 @@ class Ending:
     digest: str
 
 
-def complete(shell: Shell, policy: tuple[str, ...], steps: list[int]) -> list[Ending]:
-    """Trainings of so many steps, let in one after the other once all have imported what they need."""
+def complete(shell: Shell, policy: tuple[str, ...], steps: list[int], enough: Path) -> list[Ending]:
+    """Trainings of so many steps, let in one after the other once all have imported what they need.
+
+    The long ones wait for the file ``enough``, which is there when the short ones have ended.
+    """
     shell("up", "--devices", "cpu:1", "--switch-share", "0", "--policy", *policy)
     client = shell.client()
     jobs = []
     for count in steps:
-        jobs.append(submit(client, count))
+        jobs.append(submit(client, count, enough))
         client.suspend(jobs[-1])
-    while sum(event.what == "hello" for event in client.events()) < len(jobs):
-        assert client.wait(jobs[0], 0.2) is None
+    until(client, jobs[0], lambda _: sum(event.what == "hello" for event in client.events()) == len(jobs))
     for job in jobs:
         client.resume(job)
-    ended = finish(client, jobs)
+    ended = finish(client, [job for job, count in zip(jobs, steps, strict=True) if count == SHORT])
+    enough.touch()
+    ended |= finish(client, jobs)
     let_in_s: dict[str, float] = {}
     made: dict[str, int] = {}
+    after_steps: dict[str, int] = {}
     found: dict[str, Ending] = {}
     for event in client.events():
         if event.what == "released":
             let_in_s[event.job] = event.at_s
         elif event.what in ("suspended", "bye"):
             made[event.job] = int(event.details["step"] or 0)
+            after_steps[event.job] = sum(made.values())
         elif event.what == "exited":
             after_s = event.at_s - let_in_s[event.job]
             found[event.job] = Ending(
-                ended[event.job], after_s, sum(made.values()), digest(client, event.job)
+                ended[event.job], after_s, after_steps[event.job], digest(client, event.job)
             )
     shell("down")
     return [found[job] for job in jobs]
@@ -145,15 +155,22 @@ def table(steps: list[int], fifo: list[Ending], las: list[Ending]) -> str:
 
 
 def test_short_trainings_do_not_wait_for_long_ones_under_2das(shell: Shell) -> None:
-    """Two long ones come first. Seconds are printed, not asserted: they depend on what else is going on."""
-    long, short = 3_200, 5
-    steps = [long, long, *[short] * 5]
-    policies = ("fifo",), ("2das", "--set", f"thresholds={THRESHOLD_S}")
+    """Two long ones come first; 2das has to take the device from them, for they end after all short ones.
+
+    Seconds are printed, not asserted: they depend on what else is going on.
+    """
+    steps = [LONG, LONG, *[SHORT] * 5]
+    schedulers = [beside(shell, name) for name in ("fifo", "2das")]
+    ends = [Path(f"{one.directory}-enough") for one in schedulers]
+    policies = [("fifo",), ("2das", "--set", f"thresholds={THRESHOLD_S}")]
+    shell.directory.mkdir()
+    ends[0].touch()  # under fifo, the short ones come after the long ones
     with ThreadPoolExecutor() as pool:  # side by side, so that both suffer alike
-        alone = pool.map(undisturbed, (long, short))
-        runs = pool.map(lambda policy: complete(beside(shell, policy[0]), policy, steps), policies)
-        expected: dict[int, str] = dict(zip((long, short), alone, strict=True))
-        fifo, las = runs
+        alone = pool.map(undisturbed, (LONG, SHORT))
+        fifo, las = pool.map(
+            lambda run: complete(*run), zip(schedulers, policies, [steps] * 2, ends, strict=True)
+        )
+        expected: dict[int, str] = dict(zip((LONG, SHORT), alone, strict=True))
     print("\n" + table(steps, fifo, las))
     for endings in (fifo, las):
         assert [ending.digest for ending in endings] == [expected[count] for count in steps]
@@ -165,15 +182,6 @@ def test_short_trainings_do_not_wait_for_long_ones_under_2das(shell: Shell) -> N
 
 def _when(ending: Ending) -> int:
     return ending.after_steps
-
-
-def rank_of(job: str) -> psutil.Process:
-    """The training process of an attached job."""
-    for process in psutil.process_iter(["cmdline", "environ"]):
-        words, environ = process.info["cmdline"] or [], process.info["environ"] or {}
-        if environ.get("GPUSLICE_JOB") == job and words[1:2] == [str(ATTACHED)]:
-            return process
-    raise AssertionError(job)
 
 
 def test_a_killed_training_goes_on_from_its_snapshot_after_a_move(shell: Shell, tmp_path: Path) -> None:
@@ -193,7 +201,8 @@ def test_a_killed_training_goes_on_from_its_snapshot_after_a_move(shell: Shell, 
     client.migrate(job, ["cpu:1" if before.devices == ("cpu:0",) else "cpu:0"])
     moved = until(client, job, lambda info: info.migrations == 1 and info.state == "running")
     assert moved.devices != before.devices
-    rank_of(job).kill()
+    (rank,) = (one for one in shell.processes_of(job) if one.cmdline()[1:2] == [str(ATTACHED)])
+    rank.kill()
     killed.touch()
     ended = client.wait(job, PATIENCE_S)
     assert ended is not None

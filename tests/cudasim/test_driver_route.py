@@ -18,6 +18,8 @@ import torch
 from gpuslice.errors import DeviceMemoryError, SuspendedStateError, SuspendRefusedError
 from gpuslice.kernels.driver import Process, ProcessState
 
+from ..patience import PATIENCE_S
+
 #: Says what it computed at every line that it reads; "hold" leaves work on a stream that does not end.
 JOB = """
 import sys, torch, cudasim
@@ -146,7 +148,7 @@ def test_a_busy_process_is_not_locked() -> None:
 
 def adopt(*words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "gpuslice", "adopt", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
 
 def test_a_process_is_adopted_suspended_moved_and_resumed_from_the_command_line() -> None:
@@ -197,14 +199,14 @@ def test_a_command_under_the_driver_route_leaves_its_gpu_while_it_is_stopped() -
         assert line(running.stdout) == f"{SUM + (1 << 22)} cuda:0"
         assert running.stdin is not None
         running.stdin.close()
-        assert running.wait(60) == 7
+        assert running.wait(PATIENCE_S) == 7
 
 
 def test_signals_go_to_the_command_and_its_death_is_told() -> None:
     with supervised(sys.executable, "-c", JOB) as running:
         assert line(running.stdout) == str(SUM)
         running.terminate()
-        assert running.wait(60) == 128 + signal.SIGTERM
+        assert running.wait(PATIENCE_S) == 128 + signal.SIGTERM
 
 
 def test_what_the_driver_route_cannot_have_is_refused() -> None:
@@ -214,5 +216,5 @@ def test_what_the_driver_route_cannot_have_is_refused() -> None:
         (("--device", "cpu"), 3, "cannot be taken on cpu"),
     ):
         command = [sys.executable, "-m", "gpuslice", "run", "--route", "driver", *words, "--", "true"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
         assert (done.returncode, why in done.stderr) == (code, True), done.stderr

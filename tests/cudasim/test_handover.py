@@ -9,7 +9,8 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from ..gpuslice.conftest import DEADLINE_S, Workshop
+from ..gpuslice.conftest import Workshop
+from ..patience import PATIENCE_S
 from .test_scripts import attached, undisturbed
 
 Player = subprocess.Popen[str]
@@ -84,7 +85,7 @@ def test_two_processes_swap_on_a_gpu_that_holds_one(warm_workshop: Workshop) -> 
         ask(b, "switch.suspend(boundary=1)")
         a, _ = stack.enter_context(playing(warm_workshop, "a"))
         ask(b, "listener = SwapListener(store.directory, terms)")
-        tell(b, f"record = switch.resume(swap=listener.await_predecessor({DEADLINE_S}))")
+        tell(b, f"record = switch.resume(swap=listener.await_predecessor({PATIENCE_S}))")
         tell(a, f"record = switch.suspend(boundary=1, successor=Successor(Path({door_of_b!r}), terms))")
         assert (hear(a), hear(b)) == ("done", "done")
         ask(a, "assert record.bytes_given > 0, record")
@@ -104,7 +105,7 @@ def test_a_successor_that_fails_stays_parked_and_comes_back(warm_workshop: Works
         ask(b, "import cudasim; listener = SwapListener(store.directory, terms)")
         ask(b, "successor = None; failed = False")
         lines = [
-            f"successor = listener.await_predecessor({DEADLINE_S})",
+            f"successor = listener.await_predecessor({PATIENCE_S})",
             f"[cudasim.fail({fault!r}, 2, nth=n) for n in range(2, 9)]",
             "switch.resume(swap=successor)",
         ]
@@ -133,7 +134,7 @@ def test_a_process_that_stands_by_goes_on_after_a_kill(warm_workshop: Workshop) 
         assert hear(first) == "begun"
         command = warm_workshop.command(*words, "--standby", script, "cuda:0")
         second = stack.enter_context(warm_workshop.start(command, **pipes))
-        first.communicate(timeout=DEADLINE_S)
-        out, err = second.communicate(timeout=DEADLINE_S)
+        first.communicate(timeout=PATIENCE_S)
+        out, err = second.communicate(timeout=PATIENCE_S)
     assert first.returncode == -9
     assert (second.returncode, out) == (0, expected), err

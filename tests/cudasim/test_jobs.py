@@ -17,10 +17,10 @@ from gpuslice.verbs import JobInfo
 
 from ..cli.conftest import Shell, shell_in
 from ..cli.waiting import until
+from ..patience import PATIENCE_S
 
 #: Its file is the longest, so it begins first.
 pytestmark = pytest.mark.slow
-PATIENCE_S = 300.0
 #: Digests of the script by its steps and ranks.
 _UNDISTURBED: dict[tuple[int, int], str] = {}
 #: On whatever device its model is; says what it computed.

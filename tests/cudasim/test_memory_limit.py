@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from ..patience import PATIENCE_S
+
 GOES_BEYOND = """
 import torch
 print(torch.cuda.is_initialized())
@@ -26,7 +28,7 @@ def test_what_goes_beyond_fails_by_name_also_after_a_suspend(tmp_path: Path) -> 
     options = ["--device", "cuda:0", "--memory", "100MiB", "--suspend-every", "1"]
     command = [sys.executable, "-m", "gpuslice", "run", *options, "--ramdisk-dir", str(tmp_path / "r")]
     done = subprocess.run(
-        [*command, str(script)], capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path
+        [*command, str(script)], capture_output=True, text=True, timeout=PATIENCE_S, check=False, cwd=tmp_path
     )
     assert (done.returncode, done.stdout) == (1, "False\nrefused 0 True\nrefused 1 True\n"), done.stderr
     said = "gpuslice: out of memory: the job's memory limit of 100.00 MiB: it asked for 200.00 MiB"

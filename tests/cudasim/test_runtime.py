@@ -15,6 +15,8 @@ import cudasim
 import pytest
 import torch
 
+from ..patience import PATIENCE_S
+
 MIB = 1 << 20
 GRANULE = 2 * MIB
 INVALID, OUT_OF_MEMORY, INVALID_HANDLE = 1, 2, 400
@@ -70,7 +72,9 @@ def cudasim_child(code: str) -> int:
     """The exit code of a process with GPUs of its own."""
     source = f"import ctypes, os, torch, cudasim\n{code}"
     environ = {name: value for name, value in os.environ.items() if name != "CUDASIM_ACCOUNT"}
-    return subprocess.run([sys.executable, "-c", source], env=environ, timeout=120, check=False).returncode
+    return subprocess.run(
+        [sys.executable, "-c", source], env=environ, timeout=PATIENCE_S, check=False
+    ).returncode
 
 
 def copy(to: int, source: int, nbytes: int, stream: int = 0) -> int:

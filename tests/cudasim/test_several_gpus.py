@@ -18,6 +18,7 @@ from gpuslice.kernels import open_device
 from gpuslice.types import DeviceName
 
 from ..gpuslice.conftest import Workshop
+from ..patience import PATIENCE_S
 from .test_scripts import switches, undisturbed
 
 MIB = 1 << 20
@@ -104,7 +105,7 @@ def test_gpus_copy_at_the_same_time(switch: Switch, monkeypatch: pytest.MonkeyPa
         copy = getattr(GpuCopies, name)
 
         def meeting_first(self: GpuCopies, *arguments: object, copy: object = copy) -> object:
-            meeting.wait(60)
+            meeting.wait(PATIENCE_S)
             return copy(self, *arguments)  # type: ignore[operator]
 
         monkeypatch.setattr(GpuCopies, name, meeting_first)

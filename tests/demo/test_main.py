@@ -24,7 +24,8 @@ from gpuslice.demo.report import JobResult, Result, Totals
 from gpuslice.demo.training import SCRIPTS, TRAININGS
 from gpuslice.launch import command
 
-DEADLINE_S = 240.0
+from ..patience import PATIENCE_S
+
 MARK = "DEMO_TEST_MARK"
 
 
@@ -66,7 +67,7 @@ class Running:
         raise AssertionError(f"it never said {text!r}")
 
     def wait(self) -> tuple[int, str]:
-        output, _ = self.process.communicate(timeout=DEADLINE_S)
+        output, _ = self.process.communicate(timeout=PATIENCE_S)
         return self.process.returncode, output
 
     def left_over(self) -> list[object]:
@@ -143,7 +144,7 @@ def test_the_shared_models_equal_the_undisturbed_ones(running: Running) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ending_it_early_leaves_nothing_behind(running: Running, number: signal.Signals) -> None:
     running.read_until("on its own")
-    ends_s = time.monotonic() + DEADLINE_S
+    ends_s = time.monotonic() + PATIENCE_S
     while len(running.marked()) < 3:
         assert running.process.poll() is None
         assert time.monotonic() < ends_s

@@ -12,8 +12,9 @@ import pytest
 
 from gpuslice.kernels.compiler import find_compiler
 
+from ..patience import PATIENCE_S
+
 FAKES = Path(__file__).resolve().parent
-DEADLINE_S = 60
 #: What scenarios of the vmm route begin with: first the shim, then the runtime and a library linked to it.
 SHIM_PREAMBLE = """
 import ctypes, os
@@ -60,7 +61,7 @@ def build(directory: Path, source: str, output: str, *flags: str) -> Path:
     target = directory / output
     command = [*compiler, "-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-pthread"]
     command += [f"-Wl,-soname,{output}", "-o", str(target), str(FAKES / source), *flags]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stderr
     return target
 
@@ -74,6 +75,6 @@ def python(code: str, libraries: Path | None, **environ: str) -> subprocess.Comp
         env={**os.environ, **environ},
         capture_output=True,
         text=True,
-        timeout=DEADLINE_S,
+        timeout=PATIENCE_S,
         check=False,
     )

@@ -22,7 +22,8 @@ from gpuslice.kernels.cuda import kernels
 from gpuslice.kernels.cuda.copies import Lane
 from gpuslice.kernels.cuda.kernels import Pieces, combine, grid_for, table
 
-from .build import DEADLINE_S, FAKES
+from ..patience import PATIENCE_S
+from .build import FAKES
 
 
 def build_kernels(directory: Path) -> ctypes.CDLL:
@@ -34,7 +35,7 @@ def build_kernels(directory: Path) -> ctypes.CDLL:
     command = [compiler, "-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared"]
     command += [f"-I{kernels.SOURCES[0].parent}", f"-I{FAKES}", str(FAKES / "kernels_on_host.cpp")]
     done = subprocess.run(
-        [*command, "-o", str(library)], capture_output=True, text=True, timeout=DEADLINE_S, check=False
+        [*command, "-o", str(library)], capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
     assert done.returncode == 0, done.stderr
     return ctypes.CDLL(str(library))

@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 
+from ..patience import PATIENCE_S
 from .warm.process import Servers
 
-#: Far more than anything here takes; a hang must fail, not block.
-DEADLINE_S = 120
 Finished = subprocess.CompletedProcess[str]
 
 
@@ -51,7 +50,7 @@ class Workshop:
             pipes["stdin"] = subprocess.PIPE
         with self.start(command, **pipes) as process:
             try:
-                out, err = process.communicate(stdin, timeout=DEADLINE_S)
+                out, err = process.communicate(stdin, timeout=PATIENCE_S)
             except subprocess.TimeoutExpired:
                 process.kill()
                 raise
@@ -68,7 +67,7 @@ class Workshop:
             self.environ |= {"RANK": rank, "LOCAL_RANK": rank}
             started.append(self.start([sys.executable, *words], stdout=subprocess.PIPE))
         try:
-            outputs = [process.communicate(timeout=DEADLINE_S)[0] for process in started]
+            outputs = [process.communicate(timeout=PATIENCE_S)[0] for process in started]
         finally:
             for process in started:
                 process.kill()

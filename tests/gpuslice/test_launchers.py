@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import DEADLINE_S, Workshop
+from ..patience import PATIENCE_S
+from .conftest import Workshop
 
 SCRIPT = Path(__file__).with_name("launched.py")
 
@@ -53,7 +54,7 @@ def test_the_only_rank_parks_and_not_the_process_that_started_it(workshop: Works
         workshop.command(*flags, str(SCRIPT), "alone", str(parked), "1"),
     ]
     running = [workshop.start(command, stderr=subprocess.PIPE) for command in commands]
-    told = [process.communicate(timeout=DEADLINE_S)[1] for process in running]
+    told = [process.communicate(timeout=PATIENCE_S)[1] for process in running]
     assert [process.returncode for process in running] == [0, 0], told
     assert digests(parked, 1) == digests(alone, 1)
     report = json.loads((workshop.directory / "r.json").read_text())

@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 import pytest
 
-from .conftest import DEADLINE_S, Workshop
+from ..patience import PATIENCE_S
+from .conftest import Workshop
 
 #: Dropout, batch norm, accumulation, workers that stay, a scheduler, and an EMA kept by a background thread.
 TRAIN = """
@@ -159,7 +160,7 @@ def test_signals_act_as_ever_amid_suspends(
         assert process.stdout is not None
         assert process.stdout.readline() == "started\n"
         process.send_signal(signum)
-        out, _ = process.communicate(timeout=DEADLINE_S)
+        out, _ = process.communicate(timeout=PATIENCE_S)
     finally:
         process.kill()
         process.communicate()

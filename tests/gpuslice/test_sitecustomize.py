@@ -13,6 +13,8 @@ import pytest
 
 from gpuslice.launch.command import ARMED, LAUNCH, SITEDIR
 
+from ..patience import PATIENCE_S
+
 PYTHON = "/usr/bin/python"
 RUN = {LAUNCH: "17"}
 
@@ -86,7 +88,12 @@ def python(code: str, *path: Path, **environ: str) -> subprocess.CompletedProces
     """Run code with our directory first on PYTHONPATH, then ``path``."""
     variables = {"PYTHONPATH": ":".join(str(entry) for entry in (SITEDIR, *path))} | environ
     return subprocess.run(
-        [sys.executable, "-c", code], env=variables, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code],
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
     )
 
 

@@ -8,7 +8,8 @@ from contextlib import AbstractContextManager, contextmanager
 
 import pytest
 
-from .conftest import DEADLINE_S, Workshop
+from ..patience import PATIENCE_S
+from .conftest import Workshop
 from .warm.process import Servers
 
 #: Does what the next line of its standard input says at the end of every batch.
@@ -75,7 +76,7 @@ def tell(process: Process, word: str) -> None:
 
 def finish(process: Process) -> list[str]:
     """Let it go through all its batches; the rest of its output."""
-    stdout, stderr = process.communicate("\n" * 10, timeout=DEADLINE_S)
+    stdout, stderr = process.communicate("\n" * 10, timeout=PATIENCE_S)
     assert process.returncode == 0, stderr
     return stdout.splitlines()
 
@@ -132,6 +133,6 @@ def test_there_is_nothing_left_to_do_after_a_good_end(workshop: Workshop, expect
         hear(first)
         with standing_by(workshop) as second:
             assert finish(first)[-1] == expected
-            stdout, stderr = second.communicate(timeout=DEADLINE_S)
+            stdout, stderr = second.communicate(timeout=PATIENCE_S)
             assert (second.returncode, stdout) == (0, "")
             assert "gpuslice: job j has ended; nothing is left to do" in stderr

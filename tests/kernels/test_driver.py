@@ -15,7 +15,8 @@ import torch
 from gpuslice.errors import UsageError
 from gpuslice.kernels import compiler, driver
 
-from ..fakes.build import DEADLINE_S, build, python
+from ..fakes.build import build, python
+from ..patience import PATIENCE_S
 
 PREAMBLE = """
 import ctypes, uuid
@@ -155,7 +156,7 @@ def test_structures_are_those_of_cuda_h(tmp_path: Path) -> None:
     checks = "".join(f'_Static_assert({what} == {int(size)}, "{what}");\n' for what, size in sizes.items())
     source.write_text(f"#include <stddef.h>\n#include <cuda.h>\n{checks}", encoding="utf-8")
     command = [*words, "-std=gnu11", "-fsyntax-only", f"-I{header.parent}", str(source)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stderr
 
 
@@ -182,5 +183,5 @@ print(tensor.sum().item(), flush=True)
         assert torch.cuda.mem_get_info()[0] - free_before >= 8 << 26
         process.restore()
         process.unlock()
-        after, _ = job.communicate("go on\n", timeout=DEADLINE_S)
+        after, _ = job.communicate("go on\n", timeout=PATIENCE_S)
     assert after == before

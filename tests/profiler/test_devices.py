@@ -19,6 +19,7 @@ from gpuslice.profiler.hosts import HostReader
 from gpuslice.profiler.sampler import DeviceUse, Sampler
 
 from ..fakes.build import build, python
+from ..patience import PATIENCE_S
 
 READ_TWICE = """
 import json, msgspec
@@ -124,7 +125,7 @@ class Instruments:
 def test_the_sampler_keeps_count() -> None:
     instruments = Instruments(10.0, 50.0, 30.0)
     with Sampler([instruments], 0.001) as sampler:
-        assert instruments.empty.wait(30)
+        assert instruments.empty.wait(PATIENCE_S)
         assert sampler.use() == [DeviceUse("cuda:0", pytest.approx(30.0), 500.0, None, 3)]
 
 
@@ -136,7 +137,7 @@ def test_what_goes_wrong_in_the_thread_is_raised() -> None:
 
     instruments = Broken()
     with pytest.raises(ValueError, match="the cable is out"), Sampler([instruments], 0.001):
-        assert instruments.empty.wait(30)
+        assert instruments.empty.wait(PATIENCE_S)
 
 
 def test_smi_as_json(capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,9 +25,10 @@ from gpuslice.types import DeviceName
 from tests.gpuslice.elastic import training
 from tests.gpuslice.elastic.checks import check_close, check_epochs, check_equal, last_attempts, logs
 
+from ..patience import PATIENCE_S
+
 SCRIPT = str(Path(training.__file__))
 RANK = str(Path(__file__).with_name("rank.py"))
-DEADLINE_S = 200.0
 
 
 @pytest.fixture
@@ -54,9 +55,9 @@ def test_killed_as_it_grows_it_begins_again_grows_and_shrinks_for_others(
         def err() -> str:
             return scheduler.processes.log("e", "err").read_text()
 
-        assert scheduler.run(lambda: job.width == 3, timeout_s=DEADLINE_S), err()
+        assert scheduler.run(lambda: job.width == 3, timeout_s=PATIENCE_S), err()
         os.kill(job.ranks[2].pid, signal.SIGKILL)
-        assert scheduler.run(lambda: job.attempt == 1, timeout_s=DEADLINE_S), err()
+        assert scheduler.run(lambda: job.attempt == 1, timeout_s=PATIENCE_S), err()
         trains = [False]
 
         def grown() -> bool:
@@ -64,13 +65,13 @@ def test_killed_as_it_grows_it_begins_again_grows_and_shrinks_for_others(
             trains[0] = whole and min(rank.boundary for rank in job.ranks) > 1
             return trains[0] or job.state.ended
 
-        assert scheduler.run(grown, timeout_s=DEADLINE_S), err()
+        assert scheduler.run(grown, timeout_s=PATIENCE_S), err()
         assert trains[0], err()
         other = Program((sys.executable, RANK, "200", "0"), "/", {**environ, "WORLD": "2"})
         scheduler.submit(JobSpec(id="other", submit_s=0.0, demand=2), other)
         assert scheduler.run(
             lambda: all(one.state.ended and one.processes_gone for one in core.jobs.values()),
-            timeout_s=DEADLINE_S,
+            timeout_s=PATIENCE_S,
         ), err()
         assert {one.state for one in core.jobs.values()} == {JobState.SUCCEEDED}, err()
     resized = last_attempts(logs(path, 3))
@@ -79,5 +80,5 @@ def test_killed_as_it_grows_it_begins_again_grows_and_shrinks_for_others(
     check_equal(resized)
     alone = {**environ, "EPOCHS": str(epochs)}
     fixed = [sys.executable, SCRIPT, str(tmp_path / "fixed"), "0", ""]
-    subprocess.run(fixed, env=alone, check=True, timeout=DEADLINE_S)
+    subprocess.run(fixed, env=alone, check=True, timeout=PATIENCE_S)
     check_close(resized[0], logs(tmp_path / "fixed", 1)[0])

@@ -24,9 +24,10 @@ from gpuslice.sched_core.policies.rr import RoundRobin
 from gpuslice.types import DeviceName
 from gpuslice.wire import Hello
 
+from ..patience import PATIENCE_S
+
 SCRIPT = Path(__file__).with_name("ddp.py")
 EPOCHS = "8"
-DEADLINE_S = 200.0
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 
@@ -46,7 +47,7 @@ def digest(text: str) -> str:
 def test_gangs_that_share_devices_end_as_undisturbed_ones(tmp_path: Path, ramdisk: str) -> None:
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
     argv = (*TORCHRUN, str(SCRIPT), EPOCHS)
-    alone = subprocess.run(argv, env=environ, capture_output=True, text=True, check=True, timeout=DEADLINE_S)
+    alone = subprocess.run(argv, env=environ, capture_output=True, text=True, check=True, timeout=PATIENCE_S)
     core = Core([DeviceName("cpu", 0), DeviceName("cpu", 1)], RoundRobin(quantum_s=0.5))
 
     begin, here = tmp_path / "begin", set[tuple[str, int]]()
@@ -66,7 +67,7 @@ def test_gangs_that_share_devices_end_as_undisturbed_ones(tmp_path: Path, ramdis
             scheduler.submit(JobSpec(id=job, submit_s=0.0, demand=2), program)
         assert scheduler.run(
             lambda: all(job.state.ended and job.processes_gone for job in core.jobs.values()),
-            timeout_s=DEADLINE_S,
+            timeout_s=PATIENCE_S,
         )
         outputs = [scheduler.processes.log(job, "out").read_text() for job in "gh"]
     assert {job.state for job in core.jobs.values()} == {JobState.SUCCEEDED}

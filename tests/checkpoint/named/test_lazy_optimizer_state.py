@@ -23,12 +23,11 @@ from gpuslice.checkpoint.switch.switch import Switch
 from gpuslice.errors import CorruptSnapshotError, GpusliceError, RollbackError
 from gpuslice.kernels.transfer import Inspector, Pairs, Transfer
 
+from ...patience import PATIENCE_S
 from ..cases.registry import CASES, Loop
 from ..harness import Broken, FaultyDevice, SpyGate, digest, disturb, seed
 from ..test_matrix import marks, plain
 
-#: Far more than anything here takes.
-PATIENCE_S = 60.0
 JUNK = 0xA5
 
 

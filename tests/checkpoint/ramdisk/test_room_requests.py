@@ -24,6 +24,7 @@ from gpuslice.checkpoint.ramdisk.store import JobStore
 from gpuslice.checkpoint.switch.switch import Switch
 from gpuslice.errors import CorruptSnapshotError, RamDiskFullError, SnapshotError
 
+from ...patience import PATIENCE_S
 from ..conftest import MIB, SIZES, content
 from ..harness import FaultyDevice, Job, disturb
 
@@ -395,7 +396,7 @@ def test_a_job_that_comes_back_does_not_wait_for_the_move(
 
     def slow(descriptor: int, offset: int, length: int) -> None:
         begun.set()
-        wanted_back.wait(60)
+        wanted_back.wait(PATIENCE_S)
         allocate(descriptor, offset, length)
 
     def wake(descriptor: int, value: int) -> None:
@@ -408,8 +409,8 @@ def test_a_job_that_comes_back_does_not_wait_for_the_move(
         monkeypatch.setattr(os, "posix_fallocate", slow)
         monkeypatch.setattr(os, "eventfd_write", wake)
         asker.start()
-        assert begun.wait(60)
-    asker.join(60)
+        assert begun.wait(PATIENCE_S)
+    asker.join(PATIENCE_S)
     assert answers == [False]
     assert files(place) == []
     store.bring_back(snapshot)

@@ -19,6 +19,7 @@ from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
 from gpuslice.checkpoint.ramdisk.slots import OWNER
 from gpuslice.errors import CorruptSnapshotError, EnvironmentUnusableError, RamDiskFullError, UsageError
 
+from ...patience import PATIENCE_S
 from ..conftest import MIB, newest_of
 
 Actor = Callable[..., Any]
@@ -225,7 +226,7 @@ def test_a_job_that_starts_while_its_snapshot_is_moved_waits_for_it(disk: RamDis
     starting.join(0.2)  # long enough to be refused
     assert starting.is_alive()
     mover.release()
-    starting.join(60)
+    starting.join(PATIENCE_S)
     assert found == [5]
 
 

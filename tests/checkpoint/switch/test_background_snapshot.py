@@ -18,6 +18,8 @@ from gpuslice.kernels.host.device import CpuDevice
 from gpuslice.kernels.transfer import Inspector, Marks, Pairs, Transfer
 from gpuslice.types import DeviceName
 
+from ...patience import PATIENCE_S
+
 
 class HeldDevice(CpuDevice):
     """The host, with a copy in the background that goes on when told to."""
@@ -33,7 +35,7 @@ class HeldDevice(CpuDevice):
     ) -> Transfer:
         if threading.current_thread() is not threading.main_thread():
             self.waiting = {storage._cdata for storage, _ in pairs}
-            assert self.gate.wait(60)
+            assert self.gate.wait(PATIENCE_S)
             if self.fault is not None:
                 raise self.fault
         return super().copy_out(pairs, arena, inspect, marks)

@@ -37,9 +37,10 @@ from gpuslice.checkpoint.switch.switch import Switch
 from gpuslice.errors import RollbackError
 from gpuslice.kernels.transfer import Inspector, Marks, Pairs, Transfer
 
+from ...patience import PATIENCE_S
 from ..conftest import newest_of
 from ..harness import Broken, FaultyDevice, Job, SpyGate
-from ..remote import PATIENCE_S, Remote
+from ..remote import Remote
 from ..swapper import Memory, limit_memory, make_memory
 
 SPARE_BYTES = 500_000

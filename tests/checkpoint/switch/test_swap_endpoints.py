@@ -20,8 +20,9 @@ from gpuslice.checkpoint.switch.swap_endpoints import PredecessorEnd, Successor,
 from gpuslice.checkpoint.switch.swap_protocol import SOCKET, VERSION, Back, End, Gave, Offer, Terms, Whole
 from gpuslice.errors import HandoverError
 
+from ...patience import PATIENCE_S
+
 TERMS = Terms("a", "b", 4, "cuda:0")
-PATIENCE_S = 60.0
 SHORT_S = 0.05
 
 

@@ -36,7 +36,8 @@ from gpuslice.wire import (
     encode,
 )
 
-from ..conftest import DEADLINE_S, Workshop
+from ...patience import PATIENCE_MS, PATIENCE_S
+from ..conftest import Workshop
 
 _M = TypeVar("_M", bound=FromAgent)
 
@@ -75,7 +76,7 @@ class Desk:
         self.endpoint = f"ipc://{directory}/desk"
         self._context = zmq.Context()
         self._router = self._context.socket(zmq.ROUTER)
-        self._router.setsockopt(zmq.RCVTIMEO, DEADLINE_S * 1000)
+        self._router.setsockopt(zmq.RCVTIMEO, PATIENCE_MS)
         self._router.setsockopt(zmq.LINGER, 0)
         self._router.bind(self.endpoint)
 
@@ -87,7 +88,7 @@ class Desk:
 
     def hear(self, kind: type[_M], where: Callable[[_M], bool] = lambda message: True) -> _M:
         """The next message of this kind, which comes before any other but ``Progress``."""
-        ends_s = time.monotonic() + DEADLINE_S
+        ends_s = time.monotonic() + PATIENCE_S
         while True:
             assert time.monotonic() < ends_s, f"nothing but Progress, and no {kind.__name__}"
             identity, frame = self._router.recv_multipart()
@@ -175,7 +176,7 @@ def job(
 
 
 def end(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    out, err = process.communicate(timeout=DEADLINE_S)
+    out, err = process.communicate(timeout=PATIENCE_S)
     return process.returncode, out, err
 
 
@@ -265,7 +266,7 @@ def test_a_job_is_moved_about_and_ends_with_the_same_digest(workshop: Workshop, 
 
 def make_room(workshop: Workshop) -> None:
     """Have the parked job's slot moved out of the RAM disk; it may just have said that it is parked."""
-    ends_s = time.monotonic() + DEADLINE_S
+    ends_s = time.monotonic() + PATIENCE_S
     while not any(map(request_room, workshop.ramdisk.glob("job@*.r0"))):
         assert time.monotonic() < ends_s
         time.sleep(0.01)

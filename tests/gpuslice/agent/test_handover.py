@@ -37,7 +37,8 @@ from gpuslice.wire import (
     encode,
 )
 
-from ..conftest import DEADLINE_S, Workshop
+from ...patience import PATIENCE_MS, PATIENCE_S
+from ..conftest import Workshop
 from .test_agent import ENDLESS, TRAIN
 
 _M = TypeVar("_M", bound=FromAgent)
@@ -92,7 +93,7 @@ class Duo:
         self._heard: dict[str, list[FromAgent]] = {"a": [], "b": []}
         self._context = zmq.Context()
         self._router = self._context.socket(zmq.ROUTER)
-        self._router.setsockopt(zmq.RCVTIMEO, DEADLINE_S * 1000)
+        self._router.setsockopt(zmq.RCVTIMEO, PATIENCE_MS)
         self._router.setsockopt(zmq.LINGER, 0)
         self._router.bind(self._endpoint)
 
@@ -171,7 +172,7 @@ class Duo:
         self.until(lambda: bool(list(self.workshop.ramdisk.glob("a@*/swap"))))
 
     def until(self, so: Callable[[], bool]) -> None:
-        until_s = time.monotonic() + DEADLINE_S
+        until_s = time.monotonic() + PATIENCE_S
         while not so():
             assert time.monotonic() < until_s
             if self._router.closed:
@@ -181,7 +182,7 @@ class Duo:
 
     def end(self, job: str) -> tuple[int, str, str]:
         process = self.processes[job]
-        out, err = process.communicate(timeout=DEADLINE_S)
+        out, err = process.communicate(timeout=PATIENCE_S)
         return process.returncode, out, err
 
     def end_as_undisturbed(self, *jobs: str) -> None:

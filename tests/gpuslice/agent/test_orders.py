@@ -23,6 +23,8 @@ from gpuslice.wire import (
     Suspend,
 )
 
+from ...patience import PATIENCE_S
+
 
 class Rank:
     """Orders with a counter; ``terminated`` notes the SIGTERMs it would have sent itself."""
@@ -332,7 +334,7 @@ def test_where_a_former_lease_was_to_end_is_forgotten_with_it(rank: Rank) -> Non
     assert rank.boundaries.stop_at == NEVER
 
 
-RANKS, ROUNDS, SOON_S = 3, 100, 60
+RANKS, ROUNDS = 3, 100
 
 
 class Gang:
@@ -353,7 +355,7 @@ class Gang:
         rank.boundaries.controller = self._controller(number)
         while not self.over:
             rank.boundaries.fetching()
-            self.collective.wait(SOON_S)
+            self.collective.wait(PATIENCE_S)
 
     def _controller(self, number: int) -> object:
         gang, rank = self, self.ranks[number]
@@ -399,7 +401,7 @@ def test_a_gang_in_lockstep_always_agrees_where_to_stop() -> None:
         for rank in gang.ranks:
             rank.orders.resume(Resume(epoch=1, device="cpu"))
     for thread in threads:
-        thread.join(SOON_S)
+        thread.join(PATIENCE_S)
         assert not thread.is_alive()
 
 

@@ -24,8 +24,8 @@ from gpuslice.wire import (
     encode,
 )
 
-#: Far more than anything here takes.
-SOON_S = 60
+from ...patience import PATIENCE_MS, PATIENCE_S
+
 HELLO = Hello(version=PROTOCOL_VERSION, job="job", rank=0, world_size=1, pid=1)
 BEAT = Progress(epoch=1, boundary=2, step=3)
 OVERSHOT = Overshot(epoch=1, boundary=9)
@@ -37,7 +37,7 @@ class Scheduler:
     def __init__(self, endpoint: str) -> None:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
-        self._socket.setsockopt(zmq.RCVTIMEO, SOON_S * 1000)
+        self._socket.setsockopt(zmq.RCVTIMEO, PATIENCE_MS)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.bind(endpoint)
 
@@ -108,7 +108,7 @@ def test_what_is_handed_over_is_sent_in_order(scheduler: Scheduler, rank: Rank) 
 def test_an_order_is_answered_from_the_io_thread(scheduler: Scheduler, rank: Rank) -> None:
     scheduler.hear()
     scheduler.say(encode(Suspend(epoch=1, stop_at=5)))
-    assert rank.heard.get(timeout=SOON_S) == Suspend(epoch=1, stop_at=5)
+    assert rank.heard.get(timeout=PATIENCE_S) == Suspend(epoch=1, stop_at=5)
     assert scheduler.hear_other_than_beats() == OVERSHOT
 
 
@@ -119,7 +119,7 @@ def test_nonsense_is_dropped_and_said(
     for frame in (b"", b"\xc1nonsense", encode(HELLO), b"x" * 2_000_000):
         scheduler.say(frame)
     scheduler.say(encode(Welcome(version=PROTOCOL_VERSION)))
-    assert rank.heard.get(timeout=SOON_S) == Welcome(version=PROTOCOL_VERSION)
+    assert rank.heard.get(timeout=PATIENCE_S) == Welcome(version=PROTOCOL_VERSION)
     assert capsys.readouterr().err.count("dropped what the scheduler sent") == 4
 
 

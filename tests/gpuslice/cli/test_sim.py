@@ -13,13 +13,15 @@ import pytest
 
 from gpuslice.cli import main
 
+from ...patience import PATIENCE_S
+
 DATA = Path(__file__).resolve().parents[2] / "data"
 TRACE = DATA / "traces" / "60_job.csv"
 
 
 def gpuslice(*words: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "gpuslice", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
 
 
 def test_one_policy_with_everything_written(tmp_path: Path) -> None:
@@ -196,7 +198,7 @@ def test_the_simulator_needs_no_torch() -> None:
         f"try: main(['sim', {str(TRACE)!r}, '--cluster', '2x4', '--html', os.devnull])\n"
         "except SystemExit: pass\nsys.exit('torch' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False, timeout=PATIENCE_S)
     assert done.returncode == 0
 
 
@@ -229,7 +231,7 @@ sys.exit(main(sys.argv[1:]))
 def told(running: subprocess.Popen[str]) -> tuple[str, str]:
     """What the process still says; it is killed if it does not end."""
     try:
-        return running.communicate(timeout=120)
+        return running.communicate(timeout=PATIENCE_S)
     except subprocess.TimeoutExpired:
         running.kill()
         raise

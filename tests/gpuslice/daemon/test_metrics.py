@@ -17,6 +17,7 @@ from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.live.job_history import JobHistory
 from gpuslice.sched_core.policies.rr import RoundRobin
 
+from ...patience import PATIENCE_S
 from ...sched_core.driver import PROGRAM, QUANTUM_S, Driver, devices, notices
 
 OUT = {"copy_out_s": 0.25, "free_s": 0.05}
@@ -90,7 +91,7 @@ def test_states_add_up() -> None:
 
 def test_they_are_served_on_this_machine_only() -> None:
     with metrics.served(counted(story()), 0) as port:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60.0) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE_S) as answer:
             text = answer.read().decode()
         with (
             pytest.raises(EnvironmentUnusableError, match="cannot serve metrics"),

@@ -18,6 +18,7 @@ from gpuslice.sched_core.sim.run import Request, run_one
 from gpuslice.sched_core.traces.synth import SynthSpec, synthesize
 from gpuslice.sched_core.traces.trace import Trace
 
+from ...patience import PATIENCE_S
 from ...profiler.test_page import read
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -97,6 +98,6 @@ def test_a_browser_draws_it_and_its_key_works(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=90,
+        timeout=PATIENCE_S,
     )
     assert 'data-found="3,0,3,true,true"' in done.stdout, done.stderr

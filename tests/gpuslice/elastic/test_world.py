@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.gpuslice.conftest import DEADLINE_S, Workshop
+from tests.gpuslice.conftest import Workshop
 
+from ...patience import PATIENCE_S
 from . import training
 from .checks import Lines, check_close, check_epochs, check_equal, logs, widths
 
@@ -46,7 +47,7 @@ def start(workshop: Workshop, ranks: int, *words: str, run: bool = False) -> lis
 def finish(processes: list[subprocess.Popen[str]]) -> None:
     try:
         for process in processes:
-            _, err = process.communicate(timeout=DEADLINE_S)
+            _, err = process.communicate(timeout=PATIENCE_S)
             assert process.returncode == 0, err
     finally:
         for process in processes:
@@ -94,7 +95,7 @@ def test_a_job_that_was_killed_goes_on_with_another_number_of_ranks(warm_worksho
     path = warm_workshop.directory / "log"
     first = start(warm_workshop, 2, str(path), "2", "", "momentum", "stop-at-7", run=True)
     for process in first:
-        process.communicate(timeout=DEADLINE_S)
+        process.communicate(timeout=PATIENCE_S)
     assert {process.returncode for process in first} <= {-signal.SIGKILL}
     killed = logs(path, 2)
     path = warm_workshop.directory / "again"

@@ -377,7 +377,7 @@ if __name__ == "__main__":
     queue = context.Queue()
     process = context.Process(target=spawned, args=(queue,))
     process.start()
-    answer = queue.get(timeout=60)
+    answer = queue.get(timeout=PATIENCE_S)
     process.join()
     loop()
     print(json.dumps([code, answer, asked()]))

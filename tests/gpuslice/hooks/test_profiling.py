@@ -20,7 +20,8 @@ from gpuslice.profiler.skew import Skew
 from gpuslice.profiler.steps import Kind, analyse, classify
 from gpuslice.runtime.trainable import skew_of_factory, tensor_sizes
 
-from ..conftest import DEADLINE_S, Workshop
+from ...patience import PATIENCE_S
+from ..conftest import Workshop
 
 MIB = 1 << 20
 
@@ -234,7 +235,7 @@ def test_a_signal_reaches_the_script_and_what_was_recorded_is_shown(workshop: Wo
         assert process.stdout is not None
         assert [process.stdout.readline() for _ in range(2)] == ["cleaned up\n", "ready\n"]
         process.terminate()
-        out, err = process.communicate(timeout=DEADLINE_S)
+        out, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 3, err
     assert "  steps:                " in out
 

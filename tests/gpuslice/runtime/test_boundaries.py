@@ -18,6 +18,8 @@ from gpuslice.runtime.boundaries import (
     BoundaryCounter,
 )
 
+from ...patience import PATIENCE_S
+
 
 class Recorder:
     """A controller that notes where it was called and asks for nothing more."""
@@ -194,4 +196,4 @@ def test_boundary_belongs_into_the_main_thread() -> None:
 
 def test_boundary_costs_a_script_outside_gpuslice_no_torch() -> None:
     code = "import gpuslice, sys; gpuslice.boundary(); sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=PATIENCE_S).returncode == 0

@@ -14,6 +14,8 @@ import pytest
 from gpuslice.errors import RamDiskFullError
 from gpuslice.runtime.ending import end, undisturbed
 
+from ...patience import PATIENCE_S
+
 
 @pytest.fixture
 def received() -> Iterator[list[int]]:
@@ -82,7 +84,7 @@ def test_a_parked_job_ends_without_its_own_code(call: str, status: int) -> None:
         "finally:\n    print('finally')\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
     assert (done.returncode, done.stdout) == (status, "printed before\n")
 
@@ -114,7 +116,7 @@ def test_a_good_end_is_told_from_a_bad_one(tmp_path: Path, ending: str, well: bo
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert (done.stdout, done.returncode) == (f"{well}\n", code), done.stderr

@@ -10,6 +10,8 @@ import pytest
 
 from gpuslice.runtime.memory_limit import asked_bytes
 
+from ...patience import PATIENCE_S
+
 MIB = 1 << 20
 CATCHES = """
 import torch
@@ -30,7 +32,9 @@ def run(directory: Path, script: str, *options: str) -> subprocess.CompletedProc
     (directory / "script.py").write_text(script, encoding="utf-8")
     words = ["run", "--device", "cpu", "--memory", "100MiB", *options, "script.py"]
     command = [sys.executable, "-m", "gpuslice", *words]
-    return subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(
+        command, cwd=directory, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
 
 
 @pytest.mark.parametrize(
@@ -67,5 +71,5 @@ def test_the_error_that_ends_it_names_gpuslice_the_limit_and_the_wish(tmp_path: 
 
 def test_a_limit_needs_a_device(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "gpuslice", "run", "--memory", "1G", "--", "true"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert (done.returncode, "name it: --device cpu" in done.stderr) == (2, True)

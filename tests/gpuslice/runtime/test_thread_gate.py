@@ -16,10 +16,8 @@ from torch._inductor.async_compile import AsyncCompile
 from gpuslice.errors import SuspendRefusedError
 from gpuslice.runtime.thread_gate import ThreadGate
 
+from ...patience import PATIENCE_S
 from ..conftest import Workshop
-
-#: For events that come at once unless something is broken.
-SOON_S = 30
 
 
 @pytest.fixture
@@ -55,7 +53,7 @@ def running(body: Callable[[], None], name: str = "worker") -> Iterator[threadin
     try:
         yield thread
     finally:
-        thread.join(SOON_S)
+        thread.join(PATIENCE_S)
         assert not thread.is_alive()
 
 
@@ -74,7 +72,7 @@ class Updater:
             self.rounds += 1
             self.moved.set()
 
-    def moves(self, within_s: float = SOON_S) -> bool:
+    def moves(self, within_s: float = PATIENCE_S) -> bool:
         self.moved.clear()
         return self.moved.wait(within_s)
 
@@ -103,11 +101,11 @@ def test_a_thread_ends_at_the_edge_of_a_lost_state(gate: ThreadGate, monkeypatch
         assert updater.moves()
         gate.close()
         gate.shut()
-        thread.join(SOON_S)
+        thread.join(PATIENCE_S)
         assert not thread.is_alive()
     gate.open()
     with running(updater) as late:
-        late.join(SOON_S)
+        late.join(PATIENCE_S)
     assert updater.ema[0] == updater.rounds
     assert [one.exc_type for one in ended] == [SystemExit, SystemExit]
 
@@ -119,10 +117,10 @@ def test_a_thread_that_only_holds_tensors_is_no_obstacle(gate: ThreadGate) -> No
     def hold() -> None:
         held.append(torch.ones(4))
         ready.set()
-        release.wait(SOON_S)
+        release.wait(PATIENCE_S)
 
     with running(hold):
-        assert ready.wait(SOON_S)
+        assert ready.wait(PATIENCE_S)
         gate.close()
         assert not gate.alone
         gate.open()
@@ -140,7 +138,7 @@ class SlowFile(io.BytesIO):
 
     def write(self, data: object) -> int:
         self.writing.set()
-        self.go_on.wait(SOON_S)
+        self.go_on.wait(PATIENCE_S)
         return super().write(data)  # type: ignore[arg-type]
 
 
@@ -148,7 +146,7 @@ def test_a_suspend_is_refused_by_name_while_a_thread_saves(gate: ThreadGate) -> 
     gate._patience_s = 0.05
     file = SlowFile()
     with running(lambda: torch.save({"w": torch.ones(4)}, file), name="checkpoint-writer"):
-        assert file.writing.wait(SOON_S)
+        assert file.writing.wait(PATIENCE_S)
         with pytest.raises(SuspendRefusedError, match=r"'checkpoint-writer'.*torch.serialization"):
             gate.close()
         file.go_on.set()
@@ -159,7 +157,7 @@ def test_a_suspend_is_refused_by_name_while_a_thread_saves(gate: ThreadGate) -> 
 def test_closing_waits_for_a_thread_to_leave_torch(gate: ThreadGate) -> None:
     file = SlowFile()
     with running(lambda: torch.save({"w": torch.ones(4)}, file)):
-        assert file.writing.wait(SOON_S)
+        assert file.writing.wait(PATIENCE_S)
         closer = threading.Timer(0.05, file.go_on.set)
         closer.start()
         gate.close()
@@ -174,10 +172,10 @@ def test_a_thread_older_than_the_gate_is_refused_by_name_if_its_code_knows_torch
 
     def heartbeat() -> None:  # it touches no tensor now, but this module has imported torch
         ready.set()
-        release.wait(SOON_S)
+        release.wait(PATIENCE_S)
 
     with running(heartbeat, name="heartbeat"):
-        assert ready.wait(SOON_S)
+        assert ready.wait(PATIENCE_S)
         with pytest.raises(SuspendRefusedError, match=r"'heartbeat'.*import torch"):
             gate.close()
         release.set()
@@ -188,9 +186,9 @@ def test_a_thread_older_than_the_gate_is_refused_by_name_if_its_code_knows_torch
 def test_an_older_thread_that_knows_nothing_of_torch_is_no_obstacle() -> None:
     gate, release, ready = ThreadGate(), threading.Event(), threading.Event()
     below: dict[str, object] = {"__name__": "logs", "ready": ready, "release": release, "sys": sys}
-    exec(f"def work(): ready.set(); release.wait({SOON_S})", below)  # noqa: S102 - a module without torch
+    exec(f"def work(): ready.set(); release.wait({PATIENCE_S})", below)  # noqa: S102 - a module without torch
     with running(below["work"], name="logs"):  # type: ignore[arg-type]
-        assert ready.wait(SOON_S)
+        assert ready.wait(PATIENCE_S)
         gate.close()
         gate.open()
         release.set()
@@ -231,10 +229,10 @@ def test_a_pin_memory_thread_is_known_to_be_harmless(gate: ThreadGate) -> None:
 
     def wait() -> None:
         ready.set()
-        release.wait(SOON_S)
+        release.wait(PATIENCE_S)
 
     with running(lambda: below["loop"](wait)):  # type: ignore[operator]
-        assert ready.wait(SOON_S)
+        assert ready.wait(PATIENCE_S)
         gate.close()
         assert gate.alone
         gate.open()
@@ -242,10 +240,10 @@ def test_a_pin_memory_thread_is_known_to_be_harmless(gate: ThreadGate) -> None:
 
 
 def test_the_threads_of_torch_compile_are_known_to_be_harmless(gate: ThreadGate) -> None:
-    AsyncCompile.pool().submit(int).result(SOON_S)
+    AsyncCompile.pool().submit(int).result(PATIENCE_S)
     with ThreadPoolExecutor(1) as other:
         assert gate.alone
-        other.submit(int).result(SOON_S)
+        other.submit(int).result(PATIENCE_S)
         assert not gate.alone
     assert gate.alone
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ...patience import PATIENCE_S
 from ..conftest import Workshop
 
 #: What the launcher does for a script, without torch.
@@ -17,7 +18,9 @@ HOOKED = "from gpuslice.runtime import uncaught\nuncaught.install()\n"
 def script(directory: Path, body: str, *, hooked: bool = True) -> subprocess.CompletedProcess[str]:
     (directory / "script.py").write_text((HOOKED if hooked else "") + body, encoding="utf-8")
     command = [sys.executable, "script.py"]
-    return subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(
+        command, cwd=directory, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
 
 
 #: Line 7 of the script calls us.

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ...patience import PATIENCE_S
 from .process import Servers
 
 SCRIPT = """
@@ -42,7 +43,7 @@ def test_it_begins_and_ends_like_any_python(tmp_path: Path, servers: Servers, wo
             stderr=subprocess.DEVNULL,
             text=True,
         ) as process:
-            told.append((process.communicate(timeout=120)[0], process.returncode))
+            told.append((process.communicate(timeout=PATIENCE_S)[0], process.returncode))
     assert told[1] == told[0]
     assert told[0][1] == status
 
@@ -59,7 +60,7 @@ def test_each_fork_has_seeds_of_its_own(tmp_path: Path, servers: Servers) -> Non
     for _ in range(3):
         command = [sys.executable, "script.py"]
         with servers.start(command, cwd=tmp_path, env={}, stdout=subprocess.PIPE, text=True) as process:
-            said.append(process.communicate(timeout=120)[0].split())
+            said.append(process.communicate(timeout=PATIENCE_S)[0].split())
     hashes, *drawn = zip(*said, strict=True)
     assert hashes[0] != hashes[1]
     assert [len(set(numbers)) for numbers in drawn] == [3, 3, 3]

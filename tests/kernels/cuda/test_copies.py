@@ -15,6 +15,7 @@ from gpuslice.kernels.host.copies import CHUNK_BYTES
 from gpuslice.kernels.transfer import Pairs
 
 from ...fakes.host_engine import HostEngine, HostLane, build_kernels
+from ...patience import PATIENCE_S
 from ..marks import Remembered
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -100,7 +101,7 @@ def test_what_has_arrived_is_inspected_while_the_rest_is_queued(
     def waiting_copy(lane: HostLane, target: torch.Tensor, source: torch.Tensor) -> None:
         queued.append(lane)
         if len(queued) == 2:
-            assert inspected.wait(60)
+            assert inspected.wait(PATIENCE_S)
         copy(lane, target, source)
 
     def inspect(offset: int, data: memoryview) -> bool:

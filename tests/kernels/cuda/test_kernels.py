@@ -16,8 +16,8 @@ import torch
 from gpuslice.kernels.cuda import kernels
 from gpuslice.kernels.cuda.kernels import PIECE, GpuKernels, combine, grid_for, table
 
-from ...fakes.build import DEADLINE_S
 from ...fakes.host_engine import build_kernels
+from ...patience import PATIENCE_S
 from ..marks import marks_reference
 
 ARCHITECTURES = ["sm_75", "sm_80", "sm_90", "sm_100"]
@@ -117,7 +117,7 @@ def test_they_compile_for(architecture: str, tmp_path: Path) -> None:
     source.write_text("\n".join(path.read_text(encoding="utf-8") for path in kernels.SOURCES))
     command = [compiler, "-std=c++17", "-cubin", f"-arch={architecture}", "-Werror=all-warnings"]
     command += ["-o", str(tmp_path / "kernels.cubin"), str(source)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stderr
 
 

@@ -13,6 +13,8 @@ from gpuslice.kernels.host import copies
 from gpuslice.kernels.host.copies import CHUNK_BYTES
 from gpuslice.kernels.transfer import Pairs
 
+from ...patience import PATIENCE_S
+
 SIZES = [0, 5, 70_000, CHUNK_BYTES, CHUNK_BYTES + 1, 3 * CHUNK_BYTES + 77, 9]
 
 
@@ -83,11 +85,11 @@ def test_an_interrupt_waits_until_no_thread_touches_the_memory() -> None:
 
     def slow(offset: int, data: memoryview) -> bool:
         if threading.current_thread() is threading.main_thread():
-            assert working.wait(60)
+            assert working.wait(PATIENCE_S)
             interrupted.set()
             signal.raise_signal(signal.SIGINT)
         working.set()
-        assert interrupted.wait(60)
+        assert interrupted.wait(PATIENCE_S)
         ended.append(offset)
         return True
 

@@ -17,6 +17,8 @@ from gpuslice.kernels import Hold, Way
 from gpuslice.kernels.host.device import CpuDevice
 from gpuslice.types import DeviceName
 
+from ...patience import PATIENCE_S
+
 MIB = 1 << 20
 
 
@@ -186,7 +188,7 @@ for _ in range(2):  # the second time glibc keeps what was once mapped in its he
 
 def test_freed_memory_leaves_the_resident_set() -> None:
     child = subprocess.run(
-        [sys.executable, "-c", RESIDENT_SET], capture_output=True, text=True, timeout=120, check=True
+        [sys.executable, "-c", RESIDENT_SET], capture_output=True, text=True, timeout=PATIENCE_S, check=True
     )
     shares = [float(line) for line in child.stdout.split()]
     assert len(shares) == 2

@@ -14,7 +14,8 @@ from gpuslice.errors import EnvironmentUnusableError
 from gpuslice.kernels import compiler
 from gpuslice.kernels.vmm import shim
 
-from ...fakes.build import DEADLINE_S, SHIM_PREAMBLE, python
+from ...fakes.build import SHIM_PREAMBLE, python
+from ...patience import PATIENCE_S
 
 Scenario = Callable[..., None]
 
@@ -256,7 +257,7 @@ def test_structures_are_those_of_cuda_h(tmp_path: Path) -> None:
         f'#include <stddef.h>\n#include "{shim.SOURCE}"\n#include <cuda.h>\n{text}', encoding="utf-8"
     )
     command = [*words, "-std=gnu11", "-fsyntax-only", f"-I{header.parent}", str(source)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stderr
 
 

@@ -19,6 +19,7 @@ import pytest
 from gpuslice.profiler.colocation.page import page
 from gpuslice.profiler.colocation.result import Result
 
+from ...patience import PATIENCE_S
 from .test_result import experiment
 
 BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
@@ -75,7 +76,7 @@ def seen(text: str, directory: Path) -> tuple[dict[str, Any], list[str]]:
         ],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
         check=True,
     )
     match = re.search(r'<pre id="seen">(.*?)</pre>', found.stdout, re.DOTALL)

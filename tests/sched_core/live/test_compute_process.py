@@ -28,10 +28,10 @@ from gpuslice.sched_core.policies.fifo import Fifo
 from gpuslice.sched_core.policy import Plan, Task, View
 from gpuslice.verbs import SchedulerStatus
 
+from ...patience import PATIENCE_S
 from ..core.test_deadlines import obey, train
 from ..driver import PROGRAM, Driver, devices, notices
 
-DEADLINE_S = 120.0
 WAITS = """
 def wait(fifo):
     print("not the answer")
@@ -85,7 +85,7 @@ class Office:
         computations = self.core.planning.computations
         assert self.scheduler.run(
             lambda: computations.unanswered is not None and self.core.jobs["a"].processes_gone,
-            timeout_s=DEADLINE_S,
+            timeout_s=PATIENCE_S,
         )
 
     def ps(self) -> SchedulerStatus:
@@ -99,7 +99,7 @@ class Office:
 
         asking = threading.Thread(target=ask)
         asking.start()
-        assert self.scheduler.run(lambda: bool(found), timeout_s=DEADLINE_S)
+        assert self.scheduler.run(lambda: bool(found), timeout_s=PATIENCE_S)
         asking.join()
         return found[0]
 
@@ -141,7 +141,7 @@ def test_users_are_answered_while_a_plan_is_being_computed(
     assert [job.id for job in office.ps().jobs] == ["a", "b"]
     assert set(policy.answers) == {None}
     os.write(held_open, b"forty-two\n")
-    assert office.scheduler.run(lambda: b"forty-two\n" in policy.answers, timeout_s=DEADLINE_S)
+    assert office.scheduler.run(lambda: b"forty-two\n" in policy.answers, timeout_s=PATIENCE_S)
     assert Computed(1, b"forty-two\n") in office.events
     os.close(held_open)
 
@@ -154,7 +154,7 @@ def test_what_cannot_be_computed_is_the_policy_s_failure(
     office.let_ask()
     assert office.scheduler.run(
         lambda: any("waits:fail ended with exit code 1" in str(event) for event in office.events),
-        timeout_s=DEADLINE_S,
+        timeout_s=PATIENCE_S,
     )
     assert office.ps().job_count == 1
 

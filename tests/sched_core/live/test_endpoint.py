@@ -12,7 +12,7 @@ import zmq
 from gpuslice.errors import EnvironmentUnusableError, RemoteProtocolError, UsageError
 from gpuslice.sched_core.live.endpoint import bind, check_sender, host_and_port
 
-PATIENCE_MS = 30_000
+from ...patience import PATIENCE_MS
 
 
 @pytest.fixture

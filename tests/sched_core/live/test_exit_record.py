@@ -18,6 +18,8 @@ from gpuslice.sched_core.live.exit_record import KILLED, create, exit_code, read
 from gpuslice.sched_core.live.processes import Processes
 from gpuslice.sched_core.live.supervisor import line
 
+from ...patience import PATIENCE_S
+
 Run = Callable[[str], Processes]
 
 
@@ -47,21 +49,21 @@ def test_a_living_supervisor_is_found_by_another_scheduler(run: Run, tmp_path: P
     second = Processes(tmp_path)
     assert isinstance(second.find("a"), int)
     second.end("a", 0.0)
-    assert second.wait(30.0) == [Exited("a", -signal.SIGTERM)]
-    assert first.wait(30.0) == [Exited("a", -signal.SIGTERM)]
+    assert second.wait(PATIENCE_S) == [Exited("a", -signal.SIGTERM)]
+    assert first.wait(PATIENCE_S) == [Exited("a", -signal.SIGTERM)]
     assert Processes(tmp_path).find("a") == Exited("a", -signal.SIGTERM)
 
 
 @pytest.mark.parametrize(("code", "expected"), [("raise SystemExit(5)", 5), ("", 0)])
 def test_the_exit_code_outlives_everybody(run: Run, tmp_path: Path, code: str, expected: int) -> None:
-    assert run(code).wait(30.0) == [Exited("a", expected)]
+    assert run(code).wait(PATIENCE_S) == [Exited("a", expected)]
     assert Processes(tmp_path).find("a") == Exited("a", expected)
 
 
 def test_a_killed_supervisor_counts_as_a_killed_job(run: Run, tmp_path: Path) -> None:
     processes = run("import signal; signal.pause()")
     processes._signal("a", signal.SIGKILL)
-    assert processes.wait(30.0) == [Exited("a", KILLED)]
+    assert processes.wait(PATIENCE_S) == [Exited("a", KILLED)]
     assert Processes(tmp_path).find("a") == Exited("a", KILLED)
 
 
@@ -94,7 +96,7 @@ def test_one_that_is_just_being_started_is_waited_for(tmp_path: Path, comes: boo
 
 def test_the_command_gets_its_signals_back(run: Run, tmp_path: Path) -> None:
     code = "import signal; print(signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGHUP))"
-    run(code).wait(30.0)
+    run(code).wait(PATIENCE_S)
     assert (tmp_path / "a.out").read_text() == "0 0\n"
 
 
@@ -131,7 +133,7 @@ def leave_one_behind(directory: Path, code: int, *, deaf: bool = False, keep: st
     words = (sys.executable, "-c", LEAVING.format(code=code, deaf=deaf))
     environ = {"GPUSLICE_KEEP_CHILDREN": keep} if keep else {}
     processes.launch("a", Program(words, "/", environ), {})
-    (ended,) = processes.wait(60.0)
+    (ended,) = processes.wait(PATIENCE_S)
     assert isinstance(ended, Exited)
     assert ended.code == code
     return int((directory / "a.out").read_text())

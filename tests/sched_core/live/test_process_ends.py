@@ -20,7 +20,8 @@ from gpuslice.sched_core.live.scheduler import Scheduler
 from gpuslice.sched_core.policies.rr import RoundRobin
 from gpuslice.types import DeviceName
 
-DEADLINE_S = 60.0
+from ...patience import PATIENCE_S
+
 STEPS = 150
 #: Each says more than the scheduler reads at once. Words: how many ranks, and how they end.
 RANKS = """
@@ -92,11 +93,11 @@ class Ending:
     def end(self, ranks: int, *words: str) -> JobState:
         program = Program((sys.executable, "-c", RANKS, str(ranks), *words), "/", dict(os.environ))
         self.scheduler.submit(JobSpec(id="a", submit_s=0.0, demand=ranks), program)
-        assert self.scheduler.run(lambda: self.resumes == ranks, timeout_s=DEADLINE_S)
+        assert self.scheduler.run(lambda: self.resumes == ranks, timeout_s=PATIENCE_S)
         command = self.scheduler.processes.descriptors[0]
-        assert select.select([command], [], [], DEADLINE_S)[0], "ranks and launcher are gone now"
+        assert select.select([command], [], [], PATIENCE_S)[0], "ranks and launcher are gone now"
         job = self.core.jobs["a"]
-        assert self.scheduler.run(lambda: job.state.ended and job.processes_gone, timeout_s=DEADLINE_S)
+        assert self.scheduler.run(lambda: job.state.ended and job.processes_gone, timeout_s=PATIENCE_S)
         return job.state
 
     @property
@@ -145,12 +146,12 @@ def test_a_rank_that_ends_before_it_has_greeted_the_next_scheduler_does_not_fail
         program = Program((sys.executable, "-c", SILENT, str(enough)), "/", dict(os.environ))
         first.submit(JobSpec(id="a", submit_s=0.0, demand=2), program)
         job = first.core.jobs["a"]
-        assert first.run(lambda: job.state is JobState.RUNNING, timeout_s=DEADLINE_S)
+        assert first.run(lambda: job.state is JobState.RUNNING, timeout_s=PATIENCE_S)
     with serve(keep=False) as second:
         second.take_over((event, now, second.core.handle(event, now)) for event, now in list(lived))
         enough.touch()
         job = second.core.jobs["a"]
-        assert second.run(lambda: job.state.ended and job.processes_gone, timeout_s=DEADLINE_S)
+        assert second.run(lambda: job.state.ended and job.processes_gone, timeout_s=PATIENCE_S)
         assert (job.state, job.reason) == (JobState.SUCCEEDED, "")
     while first.processes.descriptors:  # it never learned of their end
-        first.processes.wait(DEADLINE_S)
+        first.processes.wait(PATIENCE_S)

@@ -15,6 +15,8 @@ from gpuslice.sched_core.core.events import Exited, RankGone
 from gpuslice.sched_core.jobs.program import Program
 from gpuslice.sched_core.live.processes import Processes, uninterrupted
 
+from ...patience import PATIENCE_S
+
 SLEEPER = Program((sys.executable, "-c", "import signal; signal.pause()"), "/", dict(os.environ))
 
 
@@ -59,7 +61,7 @@ def test_ending_all_waits_until_they_are_gone(tmp_path: Path) -> None:
 def test_waiting_tells_the_exit_code(tmp_path: Path) -> None:
     processes = Processes(tmp_path)
     processes.launch("a", Program((sys.executable, "-c", "raise SystemExit(5)"), "/", {}), {})
-    assert processes.wait(30.0) == [Exited("a", 5)]
+    assert processes.wait(PATIENCE_S) == [Exited("a", 5)]
 
 
 def test_a_rank_is_the_process_that_was_last_said_to_be_it(tmp_path: Path) -> None:
@@ -73,7 +75,7 @@ def test_a_rank_is_the_process_that_was_last_said_to_be_it(tmp_path: Path) -> No
         os.waitpid(pids.pop(0), 0)
         assert (former is not None, processes.wait(0.0)) == (True, [])
         os.kill(pids[0], signal.SIGKILL)
-        assert processes.wait(30.0) == [RankGone("a", 0)]
+        assert processes.wait(PATIENCE_S) == [RankGone("a", 0)]
     finally:
         for pid in pids:
             os.kill(pid, signal.SIGKILL)

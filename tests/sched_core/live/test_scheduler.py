@@ -39,8 +39,9 @@ from gpuslice.sched_core.live.scheduler import Scheduler
 from gpuslice.sched_core.policies.rr import RoundRobin
 from gpuslice.types import DeviceName
 
+from ...patience import PATIENCE_S
+
 RANK = Path(__file__).parents[1] / "rank.py"
-DEADLINE_S = 120.0
 
 
 class Bench:
@@ -70,7 +71,7 @@ class Bench:
         self.scheduler.submit(JobSpec(id=job, submit_s=0.0, demand=ranks), program)
 
     def run(self, until: Callable[[], bool]) -> None:
-        assert self.scheduler.run(until, timeout_s=DEADLINE_S), {
+        assert self.scheduler.run(until, timeout_s=PATIENCE_S), {
             job.id: (job.state, list(job.history)) for job in self.core.jobs.values()
         }
 
@@ -209,7 +210,7 @@ def test_a_rank_that_is_gone_before_its_hello_is_read_is_not_lost(
     program = Program((sys.executable, "-c", DIES_AFTER_HELLO), "/", dict(os.environ))
     bench.scheduler.submit(JobSpec(id="a", submit_s=0.0), program)
     (command,) = bench.scheduler.processes.descriptors
-    assert select.select([command], [], [], DEADLINE_S)[0], "rank and launcher are gone now"
+    assert select.select([command], [], [], PATIENCE_S)[0], "rank and launcher are gone now"
     assert bench.finish() == {"a": JobState.SUCCEEDED}
     assert [event.job for event, _ in bench.story if isinstance(event, RankGone)] == ["a"]
 

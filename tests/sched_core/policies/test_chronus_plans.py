@@ -18,6 +18,8 @@ from gpuslice.sched_core.policies.chronus.leases import LeasePlan, Level, Need, 
 from gpuslice.sched_core.policies.chronus.planner import Planner
 from gpuslice.sched_core.policy import Task
 
+from ...patience import PATIENCE_S
+
 CAPACITY = 4
 
 
@@ -149,7 +151,7 @@ def test_the_solver_writes_nothing_to_stdout() -> None:
         "from gpuslice.sched_core.policies.chronus.milp import solve\n"
         "assert solve([Need('a', 1, (Level(2, 1, 5.0),))], 4).plan.reward == 5.0\n"
     )
-    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True, timeout=60)
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True, timeout=PATIENCE_S)
     assert ran.stdout == b""
 
 
