@@ -5,6 +5,7 @@ Words: how many epochs, and a file before which it does not begin, if there is t
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import io
 import sys
@@ -36,4 +37,7 @@ state = io.BytesIO()
 torch.save([model.state_dict(), optimizer.state_dict()], state)
 if rank == 0:
     print("digest", hashlib.sha256(state.getvalue()).hexdigest())
+# Else a thread of gloo's may free them as Python is finalized: that aborts, in plain torch, too.
+del model, optimizer, layers
 dist.destroy_process_group()
+gc.collect()

@@ -19,6 +19,7 @@ from gpuslice.hooks.hooks import count_boundaries
 from gpuslice.runtime.boundaries import EVALUATION_CALLS, BoundaryCounter, boundary
 from gpuslice.runtime.ending import undisturbed
 
+from ...patience import PATIENCE_S
 from ..conftest import Workshop
 
 
@@ -352,7 +353,7 @@ def test_calls_that_an_optimizer_s_step_follows_are_no_boundaries(counter: Bound
     assert (counter.count, counter.steps) == (1, 1)
 
 
-CHILDREN = """
+CHILDREN = f"""
 import json, multiprocessing, os, sys
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -377,7 +378,7 @@ if __name__ == "__main__":
     queue = context.Queue()
     process = context.Process(target=spawned, args=(queue,))
     process.start()
-    answer = queue.get(timeout=PATIENCE_S)
+    answer = queue.get(timeout={PATIENCE_S})
     process.join()
     loop()
     print(json.dumps([code, answer, asked()]))
