@@ -6,8 +6,9 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -56,28 +57,39 @@ class Workshop:
                 raise
         return Finished(command, process.returncode, out, err)
 
-    def gang(self, *words: str) -> list[str]:
-        """The outputs of two ranks that run a script on their own, begun by nobody's launcher."""
+    def start_ranks(self, ranks: int, command: list[str]) -> list[subprocess.Popen[str]]:
+        """The ranks of a gang, as a launcher starts them; `finish_ranks` has what they print."""
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        self.environ |= {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        started = []
-        for rank in ("0", "1"):
-            self.environ |= {"RANK": rank, "LOCAL_RANK": rank}
-            started.append(self.start([sys.executable, *words], stdout=subprocess.PIPE))
-        try:
-            outputs = [process.communicate(timeout=PATIENCE_S)[0] for process in started]
-        finally:
-            for process in started:
-                process.kill()
-                process.communicate()
-        assert [process.returncode for process in started] == [0, 0]
-        return outputs
+        common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        return [
+            self.start(command, {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}, **pipes)
+            for rank in range(ranks)
+        ]
 
-    def start(self, command: list[str], **pipes: Any) -> subprocess.Popen[str]:
-        """A process in the directory that has the environment."""
-        return self._begin(command, cwd=self.directory, env=self.environ, text=True, **pipes)
+    def start(
+        self, command: list[str], environ: Mapping[str, str] = MappingProxyType({}), **pipes: Any
+    ) -> subprocess.Popen[str]:
+        """A process in the directory that has the environment, and ``environ``."""
+        environ = {**self.environ, **environ}
+        return self._begin(command, cwd=self.directory, env=environ, text=True, **pipes)
+
+
+def finish_ranks(processes: list[subprocess.Popen[str]]) -> list[str]:
+    """Wait for ranks that must end well; what each printed."""
+    printed = []
+    try:
+        for process in processes:
+            out, err = process.communicate(timeout=PATIENCE_S)
+            assert process.returncode == 0, err
+            printed.append(out)
+        return printed
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                process.kill()
 
 
 @pytest.fixture

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.gpuslice.conftest import Workshop
+from tests.gpuslice.conftest import Workshop, finish_ranks
 
 from ...patience import PATIENCE_S
 from . import training
@@ -21,38 +20,12 @@ STEPS = training.EPOCHS * -(-training.LENGTH // training.BATCH)
 GROWN = "0:2,3:3,7:1"
 
 
-def free_port() -> str:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return str(found.getsockname()[1])
-
-
 def start(workshop: Workshop, ranks: int, *words: str, run: bool = False) -> list[subprocess.Popen[str]]:
     """The ranks as a launcher starts them."""
     command = [sys.executable, str(SCRIPT), *words]
     if run:
         command = workshop.command("--job", "elastic", "--checkpoint-every", "2", str(SCRIPT), *words)
-    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": str(ranks)}
-    here = workshop.environ
-    try:
-        found = []
-        for rank in range(ranks):
-            workshop.environ = {**here, **common, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-            found.append(workshop.start(command, stderr=subprocess.PIPE))
-        return found
-    finally:
-        workshop.environ = here
-
-
-def finish(processes: list[subprocess.Popen[str]]) -> None:
-    try:
-        for process in processes:
-            _, err = process.communicate(timeout=PATIENCE_S)
-            assert process.returncode == 0, err
-    finally:
-        for process in processes:
-            if process.poll() is None:
-                process.kill()
+    return workshop.start_ranks(ranks, command)
 
 
 def train(workshop: Workshop, ranks: int, begin: int, schedule: str, *words: str) -> list[Lines]:
@@ -60,7 +33,7 @@ def train(workshop: Workshop, ranks: int, begin: int, schedule: str, *words: str
     path = workshop.directory / "log"
     for former in workshop.directory.glob("log.*"):
         former.unlink()
-    finish(start(workshop, ranks, str(path), str(begin), schedule, *words))
+    finish_ranks(start(workshop, ranks, str(path), str(begin), schedule, *words))
     return logs(path, ranks)
 
 
@@ -99,7 +72,7 @@ def test_a_job_that_was_killed_goes_on_with_another_number_of_ranks(warm_worksho
     assert {process.returncode for process in first} <= {-signal.SIGKILL}
     killed = logs(path, 2)
     path = warm_workshop.directory / "again"
-    finish(start(warm_workshop, 3, str(path), "3", "", "momentum", run=True))
+    finish_ranks(start(warm_workshop, 3, str(path), "3", "", "momentum", run=True))
     resumed = logs(path, 3)
     begins = resumed[0][0]["step"]
     assert 0 < begins <= 7

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from gpuslice.errors import UsageError
 from gpuslice.runtime.gang_restart import agree, awaited, newest_common
 
-from ..conftest import Workshop
+from ..conftest import Workshop, finish_ranks
 from ..warm.process import Servers
 
 #: Rank 1 kills itself where rank 0 goes on to the next suspend, once each has left a snapshot.
@@ -105,7 +106,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, servers: Servers) -> l
     directory = tmp_path_factory.mktemp("undisturbed")
     alone = Workshop(directory, directory / "ramdisk", servers)
     alone.environ["GPUSLICE_RAMDISK_DIR"] = str(alone.ramdisk)
-    return ranks("".join(alone.gang(str(alone.write("train.py", TRAIN)), "0")))
+    script = alone.write("train.py", TRAIN)
+    return ranks("".join(finish_ranks(alone.start_ranks(2, [sys.executable, str(script), "0"]))))
 
 
 @pytest.mark.slow
