@@ -8,10 +8,8 @@ from statistics import median, quantiles
 from typing import Any
 
 from benchmarks.states import State
-from gpuslice.agent.agent import RESUME_STAGES, SUSPEND_STAGES
 from gpuslice.checkpoint.discover.heap import hide_imports
 from gpuslice.checkpoint.ramdisk.store import JobStore
-from gpuslice.checkpoint.switch.record import SwitchRecord
 from gpuslice.checkpoint.switch.switch import Switch
 from gpuslice.kernels import open_device
 from gpuslice.sched_core.switch_cost_model import CostModel, Half
@@ -25,10 +23,6 @@ SHAPES = ((16, 1), (8, 4), (0.25, 100), (1, 60), (0.01, 800))
 SWITCHES = 40
 #: Before these the model has seen too little.
 FIRST = 8
-
-
-def stages_s(record: SwitchRecord, names: tuple[str, ...]) -> dict[str, float]:
-    return {name: getattr(record, name) for name in names}
 
 
 def test_prediction_error(benchmark: Any, store: JobStore) -> None:
@@ -45,8 +39,8 @@ def test_prediction_error(benchmark: Any, store: JobStore) -> None:
         record = switch.resume()
         moved = Moved(record.bytes_copied, record.storages, "cpu", record.route)
         predicted = model.switch(moved)
-        outward, inward = stages_s(record, SUSPEND_STAGES), stages_s(record, RESUME_STAGES)
-        actual_s = sum(outward.values()) + sum(inward.values()) - record.parked_s
+        outward, inward = record.suspend_stages_s(), record.resume_stages_s()
+        actual_s = record.suspend_s + record.resume_s
         if predicted is not None:
             errors.append(abs(predicted.seconds / actual_s - 1))
             if predicted.error_s is not None:

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from statistics import median_high
 from typing import Any
 
 from benchmarks.child import Child
@@ -106,8 +107,7 @@ def measure(gang: Gang, rounds: int) -> dict[str, Any]:
 
 
 def _medians(switches: list[dict[str, float]]) -> dict[str, float]:
-    middle = len(switches) // 2
-    return {name: round(sorted(switch[name] for switch in switches)[middle], 5) for name in switches[0]}
+    return {name: round(median_high(switch[name] for switch in switches), 5) for name in switches[0]}
 
 
 def case(state: str, mib: int, ranks: int, rounds: int) -> dict[str, Any]:

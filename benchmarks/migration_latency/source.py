@@ -14,7 +14,6 @@ from typing import Any
 
 from benchmarks.migration_latency.target import digest
 from benchmarks.states import STATE_BYTES, STATES, State
-from gpuslice.agent.agent import RESUME_STAGES, SUSPEND_STAGES
 from gpuslice.checkpoint.discover.heap import hide_imports
 from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
 from gpuslice.checkpoint.switch.switch import Switch
@@ -39,13 +38,11 @@ class Rank:
         self._boundary += 1
         record = self._switch.suspend(boundary=self._boundary, named=self._state.named, restartable=True)
         assert self._switch.snapshot is not None
-        stages = {name: getattr(record, name) for name in SUSPEND_STAGES}
-        return {"path": str(self._switch.snapshot.path), "stages": stages}
+        return {"path": str(self._switch.snapshot.path), "stages": record.suspend_stages_s()}
 
     def resume(self) -> dict[str, Any]:
         """Come back in this process."""
-        record = self._switch.resume()
-        return {"stages": {name: getattr(record, name) for name in RESUME_STAGES if name != "parked_s"}}
+        return {"stages": self._switch.resume().resume_stages_s()}
 
     def check(self) -> dict[str, Any]:
         """What the other process must have, too."""

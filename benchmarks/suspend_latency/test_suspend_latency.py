@@ -16,13 +16,12 @@ from safetensors.torch import save_file
 from benchmarks.states import Limit, State, median, page_faults
 from gpuslice.checkpoint.discover.heap import hide_imports
 from gpuslice.checkpoint.ramdisk.store import JobStore
-from gpuslice.checkpoint.switch.record import SwitchRecord
+from gpuslice.checkpoint.switch.record import SUSPEND_STAGES, SwitchRecord
 from gpuslice.checkpoint.switch.switch import Switch
 from gpuslice.kernels import open_device
 from gpuslice.types import DeviceName
 
 hide_imports()  # as under `gpuslice run`
-STAGES = ("quiesce_s", "find_s", "admit_s", "copy_out_s", "publish_s", "free_s")
 
 Note = Callable[..., None]
 
@@ -57,7 +56,7 @@ def test_suspend(benchmark: Any, state: State, switch: Switch, note: Note, round
     del records[:], faults[:]
     benchmark.pedantic(suspend, setup=train, rounds=rounds)
     switch.resume()
-    stages = {stage: median([getattr(record, stage) for record in records]) for stage in STAGES}
+    stages = {stage: median([getattr(record, stage) for record in records]) for stage in SUSPEND_STAGES}
     note(**stages, unchanged=records[-1].bytes_unchanged, page_faults=median(faults))
 
 
@@ -74,7 +73,7 @@ def test_first_suspend(benchmark: Any, state: State, switch: Switch, note: Note,
     faults = page_faults() - before
     record = switch.resume()
     assert record.cold is not warm
-    note(**{stage: getattr(record, stage) for stage in STAGES}, page_faults=faults)
+    note(**{stage: getattr(record, stage) for stage in SUSPEND_STAGES}, page_faults=faults)
 
 
 def test_torch_save(benchmark: Any, state: State, tmpfs: Path, note: Note, rounds: int) -> None:

@@ -19,6 +19,11 @@ if TYPE_CHECKING:
     from .capture_plan import CapturePlan
 
 
+#: The stages of a suspend and of a resume, as the record names their seconds.
+SUSPEND_STAGES = ("quiesce_s", "find_s", "admit_s", "copy_out_s", "publish_s", "free_s")
+RESUME_STAGES = ("fetch_s", "reserve_s", "verify_s", "copy_in_s")
+
+
 @dataclass(slots=True)
 class SwitchRecord:
     """Bytes, seconds (``_s``) and rates of one switch; docs/report.md says what each key means.
@@ -99,18 +104,25 @@ class SwitchRecord:
     @property
     def suspend_s(self) -> float:
         """The whole suspend."""
-        stages = (self.quiesce_s, self.find_s, self.admit_s, self.copy_out_s, self.publish_s, self.free_s)
-        return sum(stages)
+        return sum(self.suspend_stages_s().values())
 
     @property
     def resume_s(self) -> float:
         """The whole resume, up to where the training goes on."""
-        return self.fetch_s + self.reserve_s + self.verify_s + self.copy_in_s
+        return sum(self.resume_stages_s().values())
 
     @property
     def blackout_s(self) -> float:
         """What the job lost: the suspend, the resume, and what the training waited for afterwards."""
         return self.suspend_s + self.resume_s + self.awaited_s
+
+    def suspend_stages_s(self) -> dict[str, float]:
+        """The seconds of every stage of the suspend."""
+        return {name: getattr(self, name) for name in SUSPEND_STAGES}
+
+    def resume_stages_s(self) -> dict[str, float]:
+        """The seconds of every stage of the resume."""
+        return {name: getattr(self, name) for name in RESUME_STAGES}
 
     def as_dict(self) -> dict[str, object]:
         """The keys of the report."""

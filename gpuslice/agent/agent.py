@@ -21,7 +21,6 @@ from gpuslice.agent.orders import Orders, Phase
 from gpuslice.agent.peak_memory import PeakMemory
 from gpuslice.agent.scheduler_link import Link
 from gpuslice.agent.unleased_memory import UnleasedMemory
-from gpuslice.checkpoint.switch.record import SwitchRecord
 from gpuslice.errors import (
     AddressSpaceError,
     ConfigError,
@@ -65,9 +64,6 @@ from gpuslice.wire import (
 _LEASE = "GPUSLICE_LEASE"
 #: Of an error that the scheduler is told.
 _ERROR_CHARACTERS = 4096
-#: What ``stages_s`` of the messages names.
-SUSPEND_STAGES = ("quiesce_s", "find_s", "admit_s", "copy_out_s", "publish_s", "free_s")
-RESUME_STAGES = ("parked_s", "fetch_s", "reserve_s", "verify_s", "copy_in_s")
 #: A lease that was there for the asking comes within this.
 _AT_ONCE_S = 0.5
 #: Failures that another attempt, with more room, may not meet.
@@ -224,7 +220,7 @@ class Agent:
             boundary=boundary,
             step=self._boundaries.steps,
             nbytes=record.bytes_copied,
-            stages_s=_stages(record, SUSPEND_STAGES),
+            stages_s=record.suspend_stages_s(),
             tensors=record.storages,
             route=record.route,
             bound=self._runtime.switch.obstacle_to_moves(),
@@ -279,7 +275,7 @@ class Agent:
             Resumed(
                 epoch=self._orders.epoch,
                 boundary=self._boundaries.count,
-                stages_s=_stages(record, RESUME_STAGES),
+                stages_s={"parked_s": record.parked_s, **record.resume_stages_s()},
             )
         )
         return True
@@ -382,10 +378,6 @@ class Agent:
             case Welcome():
                 pass
         return []
-
-
-def _stages(record: SwitchRecord, names: Sequence[str]) -> dict[str, float]:
-    return {name: getattr(record, name) for name in names}
 
 
 def _import_ahead() -> None:
