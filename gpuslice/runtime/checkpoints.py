@@ -17,6 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from gpuslice.checkpoint.switch.background_snapshot import BackgroundSnapshot
 from gpuslice.clock import Clock, MonotonicClock
 from gpuslice.errors import GpusliceError
+from gpuslice.runtime.attached import Attached
 from gpuslice.runtime.boundaries import BoundaryCounter
 from gpuslice.runtime.ending import say
 from gpuslice.runtime.run_report import Report
@@ -110,6 +111,15 @@ class Checkpoints:
     def _forget(self) -> None:
         """A forked child has neither the threads nor the store."""
         self._current = None
+
+
+def obstacle(attached: Attached | None, job: str) -> str | None:
+    """Why a process of ``job`` can take no checkpoint at all, as a line for the user; ``None`` if it can."""
+    if attached is None:
+        return "no checkpoints: the script names no state to save; see gpuslice.attach"
+    if not job:
+        return "no checkpoints: the job has no name to find them by; give one with --job"
+    return None
 
 
 class Schedule:

@@ -37,7 +37,7 @@ from gpuslice.launch.visible_gpus import VisibleGpus
 from gpuslice.runtime import foreign_processes
 from gpuslice.runtime.attached import Attached
 from gpuslice.runtime.boundaries import BoundaryCounter
-from gpuslice.runtime.checkpoints import Checkpoints, Schedule
+from gpuslice.runtime.checkpoints import Checkpoints, Schedule, obstacle
 from gpuslice.runtime.ending import end_parked, ended_well, ours, say
 from gpuslice.runtime.gang_restart import make_room
 from gpuslice.runtime.leased_gpu import show_first
@@ -342,16 +342,9 @@ class Runtime:
             self.checkpoints,
             self.boundaries,
             every=boundaries,
-            obstacle=self._checkpoint_obstacle,
+            obstacle=lambda: obstacle(self.attached, self.settings.job),
             start=lambda hasty: self._save(hasty, explicit=self.boundaries.explicit),
         )
-
-    def _checkpoint_obstacle(self) -> str | None:
-        if self.attached is None:
-            return "no checkpoints: the script names no state to save; see gpuslice.attach"
-        if not self.settings.job:
-            return "no checkpoints: the job has no name to find them by; give one with --job"
-        return None
 
     def _save(self, hasty: Collection[str], *, explicit: bool) -> BackgroundSnapshot | None:
         attached = self.attached
