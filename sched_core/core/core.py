@@ -16,14 +16,14 @@ from gpuslice.sched_core.cluster import Cluster
 from gpuslice.sched_core.jobs.failures import Kind
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.rank import RankPhase
-from gpuslice.sched_core.jobs.states import IN_TRANSIT, JobState, Trigger
+from gpuslice.sched_core.jobs.states import JobState, Trigger
 from gpuslice.sched_core.ledger import Ledger
 from gpuslice.sched_core.policy import Policy
 from gpuslice.types import DeviceName
 from gpuslice.wire import Dismiss, Expect, Forget, Resume
 from gpuslice.wire import Suspend as SuspendMessage
 
-from . import owner_requests, restarts, timeouts
+from . import owner_requests, restarts
 from .deadlines import Deadlines
 from .events import (
     Cancelled,
@@ -43,7 +43,6 @@ from .events import (
     Reported,
     Submitted,
     Tell,
-    WakeAt,
     Weighted,
     Woken,
 )
@@ -52,6 +51,7 @@ from .invariants import check
 from .planning import Planning
 from .prestart import Prestart
 from .rank_reports import RankReports
+from .reconciliation import Reconciliation
 from .switch_costs import SwitchCosts
 from .trials import Trials
 
@@ -102,10 +102,8 @@ class Core:
         self.handovers = Handovers(self, allowed=handover)
         self.reports = RankReports(self)
         self.prestart = Prestart(self, policy)
+        self._reconciliation = Reconciliation(self)
         self._jobs: dict[str, Gang] = {}
-        #: Jobs whose lease is not what the policy wants, or that wait for another try.
-        self._unreconciled: dict[str, Gang] = {}
-        self._wake_s: float | None = None
         self._commands: list[Command] = []
 
     @property
@@ -121,7 +119,7 @@ class Core:
     @property
     def unreconciled(self) -> Mapping[str, Gang]:
         """The jobs that are not yet where the policy wants them; for reading."""
-        return MappingProxyType(self._unreconciled)
+        return self._reconciliation.jobs
 
     def handle(self, event: Event, now: float) -> list[Command]:
         """Take note of ``event`` and say what is to be done.
@@ -145,7 +143,7 @@ class Core:
             case Cancelled() | Held() | Released() | Moved() | Weighted():
                 owner_requests.apply(self, self._known(event.job, event), event, now)
             case Woken():
-                self._wake_s = None
+                self._reconciliation.woken()
                 self.planning.due = True
             case Computed():
                 self.planning.learn_answer(event)
@@ -157,7 +155,7 @@ class Core:
                 self.prestart.set_limit(event.prestart)
             case Noted():
                 return []
-        self._reconcile(now)
+        self._reconciliation.update(now)
         self.planning.waits.update(now)
         commands, self._commands = self._commands, []
         return commands
@@ -265,7 +263,7 @@ class Core:
 
     def reconcile_later(self, job: Gang) -> None:
         """Look at ``job`` again after this event and those that follow, until nothing is left to do."""
-        self._unreconciled[job.id] = job
+        self._reconciliation.add(job)
 
     def end(self, job: Gang, trigger: Trigger, reason: str, now: float, blame: Kind | None = None) -> None:
         """End ``job``: succeeded, failed or cancelled.
@@ -283,7 +281,7 @@ class Core:
         job.move(trigger, now)
         job.reason, job.ended_s, job.blame, job.failure = reason, now, blame, ""
         self.deadlines.judge(job, now)
-        self._unreconciled.pop(job.id, None)
+        self._reconciliation.forget(job)
         self.planning.move_requests.pop(job.id, None)
         self.switch_costs.forget(job)
         self.planning.withdraw(job, now)
@@ -346,65 +344,6 @@ class Core:
                 f"there is no job {name!r}", f"it was named in a {type(event).__name__}"
             )
         return job
-
-    # Wanted and real.
-
-    def _reconcile(self, now: float) -> None:
-        """Ask the policy if there is reason to, then do what can be done towards what it wants."""
-        self.planning.ask(now)
-        self.trials.update(now)
-        for job in list(self._unreconciled.values()):
-            self._reconcile_job(job, now)
-        self.prestart.update(now)
-        if self.planning.due:  # somebody was late
-            self._reconcile(now)
-            return
-        self.deadlines.report_missed(now)
-        jobs, planned_s = self._unreconciled.values(), self.planning.wake_s
-        waits = [job.retry_at_s for job in jobs if job.retry_at_s > now]
-        waits += [*map(timeouts.due_s, jobs), inf if planned_s is None else planned_s]
-        waits += [self.deadlines.due_s(), self.trials.due_s(), self.prestart.due_s()]
-        wake_s = min((when_s for when_s in waits if when_s < inf), default=None)
-        if wake_s != self._wake_s:
-            self._wake_s = wake_s
-            self.order(WakeAt(wake_s))
-
-    def _reconcile_job(self, job: Gang, now: float) -> None:
-        if now >= timeouts.due_s(job):
-            timeouts.handle_late(self, job, now)
-        if now < job.retry_at_s or job.state.ended:
-            return
-        self.prestart.offer(job, now)
-        if job.state is JobState.RUNNING and job.lease != job.wanted:
-            job.move(Trigger.REVOKE, now)
-            self.switch_costs.begun(job)
-            job.overshoots = 0
-            # The first boundary is before the first mini-batch, which a job's first slice is for.
-            self.handovers.promise(job, now)
-            self.reports.aim(job, max(1, *(rank.boundary for rank in job.ranks)) + 1)
-        elif job.promise is not None:
-            if job.wanted != (job.promise.device,):
-                self.handovers.withdraw(job)
-        elif job.state in (JobState.QUEUED, JobState.SUSPENDED) and job.wanted and self._can_enter(job):
-            self.grant(job, job.wanted, now)
-        elif job.state in IN_TRANSIT:
-            self.reports.try_again(job)
-        if job.lease == job.wanted and job.state not in IN_TRANSIT and timeouts.due_s(job) == inf:
-            self._unreconciled.pop(job.id, None)
-
-    def _can_enter(self, job: Gang) -> bool:
-        """Whether ``job`` has ranks and its devices nobody but who shares them; a trial shares nothing."""
-        if not job.training():
-            return False  # its processes are gone, and how they ended will be told
-        if any(map(self.handovers.promised, job.wanted)):
-            return False
-        if job.borrowed:
-            return not any(self.occupants[device] for device in job.borrowed)
-        return all(
-            other in self.ledger.holders(device)
-            for device in job.wanted
-            for other in self.occupants[device].values()
-        )
 
     def _gone(self, job: Gang, now: float) -> None:
         """See whether anything is left of ``job``, which has ended."""

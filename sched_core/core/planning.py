@@ -13,6 +13,7 @@ import msgspec
 
 from gpuslice.errors import where_raised
 from gpuslice.sched_core.cluster import Cluster
+from gpuslice.sched_core.jobs.bound_jobs import BoundJobs
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.states import JobState, Trigger
 from gpuslice.sched_core.jobs.wait_reasons import Waits
@@ -32,7 +33,6 @@ from gpuslice.sched_core.policy import (
     View,
 )
 
-from .bound_jobs import BoundJobs
 from .computations import Computations
 from .contract import CoreContract
 from .estimates import Estimates
