@@ -63,6 +63,7 @@ class Link:
         self._clock = clock or MonotonicClock()
         self._context = zmq.Context()
         self._unsent: deque[bytes] = deque()
+        self._greeted = False
         self._outbox = self._context.socket(zmq.PUSH)
         self._thread = threading.Thread(target=self._run, name="gpuslice-link", daemon=True)
 
@@ -91,7 +92,7 @@ class Link:
         # Queue nothing for a scheduler that is not there: Hello has to be the first thing it hears.
         dealer.setsockopt(zmq.IMMEDIATE, 1)
         dealer.setsockopt(zmq.LINGER, LINGER_MS)
-        monitor = dealer.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        monitor = dealer.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
         dealer.connect(self._endpoint)
         try:
             self._serve(dealer, monitor)
@@ -105,26 +106,32 @@ class Link:
         for socket in (dealer, monitor, self._inbox):
             poller.register(socket, zmq.POLLIN)
         beat_s = self._clock.now() + HEARTBEAT_S
-        greeted = False
         while True:
-            poller.register(dealer, zmq.POLLIN | (zmq.POLLOUT if greeted and self._unsent else 0))
+            poller.register(dealer, zmq.POLLIN | (zmq.POLLOUT if self._greeted and self._unsent else 0))
             ready = dict(poller.poll(max(0, round((beat_s - self._clock.now()) * 1e3))))
-            if monitor in ready:
-                recv_monitor_message(monitor)
-                # The greeting says how things stand; what an earlier scheduler did not get is outdated.
-                self._unsent = deque(map(encode, () if self.silent else self._greeting()))
-                greeted = True
+            due = self._clock.now() >= beat_s
             if ready.get(dealer, 0) & zmq.POLLIN:
                 self._unsent.extend(encode(answer) for answer in self._receive(dealer.recv_multipart()))
             ending = self._inbox in ready and self._collect() is _END
-            if greeted:
+            beat = encode(self._progress()) if due and self._greeted and not self.silent else None
+            # As late as possible: while this thread was kept from running another scheduler may have come.
+            while monitor.poll(0):
+                self._follow(recv_monitor_message(monitor)["event"])
+            if self._greeted:
                 self._flush(dealer)
+                if beat is not None and not self._unsent:
+                    self._send(dealer, beat)
             if ending:
                 return
-            if self._clock.now() >= beat_s:
+            if due:
                 beat_s = self._clock.now() + HEARTBEAT_S
-                if greeted and not self._unsent and not self.silent:
-                    self._send(dealer, encode(self._progress()))
+
+    def _follow(self, event: int) -> None:
+        """A connection has begun or ended."""
+        self._greeted = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
+        if self._greeted:
+            # The greeting says how things stand; what an earlier scheduler did not get is outdated.
+            self._unsent = deque(map(encode, () if self.silent else self._greeting()))
 
     def _collect(self) -> bytes | None:
         """Take one frame of the main thread's; returns ``_END`` if that was the last."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 import zmq
 
-from gpuslice.agent.scheduler_link import Link
+from gpuslice.agent.scheduler_link import HEARTBEAT_S, Link
+from gpuslice.clock import Clock, MonotonicClock
 from gpuslice.wire import (
     PROTOCOL_VERSION,
     Bye,
@@ -39,6 +41,7 @@ class Scheduler:
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.RCVTIMEO, PATIENCE_MS)
         self._socket.setsockopt(zmq.LINGER, 0)
+        self._connections = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
         self._socket.bind(endpoint)
 
     def hear(self) -> FromAgent:
@@ -54,18 +57,49 @@ class Scheduler:
     def say(self, frame: bytes) -> None:
         self._socket.send_multipart([b"job:0", frame])
 
+    def wait_for_a_connection(self) -> None:
+        assert self._connections.poll(PATIENCE_MS)
+
     def close(self) -> None:
+        if not self._socket.closed:
+            self._socket.disable_monitor()
+            self._connections.close()
         self._context.destroy(linger=0)
+
+
+class StallingClock(MonotonicClock):
+    """Keeps whoever asks for the time next, after a while, until something has been done."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._do: Callable[[], object] | None = None
+        self._from_s = 0.0
+
+    def stall(self, do: Callable[[], object]) -> None:
+        """Most of a heartbeat's interval from now: who asks then has waited for the next heartbeat's time."""
+        self._from_s = self.now() + HEARTBEAT_S / 2
+        self._do = do
+
+    def now(self) -> float:
+        if self._do is not None and super().now() >= self._from_s:
+            do, self._do = self._do, None
+            do()
+        return super().now()
 
 
 class Rank:
     """A link and what it has heard."""
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, clock: Clock | None = None) -> None:
         self.heard: queue.Queue[ToAgent] = queue.Queue()
         self.greeting: list[FromAgent] = [HELLO]
         self.link = Link(
-            endpoint, "job:0", greeting=lambda: self.greeting, progress=lambda: BEAT, handle=self._handle
+            endpoint,
+            "job:0",
+            greeting=lambda: self.greeting,
+            progress=lambda: BEAT,
+            handle=self._handle,
+            clock=clock,
         )
 
     def _handle(self, message: ToAgent) -> Sequence[FromAgent]:
@@ -135,6 +169,29 @@ def test_a_new_scheduler_is_greeted_and_hears_nothing_outdated(endpoint: str, ra
         assert second.hear() == Overshot(epoch=7, boundary=7)
     finally:
         second.close()
+
+
+def test_a_new_scheduler_is_greeted_first_though_it_came_while_a_heartbeat_was_due(endpoint: str) -> None:
+    clock, seconds = StallingClock(), list[Scheduler]()
+    first, rank = Scheduler(endpoint), Rank(endpoint, clock)
+
+    def another_scheduler() -> None:
+        first.close()
+        seconds.append(Scheduler(endpoint))
+        seconds[0].wait_for_a_connection()
+        came.set()
+
+    came = threading.Event()
+    rank.link.start()
+    try:
+        assert [first.hear(), first.hear()] == [HELLO, BEAT]
+        clock.stall(another_scheduler)
+        assert came.wait(PATIENCE_S)
+        assert [seconds[0].hear(), seconds[0].hear()] == [HELLO, BEAT]
+    finally:
+        rank.link.close()
+        for scheduler in (first, *seconds):
+            scheduler.close()
 
 
 def test_a_job_may_come_before_its_scheduler(endpoint: str, rank: Rank) -> None:
