@@ -50,7 +50,7 @@ def test_gangs_that_share_devices_end_as_undisturbed_ones(tmp_path: Path, ramdis
     alone = subprocess.run(argv, env=environ, capture_output=True, text=True, check=True, timeout=PATIENCE_S)
     core = Core([DeviceName("cpu", 0), DeviceName("cpu", 1)], RoundRobin(quantum_s=0.5))
 
-    begin, here = tmp_path / "begin", set[tuple[str, int]]()
+    begin, enough, here = tmp_path / "begin", tmp_path / "enough", set[tuple[str, int]]()
 
     def observe(event: Event, now: float, commands: Sequence[Command]) -> None:
         core.check()
@@ -58,9 +58,13 @@ def test_gangs_that_share_devices_end_as_undisturbed_ones(tmp_path: Path, ramdis
             here.add((event.job, event.rank))
             if len(here) == 4:  # or one gang might be done before the other is there
                 begin.touch()
+        if len(core.jobs) == 2 and all(job.epoch > 1 for job in core.jobs.values()):
+            enough.touch()
 
     program = Program(
-        (*argv, str(begin)), "/", command.environment(Settings(device="cpu:0", ramdisk_dir=ramdisk), environ)
+        (*argv, str(begin), str(enough)),
+        "/",
+        command.environment(Settings(device="cpu:0", ramdisk_dir=ramdisk), environ),
     )
     with Scheduler(core, tmp_path / "s", observer=observe) as scheduler:
         for job in "gh":
