@@ -22,6 +22,7 @@ NBYTES = 9 * MIB
 @pytest.fixture
 def arena() -> Iterator[memoryview]:
     """Page-locked, so that copies are asynchronous."""
+    torch.cuda.init()  # nothing is page-locked for a process that has not begun to use the GPU
     device = open_device(DeviceName("cuda", 0))
     with mmap.mmap(-1, NBYTES) as mapping:
         view = memoryview(mapping)
