@@ -118,6 +118,7 @@ _BY_NAME = {
     "unleased": TEXT,
     "version": COUNT,
     "weight": WEIGHT,
+    "went_on_from": COUNT,
     "width": OPTIONAL_RANKS,
     "world": COUNT,
     "world_size": RANKS,

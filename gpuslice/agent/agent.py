@@ -342,6 +342,7 @@ class Agent:
             step=boundaries.steps,
             stuck=self._watch.stuck,
             loss=logged_losses.newest(),
+            went_on_from=boundaries.went_on_from,
             unleased=self._unleased.look(
                 leased, self._runtime.gpus, lambda: self._orders.phase is Phase.RUNNING
             ),

@@ -55,6 +55,8 @@ class BoundaryCounter:
         Whether the latest boundary is of a backward pass or a call: graphs may be alive that go on.
     calls_count
         Whether there was no batch, step or backward pass since the script began to evaluate.
+    went_on_from
+        Where the snapshot of a former process was taken that this one has gone on from; 0 without one.
     hooked
         Whether DataLoaders tell of their fetches by themselves.
     compiled_step
@@ -88,10 +90,11 @@ class BoundaryCounter:
         "saver",
         "steps",
         "stop_at",
+        "went_on_from",
     )
 
     def __init__(self) -> None:
-        self.count = 0
+        self.count = self.went_on_from = 0
         self.steps = 0
         self.stop_at = NEVER
         self.explicit = False

@@ -236,7 +236,7 @@ class Job:
             loaded = restoration.apply()
             self.values.update((name, loaded[name]) for name in self.values)
             process_rng.restore(loaded[_RNG], restoration.gpus)
-            self._runtime.boundary = snapshot.boundary
+            self._runtime.boundary = self._runtime.boundaries.went_on_from = snapshot.boundary
             self._progress.count_from(target)
 
         def reached() -> None:

@@ -83,6 +83,7 @@ class RankReports:
                 self._advance(job, rank, now, message.boundary, message.step)
                 rank.stuck, rank.unleased = message.stuck, message.unleased
                 job.peak_bytes = max(job.peak_bytes, message.peak_bytes)
+                self._note_where_it_began(job, rank, message.went_on_from)
                 self._time(job, message.step, now)
                 self._core.trials.check_progress(job, now)
                 if job.through:
@@ -113,6 +114,15 @@ class RankReports:
         for rank in job.waiting_ranks():
             rank.phase = RankPhase.LEAVING
             self._core.tell(job, rank.number, Dismiss(epoch=job.epoch))
+
+    def _note_where_it_began(self, job: Gang, rank: Rank, boundary: int) -> None:
+        """Tell of the snapshot that a job goes on from, once all of its ranks have said so."""
+        if boundary == rank.went_on_from:
+            return
+        rank.went_on_from = boundary
+        if boundary and {one.went_on_from for one in job.members} == {boundary}:
+            details = {"attempt": job.attempt + 1, "boundary": boundary}
+            self._core.order(Notice("went_on", job.id, details))
 
     def aim(self, job: Gang, stop_at: int) -> None:
         """Make the gang stop at ``stop_at``; ranks that have parked before it go on."""

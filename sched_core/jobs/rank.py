@@ -29,16 +29,29 @@ class Rank:
         Its process, as the kernel told the shell; 0 before its Hello.
     stuck, unleased
         Where its script is, if it passes no boundary; what it holds on GPUs without a lease; else empty.
+    went_on_from
+        The boundary of the snapshot that its process has gone on from; 0 without one.
     bound
         While it is parked: why it can only resume on the device that it left; else empty.
     """
 
-    __slots__ = ("bound", "boundary", "loss", "number", "phase", "pid", "step", "stuck", "unleased")
+    __slots__ = (
+        "bound",
+        "boundary",
+        "loss",
+        "number",
+        "phase",
+        "pid",
+        "step",
+        "stuck",
+        "unleased",
+        "went_on_from",
+    )
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.phase = RankPhase.ABSENT
-        self.boundary = 0
+        self.boundary = self.went_on_from = 0
         self.loss: float | None = None
         self.pid = 0
         self.step = 0

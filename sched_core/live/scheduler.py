@@ -65,7 +65,7 @@ _AGAIN_S = 1.0
 _REASON_CHARACTERS = 1000
 #: Notices that nobody needs to worry about.
 _EXPECTED = frozenset(
-    {"began", "first_step", "guaranteed", "packed", "resized", "switched", "timed", "trial_passed"}
+    {"began", "first_step", "guaranteed", "packed", "resized", "switched", "timed", "trial_passed", "went_on"}
 )
 
 Observer = Callable[[Event, float, Sequence[Command]], object]

@@ -60,6 +60,9 @@ def test_a_gang_that_is_parked_moved_and_killed_ends_as_an_undisturbed_one(
     assert ended is not None
     told = Path(client.logs(job).err).read_text(encoding="utf-8")
     assert (ended.state, ended.restarts) == ("succeeded", 1), told
+    (went_on,) = [event for event in client.events() if event.what == "went_on"]
+    assert went_on.details["attempt"] == 2
+    assert went_on.details["boundary"] > 0
     found, expected = digests(ours), digests(undisturbed)
     for name, of_rank in found.items():
         # It went on from its last whole snapshot.

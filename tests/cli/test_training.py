@@ -210,6 +210,9 @@ def test_a_killed_training_goes_on_from_its_snapshot_after_a_move(shell: Shell, 
     assert digest(client, job) == alone.stdout.strip()
     (failed,) = [event for event in client.events() if event.what == "failed"]
     assert (failed.details["class"], failed.details["attempt"]) == ("infrastructure", 1)
+    (went_on,) = [event for event in client.events() if event.what == "went_on"]
+    assert went_on.details["attempt"] == 2
+    assert went_on.details["boundary"] > 100
     made = int(client.read_log(job, err=True).split(b"made ")[1].split()[0])
     assert 0 < made < 60 * 64, "the second attempt did not begin at the beginning"
     assert ended.steps == 60 * 64, "and its steps are counted on"

@@ -138,9 +138,11 @@ def test_a_named_job_goes_on_by_itself_and_an_unnamed_one_does_not(start: Start)
     start("digits")
     job = gpuslice.attach(model=saved, best=9.0)
     job.values["best"] = 0.5
+    job._runtime.boundary = 7
     job.suspend()
     job.resume()
     expected = weights(saved)
+    assert job._runtime.boundaries.went_on_from == 0
 
     start()
     unnamed = nn.Linear(3, 3)
@@ -149,8 +151,10 @@ def test_a_named_job_goes_on_by_itself_and_an_unnamed_one_does_not(start: Start)
 
     start()
     by_script = nn.Linear(3, 3)
-    assert gpuslice.attach("digits", model=by_script, best=9.0).values == {"best": 0.5}
+    by_name = gpuslice.attach("digits", model=by_script, best=9.0)
+    assert by_name.values == {"best": 0.5}
     assert weights(by_script) == expected
+    assert by_name._runtime.boundaries.went_on_from == by_name._runtime.boundary == 7
 
     start("digits")
     with pytest.raises(RefusedSnapshotError, match="holds 'best', which is not attached"):

@@ -13,6 +13,7 @@ from gpuslice.sched_core.core.events import (
     Held,
     Kill,
     Launch,
+    Notice,
     RankGone,
     Released,
     Reported,
@@ -369,3 +370,17 @@ def test_a_gang_keeps_its_devices_while_a_rank_that_has_said_bye_still_exists() 
     assert driver.state("g") is JobState.SUSPENDING
     assert {job for job, _, _ in told(driver.do(RankGone("g", 0)), wire.Resume)} == {"h"}
     assert driver.state("g") is JobState.SUSPENDED
+
+
+def test_where_a_gang_goes_on_is_told_once_all_ranks_have_said_it() -> None:
+    driver = Driver(2)
+    driver.running_gang(2)
+
+    def goes_on(rank: int, boundary: int) -> list[Command]:
+        epoch = driver.core.jobs["g"].epoch
+        message = wire.Progress(epoch=epoch, boundary=boundary, step=boundary, went_on_from=7)
+        return driver.say("g", message, rank)
+
+    assert goes_on(0, 11) == []
+    assert goes_on(1, 11) == [Notice("went_on", "g", {"attempt": 1, "boundary": 7})]
+    assert goes_on(0, 12) == goes_on(1, 12) == []
