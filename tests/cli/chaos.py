@@ -110,7 +110,7 @@ class Chaos:
         ]
 
     def run(self, duration_s: float) -> None:
-        """Do mischief for so long, then let everything come to its end and look at it."""
+        """Do mischief for so long and of every kind, then let everything come to its end and look at it."""
         self._shell("up", *_OPTIONS)
         try:
             self._rampage(duration_s)
@@ -123,7 +123,7 @@ class Chaos:
     def _rampage(self, duration_s: float) -> None:
         ends_s = time.monotonic() + duration_s
         acts, weights = zip(*self._acts, strict=True)
-        while time.monotonic() < ends_s:
+        while time.monotonic() < ends_s or len(self.done) < len(acts):
             (act,) = self._random.choices(acts, weights)
             try:
                 if act():

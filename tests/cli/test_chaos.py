@@ -1,6 +1,6 @@
-"""Minutes of random mischief; every job is accounted for, and every model is right.
+"""Random mischief of every kind; every job is accounted for, and every model is right.
 
-``GPUSLICE_CHAOS_S`` says how many seconds, ``GPUSLICE_CHAOS_SEED`` what happens.
+``GPUSLICE_CHAOS_S`` says how many seconds at least, ``GPUSLICE_CHAOS_SEED`` what happens.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .test_training import undisturbed
 
 @pytest.mark.slow
 def test_every_job_is_accounted_for_after_random_mischief(shell: Shell) -> None:
-    duration_s = float(os.environ.get("GPUSLICE_CHAOS_S", "45"))
+    duration_s = float(os.environ.get("GPUSLICE_CHAOS_S", "20"))
     chaos = Chaos(shell, int(os.environ.get("GPUSLICE_CHAOS_SEED", "1")))
     chaos.run(duration_s)
     print(f"{len(chaos.fates)} jobs;", dict(chaos.done))

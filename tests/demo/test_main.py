@@ -30,9 +30,9 @@ MARK = "DEMO_TEST_MARK"
 
 
 class Running:
-    """``gpuslice demo`` in a process of its own, with everything it starts marked."""
+    """``gpuslice demo``, as Python's arguments say it, in a process with everything it starts marked."""
 
-    def __init__(self, directory: Path, *options: str) -> None:
+    def __init__(self, directory: Path, *arguments: str) -> None:
         self.mark = uuid.uuid4().hex
         self.directory = directory
         self.temporary = directory / "tmp"
@@ -40,7 +40,7 @@ class Running:
         self.shm_before = on_ramdisk()
         environ = {**os.environ, MARK: self.mark, "HOME": str(directory), "TMPDIR": str(self.temporary)}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "gpuslice", "demo", *options],
+            [sys.executable, *arguments],
             cwd=directory,
             env=environ,
             stdout=subprocess.PIPE,
@@ -110,12 +110,20 @@ def sigterm() -> Iterator[None]:
     signal.signal(signal.SIGTERM, former)
 
 
+DEMO = ("-m", "gpuslice", "demo")
 #: Fewer steps may end within one slice: a slice is long enough that switching takes a small share of it.
 SHORT = ("--steps", "100", "--quantum", "0.2")
+#: The demonstration from where the jobs begin to share: it compares with nothing.
+AFTER_UNDISTURBED = (
+    "-c",
+    "import gpuslice.demo.main as demo, gpuslice.cli as cli, sys\n"
+    "demo.run_undisturbed = lambda trainings, *_: {one.name: '' for one in trainings}\n"
+    "cli.main(['demo', *sys.argv[1:]])",
+)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("running", [(*SHORT, "--json", "r.json")], indirect=True)
+@pytest.mark.parametrize("running", [(*DEMO, *SHORT, "--json", "r.json")], indirect=True)
 def test_the_shared_models_equal_the_undisturbed_ones(running: Running) -> None:
     code, output = running.wait()
     assert code == 0, output
@@ -140,7 +148,7 @@ def test_the_shared_models_equal_the_undisturbed_ones(running: Running) -> None:
     assert running.left_over() == []
 
 
-@pytest.mark.parametrize("running", [()], indirect=True)
+@pytest.mark.parametrize("running", [DEMO], indirect=True)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ending_it_early_leaves_nothing_behind(running: Running, number: signal.Signals) -> None:
     running.read_until("on its own")
@@ -156,7 +164,7 @@ def test_ending_it_early_leaves_nothing_behind(running: Running, number: signal.
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("running", [SHORT], indirect=True)
+@pytest.mark.parametrize("running", [(*AFTER_UNDISTURBED, *SHORT)], indirect=True)
 def test_ctrl_c_while_jobs_share_leaves_nothing_behind(running: Running) -> None:
     running.read_until("suspended in")
     running.process.send_signal(signal.SIGINT)
