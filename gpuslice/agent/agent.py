@@ -164,7 +164,11 @@ class Agent:
             self._began = True
             self._link.send(self._progress())  # when the set-up was over matters for what counts as service
         leased, late = self._orders.phase is Phase.RUNNING, list[int]()
-        if not self._runtime.interruptible() or not self._orders.arrive(boundary):
+        if not self._runtime.interruptible():
+            if self._runtime.identity.world_size > 1:
+                self._report(self._orders.pass_by(boundary))
+            return late
+        if not self._orders.arrive(boundary):
             return late
         whole = whole_or_ended(lambda: self._runtime.whole)
         with undisturbed(self._orders.interrupt, late=late) as held, whole:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from types import FrameType, ModuleType
 
+from gpuslice.checkpoint.discover import pending_collectives
 from gpuslice.checkpoint.gate import OWN_PREFIX
 from gpuslice.runtime.boundaries import BoundaryCounter
 from gpuslice.runtime.ending import say
@@ -24,6 +25,8 @@ _LOOK_AGAIN_S = 1.0
 _COMPUTES = 0.2
 _PLACE_CHARACTERS = 200
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+#: Of boundaries: ``gpuslice ps`` says "no boundary" before it.
+_UNUSABLE = "without a pending collective"
 _REMEDY = "call gpuslice.boundary() between two mini-batches; docs/hooks.md says what is a boundary by itself"
 
 
@@ -38,11 +41,14 @@ class BoundaryWatchdog:
         Whether the job is asked to park at this moment.
     tell
         Gets what is to be said on stderr.
+    pending_for_s
+        For how long a collective was pending at every boundary that mattered.
 
     Attributes
     ----------
     stuck
-        Where the script is that has passed no boundary for so long; empty while all is well.
+        Where the script is that has passed no boundary for so long, or what kind of boundary; empty while
+        all is well.
     """
 
     def __init__(
@@ -50,6 +56,7 @@ class BoundaryWatchdog:
         boundaries: BoundaryCounter,
         asked: Callable[[], bool] = lambda: False,
         tell: Callable[..., None] = say,
+        pending_for_s: Callable[[], float] = pending_collectives.pending_for_s,
     ) -> None:
         self.stuck = ""
         self._boundaries = boundaries
@@ -60,6 +67,7 @@ class BoundaryWatchdog:
         self._count = boundaries.count
         self._since: tuple[float, float] | None = None
         self._asked_since_s: float | None = None
+        self._pending_for_s = pending_for_s
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"{OWN_PREFIX}watch", daemon=True)
 
@@ -96,7 +104,7 @@ class BoundaryWatchdog:
             self._asked_since_s = None
         if frame is None or count != self._count or self._since is None or _is_ours(frame):
             self._count, self._since = count, (now_s, busy_s)
-            self._asked_since_s, self.stuck = (now_s if asked else None), ""
+            self._asked_since_s, self.stuck = (now_s if asked else None), self._unusable()
             return
         if asked and self._asked_since_s is None:
             self._asked_since_s = now_s
@@ -108,6 +116,16 @@ class BoundaryWatchdog:
                 self._name(frame, f"has computed for {PATIENCE_S:g} s without a boundary")
             elif not self.stuck:
                 self._since = now_s, busy_s
+
+    def _unusable(self) -> str:
+        """What was wrong with all boundaries of late at which the job was to park."""
+        if self._pending_for_s() < PATIENCE_S:
+            return ""
+        what = f"has passed no boundary {_UNUSABLE} for {PATIENCE_S:g} s, and cannot be suspended"
+        if what not in self._told:
+            self._told.add(what)
+            self._tell(f"the script {what}", pending_collectives.REMEDY)
+        return _UNUSABLE
 
     def _name(self, frame: FrameType, what: str) -> None:
         location = _location(frame)

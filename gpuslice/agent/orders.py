@@ -224,6 +224,17 @@ class Orders:
             self.phase = Phase.PARKED
             return True
 
+    def pass_by(self, boundary: int) -> list[FromAgent]:
+        """The main thread cannot park at ``boundary``; ranks that did may be what it waits for there.
+
+        So they are not left parked: the gang is to stop at another one.
+        """
+        with self._lock:
+            if self._listening or self.phase is not Phase.RUNNING or boundary < self._boundaries.stop_at:
+                return []
+            self._boundaries.stop_at = NEVER
+            return [Overshot(epoch=self.epoch, boundary=boundary)]
+
     def run_on(self) -> None:
         """The main thread runs (again)."""
         with self._lock:

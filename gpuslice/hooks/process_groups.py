@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 
 import torch.distributed
 
+from gpuslice.checkpoint.discover import pending_collectives
 from gpuslice.launch.rank_identity import ARMED
 
 
@@ -14,11 +15,13 @@ def watch(join: Callable[[int, int], None]) -> None:
     """Have ``join(rank, world_size)`` called when this process has joined a default process group.
 
     By every way there is: ``init_process_group`` notes the group in one function, and nobody else does.
+    What is pending in any group keeps the process from being suspended.
     """
     if not torch.distributed.is_available():
         return
     from torch.distributed import distributed_c10d
 
+    pending_collectives.track()
     note = distributed_c10d._update_default_pg
 
     def _update_default_pg(pg: torch.distributed.ProcessGroup | None) -> None:

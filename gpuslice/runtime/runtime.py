@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import torch
 
-from gpuslice.checkpoint.discover import live_graphs
+from gpuslice.checkpoint.discover import live_graphs, pending_collectives
 from gpuslice.checkpoint.named.lazy_optimizer_state import LazyResume
 from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
 from gpuslice.checkpoint.ramdisk.store import JobStore
@@ -222,7 +222,7 @@ class Runtime:
             self._settle_on(found)
 
     def interruptible(self) -> bool:
-        """Whether the main thread may park right here: not inside backward, not in a graph capture."""
+        """Whether the main thread may park here: not inside backward, a graph capture or a collective."""
         self._look_for_state()
         if torch._C._current_graph_task_id() != -1:
             return False
@@ -230,7 +230,7 @@ class Runtime:
             self.device.check_idle()
         except SuspendRefusedError:
             return False
-        return True
+        return not pending_collectives.pending()
 
     def suspend(self, *, explicit: bool, successor: Successor | None = None) -> SwitchRecord:
         """Move the job's state off its device.
@@ -247,6 +247,7 @@ class Runtime:
         SuspendRefusedError, RamDiskFullError, SwitchFailedError
             Nothing has changed.
         """
+        pending_collectives.refuse()
         self.checkpoints.settle()
         self._look_for_state()
         if self.device.name.kind != "cpu":

@@ -20,9 +20,10 @@ class Bench:
     def __init__(self) -> None:
         self.counter = BoundaryCounter()
         self.asked = False
+        self.pending_s = 0.0
         self.told: list[str] = []
         self.watch = BoundaryWatchdog(
-            self.counter, lambda: self.asked, lambda *lines: self.told.extend(lines)
+            self.counter, lambda: self.asked, lambda *lines: self.told.extend(lines), lambda: self.pending_s
         )
         self.now_s = self.busy_s = 0.0
 
@@ -84,6 +85,20 @@ def test_who_is_asked_to_park_is_named_whatever_it_does(bench: Bench) -> None:
     assert bench.look(after_s=PATIENCE_S, busy=0.0)
     assert "asked to park" in bench.told[0]
     bench.asked = False
+    bench.counter.fetching()
+    assert bench.look(after_s=1) == ""
+
+
+def test_a_script_that_passes_no_boundary_without_a_pending_collective_is_named_once(bench: Bench) -> None:
+    bench.look()
+    for bench.pending_s in (PATIENCE_S - 1, PATIENCE_S, PATIENCE_S + 1):
+        bench.counter.fetching()
+        stuck = "without a pending collective" if bench.pending_s >= PATIENCE_S else ""
+        assert bench.look(after_s=1) == stuck
+    what, remedy = bench.told
+    assert "no boundary without a pending collective" in what
+    assert "async_op=True" in remedy
+    bench.pending_s = 0.0
     bench.counter.fetching()
     assert bench.look(after_s=1) == ""
 

@@ -89,6 +89,23 @@ def test_a_larger_stop_at_replaces_the_first(rank: Rank) -> None:
     assert rank.boundaries.stop_at == 9
 
 
+def test_a_boundary_that_cannot_be_parked_at_is_overshot_once(rank: Rank) -> None:
+    rank.running(boundary=5)
+    rank.orders.suspend(Suspend(epoch=1, stop_at=7))
+    assert rank.orders.pass_by(6) == []
+    assert rank.orders.pass_by(7) == [Overshot(epoch=1, boundary=7)]
+    assert rank.boundaries.stop_at == NEVER
+    assert rank.orders.pass_by(8) == []
+    rank.orders.suspend(Suspend(epoch=1, stop_at=9))
+    assert rank.orders.arrive(9)
+
+
+def test_who_only_listens_for_a_boundary_overshoots_none(rank: Rank) -> None:
+    rank.running(boundary=0).orders.listen()
+    assert rank.orders.pass_by(1) == []
+    assert not rank.orders.arrive(1)
+
+
 @pytest.mark.parametrize("epoch", [1, 3])
 def test_a_suspend_of_another_epoch_changes_nothing(rank: Rank, epoch: int) -> None:
     rank.running(epoch=2, boundary=5)
