@@ -79,6 +79,9 @@ class Digest:
 
     def _add_many(self, values: Sequence[object]) -> None:
         self._note(str(len(values)))
+        if set(map(type, values)) == {int}:
+            self._note(repr(values))  # the state of a generator has hundreds
+            return
         for value in values:
             self.add(value)
 

@@ -7,6 +7,7 @@ tests break the capture on purpose: a matrix that could not fail would show noth
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,12 @@ def plain(loop: Loop) -> list[str]:
     return [digest(process_rng.capture(), *state) for state in loop]
 
 
+@cache
+def undisturbed(name: str) -> list[str]:
+    """The digests of the case's undisturbed run on the CPU, which several tests compare with."""
+    return plain(CASES[name]())
+
+
 def suspended(loop: Loop, switch: Switch, meanwhile: Callable[[], object] = disturb) -> list[str]:
     """The digests of a run that is suspended at every boundary."""
     seed(11)
@@ -90,7 +97,7 @@ NAMES = [pytest.param(name, marks=marks(name)) for name in sorted(CASES)]
 
 @pytest.mark.parametrize("name", NAMES)
 def test_survives(name: str, store: JobStore) -> None:
-    expected = plain(CASES[name]())
+    expected = undisturbed(name)
     assert len(expected) >= BOUNDARIES
     assert suspended(CASES[name](), Switch(CpuDevice(DeviceName("cpu", None)), store)) == expected
 
@@ -136,7 +143,7 @@ CHUNKED = {"adam", "accumulation", "dropout", "moving_averages", "pending_graph"
 @pytest.mark.usefixtures("tiny_chunks")
 @pytest.mark.parametrize("name", of_which(CHUNKED))
 def test_survives_in_many_chunks_of_which_most_have_not_changed(name: str, tmp_path: Path) -> None:
-    expected = plain(CASES[name]())
+    expected = undisturbed(name)
     with RamDisk(tmp_path / "ramdisk", 1 << 30).open_store(None) as store:
         switch = Twice(CpuDevice(DeviceName("cpu", None)), store)
         assert suspended(CASES[name](), switch) == expected
@@ -149,7 +156,7 @@ def test_survives_in_many_chunks_of_which_most_have_not_changed(name: str, tmp_p
     "name", of_which({"adam", "accumulation", "loader_with_persistent_workers", "odd_places"})
 )
 def test_survives_a_spill(name: str, tmp_path: Path) -> None:
-    expected = plain(CASES[name]())
+    expected = undisturbed(name)
     disk = RamDisk(tmp_path / "ramdisk", 1 << 30, spill_directory=tmp_path / "spill")
     with disk.open_store(None) as store:
         switch = Switch(CpuDevice(DeviceName("cpu", None)), store)
