@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from .conftest import Finished, Workshop
+from .warm.process import Servers
 
 SCRIPT = Path(__file__).with_name("gang.py")
 EPOCHS = "2"
@@ -33,9 +34,9 @@ def run(
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, servers: Servers) -> dict[str, dict[str, str]]:
     directory = tmp_path_factory.mktemp("undisturbed")
-    workshop = Workshop(directory, directory / "ramdisk")
+    workshop = Workshop(directory, directory / "ramdisk", servers)
     done = workshop.python(str(SCRIPT), str(directory), "2+4", EPOCHS, *ALL_ALIVE)
     assert done.returncode == 0, done.stderr
     found = digests(directory)

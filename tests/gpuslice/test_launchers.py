@@ -11,6 +11,7 @@ import pytest
 
 from ..patience import PATIENCE_S
 from .conftest import Workshop
+from .warm.process import Servers
 
 SCRIPT = Path(__file__).with_name("launched.py")
 
@@ -20,9 +21,9 @@ def digests(directory: Path, ranks: int = 2) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, servers: Servers) -> list[str]:
     directory = tmp_path_factory.mktemp("undisturbed")
-    workshop = Workshop(directory, directory / "ramdisk")
+    workshop = Workshop(directory, directory / "ramdisk", servers)
     done = workshop.python(str(SCRIPT), "fork", str(directory), "1")
     assert done.returncode == 0, done.stderr
     return digests(directory)
