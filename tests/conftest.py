@@ -9,6 +9,8 @@ import signal
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 
@@ -26,6 +28,12 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+# No test asserts a time, and Hypothesis shall not either. The environment of `./x test-cuda` has none.
+if find_spec("hypothesis"):
+    hypothesis = import_module("hypothesis")
+    hypothesis.settings.register_profile("untimed", deadline=None)
+    hypothesis.settings.load_profile("untimed")
 
 _PID = os.getpid()
 
