@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from math import exp
 from pathlib import Path
 from typing import Any
@@ -9,14 +11,24 @@ from typing import Any
 import msgspec
 import pytest
 
+from gpuslice.cli.up import command
+from gpuslice.daemon import daemon
 from gpuslice.daemon.interference_profiles import by_scripts, read_profiles
 from gpuslice.daemon.scheduler_setup import Setup, options
 from gpuslice.errors import UsageError
 from gpuslice.profiler.colocation.plan import Plan
 from gpuslice.profiler.colocation.result import make_result
 from gpuslice.profiler.colocation.trial import Run, Trial
+from gpuslice.sched_core.interference import slowdown
+from gpuslice.sched_core.job import JobSpec
+from gpuslice.sched_core.jobs.program import Program
+from gpuslice.sched_core.live.scheduler import Scheduler
 from gpuslice.sched_core.policies.gandiva.live_packing import Packing
 from gpuslice.types import DeviceName
+
+from ...patience import PATIENCE_S
+
+RANK = Path(__file__).parents[2] / "sched_core" / "rank.py"
 
 
 def write(directory: Path, content: Any) -> Path:
@@ -114,3 +126,37 @@ def test_a_scheduler_that_packs_begins_with_them_and_no_other_takes_them(tmp_pat
     assert policy.priors == by_scripts(profiles)
     with pytest.raises(UsageError, match="nothing is packed"):
         Setup(devices, "rr", profiles=profiles).make_policy()
+
+
+def test_a_live_scheduler_weighs_them_against_what_it_measures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its figure follows from samples and prior; the same samples alone give another, or none."""
+    names = ["rank.py first", "rank.py second"]
+    measured = pair(members=names, normalized=[0.9, 0.9], interval=[None, None])
+    setups: list[Setup] = []
+    monkeypatch.setattr(daemon, "serve", lambda directory, setup, ready, **rest: setups.append(setup))
+    command(
+        devices="null:1",
+        quantum="500ms",
+        switch_share=0.0,
+        pack=True,
+        profiles=write(tmp_path, lab(measured, names=names)),
+        foreground=True,
+        state_dir=tmp_path / "state",
+    )
+    core = setups[0].make_core()
+    scheduler = Scheduler(core, tmp_path / "s")
+    try:
+        for name in names:
+            program = Program((sys.executable, str(RANK), str(10**9), "0"), "/", dict(os.environ))
+            scheduler.submit(JobSpec(id=name.split()[1], submit_s=0.0, demand=1, model=name), program)
+        first, second = core.jobs["first"], core.jobs["second"]
+        known = core.planning.throughput.slowdown
+        assert scheduler.run(lambda: known(first) is not None, timeout_s=PATIENCE_S), list(first.history)
+        samples = [core.planning.throughput.samples(first, beside) for beside in (None, second)]
+        prior = by_scripts(setups[0].profiles)[names[0], names[1]]
+        assert known(first) == slowdown(*samples, prior)
+        assert known(first) != slowdown(*samples)
+    finally:
+        scheduler.close()
