@@ -154,9 +154,9 @@ def test_a_live_scheduler_weighs_them_against_what_it_measures(
         first, second = core.jobs["first"], core.jobs["second"]
         known = core.planning.throughput.slowdown
         assert scheduler.run(lambda: known(first) is not None, timeout_s=PATIENCE_S), list(first.history)
-        samples = [core.planning.throughput.samples(first, beside) for beside in (None, second)]
+        alone, together = (core.planning.throughput.samples(first, beside) for beside in (None, second))
         prior = by_scripts(setups[0].profiles)[names[0], names[1]]
-        assert known(first) == slowdown(*samples, prior)
-        assert known(first) != slowdown(*samples)
+        assert known(first) == slowdown(alone, together, prior)
+        assert known(first) != slowdown(alone, together)
     finally:
         scheduler.close()
