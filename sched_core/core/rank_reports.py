@@ -281,7 +281,8 @@ class RankReports:
             raise job.illegal(f"Overshot of rank {rank.number}, which is {rank.phase.value}")
         self._advance(job, rank, now, message.boundary)
         if job.state is JobState.SUSPENDING and message.boundary >= job.stop_at:
-            self.aim(job, message.boundary + 2 ** min(job.overshoots, _MOST_DOUBLINGS))
+            # Odd distances, or a rank that cannot park at odd boundaries might be told of no other.
+            self.aim(job, message.boundary + 2 ** (min(job.overshoots, _MOST_DOUBLINGS) + 1) - 1)
             job.overshoots += 1
 
     def _refused(self, job: Gang, rank: Rank, message: Refused, now: float) -> None:

@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -15,14 +15,14 @@ import pytest
 from gpuslice.config import Settings
 from gpuslice.launch import command
 from gpuslice.sched_core.core.core import Core
-from gpuslice.sched_core.core.events import Command, Event, Reported
+from gpuslice.sched_core.core.events import Command, Event, Held, Released, Reported
 from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.jobs.program import Program
 from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.live.scheduler import Scheduler
 from gpuslice.sched_core.policies.rr import RoundRobin
 from gpuslice.types import DeviceName
-from gpuslice.wire import Hello
+from gpuslice.wire import Hello, Overshot
 
 from ..patience import PATIENCE_S
 
@@ -77,3 +77,40 @@ def test_gangs_that_share_devices_end_as_undisturbed_ones(tmp_path: Path, ramdis
     assert {job.state for job in core.jobs.values()} == {JobState.SUCCEEDED}
     assert all(job.epoch > 1 for job in core.jobs.values()), "nothing was put to the test"
     assert [digest(output) for output in outputs] == [digest(alone.stdout)] * 2
+
+
+@pytest.mark.slow
+def test_a_gang_with_a_collective_pending_at_every_other_boundary_stops_between_them(
+    tmp_path: Path, ramdisk: str
+) -> None:
+    environ, enough = {**os.environ, "OMP_NUM_THREADS": "1"}, tmp_path / "enough"
+    argv = (*TORCHRUN, str(SCRIPT.with_name("pending_collectives.py")), str(enough))
+    core = Core([DeviceName("cpu", 0), DeviceName("cpu", 1)], RoundRobin(quantum_s=60.0))
+    passed_by: list[int] = []
+
+    def observe(event: Event, now: float, commands: Sequence[Command]) -> None:
+        core.check()
+        if isinstance(event, Reported) and isinstance(event.message, Overshot):
+            passed_by.append(event.message.boundary)
+
+    settings = Settings(device="cpu:0", ramdisk_dir=ramdisk)
+    program = Program(argv, "/", command.environment(settings, environ))
+    with Scheduler(core, tmp_path / "s", observer=observe) as scheduler:
+
+        def run(until: Callable[[], bool]) -> None:
+            assert scheduler.run(until, timeout_s=PATIENCE_S), list(job.history)
+
+        scheduler.submit(JobSpec(id="g", submit_s=0.0, demand=2), program)
+        job = core.jobs["g"]
+        for _ in range(5):
+            before = min(rank.boundary for rank in job.ranks)
+            run(lambda: min(rank.boundary for rank in job.ranks) > before)  # noqa: B023
+            scheduler.apply_request(Held("g"))
+            run(lambda: job.state is JobState.SUSPENDED)
+            assert {rank.boundary % 2 for rank in job.ranks} == {0}
+            scheduler.apply_request(Released("g"))
+            run(lambda: job.state is JobState.RUNNING)
+        enough.touch()
+        run(lambda: job.state.ended and job.processes_gone)
+    assert job.state is JobState.SUCCEEDED
+    assert passed_by

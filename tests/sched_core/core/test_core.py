@@ -73,7 +73,7 @@ def test_an_overshot_raises_the_boundary_by_more_each_time() -> None:
     for boundary in (15, 20, 30):
         ((_, _, message),) = told(driver.overshot("a", boundary), wire.Suspend)
         raised.append(message.stop_at - boundary)
-    assert raised == [1, 2, 4]
+    assert raised == [1, 3, 7]
     assert driver.overshot("a", 20) == [], "an answer to an earlier request"
 
 
