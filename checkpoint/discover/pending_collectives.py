@@ -79,8 +79,10 @@ def _forget_completed() -> None:
 def _any() -> bool:
     if not torch.distributed.is_available():
         return False
+    from torch._C._distributed_c10d import _get_work_registry_size
+
     _forget_completed()
-    return bool(_started) or torch._C._distributed_c10d._get_work_registry_size() > 0
+    return bool(_started) or _get_work_registry_size() > 0
 
 
 def pending() -> bool:
