@@ -116,11 +116,15 @@ class ArrayNode(_Node, frozen=True, tag="array"):
 
 
 class ModuleNode(_Node, frozen=True, tag="module"):
-    """A ``torch.nn.Module``: parameters and buffers, the persistent or not, by qualified name."""
+    """A ``torch.nn.Module``: parameters and buffers, the persistent or not, by qualified name.
+
+    ``buckets``: of each ``DistributedDataParallel`` the numbers of its parameters, by gradient bucket.
+    """
 
     tensors: dict[str, TensorNode | SparseNode | QuantizedNode | ShardNode]
     training: dict[str, bool]
     extra: dict[str, Node]
+    buckets: dict[str, list[list[int]]] = {}
 
 
 class OptimizerNode(_Node, frozen=True, tag="optimizer"):

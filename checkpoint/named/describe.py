@@ -34,7 +34,7 @@ from gpuslice.checkpoint.format.nodes import (
 )
 from gpuslice.errors import UsageError
 
-from . import shards
+from . import gradient_buckets, shards
 from .generators import GENERATORS, Generator, generator_state, is_generator, own_generators
 
 _SCALARS = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
@@ -220,6 +220,11 @@ class Describer:
             extra={
                 name: self.node(part.get_extra_state(), f"{path}.{name}.get_extra_state()")
                 for name, part in extra_states(module)
+            },
+            buckets={
+                name: buckets
+                for name, part in gradient_buckets.replicated_parts(module)
+                if (buckets := gradient_buckets.layout(part))
             },
         )
 

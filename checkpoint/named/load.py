@@ -36,7 +36,7 @@ from gpuslice.checkpoint.format.nodes import (
 )
 from gpuslice.errors import RefusedSnapshotError
 
-from . import plain_tensors
+from . import gradient_buckets, plain_tensors
 from .describe import (
     extra_states,
     is_holder,
@@ -218,6 +218,9 @@ class Checker:
         extras = {name: self.check(saved, None, f"{path}.{name}") for name, saved in node.extra.items()}
 
         def load(maker: Maker) -> torch.nn.Module:
+            for name, part in gradient_buckets.replicated_parts(module):
+                if name in node.buckets and gradient_buckets.layout(part) != node.buckets[name]:
+                    gradient_buckets.lay_out(part, node.buckets[name])
             for load_tensor in loads:
                 load_tensor(maker)
             for name, training in node.training.items():

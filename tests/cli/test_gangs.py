@@ -16,7 +16,8 @@ from .conftest import Shell
 from .waiting import until
 
 SCRIPT = Path(__file__).parents[1] / "gpuslice" / "gang.py"
-EPOCHS = "30"
+EPOCHS = "16"
+RANKS = 4
 #: How long a collective may take, once all ranks train; the gang is parked for longer.
 TIMEOUT_S, PARKED_S = 8.0, 9.0
 
@@ -35,26 +36,27 @@ def test_a_gang_that_is_parked_moved_and_killed_ends_as_an_undisturbed_one(
         directory.mkdir()
     undisturbed, ours = directories
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "GANG_TIMEOUT_S": str(TIMEOUT_S)}
-    words = ("2", EPOCHS, "0", "0")
-    shell("up", "--devices", "cpu:4", "--policy", "fifo")
+    words = (str(RANKS), EPOCHS, "0", "0")
+    shell("up", "--devices", "cpu:8", "--policy", "fifo")
     client = shell.client()
     command = [sys.executable, str(SCRIPT), str(undisturbed), *words]
     subprocess.run(command, env=environ, check=True, timeout=PATIENCE_S)
-    job = client.submit([str(SCRIPT), str(ours), *words], devices=2, environ=environ, max_restarts=1)
+    job = client.submit([str(SCRIPT), str(ours), *words], devices=RANKS, environ=environ, max_restarts=1)
 
-    until(client, job, lambda info: info.steps > 50)
+    until(client, job, lambda info: info.steps > 10)
     client.suspend(job)
     until(client, job, lambda info: info.state == "suspended")
     assert client.wait(job, PARKED_S) is None
     client.resume(job)
     info = until(client, job, lambda info: info.state == "running")
-    assert set(info.devices) == {"cpu:0", "cpu:1"}
-    client.migrate(job, ["cpu:3", "cpu:2"])
-    info = until(client, job, lambda info: info.state == "running" and "cpu:3" in info.devices)
-    assert info.devices == ("cpu:3", "cpu:2")
+    assert set(info.devices) == {f"cpu:{number}" for number in range(RANKS)}
+    others = tuple(f"cpu:{number}" for number in reversed(range(RANKS, 2 * RANKS)))
+    client.migrate(job, others)
+    info = until(client, job, lambda info: info.state == "running" and others[0] in info.devices)
+    assert info.devices == others
     steps = info.steps
-    until(client, job, lambda info: info.steps > steps + 50)
-    os.kill(int((ours / "pid.2.1").read_text()), signal.SIGKILL)
+    until(client, job, lambda info: info.steps > steps + 10)
+    os.kill(int((ours / "pid.4.3").read_text()), signal.SIGKILL)
 
     ended = client.wait(job, PATIENCE_S)
     assert ended is not None
