@@ -187,12 +187,12 @@ class ClientSocket:
                 self.notify()
                 return None
             case Logs():
-                logs = self._scheduler.processes
+                logs = self._scheduler.local.processes
                 job = self._known(request.job).id
                 return LogFiles(out=str(logs.log(job, "out")), err=str(logs.log(job, "err")))
             case ReadLog():
                 job = self._known(request.job).id
-                path = self._scheduler.processes.log(job, "err" if request.err else "out")
+                path = self._scheduler.local.processes.log(job, "err" if request.err else "out")
                 return LogPart(data=_part(path, request.offset))
             case Cancel():
                 self._known(request.job)
@@ -233,7 +233,7 @@ class ClientSocket:
         return Accepted(job=name)
 
     def _free_name(self, request: Submit) -> str:
-        jobs, logged = self._scheduler.core.jobs, self._scheduler.processes.logged
+        jobs, logged = self._scheduler.core.jobs, self._scheduler.local.processes.logged
         if not request.numbered:
             if request.name in jobs:
                 raise UsageError(f"there is a job {request.name!r} already", "choose another name")

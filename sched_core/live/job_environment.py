@@ -15,18 +15,15 @@ _CONTEXT_BYTES = 1 << 30
 _MIB = 1 << 20
 
 
-def job_environ(spec: JobSpec, endpoint: str, tenant_ramdisk: Mapping[str, str]) -> dict[str, str]:
-    """The settings of one job: who it is, and where it reports.
+def job_environ(spec: JobSpec, tenant_ramdisk: Mapping[str, str]) -> dict[str, str]:
+    """The settings of one job: who it is; where it reports its node adds.
 
     Parameters
     ----------
-    endpoint
-        The socket for ranks.
     tenant_ramdisk
         Limits by tenant, ``8G`` style.
     """
     own = {
-        "socket": endpoint,
         "job": spec.id,
         "ranks": str(spec.ranks),
         "elastic": str(spec.elastic),

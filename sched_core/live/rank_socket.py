@@ -1,8 +1,4 @@
-"""The ROUTER socket to which ranks connect: who is who there, and what they may say.
-
-A frame that is not a message, or not one that its sender may send, is answered with ``Rejected`` and changes
-nothing.
-"""
+"""The ROUTER socket to which the ranks of one machine connect: who sent what, and who is still connected."""
 
 from __future__ import annotations
 
@@ -10,14 +6,12 @@ import logging
 import socket as sockets
 import struct
 from collections.abc import Callable
+from typing import NamedTuple
 
-import msgspec
 import zmq
 
 from gpuslice import wire
 from gpuslice.errors import GpusliceError, RemoteProtocolError
-from gpuslice.sched_core.core.events import Reported, Tell
-from gpuslice.sched_core.journal.journal import JournalError
 from gpuslice.types import shortened
 
 from .endpoint import check_sender, receive
@@ -27,45 +21,43 @@ _MESSAGES_AT_ONCE = 100
 _CREDENTIALS = struct.Struct("iII")
 #: Of an error that is sent to a rank.
 _ERROR_CHARACTERS = 4096
+#: From so many identities on those are forgotten whose connection is gone.
+_MANY = 4096
 _log = logging.getLogger(__name__)
 
 
+class _End(NamedTuple):
+    """Our end of a connection, and the process at the other."""
+
+    descriptor: int
+    pid: int
+
+
 class RankSocket:
-    """The scheduler's end of all ranks' connections.
+    """The near end of the connections of all ranks of this machine.
 
     Parameters
     ----------
     socket
         Bound.
-    handle
-        Called with each report; its errors are answered.
-    greeted
-        Called when a rank has said Hello and that was accepted: job, rank, process.
+    heard
+        Called with each frame that somebody of this user sent: their identity, their process, the frame.
     """
 
-    def __init__(
-        self,
-        socket: zmq.Socket[bytes],
-        handle: Callable[[Reported], None],
-        greeted: Callable[[str, int, int], None],
-    ) -> None:
-        self._socket = socket
-        self._handle = handle
-        self._greeted = greeted
-        self._routes: dict[tuple[str, int], bytes] = {}
-        self._peers: dict[bytes, tuple[str, int]] = {}
-        #: Our end of a rank's newest connection, and the process at the other.
-        self._connections: dict[tuple[str, int], tuple[int, int]] = {}
+    def __init__(self, socket: zmq.Socket[bytes], heard: Callable[[bytes, int, bytes], object]) -> None:
+        self.socket = socket
+        self._heard = heard
+        #: The newest connection of each identity, and of each rank that has greeted.
+        self._connections: dict[bytes, _End] = {}
+        self._ranks: dict[tuple[str, int], _End] = {}
 
-    def tell(self, command: Tell) -> None:
-        """Send an order."""
-        identity = self._routes.get((command.job, command.rank))
-        if identity is not None:  # else it has not greeted us yet, and hears of it then
-            self._send(identity, command.message)
+    def note(self, job: str, rank: int, pid: int, identity: bytes) -> None:
+        """``identity`` is that rank, process ``pid``, from now on."""
+        self._ranks[job, rank] = self._connections.get(identity, _End(-1, pid))
 
     def greeted(self, job: str, rank: int) -> bool:
         """Whether that rank has said Hello here."""
-        return (job, rank) in self._connections
+        return (job, rank) in self._ranks
 
     def connected(self, job: str, rank: int) -> bool:
         """Whether something that a rank said may still be on its way to `receive`.
@@ -73,8 +65,8 @@ class RankSocket:
         When the process is gone, libzmq reads what it left in the connection, hands it over, and only then
         closes our end. A forked child of the rank may hold the connection for longer.
         """
-        descriptor, pid = self._connections.get((job, rank), (-1, 0))
-        return descriptor >= 0 and _process_at(descriptor) == pid
+        end = self._ranks.get((job, rank))
+        return end is not None and end.descriptor >= 0 and _process_at(end.descriptor) == end.pid
 
     def receive(self) -> bool:
         """Deal with what is there, but not with so much of it that timers and processes would wait.
@@ -85,74 +77,51 @@ class RankSocket:
             Whether that was all.
         """
         for _ in range(_MESSAGES_AT_ONCE):
-            if (message := receive(self._socket)) is None:
+            if (message := receive(self.socket)) is None:
                 return True
             identity, frames = message
             try:
-                self._take(identity, frames)
-            except JournalError:
-                raise
+                pid = _sender(frames)
             except GpusliceError as error:
-                _log.info("rejected a message of %s: %s", self._peers.get(identity, "a stranger"), error)
-                self._reject(identity, error.message, error.remedy)
-            except Exception as error:  # noqa: BLE001 - a message is no reason to end; told and logged
-                _log.exception("a message of %s failed", self._peers.get(identity, "a stranger"))
-                self._reject(identity, f"{type(error).__name__}: {error}", "scheduler.jsonl says more")
+                _log.info("rejected a message of a stranger: %s", error)
+                self.send(identity, wire.encode(rejection(error.message, error.remedy)))
+                continue
+            self._connections[identity] = _End(frames[0].get(zmq.SRCFD), pid)
+            if len(self._connections) > _MANY:
+                self._forget_closed()
+            self._heard(identity, pid, frames[0].bytes)
         return False
 
-    def _reject(self, identity: bytes, error: str, remedy: str) -> None:
-        error, remedy = (shortened(text, _ERROR_CHARACTERS) for text in (error, remedy))
-        self._send(identity, wire.Rejected(error=error, remedy=remedy))
-
-    def _take(self, identity: bytes, frames: list[zmq.Frame]) -> None:
-        if not frames:
-            raise RemoteProtocolError("a message of too many frames or bytes", "send one frame")
-        if len(frames) != 1:
-            raise RemoteProtocolError(f"a message of {len(frames)} frames", "send one frame")
-        pid = check_sender(frames[0])
-        message = wire.decode_from_agent(frames[0].bytes)
-        if isinstance(message, wire.Hello):
-            self._welcome(identity, message, pid, frames[0].get(zmq.SRCFD))
-            return
-        peer = self._peers.get(identity)
-        if peer is None:
-            raise RemoteProtocolError(f"{type(message).__name__} of an unknown rank", "say Hello first")
-        self._handle(Reported(*peer, message))
-
-    def _welcome(self, identity: bytes, hello: wire.Hello, pid: int, descriptor: int) -> None:
-        if hello.version != wire.PROTOCOL_VERSION:
-            raise RemoteProtocolError(
-                f"protocol version {hello.version} is not {wire.PROTOCOL_VERSION}",
-                "run the same gpuslice on both sides",
-            )
-        peer = (hello.job, hello.rank)
-        # Known before the core answers, because the answer may already be a lease.
-        former, self._routes[peer] = self._routes.get(peer), identity
-        self._send(identity, wire.Welcome(version=wire.PROTOCOL_VERSION))
+    def send(self, identity: bytes, frame: bytes) -> None:
+        """Send ``frame``, unless nobody is there or reads."""
         try:
-            self._handle(Reported(*peer, msgspec.structs.replace(hello, pid=pid)))
-        except GpusliceError:
-            del self._routes[peer]
-            if former is not None:
-                self._routes[peer] = former
-            raise
-        if former is not None:
-            self._peers.pop(former, None)
-            if former != identity:
-                self._send(former, wire.Replaced())
-        self._peers[identity] = peer
-        self._connections[peer] = (descriptor, pid)
-        self._greeted(hello.job, hello.rank, pid)
-
-    def _send(self, identity: bytes, message: wire.ToAgent) -> None:
-        try:
-            self._socket.send_multipart([identity, wire.encode(message)], flags=zmq.NOBLOCK)
+            self.socket.send_multipart([identity, frame], flags=zmq.NOBLOCK)
         except zmq.ZMQError as error:
             # Unreachable: its process is ending, which the pidfd reports. Full: it does not read, which is
             # the same as not answering.
             if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 raise
-            _log.warning("%s could not be sent: %s", type(message).__name__, error)
+            _log.warning("a message for %r could not be sent: %s", identity, error)
+
+    def _forget_closed(self) -> None:
+        for identity, end in list(self._connections.items()):
+            if _process_at(end.descriptor) != end.pid:
+                del self._connections[identity]
+
+
+def rejection(error: str, remedy: str) -> wire.Rejected:
+    """The answer to a message that was not accepted."""
+    error, remedy = (shortened(text, _ERROR_CHARACTERS) for text in (error, remedy))
+    return wire.Rejected(error=error, remedy=remedy)
+
+
+def _sender(frames: list[zmq.Frame]) -> int:
+    """The process that sent ``frames``, which are to be one."""
+    if not frames:
+        raise RemoteProtocolError("a message of too many frames or bytes", "send one frame")
+    if len(frames) != 1:
+        raise RemoteProtocolError(f"a message of {len(frames)} frames", "send one frame")
+    return check_sender(frames[0])
 
 
 def _process_at(descriptor: int) -> int | None:

@@ -16,7 +16,6 @@ from types import TracebackType
 
 import zmq
 
-from gpuslice import config
 from gpuslice.clock import Clock, MonotonicClock
 from gpuslice.errors import GpusliceError, UnforeseenError
 from gpuslice.private_directories import private_directory
@@ -32,7 +31,6 @@ from gpuslice.sched_core.core.events import (
     Noted,
     Notice,
     OwnerRequest,
-    RankGone,
     Submitted,
     Tell,
     WakeAt,
@@ -49,13 +47,12 @@ from gpuslice.types import shortened
 
 from . import exit_record
 from .compute_process import Computing
-from .endpoint import LOCK, bind, lock, logs_directory
+from .endpoint import LOCK, lock
 from .housekeeping import Housekeeping
 from .job_environment import job_environ, mps_environ
-from .orphans import kill_orphans
-from .process_ends import PAUSE_MS, ProcessEnds
-from .processes import Processes
-from .rank_socket import RankSocket
+from .local_node import LocalNode
+from .node import Connection, Node, Reports, Sought
+from .rank_sessions import RankSessions
 from .throughput_meter import ThroughputMeter
 
 #: No pause is longer; what poll() takes ends at 2**31 milliseconds, which are 25 days.
@@ -107,6 +104,8 @@ class Scheduler:
     restore_core
         Called when an event has failed in the midst of the core, which was not observed: to make the core
         again what the events so far had made of it.
+    local
+        The processes of jobs on this machine.
 
     Raises
     ------
@@ -137,27 +136,25 @@ class Scheduler:
         self._meter = ThroughputMeter(core)
         self._wake_s: float | None = None
         private_directory(directory, option="--state-dir", parents=True)
-        self.processes = Processes(logs_directory(directory))
         self._lock = lock(directory / LOCK)
-        self.endpoint = f"ipc://{directory / 'scheduler.sock'}"
         self.context = zmq.Context()
         self._poller = zmq.Poller()
-        #: Every process of every job; one descriptor for the poller, however many they are.
-        self._watched = select.epoll()
+        self._ranks = RankSessions(self._send, self._handle, self._greeted)
+        self.reports = Reports(self._ranks.hear, self._occur, self._missing)
         try:
-            socket = bind(self.context, self.endpoint)
+            self.local = LocalNode(self.context, directory, self._clock, self.reports)
         except BaseException:
             self.context.destroy()
-            self._watched.close()
             os.close(self._lock)
             raise
         self.housekeeping = Housekeeping()
         self._computing = Computing()
+        #: What computes; one descriptor for the poller.
+        self._computed = select.epoll()
         self._handlers: dict[zmq.Socket[bytes] | int, Callable[[], object]] = {}
-        self._ranks = RankSocket(socket, self._handle, self._greeted)
-        self._ends = ProcessEnds(self._ranks)
-        self.register(socket, self._ranks.receive)
-        self._poller.register(self._watched.fileno(), zmq.POLLIN)
+        self.register(self.local.ranks.socket, self.local.ranks.receive)
+        self._poller.register(self.local.fileno(), zmq.POLLIN)
+        self._poller.register(self._computed.fileno(), zmq.POLLIN)
 
     def __enter__(self) -> Scheduler:
         return self
@@ -173,9 +170,10 @@ class Scheduler:
             return
         self._computing.close()
         if not self._keep_jobs:
-            self.processes.end_all(self._clock)
+            self.local.end_all()
         self.context.destroy(linger=0)
-        self._watched.close()
+        self.local.close()
+        self._computed.close()
         os.close(self._lock)
 
     def register(self, source: zmq.Socket[bytes] | int, handler: Callable[[], object]) -> None:
@@ -224,24 +222,24 @@ class Scheduler:
             self._occur(note)
 
     def _find(self, job: Gang) -> None:
-        found = self.processes.find(job.id, job.attempt) if job.exit_code is None else None
-        if isinstance(found, int):
-            self._watched.register(found, select.EPOLLIN)
-        elif found is not None:
-            self._exited(found)
-        elif job.exit_code is None and job.state.ended:
-            self._occur(Exited(job.id, exit_record.KILLED))  # cancelled before it was started
-        elif job.exit_code is None:
-            self._launch(Launch(job.id, job.program, job.attempt))
-        mark = os.fsencode(f"{config.variable('job')}={job.id}")
-        for rank in job.there():
-            descriptor = self.processes.find_rank(job.id, rank.number, rank.pid, mark)
-            if descriptor is None:
-                self._occur(RankGone(job.id, rank.number, unseen=True))
-            else:
-                self._watched.register(descriptor, select.EPOLLIN)
+        there = tuple((rank.number, rank.pid) for rank in job.there())
+        exited = job.exit_code is not None
+        self._node(job.id).find(Sought(job.id, job.attempt, exited, job.state.ended, there))
+
+    def _missing(self, name: str) -> None:
+        """The command of a job that was to be started never was."""
+        job = self.core.jobs[name]
         if job.state.ended:
-            self.processes.end(job.id, self.now())
+            self._occur(Exited(job.id, exit_record.KILLED))  # cancelled before it was started
+        else:
+            self._launch(Launch(job.id, job.program, job.attempt))
+
+    def _node(self, job: str) -> Node:
+        """Where the processes of ``job`` are."""
+        return self.local
+
+    def _send(self, connection: Connection, frame: bytes) -> None:
+        self.local.send(connection.identity, frame)
 
     def run(self, until: Callable[[], bool], *, timeout_s: float | None = None) -> bool:
         """Serve until ``until()`` is true; ``False`` if that took longer than ``timeout_s``."""
@@ -260,16 +258,12 @@ class Scheduler:
         ready = dict(self._poller.poll(self._pause_ms(ends_s)))
         for source in ready.keys() & self._handlers.keys():
             self._handlers[source]()
-        if self._watched.fileno() in ready:
-            self._reap()
+        if self.local.fileno() in ready:
+            self.local.reap()
+        if self._computed.fileno() in ready:
+            self._take_answers()
+        self.local.attend()
         now = self._clock.now()
-        for end in self._ends.known(now):
-            if isinstance(end, Exited):
-                self._exited(end)
-            else:
-                self._occur(end)
-        for job in self.processes.enforce(now):
-            kill_orphans(job, self.endpoint)
         if self._wake_s is not None and now >= self._wake_s:
             self._wake_s = None
             if not self._occur(Woken()):
@@ -280,14 +274,11 @@ class Scheduler:
     def _pause_ms(self, ends_s: float | None) -> int | None:
         """How long nothing needs to be done unless something happens; ``None``: for ever."""
         now = self._clock.now()
-        moments = (ends_s, self._wake_s, self.processes.next_deadline_s)
+        moments = (ends_s, self._wake_s, self.local.next_deadline_s)
         # Rounded up, or the last fraction of a millisecond would be spent polling without a pause.
         pauses_s = [max(0.0, when_s - now) for when_s in moments if when_s is not None]
         pauses_ms = [min(_PAUSE_AT_MOST_MS, int(pause_s * 1000.0) + 1) for pause_s in pauses_s]
-        if (housekeeping_ms := self.housekeeping.pause_ms) is not None:
-            pauses_ms.append(housekeeping_ms)
-        if self._ends:
-            pauses_ms.append(PAUSE_MS)
+        pauses_ms += [ms for ms in (self.housekeeping.pause_ms, self.local.pause_ms) if ms is not None]
         return min(pauses_ms, default=None)
 
     def _handle(self, event: Event) -> None:
@@ -347,53 +338,31 @@ class Scheduler:
             case Launch():
                 self._launch(command)
             case Kill():
-                self.processes.end(command.job, self._clock.now())
+                self._node(command.job).end(command.job)
             case WakeAt():
                 self._wake_s = command.when_s
             case Compute():
-                self._watched.register(self._computing.begin(command), select.EPOLLIN)
+                self._computed.register(self._computing.begin(command), select.EPOLLIN)
             case Notice():
                 level = logging.DEBUG if command.what in _EXPECTED else logging.WARNING
                 _log.log(level, "%s %s %s", command.job, command.what, command.details)
                 self._handle(Noted(command.what, command.job, command.details))
 
-    def _greeted(self, job: str, rank: int, pid: int) -> None:
+    def _greeted(self, job: str, rank: int, pid: int, connection: Connection) -> None:
         """A rank, process ``pid``, has said who it is."""
-        try:
-            descriptor = self.processes.watch_rank(job, rank, pid)
-        except ProcessLookupError:
-            # It died between its Hello and now; there is nothing to watch, so this is how we learn of it.
-            self._handle(RankGone(job, rank))
-            return
-        if descriptor is not None:
-            self._watched.register(descriptor, select.EPOLLIN)
+        self._node(job).watch_rank(job, rank, pid, connection.identity)
         if self.core.jobs[job].state.ended:
-            self.processes.end(job, self.now())  # its end was before it could be told
+            self._node(job).end(job)  # its end was before it could be told
 
     def _launch(self, command: Launch) -> None:
         spec = self.core.jobs[command.job].spec
-        environ = self._environ | job_environ(spec, self.endpoint, self._tenant_ramdisk)
+        environ = self._environ | job_environ(spec, self._tenant_ramdisk)
         environ |= mps_environ(spec, self.core.devices, command.program.environ)
-        try:
-            descriptor = self.processes.launch(command.job, command.program, environ, attempt=command.attempt)
-        except (OSError, ValueError) as error:
-            # The shell's convention for a command that cannot be executed.
-            self.processes.log(command.job, "err").write_text(f"gpuslice: cannot start: {error}\n")
-            self._handle(Exited(command.job, 127))
-            return
-        self._watched.register(descriptor, select.EPOLLIN)
+        self._node(command.job).launch(command.job, command.program, environ, command.attempt)
 
-    def _reap(self) -> None:
-        ready = {descriptor for descriptor, _ in self._watched.poll(0)}
-        for _, event in self.processes.reap(ready):
-            self._ends.add(event, self._clock.now())
+    def _take_answers(self) -> None:
+        ready = {descriptor for descriptor, _ in self._computed.poll(0)}
         for answer in self._computing.reap(ready):
             if answer.error:
                 _log.warning("%s", answer.error)
             self._occur(answer)
-
-    def _exited(self, event: Exited) -> None:
-        """A command has ended; if it was killed, what it had started goes, too."""
-        if event.code == exit_record.KILLED:
-            kill_orphans(event.job, self.endpoint)
-        self._occur(event)

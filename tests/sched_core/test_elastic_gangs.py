@@ -53,7 +53,7 @@ def test_killed_as_it_grows_it_begins_again_grows_and_shrinks_for_others(
         job = core.jobs["e"]
 
         def err() -> str:
-            return scheduler.processes.log("e", "err").read_text()
+            return scheduler.local.processes.log("e", "err").read_text()
 
         assert scheduler.run(lambda: job.width == 3, timeout_s=PATIENCE_S), err()
         os.kill(job.ranks[2].pid, signal.SIGKILL)

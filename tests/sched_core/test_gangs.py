@@ -73,7 +73,7 @@ def test_gangs_that_share_devices_end_as_undisturbed_ones(tmp_path: Path, ramdis
             lambda: all(job.state.ended and job.processes_gone for job in core.jobs.values()),
             timeout_s=PATIENCE_S,
         )
-        outputs = [scheduler.processes.log(job, "out").read_text() for job in "gh"]
+        outputs = [scheduler.local.processes.log(job, "out").read_text() for job in "gh"]
     assert {job.state for job in core.jobs.values()} == {JobState.SUCCEEDED}
     assert all(job.epoch > 1 for job in core.jobs.values()), "nothing was put to the test"
     assert [digest(output) for output in outputs] == [digest(alone.stdout)] * 2

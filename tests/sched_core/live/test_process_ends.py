@@ -94,7 +94,7 @@ class Ending:
         program = Program((sys.executable, "-c", RANKS, str(ranks), *words), "/", dict(os.environ))
         self.scheduler.submit(JobSpec(id="a", submit_s=0.0, demand=ranks), program)
         assert self.scheduler.run(lambda: self.resumes == ranks, timeout_s=PATIENCE_S)
-        command = self.scheduler.processes.descriptors[0]
+        command = self.scheduler.local.processes.descriptors[0]
         assert select.select([command], [], [], PATIENCE_S)[0], "ranks and launcher are gone now"
         job = self.core.jobs["a"]
         assert self.scheduler.run(lambda: job.state.ended and job.processes_gone, timeout_s=PATIENCE_S)
@@ -153,5 +153,5 @@ def test_a_rank_that_ends_before_it_has_greeted_the_next_scheduler_does_not_fail
         job = second.core.jobs["a"]
         assert second.run(lambda: job.state.ended and job.processes_gone, timeout_s=PATIENCE_S)
         assert (job.state, job.reason) == (JobState.SUCCEEDED, "")
-    while first.processes.descriptors:  # it never learned of their end
-        first.processes.wait(PATIENCE_S)
+    while first.local.processes.descriptors:  # it never learned of their end
+        first.local.processes.wait(PATIENCE_S)

@@ -83,7 +83,7 @@ class Bench:
         self.run(lambda: self.core.jobs[job].state is state)
 
     def output(self, job: str, stream: str = "out") -> str:
-        return self.scheduler.processes.log(job, stream).read_text()
+        return self.scheduler.local.processes.log(job, stream).read_text()
 
 
 @pytest.fixture
@@ -209,7 +209,7 @@ def test_a_rank_that_is_gone_before_its_hello_is_read_is_not_lost(
     bench = open_bench(1)
     program = Program((sys.executable, "-c", DIES_AFTER_HELLO), "/", dict(os.environ))
     bench.scheduler.submit(JobSpec(id="a", submit_s=0.0), program)
-    (command,) = bench.scheduler.processes.descriptors
+    (command,) = bench.scheduler.local.processes.descriptors
     assert select.select([command], [], [], PATIENCE_S)[0], "rank and launcher are gone now"
     assert bench.finish() == {"a": JobState.SUCCEEDED}
     assert [event.job for event, _ in bench.story if isinstance(event, RankGone)] == ["a"]
@@ -362,7 +362,7 @@ class Stranger:
         self.context = zmq.Context()
         self.socket = self.context.socket(zmq.DEALER)
         self.socket.setsockopt(zmq.LINGER, 0)
-        self.socket.connect(bench.scheduler.endpoint)
+        self.socket.connect(bench.scheduler.local.endpoint)
 
     def ask(self, *frames: bytes) -> wire.ToAgent:
         self.socket.send_multipart(frames)

@@ -1,0 +1,170 @@
+"""The processes of jobs on this machine: started, listened to, watched and ended."""
+
+from __future__ import annotations
+
+import os
+import select
+from collections.abc import Mapping
+from pathlib import Path
+
+import zmq
+
+from gpuslice import config
+from gpuslice.clock import Clock
+from gpuslice.sched_core.core.events import Exited, RankGone
+from gpuslice.sched_core.jobs.program import Program
+
+from . import exit_record
+from .endpoint import bind, logs_directory
+from .node import Connection, Reports, Sought
+from .orphans import kill_orphans
+from .process_ends import PAUSE_MS, ProcessEnds
+from .processes import Processes
+from .rank_socket import RankSocket
+
+SOCKET = "scheduler.sock"
+
+
+class LocalNode:
+    """What happens to jobs on this machine. Whoever owns it polls, and calls ``reap`` and ``attend``.
+
+    Parameters
+    ----------
+    context
+        For the ranks' socket.
+    directory
+        Private; for that socket and the jobs' output.
+    clock
+        What time it is.
+    reports
+        Whom to tell.
+    name
+        Of this node, as part of connections.
+
+    Attributes
+    ----------
+    processes
+        By job; and where their output is.
+    ranks
+        The ranks' socket: to be polled, and ``receive`` to be called when it can be read.
+
+    Raises
+    ------
+    EnvironmentUnusableError
+        If the directory's path is too long for a socket, or its logs are no directory.
+    """
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        directory: Path,
+        clock: Clock,
+        reports: Reports,
+        *,
+        name: str = "",
+    ) -> None:
+        self._clock = clock
+        self._reports = reports
+        self._name = name
+        self.processes = Processes(logs_directory(directory))
+        self.endpoint = f"ipc://{directory / SOCKET}"
+        self.ranks = RankSocket(bind(context, self.endpoint), self._heard)
+        #: Every process of every job; one descriptor for a poller, however many they are.
+        self._watched = select.epoll()
+        self._ends = ProcessEnds(self.ranks)
+
+    def fileno(self) -> int:
+        """A descriptor that can be read when a process has ended: time to ``reap``."""
+        return self._watched.fileno()
+
+    def launch(self, job: str, program: Program, environ: Mapping[str, str], attempt: int) -> None:
+        """Start the command of ``job``; if that is impossible, it has ended with exit code 127."""
+        environ = {**environ, config.variable("socket"): self.endpoint}
+        try:
+            descriptor = self.processes.launch(job, program, environ, attempt=attempt)
+        except (OSError, ValueError) as error:
+            # The shell's convention for a command that cannot be executed.
+            self.processes.log(job, "err").write_text(f"gpuslice: cannot start: {error}\n")
+            self._reports.ended(Exited(job, 127))
+            return
+        self._watched.register(descriptor, select.EPOLLIN)
+
+    def find(self, sought: Sought) -> None:
+        """Watch what there is of a job that was started before; tell what is gone."""
+        job = sought.job
+        if not sought.exited:
+            found = self.processes.find(job, sought.attempt)
+            if isinstance(found, int):
+                self._watched.register(found, select.EPOLLIN)
+            elif found is not None:
+                self._tell_end(found)
+            else:
+                self._reports.missing(job)
+        mark = os.fsencode(f"{config.variable('job')}={job}")
+        for rank, pid in sought.ranks:
+            descriptor = self.processes.find_rank(job, rank, pid, mark)
+            if descriptor is None:
+                self._reports.ended(RankGone(job, rank, unseen=True))
+            else:
+                self._watched.register(descriptor, select.EPOLLIN)
+        if sought.ended:
+            self.end(job)
+
+    def watch_rank(self, job: str, rank: int, pid: int, identity: bytes) -> None:
+        """Watch a rank that has greeted; if it is gone by now, that is how we learn of it."""
+        self.ranks.note(job, rank, pid, identity)
+        try:
+            descriptor = self.processes.watch_rank(job, rank, pid)
+        except ProcessLookupError:
+            self._reports.ended(RankGone(job, rank))
+            return
+        if descriptor is not None:
+            self._watched.register(descriptor, select.EPOLLIN)
+
+    def send(self, identity: bytes, frame: bytes) -> None:
+        """Send ``frame`` to the rank at ``identity``."""
+        self.ranks.send(identity, frame)
+
+    def end(self, job: str) -> None:
+        """End every process of ``job``."""
+        self.processes.end(job, self._clock.now())
+
+    def end_all(self) -> None:
+        """End every process of every job, and wait until none is left."""
+        self.processes.end_all(self._clock)
+
+    def reap(self) -> None:
+        """Note which processes have ended."""
+        ready = {descriptor for descriptor, _ in self._watched.poll(0)}
+        for _, event in self.processes.reap(ready):
+            self._ends.add(event, self._clock.now())
+
+    def attend(self) -> None:
+        """Tell of processes that have ended, and kill those that were to end and have not."""
+        for end in self._ends.known(self._clock.now()):
+            self._tell_end(end)
+        for job in self.processes.enforce(self._clock.now()):
+            kill_orphans(job, self.endpoint)
+
+    @property
+    def next_deadline_s(self) -> float | None:
+        """When there is something to ``attend`` to, even if nothing happens."""
+        return self.processes.next_deadline_s
+
+    @property
+    def pause_ms(self) -> int | None:
+        """How soon to ``attend`` at the latest, because the last words of somebody are awaited."""
+        return PAUSE_MS if self._ends else None
+
+    def close(self) -> None:
+        """Watch nothing any more; the socket is the context's to close."""
+        self._watched.close()
+
+    def _heard(self, identity: bytes, pid: int, frame: bytes) -> None:
+        self._reports.heard(Connection(self._name, identity), pid, frame)
+
+    def _tell_end(self, end: Exited | RankGone) -> None:
+        """A command has ended, or a rank; if a command was killed, what it had started goes, too."""
+        if isinstance(end, Exited) and end.code == exit_record.KILLED:
+            kill_orphans(end.job, self.endpoint)
+        self._reports.ended(end)

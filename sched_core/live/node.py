@@ -1,0 +1,72 @@
+"""What the scheduler does to the processes of jobs on one node, and what it is told of them.
+
+Everything that becomes of a process is told through ``Reports``, in the order in which it happened: the last
+words of a rank come before its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from gpuslice.sched_core.core.events import Exited, RankGone
+from gpuslice.sched_core.jobs.program import Program
+
+
+class Connection(NamedTuple):
+    """Of a rank: the node on which it connected, and its identity there."""
+
+    node: str
+    identity: bytes
+
+
+class Sought(msgspec.Struct, frozen=True):
+    """A job whose processes another scheduler, or a former connection to the node, has started.
+
+    Attributes
+    ----------
+    exited
+        Whether the end of its command is known already.
+    ended
+        Whether the job is over, so that what is left of it is to be ended.
+    ranks
+        Numbers and processes of the ranks that were there when last heard of.
+    """
+
+    job: str
+    attempt: int
+    exited: bool
+    ended: bool
+    ranks: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Reports:
+    """Whom a node tells what.
+
+    Attributes
+    ----------
+    heard
+        Called with each frame of a rank: connection, process, frame.
+    ended
+        Called when a command or a rank has ended.
+    missing
+        Called with a job that was sought, if its command was never started.
+    """
+
+    heard: Callable[[Connection, int, bytes], object]
+    ended: Callable[[Exited | RankGone], object]
+    missing: Callable[[str], object]
+
+
+class Node(Protocol):
+    """See ``local_node.LocalNode``."""
+
+    def launch(self, job: str, program: Program, environ: Mapping[str, str], attempt: int) -> None: ...
+    def find(self, sought: Sought) -> None: ...
+    def watch_rank(self, job: str, rank: int, pid: int, identity: bytes) -> None: ...
+    def send(self, identity: bytes, frame: bytes) -> None: ...
+    def end(self, job: str) -> None: ...

@@ -1,0 +1,105 @@
+"""Who is who among the connections of ranks, and what they may say.
+
+A frame that is not a message, or not one that its sender may send, is answered with ``Rejected`` and changes
+nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import msgspec
+
+from gpuslice import wire
+from gpuslice.errors import GpusliceError, RemoteProtocolError
+from gpuslice.sched_core.core.events import Reported, Tell
+from gpuslice.sched_core.journal.journal import JournalError
+
+from .node import Connection
+from .rank_socket import rejection
+
+_log = logging.getLogger(__name__)
+
+
+class RankSessions:
+    """The scheduler's talk with all ranks.
+
+    Parameters
+    ----------
+    send
+        Sends a frame to whoever is at a connection.
+    handle
+        Called with each report; its errors are answered.
+    greeted
+        Called when a rank has said Hello and that was accepted: job, rank, process, connection.
+    """
+
+    def __init__(
+        self,
+        send: Callable[[Connection, bytes], object],
+        handle: Callable[[Reported], None],
+        greeted: Callable[[str, int, int, Connection], None],
+    ) -> None:
+        self._to = send
+        self._handle = handle
+        self._greeted = greeted
+        self._routes: dict[tuple[str, int], Connection] = {}
+        self._peers: dict[Connection, tuple[str, int]] = {}
+
+    def tell(self, command: Tell) -> None:
+        """Send an order."""
+        connection = self._routes.get((command.job, command.rank))
+        if connection is not None:  # else it has not greeted us yet, and hears of it then
+            self._send(connection, command.message)
+
+    def hear(self, connection: Connection, pid: int, frame: bytes) -> None:
+        """Deal with ``frame``, which process ``pid`` sent."""
+        try:
+            self._take(connection, pid, frame)
+        except JournalError:
+            raise
+        except GpusliceError as error:
+            _log.info("rejected a message of %s: %s", self._peers.get(connection, "a stranger"), error)
+            self._send(connection, rejection(error.message, error.remedy))
+        except Exception as error:  # noqa: BLE001 - a message is no reason to end; told and logged
+            _log.exception("a message of %s failed", self._peers.get(connection, "a stranger"))
+            told = rejection(f"{type(error).__name__}: {error}", "scheduler.jsonl says more")
+            self._send(connection, told)
+
+    def _take(self, connection: Connection, pid: int, frame: bytes) -> None:
+        message = wire.decode_from_agent(frame)
+        if isinstance(message, wire.Hello):
+            self._welcome(connection, message, pid)
+            return
+        peer = self._peers.get(connection)
+        if peer is None:
+            raise RemoteProtocolError(f"{type(message).__name__} of an unknown rank", "say Hello first")
+        self._handle(Reported(*peer, message))
+
+    def _welcome(self, connection: Connection, hello: wire.Hello, pid: int) -> None:
+        if hello.version != wire.PROTOCOL_VERSION:
+            raise RemoteProtocolError(
+                f"protocol version {hello.version} is not {wire.PROTOCOL_VERSION}",
+                "run the same gpuslice on both sides",
+            )
+        peer = (hello.job, hello.rank)
+        # Known before the core answers, because the answer may already be a lease.
+        former, self._routes[peer] = self._routes.get(peer), connection
+        self._send(connection, wire.Welcome(version=wire.PROTOCOL_VERSION))
+        try:
+            self._handle(Reported(*peer, msgspec.structs.replace(hello, pid=pid)))
+        except GpusliceError:
+            del self._routes[peer]
+            if former is not None:
+                self._routes[peer] = former
+            raise
+        if former is not None:
+            self._peers.pop(former, None)
+            if former != connection:
+                self._send(former, wire.Replaced())
+        self._peers[connection] = peer
+        self._greeted(*peer, pid, connection)
+
+    def _send(self, connection: Connection, message: wire.ToAgent) -> None:
+        self._to(connection, wire.encode(message))
