@@ -14,7 +14,7 @@ from gpuslice.checkpoint.format.gsnp import Record
 from gpuslice.checkpoint.locks import FileLock
 
 from .budget import directory_bytes, held_bytes
-from .slots import OWNER, SLOTS, Owner, committed, read_owner
+from .slots import OWNER, SLOTS, Owner, published, read_owner
 from .spill import SpillDirectory
 
 STORE = re.compile(r"(?P<job>[^@]+)(@(?P<scheduler>[0-9a-f]{8}))?\.r(?P<rank>\d+)")
@@ -110,7 +110,7 @@ def store_info(directory: Path, spill: SpillDirectory | None = None) -> StoreInf
     owner, alive = read_owner(directory), is_alive(directory)
     entries = [] if spill is None else spill.entries(directory.name)
     spilled_bytes = sum(entry.path.lstat().st_size for entry in entries)
-    here = list(committed(directory))
+    here = list(published(directory))
     spilled = [] if spill is None else spill.records(directory.name)
     records = [*here, *spilled]  # of one in both the former counts
     newest = max(records, key=lambda record: record.generation, default=None)

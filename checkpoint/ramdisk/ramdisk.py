@@ -25,7 +25,7 @@ from .slots import (
     OWNER,
     SLOTS,
     Owner,
-    committed,
+    published,
     read_owner,
     restartable,
     settle,
@@ -322,7 +322,7 @@ class RamDisk:
             if not directory.exists():
                 return False  # it has nothing but what was spilled
             info = store_info(directory, self.spilled)
-            of_use = info.alive or info.job is None or any(one.restartable for one in committed(directory))
+            of_use = info.alive or info.job is None or any(one.restartable for one in published(directory))
             return not of_use and not self._clear(directory, wanted=True)
 
     def collect(self, *, everything: bool = False) -> list[StoreInfo]:
@@ -365,7 +365,7 @@ class RamDisk:
     def boundaries(self, job: str, rank: int = 0) -> set[int]:
         """Of which boundaries a rank of a named job has a published restartable snapshot, alive or not."""
         directory = self.home(job, rank)
-        records = {record for record in committed(directory) if record.restartable}
+        records = {record for record in published(directory) if record.restartable}
         spilled = [] if self.spilled is None else self.spilled.records(directory.name)
         return {record.boundary for record in records | set(spilled)}
 

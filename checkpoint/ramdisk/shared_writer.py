@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gpuslice.checkpoint.files import flush_directory, open_checked
+from gpuslice.checkpoint.files import open_checked
 from gpuslice.checkpoint.format.gsnp import Record
 from gpuslice.checkpoint.format.layout import Layout
 from gpuslice.checkpoint.format.pieces import Piece, Trailer
@@ -95,7 +95,6 @@ class SharedSnapshotWriter(SnapshotWriter):
         return Trailer(self._cut_bytes, tuple(piece.key for piece in self._placed)).encode()
 
     def _write_tail(self, data: bytes) -> None:
-        flush_directory(self._arena.path.parent)  # the pieces' names
         self._arena.write(data + self._trailer(), self._record.payload)
 
     def _mapped(self, record: Record) -> memoryview:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from pathlib import Path
 
-from gpuslice.checkpoint.format.gsnp import RECORD_BYTES, Record
+from gpuslice.checkpoint.format.gsnp import Record
 from gpuslice.checkpoint.format.reader import SnapshotFile
 from gpuslice.checkpoint.format.safetensors_header import PREAMBLE_BYTES
 from gpuslice.errors import RamDiskFullError, SnapshotError
@@ -15,14 +15,12 @@ from .budget import Budget
 from .room_requests import GoingOn
 from .slots import (
     SLOTS,
-    commit_at_least,
-    committed,
     opened,
+    published,
     remove_pieces,
     restartable,
     settle,
     whole,
-    write_commit,
 )
 from .spill import SpillDirectory, always, is_whole
 
@@ -42,10 +40,9 @@ class SlotContents:
 
     def __init__(self, directory: Path, budget: Budget, spill: SpillDirectory | None) -> None:
         self._directory = directory
-        self._budget = budget
         self._spill = spill
         self.arenas = [Arena(directory / name, budget) for name in SLOTS]
-        self.published = {record.slot: record for record in committed(directory)}
+        self.published = {record.slot: record for record in published(directory)}
         self.generation = max((record.generation for record in self.published.values()), default=0)
         #: The slots whose snapshots lie in the spill directory.
         self._away: set[int] = set()
@@ -64,15 +61,13 @@ class SlotContents:
 
         A slot is not vacated until its snapshot is closed.
         """
-        wanted = [record for record in committed(self._directory) if record.restartable]
+        wanted = [record for record in published(self._directory) if record.restartable]
         snapshots = list(opened(self._directory, wanted))
         self._readers.update(snapshots)
         return snapshots
 
     def commit(self, slot: int, snapshot: SnapshotFile) -> None:
         """Make what was written into ``slot`` the store's newest snapshot."""
-        with self._budget.taking(RECORD_BYTES):
-            write_commit(self._directory, snapshot.record)
         self.generation = snapshot.generation
         self.published[slot] = snapshot.record
         self._written[slot] = snapshot
@@ -136,8 +131,6 @@ class SlotContents:
         newer = here is not None and here.generation >= record.generation
         if record.restartable and not (newer and is_whole(self._directory / SLOTS[slot])):
             spill.fetch(self._directory.name, record, self.arenas[slot])
-            with self._budget.taking(RECORD_BYTES):
-                commit_at_least(self._directory, record)
             self.published[slot] = record
             self.generation = max(self.generation, record.generation)
         self._away.add(slot)

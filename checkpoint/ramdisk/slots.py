@@ -3,8 +3,6 @@
 - ``owner``: locked by the living process; says who that is
 - ``A.gsnp``, ``B.gsnp``: the two slots
 - ``A.<32 hex digits>``, ``B.<...>``: pieces of the one or the other, which other ranks may have, too
-- ``snapshot.gen``: the record of the newest published snapshot
-- ``snapshot.gen.next``: what replaces it when the next one is published
 - ``swap``: a socket, while its process waits for another one to leave the device (``switch``)
 - ``room``, ``spare``: sockets, while its process is parked, or its job runs (``room_requests``)
 """
@@ -19,15 +17,13 @@ from pathlib import Path
 
 import msgspec
 
-from gpuslice.checkpoint.files import flush_directory, open_checked, read_at, write_at
-from gpuslice.checkpoint.format.gsnp import RECORD_BYTES, Record
+from gpuslice.checkpoint.files import open_checked, write_at
+from gpuslice.checkpoint.format.gsnp import Record
 from gpuslice.checkpoint.format.pieces import KEY_BYTES
 from gpuslice.checkpoint.format.reader import SnapshotFile, open_snapshot, record_of
 from gpuslice.errors import SnapshotError
 
 SLOTS = ("A.gsnp", "B.gsnp")
-COMMIT = "snapshot.gen"
-COMMIT_NEXT = "snapshot.gen.next"
 OWNER = "owner"
 _OWNER_LIMIT_BYTES = 4096
 
@@ -68,71 +64,18 @@ def read_owner(directory: Path) -> Owner | None:
         os.close(descriptor)
 
 
-def prepare_commit(directory: Path) -> None:
-    """Take the page that the next commit record needs, so that a full disk cannot stop a publish."""
-    descriptor = open_checked(directory / COMMIT_NEXT, os.O_RDWR | os.O_CREAT)
-    try:
-        os.posix_fallocate(descriptor, 0, RECORD_BYTES)
-    finally:
-        os.close(descriptor)
-
-
-def write_commit(directory: Path, record: Record) -> None:
-    """Make ``record`` the store's newest snapshot: from one instant to the next, never half.
-
-    What a power cut may damage of the record itself need not be flushed: then the slots speak, which are.
-    """
-    descriptor = open_checked(directory / COMMIT_NEXT, os.O_RDWR | os.O_CREAT)
-    try:
-        write_at(descriptor, record.encode(), 0)
-    finally:
-        os.close(descriptor)
-    os.replace(directory / COMMIT_NEXT, directory / COMMIT)
-    flush_directory(directory)
-    flush_directory(directory.parent)
-
-
-def commit_at_least(directory: Path, record: Record) -> None:
-    """Let a snapshot that was brought back count, if the commit record is older."""
-    generation = _commit_generation(directory)
-    if generation is not None and generation < record.generation:
-        write_commit(directory, record)
-
-
-def committed(directory: Path) -> list[Record]:
+def published(directory: Path) -> list[Record]:
     """The records of the published snapshots in the directory, newest first.
 
-    A slot whose header is torn, or whose record is newer than the commit record, was being written
-    when its process died and does not count. A damaged commit record leaves the slots to speak.
+    A slot that was being written when its process died has no header and does not count.
     """
-    limit = _commit_generation(directory)
-    records = (_slot_record(directory, slot) for slot in range(len(SLOTS)))
-    found = [one for one in records if one is not None and (limit is None or one.generation <= limit)]
+    found = []
+    for slot, name in enumerate(SLOTS):
+        with suppress(SnapshotError):
+            record = record_of(directory / name)
+            if record.slot == slot:
+                found.append(record)
     return sorted(found, key=lambda record: record.generation, reverse=True)
-
-
-def _commit_generation(directory: Path) -> int | None:
-    """Generation of the commit record; 0 if nothing was ever published, ``None`` if it is damaged."""
-    try:
-        descriptor = open_checked(directory / COMMIT)
-    except FileNotFoundError:
-        return 0
-    except SnapshotError:
-        return None
-    try:
-        return Record.decode(read_at(descriptor, RECORD_BYTES, 0)).generation
-    except SnapshotError:
-        return None
-    finally:
-        os.close(descriptor)
-
-
-def _slot_record(directory: Path, slot: int) -> Record | None:
-    try:
-        record = record_of(directory / SLOTS[slot])
-    except SnapshotError:
-        return None
-    return record if record.slot == slot else None
 
 
 def opened(directory: Path, records: Iterable[Record]) -> Iterator[SnapshotFile]:
@@ -147,7 +90,7 @@ def opened(directory: Path, records: Iterable[Record]) -> Iterator[SnapshotFile]
 
 def whole(directory: Path) -> Iterator[Record]:
     """The published snapshots that can be opened, newest first."""
-    for snapshot in opened(directory, committed(directory)):
+    for snapshot in opened(directory, published(directory)):
         with snapshot:
             yield snapshot.record
 
@@ -180,7 +123,7 @@ def settle(directory: Path, record: Record | None) -> bool:
     needed = set()
     if record is not None:
         pieces = (piece.name for piece in pieces_of(directory / SLOTS[record.slot]))
-        needed = {OWNER, COMMIT, SLOTS[record.slot], *pieces}
+        needed = {OWNER, SLOTS[record.slot], *pieces}
     for entry in list(os.scandir(directory)):
         if entry.name not in needed:
             os.unlink(entry.path)

@@ -21,7 +21,7 @@ from .room_requests import SOCKET, SPARE, GoingOn, RoomListener
 from .shared_pieces import SharedPieces
 from .shared_writer import SharedSnapshotWriter
 from .slot_contents import SlotContents
-from .slots import SLOTS, prepare_commit
+from .slots import SLOTS
 from .spill import SpillDirectory
 from .writer import SnapshotWriter
 
@@ -101,8 +101,6 @@ class JobStore:
         self.cool()
         slot, contents = self._free_slot(), self._contents
         arena = contents.arenas[slot]
-        with self._budget.taking(RECORD_BYTES):
-            prepare_commit(self.directory)
         record = Record(
             generation=contents.generation + 1,
             slot=slot,

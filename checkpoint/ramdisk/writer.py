@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Self
 
 import msgspec
 
+from gpuslice.checkpoint.files import flush_directory
 from gpuslice.checkpoint.format.checksums import ChecksumRecorder, fingerprint, pack_digests
 from gpuslice.checkpoint.format.gsnp import METADATA_LIMIT_BYTES, RECORD_BYTES, Metadata, Record
 from gpuslice.checkpoint.format.layout import PAGE_BYTES, Layout, TensorSpec, align, place
 from gpuslice.checkpoint.format.reader import SnapshotFile
-from gpuslice.checkpoint.format.safetensors_header import Content
+from gpuslice.checkpoint.format.safetensors_header import PREAMBLE_BYTES, Content
 from gpuslice.checkpoint.format.tree import Tree
 from gpuslice.config import format_size
 from gpuslice.errors import UsageError
@@ -149,7 +150,7 @@ class SnapshotWriter:
         return Content.build(self._layout, self._record.payload, tensors)
 
     def _write(self, record: Record, content: Content, metadata: bytes, digests: bytes) -> Record:
-        """Write tail, record and, last of all, the header that makes the file readable."""
+        """Write tail, record and header; its first bytes, without which nothing counts, last of all."""
         tail = self._placement.end
         table = align(tail + len(metadata), 8)
         position = align(table + len(digests), PAGE_BYTES)
@@ -171,7 +172,11 @@ class SnapshotWriter:
         header = content.header(record)
         record = replace(record, header_xxh3=fingerprint(header))
         self._write_tail(metadata + digests + record.encode())
-        self._arena.write(header, 0)
+        self._arena.write(header[PREAMBLE_BYTES:], PREAMBLE_BYTES)
+        store = self._arena.path.parent
+        flush_directory(store)
+        flush_directory(store.parent)
+        self._arena.write(header[:PREAMBLE_BYTES], 0)
         return record
 
     def _extend(self, nbytes: int) -> int:

@@ -130,7 +130,6 @@ def test_a_reader_written_from_the_document_agrees(disk: RamDisk) -> None:
                 writer.view(sid)[:] = bytes([65 + sid]) * nbytes
             path = writer.publish(tree.encode((1, -0.0)), TENSORS, boundary=9, restartable=True).path
         data = path.read_bytes()
-        assert (store.directory / "snapshot.gen").read_bytes() == Reader(data).record
     reader = Reader(data)
     assert (reader.generation, reader.boundary, reader.slot, reader.rank) == (1, 9, 0, 4)
     assert reader.job == "document"

@@ -14,7 +14,6 @@ from gpuslice.checkpoint.format.gsnp import RECORD_BYTES
 from gpuslice.checkpoint.format.reader import SnapshotFile, open_snapshot
 from gpuslice.checkpoint.ramdisk import arena
 from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
-from gpuslice.checkpoint.ramdisk.slots import COMMIT
 from gpuslice.errors import (
     CorruptSnapshotError,
     EnvironmentUnusableError,
@@ -55,20 +54,6 @@ def test_a_slot_that_is_being_written_is_no_snapshot(disk: RamDisk, save: Save) 
             with pytest.raises(CorruptSnapshotError, match="missing or torn"):
                 open_snapshot(paths[0])
             assert newest_of(disk, "a") == paths[1]
-
-
-def test_what_was_never_published_does_not_count(disk: RamDisk, save: Save) -> None:
-    with disk.open_store("a") as store:
-        save(store, boundary=1)
-        newest = save(store, boundary=2)
-        commit = store.directory / COMMIT
-        record = commit.read_bytes()
-        commit.write_bytes(record[:-1] + b"!")
-        assert newest_of(disk, "a") == newest.path
-        commit.write_bytes(record[:100])
-        assert newest_of(disk, "a") == newest.path
-        commit.unlink()
-        assert newest_of(disk, "a") is None
 
 
 def test_a_damaged_snapshot_gives_way_to_the_one_before(disk: RamDisk, save: Save) -> None:
@@ -210,7 +195,7 @@ def test_two_slots_cost_little_more_than_twice_the_state(disk: RamDisk, save: Sa
         for boundary in range(3):
             save(store, boundary=boundary, sizes=(60 * MIB,))
         (info,) = disk.listing()
-        assert len(os.listdir(info.directory)) == 4
+        assert len(os.listdir(info.directory)) == 3
         assert info.bytes <= 2.15 * 60 * MIB
 
 

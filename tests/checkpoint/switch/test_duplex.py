@@ -19,7 +19,7 @@ import pytest
 from gpuslice.checkpoint.format.reader import open_snapshot
 from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
 from gpuslice.checkpoint.ramdisk.room_requests import request_room
-from gpuslice.checkpoint.ramdisk.slots import COMMIT, OWNER
+from gpuslice.checkpoint.ramdisk.slots import OWNER
 from gpuslice.checkpoint.ramdisk.store import JobStore
 from gpuslice.checkpoint.switch.duplex import portions
 from gpuslice.checkpoint.switch.swap_endpoints import PredecessorEnd, SuccessorEnd
@@ -120,7 +120,7 @@ class Scene:
         assert path is not None
         with open_snapshot(path) as snapshot:
             snapshot.verify()
-        assert {entry.name for entry in path.parent.iterdir()} == {OWNER, COMMIT, path.name}
+        assert {entry.name for entry in path.parent.iterdir()} == {OWNER, path.name}
 
     def replace(self, name: str) -> None:
         """Somebody else in the place of one that is dead."""
