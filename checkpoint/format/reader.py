@@ -194,9 +194,14 @@ def open_snapshot(path: Path) -> SnapshotFile:
         If this process may not map as much.
     """
     with _opened(path) as descriptor:
+        return read_snapshot(descriptor, path)
+
+
+def read_snapshot(descriptor: int, path: Path) -> SnapshotFile:
+    """`open_snapshot`, of a file that is open and belongs at ``path``."""
+    with _naming(path), heap.uncollected():
         record, parts = _read_record(descriptor)
-        with heap.uncollected():
-            content, tree, digests = _read_tail(parts, record)
+        content, tree, digests = _read_tail(parts, record)
         if parts.cut_bytes:
             memory = map_pieces(path, descriptor, record, check_pieces(parts.keys, content.placement))
         else:
@@ -206,25 +211,31 @@ def open_snapshot(path: Path) -> SnapshotFile:
 
 def record_of(path: Path) -> Record:
     """The record of a snapshot file, of which nothing else is read; raises as `open_snapshot`."""
-    with _opened(path) as descriptor:
+    with _opened(path) as descriptor, _naming(path):
         return _read_record(descriptor)[0]
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[int]:
-    """A descriptor; what goes wrong with it is an error that names the file."""
     try:
         descriptor = open_checked(path)
     except FileNotFoundError as error:
         raise RefusedSnapshotError(f"there is no snapshot {path}") from error
     try:
         yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Inside the block, what goes wrong is an error that names the file."""
+    try:
+        yield
     except SnapshotError as error:
         raise type(error)(f"{path}: {error.message}", error.remedy or DAMAGED) from error
     except OSError as error:
         raise RefusedSnapshotError(f"cannot read {path}: {error.strerror}", DAMAGED) from error
-    finally:
-        os.close(descriptor)
 
 
 def _read_record(descriptor: int) -> tuple[Record, FileParts]:

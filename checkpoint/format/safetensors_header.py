@@ -8,15 +8,31 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import count
 
+import msgspec
+
+from gpuslice.config import format_size
 from gpuslice.errors import CorruptSnapshotError, RefusedSnapshotError, UsageError
 
+from .checksums import Digests, fingerprint, pack_digests
 from .dtypes import DTYPES
-from .gsnp import HEADER_LIMIT_BYTES, OTHER_VERSION, RECORD_BYTES, VERSION, Record, StorageRow, check_tensors
+from .gsnp import (
+    HEADER_LIMIT_BYTES,
+    METADATA_LIMIT_BYTES,
+    OTHER_VERSION,
+    RECORD_BYTES,
+    VERSION,
+    Metadata,
+    Record,
+    StorageRow,
+    check_tensors,
+)
 from .layout import PAGE_BYTES, Layout, Placement, TensorSpec, align, place
+from .tree import Tree
 
 _PREFIX = b'{"__metadata__":{"format":"pt","gsnp":"%d","record":"'
 _POSITION_DIGITS = 20
@@ -52,6 +68,50 @@ class Content:
         rows = tuple(StorageRow(offset, one.nbytes, one.device, one.label) for offset, one in storages)
         entries = _entries(layout, placement, payload, _owners(tensors, layout.sizes))
         return cls(layout, payload, tuple(tensors), placement, rows, entries)
+
+    def complete(
+        self, record: Record, tree: Tree, digests: Digests, extend: Callable[[int], int]
+    ) -> tuple[Record, bytes, bytes]:
+        """What goes around the payload: the record, complete now, the header, and the tail with the record.
+
+        Parameters
+        ----------
+        record
+            With `payload`, and what only the caller knows.
+        extend
+            Makes room for a file of at least so many bytes; returns its length.
+
+        Raises
+        ------
+        UsageError
+            If the tree is too large.
+        """
+        metadata = Metadata(self.rows, self.tensors, msgspec.Raw(tree.data)).encode()
+        if len(metadata) > METADATA_LIMIT_BYTES:
+            raise UsageError(
+                f"what is not a tensor takes {format_size(len(metadata))}, more than a snapshot can describe",
+                f"keep it below {format_size(METADATA_LIMIT_BYTES)}; save large data as tensors",
+            )
+        tail, table = self.placement.end, align(self.placement.end + len(metadata), 8)
+        position = align(table + 8 * len(digests), PAGE_BYTES)
+        metadata_len, metadata = len(metadata), metadata.ljust(table - tail, b"\0")
+        checksums = pack_digests(digests).ljust(position - table, b"\0")
+        record = replace(
+            record,
+            storages=len(self.rows),
+            chunks=self.placement.chunk_total,
+            tail=tail,
+            metadata_len=metadata_len,
+            table=table,
+            position=position,
+            file_len=extend(position + RECORD_BYTES),
+            metadata_xxh3=fingerprint(metadata),
+            table_xxh3=fingerprint(checksums),
+            created_ns=time.time_ns(),
+        )
+        header = self.header(record)
+        record = replace(record, header_xxh3=fingerprint(header))
+        return record, header, metadata + checksums + record.encode()
 
     def header(self, record: Record) -> bytes:
         """The header, ``payload`` bytes long with its length field.

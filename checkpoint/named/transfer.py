@@ -1,138 +1,67 @@
-"""Named state on its way to another process: packed into one buffer, and what describes it.
+"""Named state on its way to another process: a snapshot file that has no name and lies in memory.
 
-What arrives is read like a snapshot, so it is compared with the live objects before anything is changed, and
-nothing is unpickled.
+It is written and read like any other one. So what arrives is compared with the live objects before anything
+is changed, and nothing is unpickled.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-import msgspec
 import numpy as np
 import torch
 
-from gpuslice.checkpoint.format.checksums import chunk_digests, fingerprint, pack_digests, unpack_digests
-from gpuslice.checkpoint.format.gsnp import Metadata, Record
-from gpuslice.checkpoint.format.layout import Layout, StorageSpec, TensorSpec
-from gpuslice.checkpoint.format.reader import SnapshotFile
-from gpuslice.checkpoint.format.safetensors_header import Content
-from gpuslice.checkpoint.format.tree import Tree
-from gpuslice.errors import CorruptSnapshotError, UsageError
+from gpuslice.checkpoint.files import write_at
+from gpuslice.checkpoint.format.checksums import chunk_digests
+from gpuslice.checkpoint.format.gsnp import Record
+from gpuslice.checkpoint.format.layout import Layout, StorageSpec
+from gpuslice.checkpoint.format.safetensors_header import Content, header_room
+from gpuslice.kernels.host.memory_files import map_file
 
 from .snapshot_tensors import tensor_spec
 from .state import NamedState
 
-#: What errors call a state that came from another process.
-NAME = Path("the state of rank 0")
-_FINGERPRINT_BYTES = 16
+
+@contextmanager
+def memory_file() -> Iterator[int]:
+    """A file for a state, by its descriptor; its memory goes with the last mapping."""
+    descriptor = os.memfd_create("gpuslice-state", os.MFD_CLOEXEC)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
-class Packed:
-    """A named state in one buffer of host memory.
-
-    Attributes
-    ----------
-    header
-        What it holds, as plain bytes behind their own checksum, with the buffer's checksums.
-    payload
-        The storages' bytes: uint8, one dimension.
-    """
-
-    def __init__(self, header: bytes, payload: torch.Tensor) -> None:
-        self.header = header
-        self.payload = payload
+def file_bytes(descriptor: int) -> torch.Tensor:
+    """All of a file: uint8, one dimension, shared with it."""
+    nbytes = os.fstat(descriptor).st_size
+    return torch.frombuffer(map_file(descriptor, nbytes, writable=True), dtype=torch.uint8)
 
 
-class _Header(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    metadata: bytes
-    digests: bytes
-
-
-def pack(state: NamedState) -> Packed:
-    """Copy the tensors' storages, each once however many tensors share it.
+def write_state(descriptor: int, state: NamedState) -> None:
+    """Write a snapshot of a state into an empty file; each storage once, however many tensors share it.
 
     Raises
     ------
     UsageError
-        If a tensor is none that can be described.
+        If a tensor is none that can be described, or what is no tensor is too large.
     """
-    sids: dict[int, int] = {}
-    storages: list[torch.UntypedStorage] = []
-    specs: list[TensorSpec] = []
-    for path, tensor in state.tensors:
-        storage = tensor.untyped_storage()
-        if storage._cdata not in sids:
-            sids[storage._cdata] = len(storages)
-            storages.append(storage)
-        specs.append(tensor_spec(path, tensor, sids[storage._cdata]))
-    labels = {spec.sid: spec.path for spec in reversed(specs)}
-    layout = Layout(
-        tuple(
-            StorageSpec(sid, storage.nbytes(), str(storage.device), labels[sid])
-            for sid, storage in enumerate(storages)
-        )
-    )
-    content = Content.build(layout, 0, specs)
-    payload = torch.zeros(content.placement.end, dtype=torch.uint8)
-    for storage, offset in zip(storages, content.placement.offsets, strict=True):
+    storages = {tensor.untyped_storage()._cdata: (path, tensor) for path, tensor in reversed(state.tensors)}
+    sids = {key: sid for sid, key in enumerate(storages)}
+    kept = [(path, tensor.untyped_storage()) for path, tensor in storages.values()]
+    rows = enumerate(kept)
+    layout = Layout(tuple(StorageSpec(sid, one.nbytes(), str(one.device), path) for sid, (path, one) in rows))
+    specs = [tensor_spec(path, one, sids[one.untyped_storage()._cdata]) for path, one in state.tensors]
+    content = Content.build(layout, header_room(layout), specs)
+    os.truncate(descriptor, content.placement.end)
+    memory = file_bytes(descriptor)
+    for (_, storage), offset in zip(kept, content.placement.offsets, strict=True):
         whole = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-        payload[offset : offset + storage.nbytes()].copy_(whole)
-    found = chunk_digests(_bytes(payload), content.placement.chunks)
-    digests = pack_digests(np.array(found, np.uint64))
-    metadata = Metadata(content.rows, content.tensors, msgspec.Raw(state.tree.data)).encode()
-    header = msgspec.msgpack.encode(_Header(metadata, digests))
-    return Packed(fingerprint(header) + header, payload)
-
-
-def payload_bytes(header: bytes) -> int:
-    """How long the payload of this header is.
-
-    Raises
-    ------
-    CorruptSnapshotError
-        If that is no header.
-    """
-    return _content(_decoded(header)).placement.end
-
-
-def unpack(packed: Packed) -> SnapshotFile:
-    """What was packed, as `state.check` reads it; the payload must stay as it is while it is used.
-
-    Raises
-    ------
-    CorruptSnapshotError
-        If header and payload do not belong together.
-    """
-    header = _decoded(packed.header)
-    content = _content(header)
-    if content.placement.end != packed.payload.numel():
-        raise CorruptSnapshotError(f"{NAME} has {packed.payload.numel()} bytes, not {content.placement.end}")
-    metadata = Metadata.decode(header.metadata)
-    chunks = content.placement.chunk_total
-    if len(header.digests) != 8 * chunks:
-        raise CorruptSnapshotError(f"{NAME} has no checksum for each of its chunks")
-    record = Record(generation=1, slot=0, rank=0, payload=0, chunks=chunks)
-    tree = Tree(bytes(metadata.tree))
-    return SnapshotFile(
-        NAME, record, content, tree, unpack_digests(header.digests, chunks), _bytes(packed.payload)
-    )
-
-
-def _decoded(header: bytes) -> _Header:
-    body = header[_FINGERPRINT_BYTES:]
-    if fingerprint(body) != header[:_FINGERPRINT_BYTES]:
-        raise CorruptSnapshotError(f"{NAME} has a damaged header")
-    return msgspec.msgpack.decode(body, type=_Header)
-
-
-def _content(header: _Header) -> Content:
-    metadata = Metadata.decode(header.metadata)
-    try:
-        return Content.build(metadata.layout, 0, metadata.tensors)
-    except UsageError as error:
-        raise CorruptSnapshotError(f"{NAME}: {error.message}") from error
-
-
-def _bytes(payload: torch.Tensor) -> memoryview:
-    return payload.numpy().data
+        memory[offset : offset + storage.nbytes()].copy_(whole)
+    digests = np.array(chunk_digests(memory.numpy().data, content.placement.chunks), np.uint64)
+    record = Record(generation=1, slot=0, rank=0, payload=content.payload)
+    _, header, tail = content.complete(record, state.tree, digests, lambda nbytes: nbytes)
+    write_at(descriptor, tail, content.placement.end)
+    write_at(descriptor, header, 0)

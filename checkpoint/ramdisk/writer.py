@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
-import msgspec
-
 from gpuslice.checkpoint.files import flush_directory
-from gpuslice.checkpoint.format.checksums import ChecksumRecorder, fingerprint, pack_digests
-from gpuslice.checkpoint.format.gsnp import METADATA_LIMIT_BYTES, RECORD_BYTES, Metadata, Record
-from gpuslice.checkpoint.format.layout import PAGE_BYTES, Layout, TensorSpec, align, place
+from gpuslice.checkpoint.format.checksums import ChecksumRecorder
+from gpuslice.checkpoint.format.gsnp import Record
+from gpuslice.checkpoint.format.layout import Layout, TensorSpec, place
 from gpuslice.checkpoint.format.reader import SnapshotFile
 from gpuslice.checkpoint.format.safetensors_header import PREAMBLE_BYTES, Content
 from gpuslice.checkpoint.format.tree import Tree
-from gpuslice.config import format_size
 from gpuslice.errors import UsageError
 
 from .arena import Arena
@@ -113,14 +109,9 @@ class SnapshotWriter:
             raise UsageError(f"boundary {boundary} is negative", "count boundaries from 0")
         content = self._describe(tuple(tensors))
         digests = self.checksums.digests()
-        metadata = Metadata(content.rows, content.tensors, msgspec.Raw(tree.data)).encode()
-        if len(metadata) > METADATA_LIMIT_BYTES:
-            raise UsageError(
-                f"what is not a tensor takes {format_size(len(metadata))}, more than a snapshot can describe",
-                f"keep it below {format_size(METADATA_LIMIT_BYTES)}; save large data as tensors",
-            )
         record = replace(self._record, boundary=boundary, restartable=restartable)
-        record = self._write(record, content, metadata, pack_digests(digests))
+        record, header, tail = content.complete(record, tree, digests, self._extend)
+        self._write(header, tail)
         snapshot = SnapshotFile(self._arena.path, record, content, tree, digests, self._mapped(record))
         self._finish(record.slot, snapshot)
         self._remember()
@@ -149,35 +140,14 @@ class SnapshotWriter:
             return previous
         return Content.build(self._layout, self._record.payload, tensors)
 
-    def _write(self, record: Record, content: Content, metadata: bytes, digests: bytes) -> Record:
-        """Write tail, record and header; its first bytes, without which nothing counts, last of all."""
-        tail = self._placement.end
-        table = align(tail + len(metadata), 8)
-        position = align(table + len(digests), PAGE_BYTES)
-        metadata_len, metadata = len(metadata), metadata.ljust(table - tail, b"\0")
-        digests = digests.ljust(position - table, b"\0")
-        record = replace(
-            record,
-            storages=len(self._layout.storages),
-            chunks=self._placement.chunk_total,
-            tail=tail,
-            metadata_len=metadata_len,
-            table=table,
-            position=position,
-            file_len=self._extend(position + RECORD_BYTES),
-            metadata_xxh3=fingerprint(metadata),
-            table_xxh3=fingerprint(digests),
-            created_ns=time.time_ns(),
-        )
-        header = content.header(record)
-        record = replace(record, header_xxh3=fingerprint(header))
-        self._write_tail(metadata + digests + record.encode())
+    def _write(self, header: bytes, tail: bytes) -> None:
+        """Write tail and header; its first bytes, without which nothing counts, last of all."""
+        self._write_tail(tail)
         self._arena.write(header[PREAMBLE_BYTES:], PREAMBLE_BYTES)
         store = self._arena.path.parent
         flush_directory(store)
         flush_directory(store.parent)
         self._arena.write(header[:PREAMBLE_BYTES], 0)
-        return record
 
     def _extend(self, nbytes: int) -> int:
         """Make the file long enough for a snapshot of so many bytes; returns its length."""

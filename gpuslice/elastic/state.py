@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
+from gpuslice.checkpoint.format.reader import SnapshotFile, read_snapshot
 from gpuslice.checkpoint.named import process_rng
 from gpuslice.checkpoint.named.state import OWN_PREFIX, check, describe
-from gpuslice.checkpoint.named.transfer import Packed, pack, payload_bytes, unpack
+from gpuslice.checkpoint.named.transfer import file_bytes, memory_file, write_state
 
 _RNG, _POSITION = f"{OWN_PREFIX}rng", f"{OWN_PREFIX}position"
-#: How much of the payload is sent at once.
+#: What errors call the state of rank 0.
+_NAME = Path("the state of rank 0")
+#: How much of it is sent at once.
 _PART_BYTES = 64 << 20
 
 
@@ -22,7 +26,7 @@ def own_state(position: Mapping[str, int]) -> dict[str, object]:
     return {_RNG: process_rng.capture(), _POSITION: dict(position)}
 
 
-def load(snapshot: Any, named: Mapping[str, object], *, verify: bool = True) -> dict[str, int]:
+def load(snapshot: SnapshotFile, named: Mapping[str, object], *, verify: bool = True) -> dict[str, int]:
     """Load a state into the named objects; nothing has changed if it does not fit.
 
     Returns
@@ -63,30 +67,18 @@ def share(named: Mapping[str, object], position: Mapping[str, int], device: torc
     SnapshotError
         If a rank has other objects than rank 0, naming the first.
     """
-    packed = pack(describe({**named, **own_state(position)})) if dist.get_rank() == 0 else None
-    received = _sent(packed, device)
-    if packed is not None:
-        return dict(position)
-    snapshot = unpack(received)
-    try:
-        return load(snapshot, named)
-    finally:
-        snapshot.close()
-
-
-def _sent(packed: Packed | None, device: torch.device) -> Packed:
-    """The packed state of rank 0, on every rank."""
-    length = torch.tensor([0 if packed is None else len(packed.header)], dtype=torch.int64, device=device)
-    dist.broadcast(length, 0)
-    header = torch.empty(int(length), dtype=torch.uint8)
-    if packed is not None:
-        header = torch.frombuffer(bytearray(packed.header), dtype=torch.uint8)
-    _broadcast(header, device)
-    if packed is None:
-        words = header.numpy().tobytes()
-        packed = Packed(words, torch.empty(payload_bytes(words), dtype=torch.uint8))
-    _broadcast(packed.payload, device)
-    return packed
+    leading = dist.get_rank() == 0
+    with memory_file() as descriptor:
+        if leading:
+            write_state(descriptor, describe({**named, **own_state(position)}))
+        length = torch.tensor([os.fstat(descriptor).st_size], dtype=torch.int64, device=device)
+        dist.broadcast(length, 0)
+        os.truncate(descriptor, int(length))
+        _broadcast(file_bytes(descriptor), device)
+        if leading:
+            return dict(position)
+        with read_snapshot(descriptor, _NAME) as snapshot:
+            return load(snapshot, named)
 
 
 def _broadcast(buffer: torch.Tensor, device: torch.device) -> None:

@@ -1,15 +1,21 @@
-"""Named state in one buffer: arrives bit for bit, or not at all."""
+"""Named state in a file in memory: arrives bit for bit, or not at all."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from gpuslice.checkpoint.named.state import check, describe
-from gpuslice.checkpoint.named.transfer import Packed, pack, payload_bytes, unpack
+from gpuslice.checkpoint.format.reader import read_snapshot
+from gpuslice.checkpoint.named.state import Restoration, check, describe
+from gpuslice.checkpoint.named.transfer import file_bytes, memory_file, write_state
 from gpuslice.errors import CorruptSnapshotError, RefusedSnapshotError, SnapshotError
+
+NAME = Path("the state of rank 0")
 
 
 def objects(seed: int) -> dict[str, Any]:
@@ -22,39 +28,55 @@ def objects(seed: int) -> dict[str, Any]:
     return {"model": model, "optimizer": optimizer, "half": torch.randn(5).bfloat16(), "best": seed}
 
 
-def packed(named: dict[str, Any]) -> Packed:
-    return pack(describe(named))
+@pytest.fixture
+def sent() -> Iterator[int]:
+    with memory_file() as descriptor:
+        write_state(descriptor, describe(objects(1)))
+        yield descriptor
 
 
-def test_what_arrives_is_what_was_sent() -> None:
-    theirs, ours = objects(1), objects(2)
-    sent = packed(theirs)
-    assert sent.payload.numel() == payload_bytes(sent.header)
-    loaded = check(unpack(sent), ours, entire=True).apply()
-    assert loaded["best"] == 1
-    again = packed({**ours, "best": 1})
-    assert (again.header, bytes(again.payload.numpy())) == (sent.header, bytes(sent.payload.numpy()))
+def compared(descriptor: int, named: dict[str, Any]) -> Restoration:
+    return check(read_snapshot(descriptor, NAME), named, entire=True)
 
 
-def test_damage_is_found() -> None:
-    sent = packed(objects(1))
-    sent.payload[7] ^= 1
-    with pytest.raises(CorruptSnapshotError, match="the state of rank 0: storage"):
-        check(unpack(sent), objects(2))
+def everything(named: dict[str, Any]) -> tuple[object, ...]:
+    state = describe(named)
+    return state.tree, [(path, tensor.float().tolist()) for path, tensor in state.tensors]
 
 
-def test_other_objects_are_refused_by_name() -> None:
-    with pytest.raises(RefusedSnapshotError, match="holds no 'other'"):
-        check(unpack(packed(objects(1))), {"other": torch.zeros(1)})
+def test_what_arrives_is_what_was_sent(sent: int) -> None:
+    ours = objects(2)
+    with memory_file() as received:
+        os.truncate(received, os.fstat(sent).st_size)
+        file_bytes(received).copy_(file_bytes(sent))
+        loaded = compared(received, ours).apply()
+    assert everything(loaded) == everything(objects(1))
+    assert ours["model"][2].weight is ours["model"][0].weight
 
 
-def test_nothing_but_what_was_packed_is_read() -> None:
-    sent = packed(objects(1))
-    header = bytearray(sent.header)
-    for place in range(0, len(header), 5):
-        changed = bytearray(header)
-        changed[place] ^= 0x41
+def test_damage_is_found(sent: int) -> None:
+    snapshot = read_snapshot(sent, NAME)
+    for offset in snapshot.offsets:
+        file_bytes(sent)[offset] ^= 1
+        with pytest.raises(CorruptSnapshotError, match="the state of rank 0: storage"):
+            compared(sent, objects(2))
+        file_bytes(sent)[offset] ^= 1
+    compared(sent, objects(2)).apply()
+
+
+def test_other_objects_are_refused_by_name(sent: int) -> None:
+    with pytest.raises(RefusedSnapshotError, match="the state of rank 0 holds no 'other'"):
+        compared(sent, {**objects(1), "other": torch.zeros(1)})
+
+
+def test_nothing_but_what_was_sent_is_read(sent: int) -> None:
+    record, data = read_snapshot(sent, NAME).record, file_bytes(sent)
+    around = [*range(0, record.payload, 501), *range(record.tail, record.file_len, 101)]
+    for place in around:
+        data[place] ^= 0x41
         with pytest.raises(SnapshotError):
-            check(unpack(Packed(bytes(changed), sent.payload)), objects(2), entire=True).apply()
-    with pytest.raises(CorruptSnapshotError, match="bytes, not"):
-        unpack(Packed(sent.header, sent.payload[:-1]))
+            compared(sent, objects(2))
+        data[place] ^= 0x41
+    os.truncate(sent, record.file_len - 1)
+    with pytest.raises(CorruptSnapshotError, match="truncated"):
+        compared(sent, objects(2))
