@@ -149,8 +149,7 @@ class Metadata(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def layout(self) -> Layout:
         """The storages as they were given to the writer."""
-        rows = enumerate(self.storages)
-        return Layout(tuple(StorageSpec(sid, row.nbytes, row.device, row.label) for sid, row in rows))
+        return Layout(tuple(StorageSpec(row.nbytes, row.device, row.label) for row in self.storages))
 
 
 _metadata_decoder = msgspec.json.Decoder(Metadata)

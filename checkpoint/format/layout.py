@@ -7,12 +7,9 @@ says otherwise: ranges that overlap, overflow or are misaligned cannot get in.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
-
-from gpuslice.errors import UsageError
 
 PAGE_BYTES = 4096
 #: Storages of this size and more begin on a page; smaller ones are packed.
@@ -27,8 +24,6 @@ class StorageSpec(msgspec.Struct, frozen=True, gc=False):
 
     Attributes
     ----------
-    sid
-        Its number: the position in ``Layout.storages``.
     nbytes
         Size in bytes; may be zero.
     device
@@ -37,7 +32,6 @@ class StorageSpec(msgspec.Struct, frozen=True, gc=False):
         For people; appears in error messages.
     """
 
-    sid: int
     nbytes: int
     device: str = "cpu"
     label: str = ""
@@ -70,17 +64,9 @@ class TensorSpec(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
 
 @dataclass(frozen=True)
 class Layout:
-    """The storages of one snapshot, numbered 0, 1, 2, ... in file order."""
+    """The storages of one snapshot; one's number, ``sid``, is its position here."""
 
     storages: tuple[StorageSpec, ...]
-
-    def __post_init__(self) -> None:
-        for position, storage in enumerate(self.storages):
-            if storage.sid != position or storage.nbytes < 0:
-                raise UsageError(
-                    f"storage {storage.sid} of {storage.nbytes} bytes stands at position {position}",
-                    "number storages 0, 1, 2, ... and give sizes of zero or more",
-                )
 
     @functools.cached_property
     def sizes(self) -> tuple[int, ...]:
@@ -129,25 +115,16 @@ def align(position: int, step: int) -> int:
     return -(-position // step) * step
 
 
-def place(sizes: Sequence[int], payload: int) -> Placement:
+@functools.lru_cache(maxsize=8)  # jobs suspend the same layout again and again
+def place(sizes: tuple[int, ...], payload: int) -> Placement:
     """Lay storages of ``sizes`` bytes out from ``payload`` on, a multiple of the page size.
 
     Large ones come first, in order, each at a page; small ones follow, packed at 256 bytes. The last one's
     padding reaches to the end of its page.
     """
-    return _place(tuple(sizes), payload)
-
-
-@functools.lru_cache(maxsize=8)  # jobs suspend the same layout again and again
-def _place(sizes: tuple[int, ...], payload: int) -> Placement:
     offsets, extents, at = [0] * len(sizes), [], payload
     for sid in sorted(range(len(sizes)), key=lambda sid: sizes[sid] < LARGE_BYTES):
         end = at + align(sizes[sid], PAGE_BYTES if sizes[sid] >= LARGE_BYTES else SMALL_ALIGN_BYTES)
         extents.append((at, end))
         offsets[sid], at = at, end
     return Placement(tuple(offsets), tuple(extents), align(at, PAGE_BYTES))
-
-
-def chunk_count(nbytes: int) -> int:
-    """How many chunks a storage of ``nbytes`` has; its padding is checksummed, too."""
-    return -(-align(nbytes, PAGE_BYTES) // CHUNK_BYTES)

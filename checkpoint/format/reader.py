@@ -15,7 +15,7 @@ from gpuslice.kernels.host.memory_files import map_file, map_nothing, map_over
 
 from .checksums import ChecksumVerifier, Digests, chunk_digests, fingerprint, unpack_digests
 from .gsnp import RECORD_BYTES, Metadata, Record
-from .layout import StorageSpec, TensorSpec, chunk_count
+from .layout import CHUNK_BYTES
 from .pieces import FileParts, Piece, check_pieces
 from .safetensors_header import PREAMBLE_BYTES, Content, decode_preamble
 from .tree import Tree
@@ -24,6 +24,7 @@ from .tree import Tree
 _CHUNKS_AT_ONCE = 32
 #: What to do about a snapshot that is not what was written.
 DAMAGED = "use another snapshot; this one cannot be restored"
+_PIECE_REMEDY = "copy all files of its directory, or `gpuslice ramdisk export` it"
 
 
 class SnapshotFile:
@@ -38,8 +39,20 @@ class SnapshotFile:
         The file.
     record
         Its commit record.
+    generation
+        Grows by one with every snapshot of a store.
+    boundary
+        The mini-batch boundary at which it was taken.
+    restartable
+        Whether another process can go on from it.
     content
         Its storages and tensors.
+    storages, tensors
+        In the writer's order.
+    offsets
+        Where each storage begins in `arena`.
+    nbytes
+        Bytes of all storages.
     tree
         Everything that is not a tensor; `tree.decode` reads it.
     """
@@ -55,7 +68,11 @@ class SnapshotFile:
     ) -> None:
         self.path = path
         self.record = record
+        self.generation, self.boundary = record.generation, record.boundary
+        self.restartable = record.restartable
         self.content = content
+        self.storages, self.tensors = content.layout.storages, content.tensors
+        self.offsets, self.nbytes = content.placement.offsets, content.layout.nbytes
         self.tree = tree
         self._digests = digests
         self._memory: memoryview | None = memory.toreadonly()
@@ -64,36 +81,6 @@ class SnapshotFile:
     def closed(self) -> bool:
         """Whether it can be read no more."""
         return self._memory is None
-
-    @property
-    def generation(self) -> int:
-        """Grows by one with every snapshot of a store."""
-        return self.record.generation
-
-    @property
-    def boundary(self) -> int:
-        """The mini-batch boundary at which it was taken."""
-        return self.record.boundary
-
-    @property
-    def restartable(self) -> bool:
-        """Whether another process can go on from it."""
-        return self.record.restartable
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all storages."""
-        return self.content.layout.nbytes
-
-    @property
-    def storages(self) -> tuple[StorageSpec, ...]:
-        """The storages, in the writer's order."""
-        return self.content.layout.storages
-
-    @property
-    def tensors(self) -> tuple[TensorSpec, ...]:
-        """The tensors over the storages."""
-        return self.content.tensors
 
     def view(self, sid: int, *, verify: bool = True) -> memoryview:
         """The bytes of storage ``sid``, read-only.
@@ -106,7 +93,7 @@ class SnapshotFile:
         nbytes, offset = self.storages[sid].nbytes, self.offsets[sid]
         if verify and nbytes:
             first = self.content.placement.chunk_at[offset]
-            self._compare(first, first + chunk_count(nbytes))
+            self._compare(first, first - (-nbytes // CHUNK_BYTES))
         return self.arena[offset : offset + nbytes]
 
     @property
@@ -118,11 +105,6 @@ class SnapshotFile:
                 "open the store's newest snapshot",
             )
         return self._memory
-
-    @property
-    def offsets(self) -> Sequence[int]:
-        """Where each storage begins in `arena`."""
-        return self.content.placement.offsets
 
     def verifier(self) -> ChecksumVerifier:
         """An inspector for a copy out of `arena`: raises ``CorruptSnapshotError``, naming the storage."""
@@ -193,7 +175,7 @@ def open_snapshot(path: Path) -> SnapshotFile:
     AddressSpaceError
         If this process may not map as much.
     """
-    with _opened(path) as descriptor:
+    with _opened(path, f"there is no snapshot {path}") as descriptor:
         return read_snapshot(descriptor, path)
 
 
@@ -211,16 +193,16 @@ def read_snapshot(descriptor: int, path: Path) -> SnapshotFile:
 
 def record_of(path: Path) -> Record:
     """The record of a snapshot file, of which nothing else is read; raises as `open_snapshot`."""
-    with _opened(path) as descriptor, _naming(path):
+    with _opened(path, f"there is no snapshot {path}") as descriptor, _naming(path):
         return _read_record(descriptor)[0]
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[int]:
+def _opened(path: Path, missing: str, remedy: str = "") -> Iterator[int]:
     try:
         descriptor = open_checked(path)
     except FileNotFoundError as error:
-        raise RefusedSnapshotError(f"there is no snapshot {path}") from error
+        raise RefusedSnapshotError(missing, remedy) from error
     try:
         yield descriptor
     finally:
@@ -260,7 +242,8 @@ def map_pieces(path: Path, descriptor: int, record: Record, pieces: Sequence[Pie
     map_over(memory[: record.payload], descriptor)
     map_over(memory[record.tail :], descriptor, record.payload)
     for piece in pieces:
-        with _opened_piece(piece_path(path, piece.key)) as opened:
+        name = piece_path(path, piece.key)
+        with _opened(name, f"its piece {name.name} is not beside it", _PIECE_REMEDY) as opened:
             if os.fstat(opened).st_size != piece.stop - piece.start:
                 raise CorruptSnapshotError(f"its piece {piece.key.hex()} has another length")
             map_over(memory[piece.start : piece.stop], opened)
@@ -270,19 +253,6 @@ def map_pieces(path: Path, descriptor: int, record: Record, pieces: Sequence[Pie
 def piece_path(path: Path, key: bytes) -> Path:
     """Where the piece of a slot's snapshot with that key lies."""
     return path.with_name(f"{path.stem}.{key.hex()}")
-
-
-@contextmanager
-def _opened_piece(path: Path) -> Iterator[int]:
-    try:
-        descriptor = open_checked(path)
-    except FileNotFoundError as error:
-        remedy = "copy all files of its directory, or `gpuslice ramdisk export` it"
-        raise RefusedSnapshotError(f"its piece {path.name} is not beside it", remedy) from error
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 def _read_tail(parts: FileParts, record: Record) -> tuple[Content, Tree, Digests]:

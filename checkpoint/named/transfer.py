@@ -48,16 +48,16 @@ def write_state(descriptor: int, state: NamedState) -> None:
     UsageError
         If a tensor is none that can be described, or what is no tensor is too large.
     """
-    storages = {tensor.untyped_storage()._cdata: (path, tensor) for path, tensor in reversed(state.tensors)}
+    storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage() for _, tensor in state.tensors}
     sids = {key: sid for sid, key in enumerate(storages)}
-    kept = [(path, tensor.untyped_storage()) for path, tensor in storages.values()]
-    rows = enumerate(kept)
-    layout = Layout(tuple(StorageSpec(sid, one.nbytes(), str(one.device), path) for sid, (path, one) in rows))
     specs = [tensor_spec(path, one, sids[one.untyped_storage()._cdata]) for path, one in state.tensors]
+    labels = {spec.sid: spec.path for spec in reversed(specs)}
+    rows = enumerate(storages.values())
+    layout = Layout(tuple(StorageSpec(one.nbytes(), str(one.device), labels[sid]) for sid, one in rows))
     content = Content.build(layout, header_room(layout), specs)
     os.truncate(descriptor, content.placement.end)
     memory = file_bytes(descriptor)
-    for (_, storage), offset in zip(kept, content.placement.offsets, strict=True):
+    for storage, offset in zip(storages.values(), content.placement.offsets, strict=True):
         whole = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
         memory[offset : offset + storage.nbytes()].copy_(whole)
     digests = np.array(chunk_digests(memory.numpy().data, content.placement.chunks), np.uint64)

@@ -134,8 +134,7 @@ def blocks_of(shim: Shim, device: Device) -> list[Block]:
 def block_layout(blocks: Sequence[Block]) -> Layout:
     """Blocks as the storages of a snapshot."""
     specs = (
-        StorageSpec(sid, block.nbytes, f"cuda:{block.device}", f"block at {block.address:#x}")
-        for sid, block in enumerate(blocks)
+        StorageSpec(block.nbytes, f"cuda:{block.device}", f"block at {block.address:#x}") for block in blocks
     )
     return Layout(tuple(specs))
 
@@ -159,7 +158,7 @@ def plan_blocks(shim: Shim, device: Device, named: Sequence[tuple[str, torch.Ten
             storage = tensor.untyped_storage()
             if storage._cdata not in extras:
                 extras[storage._cdata] = len(specs), storage
-                specs.append(StorageSpec(len(specs), storage.nbytes(), str(storage.device), path))
+                specs.append(StorageSpec(storage.nbytes(), str(storage.device), path))
             sid, offset = extras[storage._cdata][0], int(tensor.storage_offset())
         dtype = str(tensor.dtype).removeprefix("torch.")
         tensors.append(TensorSpec(path, sid, dtype, tuple(tensor.shape), tensor.stride(), offset))

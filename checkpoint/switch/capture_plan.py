@@ -6,7 +6,7 @@ import functools
 from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import compress, count, repeat
+from itertools import compress, repeat, starmap
 from operator import attrgetter, is_
 
 import torch
@@ -222,9 +222,8 @@ def _layout(
     extras: tuple[tuple[int, str, str], ...],
 ) -> Layout:
     """The layout of storages at `_places`, and behind them of ``(nbytes, device, label)``."""
-    specs = map(StorageSpec, count(), sizes, repeat(places[0]) if len(places) == 1 else places, labels)
-    behind = (StorageSpec(sid, *extra) for sid, extra in enumerate(extras, len(sizes)))
-    return Layout((*specs, *behind))
+    specs = map(StorageSpec, sizes, repeat(places[0]) if len(places) == 1 else places, labels)
+    return Layout((*specs, *starmap(StorageSpec, extras)))
 
 
 def _refuse_elsewhere(device: Device, path: str, storage: torch.UntypedStorage) -> None:

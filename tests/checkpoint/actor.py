@@ -97,7 +97,7 @@ class Actor:
 
     def save(self, boundary: int, nbytes: int = 3 << 20, restartable: bool = True) -> int:
         assert self.store is not None
-        writer = self.store.begin(Layout((StorageSpec(0, nbytes), StorageSpec(1, 8))))
+        writer = self.store.begin(Layout((StorageSpec(nbytes), StorageSpec(8))))
         writer.view(0)[:] = bytes([boundary % 256]) * nbytes
         writer.view(1)[:] = boundary.to_bytes(8, "little")
         tree_ = tree.encode(boundary)
@@ -119,7 +119,7 @@ class Actor:
         if die_in:
             Countdown(die_in)
         host = open_device(DeviceName("cpu", None))
-        specs = (StorageSpec(sid, size) for sid, size in enumerate(sizes))
+        specs = map(StorageSpec, sizes)
         with self.store.begin(Layout(tuple(specs)), share=True) as writer:
             storages = (tensor.untyped_storage() for tensor in tensors)
             writer.take(host, zip(storages, writer.offsets, strict=True))
@@ -149,7 +149,7 @@ class Actor:
 
     def begin(self, nbytes: int) -> None:
         assert self.store is not None
-        self.store.begin(Layout((StorageSpec(0, nbytes),)))
+        self.store.begin(Layout((StorageSpec(nbytes),)))
 
     def close(self, keep: bool) -> None:
         assert self.store is not None
@@ -209,7 +209,7 @@ class Actor:
             child = Actor(directory, str(self.disk.limit_bytes))
             child.open("a")
             assert child.store is not None
-            warming = child.store.warm_up(Layout((StorageSpec(0, 1 << 20),)))
+            warming = child.store.warm_up(Layout((StorageSpec(1 << 20),)))
             assert warming is not None
             warming.join()
             child.close(keep=True)

@@ -73,7 +73,7 @@ def newest_of(disk: RamDisk, job: str, rank: int = 0) -> Path | None:
 
 def layout_of(*sizes: int) -> Layout:
     """Storages of these sizes, in bytes."""
-    return Layout(tuple(StorageSpec(sid, nbytes) for sid, nbytes in enumerate(sizes)))
+    return Layout(tuple(map(StorageSpec, sizes)))
 
 
 def address_of(memory: memoryview) -> int:
@@ -102,7 +102,7 @@ def save() -> Save:
         tensors: tuple[TensorSpec, ...] | None = None,
         value: object = None,
     ) -> SnapshotFile:
-        layout = Layout(tuple(StorageSpec(i, n, "cpu", f"storage-{i}") for i, n in enumerate(sizes)))
+        layout = Layout(tuple(StorageSpec(n, "cpu", f"storage-{i}") for i, n in enumerate(sizes)))
         writer = store.begin(layout)
         for sid, nbytes in enumerate(sizes):
             writer.view(sid)[:] = content(boundary, sid, nbytes)

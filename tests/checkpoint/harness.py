@@ -150,9 +150,9 @@ def flip_a_bit(path: Path, place: int) -> None:
 def flip_a_byte(snapshot: SnapshotFile, label: str) -> None:
     """Change the file in the middle of every storage that is called so."""
     content = snapshot.path.read_bytes()
-    for storage in snapshot.storages:
+    for sid, storage in enumerate(snapshot.storages):
         if storage.label == label:
-            needle = bytes(snapshot.view(storage.sid))
+            needle = bytes(snapshot.view(sid))
             flip_a_bit(snapshot.path, content.index(needle) + len(needle) // 2)
 
 

@@ -19,7 +19,7 @@ def save(store: JobStore, named: Mapping[str, object], *, skip: str = "") -> Sna
     state = describe(named)
     storages = {t.untyped_storage()._cdata: t.untyped_storage() for _, t in state.tensors}
     sids = {key: sid for sid, key in enumerate(storages)}
-    layout = Layout(tuple(StorageSpec(sids[key], s.nbytes()) for key, s in storages.items()))
+    layout = Layout(tuple(StorageSpec(s.nbytes()) for s in storages.values()))
     with_bytes = {sids[t.untyped_storage()._cdata] for path, t in state.tensors if path != skip}
     writer = store.begin(layout)
     for key, storage in storages.items():

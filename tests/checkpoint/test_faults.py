@@ -56,7 +56,7 @@ class Fault:
 
 def write(store: JobStore, boundary: int, nbytes: int, *, restartable: bool = True) -> SnapshotFile:
     """As a suspend does it: what was not published is aborted."""
-    with store.begin(Layout((StorageSpec(0, nbytes),))) as writer:
+    with store.begin(Layout((StorageSpec(nbytes),))) as writer:
         writer.view(0)[:] = bytes([boundary]) * nbytes
         return writer.publish(tree.encode(boundary), [], boundary=boundary, restartable=restartable)
 

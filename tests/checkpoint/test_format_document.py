@@ -122,7 +122,7 @@ SIZES = (1025 * 1280 * 4, 100, 0, MIB, 256, MIB - 1)
 
 
 def test_a_reader_written_from_the_document_agrees(disk: RamDisk) -> None:
-    layout = Layout(tuple(StorageSpec(i, n, "cuda:1", f"s{i}\n") for i, n in enumerate(SIZES)))
+    layout = Layout(tuple(StorageSpec(n, "cuda:1", f"s{i}\n") for i, n in enumerate(SIZES)))
     with disk.open_store("document", 4) as store:
         store.begin(layout).abort()
         with store.begin(layout) as writer:
@@ -163,7 +163,7 @@ def put_together(slot: Path) -> bytes:
 
 
 def test_a_slot_in_pieces_is_put_together_as_the_document_says(disk: RamDisk) -> None:
-    layout = Layout(tuple(StorageSpec(i, n, "cpu", f"s{i}") for i, n in enumerate(SIZES)))
+    layout = Layout(tuple(StorageSpec(n, "cpu", f"s{i}") for i, n in enumerate(SIZES)))
     with disk.open_store("document", 1, ranks=range(2)) as store:
         with store.begin(layout, share=True) as writer:
             for sid, nbytes in enumerate(SIZES):

@@ -72,8 +72,8 @@ class Victim:
         with open_snapshot(self.path) as snapshot:
             snapshot.verify()
             tree.decode(snapshot.tree)
-            for storage in snapshot.storages:
-                snapshot.view(storage.sid)
+            for sid in range(len(snapshot.storages)):
+                snapshot.view(sid)
 
 
 @pytest.fixture

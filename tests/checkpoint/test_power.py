@@ -85,7 +85,7 @@ def mixed(old: bytes, new: bytes) -> bytes:
 
 
 def save(store: JobStore, boundary: int) -> None:
-    with store.begin(Layout((StorageSpec(0, NBYTES), StorageSpec(1, 8)))) as writer:
+    with store.begin(Layout((StorageSpec(NBYTES), StorageSpec(8)))) as writer:
         writer.view(0)[:] = bytes([boundary]) * NBYTES
         writer.view(1)[:] = boundary.to_bytes(8, "little")
         writer.publish(tree.encode(boundary), [], boundary=boundary, restartable=True)

@@ -52,7 +52,7 @@ def disk(tmp_path: Path) -> RamDisk:
 def store(disk: RamDisk) -> Iterator[JobStore]:
     """The living store of the job ``night``, with one snapshot taken at boundary 12."""
     store = disk.open_store("night")
-    writer = store.begin(Layout((StorageSpec(0, 40, "cpu", "w"),)))
+    writer = store.begin(Layout((StorageSpec(40, "cpu", "w"),)))
     writer.view(0)[:] = bytes(range(40))
     spec = TensorSpec("model.w", 0, "float32", (5, 2), (2, 1))
     writer.publish(tree.encode({}), [spec], boundary=12, restartable=True)
@@ -229,7 +229,7 @@ def test_export_writes_safetensors(disk: RamDisk, store: JobStore, tmp_path: Pat
 @pytest.mark.parametrize("kind", ["safetensors", pytest.param("dcp", marks=pytest.mark.slow)])
 def test_an_export_that_cannot_be_written_leaves_nothing(disk: RamDisk, tmp_path: Path, kind: str) -> None:
     with disk.open_store("night") as store:
-        with store.begin(Layout((StorageSpec(0, 1 << 20, "cpu", "w"),))) as writer:
+        with store.begin(Layout((StorageSpec(1 << 20, "cpu", "w"),))) as writer:
             specs = [TensorSpec("w", 0, "uint8", (1 << 20,), (1,))]
             writer.publish(tree.encode({}), specs, boundary=1, restartable=True)
         export = command("export", saved(disk), tmp_path / "out", "--format", kind)

@@ -30,7 +30,7 @@ from ..conftest import address_of, newest_of
 
 Save = Callable[..., SnapshotFile]
 Pattern = Callable[[int, int, int], bytes]
-LAYOUT = Layout((StorageSpec(0, 4096, "cpu", "weights"),))
+LAYOUT = Layout((StorageSpec(4096, "cpu", "weights"),))
 
 
 def test_a_snapshot_reads_as_it_was_written(disk: RamDisk, save: Save, pattern: Pattern) -> None:
@@ -43,19 +43,17 @@ def test_a_snapshot_reads_as_it_was_written(disk: RamDisk, save: Save, pattern: 
                 assert (snapshot.record.job, snapshot.record.rank) == ("a", 2)
                 assert tree.decode(snapshot.tree) == {"epoch": 3}
                 assert snapshot.nbytes == sum(storage.nbytes for storage in snapshot.storages)
-                for storage in snapshot.storages:
-                    view = snapshot.view(storage.sid)
+                for sid, storage in enumerate(snapshot.storages):
+                    view = snapshot.view(sid)
                     assert view.readonly
-                    assert view == pattern(41, storage.sid, storage.nbytes)
+                    assert view == pattern(41, sid, storage.nbytes)
             assert read.storages == written.storages
             assert read.tensors == written.tensors
             assert read.record == written.record
 
 
 def test_large_views_are_page_aligned_and_written_in_place(disk: RamDisk) -> None:
-    layout = Layout(
-        (StorageSpec(0, 100), StorageSpec(1, 3 << 20), StorageSpec(2, 100), StorageSpec(3, 1 << 20))
-    )
+    layout = Layout((StorageSpec(100), StorageSpec(3 << 20), StorageSpec(100), StorageSpec(1 << 20)))
     with disk.open_store(None) as store, store.begin(layout) as writer:
         start = address_of(writer.arena)
         views = [writer.view(sid) for sid in range(4)]
@@ -115,7 +113,7 @@ def test_publish_refuses_what_could_not_be_opened(disk: RamDisk) -> None:
 def test_what_could_not_be_read_back_is_not_published(disk: RamDisk) -> None:
     with disk.open_store("a") as store:
         with pytest.raises(UsageError, match="cannot hold 140000 storages"):
-            store.begin(Layout(tuple(StorageSpec(sid, 1) for sid in range(140_000))))
+            store.begin(Layout(tuple(StorageSpec(1) for _ in range(140_000))))
         with store.begin(LAYOUT) as writer:
             large = tree.encode("x" * (64 << 20))
             with pytest.raises(UsageError, match=r"takes 64\.00 MiB"):
@@ -167,7 +165,7 @@ def test_a_changed_description_is_noticed(disk: RamDisk) -> None:
 def test_a_damaged_storage_is_named(snapshot_path: Path, sid: int) -> None:
     with open_snapshot(snapshot_path) as snapshot:
         nbytes, offset = snapshot.storages[sid].nbytes, snapshot.content.placement.offsets[sid]
-        others = [storage.sid for storage in snapshot.storages if storage.sid != sid]
+        others = [other for other in range(len(snapshot.storages)) if other != sid]
     if nbytes == 0:
         return
     with snapshot_path.open("r+b") as file:

@@ -229,7 +229,7 @@ def test_without_room_to_come_back_it_is_read_where_it_is(
     assert switch.snapshot is not None
     with disk.open_store("other") as other:
         with spilled(store, switch.snapshot):
-            other.begin(Layout((StorageSpec(0, 61 * MIB),))).abort()
+            other.begin(Layout((StorageSpec(61 * MIB),))).abort()
         switch.resume()
         assert job.digest() == before
         assert (disk.listing()[0].place, disk.boundaries("a")) == (Place.SPILLED, {1})
@@ -276,7 +276,7 @@ def test_an_arena_without_a_snapshot_is_dropped_and_not_moved(
     store: JobStore, place: Path, save: Save
 ) -> None:
     snapshot = save(store, boundary=1)
-    store.begin(Layout((StorageSpec(0, MIB),))).abort()
+    store.begin(Layout((StorageSpec(MIB),))).abort()
     assert files(store.directory) == ["A.gsnp", "B.gsnp"]
     with store.offering(snapshot):
         assert request_room(store.directory)
@@ -351,7 +351,7 @@ def test_a_spill_directory_that_fails_costs_a_parked_job_nothing(
     with disk.open_store("other") as other, store.offering(snapshot), monkeypatch.context() as patch:
         patch.setattr(os, call, fails)
         with pytest.raises(RamDiskFullError, match=str(place)) as caught:
-            other.begin(Layout((StorageSpec(0, 60 * MIB),)))
+            other.begin(Layout((StorageSpec(60 * MIB),)))
         assert "a.r0" in caught.value.message
     assert files(place) == []
     assert holds(snapshot, 1)

@@ -59,7 +59,7 @@ def save(
     store: JobStore, host: Device, storages: State, *, boundary: int = 1, restartable: bool = True
 ) -> SnapshotFile:
     """As a suspend does it."""
-    specs = (StorageSpec(sid, one.nbytes, "cpu", f"storage-{sid}") for sid, one in enumerate(storages))
+    specs = (StorageSpec(one.nbytes, "cpu", f"storage-{sid}") for sid, one in enumerate(storages))
     with store.begin(Layout(tuple(specs)), share=True) as writer:
         writer.take(host, zip([one.untyped_storage() for one in storages], writer.offsets, strict=True))
         return writer.publish(tree.encode(store.rank), [], boundary=boundary, restartable=restartable)
@@ -195,7 +195,7 @@ def test_it_is_exported_like_any_other(gang: list[JobStore], host: Device, tmp_p
     weight = torch.arange(3 * MIB // 4, dtype=torch.int32).reshape(3, -1)
     spec = TensorSpec("model.weight", 0, "int32", tuple(weight.shape), weight.stride())
     for store in gang[:2]:
-        with store.begin(Layout((StorageSpec(0, weight.nbytes),)), share=True) as writer:
+        with store.begin(Layout((StorageSpec(weight.nbytes),)), share=True) as writer:
             writer.take(host, [(weight.untyped_storage(), writer.offsets[0])])
             snapshot = writer.publish(tree.encode(None), [spec], boundary=1, restartable=True)
     with open_snapshot(snapshot.path) as read:

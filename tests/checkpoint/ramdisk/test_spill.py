@@ -32,7 +32,7 @@ def disk(shm: Path, place: Path) -> RamDisk:
 
 def leave(disk: RamDisk, job: str = "a", *, boundary: int = 5, nbytes: int = 3 * MIB) -> None:
     """A dead job with a snapshot."""
-    with disk.open_store(job) as store, store.begin(Layout((StorageSpec(0, nbytes),))) as writer:
+    with disk.open_store(job) as store, store.begin(Layout((StorageSpec(nbytes),))) as writer:
         writer.view(0)[:] = bytes([boundary]) * nbytes
         writer.publish(tree.encode(boundary), [], boundary=boundary, restartable=True)
 
@@ -45,7 +45,7 @@ def check(disk: RamDisk, job: str = "a", *, boundary: int = 5, nbytes: int = 3 *
             snapshot.verify()
             assert snapshot.view(0) == bytes([boundary]) * nbytes
             generation = snapshot.generation
-        with store.begin(Layout((StorageSpec(0, 100),))) as writer:
+        with store.begin(Layout((StorageSpec(100),))) as writer:
             newer = writer.publish(tree.encode(None), [], boundary=boundary + 1, restartable=False)
             assert newer.generation == generation + 1
 
@@ -86,9 +86,9 @@ def test_there_and_back(disk: RamDisk, place: Path) -> None:
 
 def test_only_what_is_cold_and_named_is_moved(disk: RamDisk, place: Path) -> None:
     with disk.open_store("living") as store:
-        with store.begin(Layout((StorageSpec(0, 10),))) as writer:
+        with store.begin(Layout((StorageSpec(10),))) as writer:
             writer.publish(tree.encode(1), [], boundary=1, restartable=True)
-        with disk.open_store(None) as unnamed, unnamed.begin(Layout((StorageSpec(0, 10),))) as writer:
+        with disk.open_store(None) as unnamed, unnamed.begin(Layout((StorageSpec(10),))) as writer:
             writer.publish(tree.encode(1), [], boundary=1, restartable=True)
             assert disk.spill() == []
         assert list(store.restartable()) == [1]
