@@ -63,6 +63,7 @@ class Progress(Message, tag="progress", frozen=True, omit_defaults=True):
     ``unleased``: memory that it holds on GPUs of which it has no lease. ``peak_bytes``: the most memory that
     it has used on its device while it trained; 0 before its first steps, and where that is not known.
     ``went_on_from``: the boundary of the snapshot of a former process that it has gone on from, if any.
+    ``samples``: how many the job, if it is elastic, has trained on, on all its ranks; 0: not known.
     """
 
     epoch: Count
@@ -73,6 +74,7 @@ class Progress(Message, tag="progress", frozen=True, omit_defaults=True):
     unleased: Text = ""
     peak_bytes: ByteCount = 0
     went_on_from: Count = 0
+    samples: Count = 0
 
 
 class Profiled(Message, tag="profiled", frozen=True):

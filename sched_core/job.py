@@ -104,6 +104,8 @@ class Job:
     ----------
     spec
         What was asked for. ``id`` and ``demand`` are repeated here because policies read them all the time.
+    least, most
+        Of how many devices it may have, besides ``demand``; both are ``demand`` unless it is elastic.
     number
         Order of arrival, from 0.
     placement
@@ -141,7 +143,9 @@ class Job:
         "first_start_s",
         "guaranteed",
         "id",
+        "least",
         "migrations",
+        "most",
         "number",
         "peak_bytes",
         "placement",
@@ -159,6 +163,8 @@ class Job:
         self.spec = spec
         self.id = spec.id
         self.demand = spec.demand
+        self.least = spec.min_demand or spec.demand
+        self.most = max(spec.max_demand or spec.demand, self.least)
         self.number = number
         self.placement: tuple[int, ...] = ()
         self.epoch = 0

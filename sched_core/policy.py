@@ -151,7 +151,7 @@ class NoLosses:
 
 
 class Throughput(Protocol):
-    """How fast jobs trained, alone and beside others."""
+    """How fast jobs trained: alone, beside others, and on how many devices."""
 
     def samples(self, job: Job, beside: Job | None) -> Sequence[Sample]:
         """The newest samples of ``job`` beside that one alone, or with a device for itself."""
@@ -159,6 +159,10 @@ class Throughput(Protocol):
 
     def busy(self, job: Job) -> float | None:
         """The share of its device that ``job`` used when it was alone; ``None``: not known."""
+        ...
+
+    def speeds(self, job: Job) -> Mapping[int, float]:
+        """Progress per second of ``job``, as ``Job.rate``, by the numbers of devices that it is known of."""
         ...
 
 
@@ -170,6 +174,9 @@ class NoThroughput:
 
     def busy(self, job: Job) -> float | None:
         return None
+
+    def speeds(self, job: Job) -> Mapping[int, float]:
+        return {}
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -222,7 +229,7 @@ class View:
     losses
         What jobs report of their training loss.
     throughput
-        How fast jobs trained, alone and beside others.
+        How fast jobs trained: alone, beside others, and on how many devices.
     device_memory_bytes
         Of each device; 0: not known.
     least_slice_s

@@ -336,7 +336,7 @@ class Agent:
         return [hello, *(said for said in (self._last_suspended, self._bye) if said is not None)]
 
     def _progress(self) -> Progress:
-        boundaries, leased = self._boundaries, self._runtime.leased
+        boundaries, leased, attached = self._boundaries, self._runtime.leased, self._runtime.attached
         logged_losses.follow_libraries()
         if self._orders.phase is Phase.RUNNING:
             self._memory.look(leased, boundaries.steps)
@@ -351,6 +351,7 @@ class Agent:
                 leased, self._runtime.gpus, lambda: self._orders.phase is Phase.RUNNING
             ),
             peak_bytes=self._memory.most_bytes,
+            samples=0 if attached is None else attached.samples,
         )
 
     def _handle(self, message: ToAgent) -> Sequence[FromAgent]:

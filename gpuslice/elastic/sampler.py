@@ -110,6 +110,11 @@ class ElasticSampler:
         self.scaling = scaling
         self._order: tuple[int, torch.Tensor] | None = None
 
+    @property
+    def samples(self) -> int:
+        """How many were dealt out and trained on since the first epoch."""
+        return self.epoch * self._length + self.position
+
     def more(self, width: int) -> bool:
         """Whether the epoch has another global batch for ``width`` ranks."""
         return self._samples(self.position, width) > 0

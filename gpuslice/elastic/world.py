@@ -79,6 +79,11 @@ class World:
         """The epoch that is going on, from 0: also of a rank that was away when it began."""
         return self._sampler.epoch
 
+    @property
+    def samples(self) -> int:
+        """How many the job has trained on, on all ranks and in all epochs."""
+        return self._sampler.samples
+
     def epochs(self, count: int) -> Iterator[int]:
         """The epochs from the present one to the last of ``count``."""
         while self._sampler.epoch < count:

@@ -13,9 +13,14 @@ class Attached(Protocol):
     ----------
     replicated
         Whether a restart of all ranks needs the snapshot of one only.
+    samples
+        How many it has trained on, all ranks together, if it counts them; else 0.
     """
 
     replicated: bool
+
+    @property
+    def samples(self) -> int: ...
 
     def named_state(self) -> Mapping[str, object]:
         """What a restart in another process needs."""

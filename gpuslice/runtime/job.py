@@ -91,6 +91,7 @@ class Job:
 
     #: Every rank goes on from its own snapshot.
     replicated = False
+    samples = 0
 
     def __init__(self, process: Runtime, named: Mapping[str, object]) -> None:
         self._runtime = process

@@ -149,7 +149,7 @@ class Core:
                 self.planning.learn_answer(event)
             case Measured():
                 self._known(event.job, event)
-                self.planning.throughput.take(event, self._jobs)
+                self.planning.throughput.take(event, self._jobs, now)
                 self.planning.due = True
             case Limited():
                 self.prestart.set_limit(event.prestart)

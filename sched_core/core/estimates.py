@@ -17,6 +17,8 @@ _MOST = 1000
 class Estimates:
     """``Knowledge`` of jobs that said how many steps they have: steps left times the time of a step so far.
 
+    That is the time on as many devices as they ask for: ``Job.rate`` says how much faster they are on more.
+
     Until that is measured, and of jobs that did not say, what their owners expect counts. Where nobody
     expects anything, a job that has made no step yet counts as almost done, so that it runs first and is
     measured; one that did not say how many steps it has comes last, as does one that needs more than it said.
@@ -64,15 +66,15 @@ class Estimates:
         if not isinstance(job, Gang):
             return inf
         if job.spec.expected_s and (not job.spec.iterations or job.step_time.step_s is None):
-            left_s = job.spec.expected_s - job.executed_at(self.now_s)
+            left_s = job.spec.expected_s - job.progress_at(self.now_s)
             return left_s if left_s > 0 else inf
         if not job.spec.iterations:
             return inf
         steps = max(rank.step for rank in job.ranks)
         if steps > job.spec.iterations:
             return inf
-        executed_s, step_s = job.executed_at(self.now_s), job.step_time.step_s
+        done_s, step_s = job.progress_at(self.now_s), job.step_time.step_s
         if step_s is not None:
             left_s = (job.spec.iterations - job.step_time.step) * step_s
-            return max(0.0, left_s - (executed_s - job.step_time.at_s))
-        return (job.spec.iterations - steps) * executed_s / steps if steps else 0.0
+            return max(0.0, left_s - (done_s - job.step_time.at_s))
+        return (job.spec.iterations - steps) * done_s / steps if steps else 0.0

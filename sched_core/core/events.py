@@ -102,7 +102,8 @@ class Weighted(msgspec.Struct, frozen=True, tag="weighted"):
 class Measured(msgspec.Struct, frozen=True, tag="measured"):
     """How fast ``job`` trained for some seconds beside others (their names with commas; empty: alone).
 
-    ``busy`` is the share of its device that it used, if that is known.
+    ``busy`` is the share of its device that it used, if that is known; ``devices`` how many it had, and
+    ``samples`` what it has trained on, if it counts them; 0: not known.
     """
 
     job: JobName
@@ -110,6 +111,8 @@ class Measured(msgspec.Struct, frozen=True, tag="measured"):
     steps: Count
     seconds: Seconds
     busy: Seconds | None = None
+    devices: Count = 0
+    samples: Count = 0
 
 
 class Noted(msgspec.Struct, frozen=True, tag="noted"):

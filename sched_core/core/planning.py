@@ -391,7 +391,7 @@ class Planning:
     def _give(self, job: Gang, devices: Sequence[int], now: float, *, shared: bool) -> None:
         self.ledger.grant(job, devices, shared=shared, plan=Plan())
         self.waits.end(job, now)
-        job.running, job.placement = True, tuple(devices)
+        job.running, job.placement, job.rate = True, tuple(devices), self.throughput.rate(job, len(devices))
         # It makes progress once all its ranks are on the device (Core.settle), unless they still are, and
         # it trains (Core.begin).
         stays = job.state is JobState.RUNNING and job.lease == job.placement

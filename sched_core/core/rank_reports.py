@@ -165,7 +165,7 @@ class RankReports:
         if not job.spec.iterations or not job.counts(now):
             return
         known = job.step_time.step_s is not None
-        if job.step_time.note(step, job.executed_at(now)):
+        if job.step_time.note(step, job.progress_at(now)):
             details = {"step": step, "after_s": now - job.spec.submit_s}
             self._core.order(Notice("first_step", job.id, details))
         planning, step_s = self._core.planning, job.step_time.step_s

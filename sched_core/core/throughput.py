@@ -1,7 +1,7 @@
-"""How fast live jobs trained, alone and beside others: what ``Measured`` events say, kept for the policy.
+"""How fast live jobs trained, alone, beside others and on how many devices: what ``Measured`` events say.
 
-Samples are kept by kind of job, which outlives the job: what jobs of a kind did before is what is known of
-the next one.
+It is kept for the policy by kind of job, which outlives the job: what jobs of a kind did before is what is
+known of the next one.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from gpuslice.sched_core.interference import Interval, Sample
 from gpuslice.sched_core.job import Job
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.policy import Packs, PackVerdict, Policy
+from gpuslice.sched_core.speedup import SpeedCurve
 
 from .events import Command, Measured, Notice, Plain
 
@@ -38,14 +39,22 @@ class MeasuredThroughput:
         #: By kind of job and of whom it was beside.
         self._samples: dict[tuple[str, str], deque[Sample]] = {}
         self._busy: dict[str, float] = {}
+        #: Of elastic jobs, by kind: work and seconds by number of devices, and the curve through that.
+        self._work: dict[str, dict[int, deque[tuple[int, float]]]] = {}
+        self._curves: dict[str, SpeedCurve] = {}
 
     @property
-    def wanted(self) -> bool:
-        """Whether anybody wants to know."""
+    def packs(self) -> bool:
+        """Whether the policy wants to know what jobs do to each other."""
         return self._policy is not None
 
-    def take(self, event: Measured, jobs: Mapping[str, Gang]) -> None:
+    def wanted(self, job: Gang) -> bool:
+        """Whether anybody wants to know how fast ``job`` is."""
+        return self.packs or job.spec.elastic
+
+    def take(self, event: Measured, jobs: Mapping[str, Gang], now: float) -> None:
         """Keep what was measured; of more than two jobs on a device nobody wants to know."""
+        self._take_speed(event, jobs[event.job], now)
         beside = jobs.get(event.beside)
         if not event.steps or not event.seconds or (event.beside and beside is None):
             return
@@ -54,6 +63,40 @@ class MeasuredThroughput:
         kept.append(Sample(event.steps, event.seconds))
         if event.busy is not None and not event.beside:
             self._busy[own] = event.busy
+
+    def _take_speed(self, event: Measured, job: Gang, now: float) -> None:
+        """Learn how fast a ``job`` that may have more or fewer devices is on those that it had."""
+        work = event.samples or event.steps
+        if not job.spec.elastic or event.beside or not (event.devices and work and event.seconds):
+            return
+        by_devices = self._work.setdefault(job.kind, {})
+        by_devices.setdefault(event.devices, deque(maxlen=_NEWEST)).append((work, event.seconds))
+        rates = {
+            devices: sum(done for done, _ in some) / sum(seconds for _, seconds in some)
+            for devices, some in by_devices.items()
+        }
+        curve = self._curves[job.kind] = SpeedCurve()
+        curve.learn({devices: rate / rates[min(rates)] for devices, rate in rates.items()})
+        if job.running:
+            job.settle(now)
+            job.rate = self.rate(job, len(job.placement))
+
+    def rate(self, job: Job, devices: int) -> float:
+        """Progress per second of ``job`` on ``devices`` devices, 1 on the fewest that it may have."""
+        if not job.spec.elastic:
+            return 1.0
+        curve = self._curves.get(job.kind)
+        if curve is None:
+            return devices / job.demand
+        return curve.rate(devices, job.demand) / curve.rate(job.demand, job.demand)
+
+    def speeds(self, job: Job) -> Mapping[int, float]:
+        """Progress per second of ``job`` by the numbers of devices that its kind was measured on."""
+        curve = self._curves.get(job.kind)
+        if curve is None or not job.spec.elastic:
+            return {}
+        unit = curve.rate(job.demand, job.demand)
+        return {devices: rate / unit for devices, rate in curve.seen.items()}
 
     def samples(self, job: Job, beside: Job | None) -> Sequence[Sample]:
         """The newest samples of ``job`` beside that one alone, or with a device for itself."""

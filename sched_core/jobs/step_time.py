@@ -30,7 +30,9 @@ class StepTime(msgspec.Struct):
     _before: tuple[float, float] = (0.0, 0.0)
 
     def note(self, step: int, executed_s: float) -> bool:
-        """Take in that ``step`` steps took ``executed_s`` seconds on devices; whether that is the first."""
+        """Take in that ``step`` steps took ``executed_s`` seconds on the devices that the job asks for, or
+        as much work on others; whether that is the first.
+        """
         first = step > self.step == 0
         if step > self.step:
             self.step, self.at_s = step, executed_s

@@ -1,7 +1,8 @@
 """Measures how fast jobs train, alone and beside others, from what their ranks report anyway.
 
-Steps are counted between two reports between which nobody came to the device or left it. What is found is an
-event, so the core that is made anew from the journal knows the same; what was still being measured is lost.
+Steps are counted between two reports between which nobody came to the device or left it; of a training that
+counts its samples, these, too. What is found is an event, so the core that is made anew from the journal
+knows the same; what was still being measured is lost.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.wire import Progress, Suspended
 
-#: The first steps of a job are not like the others.
+#: The first steps of a job are not like the others, nor are those of an elastic one on other devices: its
+#: ranks wait for those that come.
 _WARM_UP_STEPS = 3
 #: A sample has so many steps and seconds at least; it is counted from one report to another. The first ones
 #: in a company are short, so that a trial ends soon; later ones have this part of the time that it lasts, up
@@ -24,54 +26,96 @@ _WARM_UP_STEPS = 3
 _LEAST_STEPS = 4
 _LEAST_S, _MOST_S = 0.4, 2.0
 _PART = 0.25
+#: The same of an elastic job whose company interests nobody: it is alone for hours.
+_MOST_ALONE_S = 60.0
 #: The same, where a suspend ends it.
 _REST_S = 0.2
 
 
 class _Mark(NamedTuple):
-    """Where a sample begins: in whose company, since when, and how far the job was."""
+    """Where a sample begins: on how many devices, in whose company, since when, and how far the job was."""
 
     epoch: int
+    devices: int
     beside: str
     since_s: float
     step: int
+    samples: int
     at_s: float
     worked_s: float | None
 
 
 class ThroughputMeter:
-    """Makes ``Measured`` of the reports of rank 0 of each job of ``core``, if its policy wants to know."""
+    """Makes ``Measured`` of the reports of rank 0 of each job of ``core`` of which anybody wants to know."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
         self._marks: dict[str, _Mark] = {}
+        #: Of elastic jobs: their present lease, and the step at which they were when it began.
+        self._begun: dict[str, tuple[int, int]] = {}
 
     def note(self, event: Event, now: float) -> Measured | None:
         """Take in an event that the core has taken; what is known now, if anything."""
-        if not self._core.planning.throughput.wanted:
-            return None
         if not isinstance(event, Reported) or event.rank:
             return None
         job, message = self._core.jobs[event.job], event.message
         if not isinstance(message, Progress | Suspended) or message.epoch != job.epoch:
             return None
+        if not self._core.planning.throughput.wanted(job):
+            return None
         mark = self._marks.get(job.id)
         if isinstance(message, Suspended):
             self._marks.pop(job.id, None)
-            if mark is None or not _enough(mark, message.step, now, _REST_S):
+            if mark is None or mark.samples or not _enough(mark, message.step, now, _REST_S):
                 return None
-            return _measured(job.id, mark, message.step, now, self._worked_s(job))
+            return self._measured(job, mark, self._mark(job, mark, message, now))
         beside = self._beside(job)
-        if beside is None or message.step < _WARM_UP_STEPS:
+        if beside is None or self._warms_up(job, message.step):
             self._marks.pop(job.id, None)
             return None
         goes_on = mark is not None and (mark.epoch, mark.beside) == (job.epoch, beside)
-        if mark is not None and goes_on and not _enough(mark, message.step, now, _least_s(mark, now)):
+        if (
+            mark is not None
+            and goes_on
+            and not _enough(mark, message.step, now, self._least_s(job, mark, now))
+        ):
             return None
-        worked_s = self._worked_s(job)
-        since_s = mark.since_s if mark is not None and goes_on else now
-        self._marks[job.id] = _Mark(job.epoch, beside, since_s, message.step, now, worked_s)
-        return None if mark is None or not goes_on else _measured(job.id, mark, message.step, now, worked_s)
+        here = self._mark(job, mark if goes_on else None, message, now, beside)
+        self._marks[job.id] = here
+        return None if mark is None or not goes_on else self._measured(job, mark, here)
+
+    def _warms_up(self, job: Gang, step: int) -> bool:
+        """Whether its steps are not yet like those that follow."""
+        if not job.spec.elastic:
+            return step < _WARM_UP_STEPS
+        epoch, first = self._begun.get(job.id, (-1, 0))
+        if epoch != job.epoch:
+            epoch, first = self._begun[job.id] = (job.epoch, step)
+        return step < first + _WARM_UP_STEPS
+
+    def _mark(
+        self, job: Gang, before: _Mark | None, message: Progress | Suspended, now: float, beside: str = ""
+    ) -> _Mark:
+        """How far ``job`` is; ``before`` in the same company, if there is one."""
+        samples = message.samples if isinstance(message, Progress) else 0
+        since_s = now if before is None else before.since_s
+        return _Mark(
+            job.epoch, len(job.lease), beside, since_s, message.step, samples, now, self._worked_s(job)
+        )
+
+    def _least_s(self, job: Gang, mark: _Mark, now: float) -> float:
+        """How long a sample has to be."""
+        most_s = _MOST_S if self._core.planning.throughput.packs else _MOST_ALONE_S
+        return min(most_s, max(_LEAST_S, _PART * (now - mark.since_s)))
+
+    def _measured(self, job: Gang, mark: _Mark, here: _Mark) -> Measured:
+        """What ``job`` did from ``mark`` on."""
+        seconds = here.at_s - mark.at_s
+        busy = None
+        if mark.worked_s is not None and here.worked_s is not None:
+            busy = max(0.0, (here.worked_s - mark.worked_s) / seconds)
+        samples = max(0, here.samples - mark.samples) if mark.samples else 0
+        return Measured(job.id, mark.beside, here.step - mark.step, seconds, busy, mark.devices, samples)
 
     def _beside(self, job: Gang) -> str | None:
         """Who else is on the devices of ``job``; ``None`` if somebody is just coming or going."""
@@ -95,18 +139,5 @@ class ThroughputMeter:
         return ticks / os.sysconf("SC_CLK_TCK") / max(1, (os.cpu_count() or 1) // slots)
 
 
-def _least_s(mark: _Mark, now: float) -> float:
-    return min(_MOST_S, max(_LEAST_S, _PART * (now - mark.since_s)))
-
-
 def _enough(mark: _Mark, step: int, now: float, least_s: float) -> bool:
     return step - mark.step >= _LEAST_STEPS and now - mark.at_s >= least_s
-
-
-def _measured(job: str, mark: _Mark, step: int, now: float, worked_s: float | None) -> Measured:
-    """What ``job`` did since ``mark``."""
-    seconds = now - mark.at_s
-    busy = None
-    if mark.worked_s is not None and worked_s is not None:
-        busy = max(0.0, (worked_s - mark.worked_s) / seconds)
-    return Measured(job, mark.beside, step - mark.step, seconds, busy)

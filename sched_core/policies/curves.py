@@ -1,6 +1,6 @@
-"""Curves fitted to what jobs show: training loss over progress, time over devices.
+"""The curve of a job's training loss over its progress.
 
-Source: Optimus (EuroSys 2018), sections 3.1 and 3.2. Sums are spelled out, because those of linear algebra
+Source: Optimus (EuroSys 2018), section 3.1. Sums are spelled out, because those of linear algebra
 libraries differ from machine to machine.
 """
 
@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from itertools import combinations
-from math import fsum
 
 import msgspec
 import numpy as np
@@ -191,74 +189,3 @@ def _sum(terms: Floats) -> Floats:
     """Over the points of each job, first to last."""
     total: Floats = np.add.reduce(terms, axis=0)
     return total
-
-
-class SpeedCurve:
-    """Time per unit of progress on w devices: θ₀/w + θ₁ + θ₂·w with θ ≥ 0, from what was observed.
-
-    With observations at one number of devices only, speed is taken to be proportional to devices.
-    """
-
-    def __init__(self) -> None:
-        self._seen: dict[int, float] = {}
-        self._theta: tuple[float, ...] = (1.0, 0.0, 0.0)
-
-    def add(self, devices: int, rate: float) -> None:
-        """Note that ``devices`` made ``rate`` seconds of progress per second."""
-        if rate > 0 and self._seen.get(devices) != 1.0 / rate:
-            self._seen[devices] = 1.0 / rate
-            self._theta = self._fit()
-
-    def rate(self, devices: int, demand: int) -> float:
-        """Expected progress per second; 1 on ``demand`` devices before anything was seen."""
-        if not self._seen:
-            return devices / demand
-        return 1.0 / _time(self._theta, devices)
-
-    def _fit(self) -> tuple[float, ...]:
-        """Least squares with every choice of terms; the best one without negative weights."""
-        work = fsum(t * w for w, t in self._seen.items()) / len(self._seen)
-        best, best_error = (work, 0.0, 0.0), float("inf")
-        for size in range(1, min(3, len(self._seen)) + 1):
-            for chosen in combinations(range(3), size):
-                theta = self._least_squares(chosen)
-                if theta is None or min(theta) < 0:
-                    continue
-                error = fsum((_time(theta, w) - t) ** 2 for w, t in self._seen.items())
-                if error < best_error - 1e-15:
-                    best, best_error = theta, error
-        return best
-
-    def _least_squares(self, chosen: Sequence[int]) -> tuple[float, float, float] | None:
-        rows = [([(1.0 / w, 1.0, float(w))[i] for i in chosen], t) for w, t in self._seen.items()]
-        terms = range(len(chosen))
-        matrix = [
-            [*(fsum(x[i] * x[j] for x, _ in rows) for j in terms), fsum(x[i] * t for x, t in rows)]
-            for i in terms
-        ]
-        found = _solved(matrix)
-        if found is None:
-            return None
-        theta = [0.0, 0.0, 0.0]
-        for index, value in zip(chosen, found, strict=True):
-            theta[index] = value
-        return theta[0], theta[1], theta[2]
-
-
-def _time(theta: tuple[float, ...], devices: int) -> float:
-    return theta[0] / devices + theta[1] + theta[2] * devices
-
-
-def _solved(matrix: list[list[float]]) -> list[float] | None:
-    """Gauss-Jordan elimination of a small linear system, or ``None`` if it is singular."""
-    size = len(matrix)
-    for column in range(size):
-        pivot = max(range(column, size), key=lambda row: abs(matrix[row][column]))
-        if abs(matrix[pivot][column]) < 1e-12:
-            return None
-        matrix[column], matrix[pivot] = matrix[pivot], matrix[column]
-        for row in range(size):
-            if row != column:
-                factor = matrix[row][column] / matrix[column][column]
-                matrix[row] = [x - factor * y for x, y in zip(matrix[row], matrix[column], strict=True)]
-    return [matrix[i][size] / matrix[i][i] for i in range(size)]

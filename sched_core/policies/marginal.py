@@ -12,8 +12,9 @@ from gpuslice.sched_core.cluster import FreeDevices
 from gpuslice.sched_core.job import Job
 from gpuslice.sched_core.placement.nodes import fewest_nodes
 from gpuslice.sched_core.policy import Decision, Migrate, Plan, Start, Suspend, View
+from gpuslice.sched_core.speedup import SpeedCurve
 
-from .curves import LossHistory, SpeedCurve, refit
+from .curves import LossHistory, refit
 
 #: Smaller is more urgent.
 Urgency = tuple[float, ...]
@@ -24,8 +25,9 @@ Step = tuple[Urgency, int, Job, int, int]
 class MarginalPolicy(ABC):
     """Base: greedy by marginal gain, among jobs that report losses.
 
-    A job that is not elastic gets all its devices in one step or none. Between intervals nobody loses
-    devices; whoever waits may start on free ones.
+    A job that is not elastic gets all its devices in one step or none; an elastic one no more than make it
+    faster. That is measured; before, devices are assumed to add up. Between intervals nobody loses devices;
+    whoever waits may start on free ones.
 
     Jobs that wait show nothing new, so their first steps stay sorted; an allocation looks at the jobs that
     run and at the first few that wait of each size.
@@ -78,21 +80,22 @@ class MarginalPolicy(ABC):
             self._next_s, self._usable, self._free = view.now_s, 0, view.free()
         for job in view.changes.finished:
             del self.losses[job.id], self.speeds[job.id]
-            self._usable -= _most(job)
+            self._usable -= job.most
             if self._running.pop(job.id, None) is not None:
                 self._free.give(job.placement)
             else:
                 self._leave_line(job)
         for job in view.jobs.values() if view.changes.reset else view.changes.arrived:
             self.losses[job.id], self.speeds[job.id] = LossHistory(), SpeedCurve()
-            self._usable += _most(job)
+            self._note_speeds(job, view)  # of former jobs of its kind
+            self._usable += job.most
             if job.running:
                 self._running[job.id] = job
             else:
                 self._join_line(job, view)
 
     def _join_line(self, job: Job, view: View) -> None:
-        least = _least(job)
+        least = job.least
         step = self._first[job.id] = (self.urgency(job, 0, least, view), job.number, job, 0, least)
         insort(self._waiting.setdefault(least, []), step)
 
@@ -106,15 +109,29 @@ class MarginalPolicy(ABC):
             loss = view.loss(job)
             if loss is not None:
                 self.losses[job.id].add(job.progress_at(view.now_s), loss)
-            self.speeds[job.id].add(len(job.placement), job.rate)
+            self._note_speeds(job, view)
+
+    def _note_speeds(self, job: Job, view: View) -> None:
+        self.speeds[job.id].learn(view.throughput.speeds(job))
+
+    def _gains(self, job: Job, get: int) -> bool:
+        """Whether ``job`` may have ``get`` devices, and is faster on them than on one less."""
+        return get <= job.most and self.speeds[job.id].gains(get, job.demand)
+
+    def _widest(self, job: Job) -> int:
+        """The most devices that ``job`` can make use of."""
+        count = job.least
+        while self._gains(job, count + 1):
+            count += 1
+        return count
 
     def _anew(self, view: View) -> dict[str, int]:
         """Devices of all who shall run."""
         if self._usable <= view.cluster.size:
-            return {job.id: _most(job) for job in view.jobs.values()}
+            return {job.id: self._widest(job) for job in view.jobs.values()}
         refit(self.losses[name] for name in self._running)
         steps = [
-            (self.urgency(job, 0, _least(job), view), job.number, job, 0, _least(job))
+            (self.urgency(job, 0, job.least, view), job.number, job, 0, job.least)
             for job in self._running.values()
         ]
         counts = dict.fromkeys(self._running, 0)
@@ -132,7 +149,7 @@ class MarginalPolicy(ABC):
             if get - have <= left:
                 left -= get - have
                 counts[job.id] = get
-                if get < _most(job):
+                if self._gains(job, get + 1):
                     heappush(steps, (self.urgency(job, get, get + 1, view), number, job, get, get + 1))
             # What is left never grows: once a size does not fit, nobody of that size will.
             if not have and not job.running and get <= left:
@@ -173,11 +190,3 @@ class MarginalPolicy(ABC):
         self._leave_line(job)
         self._running[job.id] = job
         return Start(job.id, devices)
-
-
-def _least(job: Job) -> int:
-    return job.spec.min_demand or job.demand
-
-
-def _most(job: Job) -> int:
-    return max(job.spec.max_demand or job.demand, _least(job))

@@ -34,6 +34,7 @@ from .knowledge import TraceDistribution, TraceKnowledge
 from .losses import TraceLosses
 from .model import LinearSpeed, NoCost, SpeedModel, SwitchCost
 from .outcome import Outcome
+from .throughput import PresentSpeeds
 
 #: How often a policy may be woken in a row, with nothing running and nothing to come, without deciding.
 _PATIENCE = 1000
@@ -115,6 +116,7 @@ class Simulation:
         knowledge = TraceKnowledge(trace) if policy.needs_durations else TraceDistribution(trace)
         self.view = View(cluster, self._jobs, knowledge)
         self.view.losses = TraceLosses(trace)
+        self.view.throughput = PresentSpeeds()
         self.view.measures_rates = True
         self.view.switch_s = lambda job, devices: self.cost.resume_s(job)
         #: (end, number, job); stale unless ``job.end_s`` is still that end.

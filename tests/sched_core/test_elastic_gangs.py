@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,11 +16,14 @@ from gpuslice.config import Settings
 from gpuslice.launch import command
 from gpuslice.launch.rank_start import as_ranks
 from gpuslice.sched_core.core.core import Core
+from gpuslice.sched_core.core.events import Cancelled
 from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.jobs.program import Program
 from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.live.scheduler import Scheduler
 from gpuslice.sched_core.policies.gandiva.policy import Gandiva
+from gpuslice.sched_core.policies.optimus import Optimus
+from gpuslice.sched_core.policy import View
 from gpuslice.types import DeviceName
 from tests.gpuslice.elastic import training
 from tests.gpuslice.elastic.checks import check_close, check_epochs, check_equal, last_attempts, logs
@@ -35,6 +38,52 @@ RANK = str(Path(__file__).with_name("rank.py"))
 def ramdisk() -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="gpuslice-test-", dir="/dev/shm") as directory:
         yield directory
+
+
+class Watched(Optimus):
+    """Counts its allocations."""
+
+    allocations = 0
+
+    def _anew(self, view: View) -> dict[str, int]:
+        self.allocations += 1
+        return super()._anew(view)
+
+
+@pytest.mark.slow
+def test_optimus_leaves_a_device_idle_on_which_a_job_was_measured_to_be_slower(
+    tmp_path: Path, ramdisk: str
+) -> None:
+    """It begins on both devices, has one while another job is there, and keeps to that."""
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
+    words = [SCRIPT, str(tmp_path / "log"), "0", "", "until-2-1-2", "crowded"]
+    argv = command.command_line(as_ranks(words, 2))
+    settings = Settings(device="cpu:0", ramdisk_dir=ramdisk, cpu_slots=4)
+    policy = Watched(interval_s=0.5)
+    core = Core([DeviceName("cpu", slot) for slot in range(2)], policy)
+    with Scheduler(core, tmp_path / "s", observer=lambda event, now, commands: core.check()) as scheduler:
+        elastic = JobSpec(id="e", submit_s=0.0, min_demand=1, max_demand=2)
+        scheduler.submit(elastic, Program(tuple(argv), "/", command.environment(settings, environ)))
+        job = core.jobs["e"]
+
+        def wait(until: Callable[[], bool]) -> None:
+            assert scheduler.run(lambda: until() or job.state.ended, timeout_s=PATIENCE_S)
+            assert not job.state.ended, scheduler.processes.log("e", "err").read_text()
+
+        def measured() -> set[int]:
+            return set(core.planning.throughput.speeds(job))
+
+        wait(lambda: measured() == {2})
+        other = Program((sys.executable, RANK, "100000", "0"), "/", {**environ, "WORLD": "1"})
+        scheduler.submit(JobSpec(id="other", submit_s=0.0), other)
+        wait(lambda: measured() == {1, 2})
+        scheduler.apply_request(Cancelled("other", "enough"))
+        wait(lambda: core.jobs["other"].processes_gone)
+        so_far = policy.allocations
+        wait(lambda: policy.allocations > so_far + 2)
+        assert (len(job.placement), len(job.lease)) == (1, 1)
+        speeds = core.planning.throughput.speeds(job)
+        assert speeds[2] < speeds[1]
 
 
 @pytest.mark.slow

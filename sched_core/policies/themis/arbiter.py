@@ -5,7 +5,7 @@ Source: Themis (NSDI 2020), sections 3.3 and 4.2.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import ceil
 from random import Random
 
@@ -18,6 +18,7 @@ from gpuslice.sched_core.policy import View
 from .agent import Agent
 from .auction import Award, auction
 from .bids import Gang, Option
+from .ways import gang_size
 
 
 class Grant(msgspec.Struct, frozen=True):
@@ -40,7 +41,8 @@ class Arbiter:
 
     Winning multiplies the value of an app by (age + wait + work) / (age + work), which tends to 1 with its
     age: a product of values would let the oldest wait for ever. So the app that is worst off is served first
-    and pays nothing, and the rest is auctioned among the others.
+    and pays nothing, and the rest is auctioned among the others. Elastic jobs of an app that is served
+    without an auction get its equal part of the offer at most; what is left in the end they grow into.
 
     Parameters
     ----------
@@ -85,20 +87,22 @@ class Arbiter:
         )
         asked = min(max(1, ceil((1.0 - self._fairness) * len(ranked) - 1e-9)), self._bidders)
         bidding, others = ranked[:asked], ranked[asked:]
-        grants = self._serve(view, crowd_s, offer, bidding[0], bidding[0].asking, wait_s)
+        part = offer.total / len(ranked)
+        grants = self._serve(view, crowd_s, offer, bidding[0], bidding[0].asking, wait_s, part)
         if len(bidding) > 1 and offer.total:
             grants += self._auction(view, crowd_s, offer, bidding[1:], wait_s)
         self._random.shuffle(others)
         granted = {grant.job.id for grant in grants}
         for contender in (*others, *bidding):
             asking = [job for job in contender.asking if job.id not in granted]
-            while any(job.demand <= offer.total for job in asking):
-                taken = self._serve(view, crowd_s, offer, contender, asking, wait_s)
+            while any(job.least <= offer.total for job in asking):
+                taken = self._serve(view, crowd_s, offer, contender, asking, wait_s, part)
                 if not taken:
                     break
                 grants += taken
                 asking = [job for job in asking if all(grant.job is not job for grant in taken)]
-        return grants
+        agents = {job.id: contender.agent for contender in ranked for job in contender.asking}
+        return _grown(grants, offer, agents) if offer.total else grants
 
     def _serve(
         self,
@@ -108,9 +112,10 @@ class Arbiter:
         contender: Contender,
         asking: Sequence[Job],
         wait_s: float,
+        part: float,
     ) -> list[Grant]:
         """Give ``contender`` what of ``offer`` is best for it, for the whole lease."""
-        options = contender.agent.bid(view, crowd_s, offer, asking, wait_s).options
+        options = contender.agent.bid(view, crowd_s, offer, asking, wait_s, part).options
         if not options:
             return []
         best = max(options, key=lambda option: (option.value, option.size))
@@ -141,11 +146,33 @@ def _kept(option: Option, fraction: float) -> list[Gang]:
     left = fraction * option.size + 1e-9
     kept: list[Gang] = []
     for gang in option.gangs:
-        left -= sum(count for _, count in gang[1])
+        left -= gang_size(gang)
         if left < 0:
             break
         kept.append(gang)
     return kept
+
+
+def _grown(grants: Sequence[Grant], offer: FreeDevices, agents: Mapping[str, Agent]) -> list[Grant]:
+    """``grants`` with one device after the other more, for the smallest of those that gain by it."""
+    devices = {grant.job.id: grant.devices for grant in grants}
+    growing = [grant.job for grant in grants if grant.job.least < grant.job.most]
+    while growing and offer.total:
+        job = min(growing, key=lambda job: len(devices[job.id]))
+        if not agents[job.id].gains(job, len(devices[job.id]) + 1):
+            growing.remove(job)
+            continue
+        more = _next_to(devices[job.id], offer)
+        offer.take((more,))
+        devices[job.id] += (more,)
+    return [Grant(grant.job, devices[grant.job.id], grant.share) for grant in grants]
+
+
+def _next_to(devices: Sequence[int], offer: FreeDevices) -> int:
+    """A free device on a node of ``devices``, else on the node that has most."""
+    nodes = [node for node in offer.cluster.nodes(devices) if offer.on_node[node]]
+    node = nodes[0] if nodes else max(range(len(offer.on_node)), key=lambda node: len(offer.on_node[node]))
+    return offer.on_node[node][0]
 
 
 def _settle(offer: FreeDevices, won: Sequence[tuple[Gang, float]], jobs: Sequence[Job]) -> list[Grant]:

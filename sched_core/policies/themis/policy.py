@@ -23,7 +23,8 @@ class Themis:
     """Finish-time fairness ρ = T_sh / T_id by partial-allocation auctions (NSDI 2020).
 
     Leases end together, at multiples of ``lease_s``, so that gangs of every size find an offer that can hold
-    them. What becomes free in between is auctioned at once, until the end of the round.
+    them. What becomes free in between is auctioned at once, until the end of the round. An elastic job has as
+    many devices as its app bids for and wins, between its least and its largest number, until its lease ends.
 
     Parameters
     ----------
@@ -81,6 +82,7 @@ class Themis:
         fairness, bidders, whole_leases, seed = self._settings
         self.arbiter = Arbiter(fairness, bidders, whole_leases=whole_leases, seed=seed)
         self.agents: dict[str, Agent] = {}
+        self._elastic: dict[str, Job] = {}
         self._lease_end_s: dict[str, float] = {}
         #: ∫ number of apps dt, and up to when.
         self._crowd_s = 0.0
@@ -99,7 +101,7 @@ class Themis:
         now_s = view.now_s
         waiting = [job for job in view.waiting() if job not in stopped]
         round_end_s = (floor(now_s / self._lease_s) + 1) * self._lease_s
-        if not waiting:
+        if not waiting and not self._could_grow():
             return Plan(decisions, round_end_s if self._tuner.watches else None)
         free = view.free()
         for job in stopped:
@@ -116,11 +118,19 @@ class Themis:
         ends = [end_s for end_s in self._lease_end_s.values() if end_s > now_s]
         return Plan(decisions, min(ends, default=round_end_s))
 
+    def _could_grow(self) -> bool:
+        """Whether a job that runs might be faster on more devices."""
+        running = [job for job in self._elastic.values() if job.running]
+        return any(self.agents[_app(job)].gains(job, len(job.placement) + 1) for job in running)
+
     def _renew(
         self, view: View, offer: FreeDevices, ended: list[Job], waiting: list[Job], round_end_s: float
     ) -> list[Decision]:
         grants: dict[str, Grant] = {}
-        if any(job.demand <= offer.total for job in waiting):
+        resizing = any(job.least < job.most for job in ended)
+        if resizing or any(job.least <= offer.total for job in waiting):
+            for agent in self.agents.values():
+                agent.learn_speeds(view)
             asking: dict[str, list[Job]] = {}
             for job in sorted([*ended, *waiting], key=lambda job: job.number):
                 asking.setdefault(_app(job), []).append(job)
@@ -159,7 +169,7 @@ class Themis:
         self._counted_s = view.now_s
         stopped: list[Job] = []
         for job in view.changes.finished:
-            self._lease_end_s.pop(job.id, None)
+            self._forget(job)
             agent = self.agents.get(_app(job))
             if agent is not None and agent.jobs.pop(job.id, None) is not None:
                 stopped += self._tuner.finished(agent.jobs.values())
@@ -170,11 +180,15 @@ class Themis:
                 stopped += self._tuner.worse_half(agent.app, list(agent.jobs.values()), view)
         stopped = list({job.id: job for job in stopped}.values())
         for job in stopped:
-            self._lease_end_s.pop(job.id, None)
+            self._forget(job)
             self.agents[_app(job)].jobs.pop(job.id, None)
         for job in (*view.changes.finished, *stopped):
             self._retire(_app(job))
         return stopped
+
+    def _forget(self, job: Job) -> None:
+        self._lease_end_s.pop(job.id, None)
+        self._elastic.pop(job.id, None)
 
     def _arrive(self, job: Job, view: View) -> None:
         app = _app(job)
@@ -183,6 +197,8 @@ class Themis:
                 app, job.spec.submit_s, self._tuner.goal, self._slowdown, self._crowd_s, self._ideal
             )
         self.agents[app].add(job, view)
+        if job.least < job.most:
+            self._elastic[job.id] = job
 
     def _retire(self, app: str) -> None:
         if app in self.agents and not self.agents[app].jobs:

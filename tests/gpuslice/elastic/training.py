@@ -2,7 +2,8 @@
 
 Words: the file; how many ranks begin; "STEP:WIDTH,..." when to resize; further words: ``scaled`` scales the
 learning rate, ``momentum`` adds momentum, ``stop-at-N`` kills the process after step N, ``until-1-3-1`` goes
-on until these widths were there and an epoch is over, a few steps a second.
+on until these widths were there and an epoch is over, a few steps a second; ``crowded`` makes steps as many
+times as long as there are ranks.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def main() -> None:
         for batch in world.batches(dataset):
             if history[-1:] != [world.width]:
                 history.append(world.width)
-            time.sleep(0.05 if wanted else 0.0)
+            time.sleep((0.05 if wanted else 0.0) * (world.width if "crowded" in words else 1))
             step = sampler.epoch * -(-LENGTH // BATCH) + sampler.position // BATCH
             state = digest(*model.parameters(), *(sampler.epoch, sampler.position), *buffers(optimizer))
             seen = []

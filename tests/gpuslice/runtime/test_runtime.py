@@ -26,6 +26,7 @@ class Script:
     """What an attached job tells the runtime."""
 
     replicated = False
+    samples = 0
 
     def __init__(self) -> None:
         self.weights = torch.arange(50_000.0)

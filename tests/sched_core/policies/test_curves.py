@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuslice.sched_core.policies.curves import LossCurve, LossHistory, SpeedCurve, fit_loss, fit_losses
+from gpuslice.sched_core.policies.curves import LossCurve, LossHistory, fit_loss, fit_losses
+from gpuslice.sched_core.speedup import SpeedCurve
 
 
 @given(st.floats(0.001, 0.1), st.floats(0.5, 2.0), st.floats(0.0, 0.5))

@@ -1,0 +1,97 @@
+"""The ways in which jobs of one app can lie on an offer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from gpuslice.sched_core.cluster import Cluster, FreeDevices
+from gpuslice.sched_core.job import Job
+
+from .bids import Gang
+
+#: Whether a job is faster on so many devices than on one less.
+Gains = Callable[[Job, int], bool]
+
+
+def gang_size(gang: Gang) -> int:
+    """Devices of ``gang``."""
+    return sum(count for _, count in gang[1])
+
+
+def ways(asking: Sequence[Job], offer: FreeDevices, gains: Gains, widest: float) -> Iterator[list[Gang]]:
+    """For 1, 2, … jobs of ``asking`` with their least numbers of devices; then with more, to ``widest``."""
+    if not asking:
+        return
+    first = asking[0]
+    before: int | None = None
+    held = len(first.placement)
+    suits = held == first.least or (first.least < held <= widest and gains(first, held))
+    if suits and offer.has(first.placement):
+        # Ties go to the first option: a job that has run stays where it was.
+        counts = where(first.placement, offer.cluster)
+        before = counts[0][0] if len(counts) == 1 and held == first.least else None
+        yield [(first.id, counts)]
+    if first.least < len(offer.nodes_with):
+        roomy = [node for nodes in offer.nodes_with[first.least :] for node in nodes if node != before]
+        for node in roomy:
+            yield [(first.id, ((node, first.least),))]
+    left = {node: len(free) for node, free in enumerate(offer.on_node) if free}
+    gangs: list[Gang] = []
+    for job in asking:
+        packed = _packed(job.least, left)
+        if packed is None:
+            continue
+        gangs.append((job.id, packed))
+        for node, count in packed:
+            left[node] -= count
+        if len(gangs) > 1 or len(packed) > 1 or job is not first:
+            yield list(gangs)
+    yield from _wider(gangs, left, {job.id: job for job in asking}, gains, widest)
+
+
+def _wider(
+    gangs: list[Gang], left: dict[int, int], jobs: dict[str, Job], gains: Gains, widest: float
+) -> Iterator[list[Gang]]:
+    """``gangs`` with one device after the other more, for the smallest of those that gain by it."""
+    growing = [number for number, (name, _) in enumerate(gangs) if jobs[name].least < jobs[name].most]
+    size = sum(map(gang_size, gangs))
+    while growing and size < widest and any(left.values()):
+        number = min(growing, key=lambda one: (gang_size(gangs[one]), one))
+        name, counts = gangs[number]
+        for node, count in counts:
+            left[node] += count
+        wanted = gang_size(gangs[number]) + 1
+        wider = _packed(wanted, left) if gains(jobs[name], wanted) else None
+        if wider is None:
+            growing.remove(number)
+        gangs[number] = (name, wider or counts)
+        for node, count in gangs[number][1]:
+            left[node] -= count
+        if wider is not None:
+            size += 1
+            yield list(gangs)
+
+
+def _packed(demand: int, left: dict[int, int]) -> tuple[tuple[int, int], ...] | None:
+    """The tightest node that takes ``demand`` devices, else the emptiest nodes until it is met."""
+    if demand > sum(left.values()):
+        return None
+    fitting = [(count, node) for node, count in left.items() if count >= demand]
+    if fitting:
+        return ((min(fitting)[1], demand),)
+    counts: list[tuple[int, int]] = []
+    for node, count in sorted(left.items(), key=lambda item: (-item[1], item[0])):
+        counts.append((node, min(count, demand)))
+        demand -= counts[-1][1]
+        if not demand:
+            break
+    return tuple(counts)
+
+
+def where(devices: Sequence[int], cluster: Cluster) -> tuple[tuple[int, int], ...]:
+    """On which nodes how many of ``devices`` lie."""
+    counts: dict[int, int] = {}
+    for device in devices:
+        node = cluster.node_of[device]
+        counts[node] = counts.get(node, 0) + 1
+    return tuple(counts.items())

@@ -1,0 +1,15 @@
+"""What jobs in a simulation show of their speed: that of the devices that they have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gpuslice.sched_core.job import Job
+from gpuslice.sched_core.policy import NoThroughput
+
+
+class PresentSpeeds(NoThroughput):
+    """A policy that wants to know of former numbers of devices remembers them."""
+
+    def speeds(self, job: Job) -> Mapping[int, float]:
+        return {len(job.placement): job.rate} if job.running else {}
