@@ -35,7 +35,7 @@ from gpuslice.checkpoint.format.nodes import (
 from gpuslice.errors import UsageError
 
 from . import gradient_buckets, shards
-from .generators import GENERATORS, Generator, generator_state, is_generator, own_generators
+from .generators import Generator, generator_state, own_generators
 
 _SCALARS = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 #: Nearly everything that is asked about.
@@ -47,7 +47,7 @@ def is_holder(value: object) -> bool:
     """Whether ``value`` is loaded in place as a whole: a module, an optimizer, a loader, a generator, ..."""
     if type(value) in _NO_HOLDERS:
         return False
-    return isinstance(value, DataLoader) or is_generator(value) or is_stateful(value)
+    return isinstance(value, DataLoader | Generator) or is_stateful(value)
 
 
 def is_stateful(value: object) -> bool:
@@ -138,7 +138,7 @@ class Describer:
         yield torch.nn.Module, self._module
         yield torch.optim.Optimizer, self._optimizer
         yield DataLoader, self._loader
-        yield GENERATORS, self._generator
+        yield Generator, self._generator
         yield np.ndarray, self._array
         yield np.generic, lambda value, path: ValueNode.of(value.item(), path)
         yield Mapping, self._mapping

@@ -7,7 +7,7 @@ import struct
 from collections.abc import Iterable, Iterator
 from functools import partial
 from types import CellType, FunctionType, MethodType, ModuleType
-from typing import Any, TypeGuard
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +15,6 @@ import torch
 from gpuslice.errors import RefusedSnapshotError
 
 Generator = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
-GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 #: What the libraries raise when they are given something that is no state of theirs.
 NO_STATE = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 #: Words of a Mersenne Twister, and bytes of a state of torch's.
@@ -24,11 +23,6 @@ _WORDS, _TORCH_BYTES = 624, 5056
 _OPAQUE = (torch.Tensor, torch.nn.Module, np.ndarray, ModuleType, type, str, bytes, int, float, complex)
 #: How deep, how wide and how far a loader's own things are searched; beyond is data.
 _MAX_DEPTH, _MAX_ITEMS, _MAX_OBJECTS = 8, 64, 10_000
-
-
-def is_generator(value: object) -> TypeGuard[Generator]:
-    """Whether ``value`` is a random number generator of one of the three libraries."""
-    return isinstance(value, GENERATORS)
 
 
 def generator_state(generator: Generator) -> tuple[str, Any]:
@@ -129,34 +123,23 @@ def own_generators(loader: object) -> list[Generator]:
     """The generators that a loader draws from, each once, in an order that equal scripts share.
 
     They are looked for in the attributes of the loader, its samplers, its dataset (and what that wraps), its
-    transforms and ``collate_fn``, and in what functions hold: closures, default and partial arguments.
+    transforms and ``collate_fn``, and in what functions hold: closures, default and partial arguments. What
+    workers that stay hold belongs to the pass, not to the loader.
     """
-    return list(_Search().everything_of(loader))
+    parts = {name: part for name, part in getattr(loader, "__dict__", {}).items() if name != "_iterator"}
+    return list(_generators_in(parts.values(), _MAX_DEPTH, {}))
 
 
-class _Search:
-    """Goes through what a loader refers to, as far as that can be its own: not into large or deep data."""
-
-    def __init__(self) -> None:
-        self._seen: dict[int, object] = {}
-
-    def everything_of(self, loader: object) -> Iterator[Generator]:
-        parts = dict(vars(loader)) if hasattr(loader, "__dict__") else {}
-        parts.pop("_iterator", None)  # of workers that stay; it belongs to the pass, not to the loader
-        yield from self._each(parts.values(), _MAX_DEPTH)
-
-    def _each(self, items: Iterable[object], depth: int) -> Iterator[Generator]:
-        for item in items:
-            yield from self._look(item, depth)
-
-    def _look(self, item: object, depth: int) -> Iterator[Generator]:
-        if id(item) in self._seen or len(self._seen) > _MAX_OBJECTS:
-            return
-        self._seen[id(item)] = item  # kept, or another object could get its id
-        if is_generator(item):
+def _generators_in(items: Iterable[object], depth: int, seen: dict[int, object]) -> Iterator[Generator]:
+    """Those that are behind some objects, as far as they can be a loader's own: not in large or deep data."""
+    for item in items:
+        if id(item) in seen or len(seen) > _MAX_OBJECTS:
+            continue
+        seen[id(item)] = item  # kept, or another object could get its id
+        if isinstance(item, Generator):
             yield item
         elif depth > 0 and not isinstance(item, _OPAQUE):
-            yield from self._each(_parts(item), depth - 1)
+            yield from _generators_in(_parts(item), depth - 1, seen)
 
 
 def _parts(item: Any) -> Iterable[object]:

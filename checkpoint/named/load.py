@@ -49,7 +49,6 @@ from .generators import (
     Generator,
     check_generator_state,
     generator_state,
-    is_generator,
     own_generators,
     set_generator_state,
 )
@@ -128,7 +127,7 @@ class Checker:
             return self._optimizer(node, live, path)
         if isinstance(node, LoaderNode) and isinstance(live, DataLoader):
             return self._loader(node, live, path)
-        if isinstance(node, GeneratorNode) and is_generator(live):
+        if isinstance(node, GeneratorNode) and isinstance(live, Generator):
             return self._generator(node, live, path)
         if isinstance(node, StatefulNode) and is_stateful(live):
             load = self.check(node.state, live.state_dict(), f"{path}.state_dict()")

@@ -19,7 +19,7 @@ from gpuslice import config
 from gpuslice.checkpoint.format.reader import SnapshotFile, open_snapshot
 from gpuslice.checkpoint.named import process_rng
 from gpuslice.checkpoint.named.describe import is_holder
-from gpuslice.checkpoint.named.generators import Generator, is_generator, own_generators
+from gpuslice.checkpoint.named.generators import Generator, own_generators
 from gpuslice.checkpoint.named.state import OWN_PREFIX, check, describe
 from gpuslice.errors import (
     AddressSpaceError,
@@ -356,7 +356,7 @@ def _lives_on(item: object) -> bool:
 
 def _generators(item: object) -> Iterator[Generator]:
     """All generators that attached objects stand for."""
-    if is_generator(item):
+    if isinstance(item, Generator):
         yield item
     elif isinstance(item, DataLoader):
         yield from own_generators(item)

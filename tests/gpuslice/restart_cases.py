@@ -23,7 +23,7 @@ from torch.optim import swa_utils
 
 import gpuslice
 from gpuslice.checkpoint.named import process_rng
-from gpuslice.checkpoint.named.generators import generator_state, is_generator
+from gpuslice.checkpoint.named.generators import Generator, generator_state
 
 HALF = 3
 
@@ -210,7 +210,7 @@ def digest(value: Any) -> str:
             stack += [part for pair in item.items() for part in pair]
         elif isinstance(item, (list, tuple)):
             stack += item
-        elif is_generator(item):
+        elif isinstance(item, Generator):
             stack.append(generator_state(item))
         elif isinstance(item, nn.Module):
             tensors = [*item.parameters(), *item.buffers()]

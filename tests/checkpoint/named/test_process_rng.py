@@ -42,6 +42,17 @@ def test_a_captured_state_does_not_change_with_its_generator() -> None:
     assert draw() == first
 
 
+def test_states_as_they_were_saved_at_first_are_put_back() -> None:
+    draw()
+    states = process_rng.capture()
+    kind, keys, *rest = np.random.get_state(legacy=True)
+    first = draw()
+    states |= {"numpy": (kind, torch.from_numpy(keys), *rest)}
+    process_rng.check(states, {})
+    process_rng.restore(states)
+    assert draw() == first
+
+
 @pytest.fixture(params=["MT19937", "PCG64", "Philox", "SFC64"])
 def numpy_generator(request: pytest.FixtureRequest) -> Iterator[str]:
     """What ``np.random`` draws from meanwhile."""

@@ -141,7 +141,7 @@ def test_a_failing_publish_leaves_the_old_state(
 ) -> None:
     before, switch = job.digest(), Switch(FaultyDevice(), store)
     with monkeypatch.context() as patch:
-        patch.setattr("gpuslice.checkpoint.ramdisk.writer.pack_digests", _broken)
+        patch.setattr("gpuslice.checkpoint.format.safetensors_header.pack_digests", _broken)
         with pytest.raises(Broken):
             switch.suspend(boundary=1)
     assert job.digest() == before
