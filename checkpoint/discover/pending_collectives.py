@@ -76,7 +76,8 @@ def _forget_completed() -> None:
             _started.pop(key, None)
 
 
-def _any() -> bool:
+def unfinished() -> bool:
+    """Whether some are not complete at this moment."""
     if not torch.distributed.is_available():
         return False
     from torch._C._distributed_c10d import _get_work_registry_size
@@ -93,7 +94,7 @@ def pending() -> bool:
     global _in_vain_s
     now_s = time.monotonic()
     ends_s = now_s + (0.0 if _in_vain_s else _SETTLE_S)
-    while _any():
+    while unfinished():
         if now_s >= ends_s:
             first_s, last_s = _in_vain_s or (now_s, now_s)
             _in_vain_s = (first_s if now_s - last_s < _IN_A_ROW_S else now_s), now_s

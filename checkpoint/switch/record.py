@@ -66,6 +66,7 @@ class SwitchRecord:
     rss_after_bytes: int = 0
     resident: dict[str, int] = field(default_factory=dict)
     held: dict[str, int] = field(default_factory=dict)
+    bytes_communicators: int = 0
     copy_out: Transfer = field(default_factory=Transfer)
     copy_in: Transfer = field(default_factory=Transfer)
     registrations: int = 0
@@ -90,6 +91,15 @@ class SwitchRecord:
             self.bytes_resident += nbytes
             self.bytes_found += nbytes
             self.bytes_unaccounted = max(0, self.bytes_unaccounted - nbytes)
+
+    def leave_communicators(self, released_bytes: int, held_bytes: int) -> None:
+        """Note what of NCCL's memory is gone while the job is parked, and what stays."""
+        self.bytes_communicators = released_bytes
+        libraries = "context_and_libraries"
+        if libraries in self.held:
+            self.held[libraries] = max(0, self.held[libraries] - released_bytes - held_bytes)
+        if held_bytes:
+            self.held["communicators"] = held_bytes
 
     @property
     def gb_per_s_out(self) -> float:

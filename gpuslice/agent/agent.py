@@ -164,7 +164,7 @@ class Agent:
             self._began = True
             self._link.send(self._progress())  # when the set-up was over matters for what counts as service
         leased, late = self._orders.phase is Phase.RUNNING, list[int]()
-        if not self._runtime.interruptible():
+        if not self._runtime.may_park():
             if self._runtime.identity.world_size > 1:
                 self._report(self._orders.pass_by(boundary))
             return late
@@ -227,7 +227,7 @@ class Agent:
             stages_s=record.suspend_stages_s(),
             tensors=record.storages,
             route=record.route,
-            bound=self._runtime.switch.obstacle_to_moves(),
+            bound=self._runtime.obstacle_to_moves(),
         )
         if leased:
             self._link.send(self._last_suspended)

@@ -43,7 +43,7 @@ class Drill:
     def at_boundary(self, boundary: int) -> Sequence[int]:
         """Suspend and resume; ends the job, by an error's exit code, if that is not possible."""
         runtime, late = self._runtime, list[int]()
-        if not runtime.interruptible():
+        if not runtime.may_park():
             return late
         with undisturbed(late=late), whole_or_ended(lambda: runtime.whole):
             try:

@@ -36,7 +36,7 @@ class Turns:
     def at_boundary(self, boundary: int) -> Sequence[int]:
         """Suspend until it is this job's turn; an error ends the job by its exit code."""
         runtime, late = self._runtime, list[int]()
-        if not self._control.away or not runtime.interruptible():
+        if not self._control.away or not runtime.may_park():
             return late
         with undisturbed(late=late), whole_or_ended(lambda: runtime.whole):
             try:

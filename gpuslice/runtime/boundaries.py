@@ -66,18 +66,17 @@ class BoundaryCounter:
         checkpoints and sets ``save_at`` anew.
     recorder
         Called at every boundary, before all others, if a profile is recorded.
-    callback_at, callback
-        The first boundary at which ``callback`` is called, which sets ``callback_at`` anew: something to
-        be done once the training is under way.
+    callback_at
+        The first boundary at which one of those is called that `call_at` was given.
     """
 
     __slots__ = (
         "_backwards_since_step",
         "_by_hooks",
+        "_callbacks",
         "_calls_since",
         "_steps_since_fetch",
         "amid_graphs",
-        "callback",
         "callback_at",
         "calls_count",
         "compiled_step",
@@ -104,7 +103,7 @@ class BoundaryCounter:
         self.saver: Callable[[int], None] | None = None
         self.recorder: Callable[[int], None] | None = None
         self.callback_at = NEVER
-        self.callback: Callable[[int], None] | None = None
+        self._callbacks: dict[Callable[[int], None], int] = {}
         self._by_hooks = True
         self._steps_since_fetch = LOADERLESS_STEPS
         self._backwards_since_step = STEPLESS_BACKWARDS
@@ -179,8 +178,18 @@ class BoundaryCounter:
 
     def forget_controller(self) -> None:
         """Go on counting, but never park or save again."""
-        self.controller = self.saver = self.recorder = self.callback = None
+        self.controller = self.saver = self.recorder = None
         self.stop_at = self.save_at = self.callback_at = NEVER
+        self._callbacks.clear()
+
+    def call_at(self, boundary: int, callback: Callable[[int], None]) -> None:
+        """Have it called once, at the first boundary from that one on. A later call replaces this one."""
+        self._callbacks[callback] = boundary
+        self.callback_at = min(self._callbacks.values())
+
+    def call_at_next(self, callback: Callable[[int], None]) -> None:
+        """The same, at the next one."""
+        self.call_at(self.count + 1, callback)
 
     @contextmanager
     def skipping(self) -> Iterator[None]:
@@ -201,9 +210,17 @@ class BoundaryCounter:
             late = self.controller.at_boundary(self.count)
         if self.count >= self.save_at and self.saver is not None:
             self.saver(self.count)
-        if self.count >= self.callback_at and self.callback is not None:
-            self.callback(self.count)
+        if self.count >= self.callback_at:
+            self._call_back()
         return late
+
+    def _call_back(self) -> None:
+        due = [callback for callback, at in self._callbacks.items() if at <= self.count]
+        for callback in due:
+            del self._callbacks[callback]
+        self.callback_at = min(self._callbacks.values(), default=NEVER)
+        for callback in due:
+            callback(self.count)
 
 
 #: The counter of this process. It costs nothing until a runtime gives it a controller.

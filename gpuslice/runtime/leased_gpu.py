@@ -1,9 +1,11 @@
-"""The GPU of a job's first lease becomes the one that its script's names mean (``launch.visible_gpus``)."""
+"""GPUs of leases: the first one becomes the one that the script's names mean (``launch.visible_gpus``)."""
 
 from __future__ import annotations
 
 import os
 
+from gpuslice.errors import EnvironmentUnusableError, SuspendRefusedError
+from gpuslice.kernels import Device, open_device
 from gpuslice.kernels.cuda import runtime_calls
 from gpuslice.launch.visible_gpus import VISIBLE, VisibleGpus, hides_all
 from gpuslice.types import DeviceName
@@ -36,3 +38,19 @@ def show_first(leased: DeviceName, all_gpus: str, local_rank: int) -> VisibleGpu
     if gpus.variable:
         runtime_calls.show_gpus(VISIBLE, gpus.variable, hides_all)
     return gpus
+
+
+def open_target(name: DeviceName | None, home: Device, cpu_slots: int) -> Device | None:
+    """The device to move to, none if that is home; one that is not there is refused like a state that cannot.
+
+    Raises
+    ------
+    SuspendRefusedError
+        If it is not there.
+    """
+    if name is None or name == home.name:
+        return None
+    try:
+        return open_device(name, cpu_slots=cpu_slots)
+    except EnvironmentUnusableError as error:
+        raise SuspendRefusedError(error.message, error.remedy) from error

@@ -15,17 +15,12 @@ from gpuslice.checkpoint.named.lazy_optimizer_state import LazyResume
 from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
 from gpuslice.checkpoint.ramdisk.store import JobStore
 from gpuslice.checkpoint.switch.background_snapshot import BackgroundSnapshot
+from gpuslice.checkpoint.switch.process_groups import ParkedGroups
 from gpuslice.checkpoint.switch.record import SwitchRecord
 from gpuslice.checkpoint.switch.swap_endpoints import Successor, SuccessorEnd
 from gpuslice.checkpoint.switch.switch import Switch
 from gpuslice.config import Settings
-from gpuslice.errors import (
-    EnvironmentUnusableError,
-    GpusliceError,
-    SuspendedStateError,
-    SuspendRefusedError,
-    UsageError,
-)
+from gpuslice.errors import GpusliceError, SuspendedStateError, SuspendRefusedError, UsageError
 from gpuslice.kernels import Device, open_device
 from gpuslice.kernels.cuda import allocator_memory
 from gpuslice.kernels.routes import choose
@@ -40,7 +35,7 @@ from gpuslice.runtime.boundaries import BoundaryCounter
 from gpuslice.runtime.checkpoints import Checkpoints, Schedule, obstacle
 from gpuslice.runtime.ending import end_parked, ended_well, ours, say
 from gpuslice.runtime.gang_restart import make_room
-from gpuslice.runtime.leased_gpu import show_first
+from gpuslice.runtime.leased_gpu import open_target, show_first
 from gpuslice.runtime.membership import Membership
 from gpuslice.runtime.memory_limit import MemoryLimit
 from gpuslice.runtime.run_report import Report
@@ -92,6 +87,7 @@ class Runtime:
         self.membership: Membership | None = None
         self.gate = ThreadGate()
         self.memory_limit = MemoryLimit(settings.memory)
+        self._groups = ParkedGroups(boundaries.call_at_next)
         self.slot_preparation: SlotPreparation | None = None
         self.report = Report(self._report_path(), job=settings.job, rank=identity.rank)
         self.checkpoints = Checkpoints(self.report)
@@ -165,9 +161,8 @@ class Runtime:
         """Wait for the end of the process that has the named job; false if it left nothing to go on with."""
         if "store" not in self.__dict__:
             job, me = self.settings.job, self.identity
-            store = self.ramdisk.stand_by(
-                job, me.rank, ranks=me.local_ranks, waiting=lambda: say(f"standing by for job {job}")
-            )
+            words = f"standing by for job {job}"
+            store = self.ramdisk.stand_by(job, me.rank, ranks=me.local_ranks, waiting=lambda: say(words))
             if store is None:
                 return False
             self.__dict__["store"] = store
@@ -232,6 +227,13 @@ class Runtime:
             return False
         return not pending_collectives.pending()
 
+    def may_park(self) -> bool:
+        """Whether it can be suspended here; if not, no other rank waits for it to be."""
+        here = self.interruptible()
+        if not here:
+            self._groups.pass_by(self.boundary, self.device)
+        return here
+
     def suspend(self, *, explicit: bool, successor: Successor | None = None) -> SwitchRecord:
         """Move the job's state off its device.
 
@@ -247,22 +249,22 @@ class Runtime:
         SuspendRefusedError, RamDiskFullError, SwitchFailedError
             Nothing has changed.
         """
-        pending_collectives.refuse()
         self.checkpoints.settle()
         self._look_for_state()
-        if self.device.name.kind != "cpu":
-            foreign_processes.refuse(self.ramdisk.directory)
         # Elsewhere a graph has given up what it had saved; the other routes take along what it has.
         amid_graphs = self.boundaries.amid_graphs and self.route is Route.TENSOR
         graph_bytes = live_graphs.held_bytes(self.device) if amid_graphs else 0
-        named, restartable = None, False
-        if self.attached is not None:
-            named = self.attached.named_state()
-            restartable = self.attached.restartable(explicit=explicit)
-        with ours("the suspend"), self.memory_limit.lifted():
+        named = None if self.attached is None else self.attached.named_state()
+        restartable = self.attached is not None and self.attached.restartable(explicit=explicit)
+        parking = self._groups.parking(self.boundary, self.device)
+        with ours("the suspend"), self.memory_limit.lifted(), parking as release:
+            pending_collectives.refuse()
+            if self.device.name.kind != "cpu":
+                foreign_processes.refuse(self.ramdisk.directory)
             record = self.switch.suspend(
                 boundary=self.boundary, named=named, restartable=restartable, successor=successor
             )
+            release(record)
         record.leave(live_graphs.REASON, graph_bytes)
         return record
 
@@ -281,26 +283,23 @@ class Runtime:
         SwitchFailedError
             The state did not come back.
         """
-        target = None
         with ours("the resume"):
-            if device is not None and device != self.device.name:
-                target = self._open_other(device)
+            target = open_target(device, self.device, self.settings.cpu_slots)
+            self._groups.restore(self.device, moves=target is not None)
             record = self.switch.resume(target, swap=swap)
         if target is not None:
             self.__dict__["device"] = target
         self.memory_limit.restore(self.device.name)
+        self._groups.back()
         self.report.add(record)
         self.write_report()
         if self.slot_preparation is not None:
             self.slot_preparation.resumed()
         return record
 
-    def _open_other(self, name: DeviceName) -> Device:
-        """A device to move to; one that is not there is refused like a state that cannot move."""
-        try:
-            return open_device(name, cpu_slots=self.settings.cpu_slots)
-        except EnvironmentUnusableError as error:
-            raise SuspendRefusedError(error.message, error.remedy) from error
+    def obstacle_to_moves(self) -> str:
+        """While the job is suspended: why it cannot resume on another device, or an empty string."""
+        return self._groups.obstacle_to_moves(self.device) or self.switch.obstacle_to_moves()
 
     @property
     def whole(self) -> bool:
@@ -352,8 +351,9 @@ class Runtime:
         if attached is None or not self.interruptible() or not attached.restartable(explicit=explicit):
             return None
         self.switch.settle()  # making it, too, has the device page-lock the store's arenas
-        alone = attached.replicated
-        if not alone and not make_room(self.ramdisk, self.store, self.settings.job, self.identity):
+        if not attached.replicated and not make_room(
+            self.ramdisk, self.store, self.settings.job, self.identity
+        ):
             return None
         if self.slot_preparation is not None:
             self.slot_preparation.store_used()

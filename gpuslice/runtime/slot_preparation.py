@@ -10,7 +10,7 @@ from gpuslice.checkpoint.named import lazy_optimizer_state
 from gpuslice.checkpoint.ramdisk.store import JobStore
 from gpuslice.checkpoint.switch.switch import Switch
 from gpuslice.errors import GpusliceError
-from gpuslice.runtime.boundaries import NEVER, BoundaryCounter
+from gpuslice.runtime.boundaries import BoundaryCounter
 from gpuslice.runtime.checkpoints import Checkpoints
 
 
@@ -56,7 +56,7 @@ class SlotPreparation:
         self._switch = switch
         self._store = store
         self._spills = spills
-        boundaries.callback, boundaries.callback_at = self._at_boundary, 1
+        boundaries.call_at(1, self._at_boundary)
 
     def resumed(self) -> None:
         """The next suspend has a slot of its own: a restartable snapshot's stays as it is."""
@@ -66,15 +66,14 @@ class SlotPreparation:
     def store_used(self) -> None:
         """What used it, or a snapshot in it, ends by itself: look at the next boundary."""
         if self._spills:
-            self._boundaries.callback_at = self._boundaries.count + 1
+            self._boundaries.call_at_next(self._at_boundary)
 
     def _at_boundary(self, boundary: int) -> None:
         counter = self._boundaries
         # Adam's state comes with the first step; where there is none, gradients with the first pass.
         if counter.steps < 2 and not (counter.amid_graphs and boundary > 1):
-            counter.callback_at = boundary + 1
+            counter.call_at_next(self._at_boundary)
             return
-        counter.callback_at = NEVER
         if not self._may_suspend():
             return
         with suppress(GpusliceError):  # whatever is in the way, the suspend will say so

@@ -39,7 +39,8 @@ def main(folder: Path) -> None:
         stamp.unlink(missing_ok=True)
         _build(packages, folder)
         stamp.write_text(state)
-    _replace_runtime(packages / "nvidia" / "cu13" / "lib", folder)
+    _replace(packages / "nvidia" / "cu13" / "lib" / "libcudart.so.13", folder)
+    _replace(packages / "nvidia" / "nccl" / "lib" / "libnccl.so.2", folder)
     _enter(folder)
 
 
@@ -65,6 +66,8 @@ def _build(packages: Path, folder: Path) -> None:
         operators = pool.submit(_build_operators, packages, folder, str(runtime), rpath)
         _compile(folder / "libcuda.so.1", _sources(*DRIVER), "-O2", str(runtime), rpath)
         _compile(folder / "libnvidia-ml.so.1", _sources("nvml"), "-O2", str(runtime), rpath)
+        headers = [f"-I{include}", f"-I{packages / 'nvidia' / 'nccl' / 'include'}"]
+        _compile(folder / "libnccl.so.2", _sources("nccl"), "-O2", *headers, str(runtime), rpath)
         files.result()
         operators.result()
 
@@ -100,13 +103,12 @@ def _compile(target: Path, sources: list[Path], *options: str) -> None:
         sys.exit(f"build.py: {target.name} cannot be built:\n{done.stderr}")
 
 
-def _replace_runtime(libraries: Path, folder: Path) -> None:
-    """Not preloaded: then it would come before the memory shim of the vmm route, too."""
-    name = libraries / "libcudart.so.13"
-    if not name.is_symlink():
-        name.rename(name.with_suffix(".13.real"))
-    name.unlink(missing_ok=True)
-    name.symlink_to(folder.resolve() / name.name)
+def _replace(library: Path, folder: Path) -> None:
+    """Not preloaded: then a runtime would come before the memory shim of the vmm route, too."""
+    if not library.is_symlink():
+        library.rename(library.with_name(f"{library.name}.real"))
+    library.unlink(missing_ok=True)
+    library.symlink_to(folder.resolve() / library.name)
 
 
 def _enter(folder: Path) -> None:

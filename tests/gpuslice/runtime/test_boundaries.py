@@ -51,11 +51,30 @@ def test_a_fetch_is_a_boundary_before_the_batch(counter: BoundaryCounter) -> Non
 def test_a_profile_is_recorded_beside_what_others_do_at_boundaries(counter: BoundaryCounter) -> None:
     calls: list[tuple[str, int]] = []
     counter.recorder = lambda boundary: calls.append(("recorder", boundary))
-    counter.callback = lambda boundary: calls.append(("callback", boundary))
-    counter.callback_at = 2
-    for _ in range(2):
+    counter.call_at(2, lambda boundary: calls.append(("callback", boundary)))
+    for _ in range(3):
         counter.fetching()
-    assert calls == [("recorder", 1), ("recorder", 2), ("callback", 2)]
+    assert calls == [("recorder", 1), ("recorder", 2), ("callback", 2), ("recorder", 3)]
+
+
+def test_each_callback_is_called_once_where_it_was_last_asked_for(counter: BoundaryCounter) -> None:
+    calls: list[tuple[str, int]] = []
+
+    def again(boundary: int) -> None:
+        calls.append(("again", boundary))
+        if boundary < 4:
+            counter.call_at(boundary + 1, again)
+
+    def once(boundary: int) -> None:
+        calls.append(("once", boundary))
+
+    counter.call_at(1, once)
+    counter.call_at(3, once)
+    counter.call_at(3, again)
+    for _ in range(6):
+        counter.fetching()
+    assert calls == [("once", 3), ("again", 3), ("again", 4)]
+    assert counter.callback_at == NEVER
 
 
 def test_the_controller_is_left_alone_before_its_boundary(counter: BoundaryCounter) -> None:

@@ -1,0 +1,239 @@
+"""Process groups of ``torch.distributed`` while their rank is parked: timeouts, memory of communicators.
+
+A parked rank has no collective under way, so no timeout runs for it, and NCCL's watchdog, a thread that
+nobody stops, keeps its heartbeat. But ranks come back one after another: the first collective of one that is
+back already waits for the others. Its time limit is therefore extended until a collective has been completed.
+
+NCCL 2.29.7 and newer can release the memory of a communicator. All ranks have to call that, and all have to
+call for its return: whoever calls alone waits for ever. So they agree first, through the group's store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from gpuslice.checkpoint.discover import pending_collectives
+from gpuslice.errors import SuspendRefusedError
+from gpuslice.kernels import Device
+from gpuslice.kernels.nccl import Communicator
+
+from .record import Stages, SwitchRecord
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+#: So much later than another a rank may come back.
+EXTENSION = timedelta(hours=1)
+#: So long a rank that is parked waits for the others to be, and one that comes back for the others to come.
+_PATIENCE_PARKED, _PATIENCE_BACK = timedelta(seconds=10), timedelta(seconds=60)
+
+
+@dataclass(frozen=True, slots=True)
+class _Extended:
+    """A backend with an extended timeout, and how many collectives it had begun when that was done."""
+
+    backend: Any
+    timeout: timedelta
+    begun: int
+
+    def put_back(self) -> bool:
+        """Put the timeout back if a collective has been completed since then; whether that was so."""
+        if self.backend._get_sequence_number_for_group() == self.begun or pending_collectives.unfinished():
+            return False
+        self.backend._set_default_timeout(self.timeout)
+        return True
+
+
+class ParkedGroups:
+    """Sees to the process groups of one rank around each of its suspends and resumes.
+
+    Parameters
+    ----------
+    at_next_boundary
+        Calls what it is given at the process's next boundary: there timeouts are put back.
+    """
+
+    def __init__(self, at_next_boundary: Callable[[Callable[[int], None]], None]) -> None:
+        self._at_next_boundary = at_next_boundary
+        self._extended: list[_Extended] = []
+        self._released: list[Communicator] = []
+        self._record = SwitchRecord(0)
+        #: The boundary of the last suspend, how many were begun there, and resumes tried of the released.
+        self._boundary = self._suspends = self._resumes = 0
+        #: What all ranks ask each other: whether they are parked; whether they are back, until they agree.
+        self._parked = self._back = ""
+
+    @contextmanager
+    def parking(self, boundary: int, device: Device) -> Iterator[Callable[[SwitchRecord], None]]:
+        """Around a suspend: extend the timeouts; if it fails, have no rank release its communicators.
+
+        Yields what is to be called when the state is away: it releases the communicators' memory.
+        """
+        self._extend()
+        self._begin(boundary)
+        try:
+            yield lambda record: self._release(record, device)
+        except BaseException:
+            self.back()
+            self._decline(device)
+            raise
+
+    def pass_by(self, boundary: int, device: Device) -> None:
+        """This rank cannot be suspended here: those that can do not wait for it, and release nothing."""
+        self._begin(boundary)
+        self._decline(device)
+
+    def _begin(self, boundary: int) -> None:
+        self._suspends = self._suspends + 1 if boundary == self._boundary else 1
+        self._boundary = boundary
+        self._parked = f"gpuslice/parked/{boundary}/{self._suspends}"
+
+    def _decline(self, device: Device) -> None:
+        if _communicators(device):
+            agree(_store(), self._parked, NOBODY, timedelta())
+
+    def _release(self, record: SwitchRecord, device: Device) -> None:
+        """Release what all ranks can, and note what stays."""
+        communicators = _communicators(device)
+        found = [(communicator, communicator.memory()) for communicator in communicators]
+        with Stages(record).stage("free_s"):
+            if any(memory is not None for _, memory in found) and _agreed(self._parked, _PATIENCE_PARKED):
+                self._back, self._resumes = f"{self._parked}/back", 0
+                self._released = [communicator for communicator in communicators if communicator.suspend()]
+        gone, stays = 0, 0
+        for communicator, memory in found:
+            if memory is not None:
+                released = communicator in self._released
+                gone += memory.suspendable_bytes if released else 0
+                stays += memory.persistent_bytes + (0 if released else memory.suspendable_bytes)
+        record.leave_communicators(gone, stays)
+        self._record = record
+
+    def restore(self, device: Device, *, moves: bool) -> None:
+        """Before a resume: give the communicators back what was released.
+
+        Parameters
+        ----------
+        device
+            That the state has left.
+        moves
+            Whether it is to come back on another one.
+
+        Raises
+        ------
+        DeviceMemoryError
+            If there is no room for them. The rank is parked as before.
+        SuspendRefusedError
+            If other ranks do not come back, or it cannot move. The rank is parked as before.
+        SwitchFailedError
+            If a communicator is lost.
+        """
+        if moves and (bound := self.obstacle_to_moves(device)):
+            raise SuspendRefusedError(
+                f"this rank cannot move to another device: {bound}",
+                "resume on the device it was suspended from, or start the job again from its snapshot",
+            )
+        if not self._released:
+            return
+        with Stages(self._record).stage("reserve_s"):
+            self._await_others()
+            while self._released:
+                self._released[0].resume()
+                del self._released[0]
+
+    def _await_others(self) -> None:
+        """Once all have agreed none asks again: the others wait in NCCL for one that has to try again."""
+        if not self._back:
+            return
+        self._resumes += 1
+        if not _agreed(f"{self._back}/{self._resumes}", _PATIENCE_BACK):
+            raise SuspendRefusedError(
+                f"the other ranks did not come back within {_PATIENCE_BACK.seconds} s, and the NCCL "
+                "communicators that they share with this one are suspended",
+                "resume all ranks of the job",
+            )
+        self._back = ""
+
+    def back(self) -> None:
+        """After a resume, or a suspend that failed: see at the next boundaries which timeouts to put back."""
+        if self._extended:
+            self._at_next_boundary(self._put_back)
+
+    def obstacle_to_moves(self, device: Device) -> str:
+        """Why this rank cannot resume on another device, or an empty string."""
+        if _communicators(device):
+            return f"an NCCL communicator of its process group belongs to {device.name}"
+        return ""
+
+    def _extend(self) -> None:
+        known = {id(extended.backend) for extended in self._extended}
+        for backend in _backends():
+            if hasattr(backend, "_add_ephemeral_timeout"):
+                backend._add_ephemeral_timeout(EXTENSION)  # NCCL: torch itself puts it back
+            elif id(backend) not in known:
+                timeout = backend.options._timeout
+                begun = backend._get_sequence_number_for_group()
+                self._extended.append(_Extended(backend, timeout, begun))
+                backend._set_default_timeout(timeout + EXTENSION)
+
+    def _put_back(self, boundary: int) -> None:
+        self._extended = [extended for extended in self._extended if not extended.put_back()]
+        self.back()
+
+
+def _agreed(question: str, patience: timedelta) -> bool:
+    return agree(_store(), question, dist.get_world_size(), patience)
+
+
+#: As the number of ranks: it asks for no consent and gives none.
+NOBODY = 0
+
+
+def agree(store: Store, name: str, ranks: int, patience: timedelta) -> bool:
+    """Whether all ranks have asked this within the patience of each. All of them get the same answer.
+
+    Who gives none (``NOBODY``), or has lost the store, makes it no for those that have not got theirs.
+    """
+    try:
+        if ranks and store.add(f"{name}/ranks", 1) == ranks:
+            return bool(store.compare_set(name, "", "yes") == b"yes")
+        if ranks:
+            with suppress(dist.DistStoreError):  # to those that come later the answer is no
+                store.wait([name], patience)
+        return bool(store.compare_set(name, "", "no") == b"yes")
+    except dist.DistError:
+        return False
+
+
+def _store() -> Store:
+    return dist.distributed_c10d._get_default_store()
+
+
+def _backends() -> list[Any]:
+    """Those of gloo and NCCL that this process has, in the order in which all ranks have made them."""
+    if not dist.is_available() or not dist.is_initialized():
+        return []
+    found: dict[int, Any] = {}
+    for group in dist.distributed_c10d._world.pg_map:
+        for device in group._device_types:
+            backend: Any = group._get_backend(device)
+            backend = getattr(backend, "wrapped_pg", backend)
+            if backend._get_backend_name() in ("gloo", "nccl"):
+                found[id(backend)] = backend
+    return list(found.values())
+
+
+def _communicators(device: Device) -> list[Communicator]:
+    """NCCL's on this device, in that order; not those between two ranks alone, which torch does not tell."""
+    if device.torch_device.type != "cuda":
+        return []
+    with torch.cuda.device(device.torch_device):
+        addresses = [b._comm_ptr() for b in _backends() if b._get_backend_name() == "nccl"]
+    return [Communicator(address) for address in addresses if address]
