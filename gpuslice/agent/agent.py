@@ -372,6 +372,7 @@ class Agent:
             case Replaced():
                 self._link.silent = True
                 foreign_processes.leave_rank()
+                self._runtime.memory_limit.end()
             case Rejected() if self._link.silent:
                 pass  # it had been said before
             case Rejected() if unanswered:

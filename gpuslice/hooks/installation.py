@@ -184,6 +184,7 @@ def _begin(job: Runtime, *, replaces: int = 0) -> None:
         watch.start()
     if not job.settings.socket:
         job.move_in()
+    at_end(_end_threads, job.memory_limit.end, os.getpid())
     job.memory_limit.begin(job.leased)
     at_end(_finish, job, controller, os.getpid())
 

@@ -29,6 +29,7 @@ from gpuslice.launch.command import rank_path
 from gpuslice.launch.device_choice import HOST, found_device, named_device
 from gpuslice.launch.rank_identity import RankIdentity
 from gpuslice.launch.visible_gpus import VisibleGpus
+from gpuslice.limits.memory_limit import MemoryLimit
 from gpuslice.runtime import foreign_processes
 from gpuslice.runtime.attached import Attached
 from gpuslice.runtime.boundaries import BoundaryCounter
@@ -37,7 +38,6 @@ from gpuslice.runtime.ending import end_parked, ended_well, ours, say
 from gpuslice.runtime.gang_restart import make_room
 from gpuslice.runtime.leased_gpu import open_target, show_first
 from gpuslice.runtime.membership import Membership
-from gpuslice.runtime.memory_limit import MemoryLimit
 from gpuslice.runtime.run_report import Report
 from gpuslice.runtime.slot_preparation import SlotPreparation
 from gpuslice.runtime.thread_gate import ThreadGate
@@ -86,7 +86,7 @@ class Runtime:
         self.attached: Attached | None = None
         self.membership: Membership | None = None
         self.gate = ThreadGate()
-        self.memory_limit = MemoryLimit(settings.memory)
+        self.memory_limit = MemoryLimit(settings.memory, say)
         self._groups = ParkedGroups(boundaries.call_at_next)
         self.slot_preparation: SlotPreparation | None = None
         self.report = Report(self._report_path(), job=settings.job, rank=identity.rank)

@@ -3,18 +3,20 @@
 On a GPU torch's allocator keeps it. On the host the kernel does: ``RLIMIT_DATA`` bounds a process's private
 writable memory, so that the very allocation that goes beyond fails, whoever makes it. What the process had
 before its first lease does not count, nor do snapshots, which are shared mappings; and while the job's state
-is on the move there is no limit, because then gpuslice allocates.
+is on the move there is no limit, because then gpuslice allocates. What the processes take that it starts is
+taken off its limit (``worker_memory``).
 """
 
 from __future__ import annotations
 
 import importlib
+import os
 import re
 import resource
+import threading
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -23,34 +25,44 @@ from gpuslice.config import format_size, parse_size
 from gpuslice.errors import OVER_MEMORY_LIMIT
 from gpuslice.kernels.cuda import runtime_calls
 from gpuslice.kernels.cuda.allocator_memory import statistics
-from gpuslice.runtime.ending import say
+from gpuslice.limits import raised_errors
+from gpuslice.limits.worker_memory import Watch, WorkerMemory, bounded, private_bytes
 from gpuslice.types import DeviceName
 
 #: Threads whose stacks are counted in full from their start on: ours, and some of the script's.
 _THREADS = 8
 #: Where nothing limits stacks, glibc's threads have this.
 _STACK_BYTES = 2 << 20
-_ASKED = re.compile(r"(?:tried|Unable) to allocate ([0-9.]+) ?(bytes|[KMGT]?i?B)\b", re.IGNORECASE)
+_ASKED = re.compile(
+    r"(?:tried|Unable) to allocate ([0-9]+(?:[.][0-9]+)?) ?(bytes|[KMGT]?i?B)\b", re.IGNORECASE
+)
 _OUT_OF_MEMORY = re.compile(r"can't allocate memory|not enough memory|out of memory|bad_alloc", re.IGNORECASE)
 
 
 class MemoryLimit:
-    """Of this process, on the device that it computes on.
+    """Of this process, on the device that it computes on, and of what it starts.
 
     Parameters
     ----------
     limit
         ``3G`` style; empty: none.
+    tell
+        Gets what is to be said on stderr.
     """
 
-    def __init__(self, limit: str) -> None:
+    def __init__(self, limit: str, tell: Callable[[str], None]) -> None:
+        self._tell = tell
         self.limit_bytes = parse_size(limit) if limit else 0
         self._device = DeviceName("cpu", None)
-        #: The host's: what the process had before, and the kernel's limit now and without ours.
-        self._base_bytes = self._soft_bytes = 0
+        #: The host's: the kernel's limit for this process if no other takes any of it, and without ours.
+        self._soft_bytes = 0
+        self._former_bytes = resource.RLIM_INFINITY
         #: What it had when the limit was lifted; 0: it is kept.
         self._lifted_bytes = 0
-        self._former_bytes = resource.RLIM_INFINITY
+        self._workers = WorkerMemory(0)
+        self._watch = Watch(self._share)
+        #: Held by whoever changes the kernel's limit.
+        self._lock = threading.Lock()
 
     def begin(self, device: DeviceName) -> None:
         """Keep it from now on; on a GPU from the moment when the script begins CUDA."""
@@ -59,21 +71,22 @@ class MemoryLimit:
         self._device = device
         if device.kind == "cuda":
             _at_cuda_begin(self._limit_gpu)
-        elif device.kind == "cpu" and not self._soft_bytes:
-            with warnings.catch_warnings(action="ignore"):
-                importlib.import_module("torch._dynamo")  # what torch needs for itself is not the script's
-            self._base_bytes = private_bytes() + _stacks_bytes()
-            self._former_bytes, hard = resource.getrlimit(resource.RLIMIT_DATA)
-            bounds = [bound for bound in (self._former_bytes, hard) if bound != resource.RLIM_INFINITY]
-            self._soft_bytes = min([self._base_bytes + self.limit_bytes, *bounds])
-            self._set_host(self._soft_bytes)
+        elif device.kind == "cpu":
+            if not self._soft_bytes:
+                self._begin_host()
+            # Anew in a fork that has become the job's rank: it has no thread of its parent's.
+            self._lock, self._watch = threading.Lock(), Watch(self._share)
+            self._watch.start()
+
+    def end(self) -> None:
+        """Look no more at what other processes take; called when the script has ended."""
+        self._watch.end()
 
     @contextmanager
     def lifted(self) -> Iterator[None]:
         """No limit on the host from here on, until the state is back (``restore``) or the block fails."""
         if self._soft_bytes and not self._lifted_bytes:
-            self._lifted_bytes = private_bytes()
-            self._set_host(self._former_bytes)
+            self._lift()
         try:
             yield
         except BaseException:
@@ -83,11 +96,11 @@ class MemoryLimit:
     def restore(self, device: DeviceName) -> None:
         """Keep it again: the state is back, on ``device``. What the process has more now is ours."""
         if self._lifted_bytes:
-            own_bytes = max(0, private_bytes() - self._lifted_bytes)
-            self._base_bytes += own_bytes
-            self._soft_bytes += own_bytes
-            self._lifted_bytes = 0
-            self._set_host(self._soft_bytes)
+            with self._lock:
+                self._soft_bytes += max(0, private_bytes(os.getpid()) - self._lifted_bytes)
+                self._lifted_bytes = 0
+                self._set_host(self._soft_bytes)
+            self._share()
         elif self.limit_bytes and device.kind == "cuda" and device != self._device:
             self._device = device
             self._limit_gpu()
@@ -97,37 +110,77 @@ class MemoryLimit:
 
         The limit is kept no longer: to say it takes memory, too.
         """
+        note = self._explain(error)
+        if self._soft_bytes and not self._lifted_bytes and (note or OVER_MEMORY_LIMIT in str(error)):
+            self._lift()
+        return note
+
+    def _begin_host(self) -> None:
+        with warnings.catch_warnings(action="ignore"):
+            importlib.import_module("torch._dynamo")  # what torch needs for itself is not the script's
+        first_bytes = private_bytes(os.getpid()) + _stacks_bytes()
+        self._former_bytes, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        self._soft_bytes = bounded(first_bytes + self.limit_bytes, self._former_bytes, hard)
+        self._workers = WorkerMemory(first_bytes)
+        self._set_host(self._soft_bytes)
+        raised_errors.watch((RuntimeError, MemoryError), self._name_itself)
+
+    def _explain(self, error: BaseException) -> str:
         text = str(error)
         if OVER_MEMORY_LIMIT in text:
             return ""  # it says so itself
         if not self.limit_bytes or not (isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(text)):
             return ""
         asked, had_bytes = asked_bytes(text), self._had_bytes()
-        if asked and had_bytes + asked <= self.limit_bytes:
+        if had_bytes is None or (asked and had_bytes + asked <= self.limit_bytes):
             return ""  # the machine lacks memory, or the GPU
-        if self._soft_bytes:
-            self._set_host(self._former_bytes)
         wish = format_size(asked) if asked else "more"
         limit, had = format_size(self.limit_bytes), format_size(had_bytes)
         return (
             f"gpuslice: {OVER_MEMORY_LIMIT} of {limit}: it asked for {wish} and had {had} (submit --memory)"
         )
 
-    def _had_bytes(self) -> int:
-        """What the job has now of what counts."""
+    def _name_itself(self, error: BaseException) -> None:
+        """Let an out-of-memory error name its limit itself, also to a script that catches it."""
+        with suppress(MemoryError):  # not even for this there is memory
+            if note := self._explain(error):
+                error.args = ("\n".join(filter(None, [str(error), note])),)
+
+    def _had_bytes(self) -> int | None:
+        """What the job has now of what counts; ``None`` while it has no limit of ours."""
         if self._device.kind == "cuda":
             index = self._device.index or 0
             had = statistics(lambda: torch.cuda.memory_reserved(index)) if runtime_calls.has_begun() else 0
             return had or 0  # an allocator of the script's own keeps no count
-        return max(0, private_bytes() - self._base_bytes) if self._base_bytes else 0
+        soft_bytes, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        if soft_bytes in (self._former_bytes, hard):
+            return None
+        # In a fork, too: what the job had when the room was shared out last, and what the fork took since.
+        return max(0, self.limit_bytes - (soft_bytes - private_bytes(os.getpid())))
+
+    def _lift(self) -> None:
+        with self._lock:
+            self._lifted_bytes = private_bytes(os.getpid())
+            self._set_host(self._former_bytes)
+
+    def _share(self) -> int:
+        """Give what is left of the limit to all processes of the job; how many others there are."""
+        with self._lock:
+            own_bytes = private_bytes(os.getpid())
+            others_bytes = self._workers.taken_bytes(own_bytes)
+            if self._lifted_bytes:
+                own_bytes = self._lifted_bytes
+            else:
+                self._set_host(max(0, self._soft_bytes - others_bytes))
+            return self._workers.allow(max(0, self._soft_bytes - others_bytes - own_bytes))
 
     def _set_host(self, soft_bytes: int) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (soft_bytes, _hard()))
 
     def _limit_gpu(self) -> None:
         if torch.cuda.get_allocator_backend() == "pluggable":
-            limit = format_size(self.limit_bytes)
-            say(f"the script's own CUDA allocator keeps no memory limit; that of {limit} does not hold")
+            lost = f"that of {format_size(self.limit_bytes)} does not hold"
+            self._tell(f"the script's own CUDA allocator keeps no memory limit; {lost}")
             return
         index = self._device.index or 0
         total_bytes = torch.cuda.get_device_properties(index).total_memory
@@ -136,22 +189,13 @@ class MemoryLimit:
         self._word_gpu_errors()
 
     def _word_gpu_errors(self) -> None:
-        """Let torch's out-of-memory errors say it themselves, also to a script that catches them."""
+        """Have torch's out-of-memory errors name the limit, too."""
 
         def begin(error: torch.OutOfMemoryError, *words: object) -> None:
             RuntimeError.__init__(error, *words)
-            if note := self.explain(error):
-                error.args = (f"{error}\n{note}",)
+            self._name_itself(error)
 
         torch.OutOfMemoryError.__init__ = begin  # type: ignore[assignment, method-assign]
-
-
-def private_bytes() -> int:
-    """What ``RLIMIT_DATA`` counts of this process, in bytes."""
-    for line in Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines():
-        if line.startswith("VmData:"):
-            return int(line.split()[1]) * 1024
-    return 0
 
 
 def asked_bytes(text: str) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuslice.runtime.memory_limit import asked_bytes
+from gpuslice.limits.memory_limit import asked_bytes
 
 from ...patience import PATIENCE_S
 
@@ -20,17 +20,58 @@ kept = torch.ones(40 << 18)
 for boundary, batch in enumerate(DataLoader(range(4))):
     try:
         torch.ones(400 << 18)
-    except RuntimeError:
-        print("refused", boundary)
+    except RuntimeError as error:
+        print("refused", boundary, str(error).splitlines()[-1].split(" and had ")[0])
     torch.ones(30 << 18)
 print(kept.sum().item())
+"""
+#: One worker takes most of the limit and waits until that is refused to the other one.
+WORKERS = """
+import sys
+from pathlib import Path
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+TAKEN, REFUSED = Path("taken"), Path("refused")
+
+class Data(Dataset):
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        if index == 0:
+            kept = torch.empty(300 << 20, dtype=torch.uint8)
+            TAKEN.touch()
+            while not REFUSED.exists():
+                pass
+            return len(kept)
+        while not TAKEN.exists():
+            pass
+        while True:
+            try:
+                torch.empty(300 << 20, dtype=torch.uint8)
+            except RuntimeError as error:
+                REFUSED.write_text(str(error).splitlines()[-1])
+                return 0
+
+if __name__ == "__main__":
+    print([batch.item() for batch in DataLoader(Data(), num_workers=2, multiprocessing_context=sys.argv[1])])
+    while True:  # until the workers have ended, and their room is found to be free
+        try:
+            torch.empty(300 << 20, dtype=torch.uint8)
+            break
+        except RuntimeError:
+            pass
 """
 GOES_BEYOND = "import torch; kept = torch.ones(40 << 18); more = torch.empty(400 << 18)"
 
 
-def run(directory: Path, script: str, *options: str) -> subprocess.CompletedProcess[str]:
+def run(
+    directory: Path, script: str, *options: str, limit: str = "100MiB", word: str = ""
+) -> subprocess.CompletedProcess[str]:
     (directory / "script.py").write_text(script, encoding="utf-8")
-    words = ["run", "--device", "cpu", "--memory", "100MiB", *options, "script.py"]
+    words = ["run", "--device", "cpu", "--memory", limit, *options, "script.py", word]
     command = [sys.executable, "-m", "gpuslice", *words]
     return subprocess.run(
         command, cwd=directory, capture_output=True, text=True, timeout=PATIENCE_S, check=False
@@ -55,7 +96,8 @@ def test_what_was_asked_for_is_read_from_the_error(text: str, nbytes: int) -> No
 
 def test_a_script_that_asks_for_too_much_hears_of_it_at_the_allocation_and_may_go_on(tmp_path: Path) -> None:
     done = run(tmp_path, CATCHES, "--suspend-every", "1", "--ramdisk-dir", str(tmp_path / "ramdisk"))
-    refused = "".join(f"refused {boundary}\n" for boundary in range(4))
+    note = "gpuslice: out of memory: the job's memory limit of 100.00 MiB: it asked for 400.00 MiB"
+    refused = "".join(f"refused {boundary} {note}\n" for boundary in range(4))
     assert (done.returncode, done.stdout) == (0, f"{refused}{40 << 18}.0\n"), done.stderr
 
 
@@ -66,6 +108,16 @@ def test_the_error_that_ends_it_names_gpuslice_the_limit_and_the_wish(tmp_path: 
     assert "you tried to allocate 419430400 bytes" in what
     assert last.startswith(
         "gpuslice: out of memory: the job's memory limit of 100.00 MiB: it asked for 400.00 MiB and had "
+    )
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_what_a_worker_has_taken_another_one_cannot_take(tmp_path: Path, start: str) -> None:
+    done = run(tmp_path, WORKERS, limit="400MiB", word=start)
+    assert (done.returncode, done.stdout) == (0, f"[{300 * MIB}, 0]\n"), done.stderr
+    refused = (tmp_path / "refused").read_text(encoding="utf-8")
+    assert "can't allocate memory: you tried to allocate 314572800 bytes" in refused or (
+        "the job's memory limit of 400.00 MiB: it asked for 300.00 MiB" in refused
     )
 
 
