@@ -41,11 +41,15 @@ class MapHooks(NamedTuple):
 
 
 class Arena:
-    """A slot file, made when first needed, and its mapping; grows, never shrinks while mapped."""
+    """A slot file, made when first needed, and its mapping; grows, never shrinks while mapped.
 
-    def __init__(self, path: Path, budget: Budget) -> None:
+    ``own`` makes room for it in the same store, see `Budget.extend`.
+    """
+
+    def __init__(self, path: Path, budget: Budget, own: Own) -> None:
         self.path = path
         self._budget = budget
+        self._own = own
         self._descriptor = -1
         self._hooks = MapHooks()
         self._memory: memoryview | None = None
@@ -70,26 +74,26 @@ class Arena:
         if memory is not None:
             self._announce(memory)
 
-    def ensure(self, nbytes: int, *, exactly: bool = False, own: Own | None = None) -> memoryview:
-        """A mapping of at least ``nbytes``, every page of it present; of a new file ``exactly`` so many.
+    def ensure(self, nbytes: int, *, ahead: bool = False) -> memoryview:
+        """A mapping of at least ``nbytes``, every page of it present; ``ahead`` of need, nobody makes room.
 
-        ``own`` makes room, see `Budget.extend`. ``RamDiskFullError`` if there is none: a file made for this
-        call is gone again, an older one as it was.
+        ``RamDiskFullError`` if there is no room: a file made for this is gone again, an older one as it was.
         """
         if self._memory is not None and len(self._memory) >= nbytes:
             return self._memory
-        length = self.extend_file(nbytes if exactly else align(nbytes, STEP_BYTES), own=own)
+        length = self.extend_file(align(nbytes, STEP_BYTES), ahead=ahead)
         self._unmap()
         with self._budget.taking(length):
             memory = map_file(self._descriptor, length, writable=True)
             populate(view_address(memory), length)
         return self._announce(memory)
 
-    def extend_file(self, nbytes: int, *, own: Own | None = None) -> int:
+    def extend_file(self, nbytes: int, *, ahead: bool = False) -> int:
         """Make the file at least ``nbytes`` long without touching the mapping; returns its length.
 
         All pages of a file that was opened here exist: those that a dead process left may not.
         """
+        own = None if ahead else self._own
         if self._descriptor >= 0:
             length = os.fstat(self._descriptor).st_size
             if length >= nbytes:
@@ -117,11 +121,6 @@ class Arena:
         """
         with self._budget.taking(len(data)):
             write_at(self._descriptor, data, position)
-            flush(self._descriptor)
-
-    def flush(self) -> None:
-        """Have all that was written on the medium, where the file system has one."""
-        with self._budget.taking(0):
             flush(self._descriptor)
 
     def _announce(self, memory: memoryview) -> memoryview:

@@ -64,7 +64,7 @@ class Budget:
         self.tenant = tenant
         #: Makes room, step by step, by moving elsewhere what lies in stores that help, by their directories;
         #: and by what `extend` was given as ``own``.
-        self.relief: Callable[[Callable[[Path], bool], Own | None], Iterator[None]] | None = None
+        self.relief: Callable[[Callable[[Path], bool], Own], Iterator[None]] | None = None
         status = os.statvfs(root)
         self.limit_bytes = status.f_blocks * status.f_frsize // 2 if limit_bytes is None else limit_bytes
 
@@ -105,25 +105,19 @@ class Budget:
         return max(0, free - promised)
 
     def extend(
-        self,
-        descriptor: int,
-        nbytes: int,
-        *,
-        allocated_bytes: int = 0,
-        own: Own | None = None,
-        relieving: bool = True,
+        self, descriptor: int, nbytes: int, *, allocated_bytes: int = 0, own: Own | None = None
     ) -> int:
         """Make the open file at least ``nbytes`` long, with every page allocated.
 
         The pages of the first ``allocated_bytes`` exist already, or are not needed. ``own`` gives up what the
-        one who asks needs less than this room, and says whether there was any; who can do without the room
-        has none. Without ``relieving`` nobody is asked for room. Returns the new length.
+        one who asks needs less than this room, and says whether there was any; without it nobody is asked for
+        room. Returns the new length.
         ``RamDiskFullError`` if a limit, file system or memory forbid it: the file is as it was before.
         """
         try:
             return self._extend(descriptor, nbytes, allocated_bytes)
         except RamDiskFullError as error:
-            if self.relief is None or not relieving:
+            if self.relief is None or own is None:
                 raise
             refusal = error
         growth = nbytes - os.fstat(descriptor).st_size

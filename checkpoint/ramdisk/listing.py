@@ -28,10 +28,6 @@ class Place(StrEnum):
     RAM = "in RAM"
     SPILLING = "spilling"
     SPILLED = "spilled"
-    RETURNING = "coming back"
-
-
-_AWAY = (Place.SPILLED, Place.RETURNING)
 
 
 class StoreInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,11 +106,14 @@ def store_info(directory: Path, spill: SpillDirectory | None = None) -> StoreInf
     owner, alive = read_owner(directory), is_alive(directory)
     entries = [] if spill is None else spill.entries(directory.name)
     spilled_bytes = sum(entry.path.lstat().st_size for entry in entries)
-    here = list(published(directory))
+    here = published(directory)
     spilled = [] if spill is None else spill.records(directory.name)
-    records = [*here, *spilled]  # of one in both the former counts
-    newest = max(records, key=lambda record: record.generation, default=None)
-    place = None if newest is None else _place(directory, newest, spill, alive=alive, here=newest in here)
+    # Of one that is in both places the former counts.
+    newest = max([*here, *spilled], key=lambda record: record.generation, default=None)
+    place = None
+    if newest is not None:
+        moving = alive and spill is not None and spill.arriving(directory.name)
+        place = Place.SPILLED if newest not in here else Place.SPILLING if moving else Place.RAM
     return StoreInfo(
         job=None if match["job"].startswith(UNNAMED) else match["job"],
         rank=int(match["rank"]),
@@ -126,9 +125,9 @@ def store_info(directory: Path, spill: SpillDirectory | None = None) -> StoreInf
         generation=newest.generation if newest else None,
         boundary=newest.boundary if newest else None,
         restartable=newest.restartable if newest else False,
-        snapshot=str(_file(directory, newest, spill, place)) if newest else None,
+        snapshot=str(_file(directory, newest, spill if place is Place.SPILLED else None)) if newest else None,
         directory=str(directory),
-        spilled=place in _AWAY,
+        spilled=place is Place.SPILLED,
         spilled_bytes=spilled_bytes,
         place=place,
     )
@@ -145,21 +144,8 @@ def is_alive(directory: Path) -> bool:
     return lock is None
 
 
-def _place(
-    directory: Path, newest: Record, spill: SpillDirectory | None, *, alive: bool, here: bool
-) -> Place:
-    """Where the newest snapshot is: told by the files, which no death can falsify."""
-    if here:
-        moving = alive and spill is not None and spill.arriving(directory.name)
-        return Place.SPILLING if moving else Place.RAM
-    moving = alive and (directory / SLOTS[newest.slot]).exists()
-    return Place.RETURNING if moving else Place.SPILLED
-
-
-def _file(directory: Path, newest: Record, spill: SpillDirectory | None, place: Place | None) -> Path:
-    if spill is not None and place in _AWAY:
-        return spill.path(directory.name, newest.slot)
-    return directory / SLOTS[newest.slot]
+def _file(directory: Path, newest: Record, spill: SpillDirectory | None) -> Path:
+    return directory / SLOTS[newest.slot] if spill is None else spill.path(directory.name, newest.slot)
 
 
 def tenants(directories: Iterable[Path]) -> list[TenantInfo]:

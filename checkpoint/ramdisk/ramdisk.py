@@ -124,8 +124,8 @@ class RamDisk:
         ------
         UsageError
             If a living process has this job and rank, or the name is no name.
-        RamDiskFullError
-            If its snapshot was spilled and there is no room to bring it back; it stays where it is.
+        SnapshotError
+            If all that it left is in the spill directory, and damaged.
         """
         if rank < 0:
             raise UsageError(f"rank {rank} cannot be", "count ranks from 0")
@@ -177,7 +177,7 @@ class RamDisk:
 
         Raises
         ------
-        RamDiskFullError
+        SnapshotError
             As for `open_store`.
         """
         directory = self.home(job, rank)
@@ -217,16 +217,10 @@ class RamDisk:
                 owner = Owner(job, rank, me.pid, me.create_time(), tenant.name, limit_bytes, at)
                 write_owner(lock.descriptor, owner)
             peers = [] if job is None else [self.home(job, other) for other in ranks if other != rank]
-            store = JobStore(directory, lock, self._budget, job, rank, self.spilled, peers)
+            return JobStore(directory, lock, self._budget, job, rank, self.spilled, peers)
         except BaseException:
             lock.release()
             raise
-        try:
-            store.recover()
-        except BaseException:
-            store.abandon()
-            raise
-        return store
 
     def listing(self) -> list[StoreInfo]:
         """All stores, of the living and of the dead, by name; those that are spilled, too."""
@@ -255,13 +249,14 @@ class RamDisk:
         """
         if self.spilled is None:
             raise UsageError("there is no spill directory", "name one with --spill-dir")
-        moved = (self._spill_dead(self.spilled, directory) for directory in self._stores())
+        moved = map(self._spill_dead, self._stores())
         return [info for info in moved if info is not None]
 
-    def _spill_dead(self, spilled: SpillDirectory, directory: Path) -> StoreInfo | None:
+    def _spill_dead(self, directory: Path) -> StoreInfo | None:
         """Move what a dead named job could go on from; its store as it was, ``None`` if there is nothing."""
+        spilled = self.spilled
         with self._budget.lock():
-            if not directory.exists():
+            if spilled is None or not directory.exists():
                 return None  # it has nothing but what was moved before
             info = store_info(directory, spilled)
             lock = None if info.alive or info.job is None else FileLock.attempt(directory / OWNER)
@@ -276,25 +271,20 @@ class RamDisk:
                     settle(directory, None)
         return info if records else None
 
-    def _relieve(self, helps: Callable[[Path], bool], own: Own | None) -> Iterator[None]:
-        """Make room step by step, in stores that help: of the dead, of the one that asks, of parked jobs.
+    def _relieve(self, helps: Callable[[Path], bool], own: Own) -> Iterator[None]:
+        """Make room step by step, in stores that help: of the dead, of the one that asks, of other jobs.
 
-        Last of running ones, and only for one who cannot do without. Of the parked, and of those that run,
-        whoever has been so for the shortest time begins: where jobs take turns, it needs its slots last.
+        Of these the parked come before those that run; of either, whoever has been so for the shortest time
+        begins: where jobs take turns, it needs its slots last.
         """
-        for directory in filter(helps, self._stores()):
-            if self._discard(directory):
-                yield
-        if self.spilled is not None:
+        for give in (self._discard, self._spill_dead):
             for directory in filter(helps, self._stores()):
-                if self._spill_dead(self.spilled, directory) is not None:
+                if give(directory):
                     yield
-        if own is not None and own():
+        if own():
             yield
-        if self.spilled is None:
-            return
         failure: RamDiskFullError | None = None
-        for name in (SOCKET,) if own is None else (SOCKET, SPARE):
+        for name in (SOCKET, SPARE):
             for directory in self._listening(name):
                 try:
                     while helps(directory) and request_room(directory, name):

@@ -21,7 +21,7 @@ from typing import Self
 from gpuslice.checkpoint.files import short_path
 from gpuslice.errors import GpusliceError, RamDiskFullError
 
-from .spill import Interrupted
+from .spill import GoingOn, Interrupted
 
 #: While the job is parked, and while it runs.
 SOCKET, SPARE = "room", "spare"
@@ -33,8 +33,6 @@ _WORKING, _MADE, _NOTHING, _FAILED = b".", b"+", b"-", b"!"
 _FIRST_SIGN_S = 10.0
 _SILENCE_S = 120.0
 _ANSWER_BYTES = 4096
-
-GoingOn = Callable[[], bool]
 
 
 class RoomListener:

@@ -233,14 +233,12 @@ class _Room:
         if self._descriptor < 0:
             self._descriptor = open_checked(self._path, os.O_RDWR | os.O_CREAT)
         try:
-            self._admit(max(nbytes, self._step_bytes), relieving=False)
+            self._admit(max(nbytes, self._step_bytes), None)
         except RamDiskFullError:
-            self._admit(nbytes, relieving=True)
+            self._admit(nbytes, self._own)
 
-    def _admit(self, nbytes: int, *, relieving: bool) -> None:
-        self.left_bytes = self._budget.extend(
-            self._descriptor, nbytes, allocated_bytes=nbytes, own=self._own, relieving=relieving
-        )
+    def _admit(self, nbytes: int, own: Own | None) -> None:
+        self.left_bytes = self._budget.extend(self._descriptor, nbytes, allocated_bytes=nbytes, own=own)
 
     def take(self, nbytes: int) -> None:
         """Room for so many bytes is used now; under the RAM disk's lock, so that none counts twice."""

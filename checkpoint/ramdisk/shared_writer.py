@@ -41,7 +41,7 @@ class SharedSnapshotWriter(SnapshotWriter):
         layout: Layout,
         record: Record,
         previous: Content | None,
-        finish: Callable[[int, SnapshotFile | None], None],
+        finish: Callable[[SnapshotFile | None], None],
         pieces: SharedPieces,
         turn: float,
     ) -> None:

@@ -1,9 +1,9 @@
-"""Cold snapshots on a file system that is slower and larger than the RAM disk, and back.
+"""Cold snapshots on a file system that is slower and larger than the RAM disk.
 
 A snapshot is cold when its job is parked or its process dead. It is moved whole: written to the spill
 directory under a name that does not count, read back and checked against its checksums, renamed, and only
-then taken out of the RAM disk; and the other way round in the same order. Whenever it is interrupted, the
-snapshot is whole in one of the two places, or in both, and then they are the same.
+then taken out of the RAM disk. Whenever that is interrupted, the snapshot is whole in one of the two places,
+or in both, and then they are the same. Whoever needs it reads it where it is.
 """
 
 from __future__ import annotations
@@ -26,12 +26,10 @@ from gpuslice.errors import (
     CorruptSnapshotError,
     EnvironmentUnusableError,
     RamDiskFullError,
-    RefusedSnapshotError,
     SnapshotError,
 )
 from gpuslice.private_directories import private_directory
 
-from .arena import Arena
 from .slots import SLOTS
 
 _PARTIAL = ".part"
@@ -69,6 +67,9 @@ class Spilled:
             return not self.record().restartable
         except SnapshotError:
             return False
+
+
+GoingOn = Callable[[], bool]
 
 
 def always() -> bool:
@@ -133,7 +134,7 @@ class SpillDirectory:
         """Whether something of the store is being written here, or was when its process died."""
         return any(_partial(self.path(store, slot)).exists() for slot in range(len(SLOTS)))
 
-    def take(self, source: Path, store: str, slot: int, going_on: Callable[[], bool] = always) -> None:
+    def take(self, source: Path, store: str, slot: int, going_on: GoingOn = always) -> None:
         """Write a snapshot file here, whole and on the medium when this returns; the source stays.
 
         Raises
@@ -168,32 +169,14 @@ class SpillDirectory:
             finally:
                 partial.unlink(missing_ok=True)
 
-    def fetch(self, store: str, record: Record, arena: Arena) -> memoryview:
-        """Copy the snapshot of ``record`` back into its slot, which ``arena`` is, and check every byte there.
-
-        Past the page cache where possible. It stays here, too. ``SnapshotError`` if it cannot be read or is
-        damaged, or another one is in its place; ``RamDiskFullError``.
-        """
-        path = self.path(store, record.slot)
-        arena.discard()
-        try:
-            memory = arena.ensure(record.file_len, exactly=True)
-            _read(path, memory)
-            with open_snapshot(arena.path) as arrived:
-                arrived.attach(memory)  # whose pages are there
-                _check(arrived, record)
-            arena.flush()
-        except BaseException as error:
-            arena.discard()
-            if isinstance(error, SnapshotError):
-                raise type(error)(f"{path} cannot be brought back: {error.message}", error.remedy) from error
-            raise
-        return memory
-
     def open(self, store: str, record: Record) -> SnapshotFile:
         """The snapshot of ``record`` where it is, every byte of it checked; ``SnapshotError``."""
         snapshot = open_snapshot(self.path(store, record.slot))
-        _check(snapshot, record)
+        if snapshot.record != record:  # which vouches for the checksums, and they for the rest
+            raise CorruptSnapshotError(
+                f"{snapshot.path} is another snapshot than the one that was spilled", DAMAGED
+            )
+        snapshot.verify()
         return snapshot
 
     def clean_store(self, store: str) -> None:
@@ -251,29 +234,6 @@ def is_whole(path: Path) -> bool:
     return True
 
 
-def _check(snapshot: SnapshotFile, record: Record) -> None:
-    """Whether it is the one of ``record``, which vouches for the checksums, and they for the rest."""
-    if snapshot.record != record:
-        raise CorruptSnapshotError(
-            f"{snapshot.path} is another snapshot than the one that was spilled", DAMAGED
-        )
-    snapshot.verify()
-
-
-def _read(path: Path, memory: memoryview) -> None:
-    """Fill ``memory``, page-aligned and as long as the file, with it."""
-    try:
-        descriptor = _open_direct(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        try:
-            if os.fstat(descriptor).st_size != len(memory):
-                raise OSError(errno.EIO, "its length has changed")
-            _read_into(descriptor, memory, 0)
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        raise RefusedSnapshotError(f"cannot read {path}: {error.strerror}", DAMAGED) from error
-
-
 def _partial(target: Path) -> Path:
     return target.with_name(f"{target.name}{_PARTIAL}")
 
@@ -284,7 +244,15 @@ def _write(target: Path, memory: memoryview, pause: Callable[[], None]) -> None:
     Everything is aligned as O_DIRECT wants it: a snapshot's file is a multiple of 4 KiB long.
     """
     target.unlink(missing_ok=True)
-    descriptor = _open_direct(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        descriptor = os.open(target, flags | os.O_DIRECT, 0o600)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        # Such a file system (tmpfs, some network ones) has no way past its cache, but may have made the file.
+        target.unlink(missing_ok=True)
+        descriptor = os.open(target, flags, 0o600)
     try:
         os.posix_fallocate(descriptor, 0, len(memory))
         for position in range(0, len(memory), _PIECE_BYTES):
@@ -295,23 +263,3 @@ def _write(target: Path, memory: memoryview, pause: Callable[[], None]) -> None:
         os.posix_fadvise(descriptor, 0, len(memory), os.POSIX_FADV_DONTNEED)
     finally:
         os.close(descriptor)
-
-
-def _open_direct(path: Path, flags: int) -> int:
-    try:
-        return os.open(path, flags | os.O_DIRECT, 0o600)
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
-    # Such a file system (tmpfs, some network ones) has no way past its cache, but may have made the file.
-    if flags & os.O_CREAT:
-        path.unlink(missing_ok=True)
-    return os.open(path, flags, 0o600)
-
-
-def _read_into(descriptor: int, memory: memoryview, position: int) -> None:
-    """Read all of ``memory`` from ``position`` on, in pieces."""
-    for start in range(0, len(memory), _PIECE_BYTES):
-        piece = memory[start : start + _PIECE_BYTES]
-        if os.preadv(descriptor, [piece], position + start) != len(piece):
-            raise OSError(errno.EIO, "it became shorter")

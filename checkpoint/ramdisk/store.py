@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -13,16 +14,16 @@ from gpuslice.checkpoint.format.layout import PAGE_BYTES, Layout, align, place
 from gpuslice.checkpoint.format.reader import SnapshotFile
 from gpuslice.checkpoint.format.safetensors_header import Content, header_room
 from gpuslice.checkpoint.locks import FileLock
-from gpuslice.errors import GpusliceError, UsageError
+from gpuslice.errors import GpusliceError, SnapshotError, UsageError
 
 from .arena import Arena, MapHook, MapHooks
-from .budget import Budget
-from .room_requests import SOCKET, SPARE, GoingOn, RoomListener
+from .budget import Budget, Own
+from .room_requests import SOCKET, SPARE, RoomListener
 from .shared_pieces import SharedPieces
 from .shared_writer import SharedSnapshotWriter
-from .slot_contents import SlotContents
-from .slots import SLOTS
-from .spill import SpillDirectory
+from .slot import Slot
+from .slots import SLOTS, published, settle
+from .spill import GoingOn, SpillDirectory, always
 from .writer import SnapshotWriter
 
 #: Begins with gpuslice's own prefix, which lets the thread pass the gate (``gpuslice.runtime.thread_gate``).
@@ -34,6 +35,7 @@ class JobStore:
 
     Slots that their job can do without while somebody else needs the room go to ``spill``, if there is one.
     ``peers`` are the stores of the job's other ranks here, which may have pieces in common with this one.
+    ``SnapshotError`` if all that a dead process left is in the spill directory, and damaged.
     """
 
     def __init__(
@@ -53,7 +55,7 @@ class JobStore:
         self._budget = budget
         self._spill = spill
         self._lock = lock
-        self._contents = SlotContents(directory, budget, spill)
+        self.slots = [Slot(directory, slot, budget, spill, self._own(slot)) for slot in range(len(SLOTS))]
         self._writer: SnapshotWriter | None = None
         self._content: Content | None = None
         #: Whether somebody knows the path of a snapshot here and may read it at any time: then all stay.
@@ -62,6 +64,29 @@ class JobStore:
         self.whole_files = False
         self._warming: threading.Thread | None = None
         self._spare_listener: RoomListener | None = None
+        self._recover()
+        self._generation = max((record.generation for record in self._records()), default=0)
+
+    def _records(self) -> list[Record]:
+        """Of the published snapshots, here and spilled, newest first."""
+        found = [slot.record for slot in self.slots if slot.record is not None]
+        return sorted(found, key=lambda record: record.generation, reverse=True)
+
+    def _recover(self) -> None:
+        """See what a process that died left here and in the spill directory."""
+        for record in published(self.directory):
+            self.slots[record.slot].record = record
+        if self._spill is None:
+            return
+        damage: SnapshotError | None = None
+        self._spill.clean_store(self.directory.name)
+        for entry in self._spill.entries(self.directory.name):
+            try:
+                self.slots[entry.slot].recover(entry.record(), self._spill)
+            except SnapshotError as error:
+                damage = error
+        if damage is not None and not any(record.restartable for record in self._records()):
+            raise damage
 
     @property
     def closed(self) -> bool:
@@ -76,8 +101,8 @@ class JobStore:
         """
         self.cool()
         hooks = MapHooks(on_map, on_unmap, node)
-        for arena in self._contents.arenas:
-            arena.bind(hooks)
+        for slot in self.slots:
+            slot.arena.bind(hooks)
 
     def begin(self, layout: Layout, *, share: bool = False) -> SnapshotWriter:
         """Make room for a snapshot and begin to write it.
@@ -99,39 +124,37 @@ class JobStore:
         if self._writer is not None:
             raise UsageError("a snapshot is being written already", "publish or abort it first")
         self.cool()
-        slot, contents = self._free_slot(), self._contents
-        arena = contents.arenas[slot]
+        slot = self._free_slot()
         record = Record(
-            generation=contents.generation + 1,
-            slot=slot,
+            generation=self._generation + 1,
+            slot=slot.number,
             rank=self.rank,
             payload=header_room(layout),
             job=self.job or "",
         )
+        finish = partial(self._finish, slot)
         if share and self._peers and layout.nbytes and not self.whole_files:
-            self._writer = self._begin_shared(arena, layout, record)
-            return self._writer
-        arena.ensure(_room(layout), own=self._own(slot))
-        contents.tear(slot)
-        contents.forget(slot)
-        self._writer = SnapshotWriter(arena, layout, record, self._content, self._finish)
+            slot.clear()
+            pieces, turn = self._pieces(slot, layout, record), self.rank / (len(self._peers) + 1) % 1
+            self._writer = SharedSnapshotWriter(
+                slot.arena, layout, record, self._content, finish, pieces, turn
+            )
+        else:
+            slot.arena.ensure(_room(layout))
+            slot.forget()
+            self._writer = SnapshotWriter(slot.arena, layout, record, self._content, finish)
         return self._writer
 
-    def _own(self, slot: int) -> Callable[[], bool]:
-        """Gives up the other slot."""
-        return lambda: not self.handed_out and self._contents.vacate(1 - slot)
-
-    def _begin_shared(self, arena: Arena, layout: Layout, record: Record) -> SnapshotWriter:
-        """Into pieces, for which what the slot held makes room at once."""
-        slot = record.slot
-        self._contents.clear(slot)
-        ours = self.directory / SLOTS[1 - slot]
-        others = [ours, *(peer / name for peer in self._peers for name in SLOTS)]
+    def _pieces(self, slot: Slot, layout: Layout, record: Record) -> SharedPieces:
+        """For a snapshot in pieces, which this store's other slot and those of the other ranks may have."""
+        other = self.slots[1 - slot.number].arena.path
+        others = [other, *(peer / name for peer in self._peers for name in SLOTS)]
         placement = place(layout.sizes, record.payload)
-        pieces = SharedPieces(arena.path, others, self._budget, placement, self._own(slot))
-        ranks = len(self._peers) + 1
-        turn = self.rank % ranks / ranks
-        return SharedSnapshotWriter(arena, layout, record, self._content, self._finish, pieces, turn)
+        return SharedPieces(slot.arena.path, others, self._budget, placement, self._own(slot.number))
+
+    def _own(self, slot: int) -> Own:
+        """What makes room for a snapshot in that slot: the other one."""
+        return partial(self._vacate, 1 - slot)
 
     def warm_up(self, layout: Layout, *, share: bool = False) -> threading.Thread | None:
         """Begin to make the arena for the next snapshot ready, if it is cold, for a state like ``layout``.
@@ -146,7 +169,7 @@ class JobStore:
             What is under way; nothing if there is nothing to do, or no room.
         """
         self.cool()
-        arena = self._contents.arenas[self._free_slot()]
+        arena = self._free_slot().arena
         nbytes = _room(layout)
         if self.closed or self._writer is not None or arena.memory is not None or (share and self._peers):
             return None
@@ -166,43 +189,51 @@ class JobStore:
             warming.join()
 
     def restartable(self) -> dict[int, SnapshotFile]:
-        """The snapshots here that this process can go on from, opened, by boundary.
+        """The snapshots that another process can go on from, opened, by boundary, the newest one last.
 
-        Each stays where it is until it is closed.
+        Each stays where it is until it is closed; of those that are spilled every byte was compared.
+        ``SnapshotError`` if there is none because such a one is damaged.
         """
-        newest_last = reversed(self._contents.restartable())
-        return {snapshot.boundary: snapshot for snapshot in newest_last}
+        found: dict[int, SnapshotFile] = {}
+        damage: SnapshotError | None = None
+        for record in reversed(self._records()):
+            slot = self.slots[record.slot]
+            if record.restartable:
+                try:
+                    found[record.boundary] = slot.open()
+                except SnapshotError as error:
+                    damage = error if slot.spilled else damage
+        if damage is not None and not found:
+            raise damage
+        return found
 
     def forget_after(self, boundary: int) -> None:
         """Forget the snapshots of later boundaries: the job goes on from this one."""
         self._check_open()
         self.cool()
-        self._contents.forget_after(boundary)
+        for record in self._records():
+            if record.boundary > boundary:
+                self.slots[record.slot].forget()
 
-    def _free_slot(self) -> int:
+    def _free_slot(self) -> Slot:
         """The slot without the newest restartable snapshot; the first one if there is none.
 
         A snapshot that nobody else can go on from is worth nothing once its job runs again: its
         slot, warm as it is, takes the next one.
         """
-        precious = self._contents.precious_slot()
-        return 0 if precious is None else 1 - precious
+        precious = next((record.slot for record in self._records() if record.restartable), 1)
+        return self.slots[1 - precious]
 
-    def _finish(self, slot: int, snapshot: SnapshotFile | None) -> None:
-        """Commit what a writer wrote into ``slot``, or forget it."""
+    def _finish(self, slot: Slot, snapshot: SnapshotFile | None) -> None:
+        """Note what a writer published in ``slot``, or forget it."""
         self._check_open()
-        if snapshot is None:
-            self._writer = None
-            self._contents.tear(slot)
-            self._contents.forget(slot)
-            return
-        self._contents.commit(slot, snapshot)
         self._writer = None
+        if snapshot is None:
+            slot.forget()
+            return
+        slot.publish(snapshot)
+        self._generation = snapshot.generation
         self._content = snapshot.content
-
-    def recover(self) -> None:
-        """Bring back what a process that died left in the spill directory (`SlotContents.recover`)."""
-        self._contents.recover()
 
     def offering(self, snapshot: SnapshotFile) -> AbstractContextManager[object]:
         """Inside the block, whose job is parked, other processes may have the room of its slots.
@@ -217,12 +248,7 @@ class JobStore:
         if self._spill is None:
             return nullcontext()
         slot = snapshot.record.slot
-        try:
-            return RoomListener(
-                self.directory / SOCKET, lambda going_on: self._give(going_on, slot, wanted=slot)
-            )
-        except OSError:
-            return nullcontext()  # not even for a socket is there room: then nobody can ask for it
+        return self._listen(SOCKET, slot, wanted=slot) or nullcontext()
 
     def spare(self) -> None:
         """From now on, until the store is used again, other processes may have the room of its slots.
@@ -230,29 +256,30 @@ class JobStore:
         The job runs: it needs them at its next suspend, which makes its arena anew. What somebody could go on
         from is moved to the spill directory; without one nothing is given, or that suspend might lack room.
         """
-        if (
-            self._spill is None
-            or self.closed
-            or self._writer is not None
-            or self._spare_listener is not None
-            or self.handed_out
-        ):
-            return
-        last = self._free_slot()
-        with suppress(OSError):
-            self._spare_listener = RoomListener(
-                self.directory / SPARE, lambda going_on: self._give(going_on, last)
-            )
+        busy = self.closed or self._writer is not None or self._spare_listener is not None
+        if self._spill is not None and not busy and not self.handed_out:
+            self._spare_listener = self._listen(SPARE, self._free_slot().number)
 
-    def _give(self, going_on: GoingOn, last: int, *, wanted: int | None = None) -> bool:
-        """Give up the room of one slot, that of ``last`` last; the job comes back from ``wanted``."""
-        if self._warming is not None:
-            self._warming.join()
-        return any(self._contents.vacate(slot, going_on, wanted=slot == wanted) for slot in (1 - last, last))
+    def _listen(self, name: str, last: int, *, wanted: int | None = None) -> RoomListener | None:
+        """Let others have the room of the slots, of ``last`` last; the job comes back from ``wanted``."""
+
+        def give(going_on: GoingOn) -> bool:
+            if self._warming is not None:
+                self._warming.join()
+            return any(self._vacate(slot, going_on, wanted=slot == wanted) for slot in (1 - last, last))
+
+        try:
+            return RoomListener(self.directory / name, give)
+        except OSError:
+            return None  # not even for a socket is there room: then nobody can ask for it
+
+    def _vacate(self, slot: int, going_on: GoingOn = always, *, wanted: bool = False) -> bool:
+        """Give up the room of a slot, if it has any and nobody needs it here (`Slot.vacate`)."""
+        return not self.handed_out and self.slots[slot].vacate(going_on, wanted=wanted)
 
     def bring_back(self, snapshot: SnapshotFile) -> None:
-        """Have the bytes of a snapshot at hand that others may have spilled (`SlotContents.bring_back`)."""
-        self._contents.bring_back(snapshot)
+        """Have the bytes of a snapshot at hand that others may have spilled (`Slot.bring_back`)."""
+        self.slots[snapshot.record.slot].bring_back(snapshot)
 
     def _check_open(self) -> None:
         if self.closed:
@@ -278,8 +305,18 @@ class JobStore:
             self._let_go()
         finally:
             with self._budget.lock():
-                self._contents.settle(keep=keep, named=self.job is not None)
+                self._settle(keep=keep)
                 self._lock.release()
+
+    def _settle(self, *, keep: bool) -> None:
+        """Leave the newest snapshot, of a named job the newest restartable one, or nothing."""
+        useful = (record for record in self._records() if record.restartable or self.job is None)
+        kept = next(useful, None) if keep else None
+        for slot in self.slots:
+            if slot.record is not kept:
+                slot.drop_spilled()
+        here = kept is not None and not self.slots[kept.slot].spilled
+        settle(self.directory, kept if here else None)
 
     def abandon(self) -> None:
         """Let go of the store without touching what lies in it, as if the process had died."""
@@ -291,10 +328,10 @@ class JobStore:
     def _let_go(self) -> None:
         self.cool()
         with ExitStack() as arenas:  # of which one that fails does not keep the others
-            for arena in self._contents.arenas:
+            for slot in self.slots:
                 # Whoever listened has this store, and the newest snapshot's mapping.
-                arenas.callback(arena.bind, MapHooks())
-                arenas.callback(arena.close)
+                arenas.callback(slot.arena.bind, MapHooks())
+                arenas.callback(slot.arena.close)
 
     def __enter__(self) -> Self:
         return self
@@ -305,7 +342,7 @@ class JobStore:
 
 def _prepare(arena: Arena, nbytes: int) -> None:
     with suppress(GpusliceError):  # the suspend that needs the arena will meet the same by itself
-        arena.ensure(nbytes)
+        arena.ensure(nbytes, ahead=True)
 
 
 def _room(layout: Layout) -> int:

@@ -42,7 +42,7 @@ class SnapshotWriter:
         layout: Layout,
         record: Record,
         previous: Content | None,
-        finish: Callable[[int, SnapshotFile | None], None],
+        finish: Callable[[SnapshotFile | None], None],
     ) -> None:
         self._arena = arena
         self._layout = layout
@@ -113,7 +113,7 @@ class SnapshotWriter:
         record, header, tail = content.complete(record, tree, digests, self._extend)
         self._write(header, tail)
         snapshot = SnapshotFile(self._arena.path, record, content, tree, digests, self._mapped(record))
-        self._finish(record.slot, snapshot)
+        self._finish(snapshot)
         self._remember()
         self._memory = None
         return snapshot
@@ -131,7 +131,7 @@ class SnapshotWriter:
         """Give the slot back; the previous snapshot stays the newest. Harmless after `publish`."""
         if self._memory is not None:
             self._memory = None
-            self._finish(self._record.slot, None)
+            self._finish(None)
 
     def _describe(self, tensors: tuple[TensorSpec, ...]) -> Content:
         """The previous snapshot's description where it still holds: jobs rarely change their tensors."""

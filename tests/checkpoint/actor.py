@@ -216,16 +216,13 @@ class Actor:
 
         return survives(open_and_close)
 
-    def crash_spilling(self, directory: str, spill: str, step: int, back: bool) -> bool:
-        """In a child: die while snapshots are spilled, or while one is brought back; whether it did not."""
+    def crash_spilling(self, directory: str, spill: str, step: int) -> bool:
+        """In a child: die while snapshots are spilled; whether it did not."""
 
         def move() -> None:
             disk = RamDisk(Path(directory), self.disk.limit_bytes, spill_directory=Path(spill))
             Countdown(step)
-            if back:
-                disk.open_store("a")
-            else:
-                disk.spill()
+            disk.spill()
 
         return survives(move)
 

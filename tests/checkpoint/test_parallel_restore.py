@@ -19,7 +19,7 @@ RANK = f"""
 import sys
 from pathlib import Path
 import torch
-from gpuslice.checkpoint.ramdisk import spill
+from gpuslice.checkpoint.format import reader
 from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
 from gpuslice.checkpoint.switch.switch import Switch
 from gpuslice.kernels.host.device import CpuDevice
@@ -45,15 +45,14 @@ class Device(CpuDevice):
         midway("copy")
         return super().copy_in(pairs[half:], arena, inspect)
 
-read_into = spill._read_into
+verify = reader.SnapshotFile.verify
 
-def read_in_halves(descriptor, memory, position):
-    half = len(memory) // 2 // 4096 * 4096
-    read_into(descriptor, memory[:half], position)
-    midway("fetch")
-    read_into(descriptor, memory[half:], position + half)
+def verify_later(snapshot, pause=None):
+    if snapshot.path.parent.name == "spill":
+        midway("fetch")
+    verify(snapshot, pause)
 
-spill._read_into = read_in_halves
+reader.SnapshotFile.verify = verify_later
 device = Device(DeviceName("cpu", rank), slots=2)
 device.pin()
 disk = RamDisk(directory / "disk", {256 * MIB}, spill_directory=directory / "spill")
@@ -66,7 +65,7 @@ with disk.open_store("gang", rank) as store:
             switch.suspend(boundary=1)
             say("parked")
         elif verb == "spill":
-            say(store._contents.vacate(switch.snapshot.record.slot, wanted=True))
+            say(store.slots[switch.snapshot.record.slot].vacate(wanted=True))
         elif verb == "hold":
             held, = words
             say("told")

@@ -305,7 +305,7 @@ def test_a_snapshot_that_was_damaged_where_it_was_spilled_ends_the_job(
         desk.say(Resume(epoch=2, device="cpu"))
         code, _, err = end(process)
     assert code == 4
-    assert ".r0.A.gsnp cannot be brought back" in err
+    assert ".r0.A.gsnp: its header is damaged" in err
 
 
 def test_the_scheduler_may_die_and_come_back(workshop: Workshop, desk: Desk, tmp_path: Path) -> None:
