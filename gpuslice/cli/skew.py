@@ -25,12 +25,14 @@ def command(
 ) -> None:
     """Measure the tensor skew of a training script's model, or of a factory's (docs/profiling.md).
 
-    A script runs until its optimizers have made three steps.
+    A script runs until its optimizers have made three steps. --json FILE may also stand after the script's
+    arguments.
     """
     import msgspec
 
     from gpuslice.launch.command import check_writable
 
+    words, json = _last_json(words or [], json)
     if bool(words) == bool(model):
         raise UsageError("give a script, or --model", "one of the two")
     if json is not None:
@@ -39,6 +41,13 @@ def command(
     if json is not None:
         json.write_bytes(msgspec.json.encode(skew) + b"\n")
     _show(skew)
+
+
+def _last_json(words: list[str], json: Path | None) -> tuple[list[str], Path | None]:
+    """The script's words, and the file: the last two words name it if it was not named before the script."""
+    if json is None and words[-2:-1] == ["--json"]:
+        return words[:-2], Path(words[-1])
+    return words, json
 
 
 def _of_factory(model: str) -> Skew:

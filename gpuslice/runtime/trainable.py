@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import sys
+import traceback
 import weakref
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -68,7 +70,7 @@ def skew_of_factory(name: str) -> Skew:
     Raises
     ------
     UsageError
-        If there is no such factory, or what it makes is no model.
+        If there is no such factory, it fails, or what it makes is no model.
     """
     module_name, colon, attribute = name.partition(":")
     if not colon or not module_name or not attribute:
@@ -79,14 +81,29 @@ def skew_of_factory(name: str) -> Skew:
         module = importlib.import_module(module_name)
     except ImportError as error:
         raise UsageError(f"cannot import {module_name}: {error}", "check the name and PYTHONPATH") from error
+    except Exception as error:
+        raise _failure(f"importing {module_name}", error) from error
     factory = getattr(module, attribute, None)
     if not callable(factory):
         raise UsageError(f"{module_name} has no factory {attribute!r}", "name a function or class in it")
     with torch.device("meta"):
         try:
             model = factory()
-        except TypeError as error:
-            raise UsageError(f"{name} cannot be called without arguments: {error}") from error
+        except Exception as error:
+            raise _failure(f"calling {name} without arguments", error) from error
     if not isinstance(model, torch.nn.Module):
         raise UsageError(f"{name} makes a {type(model).__name__}", "name a factory of torch.nn.Module")
     return measure_skew(tensor_sizes(model.parameters()))
+
+
+def _failure(what: str, error: Exception) -> UsageError:
+    """``error`` of the user's code, with the line of it that was last."""
+    libraries = [str(Path(file).parent) for file in (torch.__file__, importlib.__file__)]
+    elsewhere = (__file__, *libraries, "<frozen ")
+    trace = traceback.extract_tb(error.__traceback__)
+    frames = [frame for frame in trace if not frame.filename.startswith(elsewhere)]
+    where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+    return UsageError(
+        f"{what} failed: {type(error).__name__}: {error}{where}",
+        "name a factory that makes a model on torch's meta device",
+    )

@@ -157,12 +157,16 @@ def text():
 
 def needs(argument):
     return torch.nn.ReLU()
+
+def fails():
+    return torch.nn.Linear(3, 3).weight.tolist()
 """
 
 
 @pytest.fixture
 def factories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "some_factories.py").write_text(FACTORIES, encoding="utf-8")
+    (tmp_path / "no_python.py").write_text("model = (", encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
 
 
@@ -182,7 +186,9 @@ def test_a_factory_costs_no_memory() -> None:
         ("some_factories:absent", "has no factory 'absent'"),
         ("some_factories:text", "makes a str"),
         ("some_factories:nothing", "no trainable tensors"),
-        ("some_factories:needs", "without arguments"),
+        ("some_factories:needs", "calling some_factories:needs without arguments failed: TypeError: needs"),
+        ("some_factories:fails", r"failed: NotImplementedError: .*some_factories.py, line 18\)"),
+        ("no_python:f", "importing no_python failed: SyntaxError"),
     ],
 )
 def test_what_is_no_factory_is_named(name: str, complaint: str) -> None:
@@ -215,9 +221,11 @@ def test_wrong_command_lines(words: list[str], capsys: pytest.CaptureFixture[str
 @pytest.mark.slow
 def test_the_command_for_a_script(workshop: Workshop) -> None:
     workshop.write("train.py", EPOCHS)
-    done = command(workshop, "skew", "--json", "s.json", "train.py")
-    assert done.returncode == 0, done.stderr
-    assert json.loads((workshop.directory / "s.json").read_text())["skew"] == pytest.approx(0.8)
+    for number, words in enumerate((["--json", "s0.json", "train.py"], ["train.py", "--json", "s1.json"])):
+        done = command(workshop, "skew", *words)
+        assert done.returncode == 0, done.stderr
+        found = json.loads((workshop.directory / f"s{number}.json").read_text())
+        assert found["skew"] == pytest.approx(0.8)
     nothing = command(workshop, "profile", "--", "true")
     assert (nothing.returncode, nothing.stderr.splitlines()[0]) == (
         2,
