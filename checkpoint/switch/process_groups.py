@@ -232,8 +232,9 @@ def _backends() -> list[Any]:
 
 def _communicators(device: Device) -> list[Communicator]:
     """NCCL's on this device, in that order; not those between two ranks alone, which torch does not tell."""
-    if device.torch_device.type != "cuda":
+    backends = [backend for backend in _backends() if backend._get_backend_name() == "nccl"]
+    if not backends or device.torch_device.type != "cuda":
         return []
     with torch.cuda.device(device.torch_device):
-        addresses = [b._comm_ptr() for b in _backends() if b._get_backend_name() == "nccl"]
+        addresses = [backend._comm_ptr() for backend in backends]
     return [Communicator(address) for address in addresses if address]
