@@ -10,8 +10,10 @@ import contextlib
 import hashlib
 import json
 import os
+import random
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -32,6 +34,8 @@ from torch.utils.data.distributed import DistributedSampler
 
 import gpuslice
 
+#: Every rank is late by up to so much, each time by another time.
+MOST_DELAY_S = 0.02
 TIMEOUT_S = float(os.environ.get("GANG_TIMEOUT_S", "120"))
 
 
@@ -134,6 +138,7 @@ def train(rank: int, directory: str, ranks: int, epochs: int, deadly_rank: int, 
         sampler.set_epoch(epoch)
         for batch in job.batches(loader):
             number = job.values["batches"]  # a restarted loop begins in the midst of an epoch
+            time.sleep(random.Random(f"{rank} {number}").random() * MOST_DELAY_S)
             for kind, model in trained.items():
                 if train_step(kind, model, batch, number):
                     optimizers[kind].step()
