@@ -21,10 +21,6 @@ from gpuslice.kernels.host import copies
 
 #: Types of the same size: copying through them keeps every bit, of NaNs too, and works for every dtype.
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
-#: Below that, the work of several threads is not worth its beginning.
-_SHARED_WORK_BYTES = 256 << 10
-#: More do not help: few of them saturate a socket's memory.
-_MOST_THREADS = 8
 _LAYOUTS = {str(layout).removeprefix("torch."): layout for layout in SPARSE_PARTS}
 
 
@@ -217,23 +213,7 @@ def copy_bits(live: torch.Tensor, source: torch.Tensor) -> None:
             target.copy_(source)
             return
         bits = _BITS[live.element_size()]
-        with _by_several_cores(live.nbytes):
-            _once(target).view(bits).copy_(_once(source).view(bits))
-
-
-@contextmanager
-def _by_several_cores(nbytes: int) -> Iterator[None]:
-    """Have torch copy so much as fast as a resume does: torchrun gives its ranks one OpenMP thread each."""
-    before = torch.get_num_threads()
-    threads = min(_MOST_THREADS, len(os.sched_getaffinity(0)))
-    if nbytes < _SHARED_WORK_BYTES or threads <= before:
-        yield
-        return
-    torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+        _once(target).view(bits).copy_(_once(source).view(bits))
 
 
 def same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
