@@ -183,7 +183,7 @@ def read_snapshot(descriptor: int, path: Path) -> SnapshotFile:
     """`open_snapshot`, of a file that is open and belongs at ``path``."""
     with _naming(path), heap.uncollected():
         record, parts = _read_record(descriptor)
-        content, tree, digests = _read_tail(parts, record)
+        content, tree, digests = read_description(parts.read, record)
         if parts.cut_bytes:
             memory = map_pieces(path, descriptor, record, check_pieces(parts.keys, content.placement))
         else:
@@ -255,11 +255,22 @@ def piece_path(path: Path, key: bytes) -> Path:
     return path.with_name(f"{path.stem}.{key.hex()}")
 
 
-def _read_tail(parts: FileParts, record: Record) -> tuple[Content, Tree, Digests]:
-    """Content, tree and digests, from private copies of header, metadata and table that were checked."""
-    header = parts.read(record.payload, 0)
-    data = parts.read(record.table - record.tail, record.tail)
-    table = parts.read(record.position - record.table, record.table)
+def read_description(read: Callable[[int, int], bytes], record: Record) -> tuple[Content, Tree, Digests]:
+    """Content, tree and digests, from private copies of header, metadata and table that are checked.
+
+    Parameters
+    ----------
+    read
+        Gives so many bytes of the whole file from a position on; never asked for the payload's.
+
+    Raises
+    ------
+    CorruptSnapshotError
+        If they are not what a writer of GSNP/2 writes.
+    """
+    header = read(record.payload, 0)
+    data = read(record.table - record.tail, record.tail)
+    table = read(record.position - record.table, record.table)
     for name, part, expected in (
         ("header", header, record.header_xxh3),
         ("metadata", data, record.metadata_xxh3),

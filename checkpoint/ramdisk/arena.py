@@ -145,8 +145,8 @@ class Arena:
                 os.close(self._descriptor)
                 self._descriptor = -1
 
-    def discard(self) -> None:
-        """Withdraw the mapping, free its pages and remove the file and its pieces.
+    def discard(self, *, pieces: bool = True) -> None:
+        """Withdraw the mapping, free its pages and remove the file and, if asked for, its ``pieces``.
 
         Whoever still has a view reads zeros. Without that, forked children, which have inherited the mapping,
         would keep the pages.
@@ -157,4 +157,5 @@ class Arena:
             with suppress(OSError):  # not every file system can; then the pages go with the last mapping
                 remove(memory)
         self.path.unlink(missing_ok=True)
-        remove_pieces(self.path)
+        if pieces:
+            remove_pieces(self.path)

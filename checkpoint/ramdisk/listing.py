@@ -133,6 +133,23 @@ def store_info(directory: Path, spill: SpillDirectory | None = None) -> StoreInf
     )
 
 
+def restartable_files(directory: Path, spill: SpillDirectory | None = None) -> dict[int, Path]:
+    """The files of a store's published restartable snapshots, by boundary, alive or not; the spilled, too.
+
+    Of two that are of one boundary, the newer one in the RAM disk counts.
+    """
+    spilled = [] if spill is None else [(spill, one) for one in spill.records(directory.name)]
+    found = {
+        record.boundary: where.path(directory.name, record.slot)
+        for where, record in spilled
+        if record.restartable
+    }
+    for record in reversed(published(directory)):
+        if record.restartable:
+            found[record.boundary] = directory / SLOTS[record.slot]
+    return found
+
+
 def is_alive(directory: Path) -> bool:
     """Whether some process has the store; the caller holds the RAM disk's lock."""
     try:

@@ -19,7 +19,7 @@ from gpuslice.errors import RamDiskFullError, UsageError
 from gpuslice.types import job_id
 
 from .budget import NOBODY, Budget, Own, Tenant
-from .listing import STORE, UNNAMED, StoreInfo, TenantInfo, store_info, tenants
+from .listing import STORE, UNNAMED, StoreInfo, TenantInfo, restartable_files, store_info, tenants
 from .room_requests import SOCKET, SPARE, request_room
 from .slots import (
     OWNER,
@@ -354,10 +354,7 @@ class RamDisk:
 
     def boundaries(self, job: str, rank: int = 0) -> set[int]:
         """Of which boundaries a rank of a named job has a published restartable snapshot, alive or not."""
-        directory = self.home(job, rank)
-        records = {record for record in published(directory) if record.restartable}
-        spilled = [] if self.spilled is None else self.spilled.records(directory.name)
-        return {record.boundary for record in records | set(spilled)}
+        return set(restartable_files(self.home(job, rank), self.spilled))
 
     def _stores(self) -> list[Path]:
         """The directories of all stores, by name; of those that are spilled, they need not exist."""

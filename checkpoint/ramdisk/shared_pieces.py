@@ -28,6 +28,7 @@ from gpuslice.kernels.host.memory_files import map_file, map_nothing, map_over, 
 from gpuslice.kernels.transfer import Inspector
 
 from .budget import Budget, Own
+from .slots import remove_pieces
 
 _PARTIAL = ".part"
 _RESERVED = "reserved"
@@ -100,6 +101,35 @@ class SharedPieces:
             return False
 
         return inspect
+
+    def missing(self, keys: Sequence[bytes]) -> list[int]:
+        """Which pieces neither the slot has nor another one; those that are found are put.
+
+        What else the slot has goes, and makes room. ``keys`` are the XXH3-128 of all pieces.
+        """
+        remove_pieces(self._slot, {piece_path(self._slot, key).name for key in keys})
+        return [index for index, key in enumerate(keys) if not self._put_found(index, key)]
+
+    def _put_found(self, index: int, key: bytes) -> bool:
+        start, stop = self._ranges[index]
+        paths = [piece_path(one, key) for one in (self._slot, *self._others)]
+        found = _first(paths[0], paths[1:], stop - start, frozenset())
+        if found is None:
+            return False
+        try:
+            if os.fstat(found.descriptor).st_size != stop - start:
+                return False
+            data = map_file(found.descriptor, stop - start)
+        finally:
+            os.close(found.descriptor)
+        if fingerprint(data) != key:
+            return False
+        self._put(index, data, int.from_bytes(key))
+        return True
+
+    def put(self, index: int, data: memoryview) -> None:
+        """Put a piece that comes from elsewhere."""
+        self._put(index, data, self._checksum(index, data))
 
     def complete(self) -> list[Piece]:
         """Put what has not been put, from `memory`, and give the room back that was not needed."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -67,6 +67,14 @@ class SharedSnapshotWriter(SnapshotWriter):
     def take_later(self, device: Device, pairs: Pairs) -> None:
         """Copy storages that may change meanwhile: `publish` hashes what has arrived."""
         device.copy_out(self._rotated(pairs), self.arena, self._pieces.inspector(None))
+
+    def missing(self, keys: Sequence[bytes]) -> list[int]:
+        """As in the base class; what another rank here has, or this one's other slot, is not missing."""
+        return self._pieces.missing(keys)
+
+    def put(self, index: int, data: memoryview) -> None:
+        """Take a piece of the payload, its padding included."""
+        self._pieces.put(index, data)
 
     def _rotated(self, pairs: Pairs) -> Pairs:
         first = int(len(pairs) * self._turn)

@@ -77,10 +77,10 @@ class Slot:
         self.drop_spilled()
         remove_pieces(self.arena.path)
 
-    def clear(self) -> None:
-        """Remove its file, then the rest: it holds nothing any more."""
+    def clear(self, *, pieces: bool = True) -> None:
+        """Remove its file, then the rest: it holds nothing any more, but perhaps ``pieces``."""
         self._close_file()
-        self.arena.discard()
+        self.arena.discard(pieces=pieces)
         self.record = None
         self.drop_spilled()
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -106,11 +106,14 @@ def pieces_of(slot: Path) -> list[Path]:
     return [slot.with_name(one) for one in os.listdir(slot.parent) if name.fullmatch(one)]
 
 
-def remove_pieces(slot: Path) -> None:
-    """Give up a slot's pieces, and what was begun of some; other ranks keep what they have of them."""
+def remove_pieces(slot: Path, kept: Container[str] = ()) -> None:
+    """Give up a slot's pieces but those of the names ``kept``, and what was begun of some.
+
+    Other ranks keep what they have of them.
+    """
     with suppress(FileNotFoundError):
         for name in os.listdir(slot.parent):
-            if name.startswith(f"{slot.stem}.") and name != slot.name:
+            if name.startswith(f"{slot.stem}.") and name != slot.name and name not in kept:
                 (slot.parent / name).unlink(missing_ok=True)
 
 

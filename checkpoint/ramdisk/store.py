@@ -104,7 +104,7 @@ class JobStore:
         for slot in self.slots:
             slot.arena.bind(hooks)
 
-    def begin(self, layout: Layout, *, share: bool = False) -> SnapshotWriter:
+    def begin(self, layout: Layout, *, share: bool = False, resume: bool = False) -> SnapshotWriter:
         """Make room for a snapshot and begin to write it.
 
         Parameters
@@ -112,6 +112,8 @@ class JobStore:
         share
             Have in common with the other ranks' snapshots what is equal, if there are other ranks here. Room
             is then taken as it is needed: the writer, too, may raise ``RamDiskFullError``.
+        resume
+            Leave the slot's bytes where they are for `SnapshotWriter.missing`, which has to be called.
 
         Raises
         ------
@@ -134,7 +136,7 @@ class JobStore:
         )
         finish = partial(self._finish, slot)
         if share and self._peers and layout.nbytes and not self.whole_files:
-            slot.clear()
+            slot.clear(pieces=not resume)
             pieces, turn = self._pieces(slot, layout, record), self.rank / (len(self._peers) + 1) % 1
             self._writer = SharedSnapshotWriter(
                 slot.arena, layout, record, self._content, finish, pieces, turn

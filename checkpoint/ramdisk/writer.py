@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
+import numpy as np
+
 from gpuslice.checkpoint.files import flush_directory
-from gpuslice.checkpoint.format.checksums import ChecksumRecorder
+from gpuslice.checkpoint.format.checksums import ChecksumRecorder, Digests, fingerprint
 from gpuslice.checkpoint.format.gsnp import Record
 from gpuslice.checkpoint.format.layout import Layout, TensorSpec, place
-from gpuslice.checkpoint.format.reader import SnapshotFile
+from gpuslice.checkpoint.format.pieces import piece_ranges
+from gpuslice.checkpoint.format.reader import DAMAGED, SnapshotFile
 from gpuslice.checkpoint.format.safetensors_header import PREAMBLE_BYTES, Content
 from gpuslice.checkpoint.format.tree import Tree
-from gpuslice.errors import UsageError
+from gpuslice.errors import CorruptSnapshotError, UsageError
 
 from .arena import Arena
 
@@ -87,18 +91,51 @@ class SnapshotWriter:
         """Copy storages that may change meanwhile: `publish` hashes what has arrived."""
         device.copy_out(pairs, self.arena)
 
+    def missing(self, keys: Sequence[bytes]) -> list[int]:
+        """Which pieces of the payload do not lie here yet, of a snapshot that is somewhere else.
+
+        Parameters
+        ----------
+        keys
+            The XXH3-128 of each piece (`pieces.piece_ranges`). Every byte that is here is hashed.
+        """
+        present = (fingerprint(self.arena[start:stop]) for start, stop in self._pieces_at)
+        return [index for index, found in enumerate(present) if found != keys[index]]
+
+    def put(self, index: int, data: memoryview) -> None:
+        """Take a piece of the payload, its padding included; `publish` hashes it."""
+        start, stop = self._pieces_at[index]
+        self.arena[start:stop] = data
+
+    @functools.cached_property
+    def _pieces_at(self) -> tuple[tuple[int, int], ...]:
+        return piece_ranges(self._placement)
+
     @property
     def shared_bytes(self) -> int:
         """What this snapshot has in common with others, so that it takes no room of its own."""
         return 0
 
     def publish(
-        self, tree: Tree, tensors: Sequence[TensorSpec], *, boundary: int, restartable: bool
+        self,
+        tree: Tree,
+        tensors: Sequence[TensorSpec],
+        *,
+        boundary: int,
+        restartable: bool,
+        expected: Digests | None = None,
     ) -> SnapshotFile:
         """Checksum everything, write the tail, and make the snapshot the store's newest, in this order.
 
+        Parameters
+        ----------
+        expected
+            What the checksums have to be, if that is known.
+
         Raises
         ------
+        CorruptSnapshotError
+            If they are not; nothing was written, and the writer stays open.
         UsageError
             If a tensor does not fit its storage, naming it, or the tree is too large; the writer stays open.
         RamDiskFullError
@@ -109,6 +146,8 @@ class SnapshotWriter:
             raise UsageError(f"boundary {boundary} is negative", "count boundaries from 0")
         content = self._describe(tuple(tensors))
         digests = self.checksums.digests()
+        if expected is not None and not np.array_equal(digests, expected):
+            raise CorruptSnapshotError(f"what arrived for {self._arena.path} is not what was sent", DAMAGED)
         record = replace(self._record, boundary=boundary, restartable=restartable)
         record, header, tail = content.complete(record, tree, digests, self._extend)
         self._write(header, tail)
