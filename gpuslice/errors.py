@@ -55,6 +55,10 @@ class EnvironmentUnusableError(GpusliceError):
     exit_code = 3
 
 
+class NodeLostError(EnvironmentUnusableError):
+    """A node, or gpuslice's process on it, has gone; what had arrived elsewhere stays and is used again."""
+
+
 class AddressSpaceError(EnvironmentUnusableError):
     """The process may map no more memory. Nothing has changed; with more of it one may try again."""
 
@@ -92,6 +96,10 @@ class CorruptSnapshotError(SnapshotError):
 
 class RefusedSnapshotError(SnapshotError):
     """The file is whole but may not or cannot be used: foreign owner, symlink, other version, other shape."""
+
+
+class ReplacedSnapshotError(SnapshotError):
+    """A newer snapshot took the place of the one that was being read; that one can be read instead."""
 
 
 class RamDiskFullError(GpusliceError):

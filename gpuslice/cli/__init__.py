@@ -27,6 +27,7 @@ COMMANDS: dict[str, str] = {
     "suspend": "gpuslice.cli.suspend",
     "resume": "gpuslice.cli.resume",
     "migrate": "gpuslice.cli.migrate",
+    "ship": "gpuslice.cli.ship",
     "weight": "gpuslice.cli.weight",
     "events": "gpuslice.cli.events",
     "top": "gpuslice.cli.top",

@@ -1,0 +1,47 @@
+"""``gpuslice ship``: copy a job's newest snapshot to another node of a Ray cluster."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from .declare import Argument, Option
+from .options import Json
+
+
+def command(
+    job: Annotated[str, Argument(metavar="JOB", help="The job's name: `gpuslice run --job JOB`.")],
+    to: Annotated[str, Option(metavar="NODE", help="Where to: a node's name, or its id's first digits.")],
+    from_node: Annotated[
+        str | None, Option("--from", metavar="NODE", help="Where it is, if not where it has come furthest.")
+    ] = None,
+    ray: Annotated[
+        str | None, Option(metavar="HOST:PORT", help="The cluster's head, if not the one of this machine.")
+    ] = None,
+    ranks: Annotated[int | None, Option(metavar="N", help="How many ranks the job has.")] = None,
+    replace: Annotated[
+        bool, Option(help="Also in the place of a snapshot there that has come further.")
+    ] = False,
+    as_json: Json = False,
+) -> int:
+    """Copy a job's newest snapshot to another node of a Ray cluster, where the job can go on from it."""
+    import json
+
+    import msgspec
+
+    from gpuslice.config import format_size
+    from gpuslice.nodes import ray_nodes
+    from gpuslice.nodes.replication import furthest
+    from gpuslice.nodes.shipping import ship
+
+    with ray_nodes.connected(ray):
+        target = ray_nodes.find(to)
+        source = ray_nodes.find(from_node) if from_node else furthest(job, target, ranks)
+        shipped = ship(job, source, target, ranks=ranks, replace=replace)
+    if as_json:
+        print(json.dumps(msgspec.to_builtins(shipped), indent=2))
+    else:
+        print(
+            f"{job}: the snapshot of boundary {shipped.boundary} is on {shipped.target}, too;"
+            f" {format_size(shipped.sent_bytes)} of {format_size(shipped.payload_bytes)} were sent"
+        )
+    return 0

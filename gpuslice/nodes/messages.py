@@ -1,0 +1,158 @@
+"""What the two ends of a shipment say to each other: bytes, checked where they come in.
+
+Ray pickles what it carries, except plain ``bytes``. So each message is encoded here, and what lies in a
+snapshot is only ever bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from gpuslice.checkpoint.format.checksums import Digests
+from gpuslice.checkpoint.format.gsnp import RECORD_BYTES, Record
+from gpuslice.checkpoint.format.layout import Layout, Placement
+from gpuslice.checkpoint.format.pieces import KEY_BYTES, check_pieces
+from gpuslice.checkpoint.format.reader import read_description
+from gpuslice.checkpoint.format.safetensors_header import PREAMBLE_BYTES, Content, decode_preamble
+from gpuslice.checkpoint.format.tree import Tree
+from gpuslice.errors import CorruptSnapshotError, RemoteProtocolError
+from gpuslice.types import ByteCount, Count, JobName, RankNumber, explain
+
+#: What is sent at a time, unless a piece is larger.
+PORTION_BYTES = 8 << 20
+
+_Pieces = Annotated[tuple[Count, ...], Meta(min_length=1)]
+_M = TypeVar("_M", bound=msgspec.Struct)
+
+
+class Held(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The newest whole snapshot of a job on a node.
+
+    Attributes
+    ----------
+    boundary
+        At which all of these ranks have one.
+    generation
+        How many snapshots the first rank has taken in this store.
+    ranks
+        Those whose snapshots are here.
+    """
+
+    job: JobName
+    boundary: Count
+    generation: Count
+    ranks: Annotated[tuple[RankNumber, ...], Meta(min_length=1)]
+
+
+class Offer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One rank's snapshot without its payload.
+
+    Attributes
+    ----------
+    held
+        The job's snapshot that it belongs to.
+    head, tail
+        The file up to its payload, and behind it up to the end of the record.
+    keys
+        The XXH3-128 of each piece of the payload, one behind the other.
+    """
+
+    held: Held
+    rank: RankNumber
+    head: bytes
+    tail: bytes
+    keys: bytes
+
+
+class Portion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Some pieces of a rank's payload; their bytes go beside it, one piece behind the other."""
+
+    rank: RankNumber
+    pieces: _Pieces
+
+
+class Missing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the receiver lacks of a rank's snapshot.
+
+    Attributes
+    ----------
+    portions
+        The pieces, as they shall come.
+    nbytes
+        How many bytes they have together, and ``payload_bytes`` how many all pieces have.
+    """
+
+    rank: RankNumber
+    portions: tuple[_Pieces, ...]
+    nbytes: ByteCount
+    payload_bytes: ByteCount
+
+
+def encode(message: msgspec.Struct) -> bytes:
+    """The message as it is sent."""
+    return msgspec.msgpack.encode(message)
+
+
+def decode(data: bytes, kind: type[_M]) -> _M:
+    """The message; ``RemoteProtocolError`` if it is none of that kind."""
+    try:
+        return msgspec.msgpack.decode(data, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RemoteProtocolError(f"the other node sent no {kind.__name__}: {explain(error)}") from error
+
+
+@dataclass(frozen=True)
+class Description:
+    """What an offer says, checked as a snapshot's file is when it is opened."""
+
+    record: Record
+    content: Content
+    tree: Tree
+    digests: Digests
+    keys: list[bytes]
+
+    @property
+    def layout(self) -> Layout:
+        """The storages."""
+        return self.content.layout
+
+    @property
+    def placement(self) -> Placement:
+        """Where they lie in the sender's file; pieces have the same numbers and lengths in any."""
+        return self.content.placement
+
+    @classmethod
+    def of(cls, offer: Offer) -> Description:
+        """Check an offer; ``CorruptSnapshotError`` or ``RefusedSnapshotError`` if it is no snapshot's."""
+        payload, position = decode_preamble(offer.head[:PREAMBLE_BYTES])
+        record = Record.decode(offer.tail[-RECORD_BYTES:])
+        lengths = (len(offer.head), record.tail + len(offer.tail) - RECORD_BYTES)
+        if (record.payload, record.position) != (payload, position) or lengths != (payload, position):
+            raise CorruptSnapshotError("the parts of the snapshot that was sent do not fit together")
+        if (record.job, record.rank) != (offer.held.job, offer.rank) or not record.restartable:
+            raise CorruptSnapshotError("the snapshot that was sent is not the one that was announced")
+        if record.boundary != offer.held.boundary or offer.rank not in offer.held.ranks:
+            raise CorruptSnapshotError("the snapshot that was sent is not the one that was announced")
+
+        def read(length: int, at: int) -> bytes:
+            return offer.head[at : at + length] if at < payload else offer.tail[at - record.tail :][:length]
+
+        content, tree, digests = read_description(read, record)
+        found = range(0, len(offer.keys), KEY_BYTES)
+        keys = [offer.keys[at : at + KEY_BYTES] for at in found]
+        check_pieces(keys, content.placement)
+        return cls(record, content, tree, digests, keys)
+
+    def same_snapshot(self, record: Record) -> bool:
+        """Whether a snapshot of that record in another store has the same bytes, as its checksums say."""
+        mine = self.record
+        return (
+            (mine.boundary, mine.payload, mine.tail, mine.metadata_len, mine.restartable)
+            == (record.boundary, record.payload, record.tail, record.metadata_len, record.restartable)
+            and mine.metadata_xxh3 == record.metadata_xxh3
+            and mine.table_xxh3 == record.table_xxh3
+        )

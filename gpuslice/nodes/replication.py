@@ -1,0 +1,93 @@
+"""Every n-th snapshot of a job on one other node, too: a node that dies with its memory loses no job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+
+from gpuslice.errors import NodeLostError, UsageError
+
+from .messages import Held, decode, encode
+from .ray_nodes import Node, call, nodes
+from .sender import newest_held, open_disk
+from .shipping import Shipment, ship
+
+
+def held_on(job: str, node: Node, ranks: int | None = None) -> Held | None:
+    """The newest whole snapshot of a job on a node; ``None`` if it has none."""
+    found: bytes | None = call(_held, node, job, node.flags, ranks)
+    return None if found is None else decode(found, Held)
+
+
+def _held(job: str, flags: Mapping[str, str], ranks: int | None) -> bytes | None:
+    held = newest_held(open_disk(flags), job, ranks)
+    return None if held is None else encode(held)
+
+
+def furthest(job: str, target: Node, ranks: int | None = None) -> Node:
+    """The node besides ``target`` whose snapshot of the job has come furthest; ``UsageError`` if none has."""
+    held: list[tuple[int, Node]] = []
+    for node in nodes():
+        with suppress(NodeLostError):  # one that has just gone has nothing that could be sent
+            if node.id != target.id and (found := held_on(job, node, ranks)) is not None:
+                held.append((found.boundary, node))
+    if not held:
+        raise UsageError(
+            f"no node besides {target.name} has a whole snapshot of {job}",
+            "suspend or checkpoint the job first; `gpuslice ramdisk ls` shows what a node has",
+        )
+    return max(held, key=lambda one: one[0])[1]
+
+
+def forget_on(job: str, node: Node) -> None:
+    """Remove the snapshots of a job from a node: it has ended, or has its replica elsewhere."""
+    call(_forget, node, job, node.flags)
+
+
+def _forget(job: str, flags: Mapping[str, str]) -> None:
+    disk = open_disk(flags)
+    held = newest_held(disk, job)
+    for rank in () if held is None else held.ranks:
+        disk.open_store(job, rank).close(keep=False)
+
+
+class Replication:
+    """Keeps the newest of every n-th snapshot of a job on another node; older ones there are removed.
+
+    It has no state that matters: another process that begins anew ships at most one snapshot once more, of
+    which nothing is sent then.
+
+    Parameters
+    ----------
+    job
+        Its name.
+    source, target
+        Where it runs, and where its replica is.
+    every
+        One of so many snapshots is replicated; 1 for each of them.
+    ranks
+        How many ranks the job has, if that is known.
+    """
+
+    def __init__(self, job: str, source: Node, target: Node, every: int, ranks: int | None = None) -> None:
+        if every < 1:
+            raise UsageError(f"every {every}th snapshot cannot be replicated", "give 1 or more")
+        self.job, self.source, self.target = job, source, target
+        self.every, self.ranks = every, ranks
+        self._replicated = 0  # the generation up to which it was seen to
+
+    def is_due(self, generation: int) -> bool:
+        """Whether an n-th snapshot has been taken since the last replica, given the newest one's number."""
+        return generation // self.every > self._replicated // self.every
+
+    def step(self) -> Shipment | None:
+        """Replicate the newest snapshot, if that is due; to be called when the job has taken one.
+
+        Raises as `ship`; then it stays due.
+        """
+        held = held_on(self.job, self.source, self.ranks)
+        if held is None or not self.is_due(held.generation):
+            return None
+        shipment = ship(self.job, self.source, self.target, ranks=self.ranks)
+        self._replicated = held.generation
+        return shipment

@@ -1,0 +1,200 @@
+"""The end that a snapshot comes from: finds a job's newest whole one in this node's RAM disk and reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpuslice.checkpoint.format.checksums import fingerprint
+from gpuslice.checkpoint.format.gsnp import RECORD_BYTES
+from gpuslice.checkpoint.format.pieces import piece_ranges
+from gpuslice.checkpoint.format.reader import DAMAGED, SnapshotFile, open_snapshot, record_of
+from gpuslice.checkpoint.ramdisk.listing import restartable_files
+from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
+from gpuslice.config import load
+from gpuslice.errors import (
+    CorruptSnapshotError,
+    RemoteProtocolError,
+    ReplacedSnapshotError,
+    SnapshotError,
+    UsageError,
+)
+from gpuslice.types import job_id
+
+from .messages import Held, Offer, Portion, decode, encode
+
+#: A parked process may move its snapshot between RAM disk and spill directory while it is read.
+_ATTEMPTS = 3
+
+
+def open_disk(flags: Mapping[str, Any]) -> RamDisk:
+    """This node's RAM disk, by its environment and the settings that its node's ``flags`` say."""
+    return RamDisk.from_settings(load(**flags))
+
+
+def newest_held(disk: RamDisk, job: str, ranks: int | None = None) -> Held | None:
+    """The newest snapshot of a named job that all its ranks here have; ``None`` if there is none.
+
+    Parameters
+    ----------
+    ranks
+        How many ranks the job has, if that is known; else those that have a store here.
+    """
+    numbers = list(range(ranks)) if ranks else _ranks(disk, job)
+    common = [disk.boundaries(job, rank) for rank in numbers]
+    if not common or not (shared := set.intersection(*common)):
+        return None
+    boundary = max(shared)
+    try:
+        generation = record_of(_file(disk, job, numbers[0], boundary)).generation
+    except SnapshotError:
+        return newest_held(disk, job, ranks)  # it has been replaced this very moment
+    return Held(job, boundary, generation, tuple(numbers))
+
+
+def _ranks(disk: RamDisk, job: str) -> list[int]:
+    """The ranks of a job that have a store here, or had one before it was spilled."""
+    found = (info for info in disk.listing() if info.job == job)
+    return sorted(info.rank for info in found if Path(info.directory) == disk.home(job, info.rank))
+
+
+def _file(disk: RamDisk, job: str, rank: int, boundary: int) -> Path:
+    file = restartable_files(disk.home(job, rank), disk.spilled).get(boundary)
+    if file is None:
+        raise ReplacedSnapshotError(
+            f"the snapshot of boundary {boundary} of {job} was replaced while it was read",
+            "suspend the job first, or send its snapshots less often",
+        )
+    return file
+
+
+class Sender:
+    """Reads one snapshot of a job; made in a process on the node that has it.
+
+    Parameters
+    ----------
+    flags
+        Settings of that node that its environment does not say: ``ramdisk_dir``, ``spill_dir``, ``socket``.
+    """
+
+    def __init__(self, flags: Mapping[str, str]) -> None:
+        self._flags = dict(flags)
+        self._held: Held | None = None
+        self._offered: dict[int, _Offered] = {}
+
+    def begin(self, job: str, ranks: int | None = None) -> bytes:
+        """Choose the newest whole snapshot; an encoded ``Held``.
+
+        Raises
+        ------
+        UsageError
+            If the job has none here, or there is none of some rank.
+        """
+        self._disk = open_disk(self._flags)
+        name = str(job_id(job))
+        held = newest_held(self._disk, name, ranks)
+        if held is None or held.ranks != tuple(range(len(held.ranks))):
+            found = _ranks(self._disk, name)
+            which = f"ranks {', '.join(map(str, found))} have" if found else "nobody has"
+            raise UsageError(
+                f"{name} has no whole snapshot in {self._disk.directory}: {which} a store there",
+                "suspend or checkpoint the job first; `gpuslice ramdisk ls` shows what is there",
+            )
+        self._held = held
+        return encode(held)
+
+    def offer(self, rank: int) -> bytes:
+        """A rank's snapshot without its payload, every byte of which is checked; an encoded ``Offer``.
+
+        Raises
+        ------
+        CorruptSnapshotError
+            If it is damaged.
+        ReplacedSnapshotError
+            If its job has taken so many others since `begin` that it is gone.
+        """
+        for _ in range(_ATTEMPTS):
+            snapshot = self._open(rank)
+            try:
+                snapshot.verify()
+            except CorruptSnapshotError:
+                if self._is_still(rank, snapshot):
+                    raise
+                continue
+            record, arena = snapshot.record, snapshot.arena
+            ranges = piece_ranges(snapshot.content.placement)
+            keys = [fingerprint(arena[start:stop]) for start, stop in ranges]
+            head = bytes(arena[: record.payload])
+            tail = bytes(arena[record.tail : record.position + RECORD_BYTES])
+            # A writer tears the header before anything else: if it is whole, so was all that was read.
+            if self._is_still(rank, snapshot):
+                self._offered[rank] = _Offered(snapshot, ranges, keys)
+                return encode(Offer(self._chosen, rank, head, tail, b"".join(keys)))
+        raise self._restless()
+
+    def portion(self, request: bytes) -> bytes:
+        """The bytes of some pieces, as they were when they were offered; raises as `offer`."""
+        wanted = decode(request, Portion)
+        offered = self._offered.get(wanted.rank)
+        if offered is None or max(wanted.pieces) >= len(offered.keys):
+            raise RemoteProtocolError(f"rank {wanted.rank} was not offered, or has no such pieces")
+        for _ in range(_ATTEMPTS):
+            pieces = [offered.read(index) for index in wanted.pieces]
+            if None not in pieces:
+                return b"".join(piece for piece in pieces if piece is not None)
+            if self._is_still(wanted.rank, offered.snapshot):
+                raise CorruptSnapshotError(
+                    f"{offered.snapshot.path}: its bytes have changed since it was checked", DAMAGED
+                )
+            offered.snapshot = self._open(wanted.rank)
+        raise self._restless()
+
+    @property
+    def _chosen(self) -> Held:
+        if self._held is None:
+            raise RemoteProtocolError("a snapshot was asked for before it was chosen")
+        return self._held
+
+    def _restless(self) -> ReplacedSnapshotError:
+        return ReplacedSnapshotError(
+            f"the snapshot of {self._chosen.job} does not stay in one place", "try again later"
+        )
+
+    def _open(self, rank: int) -> SnapshotFile:
+        held = self._chosen
+        for _ in range(_ATTEMPTS):
+            file = _file(self._disk, held.job, rank, held.boundary)
+            try:
+                return open_snapshot(file)
+            except SnapshotError:
+                if _file(self._disk, held.job, rank, held.boundary) == file:
+                    raise
+        raise self._restless()
+
+    def _is_still(self, rank: int, snapshot: SnapshotFile) -> bool:
+        """Whether that snapshot lies where it was opened: then nothing has been written over it yet."""
+        held = self._chosen
+        try:
+            file = _file(self._disk, held.job, rank, held.boundary)
+            return file == snapshot.path and record_of(file) == snapshot.record
+        except ReplacedSnapshotError:
+            raise
+        except SnapshotError:
+            return False
+
+
+@dataclass(slots=True)
+class _Offered:
+    """A rank's snapshot, where its pieces are, and what they must be."""
+
+    snapshot: SnapshotFile
+    ranges: tuple[tuple[int, int], ...]
+    keys: list[bytes]
+
+    def read(self, index: int) -> bytes | None:
+        """A piece; ``None`` if it is not what it was."""
+        start, stop = self.ranges[index]
+        data = bytes(self.snapshot.arena[start:stop])
+        return data if fingerprint(data) == self.keys[index] else None

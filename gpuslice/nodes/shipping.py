@@ -1,0 +1,192 @@
+"""A job's newest whole snapshot from one node's RAM disk to another's, through Ray's object store.
+
+The process that asks holds no bytes: it has a sender on the one node and a receiver on the other, and hands
+the references of what the first returns to the second. Ray's object stores move the bytes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from gpuslice.errors import NodeLostError, ReplacedSnapshotError, UsageError
+
+from .messages import PORTION_BYTES, Held, Missing, Portion, decode, encode
+from .ray_nodes import Node, actor, end, result, settle
+from .receiver import Receiver
+from .sender import Sender
+
+#: Portions that are on their way at a time: one is read, one moved, one written, and one to spare.
+_UNDER_WAY = 4
+#: How often it is tried while nothing arrives, and how often while newer snapshots take the place.
+_ATTEMPTS = 3
+
+Progress = Callable[[int], object]
+
+
+class Shipment(msgspec.Struct, frozen=True, kw_only=True):
+    """What was shipped.
+
+    Attributes
+    ----------
+    job
+        Its name.
+    boundary
+        At which the snapshot was taken.
+    ranks
+        How many ranks have one.
+    source, target
+        The nodes' names.
+    payload_bytes
+        Bytes of all ranks' states, padding included.
+    sent_bytes
+        Bytes of it that went from node to node: what was there already, or is equal on several ranks, did not
+        go again.
+    seconds
+        How long it took, on the clock of the process that asked.
+    """
+
+    job: str
+    boundary: int
+    ranks: int
+    source: str
+    target: str
+    payload_bytes: int
+    sent_bytes: int
+    seconds: float
+
+
+def ship(
+    job: str,
+    source: Node,
+    target: Node,
+    *,
+    ranks: int | None = None,
+    replace: bool = False,
+    portion_bytes: int = PORTION_BYTES,
+    progress: Progress | None = None,
+) -> Shipment:
+    """Copy the newest whole snapshot of a named job from one node to another; inside ``connected``.
+
+    It is published there when all ranks are whole, and the older ones there are removed then. If a process on
+    either node dies, it is begun again; what has arrived is not sent again, nor by a later call.
+
+    Parameters
+    ----------
+    ranks
+        How many ranks the job has, if that is known; else those that have a store at the source.
+    replace
+        Whether it takes the place of a snapshot that has come further.
+    portion_bytes
+        What is sent at a time.
+    progress
+        Called with the bytes of each portion that has arrived.
+
+    Raises
+    ------
+    UsageError
+        If there is no whole snapshot, or the job runs or has come further at the target.
+    RamDiskFullError
+        If the target has no room; everything there is as before.
+    CorruptSnapshotError
+        If bytes are damaged at the source or on their way; nothing is published.
+    ReplacedSnapshotError
+        If the job takes snapshots faster than they can be sent.
+    NodeLostError
+        If a node has gone.
+    """
+    if source.id == target.id:
+        raise UsageError(f"{job} is on node {source.name} already", "name another node")
+    began_s = time.monotonic()
+    shipping = _Shipping(job, source, target, ranks, replace, portion_bytes, progress)
+    held, payload_bytes = shipping.finish()
+    return Shipment(
+        job=job,
+        boundary=held.boundary,
+        ranks=len(held.ranks),
+        source=source.name,
+        target=target.name,
+        payload_bytes=payload_bytes,
+        sent_bytes=shipping.sent_bytes,
+        seconds=time.monotonic() - began_s,
+    )
+
+
+@dataclass
+class _Shipping:
+    """What `ship` was asked for, and how far it is.
+
+    Attributes
+    ----------
+    lost
+        How often a process or node has gone since the last portion arrived.
+    """
+
+    job: str
+    source: Node
+    target: Node
+    ranks: int | None
+    replace: bool
+    portion_bytes: int
+    progress: Progress | None
+    sent_bytes: int = 0
+    lost: int = 0
+
+    def finish(self) -> tuple[Held, int]:
+        """Try until it is done or of no use any more; the snapshot that was shipped, and its bytes."""
+        replaced = 0
+        while True:
+            try:
+                return self._attempt()
+            except NodeLostError:
+                self.lost += 1
+                if self.lost == _ATTEMPTS:
+                    raise
+            except ReplacedSnapshotError:
+                replaced += 1
+                if replaced == _ATTEMPTS:
+                    raise
+
+    def _attempt(self) -> tuple[Held, int]:
+        """With new processes on both nodes."""
+        named = {"replace": self.replace, "portion_bytes": self.portion_bytes}
+        sender = actor(Sender, self.source, self.source.flags)
+        receiver = actor(Receiver, self.target, self.target.flags, **named)
+        try:
+            held = decode(result(sender.begin.remote(self.job, self.ranks)), Held)
+            sent = [self._send(sender, receiver, rank) for rank in held.ranks]
+            result(receiver.publish.remote())
+            return held, sum(sent)
+        finally:
+            with suppress(NodeLostError):
+                result(receiver.abandon.remote())
+            end(sender)
+            end(receiver)
+
+    def _send(self, sender: Any, receiver: Any, rank: int) -> int:
+        """Send what is missing of a rank, several portions at a time; returns the bytes of all its state."""
+        missing = decode(result(receiver.receive.remote(sender.offer.remote(rank))), Missing)
+        under_way: deque[Any] = deque()
+        try:
+            for pieces in missing.portions:
+                if len(under_way) >= _UNDER_WAY:
+                    self._count(result(under_way.popleft()))
+                portion = encode(Portion(rank, pieces))
+                under_way.append(receiver.put.remote(portion, sender.portion.remote(portion)))
+            while under_way:
+                self._count(result(under_way.popleft()))
+        finally:
+            settle(under_way)
+        return missing.payload_bytes
+
+    def _count(self, nbytes: int) -> None:
+        self.sent_bytes += nbytes
+        self.lost = 0
+        if self.progress is not None:
+            self.progress(nbytes)
