@@ -16,7 +16,7 @@ import resource
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -25,7 +25,6 @@ from gpuslice.config import format_size, parse_size
 from gpuslice.errors import OVER_MEMORY_LIMIT
 from gpuslice.kernels.cuda import runtime_calls
 from gpuslice.kernels.cuda.allocator_memory import statistics
-from gpuslice.limits import raised_errors
 from gpuslice.limits.worker_memory import Watch, WorkerMemory, bounded, private_bytes
 from gpuslice.types import DeviceName
 
@@ -110,10 +109,21 @@ class MemoryLimit:
 
         The limit is kept no longer: to say it takes memory, too.
         """
-        note = self._explain(error)
-        if self._soft_bytes and not self._lifted_bytes and (note or OVER_MEMORY_LIMIT in str(error)):
+        text = str(error)
+        if OVER_MEMORY_LIMIT in text:
+            return ""  # it says so itself
+        if not self.limit_bytes or not (isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(text)):
+            return ""
+        asked, had_bytes = asked_bytes(text), self._had_bytes()
+        if had_bytes is None or (asked and had_bytes + asked <= self.limit_bytes):
+            return ""  # the machine lacks memory, or the GPU
+        if self._soft_bytes and not self._lifted_bytes:
             self._lift()
-        return note
+        wish = format_size(asked) if asked else "more"
+        limit, had = format_size(self.limit_bytes), format_size(had_bytes)
+        return (
+            f"gpuslice: {OVER_MEMORY_LIMIT} of {limit}: it asked for {wish} and had {had} (submit --memory)"
+        )
 
     def _begin_host(self) -> None:
         with warnings.catch_warnings(action="ignore"):
@@ -123,28 +133,6 @@ class MemoryLimit:
         self._soft_bytes = bounded(first_bytes + self.limit_bytes, self._former_bytes, hard)
         self._workers = WorkerMemory(first_bytes)
         self._set_host(self._soft_bytes)
-        raised_errors.watch((RuntimeError, MemoryError), self._name_itself)
-
-    def _explain(self, error: BaseException) -> str:
-        text = str(error)
-        if OVER_MEMORY_LIMIT in text:
-            return ""  # it says so itself
-        if not self.limit_bytes or not (isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(text)):
-            return ""
-        asked, had_bytes = asked_bytes(text), self._had_bytes()
-        if had_bytes is None or (asked and had_bytes + asked <= self.limit_bytes):
-            return ""  # the machine lacks memory, or the GPU
-        wish = format_size(asked) if asked else "more"
-        limit, had = format_size(self.limit_bytes), format_size(had_bytes)
-        return (
-            f"gpuslice: {OVER_MEMORY_LIMIT} of {limit}: it asked for {wish} and had {had} (submit --memory)"
-        )
-
-    def _name_itself(self, error: BaseException) -> None:
-        """Let an out-of-memory error name its limit itself, also to a script that catches it."""
-        with suppress(MemoryError):  # not even for this there is memory
-            if note := self._explain(error):
-                error.args = ("\n".join(filter(None, [str(error), note])),)
 
     def _had_bytes(self) -> int | None:
         """What the job has now of what counts; ``None`` while it has no limit of ours."""
@@ -189,11 +177,12 @@ class MemoryLimit:
         self._word_gpu_errors()
 
     def _word_gpu_errors(self) -> None:
-        """Have torch's out-of-memory errors name the limit, too."""
+        """Let torch's out-of-memory errors say it themselves, also to a script that catches them."""
 
         def begin(error: torch.OutOfMemoryError, *words: object) -> None:
             RuntimeError.__init__(error, *words)
-            self._name_itself(error)
+            if note := self.explain(error):
+                error.args = (f"{error}\n{note}",)
 
         torch.OutOfMemoryError.__init__ = begin  # type: ignore[assignment, method-assign]
 

@@ -21,7 +21,7 @@ for boundary, batch in enumerate(DataLoader(range(4))):
     try:
         torch.ones(400 << 18)
     except RuntimeError as error:
-        print("refused", boundary, str(error).splitlines()[-1].split(" and had ")[0])
+        print("refused", boundary, "you tried to allocate 419430400 bytes" in str(error))
     torch.ones(30 << 18)
 print(kept.sum().item())
 """
@@ -96,8 +96,7 @@ def test_what_was_asked_for_is_read_from_the_error(text: str, nbytes: int) -> No
 
 def test_a_script_that_asks_for_too_much_hears_of_it_at_the_allocation_and_may_go_on(tmp_path: Path) -> None:
     done = run(tmp_path, CATCHES, "--suspend-every", "1", "--ramdisk-dir", str(tmp_path / "ramdisk"))
-    note = "gpuslice: out of memory: the job's memory limit of 100.00 MiB: it asked for 400.00 MiB"
-    refused = "".join(f"refused {boundary} {note}\n" for boundary in range(4))
+    refused = "".join(f"refused {boundary} True\n" for boundary in range(4))
     assert (done.returncode, done.stdout) == (0, f"{refused}{40 << 18}.0\n"), done.stderr
 
 
@@ -116,9 +115,7 @@ def test_what_a_worker_has_taken_another_one_cannot_take(tmp_path: Path, start: 
     done = run(tmp_path, WORKERS, limit="400MiB", word=start)
     assert (done.returncode, done.stdout) == (0, f"[{300 * MIB}, 0]\n"), done.stderr
     refused = (tmp_path / "refused").read_text(encoding="utf-8")
-    assert "can't allocate memory: you tried to allocate 314572800 bytes" in refused or (
-        "the job's memory limit of 400.00 MiB: it asked for 300.00 MiB" in refused
-    )
+    assert "can't allocate memory: you tried to allocate 314572800 bytes" in refused
 
 
 def test_a_limit_needs_a_device(tmp_path: Path) -> None:
