@@ -40,7 +40,7 @@ def saved(switch: Switch) -> Contents:
     assert switch.snapshot is not None
     with open_snapshot(switch.snapshot.path) as snapshot:
         return Counter(
-            (spec.nbytes, spec.label, bytes(snapshot.view(spec.sid))) for spec in snapshot.storages
+            (spec.nbytes, spec.label, bytes(snapshot.view(sid))) for sid, spec in enumerate(snapshot.storages)
         )
 
 
