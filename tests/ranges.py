@@ -107,6 +107,7 @@ _BY_NAME = {
     "retryable": FLAG,
     "route": LABEL,
     "running": FLAG,
+    "samples": COUNT,
     "stages_s": STAGES,
     "step": COUNT,
     "steps": COUNT,

@@ -131,9 +131,9 @@ def tiny_chunks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for module in (layout, gsnp, copies, copy_plan):
         monkeypatch.setattr(module, "CHUNK_BYTES", layout.PAGE_BYTES)
     monkeypatch.setattr(layout, "LARGE_BYTES", layout.PAGE_BYTES)
-    layout._place.cache_clear()
+    layout.place.cache_clear()
     yield
-    layout._place.cache_clear()
+    layout.place.cache_clear()
 
 
 #: Their weights have several chunks each.

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from gpuslice.limits import worker_memory
 from gpuslice.limits.worker_memory import WorkerMemory, bounded, private_bytes
 
 from ...patience import PATIENCE_S
@@ -53,8 +54,14 @@ class Taker:
 
 
 @pytest.fixture
-def taker() -> Iterator[Taker]:
-    one = Taker()
+def taker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Taker]:
+    """The only one below this process that counts: other tests' fixtures may have started some, too."""
+    one, below = Taker(), worker_memory._below
+
+    def ours(pid: int) -> list[int]:
+        return below(pid) if pid != os.getpid() else [one.process.pid, *below(one.process.pid)]
+
+    monkeypatch.setattr(worker_memory, "_below", ours)
     yield one
     one.end()
 
