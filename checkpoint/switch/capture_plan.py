@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Container, Iterable, Mapping, 
 from dataclasses import dataclass, replace
 from itertools import compress, repeat, starmap
 from operator import attrgetter, is_
+from typing import ClassVar
 
 import torch
 
@@ -45,6 +46,8 @@ class CapturePlan:
         Bytes that stay on the device, by reason.
     """
 
+    #: Whether storages may leave and come by themselves, in any order.
+    in_parts: ClassVar[bool] = True
     layout: Layout
     storages: Sequence[torch.UntypedStorage]
     keys: Sequence[int]
@@ -129,9 +132,6 @@ class CapturePlan:
         freed = (sid for sid in wanted if self.ways[sid] is Way.FREED)
         device.reserve([(self.storages[sid], self.layout.sizes[sid]) for sid in freed])
 
-    def check(self, snapshot: SnapshotFile) -> None:
-        """Nothing yet: chunks are checked as they are copied."""
-
     def copy_in(
         self, device: Device, snapshot: SnapshotFile, *, verify: bool, later: Container[int] = ()
     ) -> Transfer:
@@ -197,7 +197,7 @@ def plan_capture(
             extras.append(storage)
     sizes, labels = tuple(one.nbytes for one in taken), tuple(one.label for one in taken)
     return CapturePlan(
-        _layout(_places(device, taken), sizes, labels, tuple(described)),
+        capture_layout(_places(device, taken), sizes, labels, tuple(described)),
         [one.storage for one in taken],
         [one.key for one in taken],
         ways,
@@ -215,7 +215,7 @@ def _places(device: Device, taken: Sequence[LiveStorage]) -> tuple[str, ...]:
 
 
 @functools.lru_cache(maxsize=4)  # as in `layout.place`
-def _layout(
+def capture_layout(
     places: tuple[str, ...],
     sizes: tuple[int, ...],
     labels: tuple[str, ...],

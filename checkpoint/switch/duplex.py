@@ -22,7 +22,6 @@ from gpuslice.kernels.transfer import Transfer
 from gpuslice.kernels.undo import undone_by
 
 from .capture_plan import CapturePlan
-from .inventory import Plan
 from .record import Stages
 from .swap_endpoints import PredecessorEnd, Successor, SuccessorEnd
 
@@ -136,12 +135,12 @@ class Leaving:
 def meet(
     successor: Successor | None,
     device: Device,
-    plan: Plan,
+    plan: CapturePlan,
     writer: SnapshotWriter,
     stages: Stages,
 ) -> Leaving | None:
     """The way to leave together with a successor; ``None`` if there is none, or it does not wait."""
-    if successor is None or not isinstance(plan, CapturePlan):
+    if successor is None or not plan.in_parts:
         return None
     with stages.stage("admit_s"):
         predecessor = successor.meet(plan.emptied_bytes)
@@ -149,7 +148,7 @@ def meet(
 
 
 def copy_out(
-    device: Device, plan: Plan, writer: SnapshotWriter, leaving: Leaving | None, stages: Stages
+    device: Device, plan: CapturePlan, writer: SnapshotWriter, leaving: Leaving | None, stages: Stages
 ) -> None:
     """Copy everything into the arena, portion by portion if somebody takes the device over, and note how."""
     if leaving is not None:

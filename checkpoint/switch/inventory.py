@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
-
 import torch
 
 from gpuslice.checkpoint.discover.storages import LiveStorage, check_alone, sweep
 from gpuslice.checkpoint.format.layout import Layout
 from gpuslice.checkpoint.gate import Gate
 from gpuslice.kernels import Device
+from gpuslice.kernels.vmm.shim import Vmm
 
-from .block_plan import BlockPlan, Shim, block_layout, blocks_of, plan_blocks
+from .block_plan import block_layout, plan_blocks
 from .capture_plan import CapturePlan, plan_capture
-
-Plan: TypeAlias = CapturePlan | BlockPlan
 
 
 class Inventory:
@@ -29,7 +26,7 @@ class Inventory:
         The memory shim of the vmm route; without it, the route is tensor.
     """
 
-    def __init__(self, gate: Gate, shim: Shim | None) -> None:
+    def __init__(self, gate: Gate, shim: Vmm | None) -> None:
         self._gate = gate
         self._shim = shim
         self._order: dict[int, int] = {}
@@ -43,7 +40,7 @@ class Inventory:
 
     def plan(
         self, device: Device, found: Sequence[LiveStorage], named: Sequence[tuple[str, torch.Tensor]]
-    ) -> Plan:
+    ) -> CapturePlan:
         """Decide what is taken along; ``SuspendRefusedError`` names what cannot be."""
         if self._shim is not None:
             return plan_blocks(self._shim, device, named)
@@ -52,7 +49,7 @@ class Inventory:
     def estimate(self, device: Device) -> Layout:
         """The layout of a suspend here and now, but for named state that is elsewhere."""
         if self._shim is not None:
-            return block_layout(blocks_of(self._shim, device))
+            return block_layout(self._shim, device)
         return plan_capture(device, sweep(device), (), alone=self._gate.alone).layout
 
     def _in_order(self, found: list[LiveStorage]) -> list[LiveStorage]:

@@ -15,7 +15,6 @@ from gpuslice.kernels.undo import undone_by
 
 from .capture_plan import CapturePlan
 from .duplex import Arriving
-from .inventory import Plan
 from .move import move_storages
 from .record import Stages, SwitchRecord
 from .swap_endpoints import SuccessorEnd
@@ -25,7 +24,7 @@ class Parked(NamedTuple):
     """What a suspended process must remember."""
 
     stages: Stages
-    plan: Plan
+    plan: CapturePlan
     snapshot: SnapshotFile
     shared_random: dict[str, object]
     device_random: torch.Tensor | None
@@ -33,7 +32,7 @@ class Parked(NamedTuple):
 
 
 def empty(
-    plan: Plan,
+    plan: CapturePlan,
     device: Device,
     snapshot: SnapshotFile,
     record: SwitchRecord,
@@ -50,8 +49,6 @@ def empty(
 
     def undo() -> None:
         plan.reserve(device)
-        if verify:
-            plan.check(snapshot)
         plan.copy_in(device, snapshot, verify=verify)
 
     with undone_by(undo, "emptying the device"):
@@ -78,7 +75,7 @@ def bring_back(
     """
     stages, plan = parked.stages, parked.plan
     moving = (target.torch_device, target.name.further) != (home.torch_device, home.name.further)
-    if swap is not None and isinstance(plan, CapturePlan) and not moving:
+    if swap is not None and plan.in_parts and not moving:
         _swap_in(parked, store, Arriving(target, plan, parked.snapshot, swap, stages, verify=verify))
         return None
     if swap is not None:
@@ -92,7 +89,7 @@ def bring_back(
     with stages.stage("reserve_s"):
         if moving:
             plan = plan.moved_to(target)
-        elif lazy is not None and isinstance(plan, CapturePlan):
+        elif lazy is not None and plan.in_parts:
             stream = lazy.hold_back(plan)
 
     def undo() -> None:
@@ -120,12 +117,9 @@ def _swap_in(parked: Parked, store: JobStore, arriving: Arriving) -> None:
         process_rng.restore(parked.shared_random)
 
 
-def _fill(parked: Parked, plan: Plan, target: Device, *, verify: bool, stream: Stream | None) -> None:
+def _fill(parked: Parked, plan: CapturePlan, target: Device, *, verify: bool, stream: Stream | None) -> None:
     """Copy the snapshot into memory that was reserved; what is left to ``stream`` comes later."""
     stages, later = parked.stages, () if stream is None else stream.storages
-    if verify:
-        with stages.stage("verify_s"):
-            plan.check(parked.snapshot)
     with stages.stage("copy_in_s"):
         stages.record.copy_in = plan.copy_in(target, parked.snapshot, verify=verify, later=later)
     process_rng.restore(parked.shared_random)

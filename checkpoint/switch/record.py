@@ -15,7 +15,6 @@ from gpuslice.kernels.transfer import Transfer
 if TYPE_CHECKING:
     from gpuslice.kernels import Device
 
-    from .block_plan import BlockPlan
     from .capture_plan import CapturePlan
 
 
@@ -72,7 +71,7 @@ class SwitchRecord:
     registrations: int = 0
     page_faults: dict[str, int] = field(default_factory=dict)
 
-    def weigh(self, plan: CapturePlan | BlockPlan, device: Device) -> None:
+    def weigh(self, plan: CapturePlan, device: Device) -> None:
         """Note how many bytes a suspend has moved and left, now that ``device`` is empty."""
         self.bytes_copied = plan.layout.nbytes
         self.storages = len(plan.layout.storages)

@@ -40,12 +40,12 @@ from gpuslice.errors import GpusliceError, RollbackError, SuspendedStateError, S
 from gpuslice.kernels import Device
 from gpuslice.kernels.host.process_memory import resident_anonymous_bytes
 from gpuslice.kernels.undo import undone_by
+from gpuslice.kernels.vmm.shim import Vmm
 from gpuslice.types import Route
 
-from .block_plan import Shim
 from .capture_plan import CapturePlan
 from .duplex import copy_out, meet
-from .inventory import Inventory, Plan
+from .inventory import Inventory
 from .move import computing_on
 from .parked import Parked, bring_back, empty
 from .record import Stages, SwitchRecord
@@ -81,7 +81,7 @@ class Switch:
         gate: Gate | None = None,
         verify: bool = True,
         clock: Clock | None = None,
-        shim: Shim | None = None,
+        shim: Vmm | None = None,
         lazy: LazyResume | None = None,
         lost: Callable[[GpusliceError], object] | None = None,
     ) -> None:
@@ -202,7 +202,7 @@ class Switch:
             self.device.synchronize()
         stages.record.rss_before_bytes = resident_anonymous_bytes()
 
-    def _plan(self, stages: Stages, named: Mapping[str, object]) -> tuple[NamedState, Plan]:
+    def _plan(self, stages: Stages, named: Mapping[str, object]) -> tuple[NamedState, CapturePlan]:
         with stages.stage("find_s"):
             found = self._inventory.find(self.device)
             state = describe(named)
@@ -215,7 +215,7 @@ class Switch:
         """Whether ranks keep once what is equal on them; an arena that a GPU page-locks is one rank's own."""
         return self._shim is None and self.device.torch_device.type == "cpu"
 
-    def _admit(self, stages: Stages, plan: Plan, *, share: bool) -> SnapshotWriter:
+    def _admit(self, stages: Stages, plan: CapturePlan, *, share: bool) -> SnapshotWriter:
         with stages.stage("admit_s"):
             registrations = self.device.registrations
             writer = self._store.begin(plan.layout, share=share)
@@ -323,7 +323,6 @@ class Switch:
     def _follow(self, stream: Stream, parked: Parked) -> None:
         """Let the rest come, behind the training."""
         record, plan, later = parked.stages.record, parked.plan, stream.storages
-        assert isinstance(plan, CapturePlan)  # the only one with storages that may come later
         record.bytes_later = plan.bytes_of(later)
         copy = plan.copy_in_later(self.device, parked.snapshot, verify=self._verify, later=later)
         self._stream = stream

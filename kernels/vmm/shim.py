@@ -9,14 +9,13 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
 from gpuslice.errors import DeviceMemoryError, EnvironmentUnusableError
 from gpuslice.kernels.compiler import shared_library
-from gpuslice.kernels.cuda.page_locking import LOCKS
 
 SOURCE = Path(__file__).with_name("vmm.c")
 #: torch reads both names; the second since 2.9.
@@ -113,7 +112,7 @@ def loaded() -> Vmm:
 
 
 class Vmm:
-    """The loaded shim: the four steps of a suspend and a resume, device by device.
+    """The loaded shim: blocks of device memory, and taking their memory away and back.
 
     Parameters
     ----------
@@ -122,8 +121,7 @@ class Vmm:
 
     Notes
     -----
-    The order is ``copy_out``, ``release``; then ``reserve``, ``copy_in``. Nothing may run on the device
-    between ``release`` and the end of ``copy_in``.
+    Nothing may use a block between ``release`` and the end of ``reserve``, after which it holds anything.
     """
 
     def __init__(self, library: Path) -> None:
@@ -149,14 +147,6 @@ class Vmm:
         ]
         return sorted(found, key=lambda block: block.address)
 
-    def copy_out(self, pairs: Sequence[tuple[Block, int]]) -> None:
-        """Copy blocks of all devices at once to host addresses; returns when all bytes have arrived."""
-        self._copy(pairs, out=True)
-
-    def copy_in(self, pairs: Sequence[tuple[Block, int]]) -> None:
-        """Copy host addresses into blocks, of all devices at once; returns when all bytes have arrived."""
-        self._copy(pairs, out=False)
-
     def release(self, device: int) -> None:
         """Give the memory of all blocks back; addresses stay reserved."""
         self._check(self._shim.gpuslice_vmm_release(device))
@@ -164,18 +154,6 @@ class Vmm:
     def reserve(self, device: int) -> None:
         """Map new memory behind all blocks: behind all, or behind none and ``DeviceMemoryError``."""
         self._check(self._shim.gpuslice_vmm_reserve(device))
-
-    def _copy(self, pairs: Sequence[tuple[Block, int]], *, out: bool) -> None:
-        moves = [
-            (block.address + at, nbytes, host + at)
-            for block, host in pairs
-            for at, nbytes in LOCKS.apart(host, block.nbytes)  # no copy may cross two page-locks
-        ]
-        count = len(moves)
-        addresses = (ctypes.c_uint64 * count)(*[address for address, _, _ in moves])
-        sizes = (ctypes.c_size_t * count)(*[nbytes for _, nbytes, _ in moves])
-        hosts = (ctypes.c_void_p * count)(*[host for _, _, host in moves])
-        self._check(self._shim.gpuslice_vmm_copy(ctypes.c_size_t(count), addresses, sizes, hosts, int(out)))
 
     def _check(self, code: int) -> None:
         """The one place where the shim's return codes become errors."""

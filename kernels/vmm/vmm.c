@@ -2,8 +2,8 @@
  *
  * Loaded with RTLD_GLOBAL before torch, so that torch's caching allocator gets its segments from the cudaMalloc
  * below: reserved addresses with physical memory mapped behind them (CUDA driver API, "Virtual Memory
- * Management"). A suspend copies the blocks out, unmaps and releases; the addresses stay reserved. A resume
- * creates and maps new memory at the same addresses and copies in.
+ * Management"). When a suspend has copied the blocks, they are unmapped and released; the addresses stay reserved.
+ * A resume has new memory created and mapped at the same addresses, and then filled.
  *
  * The declarations of the driver's types are our own, because nobody has to have CUDA's headers; a test
  * compares them with cuda.h where that exists. Driver and runtime are found at run time, when they are needed.
@@ -19,8 +19,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SUCCESS = 0, INVALID = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, NO_SYMBOL = 500, MAX_DEVICES = 64 };
-enum { ATTRIBUTE_VMM = 102, TYPE_PINNED = 1, LOCATION_DEVICE = 1, ACCESS_READ_WRITE = 3, STREAM_NON_BLOCKING = 1 };
+enum { SUCCESS = 0, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, NO_SYMBOL = 500, MAX_DEVICES = 64 };
+enum { ATTRIBUTE_VMM = 102, TYPE_PINNED = 1, LOCATION_DEVICE = 1, ACCESS_READ_WRITE = 3 };
 
 /* Smaller requests are not torch's, whose smallest segment has 2 MiB; each would take a whole granule. */
 static const size_t SMALLEST = 1 << 20;
@@ -51,11 +51,6 @@ static struct {
     int (*ctx_push)(void *);
     int (*ctx_pop)(void **);
     int (*ctx_synchronize)(void);
-    int (*copy_out)(void *, uint64_t, size_t, void *);
-    int (*copy_in)(uint64_t, const void *, size_t, void *);
-    int (*stream_create)(void **, unsigned);
-    int (*stream_destroy)(void *);
-    int (*stream_synchronize)(void *);
 } driver;
 
 static const struct { const char *name; void **slot; } SYMBOLS[] = {
@@ -73,11 +68,6 @@ static const struct { const char *name; void **slot; } SYMBOLS[] = {
     {"cuCtxPushCurrent_v2", (void **)&driver.ctx_push},
     {"cuCtxPopCurrent_v2", (void **)&driver.ctx_pop},
     {"cuCtxSynchronize", (void **)&driver.ctx_synchronize},
-    {"cuMemcpyDtoHAsync_v2", (void **)&driver.copy_out},
-    {"cuMemcpyHtoDAsync_v2", (void **)&driver.copy_in},
-    {"cuStreamCreate", (void **)&driver.stream_create},
-    {"cuStreamDestroy_v2", (void **)&driver.stream_destroy},
-    {"cuStreamSynchronize", (void **)&driver.stream_synchronize},
 };
 
 static struct {
@@ -262,16 +252,6 @@ static struct block *block_at(uint64_t address) {
     return NULL;
 }
 
-/* The mapped block that has all of these bytes. */
-static struct block *block_of(uint64_t address, size_t nbytes) {
-    for (size_t i = 0; i < count; i++) {
-        uint64_t start = blocks[i].info.address, end = start + blocks[i].info.nbytes;
-        if (blocks[i].info.mapped && start <= address && address < end && nbytes <= end - address)
-            return &blocks[i];
-    }
-    return NULL;
-}
-
 int cudaMalloc(void **address, size_t nbytes) {
     pthread_mutex_lock(&lock);
     int code = need_runtime();
@@ -309,73 +289,6 @@ size_t gpuslice_vmm_blocks(struct block_info *out, size_t room) {
 
 /* What the last failed call was, for the thread that just saw it fail. */
 const char *gpuslice_vmm_message(void) { return message; }
-
-/* A stream of one device during a copy. */
-struct lane { void *context, *stream; };
-
-/* The lane of a context, opened if it is the first move there. */
-static int lane_of(struct lane *lanes, size_t *used, void *context, void **stream) {
-    for (size_t i = 0; i < *used; i++)
-        if (lanes[i].context == context) {
-            *stream = lanes[i].stream;
-            return SUCCESS;
-        }
-    if (*used == MAX_DEVICES) return failed(INVALID, "more than %d contexts", MAX_DEVICES);
-    int code = settle(context); /* all streams of the job: ours does not wait for any */
-    if (code != SUCCESS) return code;
-    void *ignored;
-    TRY(driver.ctx_push(context));
-    code = driver.stream_create(stream, STREAM_NON_BLOCKING);
-    driver.ctx_pop(&ignored);
-    if (code != SUCCESS) return failed(code, "driver.stream_create: CUDA error %d", code);
-    lanes[(*used)++] = (struct lane){context, *stream};
-    return SUCCESS;
-}
-
-/* Queues copies between blocks and host addresses, each on its device's own stream: devices copy at the same time. */
-static int queue(size_t moves, const uint64_t *addresses, const size_t *sizes, void *const *hosts, int out,
-                 struct lane *lanes, size_t *used) {
-    for (size_t i = 0; i < moves; i++) {
-        struct block *block = block_of(addresses[i], sizes[i]);
-        void *stream, *ignored;
-        if (!block) return failed(INVALID, "no mapped block at %#llx", (unsigned long long)addresses[i]);
-        int code = lane_of(lanes, used, block->context, &stream);
-        if (code != SUCCESS) return code;
-        TRY(driver.ctx_push(block->context));
-        code = out ? driver.copy_out(hosts[i], addresses[i], sizes[i], stream)
-                       : driver.copy_in(addresses[i], hosts[i], sizes[i], stream);
-        driver.ctx_pop(&ignored);
-        if (code != SUCCESS) return failed(code, "driver.copy_%s: CUDA error %d", out ? "out" : "in", code);
-    }
-    return SUCCESS;
-}
-
-/* Waits for the last byte, whatever happened before. */
-static int copy(size_t moves, const uint64_t *addresses, const size_t *sizes, void *const *hosts, int out) {
-    struct lane lanes[MAX_DEVICES];
-    size_t used = 0;
-    int code = queue(moves, addresses, sizes, hosts, out, lanes, &used);
-    for (size_t i = 0; i < used; i++) {
-        void *ignored;
-        int pushed = driver.ctx_push(lanes[i].context);
-        int waited = driver.stream_synchronize(lanes[i].stream);
-        if (waited != SUCCESS) driver.ctx_synchronize(); /* what is under way must not meet memory that is gone */
-        driver.stream_destroy(lanes[i].stream);
-        if (pushed == SUCCESS) driver.ctx_pop(&ignored);
-        if (code == SUCCESS && waited != SUCCESS)
-            code = failed(waited, "a copy failed with CUDA error %d", waited);
-    }
-    return code;
-}
-
-/* Copies blocks, of whatever devices, or parts of them, to (`out`) or from host memory. */
-int gpuslice_vmm_copy(size_t moves, const uint64_t *addresses, const size_t *sizes, void *const *hosts, int out) {
-    if (moves == 0) return SUCCESS;
-    pthread_mutex_lock(&lock);
-    int code = copy(moves, addresses, sizes, hosts, out);
-    pthread_mutex_unlock(&lock);
-    return code;
-}
 
 /* Gives the physical memory of all blocks of a device back; their addresses stay reserved. */
 int gpuslice_vmm_release(int device) {

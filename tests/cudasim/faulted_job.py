@@ -32,10 +32,7 @@ FALLIBLE = (
     *("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaMemGetInfo"),
 )
 #: What the vmm route calls besides.
-OF_VMM = (
-    *("cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemUnmap", "cuMemRelease"),
-    *("cuMemcpyDtoHAsync_v2", "cuMemcpyHtoDAsync_v2", "cuStreamSynchronize", "cuStreamCreate"),
-)
+OF_VMM = ("cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemUnmap", "cuMemRelease")
 #: What fails while it happens.
 SUSPEND, RESUME, MOVE = DIRECTIONS = "suspend", "resume", "move"
 #: Most places of a call that are tried; they are spread over all of them.

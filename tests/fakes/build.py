@@ -27,7 +27,6 @@ runtime = ctypes.CDLL("libcudart.so.13")
 cuda = ctypes.CDLL("libcuda.so.1")
 cuda.fake_live_bytes.restype = ctypes.c_uint64
 MIB = 1 << 20
-hosts = []
 
 def take(nbytes, byte=0, device=0):
     runtime.cudaSetDevice(device)
@@ -41,11 +40,6 @@ def take(nbytes, byte=0, device=0):
 
 def give(address):
     return consumer.give(ctypes.c_void_p(address))
-
-def arena(blocks):
-    made = [(block, ctypes.create_string_buffer(block.nbytes)) for block in blocks]
-    hosts.append(made)
-    return [(block, ctypes.addressof(buffer)) for block, buffer in made]
 
 def bytes_at(address, nbytes):
     return ctypes.string_at(address, nbytes)

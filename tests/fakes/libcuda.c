@@ -141,52 +141,6 @@ int cuMemSetAccess(uint64_t address, size_t nbytes, const int *access, size_t co
     return mprotect((void *)address, nbytes, PROT_READ | PROT_WRITE) ? 1 : 0;
 }
 
-/* A stream keeps its copies until somebody waits for it, so whoever forgets to wait is found out. */
-struct copy { void *to; const void *from; size_t nbytes; struct copy *next; };
-struct stream { struct copy *first, **last; };
-
-int cuStreamCreate(void **stream, unsigned flags) {
-    SCRIPTED;
-    if (flags != 1) return 1;
-    struct stream *made = malloc(sizeof *made);
-    made->first = NULL;
-    made->last = &made->first;
-    *stream = made;
-    return 0;
-}
-static int queue(struct stream *stream, void *to, const void *from, size_t nbytes) {
-    struct copy *copy = malloc(sizeof *copy);
-    *copy = (struct copy){to, from, nbytes, NULL};
-    *stream->last = copy;
-    stream->last = &copy->next;
-    return 0;
-}
-int cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t nbytes, void *stream) {
-    SCRIPTED;
-    return queue(stream, to, (const void *)from, nbytes);
-}
-int cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t nbytes, void *stream) {
-    SCRIPTED;
-    return queue(stream, (void *)to, from, nbytes);
-}
-int cuStreamSynchronize(void *pointer) {
-    struct stream *stream = pointer;
-    for (struct copy *copy = stream->first; copy;) {
-        memcpy(copy->to, copy->from, copy->nbytes);
-        struct copy *next = copy->next;
-        free(copy);
-        copy = next;
-    }
-    stream->first = NULL;
-    stream->last = &stream->first;
-    SCRIPTED;
-    return 0;
-}
-int cuStreamDestroy_v2(void *stream) {
-    free(stream);
-    return 0;
-}
-
 /* One process can be checkpointed: PROCESS. A verb in the wrong state is refused, as the driver does. */
 static int step(int pid, int from, int to) {
     if (pid != PROCESS) return 1;

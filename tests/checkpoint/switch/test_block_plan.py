@@ -72,7 +72,8 @@ for boundary in (3, 5):
     with open_snapshot(switch.snapshot.path) as snapshot:
         snapshot.verify()
         assert [storage.nbytes for storage in snapshot.storages] == [b.nbytes for b in shim.blocks(0)]
-    switch.resume()
+    assert record.bytes_unchanged == (sum(SIZES) if boundary == 5 else 0)
+    assert not switch.resume().verify_s and record.verified
     assert intact()
 """)
 
@@ -87,7 +88,7 @@ inside = torch.frombuffer(memory, dtype=torch.int32)[1024:2048].view(32, 32).t()
 outside = torch.arange(7)
 plan = plan_blocks(shim, switch.device, [("weight", inside), ("order", outside), ("tail", outside[3:])])
 weight, order, tail = plan.tensors
-starts = [block.address for block in plan.blocks]
+starts = [storage.data_ptr() for storage in plan.storages]
 assert (weight.sid, weight.offset, weight.stride) == (starts.index(addresses[1]), 1024, (1, 32))
 assert (order.sid, order.offset, tail.sid, tail.offset) == (3, 0, 3, 3)
 record = switch.suspend(boundary=1, named={"weight": inside, "order": outside}, restartable=True)
@@ -133,8 +134,7 @@ assert intact()
 @pytest.mark.parametrize(
     "script",
     [
-        "cuMemcpyDtoHAsync_v2:2:700",
-        pytest.param("cuMemUnmap:2:999", marks=pytest.mark.slow),
+        "cuMemUnmap:2:999",
         pytest.param("cuCtxSynchronize:3:700", marks=pytest.mark.slow),
     ],
 )
