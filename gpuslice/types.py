@@ -135,12 +135,6 @@ class DeviceName:
         """Of all its GPUs, the first one first; 0 where there is only one device."""
         return (self.index or 0, *self.further)
 
-    def apart(self) -> list[DeviceName]:
-        """Each device of several by its own name."""
-        if not self.further:
-            return [self]
-        return [DeviceName(self.kind, index) for index in self.indices]
-
 
 class Route(Enum):
     """How a device is emptied; see docs/routes.md."""

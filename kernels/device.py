@@ -25,8 +25,6 @@ class Way(Enum):
     DISCARDED = "discarded"
     #: It stays where it is. Exact, because a parked process does not touch it, but nothing is gained.
     RESIDENT = "resident"
-    #: Neither emptying nor keeping it would be right: the suspend is refused.
-    REFUSED = "refused"
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,9 +176,11 @@ class Device(ABC):
         A storage that already has its size is left alone.
         """
 
-    @abstractmethod
     def allocate(self, sizes: Sequence[int]) -> list[torch.UntypedStorage]:
         """New storages of these many bytes here: all of them, or none and ``DeviceMemoryError``."""
+        storages = [torch.UntypedStorage(0, device=self.torch_device) for _ in sizes]  # type: ignore[no-untyped-call]
+        self.reserve(list(zip(storages, sizes, strict=True)))
+        return storages
 
     @abstractmethod
     def release_caches(self, *, workspaces: bool = True) -> None:

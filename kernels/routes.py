@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuslice.errors import EnvironmentUnusableError
@@ -12,11 +15,43 @@ from gpuslice.types import DeviceName, Route
 
 from . import driver as driver_route
 from .compiler import find_compiler, shared_library
-from .torchbuild import TorchBuild, installed_torch
 from .vmm.shim import SOURCE, allocator_conflict
 
 if TYPE_CHECKING:  # a job that takes the tensor route has no use for NVML
     from .nvml import Driver
+
+#: A name of ``torch/version.py`` and its text; a CUDA of ``None`` is none.
+_CONSTANT = re.compile(r"""^(\w+)[^=\n]*= *['"]([^'"]*)['"]$""", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class TorchBuild:
+    """An installed torch: its version, ``2.13.0+cpu``, and the CUDA it was built for, ``13.0``, if any."""
+
+    version: str
+    cuda: str | None
+
+    @property
+    def cuda_major(self) -> int | None:
+        """13 of ``"13.0"``."""
+        return int(self.cuda.split(".")[0]) if self.cuda else None
+
+
+def installed_torch() -> TorchBuild | None:
+    """The torch that ``import torch`` would give, or ``None``; importing it takes seconds."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return None
+    try:
+        return read_version_file(Path(spec.origin).with_name("version.py"))
+    except OSError:
+        return None
+
+
+def read_version_file(path: Path) -> TorchBuild:
+    """Read the constants of a ``torch/version.py`` without running it."""
+    constants = dict(_CONSTANT.findall(path.read_text(encoding="utf-8")))
+    return TorchBuild(constants.get("__version__", "unknown"), constants.get("cuda"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ from typing import ClassVar
 
 import torch
 
-from gpuslice.checkpoint.discover.live_instances import name_of
 from gpuslice.checkpoint.discover.storages import LiveStorage
 from gpuslice.checkpoint.format.layout import Layout, StorageSpec, TensorSpec
 from gpuslice.checkpoint.format.reader import SnapshotFile
@@ -168,7 +167,7 @@ def plan_capture(
     Raises
     ------
     SuspendRefusedError
-        Naming a tensor that cannot be taken along.
+        Naming a named tensor that lives on another device.
     """
     fixed = {one.key for one in found if one.fixed}
     holds = device.holds([one.storage for one in found], fixed=fixed, alone=alone)
@@ -176,10 +175,6 @@ def plan_capture(
     ways: list[Way] = []
     resident: Counter[str] = Counter()
     for one, hold in zip(found, holds, strict=True):
-        if hold.way is Way.REFUSED:
-            raise SuspendRefusedError(
-                f"{name_of(one.storage, one.label)} on {device.name} cannot be suspended: {hold.reason}"
-            )
         if hold.way is Way.RESIDENT or one.foreign:
             resident[hold.reason or _KNOWN] += one.nbytes
         else:

@@ -15,7 +15,7 @@ from itertools import accumulate
 import torch
 
 from gpuslice.errors import GpusliceError
-from gpuslice.kernels.opening import open_device
+from gpuslice.kernels import open_device
 from gpuslice.types import DeviceName
 
 #: Small, odd, and large enough for an own mapping.

@@ -8,7 +8,7 @@ a segment is taken and handed back to the allocator, which then divides it among
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import groupby, islice
 from typing import Any
 
@@ -57,20 +57,20 @@ def _gpus() -> range:
     return range(torch.cuda.device_count())
 
 
-def segments(index: int) -> list[dict[str, Any]]:
-    """Segments of one GPU by the native allocator; none by any other."""
+def segments(gpus: Collection[int]) -> list[dict[str, Any]]:
+    """Segments of these GPUs by the native allocator; none by any other."""
     if torch.cuda.get_allocator_backend() != "native":
         return []
     found = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
-    return [segment for segment in found if segment["device"] == index]
+    return [segment for segment in found if segment["device"] in gpus]
 
 
-def graph_pools_bytes(index: int) -> int:
-    """Of one GPU's segments, those in pools of their own: of recorded graphs, or of a ``MemPool``."""
+def graph_pools_bytes(gpus: Collection[int]) -> int:
+    """Of these GPUs' segments, those in pools of their own: of recorded graphs, or of a ``MemPool``."""
     shared = (0, 0)
     return sum(
         segment["total_size"]
-        for segment in segments(index)
+        for segment in segments(gpus)
         if tuple(segment.get("segment_pool_id", shared)) != shared
     )
 
@@ -105,19 +105,19 @@ def make_room(nbytes: int, device: torch.device) -> None:
             return  # smaller ones may be there
 
 
-def fill_up(sizes: Sequence[int], device: torch.device, take: Callable[[int], object]) -> None:
-    """Call ``take`` for each position of ``sizes``, with room made for many at a time."""
-    positions = iter(range(len(sizes)))
-    for count, segment_bytes in in_segments(sizes):
-        make_room(segment_bytes, device)
-        for position in islice(positions, count):
-            take(position)
+def fill_up(wanted: Sequence[tuple[torch.UntypedStorage, int]]) -> None:
+    """Give storages of one GPU these sizes in bytes, with room made for many at a time."""
+    ahead = iter(wanted)
+    for count, segment_bytes in in_segments([nbytes for _, nbytes in wanted]):
+        make_room(segment_bytes, wanted[0][0].device)
+        for storage, nbytes in islice(ahead, count):
+            storage.resize_(nbytes)
 
 
-def lack_of_memory(name: str, index: int, sizes: Sequence[int]) -> DeviceMemoryError:
+def lack_of_memory(gpu: int, needed_bytes: int) -> DeviceMemoryError:
     """The error for storages that do not fit."""
-    free_bytes, _ = torch.cuda.mem_get_info(index)
+    free_bytes, _ = torch.cuda.mem_get_info(gpu)
     return DeviceMemoryError(
-        f"{name} has {free_bytes} bytes free, {sum(sizes)} are needed to resume",
+        f"cuda:{gpu} has {free_bytes} bytes free, {needed_bytes} are needed to resume",
         "let another job be suspended first, then resume again; the snapshot is kept",
     )

@@ -11,7 +11,6 @@ import ctypes
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
 
 import torch
 
@@ -21,47 +20,8 @@ from gpuslice.kernels.transfer import Inspector, Marks, Pairs, Transfer
 
 from . import copy_plan
 from .copy_plan import Packed, Piece, Place, Span
-from .kernels import Pieces
+from .engine import CudaEngine, CudaLane
 from .page_locking import LOCKS
-
-
-class Lane(Protocol):
-    """A stream: what is queued on it happens in order, and later."""
-
-    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None: ...
-
-    def staging(self, nbytes: int) -> torch.Tensor | None:
-        """Device memory for this lane's use, or ``None`` if too little is free."""
-        ...
-
-    def gather(self, pieces: Pieces, staging: torch.Tensor) -> None: ...
-
-    def scatter(self, pieces: Pieces, staging: torch.Tensor) -> None: ...
-
-    def marks(self, pieces: Pieces) -> list[int] | None:
-        """Marks of pieces of device memory, waited for; ``None`` if too little memory is free for that."""
-        ...
-
-    def flag(self) -> Callable[[], None]:
-        """A function that returns when all that is queued by now is over."""
-        ...
-
-    def wait(self) -> None:
-        """Return when nothing is queued any more."""
-        ...
-
-
-class Engine(Protocol):
-    """A GPU's streams and kernels."""
-
-    def lanes(self) -> Sequence[Lane]:
-        """The lanes of one copy; what they do comes after all that the calling thread has queued so far."""
-        ...
-
-    def kernels_missing(self) -> str:
-        """Why there are no kernels, or an empty string."""
-        ...
-
 
 #: A block of chunks, or of storages for one launch.
 _Step = list[Piece] | Packed
@@ -82,7 +42,7 @@ class GpuCopies:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: CudaEngine,
         threads: int,
         *,
         pack_bytes: int = copy_plan.PACK_BYTES,
@@ -115,7 +75,7 @@ class GpuCopies:
             with at_work(arrive, self._threads if inspect else 0) as inspected:
                 for number, step in enumerate(steps):
                     lane = lanes[number % len(lanes)]
-                    batch.queue_out(lane, step)
+                    batch.queue(lane, step, out=True)
                     if inspect is not None:
                         inspected((lane.flag(), batch.pieces(step)))
         return batch.transfer()
@@ -134,7 +94,7 @@ class GpuCopies:
                 batch.inspect(inspect, batch.pieces(step))
                 # A lane has one staging buffer: filling and emptying it must not mix with another step's.
                 with locks[number % len(lanes)]:
-                    batch.queue_in(lanes[number % len(lanes)], step)
+                    batch.queue(lanes[number % len(lanes)], step, out=False)
 
             run([[item] for item in enumerate(steps)], leave, self._threads if inspect else 1)
         return batch.transfer()
@@ -152,7 +112,7 @@ class GpuCopies:
             copy_plan.chunks(batch.places, others),
         )
 
-    def _changed(self, batch: _Batch, direct: list[Piece], lane: Lane, marks: Marks) -> list[Piece]:
+    def _changed(self, batch: _Batch, direct: list[Piece], lane: CudaLane, marks: Marks) -> list[Piece]:
         """The chunks that the arena does not have yet, found by one launch over all."""
         marked = [piece for piece in direct if batch.can_be_marked(piece, self._pack_bytes)]
         if not marked:
@@ -170,7 +130,7 @@ class GpuCopies:
         return [piece for piece in direct if piece not in known]
 
     def _steps(
-        self, batch: _Batch, packed: list[Packed], direct: list[Piece], lanes: Sequence[Lane]
+        self, batch: _Batch, packed: list[Packed], direct: list[Piece], lanes: Sequence[CudaLane]
     ) -> list[_Step]:
         """What is queued, in this order; the step of number n goes to lane n modulo their number."""
         steps: list[_Step] = [*packed]
@@ -215,7 +175,7 @@ class _Batch:
             for piece in pieces:
                 inspect(piece.offset, self._arena[piece.offset : piece.offset + piece.nbytes])
 
-    def reserve_staging(self, lanes: Sequence[Lane], nbytes: int) -> bool:
+    def reserve_staging(self, lanes: Sequence[CudaLane], nbytes: int) -> bool:
         """A buffer for each of these lanes, or for none."""
         for lane in lanes:
             buffer = lane.staging(nbytes)
@@ -225,29 +185,26 @@ class _Batch:
             self._staging[id(lane)] = buffer
         return True
 
-    def queue_out(self, lane: Lane, step: _Step) -> None:
-        if isinstance(step, Packed):
-            staging = self._staging[id(lane)]
-            lane.gather(self._table(step), staging)
-            for offset, staged, nbytes in self._apart(step.spans):
-                lane.copy(self._bytes[offset : offset + nbytes], staging[staged : staged + nbytes])
-            self._count_packed(step)
+    def queue(self, lane: CudaLane, step: _Step, *, out: bool) -> None:
+        """Have the lane carry a step from the device into the arena, or (not ``out``) back."""
+        if isinstance(step, list):
+            for piece in self._copies_of(step):
+                ends = self._in_arena(piece), self._on_device(piece)
+                lane.copy(*(ends if out else reversed(ends)))
+                self._copies += 1
             return
-        for piece in self._copies_of(step):
-            lane.copy(self._in_arena(piece), self._on_device(piece))
-            self._copies += 1
-
-    def queue_in(self, lane: Lane, step: _Step) -> None:
-        if isinstance(step, Packed):
-            staging = self._staging[id(lane)]
-            for offset, staged, nbytes in self._apart(step.spans):
-                lane.copy(staging[staged : staged + nbytes], self._bytes[offset : offset + nbytes])
-            lane.scatter(self._table(step), staging)
-            self._count_packed(step)
-            return
-        for piece in self._copies_of(step):
-            lane.copy(self._on_device(piece), self._in_arena(piece))
-            self._copies += 1
+        staging = self._staging[id(lane)]
+        table = [(self.address(piece), staged, piece.nbytes) for piece, staged in step.staged()]
+        if out:
+            lane.launch("gather", table, staging)
+        for offset, staged, nbytes in self._apart(step.spans):
+            ends = self._bytes[offset : offset + nbytes], staging[staged : staged + nbytes]
+            lane.copy(*(ends if out else reversed(ends)))
+        if not out:
+            lane.launch("scatter", table, staging)
+        self._copies += len(step.spans)
+        self._packed_bytes += sum(piece.nbytes for piece in step.pieces)
+        self.launches += 1
 
     def _copies_of(self, block: list[Piece]) -> Iterator[Piece]:
         """The fewest copies that move a block, none of them across two page-locks."""
@@ -266,14 +223,6 @@ class _Batch:
         paths["direct"] = nbytes - sum(paths.values())
         paths = {path: nbytes for path, nbytes in paths.items() if nbytes}
         return Transfer(paths, self._copies, self.launches, tuple(self.fallbacks))
-
-    def _table(self, step: Packed) -> Pieces:
-        return [(self.address(piece), staged, piece.nbytes) for piece, staged in step.staged()]
-
-    def _count_packed(self, step: Packed) -> None:
-        self._copies += len(step.spans)
-        self._packed_bytes += sum(piece.nbytes for piece in step.pieces)
-        self.launches += 1
 
     def _in_arena(self, piece: Piece) -> torch.Tensor:
         return self._bytes[piece.offset : piece.offset + piece.nbytes]
@@ -295,7 +244,7 @@ def bytes_of_storage(storage: torch.UntypedStorage) -> torch.Tensor:
 
 
 @contextmanager
-def _settled(lanes: Sequence[Lane]) -> Iterator[Sequence[Lane]]:
+def _settled(lanes: Sequence[CudaLane]) -> Iterator[Sequence[CudaLane]]:
     """Leave only when nothing is under way on any lane, whatever arrives meanwhile; that is raised then."""
     try:
         yield lanes

@@ -1,12 +1,11 @@
-"""A GPU as a device: the copy engines move storages between the caching allocator and page-locked memory."""
+"""GPUs as a device: copy engines move storages between the caching allocator and page-locked memory."""
 
 from __future__ import annotations
 
-import functools
 import os
-from collections.abc import Callable, Iterator, Sequence, Set
-from contextlib import contextmanager, suppress
-from dataclasses import replace
+from collections.abc import Callable, Sequence, Set
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -36,53 +35,60 @@ _PORTABLE = 1
 
 
 class CudaDevice(Device):
-    """``cuda:N`` by the tensor route.
+    """``cuda:N`` by the tensor route, or ``cuda:0+1``: the GPUs over which one process has divided its model.
 
     CUDA begins when the script begins it: before that a process may fork, choose an allocator or what is
     visible, and has no memory to take away. Storages come back at other addresses, so whatever baked
     addresses in (captured CUDA graphs, pointers handed to other libraries by DLPack) does not survive; live
     CUDA graphs are refused by name.
 
+    Of several GPUs the first one stands for all where there can be only one, and is where the process
+    computes unless its script says otherwise. All copy at the same time. A state on several does not move.
+
     Raises
     ------
     EnvironmentUnusableError
-        If torch sees no such GPU.
+        If torch does not see all of these GPUs.
     """
-
-    #: PCIe and NVLink carry both directions, each by a copy engine of its own.
-    duplex = True
 
     def __init__(self, name: DeviceName) -> None:
         count = runtime_calls.count_gpus()
-        self._index = name.index or 0
-        if count is not None and self._index >= count:
+        self._gpus = name.indices
+        self._first = name.indices[0]
+        if count is not None and max(self._gpus) >= count:
             raise EnvironmentUnusableError(
                 f"{name} does not exist: torch {torch.__version__} sees {count} CUDA devices",
                 "run `gpuslice doctor`, or use the device cpu",
             )
         self.name = name
-        self.torch_device = torch.device("cuda", self._index)
+        self.torch_device = torch.device("cuda", self._first)
+        #: PCIe and NVLink carry both directions, each by a copy engine of its own.
+        self.duplex = not name.further
         self.obstacles = {torch.cuda.CUDAGraph: "a captured CUDA graph holds addresses; use the route vmm"}
-        self._engine = CudaEngine(self._index)
-        self._copies = GpuCopies(self._engine, _threads())
+        self._engines = {gpu: CudaEngine(gpu) for gpu in self._gpus}
         self._made_on: dict[int, int] = {}
         #: Streams by address, while nothing that could change them has happened since `regions`.
         self._streams: dict[int, int] | None = None
 
     @property
     def memory_node(self) -> int | None:
-        """Asked once CUDA is in use: to ask is to begin that."""
+        """Of all GPUs if it is the same one. Asked once CUDA is in use: to ask is to begin that."""
         if not runtime_calls.has_begun():
             return None
-        return node_of_gpu(str(torch.cuda.get_device_properties(self._index).uuid))
+        nodes = {node_of_gpu(uuid) for uuid in self._uuids()}
+        return nodes.pop() if len(nodes) == 1 else None
+
+    def _uuids(self) -> list[str]:
+        return [str(torch.cuda.get_device_properties(gpu).uuid) for gpu in self._gpus]
 
     def pin(self) -> None:
-        runtime_calls.compute_on(self._index)
+        runtime_calls.compute_on(self._first)
 
     def synchronize(self) -> None:
         self._streams = None
         if runtime_calls.has_begun():
-            torch.cuda.synchronize(self._index)
+            for gpu in self._gpus:
+                torch.cuda.synchronize(gpu)
 
     def check_idle(self) -> None:
         if runtime_calls.has_begun() and torch.cuda.is_current_stream_capturing():
@@ -91,26 +97,37 @@ class CudaDevice(Device):
             )
 
     def owns(self, storage: torch.UntypedStorage) -> bool:
-        return storage.device == self.torch_device
+        return storage.device.type == "cuda" and storage.device.index in self._gpus
 
     def memory(self) -> DeviceMemory:
+        """The sums over all GPUs; of an allocator that keeps no count, at most all that is used is ours."""
         if not runtime_calls.has_begun():
             return DeviceMemory(0, 0, 0, 0)  # of its own it has none, and to ask for the rest is to begin
-        free_bytes, total_bytes = torch.cuda.mem_get_info(self._index)
-        used_bytes = total_bytes - free_bytes
-        allocated_bytes = allocator_memory.statistics(lambda: torch.cuda.memory_allocated(self._index))
-        reserved_bytes = allocator_memory.statistics(lambda: torch.cuda.memory_reserved(self._index))
-        # Of an allocator that keeps no count, at most all that is used is this process's.
+        found = [torch.cuda.mem_get_info(gpu) for gpu in self._gpus]
+        total_bytes = sum(total for _, total in found)
+        used_bytes = total_bytes - sum(free for free, _ in found)
+        allocated_bytes, reserved_bytes = map(self._counted, ("memory_allocated", "memory_reserved"))
         return DeviceMemory(
-            total_bytes,
-            used_bytes,
-            allocated_bytes,
-            used_bytes if reserved_bytes is None else reserved_bytes,
+            total_bytes, used_bytes, allocated_bytes, used_bytes if reserved_bytes is None else reserved_bytes
         )
+
+    def _counted(self, statistic: str) -> int | None:
+        """A function of ``torch.cuda`` for all GPUs; ``None`` of an allocator that keeps no count."""
+        ask = getattr(torch.cuda, statistic)
+        counts = [allocator_memory.statistics(partial(ask, gpu)) for gpu in self._gpus]
+        return None if None in counts else sum(counts)
 
     def held(self, gone_bytes: int) -> dict[str, int]:
         """What is not the allocator's only NVML tells, which may not know this process in a container."""
-        return kept_by([self._index], gone_bytes)
+        if not runtime_calls.has_begun():
+            return {}
+        kept_bytes = max(0, (self._counted("memory_reserved") or 0) - gone_bytes)
+        pools_bytes = 0 if gone_bytes else allocator_memory.graph_pools_bytes(self._gpus)
+        found = {"graph_pools": pools_bytes, "allocator": max(0, kept_bytes - pools_bytes)}
+        of_process = [own_bytes(uuid) for uuid in self._uuids()]
+        if None not in of_process:
+            found["context_and_libraries"] = max(0, sum(nbytes or 0 for nbytes in of_process) - kept_bytes)
+        return {what: nbytes for what, nbytes in found.items() if nbytes}
 
     def holds(self, storages: Sequence[torch.UntypedStorage], *, fixed: Set[int], alone: bool) -> list[Hold]:
         """``fixed`` is ignored: on a GPU it means autograd or DDP, and both go through the storage."""
@@ -122,7 +139,7 @@ class CudaDevice(Device):
 
     def regions(self, storages: Sequence[torch.UntypedStorage]) -> list[int]:
         """By the allocator's segments, which ``empty_cache`` gives back whole, but for expandable ones."""
-        found = allocator_memory.segments(self._index)
+        found = allocator_memory.segments(self._gpus)
         self._streams = _streams_by_address(found)  # for the portions that will be freed
         segments = [
             (segment["address"], segment["total_size"])
@@ -134,33 +151,43 @@ class CudaDevice(Device):
     def copy_out(
         self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None, marks: Marks | None = None
     ) -> Transfer:
-        on_host, here = _by_place(pairs)
-        by_host = copies.copy_out(on_host, arena, inspect, _threads())
-        if not here:
-            return by_host
-        with runtime_calls.on_gpu(self._index):
-            copied = self._copies.copy_out(here, arena, inspect, marks)
-        return by_host + self._noting_locks(copied, arena)
+        def by_gpu(gpu: GpuCopies, its: Pairs) -> Transfer:
+            return gpu.copy_out(its, arena, inspect, marks)
+
+        by_host = copies.copy_out(_on_host(pairs), arena, inspect, _threads())
+        return by_host + self._by_gpus(pairs, arena, by_gpu)
 
     def copy_in(self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None) -> Transfer:
-        on_host, here = _by_place(pairs)
-        by_host = copies.copy_in(on_host, arena, inspect, _threads())
-        if not here:
-            return by_host
-        with runtime_calls.on_gpu(self._index):
-            copied = self._copies.copy_in(here, arena, inspect)
-        return by_host + self._noting_locks(copied, arena)
+        def by_gpu(gpu: GpuCopies, its: Pairs) -> Transfer:
+            return gpu.copy_in(its, arena, inspect)
 
-    def _noting_locks(self, transfer: Transfer, arena: memoryview) -> Transfer:
-        problem = LOCKS.problem(view_address(arena), arena.nbytes) if transfer.copies else ""
-        if not problem:
-            return transfer
-        return replace(transfer, fallbacks=(*transfer.fallbacks, f"the arena is not page-locked: {problem}"))
+        by_host = copies.copy_in(_on_host(pairs), arena, inspect, _threads())
+        return by_host + self._by_gpus(pairs, arena, by_gpu)
+
+    def _by_gpus(
+        self, pairs: Pairs, arena: memoryview, copy: Callable[[GpuCopies, Pairs], Transfer]
+    ) -> Transfer:
+        """Every GPU's storages by a thread of its own, which waits for it; returns when all are at rest."""
+        its_pairs: dict[int, list[tuple[torch.UntypedStorage, int]]] = {}
+        for pair in pairs:
+            if pair[0].device.type == "cuda":
+                its_pairs.setdefault(pair[0].device.index, []).append(pair)
+        done: list[Transfer] = []
+
+        def work(part: tuple[int, Pairs]) -> None:
+            gpu, its = part
+            with runtime_calls.on_gpu(gpu):
+                done.append(copy(GpuCopies(self._engines[gpu], _threads()), its))
+
+        copies.run([[part] for part in its_pairs.items()], work, len(its_pairs))
+        problem = LOCKS.problem(view_address(arena), arena.nbytes) if any(one.copies for one in done) else ""
+        notes = (f"the arena is not page-locked: {problem}",) if problem else ()
+        return sum(done, Transfer()) + Transfer(fallbacks=notes)
 
     def free(self, storages: Sequence[torch.UntypedStorage]) -> None:
         streams = self._streams
         if storages and streams is None:
-            streams = _streams_by_address(allocator_memory.segments(self._index))
+            streams = _streams_by_address(allocator_memory.segments(self._gpus))
         for storage in storages:
             if storage.nbytes():
                 self._made_on[storage._cdata] = (streams or {}).get(storage.data_ptr(), 0)
@@ -170,52 +197,38 @@ class CudaDevice(Device):
         self._streams = None
         freed = [(storage, nbytes) for storage, nbytes in pairs if storage.nbytes() != nbytes]
         # One stream after the other: to enter a stream costs more than a small allocation.
-        by_stream: dict[int, list[tuple[torch.UntypedStorage, int]]] = {}
+        by_stream: dict[tuple[int, int], list[tuple[torch.UntypedStorage, int]]] = {}
         for storage, nbytes in freed:
-            by_stream.setdefault(self._made_on.get(storage._cdata, 0), []).append((storage, nbytes))
+            place = storage.device.index, self._made_on.get(storage._cdata, 0)
+            by_stream.setdefault(place, []).append((storage, nbytes))
 
-        with self._all_or_none([storage for storage, _ in freed], [nbytes for _, nbytes in pairs]):
-            for pointer, those in by_stream.items():
-                with self._on_stream(pointer):
-                    self._fill(those)
+        def give_back() -> None:
+            for storage, _ in freed:
+                storage.resize_(0)
+            self.release_caches()
+
+        gpu = self._first
+        try:
+            with undone_by(give_back, f"taking memory of {self.name}"):
+                for (gpu, pointer), those in by_stream.items():
+                    with _on_stream(gpu, pointer):
+                        allocator_memory.fill_up(those)
+        except torch.OutOfMemoryError as error:
+            needed_bytes = sum(nbytes for storage, nbytes in pairs if storage.device.index == gpu)
+            raise allocator_memory.lack_of_memory(gpu, needed_bytes) from error
         for storage, _ in freed:
             self._made_on.pop(storage._cdata, None)
 
-    def _fill(self, wanted: Sequence[tuple[torch.UntypedStorage, int]]) -> None:
-        sizes = [nbytes for _, nbytes in wanted]
-        allocator_memory.fill_up(sizes, self.torch_device, lambda at: wanted[at][0].resize_(sizes[at]))
-
     def allocate(self, sizes: Sequence[int]) -> list[torch.UntypedStorage]:
-        made: list[torch.UntypedStorage] = []
-
-        def take(position: int) -> None:
-            made.append(torch.UntypedStorage(sizes[position], device=self.torch_device))  # type: ignore[no-untyped-call]
-
-        with self._all_or_none(made, sizes):
-            allocator_memory.fill_up(sizes, self.torch_device, take)
-        return made
-
-    @contextmanager
-    def _all_or_none(self, storages: list[torch.UntypedStorage], sizes: Sequence[int]) -> Iterator[None]:
-        """If the block fails, none of these has memory afterwards."""
-        try:
-            with undone_by(lambda: self.give_back(storages), f"taking memory of {self.name}"):
-                yield
-        except torch.OutOfMemoryError as error:
-            raise allocator_memory.lack_of_memory(str(self.name), self._index, sizes) from error
-
-    def give_back(self, storages: Sequence[torch.UntypedStorage]) -> None:
-        """Undo a `reserve` of these storages."""
-        for storage in storages:
-            storage.resize_(0)
-        self.release_caches()
+        self._made_on.clear()  # of a state that has left for another device: its keys may come again
+        return super().allocate(sizes)
 
     def release_caches(self, *, workspaces: bool = True) -> None:
         """Workspaces are cuBLAS's, which live in the caching allocator per handle and stream."""
         if runtime_calls.has_begun():
             if workspaces:
                 torch._C._cuda_clearCublasWorkspaces()
-            with torch.cuda.device(self._index):
+            with torch.cuda.device(self._first):
                 torch.cuda.empty_cache()
 
     @property
@@ -226,22 +239,18 @@ class CudaDevice(Device):
         """Also loads the kernels: whoever warms an arena up warms up the first copy with it."""
         if not runtime_calls.has_begun():
             return False
-        self._engine.kernels_missing()
-        return LOCKS.take(_Runtime(self._index), view_address(arena), arena.nbytes)
+        for engine in self._engines.values():
+            engine.kernels_missing()
+        return LOCKS.take(_Runtime(self._first), view_address(arena), arena.nbytes)
 
     def unregister(self, arena: memoryview) -> None:
-        LOCKS.release(_Runtime(self._index), view_address(arena))
+        LOCKS.release(_Runtime(self._first), view_address(arena))
 
     def rng_state(self) -> torch.Tensor | None:
-        return torch.cuda.get_rng_state(self._index) if runtime_calls.has_begun() else None
+        return torch.cuda.get_rng_state(self._first) if runtime_calls.has_begun() else None
 
     def set_rng_state(self, state: torch.Tensor) -> None:
-        torch.cuda.set_rng_state(state, self._index)
-
-    def _on_stream(self, pointer: int) -> torch.cuda.StreamContext:
-        if pointer == 0:
-            return torch.cuda.stream(torch.cuda.default_stream(self._index))
-        return torch.cuda.stream(torch.cuda.ExternalStream(pointer, self._index))  # type: ignore[no-untyped-call]
+        torch.cuda.set_rng_state(state, self._first)
 
 
 class _Runtime:
@@ -260,9 +269,7 @@ class _Runtime:
         try:
             with runtime_calls.on_gpu(self._index):
                 return self._cleared(function())
-        except (
-            RuntimeError
-        ) as error:  # this process cannot use the GPU any more, after an error of its script
+        except RuntimeError as error:  # after an error of its script the process cannot use the GPU any more
             return int(getattr(error, "error_code", _UNKNOWN))
 
     def _cleared(self, code: object) -> int:
@@ -275,20 +282,10 @@ class _Runtime:
         return int(number)
 
 
-def kept_by(gpus: Sequence[int], gone_bytes: int) -> dict[str, int]:
-    """What a parked process keeps of these GPUs together, see ``Device.held``."""
-    if not runtime_calls.has_begun():
-        return {}
-    reserved = [
-        allocator_memory.statistics(functools.partial(torch.cuda.memory_reserved, gpu)) for gpu in gpus
-    ]
-    kept_bytes = max(0, sum(nbytes or 0 for nbytes in reserved) - gone_bytes)
-    pools_bytes = 0 if gone_bytes else sum(map(allocator_memory.graph_pools_bytes, gpus))
-    found = {"graph_pools": pools_bytes, "allocator": max(0, kept_bytes - pools_bytes)}
-    of_process = [own_bytes(str(torch.cuda.get_device_properties(gpu).uuid)) for gpu in gpus]
-    if None not in of_process:
-        found["context_and_libraries"] = max(0, sum(nbytes or 0 for nbytes in of_process) - kept_bytes)
-    return {what: nbytes for what, nbytes in found.items() if nbytes}
+def _on_stream(gpu: int, pointer: int) -> torch.cuda.StreamContext:
+    if pointer == 0:
+        return torch.cuda.stream(torch.cuda.default_stream(gpu))
+    return torch.cuda.stream(torch.cuda.ExternalStream(pointer, gpu))  # type: ignore[no-untyped-call]
 
 
 def _streams_by_address(segments: Sequence[dict[str, Any]]) -> dict[int, int]:
@@ -332,10 +329,8 @@ def together(holds: Sequence[Hold], ranges: Sequence[tuple[int, int]]) -> list[H
     ]
 
 
-def _by_place(pairs: Pairs) -> tuple[Pairs, Pairs]:
-    """Those of the host, and those of a GPU."""
-    on_host = [pair for pair in pairs if pair[0].device.type == "cpu"]
-    return on_host, [pair for pair in pairs if pair[0].device.type != "cpu"]
+def _on_host(pairs: Pairs) -> Pairs:
+    return [pair for pair in pairs if pair[0].device.type == "cpu"]
 
 
 def _threads() -> int:

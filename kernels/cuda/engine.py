@@ -1,4 +1,4 @@
-"""The streams and kernels of one GPU, for ``gpu_copies``."""
+"""The streams and kernels of one GPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import torch
 from gpuslice.errors import EnvironmentUnusableError
 
 from . import runtime_calls
-from .copies import Lane
 from .kernels import GpuKernels, Pieces, combine, table
 
 #: A GPU has one copy engine per direction; a second stream hides the gap between one copy and the next.
@@ -19,7 +18,7 @@ _LANES = 2
 
 
 class CudaLane:
-    """A stream during one copy."""
+    """A stream during one copy: what is queued on it happens in order, and later."""
 
     def __init__(self, stream: torch.cuda.Stream, engine: CudaEngine) -> None:
         self._stream = stream
@@ -32,7 +31,9 @@ class CudaLane:
             target.copy_(source, non_blocking=True)
 
     def staging(self, nbytes: int) -> torch.Tensor | None:
-        """Zeroed, so that what is copied along between two storages says nothing about anybody's memory.
+        """Device memory for this lane's use, or ``None`` if too little is free.
+
+        Zeroed, so that what is copied along between two storages says nothing about anybody's memory.
 
         It is the calling thread's stream that allocates: what this lane's stream had allocated, the job could
         not use afterwards. It is dropped when the lane has come to rest.
@@ -46,23 +47,18 @@ class CudaLane:
         with torch.cuda.stream(self._stream):
             return buffer.zero_()
 
-    def gather(self, pieces: Pieces, staging: torch.Tensor) -> None:
-        self._launch("gather", pieces, staging)
-
-    def scatter(self, pieces: Pieces, staging: torch.Tensor) -> None:
-        with runtime_calls.outside_captures():
-            self._launch("scatter", pieces, staging)
-
     def marks(self, pieces: Pieces) -> list[int] | None:
+        """Marks of pieces of device memory, waited for; ``None`` if too little memory is free for that."""
         try:
             with torch.cuda.stream(self._stream):
                 words = torch.zeros(2 * len(pieces), dtype=torch.int64, device=self._stream.device)
-                self._launch("mark", pieces, words)
+                self.launch("mark", pieces, words)
                 return combine(words.cpu().numpy().view(np.uint64))
         except torch.OutOfMemoryError:
             return None
 
     def flag(self) -> Callable[[], None]:
+        """A function that returns when all that is queued by now is over."""
         # Blocking, not spinning: the host's cores are other jobs', too.
         event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         event.record(self._stream)
@@ -71,9 +67,10 @@ class CudaLane:
     def wait(self) -> None:
         self._stream.synchronize()
 
-    def _launch(self, name: str, pieces: Pieces, target: torch.Tensor) -> None:
+    def launch(self, name: str, pieces: Pieces, target: torch.Tensor) -> None:
+        """Queue a kernel over pieces of device memory, see `GpuKernels.launch`."""
         self._tables.append(torch.from_numpy(table(pieces)))
-        with torch.cuda.stream(self._stream):
+        with runtime_calls.outside_captures(), torch.cuda.stream(self._stream):
             rows = self._tables[-1].to(self._stream.device, non_blocking=True)
             self._engine.kernels.launch(
                 name, rows.data_ptr(), pieces, target.data_ptr(), self._stream.cuda_stream
@@ -96,7 +93,8 @@ class CudaEngine:
         self._kernels: GpuKernels | None = None
         self._missing: str | None = None
 
-    def lanes(self) -> Sequence[Lane]:
+    def lanes(self) -> Sequence[CudaLane]:
+        """The lanes of one copy; what they do comes after all that the calling thread has queued so far."""
         with self._lock:
             if not self._streams:
                 self._streams = [runtime_calls.make_stream(self._index) for _ in range(_LANES)]
@@ -113,7 +111,10 @@ class CudaEngine:
         return self._kernels
 
     def kernels_missing(self) -> str:
-        """Also loads them: before the first copy, or it takes as long as CuPy takes to compile."""
+        """Why there are no kernels, or an empty string.
+
+        Also loads them: before the first copy, or that takes as long as CuPy takes to compile.
+        """
         with self._lock:
             if self._missing is None:
                 self._missing = self._load()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from queue import SimpleQueue
@@ -114,32 +113,15 @@ def run(batches: Iterable[Sequence[_Work]], work: Callable[[_Work], None], threa
         The first failure, of whichever thread. Then, too, none of them is at work any more.
     """
     # Listed first: what the iterator refuses is refused before anything is written.
-    todo = deque(batches)
-    failures: list[BaseException] = []
+    todo = list(batches)
 
-    def labour() -> None:
-        try:
-            while not failures:
-                try:
-                    batch = todo.popleft()
-                except IndexError:
-                    return
-                for piece in batch:
-                    work(piece)
-        except BaseException as error:  # noqa: BLE001 - raised again by the caller's thread
-            failures.append(error)
+    def work_through(batch: Sequence[_Work]) -> None:
+        for piece in batch:
+            work(piece)
 
-    crew = _others(labour, min(threads, len(todo)))
-    try:
-        with suppress(RuntimeError):  # the system gives no more threads; fewer do the same, later
-            for thread in crew:
-                thread.start()
-        labour()
-    except BaseException as error:  # noqa: BLE001 - raised below, when the others have stopped
-        failures.append(error)
-    _wait_for(crew, failures)
-    if failures:
-        raise failures[0]
+    with at_work(work_through, min(threads, len(todo))) as hand_over:
+        for batch in todo:
+            hand_over(batch)
 
 
 @contextmanager
@@ -161,8 +143,12 @@ def at_work(work: Callable[[_Work], None], threads: int) -> Iterator[Callable[[_
                     work(*given)
                 except BaseException as error:  # noqa: BLE001 - raised again by the caller's thread
                     failures.append(error)
+        pieces.put(None)  # for the next one
 
-    crew = _others(labour, threads)
+    crew = [
+        threading.Thread(target=labour, name=f"gpuslice-copy-{number}", daemon=True)
+        for number in range(1, min(threads, _MAX_THREADS))
+    ]
     try:
         with suppress(RuntimeError):  # the system gives no more threads; fewer do the same, later
             for thread in crew:
@@ -170,36 +156,20 @@ def at_work(work: Callable[[_Work], None], threads: int) -> Iterator[Callable[[_
         yield lambda piece: pieces.put((piece,))
     except BaseException as error:  # noqa: BLE001 - raised below, when the others have stopped
         failures.append(error)
-    for _ in range(len(crew) + 1):
-        pieces.put(None)
-    try:
-        labour()  # the caller's thread, too
-    except BaseException as error:  # noqa: BLE001 - raised below, when the others have stopped
-        failures.append(error)
-    _wait_for(crew, failures)
-    if failures:
-        raise failures[0]
-
-
-def _others(work: Callable[[], object], threads: int) -> list[threading.Thread]:
-    """Threads that are to do ``work`` beside the calling one, which is one of ``threads``; not begun yet."""
-    return [
-        threading.Thread(target=work, name=f"gpuslice-copy-{number}", daemon=True)
-        for number in range(1, min(threads, _MAX_THREADS))
-    ]
-
-
-def _wait_for(crew: Sequence[threading.Thread], failures: list[BaseException]) -> None:
-    """Return when all have ended, whatever arrives meanwhile; that is noted as a failure.
-
-    A thread without an ident has not begun. If it still will (its start was interrupted, which is a failure
-    noted by now), it sees the failure before it touches anything.
-    """
     while True:
         try:
+            pieces.put(None)
+            labour()  # the caller's thread, too
             for thread in crew:
+                # Without an ident it has not begun. If it still will (its start was interrupted, which is a
+                # failure noted by now), it sees the failure before it touches anything.
                 if thread.ident is not None:
                     thread.join()
-            return
-        except BaseException as error:  # noqa: BLE001 - raised by the caller afterwards
+            break
+        except BaseException as error:  # noqa: BLE001 - raised below, when the others have stopped
             failures.append(error)
+    if failures:
+        try:
+            raise failures[0]
+        finally:
+            failures.clear()  # or the failure would keep its own frames alive, and what they refer to

@@ -128,11 +128,6 @@ class CpuDevice(Device):
         except RuntimeError as error:
             raise _refused(self.name, missing_bytes) from error
 
-    def allocate(self, sizes: Sequence[int]) -> list[torch.UntypedStorage]:
-        storages = [torch.UntypedStorage(0, device=self.torch_device) for _ in sizes]  # type: ignore[no-untyped-call]
-        self.reserve(list(zip(storages, sizes, strict=True)))
-        return storages
-
     def release_caches(self, *, workspaces: bool = True) -> None:
         trim()
 

@@ -19,7 +19,6 @@ import pytest
 import torch
 
 from gpuslice.kernels.cuda import kernels
-from gpuslice.kernels.cuda.copies import Lane
 from gpuslice.kernels.cuda.kernels import Pieces, combine, grid_for, table
 
 from ..patience import PATIENCE_S
@@ -59,11 +58,8 @@ class HostLane:
             return None
         return torch.zeros(nbytes, dtype=torch.uint8)
 
-    def gather(self, pieces: Pieces, staging: torch.Tensor) -> None:
-        self._queue.append(lambda: self._launch("host_gather", pieces, staging.data_ptr()))
-
-    def scatter(self, pieces: Pieces, staging: torch.Tensor) -> None:
-        self._queue.append(lambda: self._launch("host_scatter", pieces, staging.data_ptr()))
+    def launch(self, name: str, pieces: Pieces, target: torch.Tensor) -> None:
+        self._queue.append(lambda: self._launch(f"host_{name}", pieces, target.data_ptr()))
 
     def marks(self, pieces: Pieces) -> list[int] | None:
         if not self._engine.free_bytes:
@@ -131,7 +127,7 @@ class HostEngine:
         self.on_copy: Callable[[], object] = lambda: None
         self._count = lanes
 
-    def lanes(self) -> Sequence[Lane]:
+    def lanes(self) -> Sequence[HostLane]:
         return [HostLane(self) for _ in range(self._count)]
 
     def kernels_missing(self) -> str:

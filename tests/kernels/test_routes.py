@@ -8,8 +8,7 @@ import pytest
 from gpuslice.errors import EnvironmentUnusableError
 from gpuslice.kernels import routes
 from gpuslice.kernels.nvml import Driver, Gpu
-from gpuslice.kernels.routes import Ground, choose, verdicts
-from gpuslice.kernels.torchbuild import TorchBuild, installed_torch, read_version_file
+from gpuslice.kernels.routes import Ground, TorchBuild, choose, installed_torch, read_version_file, verdicts
 from gpuslice.kernels.vmm import shim
 from gpuslice.types import DeviceName, Route
 

@@ -20,34 +20,6 @@ from gpuslice.types import Route
 from ..harness import FaultyDevice, Job, SpyGate
 
 
-class PickyDevice(FaultyDevice):
-    """Refuses the storage of one tensor."""
-
-    def __init__(self, disliked: torch.Tensor) -> None:
-        super().__init__()
-        self._disliked = disliked.untyped_storage()._cdata
-
-    def holds(self, storages: Any, *, fixed: Any, alone: bool) -> list[Hold]:
-        holds = super().holds(storages, fixed=fixed, alone=alone)
-        return [
-            Hold(Way.REFUSED, "it is disliked") if storage._cdata == self._disliked else hold
-            for storage, hold in zip(storages, holds, strict=True)
-        ]
-
-
-def test_a_refusal_names_the_parameter_and_touches_nothing(store: JobStore, job: Job) -> None:
-    device = PickyDevice(job.model[0].weight)
-    with pytest.raises(SuspendRefusedError, match=r"Sequential\.0\.weight \(float32 \[200, 100\]\)"):
-        Switch(device, store).suspend(boundary=1)
-    assert "copy_out" not in device.calls
-
-
-def test_a_refusal_names_a_variable(store: JobStore) -> None:
-    holder = {"hidden_state": torch.ones(10)}
-    with pytest.raises(SuspendRefusedError, match="hidden_state"):
-        Switch(PickyDevice(holder["hidden_state"]), store).suspend(boundary=1)
-
-
 class OnAnotherGpu(torch.UntypedStorage):
     """The host's memory, but it says that it is elsewhere."""
 

@@ -9,8 +9,7 @@ import pytest
 from gpuslice.config import Settings
 from gpuslice.kernels import routes
 from gpuslice.kernels.nvml import Driver, Gpu
-from gpuslice.kernels.routes import Ground
-from gpuslice.kernels.torchbuild import TorchBuild
+from gpuslice.kernels.routes import Ground, TorchBuild
 from gpuslice.launch.command import with_route
 from gpuslice.launch.graph_use import find_graph_use
 

@@ -10,8 +10,7 @@ from gpuslice.cli import doctor
 from gpuslice.config import Settings
 from gpuslice.errors import EnvironmentUnusableError
 from gpuslice.kernels.nvml import Driver, Gpu
-from gpuslice.kernels.routes import Ground
-from gpuslice.kernels.torchbuild import TorchBuild
+from gpuslice.kernels.routes import Ground, TorchBuild
 from gpuslice.launch import diagnosis, measured_rates
 from gpuslice.launch.measured_rates import Measured, Outcome, Peer, Rates
 

@@ -34,10 +34,11 @@ def test_nothing_is_in_no_segment() -> None:
     assert in_segments([]) == []
 
 
-def test_every_position_is_taken_once_in_order() -> None:
-    taken: list[int] = []
-    fill_up([5, 6, 20 * MIB, 7], HOST, taken.append)
-    assert taken == [0, 1, 2, 3]
+def test_every_storage_gets_its_size() -> None:
+    sizes = [5, 6, 20 * MIB, 7]
+    wanted = [(torch.UntypedStorage(0), nbytes) for nbytes in sizes]
+    fill_up(wanted)
+    assert [storage.nbytes() for storage, _ in wanted] == sizes
 
 
 def test_an_allocator_without_counts_has_none() -> None:
@@ -95,9 +96,9 @@ class TestOnAGpu:
         storages = [torch.UntypedStorage(nbytes, device=device.torch_device) for nbytes in sizes]
         device.free(storages)
         device.release_caches()
-        before = len(allocator_memory.segments(0))
+        before = len(allocator_memory.segments([0]))
         device.reserve(list(zip(storages, sizes, strict=True)))
-        assert len(allocator_memory.segments(0)) - before == 1
+        assert len(allocator_memory.segments([0])) - before == 1
 
     def test_a_view_that_went_through_another_library_keeps_what_it_shows(self) -> None:
         device = open_device(DeviceName.parse("cuda:0"))

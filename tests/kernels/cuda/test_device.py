@@ -78,7 +78,7 @@ def test_a_storage_comes_back_on_the_stream_it_was_made_on(device: CudaDevice) -
     device.free([storage])
     device.release_caches()
     device.reserve([(storage, 32 * MIB)])
-    made_on = _streams_by_address(allocator_memory.segments(0))
+    made_on = _streams_by_address(allocator_memory.segments([0]))
     assert made_on[storage.data_ptr()] == stream.cuda_stream
 
 
@@ -170,7 +170,7 @@ def test_marks_are_those_of_the_reference(device: CudaDevice, locked: Locked) ->
 def test_without_kernels_everything_is_copied_and_it_is_said(
     device: CudaDevice, locked: Locked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(device._engine, "_missing", "the GPU kernels need CuPy")
+    monkeypatch.setattr(device._engines[0], "_missing", "the GPU kernels need CuPy")
     tensors, pairs, arena = locked
     out = device.copy_out(pairs, arena, None, Remembered())
     assert out.paths == {"direct": sum(SIZES)}

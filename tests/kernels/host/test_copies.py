@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import threading
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -99,6 +101,27 @@ def test_an_interrupt_waits_until_no_thread_touches_the_memory() -> None:
     assert count >= 1
     assert not [t for t in threading.enumerate() if t.name.startswith("gpuslice-copy")]
     assert len(ended) == count
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_failure_keeps_nothing_alive(threads: int) -> None:
+    class Held:
+        pass
+
+    def fail(_: int) -> None:
+        held = Held()
+        seen.append(weakref.ref(held))
+        raise LookupError
+
+    seen: list[weakref.ref[Held]] = []
+    gc.disable()
+    try:
+        with pytest.raises(LookupError) as caught:
+            copies.run([[0]], fail, threads)
+        del caught
+        assert seen[0]() is None
+    finally:
+        gc.enable()
 
 
 def test_without_more_threads_the_caller_does_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
