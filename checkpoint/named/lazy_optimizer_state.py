@@ -14,7 +14,7 @@ import sys
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -33,7 +33,7 @@ _THREAD = "gpuslice-lazy"
 class Away(Protocol):
     """State that is about to be brought back (``capture_plan.CapturePlan``)."""
 
-    def freed(self, at_least_bytes: int) -> Mapping[int, int]: ...
+    def freed(self, at_least_bytes: int) -> Collection[int]: ...
 
 
 class StreamTimes(Protocol):

@@ -10,14 +10,14 @@ from typing import ClassVar, cast
 import msgspec
 import torch
 
-from gpuslice.checkpoint.format.layout import Layout
+from gpuslice.checkpoint.format.layout import Layout, StorageSpec
 from gpuslice.checkpoint.named.snapshot_tensors import tensor_spec
 from gpuslice.errors import SuspendRefusedError
 from gpuslice.kernels import Device, Way
 from gpuslice.kernels.undo import undone_by
 from gpuslice.kernels.vmm.shim import Block, Vmm
 
-from .capture_plan import CapturePlan, capture_layout
+from .capture_plan import CapturePlan, Extras
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,36 +61,22 @@ class BlockPlan(CapturePlan):
                 taken.append(gpu)
 
 
-def block_layout(shim: Vmm, device: Device) -> Layout:
-    """Blocks as the storages of a snapshot."""
-    return _layout(_blocks(shim, device), ())
-
-
-def _blocks(shim: Vmm, device: Device) -> list[Block]:
-    """All blocks, in the order of their addresses."""
-    found = (block for gpu in device.name.indices for block in shim.blocks(gpu))
-    return sorted(found, key=lambda block: block.address)
-
-
-def _layout(blocks: Sequence[Block], extras: tuple[tuple[int, str, str], ...]) -> Layout:
-    return capture_layout(
-        tuple(f"cuda:{block.device}" for block in blocks),
-        tuple(block.nbytes for block in blocks),
-        tuple(f"block at {block.address:#x}" for block in blocks),
-        extras,
-    )
-
-
 def plan_blocks(shim: Vmm, device: Device, named: Sequence[tuple[str, torch.Tensor]]) -> BlockPlan:
     """Take stock of a device's blocks, and say in which of them the named tensors are.
 
     The allocator's empty blocks are handed back first, so that they are not copied.
     """
     device.release_caches(workspaces=False)  # a captured graph goes on with those that it was captured with
-    blocks = _blocks(shim, device)
+    found = (block for gpu in device.name.indices for block in shim.blocks(gpu))
+    blocks = sorted(found, key=lambda block: block.address)
     starts = [block.address for block in blocks]
-    extras: dict[int, tuple[int, torch.UntypedStorage]] = {}
-    described: list[tuple[int, str, str]] = []
+    extras = Extras(
+        [
+            StorageSpec(block.nbytes, f"cuda:{block.device}", f"block at {block.address:#x}")
+            for block in blocks
+        ],
+        {},
+    )
     tensors = []
     for path, tensor in named:
         storage, address = tensor.untyped_storage(), tensor.data_ptr()
@@ -98,18 +84,13 @@ def plan_blocks(shim: Vmm, device: Device, named: Sequence[tuple[str, torch.Tens
         if device.owns(storage) and sid >= 0 and blocks[sid].holds(address):
             offset = (address - starts[sid]) // tensor.element_size()
             tensors.append(msgspec.structs.replace(tensor_spec(path, tensor, sid), offset=offset))
-            continue
-        if storage._cdata not in extras:
-            extras[storage._cdata] = len(blocks) + len(extras), storage
-            described.append((storage.nbytes(), str(storage.device), path))
-        tensors.append(tensor_spec(path, tensor, extras[storage._cdata][0]))
-    storages = [_storage_of(block, device) for block in blocks]
+        else:
+            tensors.append(tensor_spec(path, tensor, extras.sid_of(storage, path)))
     return BlockPlan(
-        layout=_layout(blocks, tuple(described)),
-        storages=storages,
-        keys=[storage._cdata for storage in storages],
-        ways=[Way.FREED] * len(storages),
-        extras=tuple(storage for _, storage in extras.values()),
+        layout=Layout(tuple(extras.specs)),
+        storages=[_storage_of(block, device) for block in blocks],
+        ways=[Way.FREED] * len(blocks),
+        extras=tuple(extras.storages),
         tensors=tuple(tensors),
         resident_bytes={},
         shim=shim,

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import compress, repeat, starmap
-from operator import attrgetter, is_
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -23,7 +21,6 @@ from gpuslice.kernels.transfer import Transfer
 
 from .move import check_movable
 
-_cdata = attrgetter("_cdata")
 _KNOWN = "another library knows its address"
 
 
@@ -34,9 +31,7 @@ class CapturePlan:
     Attributes
     ----------
     storages
-        Copied and emptied, in columns of the same order; one's number in the snapshot is its position.
-    keys
-        Their ``_cdata``.
+        Copied and emptied; one's number in the snapshot is its position.
     ways
         How each is emptied.
     extras
@@ -49,11 +44,15 @@ class CapturePlan:
     in_parts: ClassVar[bool] = True
     layout: Layout
     storages: Sequence[torch.UntypedStorage]
-    keys: Sequence[int]
     ways: Sequence[Way]
     extras: tuple[torch.UntypedStorage, ...]
     tensors: tuple[TensorSpec, ...]
     resident_bytes: dict[str, int]
+
+    @property
+    def keys(self) -> list[int]:
+        """``_cdata`` of each of the storages."""
+        return [storage._cdata for storage in self.storages]
 
     @property
     def sizes(self) -> Sequence[int]:
@@ -65,14 +64,10 @@ class CapturePlan:
         """Bytes that leave the device."""
         return sum(self.sizes)
 
-    def bytes_of(self, keys: Collection[int]) -> int:
-        """Bytes of the storages with these keys."""
-        return sum(compress(self.sizes, map(keys.__contains__, self.keys)))
-
-    def freed(self, at_least_bytes: int) -> dict[int, int]:
-        """Key and position of the storages of so many bytes that have no memory while they are away."""
-        rows = enumerate(zip(self.keys, self.sizes, self.ways, strict=True))
-        return {key: sid for sid, (key, size, way) in rows if size >= at_least_bytes and way is Way.FREED}
+    def freed(self, at_least_bytes: int) -> set[int]:
+        """Keys of the storages of so many bytes that have no memory while they are away."""
+        rows = zip(self.keys, self.sizes, self.ways, strict=True)
+        return {key for key, size, way in rows if size >= at_least_bytes and way is Way.FREED}
 
     def unaccounted_bytes(self, device: Device) -> int:
         """After `empty`: what the allocator still counts as live and no found storage explains."""
@@ -107,8 +102,7 @@ class CapturePlan:
         DeviceMemoryError
             If they do not fit.
         """
-        storages = device.allocate(self.sizes)
-        return replace(self, storages=storages, keys=list(map(_cdata, storages)))
+        return replace(self, storages=device.allocate(self.sizes))
 
     def copy_out(self, device: Device, writer: SnapshotWriter) -> Transfer:
         """Copy everything into the arena."""
@@ -116,13 +110,11 @@ class CapturePlan:
 
     def empty(self, device: Device, sids: Sequence[int] | None = None) -> None:
         """Take the memory away from these, or from all; what is empty already stays so."""
+        leaving = range(len(self.storages)) if sids is None else sids
         for way, leave in ((Way.FREED, device.free), (Way.DISCARDED, device.discard)):
-            if sids is None:
-                leaving = list(compress(self.storages, map(is_, self.ways, repeat(way))))
-            else:
-                leaving = [self.storages[sid] for sid in sids if self.ways[sid] is way]
-            if leaving:  # a device knows only the ways that it names itself
-                leave(leaving)
+            its = [self.storages[sid] for sid in leaving if self.ways[sid] is way]
+            if its:  # a device knows only the ways that it names itself
+                leave(its)
         device.release_caches()
 
     def reserve(self, device: Device, sids: Iterable[int] | None = None) -> None:
@@ -131,32 +123,16 @@ class CapturePlan:
         freed = (sid for sid in wanted if self.ways[sid] is Way.FREED)
         device.reserve([(self.storages[sid], self.layout.sizes[sid]) for sid in freed])
 
-    def copy_in(
-        self, device: Device, snapshot: SnapshotFile, *, verify: bool, later: Container[int] = ()
-    ) -> Transfer:
-        """Copy the storages' bytes to where they were, but of those whose keys are in ``later``.
-
-        Raises
-        ------
-        CorruptSnapshotError
-            Names a damaged storage.
-        """
-        now = [key not in later for key in self.keys]
-        pairs = list(compress(zip(self.storages, snapshot.offsets, strict=False), now))
-        return device.copy_in(pairs, snapshot.arena, snapshot.verifier() if verify else None)
-
-    def copy_in_later(
-        self, device: Device, snapshot: SnapshotFile, *, verify: bool, later: Mapping[int, int]
+    def copying_in(
+        self, device: Device, snapshot: SnapshotFile, keys: Iterable[int], *, verify: bool
     ) -> Callable[[], Transfer]:
-        """A function that copies what `copy_in` left, in the order of ``later``."""
-        arena, verifier = snapshot.arena, snapshot.verifier() if verify else None
+        """A function that copies bytes of the storages with these keys back, in that order.
 
-        def copy() -> Transfer:
-            rows = zip(self.keys, self.storages, snapshot.offsets, strict=False)
-            left = sorted((later[key], storage, offset) for key, storage, offset in rows if key in later)
-            return device.copy_in([(storage, offset) for _, storage, offset in left], arena, verifier)
-
-        return copy
+        It raises ``CorruptSnapshotError`` that names a damaged storage, if it is to ``verify``.
+        """
+        places = dict(zip(self.keys, zip(self.storages, snapshot.offsets, strict=False), strict=True))
+        inspect = snapshot.verifier() if verify else None
+        return partial(device.copy_in, [places[key] for key in keys], snapshot.arena, inspect)
 
 
 def plan_capture(
@@ -180,49 +156,49 @@ def plan_capture(
         else:
             taken.append(one)
             ways.append(hold.way)
-    sids = {one.key: sid for sid, one in enumerate(taken)}
-    extras: list[torch.UntypedStorage] = []
-    described: list[tuple[int, str, str]] = []
+    extras = Extras(
+        [StorageSpec(one.nbytes, str(one.storage.device), one.label) for one in taken],
+        {one.key: sid for sid, one in enumerate(taken)},
+    )
+    tensors = []
     for path, tensor in named:
         storage = tensor.untyped_storage()
-        if storage._cdata not in sids:
-            _refuse_elsewhere(device, path, storage)
-            sids[storage._cdata] = len(sids)
-            described.append((storage.nbytes(), str(storage.device), path))
-            extras.append(storage)
-    sizes, labels = tuple(one.nbytes for one in taken), tuple(one.label for one in taken)
+        if storage.device.type != "cpu" and not device.owns(storage):
+            raise SuspendRefusedError(
+                f"{path} lives on {storage.device}, the job on {device.name}",
+                "keep named state on one device",
+            )
+        tensors.append(tensor_spec(path, tensor, extras.sid_of(storage, path)))
     return CapturePlan(
-        capture_layout(_places(device, taken), sizes, labels, tuple(described)),
+        Layout(tuple(extras.specs)),
         [one.storage for one in taken],
-        [one.key for one in taken],
         ways,
-        tuple(extras),
-        tuple(tensor_spec(path, tensor, sids[tensor.untyped_storage()._cdata]) for path, tensor in named),
+        tuple(extras.storages),
+        tuple(tensors),
         dict(resident),
     )
 
 
-def _places(device: Device, taken: Sequence[LiveStorage]) -> tuple[str, ...]:
-    """The device of each storage; only that of the job, if it has no further ones."""
-    if not device.name.further:
-        return (str(device.torch_device),)
-    return tuple(str(one.storage.device) for one in taken)
+class Extras:
+    """Storages that a snapshot has because of named tensors only, behind those that it has anyway.
 
+    Parameters
+    ----------
+    specs
+        Of the others; grows.
+    sids
+        Their numbers by ``_cdata``.
+    """
 
-@functools.lru_cache(maxsize=4)  # as in `layout.place`
-def capture_layout(
-    places: tuple[str, ...],
-    sizes: tuple[int, ...],
-    labels: tuple[str, ...],
-    extras: tuple[tuple[int, str, str], ...],
-) -> Layout:
-    """The layout of storages at `_places`, and behind them of ``(nbytes, device, label)``."""
-    specs = map(StorageSpec, sizes, repeat(places[0]) if len(places) == 1 else places, labels)
-    return Layout((*specs, *starmap(StorageSpec, extras)))
+    def __init__(self, specs: list[StorageSpec], sids: dict[int, int]) -> None:
+        self.specs = specs
+        self.storages: list[torch.UntypedStorage] = []
+        self._sids = sids
 
-
-def _refuse_elsewhere(device: Device, path: str, storage: torch.UntypedStorage) -> None:
-    if storage.device.type != "cpu" and not device.owns(storage):
-        raise SuspendRefusedError(
-            f"{path} lives on {storage.device}, the job on {device.name}", "keep named state on one device"
-        )
+    def sid_of(self, storage: torch.UntypedStorage, path: str) -> int:
+        """The number of a storage, which gets one if it has none yet."""
+        if storage._cdata not in self._sids:
+            self._sids[storage._cdata] = len(self.specs)
+            self.specs.append(StorageSpec(storage.nbytes(), str(storage.device), path))
+            self.storages.append(storage)
+        return self._sids[storage._cdata]

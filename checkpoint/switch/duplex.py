@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from gpuslice.checkpoint.format.checksums import ChecksumVerifier
 from gpuslice.checkpoint.format.reader import SnapshotFile
 from gpuslice.checkpoint.ramdisk.writer import SnapshotWriter
 from gpuslice.errors import DeviceMemoryError
@@ -184,7 +183,6 @@ class Arriving:
         self._swap = swap
         self._stages = stages
         self._verify = verify
-        self._verifier: ChecksumVerifier | None = None
 
     def copy_in(self) -> Transfer:
         """Reserve and copy everything, a portion whenever the device has room for it, the rest in the end.
@@ -199,7 +197,6 @@ class Arriving:
             If there is not enough memory although it has left.
         """
         transfer = Transfer()
-        self._verifier = self._snapshot.verifier() if self._verify else None
         memory = self._device.memory()
         free_bytes = memory.total_bytes - memory.used_bytes
         sizes = self._plan.sizes
@@ -241,9 +238,10 @@ class Arriving:
     def _bring(self, sids: Sequence[int]) -> Transfer:
         with self._stages.stage("reserve_s"):
             self._plan.reserve(self._device, sids)
-        pairs = [(self._plan.storages[sid], self._snapshot.offsets[sid]) for sid in sids]
+        keys = self._plan.keys
         with self._stages.stage("copy_in_s"):
-            return self._device.copy_in(pairs, self._snapshot.arena, self._verifier)
+            its = [keys[sid] for sid in sids]
+            return self._plan.copying_in(self._device, self._snapshot, its, verify=self._verify)()
 
 
 def portions(sizes: Sequence[int], regions: Sequence[int], portion_bytes: int) -> list[list[int]]:

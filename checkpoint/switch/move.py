@@ -7,8 +7,7 @@ A storage cannot change its device, so each tensor object keeps its identity and
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence, Set
-from contextlib import contextmanager
+from collections.abc import Sequence, Set
 
 import torch
 
@@ -18,8 +17,6 @@ from gpuslice.checkpoint.discover.live_instances import live_instances
 from gpuslice.checkpoint.discover.storages import held_by_others, with_gradients
 from gpuslice.checkpoint.discover.tensor_parts import describe_tensor, strided_parts
 from gpuslice.errors import SuspendRefusedError
-from gpuslice.kernels import Device
-from gpuslice.kernels.undo import undone_by
 
 
 def move_storages(old: Sequence[torch.UntypedStorage], new: Sequence[torch.UntypedStorage]) -> None:
@@ -46,17 +43,6 @@ def check_movable(storages: Sequence[torch.UntypedStorage]) -> None:
     """Raise what `move_storages` would raise for these storages, with memory or not."""
     with torch.no_grad(), torch._C.DisableTorchFunction():
         _checked(storages)
-
-
-@contextmanager
-def computing_on(target: Device, home: Device) -> Iterator[None]:
-    """Compute on ``target`` from now on; if the block fails, at home as before."""
-    if target is home:
-        yield
-        return
-    with undone_by(home.pin, f"moving to {target.name}"):
-        target.pin()
-        yield
 
 
 def _checked(old: Sequence[torch.UntypedStorage]) -> list[torch.Tensor]:

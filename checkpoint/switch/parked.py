@@ -49,7 +49,7 @@ def empty(
 
     def undo() -> None:
         plan.reserve(device)
-        plan.copy_in(device, snapshot, verify=verify)
+        plan.copying_in(device, snapshot, plan.keys, verify=verify)()
 
     with undone_by(undo, "emptying the device"):
         plan.empty(device)
@@ -121,5 +121,6 @@ def _fill(parked: Parked, plan: CapturePlan, target: Device, *, verify: bool, st
     """Copy the snapshot into memory that was reserved; what is left to ``stream`` comes later."""
     stages, later = parked.stages, () if stream is None else stream.storages
     with stages.stage("copy_in_s"):
-        stages.record.copy_in = plan.copy_in(target, parked.snapshot, verify=verify, later=later)
+        now = [key for key in plan.keys if key not in later]
+        stages.record.copy_in = plan.copying_in(target, parked.snapshot, now, verify=verify)()
     process_rng.restore(parked.shared_random)

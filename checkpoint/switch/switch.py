@@ -22,11 +22,14 @@ With a successor, emptying and reserving go portion by portion in step 6 (``dupl
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 
+import torch
+
 from gpuslice.checkpoint.discover import heap
+from gpuslice.checkpoint.discover.storages import LiveStorage, check_alone, sweep
 from gpuslice.checkpoint.format.layout import Layout
 from gpuslice.checkpoint.format.reader import SnapshotFile
 from gpuslice.checkpoint.gate import Gate, NoGate
@@ -43,10 +46,9 @@ from gpuslice.kernels.undo import undone_by
 from gpuslice.kernels.vmm.shim import Vmm
 from gpuslice.types import Route
 
-from .capture_plan import CapturePlan
+from .block_plan import plan_blocks
+from .capture_plan import CapturePlan, plan_capture
 from .duplex import copy_out, meet
-from .inventory import Inventory
-from .move import computing_on
 from .parked import Parked, bring_back, empty
 from .record import Stages, SwitchRecord
 from .swap_endpoints import Successor, SuccessorEnd
@@ -97,7 +99,8 @@ class Switch:
         self._parked: Parked | None = None
         self._lost: RollbackError | None = None
         self._arena_is_new = False
-        self._inventory = Inventory(self._gate, shim)
+        #: Where each storage stood in the last capture, by key: what has not changed lies where it lay.
+        self._order: dict[int, int] = {}
         #: What a suspend would take along, by the last one or else by an estimate.
         self._layout: Layout | None = None
         #: The newest snapshot; it stays readable until the next suspend needs its place.
@@ -204,11 +207,29 @@ class Switch:
 
     def _plan(self, stages: Stages, named: Mapping[str, object]) -> tuple[NamedState, CapturePlan]:
         with stages.stage("find_s"):
-            found = self._inventory.find(self.device)
+            found = self._find()  # first, or what the description makes would be found, too
             state = describe(named)
-            plan = self._inventory.plan(self.device, found, state.tensors)
+            plan = self._capture(found, state.tensors)
             self._layout = plan.layout
         return state, plan
+
+    def _find(self) -> list[LiveStorage]:
+        """What is on the device, in the order of the last time, what is new behind; none by the vmm route."""
+        if self._shim is not None:
+            check_alone(self.device)
+            return []
+        found, new = sweep(self.device), len(self._order)
+        found.sort(key=lambda one: (self._order.get(one.key, new), one.address))
+        self._order = {one.key: number for number, one in enumerate(found)}
+        return found
+
+    def _capture(
+        self, found: Sequence[LiveStorage], named: Sequence[tuple[str, torch.Tensor]]
+    ) -> CapturePlan:
+        """Decide what is taken along; ``SuspendRefusedError`` names what cannot be."""
+        if self._shim is not None:
+            return plan_blocks(self._shim, self.device, named)
+        return plan_capture(self.device, found, named, alone=self._gate.alone)
 
     @property
     def _shares(self) -> bool:
@@ -237,7 +258,7 @@ class Switch:
         if self._layout is None:
             try:
                 with heap.uncollected():
-                    self._layout = self._inventory.estimate(self.device)
+                    self._layout = self._capture(self._find(), ()).layout
             except SuspendRefusedError:
                 return None
         return self._store.warm_up(self._layout, share=self._shares)
@@ -272,7 +293,7 @@ class Switch:
         parked, target = self._parked, device or self.device
         record, resumed_at_s = parked.stages.record, self._clock.now()
         try:
-            with computing_on(target, self.device), self._locking_for(target):
+            with self._at_home_on(target):
                 stream = bring_back(
                     parked,
                     self._store,
@@ -323,8 +344,9 @@ class Switch:
     def _follow(self, stream: Stream, parked: Parked) -> None:
         """Let the rest come, behind the training."""
         record, plan, later = parked.stages.record, parked.plan, stream.storages
-        record.bytes_later = plan.bytes_of(later)
-        copy = plan.copy_in_later(self.device, parked.snapshot, verify=self._verify, later=later)
+        sizes = dict(zip(plan.keys, plan.sizes, strict=True))
+        record.bytes_later = sum(sizes[key] for key in later)
+        copy = plan.copying_in(self.device, parked.snapshot, later, verify=self._verify)
         self._stream = stream
         stream.start(copy, record, self._lost_later)
 
@@ -357,11 +379,17 @@ class Switch:
         device.register(arena)
 
     @contextmanager
-    def _locking_for(self, target: Device) -> Iterator[None]:
-        """Bind ``target`` while the state could still be given up; if the block fails, ours as before."""
+    def _at_home_on(self, target: Device) -> Iterator[None]:
+        """Compute and page-lock for ``target`` from now on; if the block fails, for our device as before."""
+
+        def go_back() -> None:
+            self.device.pin()
+            self._bind(self.device)
+
         if target is self.device:
             yield
             return
-        with undone_by(lambda: self._bind(self.device), f"page-locking for {target.name}"):
+        with undone_by(go_back, f"moving to {target.name}"):
+            target.pin()
             self._bind(target)
             yield

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from gpuslice.checkpoint.discover import heap
+from gpuslice.checkpoint.discover.storages import sweep
 from gpuslice.checkpoint.format.reader import open_snapshot
 from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
-from gpuslice.checkpoint.switch.capture_plan import CapturePlan
-from gpuslice.checkpoint.switch.inventory import Inventory
+from gpuslice.checkpoint.switch.capture_plan import plan_capture
 from gpuslice.checkpoint.switch.switch import Switch
 from gpuslice.kernels.host.device import CpuDevice
 from gpuslice.types import DeviceName
@@ -46,10 +46,8 @@ def saved(switch: Switch) -> Contents:
 
 def found_anew() -> Contents:
     """What there is to save, looked for by somebody who has never looked."""
-    inventory = Inventory(SpyGate(), None)
     with heap.uncollected():
-        plan = inventory.plan(DEVICE, inventory.find(DEVICE), ())
-    assert isinstance(plan, CapturePlan)
+        plan = plan_capture(DEVICE, sweep(DEVICE), (), alone=SpyGate().alone)
     specs = zip(plan.storages, plan.layout.storages, strict=True)
     return Counter((spec.nbytes, spec.label, _content(storage)) for storage, spec in specs)
 
