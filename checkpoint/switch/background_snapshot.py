@@ -13,9 +13,9 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from gpuslice.checkpoint.discover.live_instances import live_instances
 from gpuslice.checkpoint.format.checksums import digest
@@ -189,11 +189,24 @@ class _Waiting:
 
     def __init__(self, device: Device, pairs: Pairs, writer: SnapshotWriter) -> None:
         self._device, self._pairs, self._writer, self._arena = device, pairs, writer, writer.arena
-        #: By the chunks' offsets in the arena.
-        self._marks: dict[int, int] = {}
-        self._digests: dict[int, tuple[int, int]] = {}
         self._changed: set[int] = set()
-        device.copy_out(pairs, self._arena, self._note, self._note_mark)
+        self._digests, self._marks = self._look()
+
+    def _look(self) -> tuple[dict[int, tuple[int, int]], dict[int, int]]:
+        """Lengths and checksums, and marks, of what is there now, by the chunks' offsets in the arena."""
+        digests: dict[int, tuple[int, int]] = {}
+        marks: dict[int, int] = {}
+
+        def by_host(offset: int, data: memoryview) -> bool:
+            digests[offset] = len(data), digest(data)
+            return False
+
+        def by_gpu(offset: int, mark: int) -> bool:
+            marks[offset] = mark
+            return True
+
+        self._device.copy_out(self._pairs, self._arena, by_host, by_gpu)
+        return digests, marks
 
     def copy(self) -> None:
         """Copy them, and compare what has arrived."""
@@ -205,30 +218,14 @@ class _Waiting:
     def changed(self) -> set[int]:
         """``_cdata`` of those that have changed meanwhile."""
         if self._marks:
-            self._device.copy_out(self._pairs, self._arena, self._see, self._see_mark)
+            digests, marks = self._look()
+            self._changed |= {offset for offset, _ in self._digests.items() ^ digests.items()}
+            self._changed |= {offset for offset, _ in self._marks.items() ^ marks.items()}
         return {
             storage._cdata
             for storage, offset in self._pairs
             if any(offset <= at < offset + storage.nbytes() for at in self._changed)
         }
-
-    def _note(self, offset: int, data: memoryview) -> bool:
-        self._digests[offset] = len(data), digest(data)
-        return False
-
-    def _note_mark(self, offset: int, mark: int) -> bool:
-        self._marks[offset] = mark
-        return True
-
-    def _see(self, offset: int, data: memoryview) -> bool:
-        if (len(data), digest(data)) != self._digests.get(offset):
-            self._changed.add(offset)
-        return False
-
-    def _see_mark(self, offset: int, mark: int) -> bool:
-        if mark != self._marks.get(offset):
-            self._changed.add(offset)
-        return True
 
 
 def _counters_unreliable(device: Device) -> bool:
@@ -236,31 +233,18 @@ def _counters_unreliable(device: Device) -> bool:
     return bool(device.obstacles) and any(live_instances(*device.obstacles))
 
 
-def _owned(value: object) -> Iterator[torch.Tensor]:
-    """What only the steps of the optimizers in ``value`` change: their parameters and their state."""
-    if isinstance(value, torch.optim.Optimizer):
+def _owned(named: Mapping[str, object]) -> Iterator[torch.Tensor]:
+    """What only the steps of the optimizers in ``named`` change: their parameters and their state."""
+    for optimizer in tree_leaves(dict(named)):
         # Only a step that runs torch's hooks can be made to wait.
-        if not keeps_own_state_dict(value) and hasattr(type(value).step, "hooked"):
-            for group in value.param_groups:
-                yield from _tensors(group["params"])
-            yield from _tensors(dict(value.state))
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _owned(item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _owned(item)
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _tensors(item)
+        if (
+            isinstance(optimizer, torch.optim.Optimizer)
+            and not keeps_own_state_dict(optimizer)
+            and hasattr(type(optimizer).step, "hooked")
+        ):
+            for value in tree_leaves([optimizer.param_groups, dict(optimizer.state)]):
+                if isinstance(value, torch.Tensor):
+                    yield value
 
 
 def _patient(

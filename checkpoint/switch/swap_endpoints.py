@@ -39,7 +39,7 @@ _ANSWER_S = 5.0
 _ERROR_CHARACTERS = 1000
 
 
-class PredecessorEnd:
+class PredecessorEnd(End[FromSuccessor]):
     """The end of the one that leaves.
 
     Attributes
@@ -48,20 +48,19 @@ class PredecessorEnd:
         Why nothing need be given back before the end; empty: it is worth it.
     """
 
-    def __init__(self, end: End[FromSuccessor], portion_bytes: int) -> None:
-        self._end = end
+    def __init__(self, connection: socket.socket, patience_s: float, portion_bytes: int) -> None:
+        super().__init__(connection, from_successor, patience_s)
         self._back = False
-        self.patience_s = end.patience_s
         self.portion_bytes = portion_bytes
         self.problem = "nothing was offered"
 
     def offer(self, terms: Terms, nbytes: int) -> None:
         """Say what will be given back before the end, and hear whether the successor can use it."""
-        self._end.insist(Offer(VERSION, terms, nbytes))
+        self.insist(Offer(VERSION, terms, nbytes))
         if not nbytes:
             return
         try:
-            answer = self._end.hear(min(_ANSWER_S, self._end.patience_s))
+            answer = self.hear(min(_ANSWER_S, self.patience_s))
         except (Gone, Left, HandoverError) as error:
             self.problem = f"whoever was to come has gone away {error}".rstrip()
         else:
@@ -69,36 +68,32 @@ class PredecessorEnd:
 
     def gave(self, nbytes: int) -> None:
         """The device has ``nbytes`` back, in all so far. What there is no room to say, the next one says."""
-        self._end.tell(Gave(nbytes))
+        self.tell(Gave(nbytes))
 
     def whole(self) -> None:
         """Everything is published, and nothing is left on the device."""
-        self._end.insist(Whole())
+        self.insist(Whole())
 
     def failed(self, error: BaseException) -> None:
         """Everything is wanted back."""
-        self._end.insist(Failed(f"{type(error).__name__}: {error}"[:_ERROR_CHARACTERS]))
+        self.insist(Failed(f"{type(error).__name__}: {error}"[:_ERROR_CHARACTERS]))
 
     def await_back(self, timeout_s: float) -> bool:
         """Wait until nothing of the successor's is on the device; whether that is so."""
         deadline_s = time.monotonic() + timeout_s
         while not self._back:
             try:
-                heard = self._end.hear(max(0.0, deadline_s - time.monotonic()))
+                heard = self.hear(max(0.0, deadline_s - time.monotonic()))
             except Gone:
                 self._back = True
             except (Left, HandoverError):  # no more is to be expected of it: only its end is certain
-                self._back = self._end.await_end(max(0.0, deadline_s - time.monotonic()))
+                self._back = self.await_end(max(0.0, deadline_s - time.monotonic()))
                 break
             else:
                 if heard is None:
                     break
                 self._back = isinstance(heard, Back)
         return self._back
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._end.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +128,7 @@ class Successor:
             connection.settimeout(min(_ANSWER_S, self.patience_s))
             with short_path(self.directory / SOCKET) as address:
                 connection.connect(address)
-            predecessor = PredecessorEnd(End(connection, from_successor, self.patience_s), self.portion_bytes)
+            predecessor = PredecessorEnd(connection, self.patience_s, self.portion_bytes)
         except (OSError, HandoverError):
             connection.close()
             return None
@@ -141,7 +136,7 @@ class Successor:
         return predecessor
 
 
-class SuccessorEnd:
+class SuccessorEnd(End[FromPredecessor]):
     """The end of the one that comes.
 
     Attributes
@@ -154,22 +149,29 @@ class SuccessorEnd:
         Whether the predecessor is off the device for good: the device is the successor's.
     """
 
-    def __init__(self, end: End[FromPredecessor], offer: Offer, portion_bytes: int) -> None:
-        self._end = end
+    def __init__(
+        self, connection: socket.socket, terms: Terms, patience_s: float, portion_bytes: int
+    ) -> None:
+        super().__init__(connection, from_predecessor, patience_s)
         self.portion_bytes = portion_bytes
-        self._terms = offer.terms
-        self.offered_bytes = offer.nbytes
+        self._terms = terms
+        self.offered_bytes = 0
         self.given_bytes = 0
         self.vacated = False
+
+    def is_offered(self) -> bool:
+        """Hear the predecessor's first words; whether it offers this very swap."""
+        with suppress(Gone, Left, HandoverError):
+            match self.hear(min(_ANSWER_S, self.patience_s)):
+                case Offer(version, terms, nbytes) if (version, terms) == (VERSION, self._terms):
+                    self.offered_bytes = nbytes
+                    return True
+        return False
 
     def answer(self, problem: str = "") -> None:
         """Say whether it is worth giving anything back before the end, or else why not."""
         if self.offered_bytes:
-            self._end.insist(Answer(problem[:_ERROR_CHARACTERS]))
-
-    def filenos(self) -> tuple[int, ...]:
-        """What can be read when there may be something to take in: a word, or the end of the predecessor."""
-        return self._end.filenos()
+            self.insist(Answer(problem[:_ERROR_CHARACTERS]))
 
     def take_in(self) -> None:
         """Hear what has been said, without waiting for more; ``HandoverError`` as below."""
@@ -205,18 +207,18 @@ class SuccessorEnd:
             self.close()
 
     def _await_word(self) -> None:
-        if not self._listen(self._end.patience_s):
-            raise self._error(f"has not said a word for {self._end.patience_s:g} s")
+        if not self._listen(self.patience_s):
+            raise self._error(f"has not said a word for {self.patience_s:g} s")
 
     def _listen(self, timeout_s: float) -> bool:
         """Take in one message; whether there was one."""
         try:
-            heard = self._end.hear(timeout_s)
+            heard = self.hear(timeout_s)
         except Gone:
             self.vacated = True
             return True
         except Left:
-            if not self._end.await_end(self._end.patience_s):
+            if not self.await_end(self.patience_s):
                 raise self._error("left the swap without a word") from None
             self.vacated = True
             return True
@@ -243,11 +245,7 @@ class SuccessorEnd:
 
     def back(self) -> None:
         """Nothing of ours is on the device, and nothing will be by this swap."""
-        self._end.insist(Back())
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._end.close()
+        self.insist(Back())
 
 
 class SwapListener:
@@ -301,26 +299,14 @@ class SwapListener:
                 connection, _ = self._socket.accept()
             except (TimeoutError, BlockingIOError):
                 return None
-            successor = self._let_in(connection)
-            if successor is not None:
+            try:
+                successor = SuccessorEnd(connection, self._terms, self._patience_s, self._portion_bytes)
+            except HandoverError:
+                connection.close()
+                continue
+            if successor.is_offered():
                 return successor
-
-    def _let_in(self, connection: socket.socket) -> SuccessorEnd | None:
-        """The successor's end of a swap with whoever has connected, if it is the right one."""
-        try:
-            end: End[FromPredecessor] = End(connection, from_predecessor, self._patience_s)
-        except HandoverError:
-            connection.close()
-            return None
-        with suppress(Gone, Left, HandoverError):
-            match end.hear(min(_ANSWER_S, self._patience_s)):
-                case Offer(version=version, terms=terms) as offer if (version, terms) == (
-                    VERSION,
-                    self._terms,
-                ):
-                    return SuccessorEnd(end, offer, self._portion_bytes)
-        end.close()
-        return None
+            successor.close()
 
     def close(self) -> None:
         """Nobody can knock any more; harmless if it is closed."""

@@ -24,14 +24,9 @@ from gpuslice.checkpoint.ramdisk.store import JobStore
 from gpuslice.checkpoint.switch.duplex import portions
 from gpuslice.checkpoint.switch.swap_endpoints import PredecessorEnd, SuccessorEnd
 from gpuslice.checkpoint.switch.swap_protocol import (
-    VERSION,
     Back,
-    End,
-    Offer,
     Terms,
     Whole,
-    from_predecessor,
-    from_successor,
 )
 from gpuslice.checkpoint.switch.switch import Switch
 from gpuslice.errors import RollbackError
@@ -308,7 +303,7 @@ class Agreeing:
 
     def __init__(self) -> None:
         self._here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.predecessor = PredecessorEnd(End(there, from_successor, 60.0), portion_bytes=1)
+        self.predecessor = PredecessorEnd(there, 60.0, portion_bytes=1)
 
     def meet(self, nbytes: int) -> PredecessorEnd:
         self.predecessor.problem = ""
@@ -371,7 +366,6 @@ def test_a_snapshot_that_was_spilled_meanwhile_is_brought_back_first(shm: Path, 
             assert request_room(store.directory)
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         here.send(msgspec.msgpack.encode(Whole()))
-        offer = Offer(VERSION, Terms("a", "b", 1, "cpu"), 0)
-        switch.resume(swap=SuccessorEnd(End(there, from_predecessor, 60.0), offer, portion_bytes=1))
+        switch.resume(swap=SuccessorEnd(there, Terms("a", "b", 1, "cpu"), 60.0, portion_bytes=1))
         assert job.digest() == before
         here.close()

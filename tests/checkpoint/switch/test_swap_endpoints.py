@@ -330,7 +330,7 @@ def test_a_successor_that_does_not_read_holds_nobody_up(ends: tuple[PredecessorE
 
 def test_a_successor_that_is_gone_holds_nobody_up(ends: tuple[PredecessorEnd, SuccessorEnd]) -> None:
     predecessor, successor = ends
-    successor._end._socket.close()
+    successor._socket.close()
     predecessor.gave(1)
     predecessor.whole()
     predecessor.failed(ValueError())
