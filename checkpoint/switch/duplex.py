@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from gpuslice.checkpoint.format.reader import SnapshotFile
 from gpuslice.checkpoint.ramdisk.writer import SnapshotWriter
 from gpuslice.errors import DeviceMemoryError
 from gpuslice.kernels import Device
@@ -158,90 +157,55 @@ def copy_out(
     stages.record.copy_out, stages.record.bytes_unchanged = copied, copied.unchanged_bytes
 
 
-class Arriving:
-    """A resume that takes memory while somebody else is still giving it back.
+def arrive(
+    device: Device,
+    sizes: Sequence[int],
+    swap: SuccessorEnd,
+    stages: Stages,
+    bring: Callable[[Sequence[int]], Transfer],
+) -> Transfer:
+    """Take memory while somebody else is still giving it back: a portion whenever there is room for it.
+
+    Returns when everything is there, and the device is this process's own.
 
     Parameters
     ----------
-    swap
-        Its end of the swap.
+    sizes
+        Bytes of the storages.
+    bring
+        Reserves and fills those at some positions of ``sizes``.
+
+    Raises
+    ------
+    HandoverError
+        If the one that was to leave did not.
+    DeviceMemoryError
+        If there is not enough memory although it has left.
     """
-
-    def __init__(
-        self,
-        device: Device,
-        plan: CapturePlan,
-        snapshot: SnapshotFile,
-        swap: SuccessorEnd,
-        stages: Stages,
-        *,
-        verify: bool,
-    ) -> None:
-        self._device = device
-        self._plan = plan
-        self._snapshot = snapshot
-        self._swap = swap
-        self._stages = stages
-        self._verify = verify
-
-    def copy_in(self) -> Transfer:
-        """Reserve and copy everything, a portion whenever the device has room for it, the rest in the end.
-
-        Returns when the device is this process's own.
-
-        Raises
-        ------
-        HandoverError
-            If the one that was to leave did not.
-        DeviceMemoryError
-            If there is not enough memory although it has left.
-        """
-        transfer = Transfer()
-        memory = self._device.memory()
-        free_bytes = memory.total_bytes - memory.used_bytes
-        sizes = self._plan.sizes
-        missing_bytes = sum(sizes) - free_bytes - self._swap.offered_bytes
-        self._swap.answer(f"it would lack {missing_bytes} bytes even then" if missing_bytes > 0 else "")
-        todo = deque(portions(sizes, range(len(sizes)), self._swap.portion_bytes))
-        taken_bytes = 0
-        while todo and missing_bytes <= 0:
-            nbytes = sum(sizes[sid] for sid in todo[0])
-            with self._stages.stage("handover_s"):
-                self._swap.await_given(taken_bytes + nbytes - free_bytes)
-            if self._swap.vacated:
-                break
-            try:
-                transfer += self._bring(todo[0])
-            except DeviceMemoryError:  # the allocator needs more than the sum: wait for the next portion
-                free_bytes -= nbytes
-                continue
-            todo.popleft()
-            taken_bytes += nbytes
-        self._stages.record.bytes_taken = taken_bytes
-        with self._stages.stage("handover_s"):
-            self._swap.await_vacated()
-        return transfer + self._bring([sid for portion in todo for sid in portion])
-
-    @contextmanager
-    def undone_if_it_fails(self) -> Iterator[None]:
-        """Give everything back again if something fails inside, and close the connection."""
+    transfer = Transfer()
+    memory = device.memory()
+    free_bytes = memory.total_bytes - memory.used_bytes
+    missing_bytes = sum(sizes) - free_bytes - swap.offered_bytes
+    swap.answer(f"it would lack {missing_bytes} bytes even then" if missing_bytes > 0 else "")
+    todo = deque(portions(sizes, range(len(sizes)), swap.portion_bytes))
+    taken_bytes = 0
+    while todo and missing_bytes <= 0:
+        nbytes = sum(sizes[sid] for sid in todo[0])
+        with stages.stage("handover_s"):
+            swap.await_given(taken_bytes + nbytes - free_bytes)
+        if swap.vacated:
+            break
         try:
-            with undone_by(self._undo, "taking the state back"):
-                yield
-        finally:
-            self._swap.close()
-
-    def _undo(self) -> None:
-        self._plan.empty(self._device)
-        self._swap.back()
-
-    def _bring(self, sids: Sequence[int]) -> Transfer:
-        with self._stages.stage("reserve_s"):
-            self._plan.reserve(self._device, sids)
-        keys = self._plan.keys
-        with self._stages.stage("copy_in_s"):
-            its = [keys[sid] for sid in sids]
-            return self._plan.copying_in(self._device, self._snapshot, its, verify=self._verify)()
+            transfer += bring(todo[0])
+        except DeviceMemoryError:  # the allocator needs more than the sum: wait for the next portion
+            free_bytes -= nbytes
+            continue
+        todo.popleft()
+        taken_bytes += nbytes
+    stages.record.bytes_taken = taken_bytes
+    with stages.stage("handover_s"):
+        swap.await_vacated()
+    return transfer + bring([sid for portion in todo for sid in portion])
 
 
 def portions(sizes: Sequence[int], regions: Sequence[int], portion_bytes: int) -> list[list[int]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import closing, nullcontext
 from typing import NamedTuple
 
 import torch
@@ -11,10 +13,11 @@ from gpuslice.checkpoint.named import process_rng
 from gpuslice.checkpoint.named.lazy_optimizer_state import LazyResume, Stream
 from gpuslice.checkpoint.ramdisk.store import JobStore
 from gpuslice.kernels import Device
+from gpuslice.kernels.transfer import Transfer
 from gpuslice.kernels.undo import undone_by
 
 from .capture_plan import CapturePlan
-from .duplex import Arriving
+from .duplex import arrive
 from .move import move_storages
 from .record import Stages, SwitchRecord
 from .swap_endpoints import SuccessorEnd
@@ -66,7 +69,9 @@ def bring_back(
     lazy: LazyResume | None,
     swap: SuccessorEnd | None,
 ) -> Stream | None:
-    """Reserve everything, verify the snapshot and copy it; what was reserved is given back if that fails.
+    """Reserve everything and copy the snapshot there; what was reserved is given back if that fails.
+
+    With a ``swap``, that begins while the one before it is still leaving the device.
 
     Returns
     -------
@@ -74,53 +79,45 @@ def bring_back(
         What is still to come, if ``lazy`` lets something come later; the caller must start it.
     """
     stages, plan = parked.stages, parked.plan
+    stream: Stream | None = None
     moving = (target.torch_device, target.name.further) != (home.torch_device, home.name.further)
-    if swap is not None and plan.in_parts and not moving:
-        _swap_in(parked, store, Arriving(target, plan, parked.snapshot, swap, stages, verify=verify))
-        return None
-    if swap is not None:
+    if swap is not None and (moving or not plan.in_parts):
         with stages.stage("handover_s"):
             swap.await_the_whole(f"a job that comes by the route {stages.record.route} comes whole")
+        swap = None
     if moving:
         plan.check_movable(home)
-    with stages.stage("fetch_s"):
-        store.bring_back(parked.snapshot)
-    stream: Stream | None = None
-    with stages.stage("reserve_s"):
-        if moving:
-            plan = plan.moved_to(target)
-        elif lazy is not None and plan.in_parts:
-            stream = lazy.hold_back(plan)
+
+    def bring(sids: Sequence[int]) -> Transfer:
+        with stages.stage("reserve_s"):
+            plan.reserve(target, sids)
+        with stages.stage("copy_in_s"):
+            keys, later = plan.keys, () if stream is None else stream.storages
+            now = [keys[sid] for sid in sids if keys[sid] not in later]
+            return plan.copying_in(target, parked.snapshot, now, verify=verify)()
 
     def undo() -> None:
         if stream is not None:
             stream.cancel()
         plan.empty(target)
+        if swap is not None:
+            swap.back()
 
-    with undone_by(undo, "taking the state back"):
+    with closing(swap) if swap is not None else nullcontext(), undone_by(undo, "taking the state back"):
+        with stages.stage("fetch_s"):
+            store.bring_back(parked.snapshot)
         with stages.stage("reserve_s"):
-            plan.reserve(target)
-        _fill(parked, plan, target, verify=verify, stream=stream)
+            if moving:
+                plan = plan.moved_to(target)
+            elif lazy is not None and swap is None and plan.in_parts:
+                stream = lazy.hold_back(plan)
+        if swap is None:
+            stages.record.copy_in = bring(range(len(plan.storages)))
+        else:
+            stages.record.copy_in = arrive(target, plan.sizes, swap, stages, bring)
+        process_rng.restore(parked.shared_random)
         if moving:
             if parked.device_random is not None:
                 target.set_rng_state(parked.device_random)
             move_storages(parked.plan.storages, plan.storages)
     return stream
-
-
-def _swap_in(parked: Parked, store: JobStore, arriving: Arriving) -> None:
-    """Take the device over while the one before it is still leaving it."""
-    with arriving.undone_if_it_fails():
-        with parked.stages.stage("fetch_s"):
-            store.bring_back(parked.snapshot)
-        parked.stages.record.copy_in = arriving.copy_in()
-        process_rng.restore(parked.shared_random)
-
-
-def _fill(parked: Parked, plan: CapturePlan, target: Device, *, verify: bool, stream: Stream | None) -> None:
-    """Copy the snapshot into memory that was reserved; what is left to ``stream`` comes later."""
-    stages, later = parked.stages, () if stream is None else stream.storages
-    with stages.stage("copy_in_s"):
-        now = [key for key in plan.keys if key not in later]
-        stages.record.copy_in = plan.copying_in(target, parked.snapshot, now, verify=verify)()
-    process_rng.restore(parked.shared_random)
