@@ -15,7 +15,7 @@ import torch
 
 from benchmarks.gpu_suite.measuring import MIB, Row, begin, fits, timed, write
 from gpuslice.kernels import Device
-from gpuslice.kernels.cuda.copies import GpuCopies
+from gpuslice.kernels.cuda.copies import GpuCopy
 from gpuslice.kernels.cuda.engine import CudaEngine
 from gpuslice.kernels.transfer import Pairs
 from gpuslice.types import DeviceName
@@ -39,12 +39,15 @@ def rows_of(device: Device, engine: CudaEngine, size: int, count: int) -> list[R
 
 def row(engine: CudaEngine, size: int, way: str, pairs: Pairs, arena: memoryview) -> Row:
     """One way out and in; what arrived is looked at."""
-    copies = GpuCopies(engine, 4, pack_bytes=2 * size if way == "packed" else 0)
-    out_s = timed(lambda: copies.copy_out(pairs, arena, None, None))
+
+    def copy() -> GpuCopy:
+        return GpuCopy(engine, pairs, arena, 4, pack_bytes=2 * size if way == "packed" else 0)
+
+    out_s = timed(lambda: copy().out(None, None))
     for number, (_, offset) in enumerate(pairs):
         if arena[offset] != number % 251 or arena[offset + size - 1] != number % 251:
             raise AssertionError(f"storage {number} of {size} bytes, {way}, arrived with other bytes")
-    in_s = timed(lambda: copies.copy_in(pairs, arena, None))
+    in_s = timed(lambda: copy().back(None))
     return {"bytes_each": size, "storages": len(pairs), "way": way, "out_s": out_s, "in_s": in_s}
 
 

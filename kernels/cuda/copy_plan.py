@@ -106,12 +106,13 @@ def small(places: Sequence[Place], pack_bytes: int = PACK_BYTES) -> list[int]:
     return found if len(found) > 1 else []
 
 
-def pack(places: Sequence[Place], numbers: Iterable[int], staging_bytes: int = STAGING_BYTES) -> list[Packed]:
+def pack(places: Sequence[Place], numbers: Iterable[int], staging_bytes: int | None = None) -> list[Packed]:
     """Divide small storages into launches, each with a staging buffer of at most ``staging_bytes``.
 
     Neighbours in the arena are neighbours in the buffer, and share a copy. The bytes between them, which
     are nobody's, are copied along; between others nothing is written.
     """
+    staging_bytes = staging_bytes or STAGING_BYTES
     found: list[Packed] = []
     pieces: list[Piece] = []
     spans: list[Span] = []

@@ -22,7 +22,7 @@ from gpuslice.kernels.undo import undone_by
 from gpuslice.types import DeviceName
 
 from . import allocator_memory, runtime_calls
-from .copies import GpuCopies
+from .copies import GpuCopy
 from .engine import CudaEngine
 from .page_locking import LOCKS
 
@@ -151,22 +151,14 @@ class CudaDevice(Device):
     def copy_out(
         self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None, marks: Marks | None = None
     ) -> Transfer:
-        def by_gpu(gpu: GpuCopies, its: Pairs) -> Transfer:
-            return gpu.copy_out(its, arena, inspect, marks)
-
         by_host = copies.copy_out(_on_host(pairs), arena, inspect, _threads())
-        return by_host + self._by_gpus(pairs, arena, by_gpu)
+        return by_host + self._by_gpus(pairs, arena, lambda copy: copy.out(inspect, marks))
 
     def copy_in(self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None) -> Transfer:
-        def by_gpu(gpu: GpuCopies, its: Pairs) -> Transfer:
-            return gpu.copy_in(its, arena, inspect)
-
         by_host = copies.copy_in(_on_host(pairs), arena, inspect, _threads())
-        return by_host + self._by_gpus(pairs, arena, by_gpu)
+        return by_host + self._by_gpus(pairs, arena, lambda copy: copy.back(inspect))
 
-    def _by_gpus(
-        self, pairs: Pairs, arena: memoryview, copy: Callable[[GpuCopies, Pairs], Transfer]
-    ) -> Transfer:
+    def _by_gpus(self, pairs: Pairs, arena: memoryview, carry_out: Callable[[GpuCopy], Transfer]) -> Transfer:
         """Every GPU's storages by a thread of its own, which waits for it; returns when all are at rest."""
         its_pairs: dict[int, list[tuple[torch.UntypedStorage, int]]] = {}
         for pair in pairs:
@@ -177,7 +169,7 @@ class CudaDevice(Device):
         def work(part: tuple[int, Pairs]) -> None:
             gpu, its = part
             with runtime_calls.on_gpu(gpu):
-                done.append(copy(GpuCopies(self._engines[gpu], _threads()), its))
+                done.append(carry_out(GpuCopy(self._engines[gpu], its, arena, _threads())))
 
         copies.run([[part] for part in its_pairs.items()], work, len(its_pairs))
         problem = LOCKS.problem(view_address(arena), arena.nbytes) if any(one.copies for one in done) else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
 from gpuslice.checkpoint.switch.record import SwitchRecord
 from gpuslice.checkpoint.switch.switch import Switch
 from gpuslice.errors import CorruptSnapshotError
-from gpuslice.kernels.cuda.copies import GpuCopies
+from gpuslice.kernels.cuda.copies import GpuCopy
 from gpuslice.kernels.host.device import CpuDevice
 from gpuslice.kernels.transfer import Inspector, Marks, Pairs, Transfer
 from gpuslice.types import DeviceName
@@ -35,7 +36,7 @@ class LikeGpu(CpuDevice):
     def __init__(self, tensors: Sequence[torch.Tensor], engine: HostEngine) -> None:
         super().__init__(DeviceName("cpu", None))
         self._own = {tensor.untyped_storage()._cdata for tensor in tensors}
-        self._copies = GpuCopies(engine, 2)
+        self._engine: Any = engine
         self.by_host = False
 
     def owns(self, storage: torch.UntypedStorage) -> bool:
@@ -46,10 +47,10 @@ class LikeGpu(CpuDevice):
     ) -> Transfer:
         if self.by_host:
             return super().copy_out(pairs, arena, inspect, marks)
-        return self._copies.copy_out(pairs, arena, inspect, marks)
+        return GpuCopy(self._engine, pairs, arena, 2).out(inspect, marks)
 
     def copy_in(self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None) -> Transfer:
-        return self._copies.copy_in(pairs, arena, inspect)
+        return GpuCopy(self._engine, pairs, arena, 2).back(inspect)
 
 
 class Job:

@@ -98,17 +98,17 @@ def test_one_snapshot_frees_both_gpus(switch: Switch) -> None:
 
 def test_gpus_copy_at_the_same_time(switch: Switch, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each waits, in the middle of its copy, until the other is in the middle of its own."""
-    from gpuslice.kernels.cuda.copies import GpuCopies
+    from gpuslice.kernels.cuda.copies import GpuCopy
 
     tensors, meeting = on_both(), threading.Barrier(2)
-    for name in ("copy_out", "copy_in"):
-        copy = getattr(GpuCopies, name)
+    for name in ("out", "back"):
+        copy = getattr(GpuCopy, name)
 
-        def meeting_first(self: GpuCopies, *arguments: object, copy: object = copy) -> object:
+        def meeting_first(self: GpuCopy, *arguments: object, copy: object = copy) -> object:
             meeting.wait(PATIENCE_S)
             return copy(self, *arguments)  # type: ignore[operator]
 
-        monkeypatch.setattr(GpuCopies, name, meeting_first)
+        monkeypatch.setattr(GpuCopy, name, meeting_first)
     switch.suspend(boundary=1)
     switch.resume()
     assert are_whole(tensors)

@@ -1,4 +1,4 @@
-"""A GPU's lanes on the host, for ``gpu_copies``: what is queued happens when somebody waits for it.
+"""A GPU's lanes on the host, for ``GpuCopy``: what is queued happens when somebody waits for it.
 
 The kernels are those of ``kernels/*.cu``, compiled by the system's C++ compiler. Whoever uses bytes before
 waiting for them finds out, because they have not moved yet; whoever reuses a buffer out of order, too.

@@ -10,7 +10,8 @@ from contextlib import suppress
 import pytest
 import torch
 
-from gpuslice.kernels.cuda.copies import GpuCopies
+from gpuslice.kernels.cuda import copy_plan
+from gpuslice.kernels.cuda.copies import GpuCopy
 from gpuslice.kernels.host.copies import CHUNK_BYTES
 from gpuslice.kernels.transfer import Pairs
 
@@ -63,11 +64,11 @@ def content(storage: torch.UntypedStorage) -> bytes:
     return bytes(torch.empty(0, dtype=torch.uint8).set_(storage).numpy())
 
 
-def round_trip(copies: GpuCopies) -> tuple[dict[str, int], dict[str, int]]:
+def round_trip(engine: HostEngine) -> tuple[dict[str, int], dict[str, int]]:
     """Out and back, every byte compared; the paths of both."""
     pairs, arena = laid_out(SIZES)
     expected = [content(storage) for storage, _ in pairs]
-    out = copies.copy_out(pairs, arena, None, None)
+    out = GpuCopy(engine, pairs, arena, 2).out(None, None)
     for (_, offset), data in zip(pairs, expected, strict=True):
         assert arena[offset : offset + len(data)] == data
         rest = -(offset + len(data)) % 256
@@ -79,16 +80,18 @@ def round_trip(copies: GpuCopies) -> tuple[dict[str, int], dict[str, int]]:
     assert bytes(arena[-512:]) == bytes([GAP]) * 512
     for storage, _ in pairs:
         storage.fill_(0)
-    back = copies.copy_in(pairs, arena.toreadonly(), None)
+    back = GpuCopy(engine, pairs, arena.toreadonly(), 2).back(None)
     assert [content(storage) for storage, _ in pairs] == expected
     return dict(out.paths), dict(back.paths)
 
 
 @pytest.mark.parametrize("lanes", [1, 2, 3])
 @pytest.mark.parametrize("staging_bytes", [100 * KIB, 64 * MIB])
-def test_every_byte_goes_out_and_comes_back(kernels: ctypes.CDLL, lanes: int, staging_bytes: int) -> None:
-    engine = HostEngine(kernels, lanes)
-    paths = round_trip(GpuCopies(engine, 2, staging_bytes=staging_bytes))
+def test_every_byte_goes_out_and_comes_back(
+    kernels: ctypes.CDLL, lanes: int, staging_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copy_plan, "STAGING_BYTES", staging_bytes)
+    paths = round_trip(HostEngine(kernels, lanes))
     assert paths == ({"packed": sum(SMALL), "direct": sum(LARGE)},) * 2
 
 
@@ -110,26 +113,26 @@ def test_what_has_arrived_is_inspected_while_the_rest_is_queued(
 
     monkeypatch.setattr(HostLane, "copy", waiting_copy)
     pairs, arena = laid_out([4 * CHUNK_BYTES] * 2)
-    GpuCopies(engine, 2).copy_out(pairs, arena, inspect, None)
+    GpuCopy(engine, pairs, arena, 2).out(inspect, None)
     assert len(queued) == 2
 
 
 def test_all_small_storages_take_one_launch_and_one_copy(engine: HostEngine) -> None:
     pairs, arena = laid_out([100] * 500)
-    transfer = GpuCopies(engine, 2).copy_out(pairs, arena, None, None)
+    transfer = GpuCopy(engine, pairs, arena, 2).out(None, None)
     assert (engine.launched, len(engine.copied)) == (["host_gather"], 1)
     assert (transfer.launches, transfer.copies, transfer.fallbacks) == (1, 1, ())
-    back = GpuCopies(engine, 2).copy_in(pairs, arena, None)
+    back = GpuCopy(engine, pairs, arena, 2).back(None)
     assert engine.launched == ["host_gather", "host_scatter"]
     assert (back.launches, back.copies) == (1, 1)
 
 
 def test_without_kernels_they_are_copied_one_by_one_and_it_is_said(engine: HostEngine) -> None:
     engine.missing = "the GPU kernels need CuPy"
-    assert round_trip(GpuCopies(engine, 2)) == ({"direct": sum(SIZES)},) * 2
+    assert round_trip(engine) == ({"direct": sum(SIZES)},) * 2
     assert engine.launched == []
     pairs, arena = laid_out(SIZES)
-    transfer = GpuCopies(engine, 2).copy_out(pairs, arena, None, lambda offset, mark: True)
+    transfer = GpuCopy(engine, pairs, arena, 2).out(None, lambda offset, mark: True)
     assert transfer.fallbacks == (
         "small storages are copied one by one: the GPU kernels need CuPy",
         "unchanged chunks are copied, too: the GPU kernels need CuPy",
@@ -138,9 +141,9 @@ def test_without_kernels_they_are_copied_one_by_one_and_it_is_said(engine: HostE
 
 def test_without_memory_to_gather_in_they_are_copied_one_by_one(engine: HostEngine) -> None:
     engine.free_bytes = 900 * KIB
-    assert round_trip(GpuCopies(engine, 2)) == ({"direct": sum(SIZES)},) * 2
+    assert round_trip(engine) == ({"direct": sum(SIZES)},) * 2
     pairs, arena = laid_out(SIZES)
-    (fallback,) = GpuCopies(engine, 2).copy_in(pairs, arena, None).fallbacks
+    (fallback,) = GpuCopy(engine, pairs, arena, 2).back(None).fallbacks
     assert fallback.startswith("small storages are copied one by one: ")
 
 
@@ -156,22 +159,23 @@ def test_an_inspector_sees_chunks_that_have_arrived_and_chunks_before_they_leave
         seen[offset] = bytes(data)
         return True
 
-    copies = GpuCopies(engine, threads)
-    copies.copy_out(pairs, arena, note, None)
+    GpuCopy(engine, pairs, arena, threads).out(note, None)
     assert b"".join(seen[offset] for offset in sorted(seen)) == expected
     assert max(map(len, seen.values())) == CHUNK_BYTES
     seen.clear()
-    copies.copy_in(pairs, arena, note)
+    GpuCopy(engine, pairs, arena, threads).back(note)
     assert b"".join(seen[offset] for offset in sorted(seen)) == expected
 
 
-def test_two_steps_do_not_mix_in_one_staging_buffer(kernels: ctypes.CDLL) -> None:
+def test_two_steps_do_not_mix_in_one_staging_buffer(
+    kernels: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whoever has queued a copy gives the other thread time to come in between, which it must not."""
     engine = HostEngine(kernels, lanes=1)
-    copies = GpuCopies(engine, 2, staging_bytes=64 * KIB)
+    monkeypatch.setattr(copy_plan, "STAGING_BYTES", 64 * KIB)
     pairs, arena = laid_out([50 * KIB, 60 * KIB, 40 * KIB, 64 * KIB])
     expected = [content(storage) for storage, _ in pairs]
-    copies.copy_out(pairs, arena, None, None)
+    GpuCopy(engine, pairs, arena, 2).out(None, None)
     for storage, _ in pairs:
         storage.fill_(0)
     meeting = threading.Barrier(2)
@@ -181,7 +185,7 @@ def test_two_steps_do_not_mix_in_one_staging_buffer(kernels: ctypes.CDLL) -> Non
             meeting.wait(0.3)
 
     engine.on_copy = wait_for_another
-    back = copies.copy_in(pairs, arena, lambda offset, data: True)
+    back = GpuCopy(engine, pairs, arena, 2).back(lambda offset, data: True)
     assert back.launches == 4
     assert [content(storage) for storage, _ in pairs] == expected
 
@@ -195,7 +199,7 @@ def test_what_is_refused_on_the_way_in_never_leaves_the_arena(engine: HostEngine
         raise LookupError(offset)
 
     with pytest.raises(LookupError):
-        GpuCopies(engine, 2).copy_in([(storage, start)], arena, refuse)
+        GpuCopy(engine, [(storage, start)], arena, 2).back(refuse)
     assert content(storage) == bytes([7]) * storage.nbytes()
 
 
@@ -206,7 +210,7 @@ def test_what_an_inspector_raises_ends_the_copy_after_all_lanes(engine: HostEngi
         raise LookupError(offset)
 
     with pytest.raises(LookupError):
-        GpuCopies(engine, 3).copy_out(pairs, arena, refuse, None)
+        GpuCopy(engine, pairs, arena, 3).out(refuse, None)
     assert engine.waits >= 2
     for storage, offset in pairs:
         assert arena[offset : offset + storage.nbytes()] == content(storage), "nothing is under way any more"
@@ -216,7 +220,7 @@ def test_an_interrupt_waits_until_nothing_is_under_way(engine: HostEngine) -> No
     pairs, arena = laid_out(SIZES)
     engine.interrupts = [KeyboardInterrupt(), KeyboardInterrupt()]
     with pytest.raises(KeyboardInterrupt):
-        GpuCopies(engine, 1).copy_out(pairs, arena, None, None)
+        GpuCopy(engine, pairs, arena, 1).out(None, None)
     for storage, offset in pairs:
         assert arena[offset : offset + storage.nbytes()] == content(storage)
 
@@ -225,13 +229,13 @@ def test_a_failed_gpu_is_not_waited_for_for_ever(engine: HostEngine) -> None:
     pairs, arena = laid_out(SIZES)
     engine.interrupts = [RuntimeError("CUDA error: an illegal memory access was encountered")] * 2
     with pytest.raises(RuntimeError, match="illegal memory access"):
-        GpuCopies(engine, 1).copy_out(pairs, arena, None, None)
+        GpuCopy(engine, pairs, arena, 1).out(None, None)
 
 
 def test_chunks_with_the_same_mark_are_neither_copied_nor_inspected(engine: HostEngine) -> None:
     pairs, arena = laid_out(SIZES)
-    copies, marks = GpuCopies(engine, 2), Remembered()
-    first = copies.copy_out(pairs, arena, None, marks)
+    marks = Remembered()
+    first = GpuCopy(engine, pairs, arena, 2).out(None, marks)
     assert first.paths == {"packed": sum(SMALL), "direct": sum(LARGE)}
     assert engine.launched == ["host_mark", "host_gather"]
     assert len(marks.marks) == 1 + 1 + 6
@@ -244,7 +248,7 @@ def test_chunks_with_the_same_mark_are_neither_copied_nor_inspected(engine: Host
         seen.append(offset)
         return True
 
-    second = copies.copy_out(pairs, arena, note, marks)
+    second = GpuCopy(engine, pairs, arena, 2).out(note, marks)
     assert second.paths["unchanged"] == sum(LARGE) - CHUNK_BYTES - 3
     assert second.paths["direct"] == CHUNK_BYTES + 3
     large = {offset for storage, offset in pairs if storage.nbytes() >= MIB}
@@ -260,7 +264,7 @@ def test_chunks_with_the_same_mark_are_neither_copied_nor_inspected(engine: Host
 def test_without_memory_for_marks_everything_is_copied(engine: HostEngine) -> None:
     pairs, arena = laid_out([2 * MIB, 3 * MIB])
     engine.free_bytes = 0
-    transfer = GpuCopies(engine, 2).copy_out(pairs, arena, None, lambda offset, mark: True)
+    transfer = GpuCopy(engine, pairs, arena, 2).out(None, lambda offset, mark: True)
     assert transfer.paths == {"direct": 5 * MIB}
     assert transfer.fallbacks == (
         "unchanged chunks are copied, too: too little memory of the GPU is free to compare them",
@@ -272,18 +276,13 @@ def test_a_storage_at_an_odd_address_is_copied_unmarked(engine: HostEngine) -> N
     odd = torch.frombuffer(buffer.numpy().data[1:], dtype=torch.uint8).untyped_storage()
     assert odd.data_ptr() % 8 == 1
     arena = memoryview(bytearray(2 * MIB))
-    transfer = GpuCopies(engine, 1).copy_out([(odd, 0)], arena, None, lambda offset, mark: True)
+    transfer = GpuCopy(engine, [(odd, 0)], arena, 1).out(None, lambda offset, mark: True)
     assert transfer.paths == {"direct": 2 * MIB}
-
-
-def test_nothing_to_copy_touches_no_gpu() -> None:
-    copies = GpuCopies(None, 1)  # type: ignore[arg-type]
-    assert copies.copy_out([], memoryview(b""), None, None) == copies.copy_in([], memoryview(b""), None)
 
 
 def test_what_does_not_fit_is_refused_before_anything_is_queued(engine: HostEngine) -> None:
     pairs, arena = laid_out([100, 200])
     outside = torch.ones(64, dtype=torch.uint8).untyped_storage()
     with pytest.raises(ValueError, match="does not fit"):
-        GpuCopies(engine, 1).copy_out([*pairs, (outside, len(arena) - 63)], arena, None, None)
+        GpuCopy(engine, [*pairs, (outside, len(arena) - 63)], arena, 1).out(None, None)
     assert engine.copied == engine.launched == []
