@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence, Set
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -24,14 +23,10 @@ from gpuslice.types import DeviceName
 from . import allocator_memory, runtime_calls
 from .copies import GpuCopy
 from .engine import CudaEngine
-from .page_locking import LOCKS
+from .page_locking import LOCKS, Runtime
 
 _FREED = Hold(Way.FREED)
 _OVERLAID = Hold(Way.RESIDENT, "another library knows its address")
-#: ``cudaErrorUnknown``
-_UNKNOWN = 999
-#: ``cudaHostRegisterPortable``: page-locked for all devices of the process, also for a later move.
-_PORTABLE = 1
 
 
 class CudaDevice(Device):
@@ -233,45 +228,16 @@ class CudaDevice(Device):
             return False
         for engine in self._engines.values():
             engine.kernels_missing()
-        return LOCKS.take(_Runtime(self._first), view_address(arena), arena.nbytes)
+        return LOCKS.take(Runtime(self._first), view_address(arena), arena.nbytes)
 
     def unregister(self, arena: memoryview) -> None:
-        LOCKS.release(_Runtime(self._first), view_address(arena))
+        LOCKS.release(Runtime(self._first), view_address(arena))
 
     def rng_state(self) -> torch.Tensor | None:
         return torch.cuda.get_rng_state(self._first) if runtime_calls.has_begun() else None
 
     def set_rng_state(self, state: torch.Tensor) -> None:
         torch.cuda.set_rng_state(state, self._first)
-
-
-class _Runtime:
-    """The CUDA runtime that torch uses, with one GPU current."""
-
-    def __init__(self, index: int) -> None:
-        self._index = index
-
-    def host_register(self, address: int, nbytes: int) -> int:
-        return self._call(lambda: torch.cuda.cudart().cudaHostRegister(address, nbytes, _PORTABLE))  # type: ignore[no-untyped-call]
-
-    def host_unregister(self, address: int) -> int:
-        return self._call(lambda: torch.cuda.cudart().cudaHostUnregister(address))  # type: ignore[no-untyped-call]
-
-    def _call(self, function: Callable[[], object]) -> int:
-        try:
-            with runtime_calls.on_gpu(self._index):
-                return self._cleared(function())
-        except RuntimeError as error:  # after an error of its script the process cannot use the GPU any more
-            return int(getattr(error, "error_code", _UNKNOWN))
-
-    def _cleared(self, code: object) -> int:
-        """Spend the error that a failed call leaves in this thread for the next launch to report."""
-        number = int(code)  # type: ignore[call-overload]
-        if number != 0 and not runtime_calls.spend_error():
-            with suppress(RuntimeError):
-                torch.zeros(1, device=torch.device("cuda", self._index))
-                torch.cuda.synchronize(self._index)
-        return int(number)
 
 
 def _on_stream(gpu: int, pointer: int) -> torch.cuda.StreamContext:

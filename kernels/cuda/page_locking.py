@@ -8,10 +8,15 @@ from __future__ import annotations
 
 import resource
 import threading
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import torch
 
 from gpuslice.errors import EnvironmentUnusableError
+
+from . import runtime_calls
 
 #: How much is locked by one call: the driver holds a lock of its own meanwhile, which others wait for.
 LOCK_BYTES = 256 << 20
@@ -19,13 +24,36 @@ LOCK_BYTES = 256 << 20
 ALREADY_REGISTERED = 712
 #: ``cudaErrorHostMemoryNotRegistered``
 NOT_REGISTERED = 713
+#: ``cudaErrorUnknown``
+_UNKNOWN = 999
+#: ``cudaHostRegisterPortable``: page-locked for all devices of the process, also for a later move.
+_PORTABLE = 1
 
 
-class Runtime(Protocol):
-    """The two calls of the CUDA runtime; both return its error code, and leave none behind."""
+class Runtime:
+    """The two calls of the CUDA runtime, for one GPU; both return its error code, and leave none behind."""
 
-    def host_register(self, address: int, nbytes: int) -> int: ...
-    def host_unregister(self, address: int) -> int: ...
+    def __init__(self, gpu: int) -> None:
+        self._gpu = gpu
+
+    def host_register(self, address: int, nbytes: int) -> int:
+        return self._call(lambda: torch.cuda.cudart().cudaHostRegister(address, nbytes, _PORTABLE))  # type: ignore[no-untyped-call]
+
+    def host_unregister(self, address: int) -> int:
+        return self._call(lambda: torch.cuda.cudart().cudaHostUnregister(address))  # type: ignore[no-untyped-call]
+
+    def _call(self, function: Callable[[], Any]) -> int:
+        try:
+            with runtime_calls.on_gpu(self._gpu):
+                code = int(function())
+                # A failed call leaves an error in this thread for the next launch to report.
+                if code != 0 and not runtime_calls.spend_error():
+                    with suppress(RuntimeError):
+                        torch.zeros(1, device=torch.device("cuda", self._gpu))
+                        torch.cuda.synchronize(self._gpu)
+                return code
+        except RuntimeError as error:  # after an error of its script the process cannot use the GPU any more
+            return int(getattr(error, "error_code", _UNKNOWN))
 
 
 class PageLocks:

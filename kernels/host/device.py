@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections import deque
 from collections.abc import Sequence, Set
-from itertools import repeat
 from pathlib import Path
 
 import psutil
@@ -63,7 +61,10 @@ class CpuDevice(Device):
     def __init__(self, name: DeviceName, *, slots: int = 0) -> None:
         self.name = name
         self.torch_device = torch.device("cpu")
-        self.cores = _slot_cores(name, slots)
+        cores = _host_cores()
+        self.cores = frozenset(cores)
+        if name.index is not None:
+            self.cores = slot_cores(name.index, check_slot(name, slots, len(cores)), cores)
 
     def pin(self) -> None:
         """Keep every thread of the process on the slot's cores; the whole host is where they are anyway."""
@@ -104,7 +105,8 @@ class CpuDevice(Device):
         return copies.copy_in(pairs, arena, inspect, len(self.cores))
 
     def free(self, storages: Sequence[torch.UntypedStorage]) -> None:
-        deque(map(torch.UntypedStorage.resize_, storages, repeat(0)), maxlen=0)
+        for storage in storages:
+            storage.resize_(0)
 
     def discard(self, storages: Sequence[torch.UntypedStorage]) -> None:
         for storage in storages:
@@ -114,8 +116,13 @@ class CpuDevice(Device):
         missing = [one for one in pairs if one[0].nbytes() != one[1]]
         missing_bytes = sum(nbytes for _, nbytes in missing)
         # Linux promises memory that is not there, and kills later.
-        if missing_bytes > psutil.virtual_memory().available:
-            raise _out_of_memory(self.name, missing_bytes)
+        available_bytes = psutil.virtual_memory().available
+        if missing_bytes > available_bytes:
+            raise DeviceMemoryError(
+                f"{self.name} lacks the memory to take back {missing_bytes} bytes: "
+                f"{available_bytes} are available",
+                "free some and resume again; the snapshot is kept",
+            )
 
         def give_back() -> None:
             self.free([storage for storage, _ in missing])
@@ -126,17 +133,11 @@ class CpuDevice(Device):
                 for storage, nbytes in missing:
                     storage.resize_(nbytes)
         except RuntimeError as error:
-            raise _refused(self.name, missing_bytes) from error
+            # Memory there was; so it is addresses of which the C library could get no more.
+            raise DeviceMemoryError(*no_address_space(missing_bytes)) from error
 
     def release_caches(self, *, workspaces: bool = True) -> None:
         trim()
-
-
-def _slot_cores(name: DeviceName, slots: int) -> frozenset[int]:
-    cores = _host_cores()
-    if name.index is None:
-        return frozenset(cores)
-    return slot_cores(name.index, check_slot(name, slots, len(cores)), cores)
 
 
 def _over(storage: torch.UntypedStorage) -> torch.Tensor:
@@ -159,18 +160,3 @@ def _hold(storage: torch.UntypedStorage, fixed: bool, alone: bool, space: Addres
     if not space.is_plain(first, nbytes):
         return Hold(Way.RESIDENT, "its memory is not private, anonymous and writable")
     return _DISCARDED
-
-
-def _out_of_memory(name: DeviceName, nbytes: int) -> DeviceMemoryError:
-    available_bytes = psutil.virtual_memory().available
-    return DeviceMemoryError(
-        f"{name} lacks the memory to take back {nbytes} bytes: {available_bytes} are available",
-        "free some and resume again; the snapshot is kept",
-    )
-
-
-def _refused(name: DeviceName, nbytes: int) -> DeviceMemoryError:
-    """The error where the C library gave nothing: for want of memory, or of addresses."""
-    if nbytes > psutil.virtual_memory().available:
-        return _out_of_memory(name, nbytes)
-    return DeviceMemoryError(*no_address_space(nbytes))

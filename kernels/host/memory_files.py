@@ -42,8 +42,12 @@ def map_file(descriptor: int, nbytes: int, *, writable: bool = False) -> memoryv
     OSError
         If it cannot be mapped.
     """
+    rights = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
     with _enough_addresses(nbytes):
-        return _map(descriptor, nbytes, writable=writable)
+        # The file is put over it and goes with it; `mmap` would keep the descriptor open, and its locks.
+        whole = _room(nbytes, rights)
+        _put_over(whole, descriptor, rights, 0)
+        return whole
 
 
 @contextmanager
@@ -61,14 +65,6 @@ def no_address_space(nbytes: int) -> tuple[str, str]:
     limit_bytes, _ = resource.getrlimit(resource.RLIMIT_AS)
     limit = "" if limit_bytes == resource.RLIM_INFINITY else f": its limit is {format_size(limit_bytes)}"
     return f"this process can map no further {format_size(nbytes)}{limit}", _MORE_ADDRESSES
-
-
-def _map(descriptor: int, nbytes: int, *, writable: bool) -> memoryview:
-    rights = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-    # The file is put over it and goes with it; `mmap` itself would keep the descriptor open, and its locks.
-    whole = _room(nbytes, rights)
-    _put_over(whole, descriptor, rights, 0)
-    return whole
 
 
 def _room(nbytes: int, rights: int) -> memoryview:

@@ -11,7 +11,6 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
@@ -185,36 +184,24 @@ def drop_pages(address: int, nbytes: int) -> None:
         raise OSError(number, f"madvise({first:#x}, {length}, MADV_DONTNEED) failed")
 
 
-@dataclass(frozen=True, slots=True)
-class _Mapping:
-    start: int
-    end: int
-    plain: bool
-
-
 class AddressSpace:
     """``/proc/self/maps`` at the first question: which ranges are private, anonymous and writable."""
 
     @functools.cached_property
-    def _mappings(self) -> list[_Mapping]:
-        return list(_read_mappings())
+    def _plain(self) -> list[tuple[int, int]]:
+        """Start and end of each such range, as large as can be."""
+        found: list[tuple[int, int]] = []
+        for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines():
+            span, permissions, _, _, inode, *name = line.split(maxsplit=5)
+            anonymous = inode == "0" and (not name or name[0].startswith(("[heap]", "[anon:")))
+            if permissions == "rw-p" and anonymous:
+                start, end = (int(part, 16) for part in span.split("-"))
+                if found and found[-1][1] == start:
+                    start = found.pop()[0]
+                found.append((start, end))
+        return found
 
     def is_plain(self, address: int, nbytes: int) -> bool:
         """Whether all of a range is private, anonymous and writable: dropping its pages is ours alone."""
-        end = address + nbytes
-        index = bisect.bisect_right(self._mappings, address, key=lambda mapping: mapping.start) - 1
-        while 0 <= index < len(self._mappings) and address < end:
-            mapping = self._mappings[index]
-            if not mapping.plain or not mapping.start <= address < mapping.end:
-                return False
-            address = mapping.end
-            index += 1
-        return address >= end
-
-
-def _read_mappings() -> Iterator[_Mapping]:
-    for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines():
-        span, permissions, _, _, inode, *name = line.split(maxsplit=5)
-        start, end = (int(part, 16) for part in span.split("-"))
-        anonymous = inode == "0" and (not name or name[0].startswith(("[heap]", "[anon:")))
-        yield _Mapping(start, end, permissions == "rw-p" and anonymous)
+        index = bisect.bisect_right(self._plain, (address, sys.maxsize)) - 1
+        return index >= 0 and address + nbytes <= self._plain[index][1]
