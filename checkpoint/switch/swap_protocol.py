@@ -1,22 +1,10 @@
-"""The swap protocol of two processes on one device: what they say to each other, and how.
+"""The swap protocol of two processes on one device: what they say to each other, and how (docs/duplex.md).
 
-The one that comes (the successor) is parked. It listens in its own store; the one that leaves (the
-predecessor) connects there when its suspend is about to copy, and leaves by itself if nobody listens. Then,
-on a socket of the operating system, so that the end of either process is seen at once:
-
-    predecessor                      successor
-    Offer(terms, nbytes)   ->                      what it is about to give back
-                           <-        Answer        whether it is worth giving anything back before the end;
-                                                   none to an offer of nothing
-    Gave(nbytes)  ...      ->                      in all so far, by the device's own count
-    Whole                  ->                      published and gone; it wants nothing back any more
-    Failed(error)          ->                      it runs on, and wants all of it back
-                           <-        Back          nothing of the successor's is on the device (any more)
-
-After ``Whole``, or when the predecessor's process no longer exists, the device is the successor's; never
-before. After ``Failed`` it is the predecessor's again as soon as the successor has said ``Back``, or no
-longer exists. The predecessor waits for the successor nowhere else, and whatever goes wrong at the
-successor's end ends in ``Back``: so one of the two always comes to its end.
+They talk on a socket of the operating system, so that the end of either process is seen at once. After
+``Whole``, or when the predecessor's process no longer exists, the device is the successor's; never before.
+After ``Failed`` it is the predecessor's again as soon as the successor has said ``Back``, or no longer
+exists. The predecessor waits for the successor nowhere else, and whatever goes wrong at the successor's end
+ends in ``Back``: so one of the two always comes to its end.
 """
 
 from __future__ import annotations
