@@ -45,6 +45,8 @@ class Submit(Verb, tag="submit", frozen=True):
     devices, most_devices
         How many it runs on, all or nothing; it must have as many ranks. If ``most_devices`` is larger, it may
         have up to so many (docs/elastic.md), and has as many ranks.
+    relaunch
+        Its command starts as many ranks as it is told; it is started anew for another number of devices.
     weight
         Its share under policies that know weights.
     max_restarts
@@ -74,6 +76,7 @@ class Submit(Verb, tag="submit", frozen=True):
     environ: dict[VariableName, Word]
     devices: RankCount = 1
     most_devices: OptionalRankCount = 0
+    relaunch: bool = False
     tenant: Label = ""
     weight: WeightValue = 1.0
     max_restarts: Count = 0

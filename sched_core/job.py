@@ -22,6 +22,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
         Devices it asks for; all or nothing unless elastic.
     min_demand, max_demand
         Bounds between which an elastic job may be resized; 0 means ``demand``.
+    relaunch
+        Whether its command, which starts as many ranks as it is told, is started anew for that.
     deadlines
         ``(seconds after submission, value)`` pairs, earliest first: one pair is a hard deadline, several a
         soft one, none means best effort.
@@ -57,6 +59,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     demand: RankCount = 1
     min_demand: Count = 0
     max_demand: Count = 0
+    relaunch: bool = False
     model: Text = ""
     tenant: Label = ""
     app: Text = ""
@@ -85,6 +88,11 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     def ranks(self) -> int:
         """Processes it has: as many as it may have devices."""
         return max(self.demand, self.max_demand)
+
+    @property
+    def joined(self) -> bool:
+        """Whether it is elastic, and its ranks are there from the beginning and come and go by themselves."""
+        return self.elastic and not self.relaunch
 
     @property
     def deadline_s(self) -> float | None:

@@ -113,6 +113,7 @@ class Client:
         most_devices
             Up to how many it may have, if more than that: it grows and shrinks as the policy says, and its
             script uses ``gpuslice.elastic``. A script or module is started by torchrun as so many ranks.
+            A torchrun command of its own is told how many to start, and started anew for another number.
         max_restarts
             How often it is started again after a failure that was not its user's (docs/recovery.md).
         steps
@@ -147,10 +148,13 @@ class Client:
         """
         # Late: only this verb needs to know how jobs are started.
         from gpuslice.launch.command import command_line, environment
-        from gpuslice.launch.rank_start import as_ranks, with_ranks
+        from gpuslice.launch.rank_start import as_ranks, is_told_ranks, with_ranks
 
         argv = command_line(words)
-        if most_devices > 1:
+        relaunch = most_devices > devices and is_told_ranks(words, most_devices)
+        if relaunch:
+            pass  # it is told in its environment, each time that it is started
+        elif most_devices > 1:
             argv = command_line(as_ranks(words, most_devices))
         elif devices > 1:
             argv = command_line(with_ranks(words, devices))
@@ -165,6 +169,7 @@ class Client:
             environ=environment(settings, variables),
             devices=devices,
             most_devices=most_devices,
+            relaunch=relaunch,
             tenant=tenant,
             weight=weight,
             max_restarts=max_restarts,

@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
+from gpuslice.errors import UsageError
 from gpuslice.launch.script_source import imported, syntax_of
 
 #: What torchrun tells a rank in its environment.
@@ -43,6 +45,43 @@ def as_ranks(words: Sequence[str], ranks: int) -> list[str]:
         return list(words)
     script = ["--module", *words[1:]] if words[0] == "-m" else list(words)
     return ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), *script]
+
+
+def is_told_ranks(words: Sequence[str], most: int) -> bool:
+    """Whether a command is torchrun without a number of ranks, which can be told that by its environment.
+
+    Raises
+    ------
+    UsageError
+        If it is torchrun on several nodes, or with another number than ``most``, which would never fit.
+    """
+    command = list(words[1:] if words and words[0] == "--" else words)
+    if not _is_torchrun(command):
+        return False
+    if _value(command, "nnodes") not in (None, "1", "1:1"):
+        raise UsageError("torchrun is to start ranks on several nodes", "leave out --nnodes")
+    ranks = _value(command, "nproc-per-node")
+    if ranks not in (None, str(most)):
+        raise UsageError(
+            f"torchrun is to start {ranks} ranks, and the job may have up to {most} devices",
+            "leave out --nproc-per-node: the scheduler says how many",
+        )
+    return ranks is None
+
+
+def _is_torchrun(command: Sequence[str]) -> bool:
+    if command and Path(command[0]).name == "torchrun":
+        return True
+    return "torch.distributed.run" in command[:3] and "-m" in command[:2]
+
+
+def _value(command: Sequence[str], option: str) -> str | None:
+    """What ``--option`` is in ``command``, in either of torchrun's spellings; ``None`` without it."""
+    for word, after in zip(command, [*command[1:], ""], strict=True):
+        name, equals, value = word.partition("=")
+        if name.startswith("--") and name[2:].replace("_", "-") == option:
+            return value if equals else after
+    return None
 
 
 def find_rank_use(words: Sequence[str]) -> str:

@@ -184,12 +184,12 @@ class Core:
         """Tell a parked rank to come (back) to its device."""
         job.ranks[rank].phase = RankPhase.COMING
         device = str(self.devices[job.lease[rank]])
-        width, world = (job.width, job.world) if job.spec.elastic else (0, 0)
+        width, world = (job.width, job.world) if job.spec.joined else (0, 0)
         self.tell(job, rank, Resume(epoch=job.epoch, device=device, width=width, world=world))
 
     def announce(self, job: Gang, now: float) -> None:
         """Let the policy know of a job that is ready to run, unless its owner holds it; after its trial."""
-        if job.held or job.finishing:
+        if job.held or job.finishing or self.planning.knows(job):
             return
         if job.tried:
             self.planning.announce(job, now)
@@ -212,6 +212,9 @@ class Core:
                 self.order(notice)
             self.planning.due = True
         elif job.all_parked() and job.allows(Trigger.ALL_PARKED):
+            if job.misfit and not job.through and not job.successor:
+                restarts.end_to_relaunch(self, job, now)
+                return
             job.move(Trigger.ALL_PARKED, now)
             self.vacate(job, now)
             if job.through:
@@ -319,6 +322,8 @@ class Core:
         self.handovers.lost(job)
         if job.state.ended:
             self._gone(job, now)
+        elif job.state is JobState.RELAUNCHING:
+            restarts.relaunch_if_gone(self, job, now)
         elif len(job.ranks) > 1 and not left_by_itself and not event.unseen:
             self.end(job, Trigger.FAIL, f"rank {event.rank} died", now, Kind.INFRASTRUCTURE)
         else:
@@ -332,6 +337,8 @@ class Core:
         job.exit_code, job.said = event.code, event.said
         if job.state.ended:
             self._gone(job, now)
+        elif job.state is JobState.RELAUNCHING:
+            restarts.relaunch_if_gone(self, job, now)
         elif event.code == 0:
             self.end(job, Trigger.SUCCEED, "", now)
         else:

@@ -204,10 +204,11 @@ class Tell(msgspec.Struct, frozen=True, tag="tell"):
 
 
 class Kill(msgspec.Struct, frozen=True, tag="kill"):
-    """End every process of ``job``."""
+    """End every process of ``job``; ``patient``: they may have a state to save."""
 
     job: str
     reason: str
+    patient: bool = False
 
 
 class WakeAt(msgspec.Struct, frozen=True, tag="wake_at"):

@@ -193,8 +193,8 @@ class RankReports:
             job.first_hello_s = now
         if job.ready:
             self._core.announce(job, now)
-        else:
-            self._core.reconcile_later(job)  # the others may never come
+        if not job.ready or job.wanted:
+            self._core.reconcile_later(job)  # the others may never come; it may be wanted already
 
     def _hello_again(self, job: Gang, rank: Rank, message: Hello, now: float) -> None:
         """Make up for what was lost with a connection: the last orders, or the rank's last report.

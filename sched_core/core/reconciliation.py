@@ -9,7 +9,7 @@ from types import MappingProxyType
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.states import IN_TRANSIT, JobState, Trigger
 
-from . import timeouts
+from . import restarts, timeouts
 from .contract import CoreContract
 from .events import WakeAt
 
@@ -79,11 +79,15 @@ class Reconciliation:
             core.switch_costs.begun(job)
             job.overshoots = 0
             # The first boundary is before the first mini-batch, which a job's first slice is for.
-            core.handovers.promise(job, now)
+            if not job.misfit:
+                core.handovers.promise(job, now)
             core.reports.aim(job, max(1, *(rank.boundary for rank in job.ranks)) + 1)
         elif job.promise is not None:
             if job.wanted != (job.promise.device,):
                 core.handovers.withdraw(job)
+        elif job.misfit and job.launched and job.allows(Trigger.RELAUNCH):
+            if job.state is not JobState.SUSPENDING:
+                restarts.end_to_relaunch(core, job, now)
         elif job.state in (JobState.QUEUED, JobState.SUSPENDED) and job.wanted and self._can_enter(job):
             core.grant(job, job.wanted, now)
         elif job.state in IN_TRANSIT:
@@ -94,8 +98,8 @@ class Reconciliation:
     def _can_enter(self, job: Gang) -> bool:
         """Whether ``job`` has ranks and its devices nobody but who shares them; a trial shares nothing."""
         core = self._core
-        if not job.training():
-            return False  # its processes are gone, and how they ended will be told
+        if not job.training() or (job.spec.relaunch and not job.ready):
+            return False  # they are still coming, or its processes are gone, and how they ended will be told
         if any(map(core.handovers.promised, job.wanted)):
             return False
         if job.borrowed:

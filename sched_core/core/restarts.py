@@ -1,10 +1,13 @@
 """What becomes of a job that failed, once nothing of it is left: its class, and perhaps another attempt.
 
 An attempt starts the job's command anew, under the same name: a script that called ``gpuslice.attach`` goes
-on from its newest snapshot, any other from the beginning.
+on from its newest snapshot, one with checkpoints of its own from these, any other from the beginning. A
+command that starts as many ranks as it is told is started anew for another number of devices, too.
 """
 
 from __future__ import annotations
+
+from math import inf
 
 import msgspec
 
@@ -14,7 +17,7 @@ from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.states import Trigger
 
 from .contract import CoreContract
-from .events import Launch, Notice
+from .events import Kill, Launch, Notice
 
 #: Before the second attempt; doubled each time.
 BACK_OFF_S = 1.0
@@ -31,9 +34,9 @@ def close(core: CoreContract, job: Gang, now: float) -> None:
     if over_limit:  # with the same limit it would fail the same way
         helps = job.may_grow
     else:
-        helps = failure.kind is not Kind.USER and job.attempt < job.spec.max_restarts
+        helps = failure.kind is not Kind.USER and job.failures < job.spec.max_restarts
     if helps and job.may_restart:
-        wait_s = min(BACK_OFF_S * 2 ** min(job.attempt, _MOST_DOUBLINGS), MAX_BACK_OFF_S)
+        wait_s = min(BACK_OFF_S * 2 ** min(job.failures, _MOST_DOUBLINGS), MAX_BACK_OFF_S)
     details = {
         "class": job.failure,
         "reason": job.reason,
@@ -59,6 +62,33 @@ def _grow(job: Gang) -> None:
     job.spec = msgspec.structs.replace(
         spec, device_memory_bytes=limit_bytes, max_restarts=spec.max_restarts + 1
     )
+
+
+def end_to_relaunch(core: CoreContract, job: Gang, now: float) -> None:
+    """Ask ``job``, parked or not begun, to end, so that its command is started for as many as it is to have.
+
+    A script that hears of it by SIGTERM has its state back, and may save it, until the next boundary.
+    """
+    job.move(Trigger.RELAUNCH, now)
+    core.switch_costs.forget(job)
+    core.order(Notice("relaunched", job.id, {"from": len(job.ranks), "to": len(job.wanted)}))
+    core.order(Kill(job.id, "it is started anew for other devices", patient=True))
+    relaunch_if_gone(core, job, now)
+
+
+def relaunch_if_gone(core: CoreContract, job: Gang, now: float) -> None:
+    """Start the command of ``job``, which was told to end for that, once nothing of it is left."""
+    if not job.processes_gone:
+        return
+    core.vacate(job, now)
+    job.move(Trigger.RETRY, now)
+    job.relaunches += 1
+    job.begin_again(now, ranks=len(job.wanted))
+    if job.running:
+        job.since_s = inf  # it makes progress once its ranks are on their devices
+    if not job.held:
+        launch(core, job)
+    core.reconcile_later(job)
 
 
 def launch(core: CoreContract, job: Gang) -> None:

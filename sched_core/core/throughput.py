@@ -66,7 +66,8 @@ class MeasuredThroughput:
 
     def _take_speed(self, event: Measured, job: Gang, now: float) -> None:
         """Learn how fast a ``job`` that may have more or fewer devices is on those that it had."""
-        work = event.samples or event.steps
+        # The ranks of a command that is started anew have each their own batch, of the same size.
+        work = event.samples or event.steps * (event.devices if job.spec.relaunch else 1)
         if not job.spec.elastic or event.beside or not (event.devices and work and event.seconds):
             return
         by_devices = self._work.setdefault(job.kind, {})

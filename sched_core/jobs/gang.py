@@ -76,8 +76,8 @@ class Gang(Job):
         How long former attempts were on their devices before that, and since when the present one is.
     switch_predicted_s, switch_error_s, switch_s
         What its last switch was to cost and how far that may be off, if anybody knew, and what it did cost.
-    attempt
-        How often it was started again after a failure.
+    attempt, relaunches
+        How often it was started again; of that, how often for another number of devices, not for a failure.
     launched
         Whether this attempt's command was started; a queued job may have to wait for that (``prestart``).
     first_hello_s
@@ -134,6 +134,7 @@ class Gang(Job):
         "ranks",
         "reason",
         "refusals",
+        "relaunches",
         "requested_devices",
         "retry_at_s",
         "said",
@@ -157,7 +158,7 @@ class Gang(Job):
     def __init__(self, spec: JobSpec, number: int, program: Program) -> None:
         super().__init__(spec, number)
         self.program = program
-        self.ranks = tuple(Rank(number) for number in range(spec.ranks))
+        self.ranks = tuple(map(Rank, range(spec.demand if spec.relaunch else spec.ranks)))
         self.width = self.world = 0
         self.state = JobState.QUEUED
         self.lease: tuple[int, ...] = ()
@@ -168,7 +169,8 @@ class Gang(Job):
         self.successor = self.said = self.reason = self.failure = ""
         self.held = self.lent = self.late = self.given_up = False
         self.launched = self.trains = self.finishing = self.deadline_missed = False
-        self.stop_at = self.overshoots = self.refusals = self.missed = self.attempt = 0
+        self.stop_at = self.overshoots = self.refusals = self.missed = 0
+        self.attempt = self.relaunches = 0
         self.retry_at_s = self.ordered_s = self.setup_s = 0.0
         self.waited_s = self.fair_share_s = self.fragmentation_s = 0.0
         self.waits_since: Since | None = None
@@ -210,7 +212,17 @@ class Gang(Job):
     def may_restart(self) -> bool:
         """Whether it failed and another attempt is allowed."""
         failed = self.state is JobState.FAILED and self.tried
-        return failed and not self.given_up and (self.attempt < self.spec.max_restarts or self.may_grow)
+        return failed and not self.given_up and (self.failures < self.spec.max_restarts or self.may_grow)
+
+    @property
+    def failures(self) -> int:
+        """How often it was started again after a failure."""
+        return self.attempt - self.relaunches
+
+    @property
+    def misfit(self) -> bool:
+        """Whether it is wanted on another number of devices than its command was started for."""
+        return self.spec.relaunch and bool(self.wanted) and len(self.wanted) != len(self.ranks)
 
     @property
     def may_grow(self) -> bool:
@@ -286,13 +298,17 @@ class Gang(Job):
         """It has reached its first boundary."""
         self.setup_s, self.setup_since_s, self.trains = self.setup_at(now), None, True
 
-    def begin_again(self, when_s: float) -> None:
-        """Become a job whose next attempt starts at ``when_s``; what it attained stays its own."""
+    def begin_again(self, when_s: float, ranks: int = 0) -> None:
+        """Become a job whose next attempt starts at ``when_s``; what it attained stays its own.
+
+        ``ranks`` of a job whose command is told; without them as many as in the beginning.
+        """
         self.attempt += 1
         self.launched = self.finishing = False
         self.setup_s = self.setup_at(when_s if self.ended_s is None else self.ended_s)
         self.setup_since_s, self.trains = None, False
-        self.ranks = tuple(Rank(rank.number) for rank in self.ranks)
+        usual = self.demand if self.spec.relaunch else self.spec.ranks
+        self.ranks = tuple(map(Rank, range(ranks or usual)))
         self.width = self.world = 0
         self.ended_s = self.blame = self.first_hello_s = None
         self.stop_at = self.overshoots = self.refusals = self.missed = 0

@@ -4,12 +4,14 @@ Rules
 -----
 - Everything that changes a job's state is a ``(state, trigger)`` of ``TRANSITIONS``; a pair that is not there
   is an error and changes nothing.
-- A job holds devices in ``starting``, ``running``, ``suspending`` and ``resuming``, in no other live state;
-  an ended job keeps them until its last process is gone.
+- A job holds devices in ``starting``, ``running``, ``suspending`` and ``resuming``, in no other live state
+  but perhaps ``relaunching``; an ended job keeps them until its last process is gone.
 - A resume that is refused is tried again under the same lease, and fails the job in the end: a gang whose
   other ranks have gone on cannot be taken back to the boundary where one of them still waits.
 - A failed job may be queued again, for another attempt, at the moment its last process is gone; nobody who
   waits for its end is told of it before.
+- A job whose command is started anew for another number of devices keeps those that it has until its last
+  process is gone. Then it is queued, and has the new ones once its ranks are there.
 - Migration is not a state: it is a suspend, then a resume elsewhere.
 """
 
@@ -27,6 +29,7 @@ class JobState(Enum):
     SUSPENDING = "suspending"  # told to stop, not all ranks are parked
     SUSPENDED = "suspended"  # all ranks parked, no device
     RESUMING = "resuming"  # lease given, not all ranks are back on the device
+    RELAUNCHING = "relaunching"  # told to end, to be started anew for another number of devices
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     CANCELLED = "cancelled"
@@ -51,6 +54,7 @@ class Trigger(Enum):
     CANCEL = "cancel"
     LEFT = "parked after all"  # the same, of a job whose device has perhaps been handed over
     RETRY = "started again"
+    RELAUNCH = "to be started anew"  # for another number of devices
 
 
 _S, _T = JobState, Trigger
@@ -66,9 +70,16 @@ TRANSITIONS: dict[tuple[JobState, Trigger], JobState] = {
     (_S.SUSPENDED, _T.GRANT): _S.RESUMING,
     (_S.RESUMING, _T.ALL_ON): _S.RUNNING,
     (_S.FAILED, _T.RETRY): _S.QUEUED,
+    (_S.SUSPENDING, _T.RELAUNCH): _S.RELAUNCHING,
+    (_S.SUSPENDED, _T.RELAUNCH): _S.RELAUNCHING,
+    (_S.QUEUED, _T.RELAUNCH): _S.RELAUNCHING,
+    (_S.RELAUNCHING, _T.RETRY): _S.QUEUED,
 }
 
-LIVE = (_S.QUEUED, _S.STARTING, _S.RUNNING, _S.SUSPENDING, _S.SUSPENDED, _S.RESUMING)
+LIVE = (
+    *(_S.QUEUED, _S.STARTING, _S.RUNNING, _S.SUSPENDING, _S.SUSPENDED, _S.RESUMING),
+    _S.RELAUNCHING,
+)
 ENDED = frozenset({_S.SUCCEEDED, _S.FAILED, _S.CANCELLED})
 #: Live states in which the job's devices are its own.
 HOLDING = frozenset({_S.STARTING, _S.RUNNING, _S.SUSPENDING, _S.RESUMING})

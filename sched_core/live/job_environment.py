@@ -13,25 +13,30 @@ from gpuslice.types import DeviceName
 #: What of a GPU's memory MPS counts besides what torch allocates: the context and its kernels.
 _CONTEXT_BYTES = 1 << 30
 _MIB = 1 << 20
+#: What torchrun reads in place of ``--nproc-per-node``.
+_TORCHRUN_RANKS = "PET_NPROC_PER_NODE"
 
 
-def job_environ(spec: JobSpec, tenant_ramdisk: Mapping[str, str]) -> dict[str, str]:
+def job_environ(spec: JobSpec, ranks: int, tenant_ramdisk: Mapping[str, str]) -> dict[str, str]:
     """The settings of one job: who it is; where it reports its node adds.
 
     Parameters
     ----------
+    ranks
+        How many its command is to start.
     tenant_ramdisk
         Limits by tenant, ``8G`` style.
     """
     own = {
         "job": spec.id,
-        "ranks": str(spec.ranks),
-        "elastic": str(spec.elastic),
+        "ranks": str(ranks),
+        "elastic": str(spec.joined),
         "tenant": spec.tenant,
         "tenant_ramdisk": tenant_ramdisk.get(spec.tenant, ""),
         "memory": str(spec.device_memory_bytes or ""),
     }
-    return {config.variable(name): value for name, value in own.items()}
+    environ = {config.variable(name): value for name, value in own.items()}
+    return environ | {_TORCHRUN_RANKS: str(ranks)} if spec.relaunch else environ
 
 
 def mps_environ(spec: JobSpec, devices: Sequence[DeviceName], environ: Mapping[str, str]) -> dict[str, str]:

@@ -19,7 +19,7 @@ from .endpoint import bind, logs_directory
 from .node import Connection, Reports, Sought
 from .orphans import kill_orphans
 from .process_ends import PAUSE_MS, ProcessEnds
-from .processes import Processes
+from .processes import GRACE_S, PATIENT_GRACE_S, Processes
 from .rank_socket import RankSocket
 
 SOCKET = "scheduler.sock"
@@ -125,9 +125,9 @@ class LocalNode:
         """Send ``frame`` to the rank at ``identity``."""
         self.ranks.send(identity, frame)
 
-    def end(self, job: str) -> None:
-        """End every process of ``job``."""
-        self.processes.end(job, self._clock.now())
+    def end(self, job: str, *, patient: bool = False) -> None:
+        """End every process of ``job``; ``patient``: it may have a state to save."""
+        self.processes.end(job, self._clock.now(), grace_s=PATIENT_GRACE_S if patient else GRACE_S)
 
     def end_all(self) -> None:
         """End every process of every job, and wait until none is left."""

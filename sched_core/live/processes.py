@@ -30,6 +30,8 @@ from . import exit_record, supervisor
 
 #: Between the polite signal and the one that cannot be refused.
 GRACE_S = 3.0
+#: The same, of processes that may have a state to save; torchrun leaves its ranks as long.
+PATIENT_GRACE_S = 30.0
 #: How long a supervisor that another scheduler started in its last moment may take to be there.
 _STARTING_S = 30.0
 
@@ -239,10 +241,11 @@ class Processes:
                 self.wait(GRACE_S)
                 self.enforce(clock.now())
 
-    def end(self, job: str, now: float) -> None:
+    def end(self, job: str, now: float, grace_s: float = GRACE_S) -> None:
         """Ask every process of ``job`` to end, and see to it (``enforce``) that they do."""
         if self._signal(job, signal.SIGTERM):
-            self._deadlines_s.setdefault(job, now + GRACE_S)
+            deadline_s = now + grace_s
+            self._deadlines_s[job] = min(deadline_s, self._deadlines_s.get(job, deadline_s))
 
     def enforce(self, now: float) -> list[str]:
         """Kill what was asked to end and has not in time; returns the jobs of which that was true."""

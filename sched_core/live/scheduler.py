@@ -42,6 +42,7 @@ from gpuslice.sched_core.core.events import (
 from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.program import Program
+from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.journal.journal import JournalError
 from gpuslice.types import shortened
 
@@ -62,7 +63,18 @@ _AGAIN_S = 1.0
 _REASON_CHARACTERS = 1000
 #: Notices that nobody needs to worry about.
 _EXPECTED = frozenset(
-    {"began", "first_step", "guaranteed", "packed", "resized", "switched", "timed", "trial_passed", "went_on"}
+    {
+        "began",
+        "first_step",
+        "guaranteed",
+        "packed",
+        "relaunched",
+        "resized",
+        "switched",
+        "timed",
+        "trial_passed",
+        "went_on",
+    }
 )
 
 Observer = Callable[[Event, float, Sequence[Command]], object]
@@ -223,14 +235,14 @@ class Scheduler:
 
     def _find(self, job: Gang) -> None:
         there = tuple((rank.number, rank.pid) for rank in job.there())
-        exited = job.exit_code is not None
-        self._node(job.id).find(Sought(job.id, job.attempt, exited, job.state.ended, there))
+        exited, ends = job.exit_code is not None, job.state.ended or job.state is JobState.RELAUNCHING
+        self._node(job.id).find(Sought(job.id, job.attempt, exited, ends, there))
 
     def _missing(self, name: str) -> None:
         """The command of a job that was to be started never was."""
         job = self.core.jobs[name]
-        if job.state.ended:
-            self._occur(Exited(job.id, exit_record.KILLED))  # cancelled before it was started
+        if job.state.ended or job.state is JobState.RELAUNCHING:
+            self._occur(Exited(job.id, exit_record.KILLED))  # it was to end before it was started
         else:
             self._launch(Launch(job.id, job.program, job.attempt))
 
@@ -338,7 +350,7 @@ class Scheduler:
             case Launch():
                 self._launch(command)
             case Kill():
-                self._node(command.job).end(command.job)
+                self._node(command.job).end(command.job, patient=command.patient)
             case WakeAt():
                 self._wake_s = command.when_s
             case Compute():
@@ -355,8 +367,9 @@ class Scheduler:
             self._node(job).end(job)  # its end was before it could be told
 
     def _launch(self, command: Launch) -> None:
-        spec = self.core.jobs[command.job].spec
-        environ = self._environ | job_environ(spec, self._tenant_ramdisk)
+        job = self.core.jobs[command.job]
+        spec, ranks = job.spec, len(job.ranks)
+        environ = self._environ | job_environ(spec, ranks, self._tenant_ramdisk)
         environ |= mps_environ(spec, self.core.devices, command.program.environ)
         self._node(command.job).launch(command.job, command.program, environ, command.attempt)
 

@@ -113,7 +113,7 @@ class Overview:
             stuck=_stuck(job),
             unleased=_unleased(job),
             trial=_trial(job),
-            restarts=job.attempt,
+            restarts=job.failures,
             max_restarts=job.spec.max_restarts,
             exit_code=job.exit_code,
             failure=job.failure or None,

@@ -62,6 +62,7 @@ def make_spec(request: Submit, name: str, now_s: float) -> JobSpec:
         demand=request.devices,
         min_demand=request.devices if request.most_devices else 0,
         max_demand=request.most_devices,
+        relaunch=request.relaunch and request.most_devices > request.devices,
         tenant=request.tenant,
         weight=request.weight,
         iterations=request.steps or request.max_steps,

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuslice.launch.rank_start import find_rank_use, with_ranks
+from gpuslice.errors import UsageError
+from gpuslice.launch.rank_start import find_rank_use, is_told_ranks, with_ranks
 
 EXPECTS = "import os\nrank = int(os.environ['LOCAL_RANK'])\n"
 JOINS = "import torch.distributed as dist\n\ndist.init_process_group('gloo')\n"
@@ -48,3 +49,19 @@ def test_what_torchrun_is_given(
     for words, ranks in ((["train.py"], 1), (["--", "python", "train.py"], 2), (["gone.py"], 2), ([], 2)):
         assert with_ranks(words, ranks) == words
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("torchrun", [["torchrun"], ["/bin/torchrun"], ["python", *TORCHRUN[:2]]])
+def test_torchrun_without_a_number_of_ranks_can_be_told_one(torchrun: list[str]) -> None:
+    for options in ([], ["--standalone"], ["--nnodes", "1"], ["--nnodes=1:1"]):
+        assert is_told_ranks(["--", *torchrun, *options, "train.py"], 4)
+    assert not is_told_ranks(["--", *torchrun, "--nproc_per_node=4", "train.py"], 4)
+    with pytest.raises(UsageError, match="to start 2 ranks, and the job may have up to 4"):
+        is_told_ranks(["--", *torchrun, "--nproc-per-node", "2", "train.py"], 4)
+    with pytest.raises(UsageError, match="several nodes"):
+        is_told_ranks(["--", *torchrun, "--nnodes=1:4", "train.py"], 4)
+
+
+def test_other_commands_cannot() -> None:
+    for words in (["train.py"], ["--", "python", "train.py"], ["-m", "train"], []):
+        assert not is_told_ranks(words, 4)

@@ -13,8 +13,8 @@ LIMITED = JobSpec(id="a", submit_s=0.0, device_memory_bytes=3 << 30)
 
 
 def test_a_job_is_told_its_memory_limit() -> None:
-    assert job_environ(LIMITED, {})["GPUSLICE_MEMORY"] == str(3 << 30)
-    assert job_environ(JobSpec(id="a", submit_s=0.0), {})["GPUSLICE_MEMORY"] == ""
+    assert job_environ(LIMITED, 1, {})["GPUSLICE_MEMORY"] == str(3 << 30)
+    assert job_environ(JobSpec(id="a", submit_s=0.0), 1, {})["GPUSLICE_MEMORY"] == ""
 
 
 def test_an_mps_server_is_told_where_one_runs(tmp_path: Path) -> None:
