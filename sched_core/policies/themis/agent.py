@@ -142,20 +142,22 @@ class Agent:
         asking: Sequence[Job],
         wait_s: float,
         widest: float = inf,
+        *,
+        every_node: bool = True,
     ) -> Bid:
         """The answer to ``offer``: for 1, 2, … jobs of ``asking`` placed on it, what that would be worth.
 
         A single job that fits on one node bids for each such node, tightest fit first. Elastic jobs bid for
         their least numbers of devices so; then for one device after the other more, while that makes them
         faster and the app has at most ``widest`` devices of the offer. ``wait_s`` is how long an app that
-        gets nothing waits for the next offer.
+        gets nothing waits for the next offer. Without ``every_node`` only the first of equal bids is made.
         """
         held = [self._gang(job, view) for job in self.jobs.values() if job.running and job not in asking]
         nothing = self._rho(view, crowd_s, held, wait_s=wait_s)
         #: Which nodes does not matter, only on how many each job lies.
         values: dict[tuple[tuple[str, int, int], ...], float] = {}
         options: list[Option] = []
-        for gangs in ways(asking, offer, self.gains, widest):
+        for gangs in ways(asking, offer, self.gains, widest, every_node=every_node):
             shape = tuple((gang[0], gang_size(gang), len(gang[1])) for gang in gangs)
             if shape not in values:
                 values[shape] = 1.0 / self._rho(view, crowd_s, held + gangs, wait_s=wait_s)

@@ -115,7 +115,7 @@ class Arbiter:
         part: float,
     ) -> list[Grant]:
         """Give ``contender`` what of ``offer`` is best for it, for the whole lease."""
-        options = contender.agent.bid(view, crowd_s, offer, asking, wait_s, part).options
+        options = contender.agent.bid(view, crowd_s, offer, asking, wait_s, part, every_node=False).options
         if not options:
             return []
         best = max(options, key=lambda option: (option.value, option.size))

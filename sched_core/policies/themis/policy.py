@@ -84,6 +84,9 @@ class Themis:
         self.agents: dict[str, Agent] = {}
         self._elastic: dict[str, Job] = {}
         self._lease_end_s: dict[str, float] = {}
+        #: Who has devices, and what nobody has.
+        self._running: dict[str, Job] = {}
+        self._free: FreeDevices
         #: ∫ number of apps dt, and up to when.
         self._crowd_s = 0.0
         self._counted_s = 0.0
@@ -103,18 +106,9 @@ class Themis:
         round_end_s = (floor(now_s / self._lease_s) + 1) * self._lease_s
         if not waiting and not self._could_grow():
             return Plan(decisions, round_end_s if self._tuner.watches else None)
-        free = view.free()
-        for job in stopped:
-            if job.running:
-                free.give(job.placement)
-        ended = [
-            job
-            for job in view.running()
-            if self._lease_end_s.get(job.id, now_s) <= now_s and job not in stopped
-        ]
-        for job in ended:
-            free.give(job.placement)
-        decisions += self._renew(view, free, ended, waiting, round_end_s)
+        ended = [job for job in self._running.values() if self._lease_end_s.get(job.id, now_s) <= now_s]
+        ended.sort(key=lambda job: job.number)
+        decisions += self._renew(view, ended, waiting, round_end_s)
         ends = [end_s for end_s in self._lease_end_s.values() if end_s > now_s]
         return Plan(decisions, min(ends, default=round_end_s))
 
@@ -123,12 +117,14 @@ class Themis:
         running = [job for job in self._elastic.values() if job.running]
         return any(self.agents[_app(job)].gains(job, len(job.placement) + 1) for job in running)
 
-    def _renew(
-        self, view: View, offer: FreeDevices, ended: list[Job], waiting: list[Job], round_end_s: float
-    ) -> list[Decision]:
+    def _renew(self, view: View, ended: list[Job], waiting: list[Job], round_end_s: float) -> list[Decision]:
         grants: dict[str, Grant] = {}
         resizing = any(job.least < job.most for job in ended)
-        if resizing or any(job.least <= offer.total for job in waiting):
+        room = self._free.total + sum(len(job.placement) for job in ended)
+        if resizing or any(job.least <= room for job in waiting):
+            for job in ended:
+                self._free.give(job.placement)
+                del self._running[job.id]
             for agent in self.agents.values():
                 agent.learn_speeds(view)
             asking: dict[str, list[Job]] = {}
@@ -136,8 +132,9 @@ class Themis:
                 asking.setdefault(_app(job), []).append(job)
             contenders = [Contender(self.agents[app], tuple(jobs)) for app, jobs in asking.items()]
             wait_s = round_end_s - view.now_s
-            shared = self.arbiter.share_out(view, self._crowd_s, offer, contenders, wait_s)
+            shared = self.arbiter.share_out(view, self._crowd_s, self._free, contenders, wait_s)
             grants = {grant.job.id: grant for grant in shared}
+            self._running |= {grant.job.id: grant.job for grant in shared}
         else:
             grants = {job.id: Grant(job, job.placement, 1.0) for job in ended}
         decisions: list[Decision] = []
@@ -163,6 +160,8 @@ class Themis:
         if view.changes.reset:
             self._clear()
             self._counted_s = view.now_s
+            self._free = view.free()
+            self._running = {job.id: job for job in view.running()}
             for job in view.jobs.values():
                 self._arrive(job, view)
         self._crowd_s += len(self.agents) * (view.now_s - self._counted_s)
@@ -187,6 +186,8 @@ class Themis:
         return stopped
 
     def _forget(self, job: Job) -> None:
+        if self._running.pop(job.id, None) is not None:
+            self._free.give(job.placement)
         self._lease_end_s.pop(job.id, None)
         self._elastic.pop(job.id, None)
 

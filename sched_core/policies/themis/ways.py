@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 
 from gpuslice.sched_core.cluster import Cluster, FreeDevices
 from gpuslice.sched_core.job import Job
@@ -18,8 +19,13 @@ def gang_size(gang: Gang) -> int:
     return sum(count for _, count in gang[1])
 
 
-def ways(asking: Sequence[Job], offer: FreeDevices, gains: Gains, widest: float) -> Iterator[list[Gang]]:
-    """For 1, 2, … jobs of ``asking`` with their least numbers of devices; then with more, to ``widest``."""
+def ways(
+    asking: Sequence[Job], offer: FreeDevices, gains: Gains, widest: float, *, every_node: bool = True
+) -> Iterator[list[Gang]]:
+    """For 1, 2, … jobs of ``asking`` with their least numbers of devices; then with more, to ``widest``.
+
+    Without ``every_node`` only the first of nodes that are as good as each other for a single job.
+    """
     if not asking:
         return
     first = asking[0]
@@ -31,10 +37,15 @@ def ways(asking: Sequence[Job], offer: FreeDevices, gains: Gains, widest: float)
         counts = where(first.placement, offer.cluster)
         before = counts[0][0] if len(counts) == 1 and held == first.least else None
         yield [(first.id, counts)]
-    if first.least < len(offer.nodes_with):
-        roomy = [node for nodes in offer.nodes_with[first.least :] for node in nodes if node != before]
-        for node in roomy:
+    roomy = False
+    for node in chain.from_iterable(offer.nodes_with[first.least :]):
+        roomy = True
+        if node != before:
             yield [(first.id, ((node, first.least),))]
+            if not every_node:
+                break
+    if roomy and len(asking) == 1 and first.least == first.most:
+        return  # what follows would be the same
     left = {node: len(free) for node, free in enumerate(offer.on_node) if free}
     gangs: list[Gang] = []
     for job in asking:
