@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from itertools import accumulate, groupby, pairwise
 from typing import NamedTuple
 
@@ -195,15 +195,29 @@ class FreeDevices:
     """
 
     def __init__(self, cluster: Cluster, devices: Iterable[int] | None = None) -> None:
-        self.cluster = cluster
-        self.total = 0
-        self.on_node: list[list[int]] = [[] for _ in cluster.node_sizes]
-        for device in range(cluster.size) if devices is None else devices:
-            self.on_node[cluster.node_of[device]].append(device)
-            self.total += 1
+        on_node: list[list[int]] = [[] for _ in cluster.node_sizes]
+        if devices is None:
+            on_node = [list(cluster.on(node)) for node in range(len(on_node))]
+        else:
+            for device in devices:
+                on_node[cluster.node_of[device]].append(device)
+            for free in on_node:
+                free.sort()
+        self._be(cluster, on_node)
+
+    @classmethod
+    def besides(cls, cluster: Cluster, held: Container[int]) -> FreeDevices:
+        """All devices but those that are ``held``."""
+        made = object.__new__(cls)
+        nodes = range(len(cluster.node_sizes))
+        made._be(cluster, [[device for device in cluster.on(node) if device not in held] for node in nodes])
+        return made
+
+    def _be(self, cluster: Cluster, on_node: list[list[int]]) -> None:
+        self.cluster, self.on_node = cluster, on_node
+        self.total = sum(map(len, on_node))
         self.nodes_with: list[list[int]] = [[] for _ in range(max(cluster.node_sizes) + 1)]
-        for node, free in enumerate(self.on_node):
-            free.sort()
+        for node, free in enumerate(on_node):
             self.nodes_with[len(free)].append(node)
 
     def has(self, devices: Iterable[int]) -> bool:

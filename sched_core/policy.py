@@ -290,7 +290,7 @@ class View:
         Costs one pass over the cluster. Policies for large clusters keep their own and follow ``changes``.
         """
         held = {device for job in self.running() for device in job.placement}
-        return FreeDevices(self.cluster, (d for d in range(self.cluster.size) if d not in held))
+        return FreeDevices.besides(self.cluster, held)
 
     def loss(self, job: Job) -> float | None:
         """The newest loss that ``job`` reported, if any."""

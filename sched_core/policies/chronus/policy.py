@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import chain
 from math import floor
 
 import msgspec
@@ -138,15 +139,16 @@ class Chronus:
             return Plan()
         lease_is_over = self._boundary_s is not None and now_s >= self._boundary_s
         turn_is_over = self._best_effort_boundary_s is not None and now_s >= self._best_effort_boundary_s
-        free = FreeDevices(view.cluster)
         holders = self._lease(view) if lease_is_over else self._go_on(view)
-        if holders is not None:
-            self._leased = place_blocks([Request(job, self._block(job, view)) for job in holders], free)
-        else:
-            for devices in self._leased.values():
-                free.take(devices)
         to_measure = any(not job.running and not view.measured(job) for job in self._undecided.values())
         preempt = holders is not None or turn_is_over or to_measure
+        if holders is not None:
+            free = FreeDevices(view.cluster)
+            self._leased = place_blocks([Request(job, self._block(job, view)) for job in holders], free)
+        else:
+            kept = () if preempt else (job for job in view.running() if job.id not in self._leased)
+            held = chain(self._leased.values(), (job.placement for job in kept))
+            free = FreeDevices.besides(view.cluster, set(chain.from_iterable(held)))
         target = {**self._leased, **self._fill(view, free, preempt=preempt)}
         self._boundary_s = _next(now_s, self._lease_s)
         self._best_effort_boundary_s = _next(now_s, self._best_effort_lease_s)
@@ -312,7 +314,10 @@ class Chronus:
         return job.progress_at(view.now_s) + view.remaining_s(job)
 
     def _fill(self, view: View, free: FreeDevices, *, preempt: bool) -> dict[str, tuple[int, ...]]:
-        """Who else runs, on what: everybody anew if ``preempt``, else newcomers beside those that run."""
+        """Who else runs, on what: everybody anew if ``preempt``, else newcomers beside those that run.
+
+        ``free`` does not have the devices of these then.
+        """
         others = [job for job in view.jobs.values() if job.id not in self._leased]
         target: dict[str, tuple[int, ...]] = {}
         if preempt:
@@ -323,10 +328,7 @@ class Chronus:
                     target[job.id] = job.placement
                     free.take(job.placement)
         else:
-            for job in others:
-                if job.running:
-                    target[job.id] = job.placement
-                    free.take(job.placement)
+            target = {job.id: job.placement for job in others if job.running}
             chosen = self._shortest([job for job in others if not job.running], view, free.total)
         target.update(local_search([job for job in chosen if job.id not in target], free))
         return target

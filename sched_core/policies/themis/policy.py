@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from heapq import heappop, heappush
 from math import floor
 from typing import Literal
 
@@ -84,6 +85,8 @@ class Themis:
         self.agents: dict[str, Agent] = {}
         self._elastic: dict[str, Job] = {}
         self._lease_end_s: dict[str, float] = {}
+        #: The same as (end, number, job), the first first; void if that is no longer the end of a lease.
+        self._ends: list[tuple[float, int, str]] = []
         #: Who has devices, and what nobody has.
         self._running: dict[str, Job] = {}
         self._free: FreeDevices
@@ -106,11 +109,23 @@ class Themis:
         round_end_s = (floor(now_s / self._lease_s) + 1) * self._lease_s
         if not waiting and not self._could_grow():
             return Plan(decisions, round_end_s if self._tuner.watches else None)
-        ended = [job for job in self._running.values() if self._lease_end_s.get(job.id, now_s) <= now_s]
-        ended.sort(key=lambda job: job.number)
-        decisions += self._renew(view, ended, waiting, round_end_s)
-        ends = [end_s for end_s in self._lease_end_s.values() if end_s > now_s]
-        return Plan(decisions, min(ends, default=round_end_s))
+        decisions += self._renew(view, self._ended(now_s), waiting, round_end_s)
+        while self._ends and self._lease_end_s.get(self._ends[0][2]) != self._ends[0][0]:
+            heappop(self._ends)
+        return Plan(decisions, self._ends[0][0] if self._ends else round_end_s)
+
+    def _ended(self, now_s: float) -> list[Job]:
+        """Whose leases are over, in order of arrival."""
+        ended: dict[str, Job] = {}
+        while self._ends and self._ends[0][0] <= now_s:
+            end_s, _, name = heappop(self._ends)
+            if self._lease_end_s.get(name) == end_s:
+                ended[name] = self._running[name]
+        return sorted(ended.values(), key=lambda job: job.number)
+
+    def _lease(self, job: Job, end_s: float) -> None:
+        self._lease_end_s[job.id] = end_s
+        heappush(self._ends, (end_s, job.number, job.id))
 
     def _could_grow(self) -> bool:
         """Whether a job that runs might be faster on more devices."""
@@ -121,11 +136,11 @@ class Themis:
         grants: dict[str, Grant] = {}
         resizing = any(job.least < job.most for job in ended)
         room = self._free.total + sum(len(job.placement) for job in ended)
-        if resizing or any(job.least <= room for job in waiting):
+        if resizing or (room and any(job.least <= room for job in waiting)):
             for job in ended:
                 self._free.give(job.placement)
                 del self._running[job.id]
-            for agent in self.agents.values():
+            for agent in {_app(job): self.agents[_app(job)] for job in self._elastic.values()}.values():
                 agent.learn_speeds(view)
             asking: dict[str, list[Job]] = {}
             for job in sorted([*ended, *waiting], key=lambda job: job.number):
@@ -143,7 +158,7 @@ class Themis:
                 decisions.append(Suspend(job.id))
                 self._lease_end_s.pop(job.id, None)
         for grant in grants.values():
-            self._lease_end_s[grant.job.id] = self._until(view.now_s, round_end_s, grant.share)
+            self._lease(grant.job, self._until(view.now_s, round_end_s, grant.share))
             if not grant.job.running:
                 decisions.append(Start(grant.job.id, grant.devices))
             elif grant.devices != grant.job.placement:
@@ -162,6 +177,8 @@ class Themis:
             self._counted_s = view.now_s
             self._free = view.free()
             self._running = {job.id: job for job in view.running()}
+            for job in self._running.values():
+                self._lease(job, view.now_s)
             for job in view.jobs.values():
                 self._arrive(job, view)
         self._crowd_s += len(self.agents) * (view.now_s - self._counted_s)
