@@ -29,11 +29,15 @@ class Batch:
         Of the global batch.
     loss
         Its mean loss, on all ranks alike; ``None`` before the loop over it is through.
+    repeated
+        Whether the present micro-batch counts nothing: it is there because, with sharded parameters, all
+        ranks compute as many.
     """
 
     def __init__(self, share: Share, feed: Iterator[Any], parameters: Named, device: torch.device) -> None:
         self.samples = share.samples
         self.loss: float | None = None
+        self.repeated = False
         self._share = share
         self._feed = feed
         self._parameters = parameters
@@ -44,10 +48,12 @@ class Batch:
 
     def __iter__(self) -> Iterator[Any]:
         gradients.require_clear(self._parameters)
-        for micro_batch in self._share.micro_batches:
+        mine = self._share.micro_batches
+        for number, micro_batch in enumerate((*mine, *self._share.repeated)):
             torch.manual_seed(micro_batch.seed)
             data = next(self._feed)
-            self._weight = len(micro_batch.indices) / self.samples
+            self.repeated = number >= len(mine)
+            self._weight = 0.0 if self.repeated else len(micro_batch.indices) / self.samples
             yield data
             if self._weight is not None:
                 raise UsageError(
@@ -83,13 +89,26 @@ class Feed:
     ----------
     options
         Of the DataLoader that fetches the micro-batches.
+    even
+        Whether all ranks have as many.
     """
 
     def __init__(
-        self, sampler: ElasticSampler, dataset: Dataset[Any], rank: int, width: int, options: dict[str, Any]
+        self,
+        sampler: ElasticSampler,
+        dataset: Dataset[Any],
+        rank: int,
+        width: int,
+        options: dict[str, Any],
+        *,
+        even: bool = False,
     ) -> None:
-        self.shares = sampler.rest(rank, width)
-        indices = (list(part.indices) for share in sampler.rest(rank, width) for part in share.micro_batches)
+        self.shares = sampler.rest(rank, width, even=even)
+        indices = (
+            list(part.indices)
+            for share in sampler.rest(rank, width, even=even)
+            for part in (*share.micro_batches, *share.repeated)
+        )
         self.data = iter(DataLoader(dataset, batch_sampler=_Once(indices), **options))
 
 

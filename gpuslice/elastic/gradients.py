@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 import torch
 import torch.distributed as dist
 
+from gpuslice.checkpoint.named.shards import is_distributed, local_part
 from gpuslice.errors import UsageError
 
 #: Gradients are added up in buffers of about this size.
@@ -23,14 +24,14 @@ def require_clear(parameters: Sequence[tuple[str, torch.nn.Parameter]]) -> None:
         Naming the parameter.
     """
     for name, parameter in parameters:
-        if parameter.grad is not None and bool(parameter.grad.any()):
+        if parameter.grad is not None and _any(parameter.grad):
             raise UsageError(
                 f"{name} still has the gradient of the last batch", "call optimizer.zero_grad() in between"
             )
 
 
 def add_up(parameters: Sequence[tuple[str, torch.nn.Parameter]]) -> None:
-    """Replace every gradient by its sum over all ranks; a collective.
+    """Replace every gradient by its sum over all ranks; a collective. FSDP does that for what it has divided.
 
     A parameter that no rank has a gradient of keeps none, so that optimizers leave it out.
 
@@ -44,7 +45,8 @@ def add_up(parameters: Sequence[tuple[str, torch.nn.Parameter]]) -> None:
             raise UsageError(f"{name} has a sparse gradient", "leave out sparse=True")
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return
-    for bucket in _buckets([parameter for _, parameter in parameters if parameter.requires_grad]):
+    whole = [one for _, one in parameters if one.requires_grad and not is_distributed(one)]
+    for bucket in _buckets(whole):
         _add_up(bucket)
 
 
@@ -77,3 +79,8 @@ def _add_up(bucket: Sequence[torch.nn.Parameter]) -> None:
             one.grad.copy_(total.view_as(one))
         elif count:
             one.grad = total.view_as(one).clone()
+
+
+def _any(gradient: torch.Tensor) -> bool:
+    """Whether this rank's part of it is anything but zero."""
+    return bool((local_part(gradient) if is_distributed(gradient) else gradient).any())

@@ -44,10 +44,13 @@ class Share(NamedTuple):
         How many the global batch has, on all ranks together.
     micro_batches
         This rank's; none, if there are more ranks than micro-batches.
+    repeated
+        Further ones, which are another's or this rank's already, so that all ranks have as many.
     """
 
     samples: int
     micro_batches: tuple[MicroBatch, ...]
+    repeated: tuple[MicroBatch, ...] = ()
 
 
 class ElasticSampler:
@@ -119,11 +122,17 @@ class ElasticSampler:
         """Whether the epoch has another global batch for ``width`` ranks."""
         return self._samples(self.position, width) > 0
 
-    def rest(self, rank: int, width: int) -> Iterator[Share]:
-        """The shares of ``rank`` from here to the end of the epoch, while there are ``width`` ranks."""
+    def rest(self, rank: int, width: int, *, even: bool = False) -> Iterator[Share]:
+        """The shares of ``rank`` from here to the end of the epoch, while there are ``width`` ranks.
+
+        ``even``: each with as many micro-batches, of which some are repeated.
+        """
         position = self.position
         while samples := self._samples(position, width):
-            yield Share(samples, self._micro_batches(position, samples, rank, width))
+            mine = self._micro_batches(position, samples, rank, width)
+            more = -(-samples // (self._micro_batch_size * width)) - len(mine) if even else 0
+            first = self._micro_batches(position, samples, 0, 1)[:1] if more else ()
+            yield Share(samples, mine, (mine[-1:] or first) * more)
             position += samples
 
     def _samples(self, position: int, width: int) -> int:

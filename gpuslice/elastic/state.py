@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -14,51 +15,58 @@ from gpuslice.checkpoint.named import process_rng
 from gpuslice.checkpoint.named.state import OWN_PREFIX, check, describe
 from gpuslice.checkpoint.named.transfer import file_bytes, memory_file, write_state
 
-_RNG, _POSITION = f"{OWN_PREFIX}rng", f"{OWN_PREFIX}position"
+_RNG, _POSITION, _SHARDED = f"{OWN_PREFIX}rng", f"{OWN_PREFIX}position", f"{OWN_PREFIX}sharded"
 #: What errors call the state of rank 0.
 _NAME = Path("the state of rank 0")
 #: How much of it is sent at once.
 _PART_BYTES = 64 << 20
 
 
-def own_state(position: Mapping[str, int]) -> dict[str, object]:
+class Loaded(NamedTuple):
+    """What of a state is not loaded into named objects.
+
+    Attributes
+    ----------
+    position
+        That was saved with it.
+    whole
+        The state of what is divided among ranks (``sharded``); empty if nothing is.
+    """
+
+    position: dict[str, int]
+    whole: dict[str, Any]
+
+
+def own_state(position: Mapping[str, int], whole: Mapping[str, Any]) -> dict[str, object]:
     """What belongs to a job's state besides what the script has named."""
-    return {_RNG: process_rng.capture(), _POSITION: dict(position)}
+    return {_RNG: process_rng.capture(), _POSITION: dict(position), _SHARDED: dict(whole)}
 
 
-def load(snapshot: SnapshotFile, named: Mapping[str, object], *, verify: bool = True) -> dict[str, int]:
+def load(snapshot: SnapshotFile, named: Mapping[str, object], *, verify: bool = True) -> Loaded:
     """Load a state into the named objects; nothing has changed if it does not fit.
-
-    Returns
-    -------
-    dict
-        The position that was saved with it.
 
     Raises
     ------
     SnapshotError
         If it is damaged, or does not fit the objects, naming the entry.
     """
-    restoration = check(snapshot, {**named, _RNG: None, _POSITION: None}, entire=True, verify=verify)
+    own = dict.fromkeys((_RNG, _POSITION, _SHARDED))
+    restoration = check(snapshot, {**named, **own}, entire=True, verify=verify)
     process_rng.check(restoration.value(_RNG), restoration.gpus)
     loaded = restoration.apply()
     process_rng.restore(loaded[_RNG], restoration.gpus)
-    position: dict[str, int] = loaded[_POSITION]
-    return position
+    return Loaded(loaded[_POSITION], loaded[_SHARDED])
 
 
-def share(named: Mapping[str, object], position: Mapping[str, int], device: torch.device) -> dict[str, int]:
+def share(named: Mapping[str, object], own: Loaded, device: torch.device) -> Loaded:
     """Have all ranks hold what rank 0 holds; a collective.
 
     Parameters
     ----------
+    own
+        What of it is in no named object; of rank 0 it counts, and is returned on all.
     device
         Where the process group can send from.
-
-    Returns
-    -------
-    dict
-        Rank 0's position.
 
     Raises
     ------
@@ -70,13 +78,13 @@ def share(named: Mapping[str, object], position: Mapping[str, int], device: torc
     leading = dist.get_rank() == 0
     with memory_file() as descriptor:
         if leading:
-            write_state(descriptor, describe({**named, **own_state(position)}))
+            write_state(descriptor, describe({**named, **own_state(*own)}))
         length = torch.tensor([os.fstat(descriptor).st_size], dtype=torch.int64, device=device)
         dist.broadcast(length, 0)
         os.truncate(descriptor, int(length))
         _broadcast(file_bytes(descriptor), device)
         if leading:
-            return dict(position)
+            return own
         with read_snapshot(descriptor, _NAME) as snapshot:
             return load(snapshot, named)
 

@@ -1,12 +1,12 @@
-"""``gpuslice.elastic.attach``: a training whose ranks come and go between two global batches."""
+"""A training whose ranks come and go between two global batches."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -14,18 +14,18 @@ from torch._C._distributed_c10d import Store
 from torch.utils.data import Dataset
 
 from gpuslice.checkpoint.named.describe import named_tensors
-from gpuslice.checkpoint.named.state import OWN_PREFIX, describe
 from gpuslice.errors import UsageError
 from gpuslice.runtime.boundaries import boundary
-from gpuslice.runtime.current import runtime
 from gpuslice.runtime.ending import at_end, ended_well
 from gpuslice.runtime.membership import Membership
 from gpuslice.runtime.runtime import Runtime
-from gpuslice.types import DeviceName
 
 from . import group, state
 from .batches import Batch, Feed, scale_rates
 from .sampler import ElasticSampler
+
+if TYPE_CHECKING:
+    from .sharded import Build, Sharded
 
 #: How often a rank that is not needed looks whether it was interrupted.
 _LOOK_AGAIN = timedelta(seconds=1)
@@ -34,7 +34,7 @@ _LAST_WORDS = timedelta(seconds=10)
 
 
 class World:
-    """The ranks that train together now; made by `attach`.
+    """The ranks that train together now; made by `attachment.attach`.
 
     Attributes
     ----------
@@ -42,29 +42,37 @@ class World:
         Which of them this process is, and how many there are.
     number
         Of this composition; a larger one follows at every change.
+    built
+        What the function given as ``build`` has made for this composition, by name.
     """
 
     #: A restart needs rank 0's snapshot only (``runtime.attached``).
     replicated = True
 
     def __init__(
-        self, process: Runtime, named: Mapping[str, object], sampler: ElasticSampler, backend: str | None
+        self,
+        process: Runtime,
+        named: Mapping[str, object],
+        sampler: ElasticSampler,
+        backend: str | None,
+        build: Build | None = None,
     ) -> None:
         self.rank = process.identity.rank
         self.width = self.number = 0
         self._process = process
         self._named = dict(named)
         self._sampler = sampler
-        modules = {name: item for name, item in named.items() if isinstance(item, torch.nn.Module)}
-        tensors = [
-            (f"{name}.{path}", tensor)
-            for name, module in modules.items()
-            for path, tensor in named_tensors(module).items()
-        ]
-        shared = {id(one): (path, one) for path, one in tensors if isinstance(one, torch.nn.Parameter)}
-        #: Each once, under one of its names.
-        self._parameters = list(shared.values())
+        self._build = build
+        self._sharded: Sharded | None = None
+        #: The whole state of what is sharded, on rank 0, where it was gathered or loaded last.
+        self._whole: dict[str, Any] = {}
+        #: Whether it was gathered at the present boundary.
+        self._gathered = build is None
+        tensors = _tensors_of(named)
+        self._parameters = _parameters_in(tensors)
         gpus = {tensor.device for _, tensor in tensors if tensor.device.type == "cuda"}
+        if backend == "nccl" and not gpus:
+            gpus = {torch.device("cuda")}
         self._device = min(gpus, key=str, default=torch.device("cpu"))
         self._backend = backend or ("nccl" if gpus else "gloo")
         self._launched = group.width_of()
@@ -78,6 +86,15 @@ class World:
     def epoch(self) -> int:
         """The epoch that is going on, from 0: also of a rank that was away when it began."""
         return self._sampler.epoch
+
+    @property
+    def built(self) -> Mapping[str, Any]:
+        return {} if self._sharded is None else self._sharded.built
+
+    @property
+    def interruptible(self) -> bool:
+        """Whether the state of all ranks is at hand here, for whichever ranks go on."""
+        return self._gathered
 
     @property
     def samples(self) -> int:
@@ -111,7 +128,9 @@ class World:
         while sampler.more(self.width):
             self._pass_boundary()
             if feed is None or number != self.number:
-                feed, number = Feed(sampler, dataset, self.rank, self.width, options), self.number
+                even = self._build is not None
+                feed = Feed(sampler, dataset, self.rank, self.width, options, even=even)
+                number = self.number
             share = next(feed.shares, None)
             if share is None:  # for more ranks what is left is no batch any more
                 return
@@ -145,11 +164,11 @@ class World:
 
     def named_state(self) -> dict[str, object]:
         """All that another process needs to go on from here."""
-        return {**self._named, **state.own_state(self._position())}
+        return {**self._named, **state.own_state(self._position(), self._whole)}
 
     def restartable(self, *, explicit: bool) -> bool:
         """Whether another process could go on from here; rank 0's state is everybody's."""
-        return self.rank == 0 and self._between_batches
+        return self.rank == 0 and self._between_batches and self._gathered
 
     def enter(self, ranks: int) -> None:
         """Begin with so many ranks, or as the scheduler says; a rank that is not needed waits."""
@@ -174,6 +193,7 @@ class World:
             self._counted = False
             return
         self._between_batches = True
+        self._gather_if_due()
         try:
             boundary()
         finally:
@@ -183,6 +203,24 @@ class World:
             self._form(membership.world, membership.width)
         elif self._wish and self._wish != self.width:
             self._change(self._wish)
+        if self._build is not None:
+            self._gathered, self._whole = False, {}
+
+    def _gather_if_due(self) -> None:
+        """Gather what is sharded, if any rank may be suspended at the boundary to come, saves, or changes.
+
+        All ranks have to agree, because it takes all of them; who hears of an order later than that is not
+        suspended at this boundary (``interruptible``).
+        """
+        if self._sharded is None:
+            return
+        boundaries = self._process.boundaries
+        first = min(boundaries.stop_at, boundaries.save_at)
+        due = first <= boundaries.count + 1 or self._wish not in (0, self.width)
+        agreed = torch.tensor([due], dtype=torch.int32, device=self._device)
+        dist.all_reduce(agreed, dist.ReduceOp.MAX)
+        if bool(agreed):
+            self._whole, self._gathered = self._sharded.gather(), True
 
     def _change(self, width: int) -> None:
         number, self._wish = self.number, 0
@@ -213,7 +251,25 @@ class World:
         """Be one of ``width`` ranks, with rank 0's state; a collective."""
         group.form(self._connected(), number, self.rank, width, self._backend)
         self.number, self.width = number, width
-        self._stand_at(state.share(self._named, self._position(), self._device))
+        if self._build is not None:
+            self._rebuild(self._build)
+        own = state.share(self._named, state.Loaded(self._position(), self._whole), self._device)
+        if self._sharded is not None:
+            self._sharded.load(own.whole)
+        self._stand_at(own.position)
+
+    def _rebuild(self, build: Build) -> None:
+        """Make what is sharded for the present group; a first one begins as each rank has made its part."""
+        from .sharded import Sharded  # late: it takes a second to import
+
+        self._sharded = Sharded(build(), self.width)
+        self._parameters = _parameters_in(_tensors_of({**self._named, **self._sharded.built}))
+        if self._sampler.scaling == "learning_rate":
+            scale_rates(list(self._sharded.optimizers.values()), lambda: self.width)
+        known = torch.tensor([bool(self._whole)], dtype=torch.int32, device=self._device)
+        dist.broadcast(known, 0)
+        if not bool(known):
+            self._whole = self._sharded.gather()
 
     def _connected(self) -> Store:
         if self._store is None:
@@ -229,7 +285,9 @@ class World:
             other.close()
         if chosen is not None:
             with chosen:
-                self._stand_at(state.load(chosen, self._named, verify=self._process.settings.verify))
+                found = state.load(chosen, self._named, verify=self._process.settings.verify)
+                self._stand_at(found.position)
+                self._whole = found.whole
 
     def _position(self) -> dict[str, int]:
         return {"boundary": self._process.boundary, "steps": self._process.boundaries.steps}
@@ -249,87 +307,20 @@ class World:
         group.leave()
 
 
-def attach(
-    job: str | None = None, /, *, ranks: int | None = None, backend: str | None = None, **named: object
-) -> World:
-    """Name the state of a training whose ranks come and go, and take part in it.
-
-    Every rank calls this when it has made its model. It returns when this rank is needed, with the
-    state of rank 0; under a name, that is the newest snapshot's.
-
-    Parameters
-    ----------
-    job
-        The job's name, unless ``gpuslice run --job`` or the scheduler gives one.
-    ranks
-        How many ranks begin, without a scheduler; all that were started if not given.
-    backend
-        Of the process groups; ``nccl`` for modules on GPUs, else ``gloo``.
-    **named
-        As for ``gpuslice.attach``, and one `ElasticSampler`. The gradients of all modules are added up.
-
-    Raises
-    ------
-    UsageError
-        Naming what cannot be attached.
-    SnapshotError
-        If the state that is to be gone on from is damaged or does not fit the objects.
-    """
-    sampler = _check(named)
-    process = runtime()
-    if process.attached is not None:
-        raise UsageError("this process has attached a job already", "attach everything in one call")
-    if dist.is_initialized():
-        raise UsageError(
-            "there is a process group already, which cannot grow or shrink",
-            "leave out init_process_group: gpuslice.elastic makes the groups",
-        )
-    if process.settings.standby:
-        raise UsageError("an elastic job cannot stand by", "leave out --standby: ranks wait by themselves")
-    if job is not None:
-        process.name_job(job)
-    world = World(process, named, sampler, backend)
-    launched = group.width_of()
-    if ranks is not None and not 1 <= ranks <= launched:
-        raise UsageError(f"{ranks} ranks cannot begin: {launched} were started", "start as many")
-    if world._device.type == "cuda" and not process.device_known:
-        process.move_in(DeviceName("cuda", world._device.index))
-    process.boundaries.leave_to_script()
-    process.attached = world
-    world.enter(launched if ranks is None else ranks)
-    if sampler.scaling == "learning_rate":
-        optimizers = [item for item in named.values() if isinstance(item, torch.optim.Optimizer)]
-        scale_rates(optimizers, lambda: world.width)
-    return world
+def _tensors_of(named: Mapping[str, object]) -> list[tuple[str, torch.Tensor]]:
+    """Of all modules, with their names."""
+    return [
+        (f"{name}.{path}", tensor)
+        for name, module in named.items()
+        if isinstance(module, torch.nn.Module)
+        for path, tensor in named_tensors(module).items()
+    ]
 
 
-def _check(named: Mapping[str, object]) -> ElasticSampler:
-    """Refuse what cannot be attached; the sampler."""
-    for name, item in named.items():
-        if name.startswith(OWN_PREFIX):
-            raise UsageError(f"the name {name!r} is gpuslice's own", "choose another one")
-        if isinstance(item, torch.nn.parallel.DistributedDataParallel):
-            raise UsageError(
-                f"{name} is a DistributedDataParallel, which belongs to one process group",
-                f"attach {name}.module, and call that: gpuslice.elastic adds the gradients up",
-            )
-        if isinstance(item, torch.nn.Module) and any(map(_is_shard, item.parameters())):
-            raise UsageError(
-                f"{name} has parameters that are divided among ranks, whose number may change",
-                "leave out fully_shard and the like: every rank has the whole of them",
-            )
-    samplers = [item for item in named.values() if isinstance(item, ElasticSampler)]
-    if len(samplers) != 1:
-        raise UsageError(
-            f"{len(samplers)} of the attached objects are an ElasticSampler", "attach one: sampler=sampler"
-        )
-    describe(named)
-    return samplers[0]
-
-
-def _is_shard(parameter: torch.nn.Parameter) -> bool:
-    """Whether it is a ``DTensor`` or one that other ranks have parts of in another way."""
-    return hasattr(type(parameter), "__tensor_flatten__") or hasattr(parameter, "device_mesh")
+def _parameters_in(tensors: Sequence[tuple[str, torch.Tensor]]) -> list[tuple[str, torch.nn.Parameter]]:
+    """Each once, under one of its names."""
+    shared = {id(one): (path, one) for path, one in tensors if isinstance(one, torch.nn.Parameter)}
+    return list(shared.values())
 
 
 def _key(number: int) -> str:

@@ -22,6 +22,11 @@ class Attached(Protocol):
     @property
     def samples(self) -> int: ...
 
+    @property
+    def interruptible(self) -> bool:
+        """Whether the job can be suspended at the present boundary, as far as its state is concerned."""
+        ...
+
     def named_state(self) -> Mapping[str, object]:
         """What a restart in another process needs."""
         ...

@@ -92,6 +92,7 @@ class Job:
     #: Every rank goes on from its own snapshot.
     replicated = False
     samples = 0
+    interruptible = True
 
     def __init__(self, process: Runtime, named: Mapping[str, object]) -> None:
         self._runtime = process

@@ -221,6 +221,8 @@ class Runtime:
         self._look_for_state()
         if torch._C._current_graph_task_id() != -1:
             return False
+        if self.attached is not None and not self.attached.interruptible:
+            return False
         try:
             self.device.check_idle()
         except SuspendRefusedError:

@@ -26,11 +26,19 @@ from gpuslice.sched_core.policies.optimus import Optimus
 from gpuslice.sched_core.policy import View
 from gpuslice.types import DeviceName
 from tests.gpuslice.elastic import training
-from tests.gpuslice.elastic.checks import check_close, check_epochs, check_equal, last_attempts, logs
+from tests.gpuslice.elastic.checks import (
+    check_close,
+    check_epochs,
+    check_equal,
+    check_state,
+    last_attempts,
+    logs,
+)
 
 from ..patience import PATIENCE_S
 
 SCRIPT = str(Path(training.__file__))
+SHARDED = str(Path(SCRIPT).with_name("sharded_training.py"))
 RANK = str(Path(__file__).with_name("rank.py"))
 
 
@@ -38,6 +46,35 @@ RANK = str(Path(__file__).with_name("rank.py"))
 def ramdisk() -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="gpuslice-test-", dir="/dev/shm") as directory:
         yield directory
+
+
+@pytest.mark.slow
+def test_parameters_divided_among_ranks_are_divided_anew(tmp_path: Path, ramdisk: str) -> None:
+    """1 -> 3 -> 1 ranks, of which two are parked away with parts of the state that the third goes on with."""
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
+    path = tmp_path / "log"
+    argv = command.command_line(as_ranks([SHARDED, str(path), "0", "", "until-1-3-1"], 3))
+    settings = Settings(device="cpu:0", ramdisk_dir=ramdisk, cpu_slots=4)
+    core = Core([DeviceName("cpu", slot) for slot in range(3)], Gandiva(quantum_s=0.5, look_s=0.5))
+    elastic = JobSpec(id="e", submit_s=0.0, min_demand=1, max_demand=3)
+    with Scheduler(core, tmp_path / "s", observer=lambda event, now, commands: core.check()) as scheduler:
+        scheduler.submit(elastic, Program(tuple(argv), "/", command.environment(settings, environ)))
+        job, err = core.jobs["e"], scheduler.local.processes.log("e", "err")
+
+        def grown() -> bool:
+            whole = job.width == 3 and job.state is JobState.RUNNING
+            return job.state.ended or (whole and min(rank.boundary for rank in job.ranks) > 1)
+
+        assert scheduler.run(grown, timeout_s=PATIENCE_S), err.read_text()
+        other = Program((sys.executable, RANK, "200", "0"), "/", {**environ, "WORLD": "2"})
+        scheduler.submit(JobSpec(id="other", submit_s=0.0, demand=2), other)
+        assert scheduler.run(lambda: job.state.ended, timeout_s=PATIENCE_S), err.read_text()
+        assert job.state is JobState.SUCCEEDED, err.read_text()
+    resized = logs(path, 3)
+    assert {line["width"] for line in resized[0] if "width" in line} >= {1, 3}
+    check_epochs(resized, max(line["epoch"] for line in resized[0] if "epoch" in line) + 1)
+    check_equal(resized)
+    check_state(resized)
 
 
 class Watched(Optimus):

@@ -46,6 +46,13 @@ def check_equal(written: list[Lines]) -> None:
         assert len({(line["state"], line["loss"], line["samples"]) for line in lines}) == 1
 
 
+def check_state(written: list[Lines]) -> None:
+    """What a step has left is what the next one finds, bit for bit, whoever has which part of it."""
+    steps = {line["step"]: line for lines in written for line in lines if "step" in line}
+    for step in range(1, len(steps)):
+        assert steps[step]["state"] == steps[step - 1]["after"]
+
+
 def widths(lines: Lines) -> list[int]:
     return [line["width"] for line in lines if "width" in line]
 

@@ -27,6 +27,7 @@ class Script:
 
     replicated = False
     samples = 0
+    interruptible = True
 
     def __init__(self) -> None:
         self.weights = torch.arange(50_000.0)
