@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from itertools import compress
-from operator import attrgetter, not_
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from . import heap
-
-_cdata = attrgetter("_cdata")
 
 
 def live_instances(*kinds: type) -> list[list[Any]]:
@@ -25,29 +20,28 @@ def live_instances(*kinds: type) -> list[list[Any]]:
     with torch._C.DisableTorchFunction():
         for number, kind in enumerate(kinds):
             if issubclass(kind, torch.Tensor):
-                for_each(torch.Tensor._fix_weakref, found[number])  # type: ignore[attr-defined]
+                keep(found[number])
             elif issubclass(kind, torch.UntypedStorage):
-                found[number] = list(firmly(found[number]))
+                found[number] = firmly(found[number])
     return found
 
 
-def firmly(storages: Sequence[torch.UntypedStorage]) -> Sequence[torch.UntypedStorage]:
+def firmly(storages: Sequence[torch.UntypedStorage]) -> list[torch.UntypedStorage]:
     """Those that are not gone, by references that count.
 
     Some versions of torch destroy a storage's Python object only with the last weak reference to the
     storage, such as those that torch.multiprocessing keeps; using it would revive the storage and destroy
     it twice.
     """
-    expired = list(map(torch.UntypedStorage._expired, map(_cdata, storages)))
-    if any(expired):
-        storages = list(compress(storages, map(not_, expired)))
-    for_each(torch.UntypedStorage._fix_weakref, storages)  # type: ignore[attr-defined]
-    return storages
+    there = [one for one in storages if not torch.UntypedStorage._expired(one._cdata)]
+    keep(there)
+    return there
 
 
-def for_each(call: Callable[..., object], *items: Iterable[object]) -> None:
-    """Call for each item, without going through the interpreter's loop."""
-    deque(map(call, *items), maxlen=0)
+def keep(found: Sequence[Any]) -> None:
+    """Tell torch of references to tensors or storages, without which they keep nothing alive."""
+    for one in found:
+        one._fix_weakref()
 
 
 def name_of(storage: torch.UntypedStorage, label: str) -> str:

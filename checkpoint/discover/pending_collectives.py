@@ -114,12 +114,6 @@ def pending_for_s() -> float:
 
 
 def refuse() -> None:
-    """Refuse a suspend while some are not complete.
-
-    Raises
-    ------
-    SuspendRefusedError
-        Saying so.
-    """
+    """Refuse a suspend while some are not complete: ``SuspendRefusedError``."""
     if pending():
         raise SuspendRefusedError("a collective of torch.distributed is pending", REMEDY)

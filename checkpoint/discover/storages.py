@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain, compress
-from operator import attrgetter
 
 import torch
 
@@ -20,10 +19,9 @@ from gpuslice.kernels import Device
 from gpuslice.kernels.host.process_memory import overlapping
 
 from . import foreign_arrays, heap
-from .live_instances import firmly, for_each, name_of
+from .live_instances import firmly, keep, name_of
 from .tensor_parts import describe_tensor, strided_parts
 
-_cdata = attrgetter("_cdata")
 _use_count: Callable[[torch.Tensor], int] = torch.Tensor._use_count  # type: ignore[attr-defined]
 #: Where memory may be besides the job's device.
 _HOST = ("cpu", "meta")
@@ -83,7 +81,7 @@ def _storages(
     tensors: list[torch.Tensor], storages: list[torch.UntypedStorage], device: Device
 ) -> list[LiveStorage]:
     with torch.no_grad(), torch._C.DisableTorchFunction():
-        for_each(torch.Tensor._fix_weakref, tensors)  # type: ignore[attr-defined]
+        keep(tensors)
         live = with_gradients(tensors)
         found: dict[int, LiveStorage] = {}
         for tensor in live:
@@ -152,10 +150,7 @@ def _gradients(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 def held_by_others(tensors: Sequence[torch.Tensor], *, gradient_nodes: bool = False) -> set[int]:
     """Ids of the tensors that C++ code refers to, beyond being a gradient or the base of a known view.
 
-    Parameters
-    ----------
-    gradient_nodes
-        Whether nodes that collect leaves' gradients are no such code; any graph, also a dead one, keeps them.
+    With ``gradient_nodes``, nodes that collect leaves' gradients do not count; also a dead graph keeps them.
     """
     counts = list(map(_use_count, tensors))
     if max(counts, default=1) <= 1:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 
 import torch
@@ -36,9 +35,5 @@ def strided_parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 
 def describe_tensor(tensor: torch.Tensor) -> str:
     """Dtype and shape, like ``float32 [64, 3]``."""
-    return _description(tensor.dtype, None if tensor.is_nested else tensor.size())
-
-
-@functools.lru_cache(maxsize=4096)
-def _description(dtype: torch.dtype, shape: torch.Size | None) -> str:
-    return f"{str(dtype).removeprefix('torch.')} {'nested' if shape is None else list(shape)}"
+    shape = "nested" if tensor.is_nested else list(tensor.size())
+    return f"{str(tensor.dtype).removeprefix('torch.')} {shape}"

@@ -8,12 +8,11 @@ the copy back.
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
 from xxhash import xxh3_64_intdigest, xxh3_128, xxh3_128_digest, xxh3_128_intdigest
 
 from gpuslice.errors import CorruptSnapshotError, SnapshotError
@@ -26,10 +25,9 @@ _LOWER_HALF = (1 << 64) - 1
 _THREAD_BYTES = 8 << 20
 #: More do not read memory faster.
 _MAX_THREADS = 16
-_IN_FILES = np.dtype("<u8")
 
-#: xxh3-64 of each chunk, as ``uint64``.
-Digests = np.ndarray[Any, np.dtype[np.uint64]]
+#: xxh3-64 of each chunk.
+Digests = list[int]
 
 
 def fingerprint(data: bytes | memoryview) -> bytes:
@@ -44,12 +42,12 @@ def digest(data: bytes | memoryview) -> int:
 
 def pack_digests(digests: Digests) -> bytes:
     """Digests as little-endian u64, the form they have in the file."""
-    return digests.astype(_IN_FILES).tobytes()
+    return struct.pack(f"<{len(digests)}Q", *digests)
 
 
 def unpack_digests(table: bytes, count: int) -> Digests:
     """The first ``count`` digests of a checksum table."""
-    return np.ndarray(count, _IN_FILES, table).astype(np.uint64)
+    return list(struct.unpack_from(f"<{count}Q", table))
 
 
 def chunk_digests(data: memoryview, ranges: Sequence[tuple[int, int]]) -> list[int]:
@@ -137,11 +135,9 @@ class ChecksumRecorder:
 
         It is the lower half of XXH3-128, for everything longer than 240 bytes; no chunk is shorter than 256.
         """
-        found = np.array([(value or 0) & _LOWER_HALF for value in self._sums], np.uint64)
-        unseen = [index for index, value in enumerate(self._sums) if value is None]
-        if unseen:
-            found[unseen] = chunk_digests(self._memory, [self._placement.chunks[index] for index in unseen])
-        return found
+        chunks = zip(self._placement.chunks, self._sums, strict=True)
+        unseen = iter(chunk_digests(self._memory, [chunk for chunk, value in chunks if value is None]))
+        return [next(unseen) if value is None else value & _LOWER_HALF for value in self._sums]
 
     def verifier(self) -> ChecksumVerifier:
         """An inspector for taking back, before anything was published, what has been copied out."""
@@ -167,7 +163,7 @@ class ChecksumVerifier:
     ) -> None:
         self._memory = memory
         self._placement = placement
-        self._expected = digests.tolist()
+        self._expected = digests
         self._corrupt = corrupt
 
     def __call__(self, offset: int, data: memoryview) -> bool:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import struct
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -35,21 +37,36 @@ def export_safetensors(snapshot: SnapshotFile, path: Path) -> int:
         If ``path`` cannot be written.
     """
     named = list(named_tensors(snapshot))
+    with written_beside(path) as partial, partial.open("xb") as file:
+        file.write(_header(named))
+        for _, tensor in named:
+            _write(file, snapshot, tensor)
+        file.flush()
+        os.fsync(file.fileno())  # what cannot be written is known only then, with some file systems
+    return len(named)
+
+
+@contextmanager
+def written_beside(path: Path) -> Iterator[Path]:
+    """A name for what becomes ``path``, a file or directory, at the end of the block; it goes if that fails.
+
+    Raises
+    ------
+    EnvironmentUnusableError
+        For an ``OSError``.
+    """
     partial = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
-        with partial.open("xb") as file:
-            file.write(_header(named))
-            for _, tensor in named:
-                _write(file, snapshot, tensor)
-            file.flush()
-            os.fsync(file.fileno())  # what cannot be written is known only then, with some file systems
+        yield partial
         os.replace(partial, path)
     except OSError as error:
         remedy = "choose another place with enough room"
-        raise EnvironmentUnusableError(f"cannot write {path}: {error.strerror}", remedy) from error
+        raise EnvironmentUnusableError(f"cannot write {path}: {error.strerror or error}", remedy) from error
     finally:
-        partial.unlink(missing_ok=True)
-    return len(named)
+        if partial.is_dir():
+            shutil.rmtree(partial, ignore_errors=True)
+        else:
+            partial.unlink(missing_ok=True)
 
 
 def named_tensors(snapshot: SnapshotFile) -> Iterator[tuple[str, TensorSpec]]:

@@ -16,7 +16,6 @@ import msgspec
 from gpuslice.errors import CorruptSnapshotError, RefusedSnapshotError, UsageError
 
 from . import tree as trees
-from .tree import Tree
 
 
 class _Node(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
@@ -31,11 +30,11 @@ class ValueNode(_Node, frozen=True, tag="value"):
     @classmethod
     def of(cls, value: object, path: str) -> ValueNode:
         """``UsageError``, naming the path: it cannot be saved."""
-        return cls(msgspec.Raw(trees.encode(value, path=path).data))
+        return cls(msgspec.Raw(trees.encode(value, path=path)))
 
     def value(self) -> Any:
         """The value, a new one each time."""
-        return trees.decode(Tree(bytes(self.data)))
+        return trees.decode(bytes(self.data))
 
 
 class ListNode(_Node, frozen=True, tag="list"):
@@ -109,6 +108,9 @@ class ShardNode(_Node, frozen=True, tag="shard"):
     grad: ShardNode | None = None
 
 
+AnyTensorNode = TensorNode | SparseNode | QuantizedNode | ShardNode
+
+
 class ArrayNode(_Node, frozen=True, tag="array"):
     """A NumPy array."""
 
@@ -121,7 +123,7 @@ class ModuleNode(_Node, frozen=True, tag="module"):
     ``buckets``: of each ``DistributedDataParallel`` the numbers of its parameters, by gradient bucket.
     """
 
-    tensors: dict[str, TensorNode | SparseNode | QuantizedNode | ShardNode]
+    tensors: dict[str, AnyTensorNode]
     training: dict[str, bool]
     extra: dict[str, Node]
     buckets: dict[str, list[list[int]]] = {}
@@ -166,10 +168,7 @@ Node = (
     | ListNode
     | TupleNode
     | DictNode
-    | TensorNode
-    | SparseNode
-    | QuantizedNode
-    | ShardNode
+    | AnyTensorNode
     | ArrayNode
     | ModuleNode
     | OptimizerNode
@@ -187,13 +186,13 @@ _decoder = msgspec.json.Decoder(dict[str, Node])
 
 @functools.lru_cache(maxsize=256)  # an optimizer keeps the same things of all of its parameters
 def _keys(data: bytes) -> tuple[Any, ...]:
-    keys = trees.decode(Tree(data))
+    keys = trees.decode(data)
     if not isinstance(keys, tuple):
         raise ValueError("a dict's keys are no tuple")
     return keys
 
 
-def encode(nodes: Mapping[str, Node]) -> Tree:
+def encode(nodes: Mapping[str, Node]) -> bytes:
     """Named nodes as a snapshot's tree, their one and only form.
 
     Raises
@@ -202,12 +201,12 @@ def encode(nodes: Mapping[str, Node]) -> Tree:
         If some name is not text that a file can hold.
     """
     try:
-        return Tree(msgspec.json.encode(nodes))
+        return msgspec.json.encode(nodes)
     except UnicodeEncodeError as error:
         raise UsageError(f"{error.object!r} is not valid Unicode text", "rename it") from None
 
 
-def decode(tree: Tree) -> dict[str, Node]:
+def decode(tree: bytes) -> dict[str, Node]:
     """The named nodes of a snapshot's tree.
 
     Raises
@@ -218,7 +217,7 @@ def decode(tree: Tree) -> dict[str, Node]:
         If it is not in the form that `encode` gives it.
     """
     try:
-        nodes = _decoder.decode(tree.data)
+        nodes = _decoder.decode(tree)
         canonical = encode(nodes) == tree
     except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
         raise RefusedSnapshotError(

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from gpuslice.checkpoint.files import read_at
@@ -52,34 +51,18 @@ def piece_ranges(placement: Placement) -> tuple[tuple[int, int], ...]:
     return (*ranges, *((cut, min(cut + step, placement.end)) for cut in range(at, placement.end, step)))
 
 
-@dataclass(frozen=True, slots=True)
-class Trailer:
-    """What the end of a rest says: how much was cut out between header and tail, and the pieces' keys."""
-
-    cut_bytes: int
-    keys: tuple[bytes, ...]
-
-    def encode(self) -> bytes:
-        """Keys and trailer, as they follow the record."""
-        keys = b"".join(self.keys)
-        page = _TRAILER.pack(_MAGIC, self.cut_bytes, len(self.keys), fingerprint(keys))
-        page = page.ljust(TRAILER_BYTES - 8, b"\0")
-        return keys.ljust(align(len(keys), PAGE_BYTES), b"\0") + page + struct.pack("<Q", digest(page))
+def keys_and_trailer(cut_bytes: int, keys: Sequence[bytes]) -> bytes:
+    """What follows the record in a rest, of which so many bytes between header and tail are in pieces."""
+    joined = b"".join(keys)
+    page = _TRAILER.pack(_MAGIC, cut_bytes, len(keys), fingerprint(joined))
+    page = page.ljust(TRAILER_BYTES - 8, b"\0")
+    return joined.ljust(align(len(joined), PAGE_BYTES), b"\0") + page + struct.pack("<Q", digest(page))
 
 
 class FileParts:
     """An open snapshot file, whole or a rest, read by the positions that the whole one has.
 
-    Attributes
-    ----------
-    descriptor
-        The open file's.
-    length
-        Of the whole file.
-    cut_bytes
-        Bytes of its payload that lie elsewhere: all, or none.
-    keys
-        Of the pieces, in their order.
+    Of its payload ``cut_bytes`` lie elsewhere, all or none, in pieces with these ``keys``.
     """
 
     def __init__(self, descriptor: int, payload: int, position: int) -> None:

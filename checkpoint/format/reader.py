@@ -18,9 +18,8 @@ from .gsnp import RECORD_BYTES, Metadata, Record
 from .layout import CHUNK_BYTES
 from .pieces import FileParts, Piece, check_pieces
 from .safetensors_header import PREAMBLE_BYTES, Content, decode_preamble
-from .tree import Tree
 
-#: Of a check that somebody may want to end: some hundredths of a second.
+#: Between two moments at which a check may be ended: some hundredths of a second.
 _CHUNKS_AT_ONCE = 32
 #: What to do about a snapshot that is not what was written.
 DAMAGED = "use another snapshot; this one cannot be restored"
@@ -62,7 +61,7 @@ class SnapshotFile:
         path: Path,
         record: Record,
         content: Content,
-        tree: Tree,
+        tree: bytes,
         digests: Digests,
         memory: memoryview,
     ) -> None:
@@ -123,18 +122,16 @@ class SnapshotFile:
         CorruptSnapshotError
             Naming the first storage whose bytes are not what was written.
         """
-        step = self.record.chunks if pause is None else _CHUNKS_AT_ONCE
-        for first in range(0, self.record.chunks, max(1, step)):
+        for first in range(0, self.record.chunks, _CHUNKS_AT_ONCE):
             if pause is not None:
                 pause()
-            self._compare(first, min(first + step, self.record.chunks))
+            self._compare(first, first + _CHUNKS_AT_ONCE)
 
     def _compare(self, first: int, stop: int) -> None:
         """Check chunks ``first`` to ``stop - 1``."""
         ranges = self.content.placement.chunks[first:stop]
-        wanted = self._digests[first:stop].tolist()
         found = chunk_digests(self.arena, ranges)
-        for (offset, _), value, expected in zip(ranges, found, wanted, strict=True):
+        for (offset, _), value, expected in zip(ranges, found, self._digests[first:stop], strict=True):
             if value != expected:
                 raise self._corrupt_at(offset)
 
@@ -255,7 +252,7 @@ def piece_path(path: Path, key: bytes) -> Path:
     return path.with_name(f"{path.stem}.{key.hex()}")
 
 
-def read_description(read: Callable[[int, int], bytes], record: Record) -> tuple[Content, Tree, Digests]:
+def read_description(read: Callable[[int, int], bytes], record: Record) -> tuple[Content, bytes, Digests]:
     """Content, tree and digests, from private copies of header, metadata and table that are checked.
 
     Parameters
@@ -280,7 +277,7 @@ def read_description(read: Callable[[int, int], bytes], record: Record) -> tuple
             raise CorruptSnapshotError(f"its {name} is damaged")
     metadata = Metadata.decode(data[: record.metadata_len])
     digests = unpack_digests(table, record.chunks)
-    return _content(record, metadata, header), Tree(bytes(metadata.tree)), digests
+    return _content(record, metadata, header), bytes(metadata.tree), digests
 
 
 def _content(record: Record, metadata: Metadata, header: bytes) -> Content:

@@ -32,7 +32,6 @@ from .gsnp import (
     check_tensors,
 )
 from .layout import PAGE_BYTES, Layout, Placement, TensorSpec, align, place
-from .tree import Tree
 
 _PREFIX = b'{"__metadata__":{"format":"pt","gsnp":"%d","record":"'
 _POSITION_DIGITS = 20
@@ -70,7 +69,7 @@ class Content:
         return cls(layout, payload, tuple(tensors), placement, rows, entries)
 
     def complete(
-        self, record: Record, tree: Tree, digests: Digests, extend: Callable[[int], int]
+        self, record: Record, tree: bytes, digests: Digests, extend: Callable[[int], int]
     ) -> tuple[Record, bytes, bytes]:
         """What goes around the payload: the record, complete now, the header, and the tail with the record.
 
@@ -86,7 +85,7 @@ class Content:
         UsageError
             If the tree is too large.
         """
-        metadata = Metadata(self.rows, self.tensors, msgspec.Raw(tree.data)).encode()
+        metadata = Metadata(self.rows, self.tensors, msgspec.Raw(tree)).encode()
         if len(metadata) > METADATA_LIMIT_BYTES:
             raise UsageError(
                 f"what is not a tensor takes {format_size(len(metadata))}, more than a snapshot can describe",

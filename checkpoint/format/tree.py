@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -28,15 +27,8 @@ _MALFORMED = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Tree:
-    """An encoded value: canonical tagged JSON."""
-
-    data: bytes
-
-
-def encode(value: object, *, path: str = "the value") -> Tree:
-    """Encode ``value``.
+def encode(value: object, *, path: str = "the value") -> bytes:
+    """Encode ``value`` as canonical tagged JSON.
 
     Parameters
     ----------
@@ -51,7 +43,7 @@ def encode(value: object, *, path: str = "the value") -> Tree:
         For a value of another type, or nested too deeply, or within itself; names the path.
     """
     try:
-        return Tree(msgspec.json.encode(_encode(value, DEPTH_LIMIT)))
+        return msgspec.json.encode(_encode(value, DEPTH_LIMIT))
     except (TypeError, ValueError) as error:  # also of text that is not valid Unicode
         raise UsageError(f"{path} cannot be saved: {error}", "give plain values") from None
 
@@ -86,7 +78,7 @@ _LEAVES: dict[str, Callable[[Any], list[object]]] = {
 }
 
 
-def decode(tree: Tree) -> Any:
+def decode(tree: bytes) -> Any:
     """Give the value back.
 
     Raises
@@ -95,7 +87,7 @@ def decode(tree: Tree) -> Any:
         If the bytes are not what `encode` writes.
     """
     try:
-        value = _decode(msgspec.json.decode(tree.data))
+        value = _decode(msgspec.json.decode(tree))
         canonical = encode(value) == tree
     except _MALFORMED as error:
         raise CorruptSnapshotError(f"the tree holds no value: {error}") from error

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 
 from gpuslice.checkpoint.discover.tensor_parts import SPARSE_PARTS, strided_parts
 from gpuslice.checkpoint.format.nodes import (
+    AnyTensorNode,
     ArrayNode,
     DictNode,
     GeneratorNode,
@@ -25,7 +26,6 @@ from gpuslice.checkpoint.format.nodes import (
     Node,
     OptimizerNode,
     QuantizedNode,
-    ShardNode,
     SparseNode,
     StatefulNode,
     TensorNode,
@@ -38,27 +38,17 @@ from . import gradient_buckets, shards
 from .generators import Generator, generator_state, own_generators
 
 _SCALARS = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
-#: Nearly everything that is asked about.
-_NO_HOLDERS = {torch.Tensor, torch.nn.Parameter, type(None), bool, int, float, str, dict, list, tuple}
 _MAX_DEPTH = 48
 
 
 def is_holder(value: object) -> bool:
     """Whether ``value`` is loaded in place as a whole: a module, an optimizer, a loader, a generator, ..."""
-    if type(value) in _NO_HOLDERS:
-        return False
     return isinstance(value, DataLoader | Generator) or is_stateful(value)
 
 
 def is_stateful(value: object) -> bool:
     """Whether ``value`` has ``state_dict`` and ``load_state_dict``."""
     return all(callable(getattr(value, name, None)) for name in ("state_dict", "load_state_dict"))
-
-
-def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether the tensor is a strided view of one storage and nothing more."""
-    strided = tensor.layout is torch.strided and not tensor.is_quantized
-    return strided and not shards.is_distributed(tensor)
 
 
 def keeps_own_state_dict(optimizer: torch.optim.Optimizer) -> bool:
@@ -104,13 +94,7 @@ class Describer:
         self._depth = 0
 
     def node(self, value: Any, path: str) -> Node:
-        """Describe one object.
-
-        Raises
-        ------
-        UsageError
-            If it, or something inside it, cannot be saved; the message names the path.
-        """
+        """Describe one object; ``UsageError`` names the path of what cannot be saved."""
         self._depth += 1
         if self._depth > _MAX_DEPTH:
             raise UsageError(f"{path} is nested too deeply", "does it contain itself?")
@@ -144,7 +128,7 @@ class Describer:
         yield Mapping, self._mapping
         yield (list, tuple, deque), self._sequence
 
-    def tensor(self, tensor: torch.Tensor, path: str) -> TensorNode | SparseNode | QuantizedNode | ShardNode:
+    def tensor(self, tensor: torch.Tensor, path: str) -> AnyTensorNode:
         """Describe a tensor of any layout, with the gradient that it keeps."""
         if tensor.grad_fn is not None and not tensor.is_leaf:
             raise UsageError(

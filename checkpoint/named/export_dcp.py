@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import warnings
 from inspect import signature
 from pathlib import Path
@@ -13,9 +11,9 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from gpuslice.checkpoint.format.export_safetensors import named_tensors
+from gpuslice.checkpoint.format.export_safetensors import named_tensors, written_beside
 from gpuslice.checkpoint.format.reader import SnapshotFile
-from gpuslice.errors import EnvironmentUnusableError, UsageError
+from gpuslice.errors import UsageError
 
 from .snapshot_tensors import Source
 
@@ -43,32 +41,20 @@ def export_dcp(snapshot: SnapshotFile, path: Path) -> int:
         raise UsageError(f"{path} exists already", "choose another name, or remove it")
     source = Source(snapshot)
     tensors = {name: source.tensor(spec) for name, spec in named_tensors(snapshot)}
-    partial = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
+    with written_beside(path) as partial, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that there is only one process
         partial.mkdir()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that there is only one process
+        try:
             save(tensors, storage_writer=FileSystemWriter(partial), **ALONE)
-        partial.rename(path)
-    except (OSError, CheckpointException) as error:
-        remedy = "choose another place with enough room"
-        raise EnvironmentUnusableError(f"cannot write {path}: {_reason(error)}", remedy) from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        except CheckpointException as error:
+            raise OSError(_reason(error)) from error
     return len(tensors)
 
 
-def _reason(error: OSError | CheckpointException) -> str:
-    if isinstance(error, CheckpointException):
-        return "; ".join(_root(failure) for failure, _ in error.failures.values())
-    return error.strerror or str(error)
-
-
-def _root(failure: BaseException) -> str:
+def _reason(error: CheckpointException) -> str:
     """What the system said, if that is behind it: torch's own words are about positions in its file."""
+    failure, _ = next(iter(error.failures.values()))
     cause: BaseException | None = failure
-    while cause is not None:
-        if isinstance(cause, OSError) and cause.strerror:
-            return cause.strerror
+    while cause is not None and not (isinstance(cause, OSError) and cause.strerror):
         cause = cause.__cause__ or cause.__context__
-    return str(failure)
+    return str(failure) if cause is None else str(cause.strerror)

@@ -14,7 +14,7 @@ import sys
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -22,7 +22,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from gpuslice.checkpoint.discover.live_instances import live_instances
-from gpuslice.clock import Clock, MonotonicClock
+from gpuslice.clock import MonotonicClock
 
 #: Smaller storages come with the rest: copying them takes less than this does.
 LATER_BYTES = 64 << 10
@@ -70,21 +70,15 @@ class LazyResume:
         """
         if _compiled_code_exists():
             return None
-        stream = Stream()
-        try:
-            with torch._C.DisableTorchFunction():
-                self._choose(away, stream)
-        except BaseException:
-            stream.cancel()
-            raise
-        if not stream.storages:
-            stream.cancel()
-            return None
-        return stream
+        with torch._C.DisableTorchFunction():
+            chosen = list(self._chosen(away.freed(self._smallest_bytes)))
+        return Stream(chosen) if chosen else None
 
-    def _choose(self, away: Away, stream: Stream) -> None:
-        """Plain tensors in ``optimizer.state`` over storages that no other tensor is over."""
-        candidates = away.freed(self._smallest_bytes)
+    def _chosen(self, candidates: Collection[int]) -> Iterator[tuple[dict[Any, Any], Any, list[int]]]:
+        """Plain tensors in ``optimizer.state`` over storages that no other tensor is over.
+
+        For each parameter that has some: the state, the parameter, and the storages.
+        """
         over = _tensors_over_storages()
         for optimizer in list(self._optimizers):
             for parameter, slots in list(optimizer.state.items()):
@@ -92,7 +86,7 @@ class LazyResume:
                     keys = [tensor.untyped_storage()._cdata for tensor in slots.values() if _is_plain(tensor)]
                     later = [key for key in keys if key in candidates and over[key] == 1]
                     if later:
-                        stream.hold(optimizer.state, parameter, later)
+                        yield optimizer.state, parameter, later
 
     def close(self) -> None:
         """Look at no more optimizers."""
@@ -121,24 +115,17 @@ def _delegating(name: str) -> Callable[..., Any]:
     return lambda slots, *arguments, **options: slots._do(name, *arguments, **options)
 
 
-#: What an object needs before it can be asked anything.
+#: What an object needs before it can be asked anything, and what says nothing of what is in it.
 _OWN = {
-    "__class__",
-    "__getattribute__",
-    "__init__",
-    "__new__",
-    "__setattr__",
-    "__init_subclass__",
-    "__reduce_ex__",
+    *("__class__", "__getattribute__", "__init__", "__new__", "__setattr__", "__init_subclass__"),
+    *("__reduce_ex__", "__class_getitem__", "__subclasshook__", "__doc__", "__hash__", "fromkeys"),
 }
-for _name in (
-    set(dir(dict)) - _OWN - {"__class_getitem__", "__subclasshook__", "__doc__", "__hash__", "fromkeys"}
-):
+for _name in set(dir(dict)) - _OWN:
     setattr(AwaitedSlots, _name, _delegating(_name))
 
 
 class Stream:
-    """State that comes later.
+    """State that comes later; of each parameter ``chosen`` there is a stand-in until then.
 
     Attributes
     ----------
@@ -148,25 +135,20 @@ class Stream:
         Why it did not come. Then the way stays barred, and whoever looks gets ``refusal``.
     """
 
-    def __init__(self, clock: Clock | None = None) -> None:
+    def __init__(self, chosen: Sequence[tuple[dict[Any, Any], Any, Sequence[int]]]) -> None:
         self.storages: dict[int, int] = {}
         self.error: BaseException | None = None
         self.refusal: Exception | None = None
-        self._held: list[tuple[dict[Any, Any], Any, dict[Any, Any]]] = []
+        self._held = [(state, parameter, state[parameter]) for state, parameter, _ in chosen]
         self._going = threading.Event()
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
-        self._clock = clock or MonotonicClock()
+        self._clock = MonotonicClock()
         self._record: StreamTimes | None = None
         _under_way.append(self)
-
-    def hold(self, state: dict[Any, Any], parameter: Any, keys: Iterable[int]) -> None:
-        """Let storages of a parameter's state come later; whoever looks there waits."""
-        slots = state[parameter]
-        self._held.append((state, parameter, slots))
-        state[parameter] = AwaitedSlots(self, slots)
-        for key in keys:
-            self.storages.setdefault(key, len(self.storages))
+        for state, parameter, keys in chosen:
+            state[parameter] = AwaitedSlots(self, state[parameter])
+            self.storages |= {key: len(self.storages) + number for number, key in enumerate(keys)}
 
     def start(
         self,
@@ -174,24 +156,17 @@ class Stream:
         record: StreamTimes,
         lost: Callable[[BaseException], Exception],
     ) -> None:
-        """Bring it, in a thread of its own that begins at `go`, or when somebody waits for it.
+        """Bring it by ``copy``, in a thread of its own that begins at `go`, or when somebody waits for it.
 
-        Parameters
-        ----------
-        copy
-            Brings it, and returns when it is there.
-        record
-            Gets ``stream_s``, and ``awaited_s`` of the main thread.
-        lost
-            Called if ``copy`` fails; makes the error for whoever asks.
+        If that fails, ``lost`` makes the error for whoever asks.
         """
         self._record = record
-        self._thread = threading.Thread(target=self._run, args=(copy, record, lost), name=_THREAD)
+        self._thread = threading.Thread(target=self._run, args=(copy, lost), name=_THREAD)
         try:
             self._thread.start()
         except RuntimeError:  # the system gives no more threads
             self.go()
-            self._run(copy, record, lost)
+            self._run(copy, lost)
 
     def go(self) -> None:
         """Begin: the main thread has nothing left to do before the training goes on.
@@ -200,9 +175,7 @@ class Stream:
         """
         self._going.set()
 
-    def _run(
-        self, copy: Callable[[], object], record: StreamTimes, lost: Callable[[BaseException], Exception]
-    ) -> None:
+    def _run(self, copy: Callable[[], object], lost: Callable[[BaseException], Exception]) -> None:
         self._going.wait()
         began_s = self._clock.now()
         try:
@@ -214,7 +187,8 @@ class Stream:
             finally:
                 self._over.set()
         else:
-            record.stream_s = self._clock.now() - began_s
+            assert self._record is not None
+            self._record.stream_s = self._clock.now() - began_s
             self.cancel()
 
     def cancel(self) -> None:

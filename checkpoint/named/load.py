@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Callable, Mapping, MutableMapping, MutableSequence
+from collections.abc import Callable, Mapping, MutableMapping, MutableSequence, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 
 from gpuslice.checkpoint.format.nodes import (
     HOLDERS,
+    AnyTensorNode,
     ArrayNode,
     DictNode,
     GeneratorNode,
@@ -36,11 +37,10 @@ from gpuslice.checkpoint.format.nodes import (
 )
 from gpuslice.errors import RefusedSnapshotError
 
-from . import gradient_buckets, plain_tensors
+from . import gradient_buckets
 from .describe import (
     extra_states,
     is_holder,
-    is_plain,
     is_stateful,
     named_tensors,
     unwrapped,
@@ -52,11 +52,10 @@ from .generators import (
     own_generators,
     set_generator_state,
 )
-from .load_shards import load_shard
-from .snapshot_tensors import Maker, Source, same_bits
+from .shards import load_shard
+from .snapshot_tensors import Maker, Source, alike, into, into_or_new, is_plain, own_state, same_bits
 
 Load = Callable[[Maker], Any]
-AnyTensorNode = TensorNode | SparseNode | QuantizedNode | ShardNode
 
 _HOST = torch.device("cpu")
 _REMEDY = "restore into the objects of the script that wrote the snapshot"
@@ -80,21 +79,11 @@ class Checker:
         self._generators: list[tuple[Generator, Load, str]] = []
 
     def check(self, node: Node, live: Any, path: str) -> Load:
-        """Prepare to load ``node`` into ``live``.
-
-        Raises
-        ------
-        RefusedSnapshotError
-            If they do not fit, naming the path.
-        CorruptSnapshotError
-            If bytes that are needed are damaged.
-        """
+        """Prepare to load ``node`` into ``live``; ``SnapshotError`` names the path of what does not fit."""
         if isinstance(node, HOLDERS) or is_holder(live):
             return self._holder(node, live, path)
-        if isinstance(node, ShardNode):
-            return self._shard(node, live, live, path)
-        if isinstance(node, (TensorNode, SparseNode, QuantizedNode)):
-            return self.loose_tensor(node, live)
+        if isinstance(node, AnyTensorNode):
+            return self._loose_tensor(node, live, path)
         if isinstance(node, ArrayNode):
             return self._array(node, live)
         if isinstance(node, DictNode):
@@ -142,14 +131,14 @@ class Checker:
         self._source.verify(node)
         if isinstance(node, TensorNode) and is_plain(live):
             spec = self._source.spec(node)
-            if not plain_tensors.alike(spec, live):
+            if not alike(spec, live):
                 found = f"{str(live.dtype).removeprefix('torch.')} {tuple(live.shape)}"
                 raise RefusedSnapshotError(
                     f"{path} is {found} here, but {spec.dtype} {spec.shape} was saved", _REMEDY
                 )
             self.devices.setdefault(node.device, live.device)
             self._named.append((node, live, path))
-            return plain_tensors.into(self._source, node, live)
+            return into(self._source, node, live)
         sparse = isinstance(node, SparseNode) and (f"torch.{node.layout}", node.shape) == (
             str(live.layout),
             tuple(live.shape),
@@ -161,10 +150,7 @@ class Checker:
     def finish(self) -> None:
         """When all was compared: two names of one live memory need one value, and a snapshot may hold two.
 
-        Raises
-        ------
-        RefusedSnapshotError
-            If they differed when they were saved, or a generator cannot go on from what was saved of it.
+        ``RefusedSnapshotError`` if it does, or if a generator cannot go on from what was saved of it.
         """
         maker = Maker(self._source, {})
         for generator, load, path in self._generators:
@@ -186,12 +172,14 @@ class Checker:
         self.devices.setdefault(node.local.device, like.device)
         return load
 
-    def loose_tensor(self, node: TensorNode | SparseNode | QuantizedNode, live: Any) -> Load:
+    def _loose_tensor(self, node: AnyTensorNode, live: Any, path: str) -> Load:
         """A tensor inside a container: loaded in place if it fits what is there, else made anew."""
+        if isinstance(node, ShardNode):
+            return self._shard(node, live, live, path)
         self._source.verify(node)
         if not isinstance(node, TensorNode):
             return lambda maker: maker.make(node)
-        return plain_tensors.into_or_new(self._source, node, live)
+        return into_or_new(self._source, node, live)
 
     def _array(self, node: ArrayNode, live: Any) -> Load:
         self._source.verify(node.data)
@@ -243,7 +231,7 @@ class Checker:
         owners = [(parameter, group) for group in groups for parameter in group["params"]]
         for number, device in node.devices.items():
             self.devices.setdefault(device, owners[number][0].device)
-        kept = plain_tensors.own_state(optimizer)
+        kept = own_state(optimizer)
         shared: dict[Any, Load] = {key: self.check(saved, None, path) for key, saved in node.shared.items()}
         states = [
             self._parameter_state(
@@ -279,16 +267,15 @@ class Checker:
         But not ``step``, which torch keeps on the host unless the update is fused or capturable.
         """
         live, known = kept.get(parameter), dict[Any, Load]()
-        if isinstance(saved, DictNode) and not (group.get("capturable") or group.get("fused")):
-            step = dict(zip(saved.keys, saved.items, strict=True)).get("step")
-            if isinstance(step, TensorNode) and step.device == "cpu":
-                self._source.verify(step)
-                live_step = None if live is None else live.get("step")
-                known["step"] = plain_tensors.into_or_new(self._source, step, live_step, _HOST)
+        there = live or {}
+        on_host = not (group.get("capturable") or group.get("fused"))
         if isinstance(saved, DictNode):
             for key, item in zip(saved.keys, saved.items, strict=True):
                 if isinstance(item, ShardNode):
-                    known[key] = self._shard(item, (live or {}).get(key), parameter, f"{path}[{key!r}]")
+                    known[key] = self._shard(item, there.get(key), parameter, f"{path}[{key!r}]")
+                elif key == "step" and on_host and isinstance(item, TensorNode) and item.device == "cpu":
+                    self._source.verify(item)
+                    known[key] = into_or_new(self._source, item, there.get(key), _HOST)
             load_state = self._dict(saved, live, path, known)
         else:
             load_state = self.check(saved, live, path)
@@ -298,13 +285,7 @@ class Checker:
         options = {key: value for key, value in group.items() if key != "params"}
         load_options = self.check(node, options, path)
 
-        def load(maker: Maker) -> None:
-            loaded = load_options(maker)
-            for key in set(group) - set(loaded) - {"params"}:
-                del group[key]
-            group.update(loaded)
-
-        return load
+        return lambda maker: refill(group, {"params": group["params"], **load_options(maker)})
 
     def _loader(self, node: LoaderNode, loader: DataLoader[Any], path: str) -> Load:
         generators = own_generators(loader)
@@ -316,12 +297,7 @@ class Checker:
         pairs = zip(node.generators, generators, strict=True)
         loads = [self._generator(saved, live, f"{path}.generator") for saved, live in pairs]
 
-        def load(maker: Maker) -> DataLoader[Any]:
-            for load_generator in loads:
-                load_generator(maker)
-            return loader
-
-        return load
+        return lambda maker: _each(loads, maker, loader)
 
     def _generator(self, node: GeneratorNode, generator: Generator, path: str) -> Load:
         library, _ = generator_state(generator)
@@ -329,8 +305,7 @@ class Checker:
             raise RefusedSnapshotError(
                 f"{path} is a {library} generator here, a {node.library} one was saved", _REMEDY
             )
-        with self._source.strictly():
-            load = self.check(node.state, None, path)
+        load = Checker(self._source.strict).check(node.state, None, path)
         self._generators.append((generator, load, path))
         return lambda maker: _call(generator, partial(set_generator_state, generator), load(maker))
 
@@ -348,6 +323,12 @@ def refill(live: Any, value: Any) -> Any:
     if isinstance(live, tuple) and isinstance(value, tuple) and hasattr(live, "_fields"):
         return type(live)(*value)
     return value
+
+
+def _each(loads: Sequence[Load], maker: Maker, live: Any) -> Any:
+    for load in loads:
+        load(maker)
+    return live
 
 
 def _call(live: Any, load_state: Callable[[Any], object], state: Any) -> Any:

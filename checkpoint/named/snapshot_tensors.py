@@ -6,8 +6,8 @@ import copy
 import functools
 import os
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -38,23 +38,19 @@ class Source:
     snapshot
         An opened snapshot; must stay open while this is used.
     verify
-        Whether bytes are compared with their checksums; if not, only those that are asked for `strictly`.
+        Whether bytes are compared with their checksums.
+
+    Attributes
+    ----------
+    strict
+        The same, but bytes are compared in any case: those that torch takes at their word.
     """
 
     def __init__(self, snapshot: SnapshotFile, *, verify: bool = True) -> None:
         self._snapshot = snapshot
         #: Storages that need not be compared any more; ``None``: nobody has begun to.
         self._proven: set[int] | None = None if verify else set(range(len(snapshot.storages)))
-        self._strict = False
-
-    @contextmanager
-    def strictly(self) -> Iterator[None]:
-        """Inside, `verify` compares bytes in any case: those that torch takes at their word."""
-        before, self._strict = self._strict, True
-        try:
-            yield
-        finally:
-            self._strict = before
+        self.strict: Source = self if verify else Source(snapshot)
 
     def spec(self, node: TensorNode) -> TensorSpec:
         """What the snapshot says about the entry."""
@@ -80,8 +76,14 @@ class Source:
         return empty.set_(self._memory, start, spec.shape, spec.stride)
 
     def copy_into(self, live: torch.Tensor, node: TensorNode) -> None:
-        """Copy the entry into a live tensor of the same shape and dtype."""
-        copy_bits(live, self.view(node))
+        """Copy the entry into a live tensor of the same shape and dtype; strides and devices may differ."""
+        with torch.inference_mode(live.is_inference()), torch.no_grad():
+            target, source = live.detach(), self.view(node)
+            if target.is_conj() or target.is_neg():
+                target.copy_(source)
+                return
+            bits = _BITS[live.element_size()]
+            _once(target).view(bits).copy_(_once(source).view(bits))
 
     def storage(self, sid: int, device: torch.device) -> torch.UntypedStorage:
         """A new storage on ``device`` with the bytes of one of the snapshot's."""
@@ -96,21 +98,16 @@ class Source:
         return whole.to(device, copy=True).untyped_storage()
 
     def verify(self, node: TensorNode | SparseNode | QuantizedNode) -> None:
-        """See whether the entry, and its gradient, can be loaded.
-
-        Raises
-        ------
-        RefusedSnapshotError
-            If it cannot be an entry.
-        CorruptSnapshotError
-            If its bytes are not what was written.
-        """
+        """See whether the entry, and its gradient, can be loaded; ``SnapshotError``, naming it, if not."""
         if not isinstance(node, TensorNode):
-            self._verify_parts(node)
+            parts = [self.view(part) for part in node.parts]
+            try:
+                _assemble(node, parts)
+            except (RuntimeError, ValueError, KeyError) as error:
+                path = self.spec(node.parts[0]).path
+                raise RefusedSnapshotError(f"{path} is no tensor: {error}") from error
             return
         spec = self.spec(node)
-        if self._strict and self._proven is not None:
-            self._proven.discard(spec.sid)
         self._check(spec.sid)
         try:
             torch.device(node.device)
@@ -122,28 +119,16 @@ class Source:
         if node.grad is not None:
             self.verify(node.grad)
 
-    def _verify_parts(self, node: SparseNode | QuantizedNode) -> None:
-        parts = [self.view(part) for part in node.parts]
-        try:
-            _assemble(node, parts)
-        except (RuntimeError, ValueError, KeyError) as error:
-            raise RefusedSnapshotError(f"{self.spec(node.parts[0]).path} is no tensor: {error}") from error
-
     def _check(self, sid: int) -> None:
         """Have a storage's bytes checked, the first time all of them together; ``CorruptSnapshotError``."""
         if self._proven is None:
-            self._proven = self._sound()
+            self._proven = set()
+            with suppress(CorruptSnapshotError):  # then only the storages that are needed have to be whole
+                self._snapshot.verify()
+                self._proven.update(range(len(self._snapshot.storages)))
         if sid not in self._proven:
             self._snapshot.view(sid)
             self._proven.add(sid)
-
-    def _sound(self) -> set[int]:
-        """All storages, or none if some byte is damaged: then only those that are needed have to be whole."""
-        try:
-            self._snapshot.verify()
-        except CorruptSnapshotError:
-            return set()
-        return set(range(len(self._snapshot.storages)))
 
     @functools.cached_property
     def _memory(self) -> torch.UntypedStorage:
@@ -156,12 +141,7 @@ class Source:
 class Maker:
     """Makes new tensors from a snapshot; those that shared memory when they were saved share it again.
 
-    Parameters
-    ----------
-    source
-        Where the bytes come from.
-    devices
-        Where tensors of a recorded device go: learned from the live tensors that were matched.
+    ``devices`` says where those of a recorded device go: learned from the live tensors that were matched.
     """
 
     def __init__(self, source: Source, devices: Mapping[str, torch.device]) -> None:
@@ -205,17 +185,6 @@ class Maker:
         return empty.set_(self._made[key], spec.offset, spec.shape, spec.stride)
 
 
-def copy_bits(live: torch.Tensor, source: torch.Tensor) -> None:
-    """Copy ``source`` into ``live`` of the same shape and dtype; strides and devices may differ."""
-    with torch.inference_mode(live.is_inference()), torch.no_grad():
-        target = live.detach()
-        if target.is_conj() or target.is_neg():
-            target.copy_(source)
-            return
-        bits = _BITS[live.element_size()]
-        _once(target).view(bits).copy_(_once(source).view(bits))
-
-
 def same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
     """Whether two tensors of one shape and dtype hold the same bytes."""
     return torch.equal(*(tensor.reshape(-1).contiguous().view(torch.uint8) for tensor in (first, second)))
@@ -230,8 +199,14 @@ def _once(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _assemble(node: SparseNode | QuantizedNode, parts: list[torch.Tensor]) -> torch.Tensor:
+    made: torch.Tensor
     if isinstance(node, QuantizedNode):
-        return _quantized(parts, node.axis)
+        integers, scales, zeros = parts
+        if node.axis is None:
+            made = torch.ops.aten._make_per_tensor_quantized_tensor(integers, float(scales), int(zeros))
+        else:
+            made = torch.ops.aten._make_per_channel_quantized_tensor(integers, scales, zeros, node.axis)
+        return made
     if node.layout == "sparse_coo":
         indices, values = parts
         return torch.sparse_coo_tensor(
@@ -244,11 +219,104 @@ def _assemble(node: SparseNode | QuantizedNode, parts: list[torch.Tensor]) -> to
     )
 
 
-def _quantized(parts: list[torch.Tensor], axis: int | None) -> torch.Tensor:
-    integers, scales, zero_points = parts
-    made: torch.Tensor
-    if axis is None:
-        made = torch.ops.aten._make_per_tensor_quantized_tensor(integers, float(scales), int(zero_points))
+LoadTensor = Callable[[Maker], torch.Tensor]
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether the tensor is a strided view of one storage and nothing more; a wrapper holds several."""
+    strided = tensor.layout is torch.strided and not tensor.is_quantized
+    return strided and not hasattr(type(tensor), "__tensor_flatten__")
+
+
+def alike(spec: TensorSpec, live: torch.Tensor) -> bool:
+    """Whether dtype and shape are the same."""
+    return live.dtype is getattr(torch, spec.dtype, None) and live.shape == spec.shape
+
+
+def fits(source: Source, node: TensorNode, live: Any) -> bool:
+    """Whether the live object is a plain leaf tensor with the entry's dtype, shape and strides."""
+    if not (isinstance(live, torch.Tensor) and is_plain(live) and live.is_leaf):
+        return False
+    spec = source.spec(node)
+    return alike(spec, live) and live.stride() == spec.stride
+
+
+def into(source: Source, node: TensorNode, live: torch.Tensor) -> LoadTensor:
+    """A function that loads an entry into a live tensor that is `alike`, with its gradient.
+
+    ``RefusedSnapshotError`` if the tensor cannot have the gradient that was saved of it.
+    """
+    if node.grad is not None and live.is_leaf:
+        _check_gradient(source, node, node.grad, live)
+
+    def load(maker: Maker) -> torch.Tensor:
+        source.copy_into(live, node)
+        if live.is_leaf:
+            _complete(source, node, live, maker)
+        return live
+
+    return load
+
+
+def into_or_new(
+    source: Source, node: TensorNode, live: Any, device: torch.device | None = None
+) -> LoadTensor:
+    """A function that loads an entry into what is there, if it fits, or else makes a tensor.
+
+    It must be on ``device``; by default where the live one is, and a new one where it was.
+    """
+    if fits(source, node, live) and device in (None, live.device):
+        return into(source, node, live)
+    return lambda maker: maker.make(node, device)
+
+
+def own_state(optimizer: torch.optim.Optimizer) -> dict[Any, dict[Any, Any]]:
+    """By parameter, the state that may be loaded in place: beside its parameter, and nobody else's memory."""
+    states = {
+        parameter: state
+        for parameter, state in optimizer.state.items()
+        if isinstance(parameter, torch.Tensor) and type(state) is dict
+    }
+    tensors = [
+        value for state in states.values() for value in state.values() if isinstance(value, torch.Tensor)
+    ]
+    if any(value.layout is not torch.strided for value in tensors):
+        return {}
+    if len({tensor.untyped_storage()._cdata for tensor in tensors}) < len(tensors):
+        return {}
+    return {
+        parameter: state
+        for parameter, state in states.items()
+        if all(
+            value.device == parameter.device
+            for name, value in state.items()
+            if isinstance(value, torch.Tensor) and name != "step"
+        )
+    }
+
+
+def _check_gradient(
+    source: Source, node: TensorNode, gradient: TensorNode | SparseNode, live: torch.Tensor
+) -> None:
+    values = source.spec(gradient if isinstance(gradient, TensorNode) else gradient.parts[-1])
+    shape = values.shape if isinstance(gradient, TensorNode) else gradient.shape
+    # Later versions of torch let a script say what its gradients are; `None`: anything.
+    wanted = getattr(live, "grad_dtype", live.dtype)
+    if shape != live.shape or wanted not in (None, getattr(torch, values.dtype, None)):
+        raise RefusedSnapshotError(
+            f"{source.spec(node).path} was saved with a gradient of {values.dtype} {list(shape)}, "
+            "which it cannot have"
+        )
+
+
+def _complete(source: Source, node: TensorNode, live: torch.Tensor, maker: Maker) -> None:
+    """What else a leaf has: whether it requires a gradient, and the one that it keeps."""
+    if live.requires_grad != node.requires_grad:
+        live.requires_grad_(node.requires_grad)
+    if node.grad is None:
+        live.grad = None
+    elif isinstance(node.grad, TensorNode) and fits(source, node.grad, live.grad):
+        assert live.grad is not None
+        source.copy_into(live.grad, node.grad)
     else:
-        made = torch.ops.aten._make_per_channel_quantized_tensor(integers, scales, zero_points, axis)
-    return made
+        live.grad = maker.make(node.grad, live.device)

@@ -8,7 +8,6 @@ can be named.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,9 +15,8 @@ import torch
 
 from gpuslice.checkpoint.discover import heap
 from gpuslice.checkpoint.format import nodes
-from gpuslice.checkpoint.format.nodes import Node, QuantizedNode, ShardNode, SparseNode, TensorNode
+from gpuslice.checkpoint.format.nodes import AnyTensorNode, Node
 from gpuslice.checkpoint.format.reader import SnapshotFile
-from gpuslice.checkpoint.format.tree import Tree
 from gpuslice.errors import RefusedSnapshotError, UsageError
 
 from . import lazy_optimizer_state
@@ -42,7 +40,7 @@ class NamedState:
         (path, strided tensor on whatever device), in the order of the indices.
     """
 
-    tree: Tree
+    tree: bytes
     tensors: tuple[tuple[str, torch.Tensor], ...]
 
 
@@ -63,15 +61,13 @@ def describe(named: Mapping[str, object]) -> NamedState:
     return NamedState(nodes.encode(described), tuple(describer.tensors))
 
 
+@dataclass(frozen=True)
 class Restoration:
     """A snapshot that fits live objects, ready to be loaded into them; the snapshot must stay open."""
 
-    def __init__(
-        self, source: Source, loads: Mapping[str, Load], devices: Mapping[str, torch.device]
-    ) -> None:
-        self._source = source
-        self._loads = loads
-        self._devices = devices
+    _source: Source
+    _loads: Mapping[str, Load]
+    _devices: Mapping[str, torch.device]
 
     @property
     def gpus(self) -> dict[int, int]:
@@ -117,18 +113,19 @@ def check(
     """
     lazy_optimizer_state.await_all()
     source = Source(snapshot, verify=verify)
-    checker = Checker(source)
+    checker, own = Checker(source), Checker(source.strict)
     saved = nodes.decode(snapshot.tree)
     left_out = saved.keys() - named.keys()
     if entire and left_out:
         raise RefusedSnapshotError(
             f"{snapshot.path} holds {min(left_out)!r}, which is not attached", "attach it under that name"
         )
-    loads = {}
-    for name, live in named.items():
-        with source.strictly() if name.startswith(OWN_PREFIX) else nullcontext():
-            loads[name] = _compare(checker, snapshot, saved, name, live)
-    checker.finish()
+    loads = {
+        name: _compare(own if name.startswith(OWN_PREFIX) else checker, snapshot, saved, name, live)
+        for name, live in named.items()
+    }
+    for one in (checker, own):
+        one.finish()
     return Restoration(source, loads, checker.devices)
 
 
@@ -141,6 +138,6 @@ def _compare(
     node = saved[name]
     if not isinstance(live, torch.Tensor):
         return checker.check(node, live, name)
-    if not isinstance(node, (TensorNode, SparseNode, QuantizedNode, ShardNode)):
+    if not isinstance(node, AnyTensorNode):
         raise RefusedSnapshotError(f"{name} is a tensor here, but was not when saved")
     return checker.named_tensor(node, live, name)

@@ -10,7 +10,6 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import numpy as np
 import torch
 
 from gpuslice.checkpoint.files import write_at
@@ -60,7 +59,7 @@ def write_state(descriptor: int, state: NamedState) -> None:
     for storage, offset in zip(storages.values(), content.placement.offsets, strict=True):
         whole = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
         memory[offset : offset + storage.nbytes()].copy_(whole)
-    digests = np.array(chunk_digests(memory.numpy().data, content.placement.chunks), np.uint64)
+    digests = chunk_digests(memory.numpy().data, content.placement.chunks)
     record = Record(generation=1, slot=0, rank=0, payload=content.payload)
     _, header, tail = content.complete(record, state.tree, digests, lambda nbytes: nbytes)
     write_at(descriptor, tail, content.placement.end)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from gpuslice.checkpoint.files import open_checked
 from gpuslice.checkpoint.format.gsnp import Record
 from gpuslice.checkpoint.format.layout import Layout
-from gpuslice.checkpoint.format.pieces import Piece, Trailer
+from gpuslice.checkpoint.format.pieces import Piece, keys_and_trailer
 from gpuslice.checkpoint.format.reader import SnapshotFile, map_pieces
 from gpuslice.checkpoint.format.safetensors_header import Content
 
@@ -100,7 +100,7 @@ class SharedSnapshotWriter(SnapshotWriter):
         return self._placement.end - self._record.payload
 
     def _trailer(self) -> bytes:
-        return Trailer(self._cut_bytes, tuple(piece.key for piece in self._placed)).encode()
+        return keys_and_trailer(self._cut_bytes, [piece.key for piece in self._placed])
 
     def _write_tail(self, data: bytes) -> None:
         self._arena.write(data + self._trailer(), self._record.payload)

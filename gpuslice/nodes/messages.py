@@ -18,7 +18,6 @@ from gpuslice.checkpoint.format.layout import Layout, Placement
 from gpuslice.checkpoint.format.pieces import KEY_BYTES, check_pieces
 from gpuslice.checkpoint.format.reader import read_description
 from gpuslice.checkpoint.format.safetensors_header import PREAMBLE_BYTES, Content, decode_preamble
-from gpuslice.checkpoint.format.tree import Tree
 from gpuslice.errors import CorruptSnapshotError, RemoteProtocolError
 from gpuslice.types import ByteCount, Count, JobName, RankNumber, explain
 
@@ -111,7 +110,7 @@ class Description:
 
     record: Record
     content: Content
-    tree: Tree
+    tree: bytes
     digests: Digests
     keys: list[bytes]
 

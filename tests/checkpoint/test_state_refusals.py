@@ -18,7 +18,6 @@ from torch import nn
 from gpuslice.checkpoint.format import nodes
 from gpuslice.checkpoint.format.layout import Layout
 from gpuslice.checkpoint.format.reader import SnapshotFile, open_snapshot
-from gpuslice.checkpoint.format.tree import Tree
 from gpuslice.checkpoint.named.state import check, describe
 from gpuslice.checkpoint.ramdisk.store import JobStore
 from gpuslice.errors import CorruptSnapshotError, RefusedSnapshotError, UsageError
@@ -117,7 +116,7 @@ def test_trees_of_other_things_are_refused(store: JobStore) -> None:
 @pytest.mark.parametrize("held", [lambda tensor: tensor, lambda tensor: {"a": tensor}])
 def test_integers_that_need_a_gradient_are_refused(store: JobStore, held: Callable[[object], object]) -> None:
     snapshot = save(store, {"m": held(torch.zeros(2, dtype=torch.int64))})
-    snapshot.tree = Tree(snapshot.tree.data.replace(b'"cpu",false', b'"cpu",true'))
+    snapshot.tree = snapshot.tree.replace(b'"cpu",false', b'"cpu",true')
     with pytest.raises(RefusedSnapshotError, match="was saved as int64 that requires a gradient"):
         check(snapshot, {"m": held(torch.zeros(2, dtype=torch.int64))})
 
@@ -138,17 +137,17 @@ def test_a_gradient_that_a_tensor_cannot_have_is_refused(
     first, second = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
     first.grad = torch.zeros(2)
     gradient = forged()
-    described = json.loads(describe({"a": first, "g": gradient}).tree.data)
+    described = json.loads(describe({"a": first, "g": gradient}).tree)
     described["a"][4] = described.pop("g")
     saved = save(store, {"a": first, "g": gradient})
-    saved.tree = Tree(json.dumps(described, separators=(",", ":")).encode())
+    saved.tree = json.dumps(described, separators=(",", ":")).encode()
     with pytest.raises(RefusedSnapshotError, match="a was saved with a gradient of float"):
         check(saved, {"a": second})
     assert second.grad is None
 
 
 def _refuse(store: JobStore, tree: bytes) -> None:
-    snapshot = store.begin(Layout(())).publish(Tree(tree), [], boundary=1, restartable=True)
+    snapshot = store.begin(Layout(())).publish(tree, [], boundary=1, restartable=True)
     with pytest.raises((RefusedSnapshotError, CorruptSnapshotError)):
         check(snapshot, {"m": torch.ones(1)})
 
@@ -191,12 +190,12 @@ def test_forged_named_state_is_refused_or_fits_and_nothing_changes(
     """One entry of the tree is something else, with the right checksums."""
     named, snapshot = trained
     model = cast(nn.Module, named["m"])
-    whole, before = json.loads(describe(named).tree.data), module_bits(model)
+    whole, before = json.loads(describe(named).tree), module_bits(model)
     places = list(_parts(whole))
     holder, key = data.draw(st.sampled_from(places), label="where")
     other, there = data.draw(st.sampled_from(places), label="from")
     holder[key] = data.draw(_JSON | st.just(copy.deepcopy(other[there])), label="what")
-    snapshot.tree = Tree(json.dumps(whole, separators=(",", ":"), ensure_ascii=False).encode())
+    snapshot.tree = json.dumps(whole, separators=(",", ":"), ensure_ascii=False).encode()
     with suppress(RefusedSnapshotError, CorruptSnapshotError):
         check(snapshot, named)
     assert module_bits(model) == before
@@ -205,10 +204,10 @@ def test_forged_named_state_is_refused_or_fits_and_nothing_changes(
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_bytes_of_named_state_have_one_form(store: JobStore, data: st.DataObject) -> None:
-    tree = describe({"m": Net(1), "d": {"a": [torch.ones(2), 1.5], "b": None}}).tree.data
+    tree = describe({"m": Net(1), "d": {"a": [torch.ones(2), 1.5], "b": None}}).tree
     at = data.draw(st.integers(0, len(tree) - 1), label="at")
     junk = data.draw(st.binary(max_size=3) | st.sampled_from([b" ", b"0", b'"', b",", b"]"]), label="junk")
-    changed = Tree(tree[:at] + junk + tree[at + data.draw(st.integers(0, 2), label="skipped") :])
+    changed = tree[:at] + junk + tree[at + data.draw(st.integers(0, 2), label="skipped") :]
     with suppress(RefusedSnapshotError, CorruptSnapshotError):
         assert nodes.encode(nodes.decode(changed)) == changed
 

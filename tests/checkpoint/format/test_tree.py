@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuslice.checkpoint.format import tree
-from gpuslice.checkpoint.format.tree import Tree, decode, encode
+from gpuslice.checkpoint.format.tree import decode, encode
 from gpuslice.errors import CorruptSnapshotError, UsageError
 
 scalars = (
@@ -173,7 +173,7 @@ def test_what_holds_nothing_may_be_in_the_deepest_list(leaf: object) -> None:
 )
 def test_malformed_trees_are_corrupt(data: bytes) -> None:
     with pytest.raises(CorruptSnapshotError):
-        decode(Tree(data))
+        decode(data)
 
 
 words = st.sampled_from([*tree._BUILDERS, "tensor", "codec", "AAA=", "<f8", "1", "0x1.8p+1"])
@@ -186,7 +186,7 @@ json_values = st.recursive(
 
 def decodes_or_is_corrupt(data: bytes) -> bool:
     with contextlib.suppress(CorruptSnapshotError):
-        decode(Tree(data))
+        decode(data)
     return True
 
 

@@ -13,7 +13,6 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from gpuslice.checkpoint.format import tree as trees
 from gpuslice.checkpoint.named.state import check
 from gpuslice.checkpoint.ramdisk.store import JobStore
 
@@ -311,7 +310,7 @@ def test_a_file_from_another_device_loads(store: JobStore) -> None:
     theirs.step()
     named = {"m": saved, "o": theirs, "state": {"hidden": torch.ones(3)}}
     snapshot = save(store, named)
-    tree = trees.Tree(snapshot.tree.data.replace(b'"cpu"', b'"cuda:3"'))
+    tree = snapshot.tree.replace(b'"cpu"', b'"cuda:3"')
     assert tree != snapshot.tree
     snapshot.tree = tree  # type: ignore[misc]
     state = {"hidden": None}
