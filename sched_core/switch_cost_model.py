@@ -2,14 +2,15 @@
 
 Fitted online to the stages that ranks report, newer measurements counting more: a fixed part that grows with
 the number of tensors, and a part in proportion to the bytes that move. There is one fit for each device and
-route, and one over all of them for those that nothing was measured on yet.
+route, and one over all of them for those that nothing was measured on yet. A state that was moved before is
+predicted nearer to what it took itself: how its bytes lie in its tensors is in no fit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum
-from math import sqrt
+from math import exp, log, sqrt
 from typing import NamedTuple
 
 #: How much of what was learnt before is kept when something new is.
@@ -20,6 +21,8 @@ _MOVING = frozenset({"copy_out_s", "publish_s", "fetch_s", "reserve_s", "verify_
 _PARKED = "parked_s"
 #: Shrinks the share of tensors, which nothing can tell from that of bytes while all jobs are alike.
 _RIDGE = 0.05
+#: What a state took itself is weighed against so many switches of the fit; of how many states it is kept.
+_PRIOR, _STATES = 0.5, 1000
 #: An error is known once so many predictions could be compared with what came.
 _LEAST_ERRORS = 2
 
@@ -95,10 +98,12 @@ class _Fit:
 class Line:
     """The fit for one half on one device by one route."""
 
-    __slots__ = ("_errors", "_fixed", "_moving", "_squares", "_weight", "learnt")
+    __slots__ = ("_errors", "_fixed", "_moving", "_own", "_squares", "_weight", "learnt")
 
     def __init__(self) -> None:
         self._fixed, self._moving = _Fit(), _Fit()
+        #: By bytes and tensors: logarithms of the cost by the fit, and how many, newer ones counting more.
+        self._own: dict[tuple[int, int], tuple[float, float]] = {}
         #: Squares of relative errors, and how many, newer ones counting more.
         self._squares = self._weight = 0.0
         self._errors = 0
@@ -119,9 +124,23 @@ class Line:
             self._moving.learn(nbytes, tensors, moving_s, 1.0 / nbytes)
         self._fixed.learn(1.0, tensors, total_s - moving_s)
         self.learnt = True
+        self._learn_own((nbytes, tensors), total_s)
+
+    def _learn_own(self, state: tuple[int, int], total_s: float) -> None:
+        fitted_s = self._fitted_s(*state)
+        if total_s <= 0 or fitted_s <= 0:
+            return
+        logs, count = self._own.pop(state, (0.0, 0.0))
+        self._own[state] = logs * _MEMORY + log(total_s / fitted_s), count * _MEMORY + 1.0
+        if len(self._own) > _STATES:
+            del self._own[next(iter(self._own))]
 
     def predict_s(self, nbytes: int, tensors: int = 0) -> float:
         """The cost of ``nbytes`` in so many tensors, in seconds."""
+        logs, count = self._own.get((nbytes, tensors), (0.0, 0.0))
+        return self._fitted_s(nbytes, tensors) * exp(logs / (count + _PRIOR))
+
+    def _fitted_s(self, nbytes: int, tensors: int) -> float:
         return self._fixed.predict(1.0, tensors) + (self._moving.predict(nbytes, tensors) if nbytes else 0.0)
 
     def estimate(self, nbytes: int, tensors: int = 0) -> Estimate:

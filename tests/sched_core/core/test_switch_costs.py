@@ -43,6 +43,20 @@ def test_tensors_and_bytes_are_told_apart() -> None:
         assert line.predict_s(nbytes, tensors) == pytest.approx(truth_s, rel=0.05)
 
 
+def test_a_state_that_was_moved_before_is_predicted_by_what_it_took() -> None:
+    line = Line()
+    quick, slow = 10**9, 10**9 + 1  # alike for every fit
+    for _ in range(20):
+        line.learn(quick, {"copy_out_s": 1.0})
+        line.learn(slow, {"copy_out_s": 4.0})
+    assert line.predict_s(quick) == pytest.approx(1.0, rel=0.3)
+    assert line.predict_s(slow) == pytest.approx(4.0, rel=0.3)
+    assert 1.5 < line.predict_s(10**9 + 2) < 3.5, "of another one nothing is known but the fit"
+    for number in range(2000):
+        line.learn(number + 1, {"copy_out_s": 1e-9})
+    assert line.predict_s(slow) == pytest.approx(line.predict_s(slow + 1)), "forgotten for newer ones"
+
+
 def test_the_error_is_what_predictions_were_off_by() -> None:
     line, rng = Line(), random.Random(3)
     assert line.estimate(10**9).error_s is None
