@@ -85,15 +85,17 @@ class Watch:
             self._thread.join()
 
     def _run(self) -> None:
+        others = 0
         while not self._ended:
             self._awake.clear()
-            others = self._share()
+            with suppress(MemoryError, OSError):  # at the very limit this can fail, too; it is tried again
+                others = self._share()
             self._awake.wait(_SHARE_AGAIN_S if others else _LOOK_AGAIN_S)
 
 
 def private_bytes(pid: int) -> int:
     """What ``RLIMIT_DATA`` counts of a process, in bytes; 0 if it has ended."""
-    with suppress(OSError):
+    with suppress(FileNotFoundError, ProcessLookupError):
         status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
         for line in status.splitlines():
             if line.startswith("VmData:"):

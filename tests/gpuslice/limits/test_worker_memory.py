@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 
 import pytest
 
 from gpuslice.limits import worker_memory
-from gpuslice.limits.worker_memory import WorkerMemory, bounded, private_bytes
+from gpuslice.limits.worker_memory import Watch, WorkerMemory, bounded, private_bytes
 
 from ...patience import PATIENCE_S
 
@@ -93,6 +94,22 @@ def test_who_runs_a_program_of_its_own_may_import_torch_first(taker: Taker) -> N
     memory.taken_bytes(has_bytes)
     assert taker.take(48) == "taken"
     assert memory.taken_bytes(has_bytes) == 0
+
+
+def test_it_goes_on_after_it_had_no_memory_itself() -> None:
+    failed, again = threading.Event(), threading.Event()
+
+    def share() -> int:
+        if not failed.is_set():
+            failed.set()
+            raise MemoryError
+        again.set()
+        return 1
+
+    watch = Watch(share)
+    watch.start()
+    assert again.wait(PATIENCE_S)
+    watch.end()
 
 
 def test_a_soft_limit_stays_within_the_others() -> None:
