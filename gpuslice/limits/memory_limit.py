@@ -114,8 +114,8 @@ class MemoryLimit:
             return ""  # it says so itself
         if not self.limit_bytes or not (isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(text)):
             return ""
-        asked, had_bytes = asked_bytes(text), self._had_bytes()
-        if had_bytes is None or (asked and had_bytes + asked <= self.limit_bytes):
+        asked, (had_bytes, room_bytes) = asked_bytes(text), self._use()
+        if room_bytes is None or (asked and asked <= room_bytes):
             return ""  # the machine lacks memory, or the GPU
         if self._soft_bytes and not self._lifted_bytes:
             self._lift()
@@ -134,17 +134,20 @@ class MemoryLimit:
         self._workers = WorkerMemory(first_bytes)
         self._set_host(self._soft_bytes)
 
-    def _had_bytes(self) -> int | None:
-        """What the job has now of what counts; ``None`` while it has no limit of ours."""
+    def _use(self) -> tuple[int, int | None]:
+        """What the job has of what counts, and what is left; ``None`` while it has no limit of ours."""
         if self._device.kind == "cuda":
             index = self._device.index or 0
             had = statistics(lambda: torch.cuda.memory_reserved(index)) if runtime_calls.has_begun() else 0
-            return had or 0  # an allocator of the script's own keeps no count
+            had = had or 0  # an allocator of the script's own keeps no count
+            return had, self.limit_bytes - had
         soft_bytes, hard = resource.getrlimit(resource.RLIMIT_DATA)
         if soft_bytes in (self._former_bytes, hard):
-            return None
+            return 0, None
         # In a fork, too: what the job had when the room was shared out last, and what the fork took since.
-        return max(0, self.limit_bytes - (soft_bytes - private_bytes(os.getpid())))
+        room_bytes = soft_bytes - private_bytes(os.getpid())
+        unused_bytes = min(self.limit_bytes, max(0, room_bytes - _stacks_bytes()))
+        return self.limit_bytes - unused_bytes, room_bytes
 
     def _lift(self) -> None:
         with self._lock:
