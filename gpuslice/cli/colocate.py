@@ -289,8 +289,12 @@ def _tell(result: Result) -> None:
     for one in result.sets:
         if not one.measured:
             continue
-        print(f"{' + '.join(one.members)}: {one.verdict or 'undecided'}, total {one.total:.3f}", end=" ")
-        print(interval_text(one.total_interval))
+        members, total = " + ".join(one.members), f"total {one.total:.3f} {interval_text(one.total_interval)}"
+        # The verdict weighs both modes, and is told once.
+        sliced = one.mode == "sliced"
+        print(
+            f"{members}, sliced: {total}" if sliced else f"{members}: {one.verdict or 'undecided'}, {total}"
+        )
         for name, value, interval in zip(one.members, one.normalized, one.interval, strict=True):
             print(f"  {name}: {value:.3f} of its speed alone {interval_text(interval)}")
     off = result.prediction_error
