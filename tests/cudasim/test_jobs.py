@@ -38,7 +38,7 @@ layers = torch.nn.Linear(64, 128), torch.nn.Dropout(0.1), torch.nn.Linear(128, 1
 model = torch.nn.Sequential(*layers).to(device)
 trained = model
 if ranks > 1:
-    dist.init_process_group("gloo")
+    dist.init_process_group(os.environ.get("BACKEND", "gloo"))
     trained = DistributedDataParallel(model)
 optimizer = torch.optim.Adam(model.parameters(), fused=True)
 for batch in DataLoader(torch.randn(4 * steps, 64), batch_size=4):
@@ -149,12 +149,18 @@ def test_a_job_moves_to_another_gpu(site: Site) -> None:
     site.shell("down")
 
 
-def test_gangs_take_turns_on_two_gpus(site: Site) -> None:
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+def test_gangs_take_turns_on_two_gpus(site: Site, backend: str, tmp_path: Path) -> None:
+    site.environ |= {"BACKEND": backend, "CUDASIM_NCCL_LOG": str(tmp_path / "verbs")}
     client = site.up("cuda:0,cuda:1", "--policy", "rr", "--quantum", "500ms", "--switch-share", "0")
     jobs = [site.submit(client, 80, ranks=2) for _ in range(2)]
     infos = [ended_well(client, job) for job in jobs]
     assert sum(info.suspends for info in infos) > 0
     assert {digest(client, job) for job in jobs} == {site.undisturbed(80, ranks=2)}
+    if backend == "nccl":
+        for rank in range(2):
+            verbs = (tmp_path / f"verbs.{rank}").read_text().split()
+            assert verbs.count("suspend") == verbs.count("resume") > 0
     site.shell("down")
 
 
