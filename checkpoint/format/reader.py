@@ -81,16 +81,16 @@ class SnapshotFile:
         """Whether it can be read no more."""
         return self._memory is None
 
-    def view(self, sid: int, *, verify: bool = True) -> memoryview:
+    def view(self, sid: int) -> memoryview:
         """The bytes of storage ``sid``, read-only.
 
         Raises
         ------
         CorruptSnapshotError
-            If ``verify`` and they are not what was written; names the storage.
+            If they are not what was written; names the storage.
         """
         nbytes, offset = self.storages[sid].nbytes, self.offsets[sid]
-        if verify and nbytes:
+        if nbytes:
             first = self.content.placement.chunk_at[offset]
             self._compare(first, first - (-nbytes // CHUNK_BYTES))
         return self.arena[offset : offset + nbytes]

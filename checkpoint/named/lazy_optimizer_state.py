@@ -30,12 +30,6 @@ LATER_BYTES = 64 << 10
 _THREAD = "gpuslice-lazy"
 
 
-class Away(Protocol):
-    """State that is about to be brought back (``capture_plan.CapturePlan``)."""
-
-    def freed(self, at_least_bytes: int) -> Collection[int]: ...
-
-
 class StreamTimes(Protocol):
     """Gets how long the state was on its way, and how long the training waited for it (``SwitchRecord``)."""
 
@@ -63,15 +57,16 @@ class LazyResume:
             self._optimizers.add(optimizer)
             optimizer.register_state_dict_pre_hook(_before_reading)
 
-    def hold_back(self, away: Away) -> Stream | None:
+    def hold_back(self, freed: Callable[[int], Collection[int]]) -> Stream | None:
         """Choose what may come later of what is about to be brought back, and bar the way to it.
 
-        The stream must be started or cancelled. ``None`` if nothing may.
+        ``freed`` knows the storages of at least so many bytes that have no memory now. The stream must be
+        started or cancelled. ``None`` if nothing may.
         """
         if _compiled_code_exists():
             return None
         with torch._C.DisableTorchFunction():
-            chosen = list(self._chosen(away.freed(self._smallest_bytes)))
+            chosen = list(self._chosen(freed(self._smallest_bytes)))
         return Stream(chosen) if chosen else None
 
     def _chosen(self, candidates: Collection[int]) -> Iterator[tuple[dict[Any, Any], Any, list[int]]]:

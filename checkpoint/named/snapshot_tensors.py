@@ -50,7 +50,10 @@ class Source:
         self._snapshot = snapshot
         #: Storages that need not be compared any more; ``None``: nobody has begun to.
         self._proven: set[int] | None = None if verify else set(range(len(snapshot.storages)))
-        self.strict: Source = self if verify else Source(snapshot)
+        self.strict = self
+        if not verify:
+            self.strict = Source(snapshot)
+            self.strict._proven = set()  # only the storages that are asked for, one by one
 
     def spec(self, node: TensorNode) -> TensorSpec:
         """What the snapshot says about the entry."""

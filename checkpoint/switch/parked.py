@@ -110,7 +110,7 @@ def bring_back(
             if moving:
                 plan = plan.moved_to(target)
             elif lazy is not None and swap is None and plan.in_parts:
-                stream = lazy.hold_back(plan)
+                stream = lazy.hold_back(plan.freed)
         if swap is None:
             stages.record.copy_in = bring(range(len(plan.storages)))
         else:

@@ -178,7 +178,6 @@ def test_a_damaged_storage_is_named(snapshot_path: Path, sid: int) -> None:
             snapshot.view(sid)
         with pytest.raises(CorruptSnapshotError, match=rf"storage {sid} "):
             snapshot.verify()
-        assert len(snapshot.view(sid, verify=False)) == nbytes
         for other in others:
             snapshot.view(other)
 
