@@ -73,6 +73,13 @@ def test_what_is_no_number_of_a_rank_is_refused_by_name(text: str) -> None:
             RankIdentity.from_environ({name: text})
 
 
+def test_a_job_whose_state_is_not_at_hand_is_not_suspended(job: Runtime) -> None:
+    script = job.attached = Script()
+    assert job.interruptible()
+    script.interruptible = False
+    assert not job.interruptible()
+
+
 def test_each_rank_of_a_node_has_a_device_of_its_own() -> None:
     identity = RankIdentity(rank=5, local_rank=1, world_size=8)
     assert identity.device(DeviceName("cuda", 2)) == DeviceName("cuda", 3)
