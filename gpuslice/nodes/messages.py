@@ -19,7 +19,7 @@ from gpuslice.checkpoint.format.pieces import KEY_BYTES, check_pieces
 from gpuslice.checkpoint.format.reader import read_description
 from gpuslice.checkpoint.format.safetensors_header import PREAMBLE_BYTES, Content, decode_preamble
 from gpuslice.errors import CorruptSnapshotError, RemoteProtocolError
-from gpuslice.types import ByteCount, Count, JobName, RankNumber, explain
+from gpuslice.types import ByteCount, Count, JobName, Label, RankNumber, explain
 
 #: What is sent at a time, unless a piece is larger.
 PORTION_BYTES = 8 << 20
@@ -39,12 +39,16 @@ class Held(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         How many snapshots the first rank has taken in this store.
     ranks
         Those whose snapshots are here.
+    tenant, tenant_limit_bytes
+        Whose job it is, empty for nobody's, and what all its jobs may take in a RAM disk, if that is limited.
     """
 
     job: JobName
     boundary: Count
     generation: Count
     ranks: Annotated[tuple[RankNumber, ...], Meta(min_length=1)]
+    tenant: Label = ""
+    tenant_limit_bytes: ByteCount | None = None
 
 
 class Offer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -86,7 +86,7 @@ class Receiver:
         return encode(Missing(offered.rank, portions, nbytes, sum(arriving.sizes)))
 
     def _begin(self, held: Held, rank: int, description: Description) -> _Arriving:
-        store = open_disk(self._flags).open_store(held.job, rank, ranks=held.ranks)
+        store = open_disk(_tenants(held) | self._flags).open_store(held.job, rank, ranks=held.ranks)
         sizes = [stop - start for start, stop in piece_ranges(description.placement)]
         arriving = self._arriving[rank] = _Arriving(store, description, None, sizes, set())
         with ExitStack() as opened:
@@ -179,6 +179,12 @@ class Receiver:
         for arriving in self._arriving.values():
             arriving.store.abandon()
         self._arriving.clear()
+
+
+def _tenants(held: Held) -> dict[str, str]:
+    """Settings by which the snapshot is the tenant's here, too, and its limit applies."""
+    limit_bytes = held.tenant_limit_bytes
+    return {"tenant": held.tenant, "tenant_ramdisk": "" if limit_bytes is None else str(limit_bytes)}
 
 
 def _is_newest(description: Description, present: Sequence[SnapshotFile]) -> bool:

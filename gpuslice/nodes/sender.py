@@ -13,6 +13,7 @@ from gpuslice.checkpoint.format.pieces import piece_ranges
 from gpuslice.checkpoint.format.reader import DAMAGED, SnapshotFile, open_snapshot, record_of
 from gpuslice.checkpoint.ramdisk.listing import restartable_files
 from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
+from gpuslice.checkpoint.ramdisk.slots import read_owner
 from gpuslice.config import load
 from gpuslice.errors import (
     CorruptSnapshotError,
@@ -51,7 +52,10 @@ def newest_held(disk: RamDisk, job: str, ranks: int | None = None) -> Held | Non
         generation = record_of(_file(disk, job, numbers[0], boundary)).generation
     except SnapshotError:
         return newest_held(disk, job, ranks)  # it has been replaced this very moment
-    return Held(job, boundary, generation, tuple(numbers))
+    owner = read_owner(disk.home(job, numbers[0]))
+    if owner is None:
+        return Held(job, boundary, generation, tuple(numbers))
+    return Held(job, boundary, generation, tuple(numbers), owner.tenant, owner.tenant_limit_bytes)
 
 
 def _ranks(disk: RamDisk, job: str) -> list[int]:

@@ -10,6 +10,7 @@ import numpy as np
 from gpuslice.checkpoint.format.layout import Layout, StorageSpec, TensorSpec
 from gpuslice.checkpoint.format.reader import open_snapshot
 from gpuslice.checkpoint.format.tree import encode
+from gpuslice.checkpoint.ramdisk.budget import NOBODY, Tenant
 from gpuslice.checkpoint.ramdisk.listing import restartable_files
 from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
 
@@ -25,10 +26,16 @@ def storages(seed: int, sizes: Sequence[int] = SIZES) -> Storages:
 
 
 def take(
-    directory: Path, job: str, boundary: int, ranks: Sequence[Storages], *, spill: Path | None = None
+    directory: Path,
+    job: str,
+    boundary: int,
+    ranks: Sequence[Storages],
+    *,
+    spill: Path | None = None,
+    tenant: Tenant = NOBODY,
 ) -> None:
     """Have a process that takes a snapshot of every rank at this boundary, and dies."""
-    disk = RamDisk(directory, spill_directory=spill)
+    disk = RamDisk(directory, spill_directory=spill, tenant=tenant)
     for rank, contents in enumerate(ranks):
         store = disk.open_store(job, rank, ranks=range(len(ranks)))
         specs = tuple(StorageSpec(len(one), "cpu", f"s{sid}") for sid, one in enumerate(contents))

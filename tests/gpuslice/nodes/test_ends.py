@@ -9,8 +9,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from gpuslice.checkpoint.ramdisk.budget import Tenant
 from gpuslice.checkpoint.ramdisk.listing import restartable_files
 from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
+from gpuslice.checkpoint.ramdisk.slots import read_owner
 from gpuslice.checkpoint.ramdisk.store import JobStore
 from gpuslice.errors import (
     CorruptSnapshotError,
@@ -151,6 +153,21 @@ def test_a_receiver_that_died_is_followed_by_one_that_asks_for_the_rest(
     assert more < ranks * sum(SIZES) - 4_000_000
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_what_was_damaged_after_it_had_arrived_is_sent_again(source: Path, target: Path, ranks: int) -> None:
+    contents = [storages(rank) for rank in range(ranks)]
+    take(source, JOB, 7, contents)
+    sender, held = a_sender(source)
+    first = a_receiver(target)
+    first.put(*next(portions(sender, first, 0)))
+    first.abandon()
+    (store,) = target.glob("*.r0")
+    piece = next(store.glob("A." + "[0-9a-f]" * 32), None)
+    _flip(*((store / "A.gsnp", 1_000_000) if piece is None else (piece, 1_000)))
+    assert transfer(sender, held, a_receiver(target)) >= ranks * sum(SIZES)
+    assert [found(target, JOB, 7, rank) for rank in range(ranks)] == contents
+
+
 def test_a_second_shipment_sends_nothing(source: Path, target: Path) -> None:
     take(source, JOB, 7, [storages(1)])
     for expected in (True, False):
@@ -245,6 +262,23 @@ def test_a_full_ram_disk_is_as_before(source: Path, target: Path, ranks: int) ->
     assert [found(target, JOB, 1, rank) for rank in range(ranks)] == before
     assert RamDisk(target).used_bytes <= limit - 8_000_000
     transfer(sender, held, a_receiver(target))  # nobody holds the stores
+
+
+def test_the_tenant_of_a_job_has_its_limit_on_the_target_too(source: Path, target: Path) -> None:
+    take(target, "other", 2, [storages(2)], tenant=Tenant("ann"))
+    for limit_bytes, boundary in ((14_000_000, 2), (40_000_000, 3)):
+        take(source, JOB, boundary, [storages(1)], tenant=Tenant("ann", limit_bytes))
+        RamDisk(source).collect()
+        sender, held = a_sender(source)
+        if boundary == 2:
+            with pytest.raises(RamDiskFullError, match="tenant ann"):
+                transfer(sender, held, a_receiver(target))
+        else:
+            transfer(sender, held, a_receiver(target))
+    assert found(target, JOB, 3) == storages(1)
+    owner = read_owner(target / f"{JOB}.r0")
+    assert owner is not None
+    assert (owner.tenant, owner.tenant_limit_bytes) == ("ann", 40_000_000)
 
 
 def test_no_rank_is_published_before_all_are_there(source: Path, target: Path) -> None:
