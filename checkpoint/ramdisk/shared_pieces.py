@@ -3,8 +3,8 @@
 A piece is a file beside the slot, named by the checksum of its bytes. Who needs a piece looks for that name
 in the other ranks' stores. If the bytes are the same, all of them, it takes the file under a name of its own
 (a hard link); otherwise it writes a file. So the number of a file's names says how many snapshots need it:
-the kernel keeps count, whoever dies. A file that is being written ends in ``.part`` and is locked by its
-writer; the others wait for it, and write their own if its writer dies or takes too long.
+the kernel keeps count, whoever dies. A file that is being written is locked by its writer, and the others
+wait for it. If its writer died, it has not these bytes, and they write their own.
 """
 
 from __future__ import annotations
@@ -13,10 +13,8 @@ import errno
 import fcntl
 import os
 import threading
-import time
-from collections.abc import MutableSet, Sequence, Set
+from collections.abc import Container, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from gpuslice.checkpoint.files import flush, open_checked, write_at
 from gpuslice.checkpoint.format.checksums import ChecksumRecorder, fingerprint
@@ -30,19 +28,10 @@ from gpuslice.kernels.transfer import Inspector
 from .budget import Budget, Own
 from .slots import remove_pieces
 
-_PARTIAL = ".part"
 _RESERVED = "reserved"
-#: A writer needs about a millisecond for a piece. One that is stopped is not waited for longer than this.
-_PATIENCE_S = 5.0
-_LOOK_AGAIN_S = 0.001
 #: Room is asked for in steps: asking counts all files of the RAM disk.
 _STEPS = 16
 _MOST_AT_ONCE_BYTES = 256 << 20
-
-
-def piece_key(checksum: int) -> int:
-    """The number by which the file of a piece with this XXH3-128 goes, if no other has it."""
-    return checksum
 
 
 class SharedPieces:
@@ -94,10 +83,7 @@ class SharedPieces:
             index = self._chunks.get(offset)
             if index is None:
                 return True
-            if checksums is None:
-                self._put(index, data, self._checksum(index, data))
-            else:
-                self._put(index, data, checksums.sum_at(offset))
+            self._put(index, data, None if checksums is None else checksums.sum_at(offset))
             return False
 
         return inspect
@@ -112,31 +98,33 @@ class SharedPieces:
 
     def _put_found(self, index: int, key: bytes) -> bool:
         start, stop = self._ranges[index]
-        paths = [piece_path(one, key) for one in (self._slot, *self._others)]
-        found = _first(paths[0], paths[1:], stop - start, frozenset())
-        if found is None:
-            return False
-        try:
-            if os.fstat(found.descriptor).st_size != stop - start:
-                return False
-            data = map_file(found.descriptor, stop - start)
-        finally:
-            os.close(found.descriptor)
-        if fingerprint(data) != key:
-            return False
-        self._put(index, data, int.from_bytes(key))
-        return True
+        for slot in (self._slot, *self._others):
+            path = piece_path(slot, key)
+            descriptor = _opened(path)
+            if descriptor is None:
+                continue
+            try:
+                _await(descriptor)
+                right_length = os.fstat(descriptor).st_size == stop - start
+                data = map_file(descriptor, stop - start) if right_length else memoryview(b"")
+            finally:
+                os.close(descriptor)
+            if fingerprint(data) == key:
+                self._put(index, data, int.from_bytes(key))
+                return True
+            if slot == self._slot:
+                path.unlink()  # its writer died
+        return False
 
     def put(self, index: int, data: memoryview) -> None:
         """Put a piece that comes from elsewhere."""
-        self._put(index, data, self._checksum(index, data))
+        self._put(index, data)
 
     def complete(self) -> list[Piece]:
         """Put what has not been put, from `memory`, and give the room back that was not needed."""
         for index, (start, stop) in enumerate(self._ranges):
             if self._keys[index] is None:
-                data = self.memory[start:stop]
-                self._put(index, data, self._checksum(index, data))
+                self._put(index, self.memory[start:stop])
         self._room.close()
         named = zip(self._keys, self._ranges, strict=True)
         return [Piece(key, *where) for key, where in named if key is not None]
@@ -145,106 +133,63 @@ class SharedPieces:
         """Give the room back that was not needed."""
         self._room.close()
 
-    def _checksum(self, index: int, data: memoryview) -> int:
-        start, stop = self._ranges[index]
-        whole = data if len(data) == stop - start else bytes(data).ljust(stop - start, b"\0")
-        return int.from_bytes(fingerprint(whole))
-
-    def _put(self, index: int, data: memoryview, checksum: int) -> None:
+    def _put(self, index: int, data: memoryview, checksum: int | None = None) -> None:
         """Have a file with these bytes and zeros behind them, and put it where they belong in `memory`."""
         start, stop = self._ranges[index]
-        key = piece_key(checksum)
+        if checksum is None:
+            checksum = int.from_bytes(fingerprint(bytes(data).ljust(stop - start, b"\0")))
+        key = checksum.to_bytes(KEY_BYTES)
         with self._budget.taking(stop - start):
             while (descriptor := self._file_of(key, data, stop - start)) is None:
-                key = (key + 1) % (1 << 8 * KEY_BYTES)
+                checksum = (checksum + 1) % (1 << 8 * KEY_BYTES)
+                key = checksum.to_bytes(KEY_BYTES)
         try:
             map_over(self.memory[start:stop], descriptor)
         finally:
             os.close(descriptor)
-        self._keys[index] = key.to_bytes(KEY_BYTES)
+        self._keys[index] = key
 
-    def _file_of(self, key: int, data: memoryview, nbytes: int) -> int | None:
+    def _file_of(self, key: bytes, data: memoryview, nbytes: int) -> int | None:
         """The open file of these bytes, by that key this slot's; ``None`` if it has another one by it."""
-        name = key.to_bytes(KEY_BYTES)
-        mine, theirs = piece_path(self._slot, name), [piece_path(one, name) for one in self._others]
+        mine, *theirs = (piece_path(slot, key) for slot in (self._slot, *self._others))
         different: set[int] = set()  # inodes
-        overdue: set[Path] = set()
         while True:
-            found, busy = self._look(mine, theirs, nbytes, different, overdue)
-            if busy is None and found is None:
-                found, busy = self._begin(mine, theirs, nbytes, different, overdue)
-                if found is None and busy is None:
-                    continue  # there was no room yet
-            if busy is not None:
-                _await(busy, overdue, limited=busy != mine)
-            elif found is not None and found.new:
-                if self._fill(found.descriptor, mine, data):
-                    return found.descriptor
-            elif found is not None:
-                if _holds(found.descriptor, data, nbytes) and (found.path == mine or _link(found, mine)):
-                    self._note_shared(nbytes)
-                    return found.descriptor
-                different.add(os.fstat(found.descriptor).st_ino)
-                os.close(found.descriptor)
-                if found.path == mine:
-                    return None
+            path, descriptor = self._open([mine, *theirs], nbytes, different)
+            try:
+                if path is None:
+                    _fill(descriptor, mine, data)
+                    return descriptor
+                _await(descriptor)
+                same = _holds(descriptor, data, nbytes)
+                if same and (path == mine or _link(descriptor, mine)):
+                    with self._mutex:
+                        self.shared_bytes += nbytes
+                    return descriptor
+                different.add(os.fstat(descriptor).st_ino)
+            except BaseException:
+                os.close(descriptor)
+                raise
+            os.close(descriptor)
+            if path == mine:
+                return None
 
-    def _look(
-        self, mine: Path, theirs: Sequence[Path], nbytes: int, different: Set[int], overdue: Set[Path]
-    ) -> tuple[_Found | None, Path | None]:
-        """A file that may be the piece, or where somebody is writing one right now."""
-        for path in (mine, *theirs):
-            if path not in overdue and _is_filled(path):
-                return None, path
-        return _first(mine, theirs, nbytes, different), None
-
-    def _begin(
-        self, mine: Path, theirs: Sequence[Path], nbytes: int, different: Set[int], overdue: Set[Path]
-    ) -> tuple[_Found | None, Path | None]:
-        """As `_look`, but if there is nothing now either, a new file; nothing if there was no room yet.
+    def _open(self, paths: Sequence[Path], nbytes: int, different: Container[int]) -> tuple[Path | None, int]:
+        """The first of these files that may be the piece; else the first one anew, without its path.
 
         Under the RAM disk's lock, so that of all ranks that look one begins.
         """
-        with self._mutex:
-            with self._budget.lock():
-                found, busy = self._look(mine, theirs, nbytes, different, overdue)
-                if found is not None or busy is not None:
-                    return found, busy
+        while True:
+            with self._mutex, self._budget.lock():
+                for path in paths:
+                    descriptor = _opened(path, () if path == paths[0] else different)
+                    if descriptor is not None:
+                        return path, descriptor
                 if self._room.left_bytes >= nbytes:
-                    descriptor = _new(mine, nbytes)
+                    descriptor = _new(paths[0], nbytes)
                     self._room.take(nbytes)
-                    return _Found(mine, descriptor, new=True), None
-            self._room.extend(nbytes)
-        return None, None
-
-    def _note_shared(self, nbytes: int) -> None:
-        with self._mutex:
-            self.shared_bytes += nbytes
-
-    def _fill(self, descriptor: int, path: Path, data: memoryview) -> bool:
-        """Write a new piece and give it its name; not if another one has got it meanwhile."""
-        partial = _partial(path)
-        try:
-            write_at(descriptor, data, 0)
-            flush(descriptor)
-            named = _link(_Found(partial, descriptor, new=True), path)
-            partial.unlink()
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
-        except BaseException:
-            partial.unlink(missing_ok=True)
-            os.close(descriptor)
-            raise
-        if not named:
-            os.close(descriptor)
-        return named
-
-
-class _Found(NamedTuple):
-    """An open file that may be a piece, or shall become one."""
-
-    path: Path
-    descriptor: int
-    new: bool = False
+                    return None, descriptor
+            with self._mutex:
+                self._room.extend(nbytes)
 
 
 class _Room:
@@ -283,62 +228,41 @@ class _Room:
             self._descriptor, self.left_bytes = -1, 0
 
 
-def _partial(path: Path) -> Path:
-    return path.with_name(f"{path.name}{_PARTIAL}")
+def _await(descriptor: int) -> None:
+    """Wait until an open piece is written, or its writer has died."""
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
+    fcntl.flock(descriptor, fcntl.LOCK_UN)  # a mapping would keep it
+
+
+def _opened(path: Path, different: Container[int] = ()) -> int | None:
+    """The open file, if there is one that is not known to be ``different``."""
+    try:
+        descriptor = open_checked(path)
+    except (FileNotFoundError, SnapshotError):
+        return None
+    if os.fstat(descriptor).st_ino in different:
+        os.close(descriptor)
+        return None
+    return descriptor
 
 
 def _new(path: Path, nbytes: int) -> int:
     """A new file for a piece, locked by this process; with the RAM disk's lock held."""
-    partial = _partial(path)
-    partial.unlink(missing_ok=True)  # of a writer that failed
-    descriptor = open_checked(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        os.ftruncate(descriptor, nbytes)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        os.close(descriptor)
-        raise
+    descriptor = open_checked(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    os.ftruncate(descriptor, nbytes)
     return descriptor
 
 
-def _is_filled(path: Path) -> bool:
-    """Whether somebody is writing that piece there right now."""
+def _fill(descriptor: int, path: Path, data: memoryview) -> None:
+    """Write a new piece, and let the others have it."""
     try:
-        descriptor = open_checked(_partial(path))
-    except (FileNotFoundError, SnapshotError):
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
-
-
-def _await(path: Path, overdue: MutableSet[Path], *, limited: bool) -> None:
-    """Wait until a piece is written, or its writer has died; if ``limited``, not for ever: that is noted."""
-    ends_s = time.monotonic() + _PATIENCE_S
-    while _is_filled(path):
-        if limited and time.monotonic() > ends_s:
-            overdue.add(path)
-            return
-        time.sleep(_LOOK_AGAIN_S)
-
-
-def _first(mine: Path, theirs: Sequence[Path], nbytes: int, different: Set[int]) -> _Found | None:
-    """The first of these that is there, opened: this slot's own, whatever it holds, or one that may do."""
-    for path in (mine, *theirs):
-        try:
-            descriptor = open_checked(path)
-        except (FileNotFoundError, SnapshotError):
-            continue
-        status = os.fstat(descriptor)
-        if path == mine or (status.st_size == nbytes and status.st_ino not in different):
-            return _Found(path, descriptor)
-        os.close(descriptor)
-    return None
+        write_at(descriptor, data, 0)
+        flush(descriptor)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 
 def _holds(descriptor: int, data: memoryview, nbytes: int) -> bool:
@@ -350,12 +274,12 @@ def _holds(descriptor: int, data: memoryview, nbytes: int) -> bool:
     return same_bytes(memory[: len(data)], data) and not any(rest)
 
 
-def _link(found: _Found, path: Path) -> bool:
+def _link(descriptor: int, path: Path) -> bool:
     """Give the open file another name; not if it has none or too many, or if another file has that name."""
     # By its descriptor, so that it is the very file that was looked at.
     files = os.open("/proc/self/fd", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.link(str(found.descriptor), path, src_dir_fd=files, follow_symlinks=True)
+        os.link(str(descriptor), path, src_dir_fd=files, follow_symlinks=True)
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.EEXIST, errno.EMLINK):
             return False

@@ -20,11 +20,10 @@ from .arena import Arena, MapHook, MapHooks
 from .budget import Budget, Own
 from .room_requests import SOCKET, SPARE, RoomListener
 from .shared_pieces import SharedPieces
-from .shared_writer import SharedSnapshotWriter
 from .slot import Slot
 from .slots import SLOTS, published, settle
 from .spill import GoingOn, SpillDirectory, always
-from .writer import SnapshotWriter
+from .writer import SharedSnapshotWriter, SnapshotWriter
 
 #: Begins with gpuslice's own prefix, which lets the thread pass the gate (``gpuslice.runtime.thread_gate``).
 _THREAD = "gpuslice-warm-up"
@@ -139,12 +138,12 @@ class JobStore:
             slot.clear(pieces=not resume)
             pieces, turn = self._pieces(slot, layout, record), self.rank / (len(self._peers) + 1) % 1
             self._writer = SharedSnapshotWriter(
-                slot.arena, layout, record, self._content, finish, pieces, turn
+                slot.arena, pieces, layout, record, self._content, finish, turn
             )
         else:
-            slot.arena.ensure(_room(layout))
+            memory = slot.arena.ensure(_room(layout))
             slot.forget()
-            self._writer = SnapshotWriter(slot.arena, layout, record, self._content, finish)
+            self._writer = SnapshotWriter(slot.arena, memory, layout, record, self._content, finish)
         return self._writer
 
     def _pieces(self, slot: Slot, layout: Layout, record: Record) -> SharedPieces:

@@ -1,22 +1,24 @@
-"""A snapshot on its way into an arena: copied in storage by storage, then published."""
+"""A snapshot on its way into an arena, or into pieces: copied in storage by storage, then published."""
 
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
-from gpuslice.checkpoint.files import flush_directory
+from gpuslice.checkpoint.files import flush_directory, open_checked
 from gpuslice.checkpoint.format.checksums import ChecksumRecorder, Digests, fingerprint
 from gpuslice.checkpoint.format.gsnp import Record
 from gpuslice.checkpoint.format.layout import Layout, TensorSpec, place
-from gpuslice.checkpoint.format.pieces import piece_ranges
-from gpuslice.checkpoint.format.reader import DAMAGED, SnapshotFile
+from gpuslice.checkpoint.format.pieces import Piece, keys_and_trailer, piece_ranges
+from gpuslice.checkpoint.format.reader import DAMAGED, SnapshotFile, map_pieces
 from gpuslice.checkpoint.format.safetensors_header import PREAMBLE_BYTES, Content
 from gpuslice.errors import CorruptSnapshotError, UsageError
 
 from .arena import Arena
+from .shared_pieces import SharedPieces
 
 if TYPE_CHECKING:  # the command line, which needs no torch, gets here, too
     import torch
@@ -26,7 +28,7 @@ if TYPE_CHECKING:  # the command line, which needs no torch, gets here, too
 
 
 class SnapshotWriter:
-    """A snapshot being written into an arena; made by ``JobStore.begin``.
+    """A snapshot being written into the ``memory`` of an arena; made by ``JobStore.begin``.
 
     `take` every storage from its device, or copy it into its `view`; then `publish`, or `abort`. As a context
     manager it aborts what was not published.
@@ -40,6 +42,7 @@ class SnapshotWriter:
     def __init__(
         self,
         arena: Arena,
+        memory: memoryview,
         layout: Layout,
         record: Record,
         previous: Content | None,
@@ -51,12 +54,9 @@ class SnapshotWriter:
         self._previous = previous
         self._finish = finish
         self._placement = place(layout.sizes, record.payload)
-        self._memory: memoryview | None = self._room()
+        self._memory: memoryview | None = memory
         known, arena.checksums = arena.checksums, None  # from here on the arena changes
         self.checksums = ChecksumRecorder(self.arena, self._placement, known)
-
-    def _room(self) -> memoryview | None:
-        return self._arena.memory
 
     @property
     def arena(self) -> memoryview:
@@ -150,7 +150,8 @@ class SnapshotWriter:
         self._write(header, tail)
         snapshot = SnapshotFile(self._arena.path, record, content, tree, digests, self._mapped(record))
         self._finish(snapshot)
-        self._remember()
+        if self._memory is self._arena.memory:  # spare the next snapshot what has not changed since this one
+            self._arena.checksums = self.checksums.arena_checksums()
         self._memory = None
         return snapshot
 
@@ -158,10 +159,6 @@ class SnapshotWriter:
         """The file, for whoever reads the snapshot."""
         del record
         return self.arena
-
-    def _remember(self) -> None:
-        """Spare the next snapshot what has not changed since this one."""
-        self._arena.checksums = self.checksums.arena_checksums()
 
     def abort(self) -> None:
         """Give the slot back; the previous snapshot stays the newest. Harmless after `publish`."""
@@ -197,3 +194,88 @@ class SnapshotWriter:
 
     def __exit__(self, *_: object) -> None:
         self.abort()
+
+
+class SharedSnapshotWriter(SnapshotWriter):
+    """Puts the payload into ``pieces``; the slot's own file gets the rest.
+
+    Parameters
+    ----------
+    turn
+        From which part of the state on it is copied, in 0 to 1: the ranks begin at different ones, so that
+        each writes some of the pieces and finds the others.
+    """
+
+    def __init__(
+        self,
+        arena: Arena,
+        pieces: SharedPieces,
+        layout: Layout,
+        record: Record,
+        previous: Content | None,
+        finish: Callable[[SnapshotFile | None], None],
+        turn: float,
+    ) -> None:
+        super().__init__(arena, pieces.memory, layout, record, previous, finish)
+        self._pieces = pieces
+        self._turn = turn
+        self._placed: list[Piece] = []
+
+    def take(self, device: Device, pairs: Iterable[tuple[torch.UntypedStorage, int]]) -> Transfer:
+        """Copy storages of ``device`` to their pieces; their checksums are taken on the way."""
+        going = self._rotated([pair for pair in pairs if pair[0].nbytes()])
+        shared_before = self._pieces.shared_bytes
+        copied = device.copy_out(going, self.arena, self._pieces.inspector(self.checksums))
+        shared = min(self._pieces.shared_bytes - shared_before, copied.unchanged_bytes)
+        # What the copy itself left to the pieces was written by threads of this process, or was there.
+        host = copied.paths.get("host", 0) + copied.unchanged_bytes - shared
+        paths = {**copied.paths, "host": host, "shared": shared, "unchanged": 0}
+        return replace(copied, paths={path: nbytes for path, nbytes in paths.items() if nbytes})
+
+    def take_later(self, device: Device, pairs: Pairs) -> None:
+        """Copy storages that may change meanwhile: `publish` hashes what has arrived."""
+        device.copy_out(self._rotated(pairs), self.arena, self._pieces.inspector(None))
+
+    def missing(self, keys: Sequence[bytes]) -> list[int]:
+        """As in the base class; what another rank here has, or this one's other slot, is not missing."""
+        return self._pieces.missing(keys)
+
+    def put(self, index: int, data: memoryview) -> None:
+        """Take a piece of the payload, its padding included."""
+        self._pieces.put(index, data)
+
+    def _rotated(self, pairs: Pairs) -> Pairs:
+        first = int(len(pairs) * self._turn)
+        return [*pairs[first:], *pairs[:first]]
+
+    @property
+    def shared_bytes(self) -> int:
+        """What was there already, bytes of padding included."""
+        return self._pieces.shared_bytes
+
+    def abort(self) -> None:
+        """Give the slot and the room back; the previous snapshot stays the newest."""
+        self._pieces.close()
+        super().abort()
+
+    def _extend(self, nbytes: int) -> int:
+        self._placed = self._pieces.complete()
+        self._arena.extend_file(nbytes - self._cut_bytes + len(self._trailer()))
+        return nbytes
+
+    @property
+    def _cut_bytes(self) -> int:
+        return self._placement.end - self._record.payload
+
+    def _trailer(self) -> bytes:
+        return keys_and_trailer(self._cut_bytes, [piece.key for piece in self._placed])
+
+    def _write_tail(self, data: bytes) -> None:
+        self._arena.write(data + self._trailer(), self._record.payload)
+
+    def _mapped(self, record: Record) -> memoryview:
+        descriptor = open_checked(self._arena.path)
+        try:
+            return map_pieces(self._arena.path, descriptor, record, self._placed)
+        finally:
+            os.close(descriptor)

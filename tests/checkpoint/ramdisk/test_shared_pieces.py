@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from gpuslice.checkpoint.format import tree
+from gpuslice.checkpoint.format.checksums import ChecksumRecorder
 from gpuslice.checkpoint.format.export_safetensors import export_safetensors
 from gpuslice.checkpoint.format.layout import Layout, StorageSpec, TensorSpec
 from gpuslice.checkpoint.format.reader import SnapshotFile, open_snapshot
@@ -94,7 +95,8 @@ def test_a_byte_that_differs_keeps_its_piece_apart(disk: RamDisk, gang: list[Job
 def test_equal_checksums_are_not_enough(
     gang: list[JobStore], host: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shared_pieces, "piece_key", lambda checksum: 7)
+    monkeypatch.setattr(ChecksumRecorder, "sum_at", lambda recorder, offset: 7)
+    monkeypatch.setattr(shared_pieces, "fingerprint", lambda data: (7).to_bytes(16))
     states = [state(seed) for seed in (1, 2, 1, 2)]
     snapshots = [save(store, host, mine) for store, mine in zip(gang, states, strict=True)]
     for store, snapshot, mine in zip(gang, snapshots, states, strict=True):
