@@ -9,8 +9,8 @@ last bytes exactly one wins. Whose bytes they are, for a tenant's own limit, say
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Container, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -201,29 +201,14 @@ def _size(status: os.stat_result) -> int:
     return max(status.st_size, status.st_blocks * _BLOCK_BYTES)
 
 
-def _files(directories: Iterable[Path]) -> Iterator[os.stat_result]:
-    """The status of every file of these stores, once, however many names it has there."""
-    shared: set[int] = set()  # inodes, of one file system
-    for directory in directories:
-        for status in _statuses(directory, shared):
-            if status.st_nlink > 1:
-                shared.add(status.st_ino)
-            yield status
+def _files(directories: Iterable[Path]) -> Collection[os.stat_result]:
+    """The status of every file of these stores, of one file system; once, however many names it has."""
+    return {status.st_ino: status for directory in directories for status in _statuses(directory)}.values()
 
 
-def _statuses(directory: Path, known: Container[int] = ()) -> Iterator[os.stat_result]:
-    """The status of every file directly in ``directory`` but those with inodes that are known.
-
-    Those that vanish meanwhile do not count.
-    """
-    try:
-        with os.scandir(directory) as entries:
-            for entry in entries:
-                if entry.inode() in known:
-                    continue
-                try:
-                    yield entry.stat(follow_symlinks=False)
-                except FileNotFoundError:
-                    continue
-    except FileNotFoundError:
-        return
+def _statuses(directory: Path) -> Iterator[os.stat_result]:
+    """The status of every file directly in ``directory``; those that vanish meanwhile do not count."""
+    with suppress(FileNotFoundError), os.scandir(directory) as entries:
+        for entry in entries:
+            with suppress(FileNotFoundError):
+                yield entry.stat(follow_symlinks=False)

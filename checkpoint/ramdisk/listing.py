@@ -10,7 +10,6 @@ from pathlib import Path
 
 import msgspec
 
-from gpuslice.checkpoint.format.gsnp import Record
 from gpuslice.checkpoint.locks import FileLock
 
 from .budget import directory_bytes, held_bytes
@@ -110,10 +109,12 @@ def store_info(directory: Path, spill: SpillDirectory | None = None) -> StoreInf
     spilled = [] if spill is None else spill.records(directory.name)
     # Of one that is in both places the former counts.
     newest = max([*here, *spilled], key=lambda record: record.generation, default=None)
-    place = None
-    if newest is not None:
+    place, snapshot = None, None
+    if newest is not None and newest in here:
         moving = alive and spill is not None and spill.arriving(directory.name)
-        place = Place.SPILLED if newest not in here else Place.SPILLING if moving else Place.RAM
+        place, snapshot = Place.SPILLING if moving else Place.RAM, directory / SLOTS[newest.slot]
+    elif newest is not None and spill is not None:
+        place, snapshot = Place.SPILLED, spill.path(directory.name, newest.slot)
     return StoreInfo(
         job=None if match["job"].startswith(UNNAMED) else match["job"],
         rank=int(match["rank"]),
@@ -125,7 +126,7 @@ def store_info(directory: Path, spill: SpillDirectory | None = None) -> StoreInf
         generation=newest.generation if newest else None,
         boundary=newest.boundary if newest else None,
         restartable=newest.restartable if newest else False,
-        snapshot=str(_file(directory, newest, spill if place is Place.SPILLED else None)) if newest else None,
+        snapshot=str(snapshot) if snapshot else None,
         directory=str(directory),
         spilled=place is Place.SPILLED,
         spilled_bytes=spilled_bytes,
@@ -159,10 +160,6 @@ def is_alive(directory: Path) -> bool:
     if lock is not None:
         lock.release()
     return lock is None
-
-
-def _file(directory: Path, newest: Record, spill: SpillDirectory | None) -> Path:
-    return directory / SLOTS[newest.slot] if spill is None else spill.path(directory.name, newest.slot)
 
 
 def tenants(directories: Iterable[Path]) -> list[TenantInfo]:

@@ -9,7 +9,6 @@ meanwhile ends them; so nobody waits for the dead, and nobody reads a state from
 from __future__ import annotations
 
 import os
-import select
 import socket
 import threading
 import weakref
@@ -21,7 +20,7 @@ from typing import Self
 from gpuslice.checkpoint.files import short_path
 from gpuslice.errors import GpusliceError, RamDiskFullError
 
-from .spill import GoingOn, Interrupted
+from .spill import Interrupted, Pause
 
 #: While the job is parked, and while it runs.
 SOCKET, SPARE = "room", "spare"
@@ -39,10 +38,10 @@ class RoomListener:
     """Listens from its making until it is closed; a context manager.
 
     Forked children, which inherit what it listens at but not its thread, let go of it. ``give`` makes some
-    room, unless the function it is given says that it shall not go on; it says whether there was any.
+    room, unless the function that it is given calls that off; it says whether there was any.
     """
 
-    def __init__(self, path: Path, give: Callable[[GoingOn], bool]) -> None:
+    def __init__(self, path: Path, give: Callable[[Pause], bool]) -> None:
         self._path = path
         self._give = give
         self._closing = threading.Event()
@@ -55,7 +54,6 @@ class RoomListener:
         except BaseException:
             self._listener.close()
             raise
-        self._wake = os.eventfd(0)
         _open_listeners.add(self)
         self._thread = threading.Thread(target=self._serve, name=_THREAD, daemon=True)
         self._thread.start()
@@ -65,35 +63,31 @@ class RoomListener:
         if self._listener.fileno() < 0:
             return
         self._closing.set()
-        os.eventfd_write(self._wake, 1)
+        self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
         self._thread.join()
         self._path.unlink(missing_ok=True)
-        self._let_go()
-
-    def _let_go(self) -> None:
-        if self._listener.fileno() >= 0:
-            self._listener.close()
-            os.close(self._wake)
+        self._listener.close()
 
     def _serve(self) -> None:
-        poll = select.poll()
-        poll.register(self._listener, select.POLLIN)
-        poll.register(self._wake, select.POLLIN)
         while True:
-            poll.poll()
-            if self._closing.is_set():
-                return
-            connection, _ = self._listener.accept()
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                if self._closing.is_set():
+                    return
+                raise
             with connection:
                 self._answer(connection)
 
     def _answer(self, connection: socket.socket) -> None:
-        def going_on() -> bool:
-            return not self._closing.is_set() and _send(connection, _WORKING)
+        def pause() -> None:
+            if self._closing.is_set() or not _send(connection, _WORKING):
+                raise Interrupted
 
         connection.settimeout(_FIRST_SIGN_S)
         try:
-            answer = _MADE if going_on() and self._give(going_on) else _NOTHING
+            pause()
+            answer = _MADE if self._give(pause) else _NOTHING
         except Interrupted:
             answer = _NOTHING
         except GpusliceError as error:
@@ -121,7 +115,7 @@ _open_listeners: weakref.WeakSet[RoomListener] = weakref.WeakSet()
 
 def _let_go_in_child() -> None:
     for listener in list(_open_listeners):
-        listener._let_go()
+        listener._listener.close()
 
 
 os.register_at_fork(after_in_child=_let_go_in_child)

@@ -13,7 +13,7 @@ from gpuslice.errors import SnapshotError
 from .arena import Arena
 from .budget import Budget, Own
 from .slots import SLOTS, remove_pieces
-from .spill import GoingOn, SpillDirectory, always, is_whole
+from .spill import Pause, SpillDirectory, carry_on, is_whole
 
 
 class Slot:
@@ -106,7 +106,7 @@ class Slot:
             self.arena.discard()
             self.record = spilled
 
-    def vacate(self, going_on: GoingOn = always, *, wanted: bool = False) -> bool:
+    def vacate(self, pause: Pause = carry_on, *, wanted: bool = False) -> bool:
         """Give up its room, if it has any and nobody reads it; what is needed is moved.
 
         A snapshot that another process can go on from is needed, or if it is ``wanted``.
@@ -120,7 +120,7 @@ class Slot:
             return False
         else:
             try:
-                self._spill.take(self.arena.path, self._store, self.number, going_on)
+                self._spill.take(self.arena.path, self._store, self.number, pause)
             except SnapshotError:
                 return False  # damaged: it stays for whoever needs it to find out
             self.spilled = True

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,7 +20,7 @@ import msgspec
 from gpuslice.checkpoint.files import open_checked, write_at
 from gpuslice.checkpoint.format.gsnp import Record
 from gpuslice.checkpoint.format.pieces import KEY_BYTES
-from gpuslice.checkpoint.format.reader import SnapshotFile, open_snapshot, record_of
+from gpuslice.checkpoint.format.reader import open_snapshot, record_of
 from gpuslice.errors import SnapshotError
 
 SLOTS = ("A.gsnp", "B.gsnp")
@@ -78,26 +78,12 @@ def published(directory: Path) -> list[Record]:
     return sorted(found, key=lambda record: record.generation, reverse=True)
 
 
-def opened(directory: Path, records: Iterable[Record]) -> Iterator[SnapshotFile]:
-    """Of the published snapshots of ``records`` those that can be opened, for the caller to close."""
-    for record in records:
-        try:
-            snapshot = open_snapshot(directory / SLOTS[record.slot])
-        except SnapshotError:
-            continue
-        yield snapshot
-
-
-def whole(directory: Path) -> Iterator[Record]:
-    """The published snapshots that can be opened, newest first."""
-    for snapshot in opened(directory, published(directory)):
-        with snapshot:
-            yield snapshot.record
-
-
 def restartable(directory: Path) -> Iterator[Record]:
-    """Those of the `whole` ones that another process can go on from."""
-    return (record for record in whole(directory) if record.restartable)
+    """Those that can be opened, and that another process can go on from, newest first."""
+    for record in published(directory):
+        if record.restartable:
+            with suppress(SnapshotError), open_snapshot(directory / SLOTS[record.slot]):
+                yield record
 
 
 def pieces_of(slot: Path) -> list[Path]:

@@ -69,12 +69,12 @@ class Spilled:
             return False
 
 
-GoingOn = Callable[[], bool]
+#: Called again and again by a move; raises `Interrupted` to call it off.
+Pause = Callable[[], object]
 
 
-def always() -> bool:
-    """Going on, whatever happens."""
-    return True
+def carry_on() -> None:
+    """No pause ends the move."""
 
 
 class SpillDirectory:
@@ -134,7 +134,7 @@ class SpillDirectory:
         """Whether something of the store is being written here, or was when its process died."""
         return any(_partial(self.path(store, slot)).exists() for slot in range(len(SLOTS)))
 
-    def take(self, source: Path, store: str, slot: int, going_on: GoingOn = always) -> None:
+    def take(self, source: Path, store: str, slot: int, pause: Pause = carry_on) -> None:
         """Write a snapshot file here, whole and on the medium when this returns; the source stays.
 
         Raises
@@ -144,15 +144,10 @@ class SpillDirectory:
         RamDiskFullError
             If there is no room here.
         Interrupted
-            If ``going_on``, which is asked again and again, says no.
+            If ``pause`` raises it.
         """
         target = self.path(store, slot)
         partial = _partial(target)
-
-        def pause() -> None:
-            if not going_on():
-                raise Interrupted
-
         with open_snapshot(source) as snapshot:
             snapshot.verify(pause)
             memory = snapshot.arena
@@ -196,7 +191,7 @@ class SpillDirectory:
             os.unlink(self.path(store, slot))
             flush_directory(self.directory)
 
-    def _lock(self, pause: Callable[[], None]) -> FileLock:
+    def _lock(self, pause: Pause) -> FileLock:
         """The lock under which one snapshot after the other arrives; others may take long."""
         while (lock := FileLock.attempt(self.directory / _LOCK)) is None:
             pause()
@@ -238,7 +233,7 @@ def _partial(target: Path) -> Path:
     return target.with_name(f"{target.name}{_PARTIAL}")
 
 
-def _write(target: Path, memory: memoryview, pause: Callable[[], None]) -> None:
+def _write(target: Path, memory: memoryview, pause: Pause) -> None:
     """Write a snapshot's file anew and have it on the medium; past the page cache where possible.
 
     Everything is aligned as O_DIRECT wants it: a snapshot's file is a multiple of 4 KiB long.

@@ -22,7 +22,7 @@ from .room_requests import SOCKET, SPARE, RoomListener
 from .shared_pieces import SharedPieces
 from .slot import Slot
 from .slots import SLOTS, published, settle
-from .spill import GoingOn, SpillDirectory, always
+from .spill import Pause, SpillDirectory, carry_on
 from .writer import SharedSnapshotWriter, SnapshotWriter
 
 #: Begins with gpuslice's own prefix, which lets the thread pass the gate (``gpuslice.runtime.thread_gate``).
@@ -264,19 +264,19 @@ class JobStore:
     def _listen(self, name: str, last: int, *, wanted: int | None = None) -> RoomListener | None:
         """Let others have the room of the slots, of ``last`` last; the job comes back from ``wanted``."""
 
-        def give(going_on: GoingOn) -> bool:
+        def give(pause: Pause) -> bool:
             if self._warming is not None:
                 self._warming.join()
-            return any(self._vacate(slot, going_on, wanted=slot == wanted) for slot in (1 - last, last))
+            return any(self._vacate(slot, pause, wanted=slot == wanted) for slot in (1 - last, last))
 
         try:
             return RoomListener(self.directory / name, give)
         except OSError:
             return None  # not even for a socket is there room: then nobody can ask for it
 
-    def _vacate(self, slot: int, going_on: GoingOn = always, *, wanted: bool = False) -> bool:
+    def _vacate(self, slot: int, pause: Pause = carry_on, *, wanted: bool = False) -> bool:
         """Give up the room of a slot, if it has any and nobody needs it here (`Slot.vacate`)."""
-        return not self.handed_out and self.slots[slot].vacate(going_on, wanted=wanted)
+        return not self.handed_out and self.slots[slot].vacate(pause, wanted=wanted)
 
     def bring_back(self, snapshot: SnapshotFile) -> None:
         """Have the bytes of a snapshot at hand that others may have spilled (`Slot.bring_back`)."""

@@ -224,10 +224,10 @@ def test_a_suspend_does_not_wait_for_the_move(
 
     save(store, boundary=1)
     begun, wanted = threading.Event(), threading.Event()
-    write = os.eventfd_write
+    shutdown = socket.socket.shutdown
 
-    def wake(descriptor: int, value: int) -> None:
-        write(descriptor, value)
+    def wake(listener: socket.socket, how: int) -> None:
+        shutdown(listener, how)
         wanted.set()
 
     def held(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -238,7 +238,7 @@ def test_a_suspend_does_not_wait_for_the_move(
 
         return holding
 
-    monkeypatch.setattr(os, "eventfd_write", wake)
+    monkeypatch.setattr(socket.socket, "shutdown", wake)
     lock = spill.FileLock.wait(place / "lock") if where == "lock" else None
     if where == "verify":
         monkeypatch.setattr(SnapshotFile, "verify", held(SnapshotFile.verify))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -392,22 +393,22 @@ def test_a_job_that_comes_back_does_not_wait_for_the_move(
 ) -> None:
     snapshot = save(store, boundary=1)
     begun, wanted_back = threading.Event(), threading.Event()
-    allocate, write = os.posix_fallocate, os.eventfd_write
+    allocate, shutdown = os.posix_fallocate, socket.socket.shutdown
 
     def slow(descriptor: int, offset: int, length: int) -> None:
         begun.set()
         wanted_back.wait(PATIENCE_S)
         allocate(descriptor, offset, length)
 
-    def wake(descriptor: int, value: int) -> None:
-        write(descriptor, value)
+    def wake(listener: socket.socket, how: int) -> None:
+        shutdown(listener, how)
         wanted_back.set()
 
     answers: list[bool] = []
     asker = threading.Thread(target=lambda: answers.append(request_room(store.directory)))
     with store.offering(snapshot):
         monkeypatch.setattr(os, "posix_fallocate", slow)
-        monkeypatch.setattr(os, "eventfd_write", wake)
+        monkeypatch.setattr(socket.socket, "shutdown", wake)
         asker.start()
         assert begun.wait(PATIENCE_S)
     asker.join(PATIENCE_S)
