@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
 from gpuslice.checkpoint.files import flush, open_checked, write_at
 from gpuslice.checkpoint.format.checksums import ArenaChecksums
@@ -28,18 +27,6 @@ def _ignore(memory: memoryview) -> None:
     """Nobody wants to know."""
 
 
-class MapHooks(NamedTuple):
-    """Whom to tell about mappings: a device that page-locks them. Every mapping is announced once.
-
-    A mapping is withdrawn before it is unmapped, so a device can let go of it in time. Pages are taken from
-    the memory of ``node``, unless it is ``None``.
-    """
-
-    mapped: MapHook = _ignore
-    unmapping: MapHook = _ignore
-    node: int | None = None
-
-
 class Arena:
     """A slot file, made when first needed, and its mapping; grows, never shrinks while mapped.
 
@@ -51,7 +38,9 @@ class Arena:
         self._budget = budget
         self._own = own
         self._descriptor = -1
-        self._hooks = MapHooks()
+        self._mapped: MapHook = _ignore
+        self._unmapping: MapHook = _ignore
+        self._node: int | None = None
         self._memory: memoryview | None = None
         #: What the pages hold since the last publish, as long as nobody else has written to them.
         self.checksums: ArenaChecksums | None = None
@@ -66,11 +55,15 @@ class Arena:
         """Whether there is a file that this arena has open."""
         return self._descriptor >= 0
 
-    def bind(self, hooks: MapHooks) -> None:
-        """Announce the present mapping and all later ones to ``hooks`` and no longer to the previous ones."""
+    def bind(self, mapped: MapHook = _ignore, unmapping: MapHook = _ignore, node: int | None = None) -> None:
+        """Announce the present mapping and all later ones to these and no longer to the previous ones.
+
+        Every mapping is announced once, and withdrawn before it is unmapped: a device that page-locks it can
+        let go of it in time. Pages are taken from the memory of ``node``, unless it is ``None``.
+        """
         memory = self._memory
         self._unmap()
-        self._hooks = hooks
+        self._mapped, self._unmapping, self._node = mapped, unmapping, node
         if memory is not None:
             self._announce(memory)
 
@@ -98,12 +91,12 @@ class Arena:
             length = os.fstat(self._descriptor).st_size
             if length >= nbytes:
                 return length
-            with near(self._hooks.node):
+            with near(self._node):
                 return self._budget.extend(self._descriptor, nbytes, allocated_bytes=length, own=own)
         made = not self.path.exists()
         descriptor = open_checked(self.path, os.O_RDWR | os.O_CREAT)
         try:
-            with near(self._hooks.node):
+            with near(self._node):
                 length = self._budget.extend(descriptor, nbytes, own=own)
         except BaseException:
             os.close(descriptor)
@@ -125,7 +118,7 @@ class Arena:
 
     def _announce(self, memory: memoryview) -> memoryview:
         """Use a mapping only after the device has taken it."""
-        self._hooks.mapped(memory)
+        self._mapped(memory)
         self._memory = memory
         return memory
 
@@ -134,7 +127,7 @@ class Arena:
         if self._memory is not None:
             memory, self._memory = self._memory, None
             self.checksums = None
-            self._hooks.unmapping(memory)
+            self._unmapping(memory)
 
     def close(self) -> None:
         """Withdraw the mapping and close the file, whatever those say who want to know; the file stays."""

@@ -43,11 +43,6 @@ class Slot:
         self._written: weakref.ref[SnapshotFile] | None = None
         self._readers: weakref.WeakSet[SnapshotFile] = weakref.WeakSet()
 
-    @property
-    def restartable(self) -> bool:
-        """Whether another process can go on from its snapshot."""
-        return self.record is not None and self.record.restartable
-
     def publish(self, snapshot: SnapshotFile) -> None:
         """It holds this snapshot now, which stays readable until the slot is needed."""
         self.record = snapshot.record
@@ -114,7 +109,7 @@ class Slot:
         read = any(not reader.closed for reader in self._readers)
         if self.spilled or read or not self.arena.path.exists():
             return False
-        if self.record is None or not (self.restartable or wanted):
+        if self.record is None or not (self.record.restartable or wanted):
             self.record = None
         elif self._spill is None:
             return False

@@ -16,7 +16,7 @@ from gpuslice.checkpoint.format.safetensors_header import Content, header_room
 from gpuslice.checkpoint.locks import FileLock
 from gpuslice.errors import GpusliceError, SnapshotError, UsageError
 
-from .arena import Arena, MapHook, MapHooks
+from .arena import Arena, MapHook
 from .budget import Budget, Own
 from .room_requests import SOCKET, SPARE, RoomListener
 from .shared_pieces import SharedPieces
@@ -99,9 +99,8 @@ class JobStore:
         others are bound: ``store.bind(device.register, device.unregister, device.memory_node)``.
         """
         self.cool()
-        hooks = MapHooks(on_map, on_unmap, node)
         for slot in self.slots:
-            slot.arena.bind(hooks)
+            slot.arena.bind(on_map, on_unmap, node)
 
     def begin(self, layout: Layout, *, share: bool = False, resume: bool = False) -> SnapshotWriter:
         """Make room for a snapshot and begin to write it.
@@ -331,7 +330,7 @@ class JobStore:
         with ExitStack() as arenas:  # of which one that fails does not keep the others
             for slot in self.slots:
                 # Whoever listened has this store, and the newest snapshot's mapping.
-                arenas.callback(slot.arena.bind, MapHooks())
+                arenas.callback(slot.arena.bind)
                 arenas.callback(slot.arena.close)
 
     def __enter__(self) -> Self:
