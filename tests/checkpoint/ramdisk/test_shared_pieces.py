@@ -192,6 +192,21 @@ def test_a_parked_rank_gives_its_room_and_has_its_state_again(shm: Path, place: 
         store.close(keep=False)
 
 
+def test_a_piece_whose_writer_died_is_missing_and_taken_again(gang: list[JobStore]) -> None:
+    layout, data = Layout((StorageSpec(MIB),)), bytes(range(256)) * (MIB // 256)
+    key = shared_pieces.fingerprint(data)
+    torn = gang[0].directory / f"A.{key.hex()}"
+    torn.write_bytes(data[: MIB // 2].ljust(MIB, b"\0"))
+    torn.chmod(0o600)
+    with gang[0].begin(layout, share=True, resume=True) as writer:
+        assert writer.missing([key]) == [0]
+        assert not torn.exists()
+        writer.put(0, memoryview(data))
+        snapshot = writer.publish(tree.encode(None), [], boundary=1, restartable=True)
+    assert snapshot.view(0) == data
+    assert pieces_of(snapshot.path) == [torn]
+
+
 def test_it_is_exported_like_any_other(gang: list[JobStore], host: Device, tmp_path: Path) -> None:
     weight = torch.arange(3 * MIB // 4, dtype=torch.int32).reshape(3, -1)
     spec = TensorSpec("model.weight", 0, "int32", tuple(weight.shape), weight.stride())
