@@ -8,7 +8,7 @@ checked where it comes in: by msgspec where it is decoded, by ``checked`` where 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Annotated, NewType, TypeVar
 
@@ -92,11 +92,13 @@ class DeviceName:
 
     ``cpu`` without an index is the whole host (index ``None``); ``cpu:1`` is slot 1 of the host.
     ``cuda`` means ``cuda:0``. ``cuda:0+1`` is both GPUs, of one process: ``further`` are all but the first.
+    ``n1/cuda:0`` is the device of that name on another node, ``n1``.
     """
 
     kind: str
     index: int | None
     further: tuple[int, ...] = ()
+    node: str = ""
 
     @classmethod
     def parse(cls, text: str, *, several: bool = False) -> DeviceName:
@@ -126,9 +128,14 @@ class DeviceName:
         return cls(kind, int(index), further)
 
     def __str__(self) -> str:
+        on = f"{self.node}/" if self.node else ""
         if self.index is None:
-            return self.kind
-        return "+".join([f"{self.kind}:{self.index}", *map(str, self.further)])
+            return f"{on}{self.kind}"
+        return on + "+".join([f"{self.kind}:{self.index}", *map(str, self.further)])
+
+    def on(self, node: str) -> DeviceName:
+        """The device of this name on ``node``; empty: on the node itself."""
+        return replace(self, node=node)
 
     @property
     def indices(self) -> tuple[int, ...]:

@@ -91,6 +91,7 @@ class Suspended(Message, tag="suspended", frozen=True):
 
     ``tensors``: of how many storages it consists; ``route``: how the device was emptied; 0 and empty in
     journals of older versions. ``bound``: why it can only resume on the device that it left; empty: on any.
+    ``restartable``: whether another process can go on from the snapshot.
     """
 
     epoch: Count
@@ -101,6 +102,7 @@ class Suspended(Message, tag="suspended", frozen=True):
     tensors: Count = 0
     route: Label = ""
     bound: Text = ""
+    restartable: bool = False
 
 
 class Resumed(Message, tag="resumed", frozen=True):

@@ -230,8 +230,8 @@ class View:
         What jobs report of their training loss.
     throughput
         How fast jobs trained: alone, beside others, and on how many devices.
-    device_memory_bytes
-        Of each device; 0: not known.
+    unusable, device_memory_bytes
+        Devices of lost nodes, which ``free`` leaves out. Bytes of each device; 0: not known.
     least_slice_s
         How long a slice must last for switching to stay a small part of the time, from measured costs; 0
         where switching costs nothing or is not measured.
@@ -248,7 +248,7 @@ class View:
 
     __slots__ = (
         *("changes", "cluster", "compute", "device_memory_bytes", "jobs", "knowledge", "least_slice_s"),
-        *("losses", "measures_rates", "now_s", "switch_s", "throughput"),
+        *("losses", "measures_rates", "now_s", "switch_s", "throughput", "unusable"),
     )
 
     def __init__(
@@ -270,6 +270,7 @@ class View:
         self.switch_s: Switch = _free_switch
         self.compute: Compute = Task.compute
         self.changes = Changes(reset=True)
+        self.unusable: frozenset[int] = frozenset()
 
     def slice_s(self, quantum_s: float) -> float:
         """How long slices of ``quantum_s`` have to last: the least multiple that is worth its switches."""
@@ -289,7 +290,7 @@ class View:
 
         Costs one pass over the cluster. Policies for large clusters keep their own and follow ``changes``.
         """
-        held = {device for job in self.running() for device in job.placement}
+        held = {device for job in self.running() for device in job.placement} | self.unusable
         return FreeDevices.besides(self.cluster, held)
 
     def loss(self, job: Job) -> float | None:

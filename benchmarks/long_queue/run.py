@@ -27,7 +27,7 @@ from benchmarks.own_scheduler import scheduler
 from gpuslice import config
 from gpuslice.client.client import Client
 from gpuslice.demo.training import steady
-from gpuslice.sched_core.live import exit_record
+from gpuslice.sched_core.nodes import exit_record
 
 SCRIPT = Path(__file__).with_name("train.py")
 LOOK_AGAIN_S = 0.25

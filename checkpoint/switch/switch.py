@@ -113,6 +113,11 @@ class Switch:
         return self._parked is not None
 
     @property
+    def restartable(self) -> bool:
+        """Whether another process can go on from the newest snapshot."""
+        return self.snapshot is not None and self.snapshot.restartable
+
+    @property
     def whole(self) -> bool:
         """Whether the state is there, so that the script may go on: neither away nor lost."""
         return self._parked is None and self._lost is None

@@ -66,7 +66,7 @@ _LEASE = "GPUSLICE_LEASE"
 _ERROR_CHARACTERS = 4096
 #: A lease that was there for the asking comes within this.
 _AT_ONCE_S = 0.5
-#: Failures that another attempt, with more room, may not meet.
+#: Another attempt, with more room, may not meet these.
 _RETRYABLE = (AddressSpaceError, DeviceMemoryError, RamDiskFullError)
 #: After these a resume left everything as it was.
 _STILL_PARKED = (AddressSpaceError, DeviceMemoryError, HandoverError, SuspendRefusedError)
@@ -102,8 +102,7 @@ class Agent:
         self._bye: Bye | None = None
         self._began = False
         self._replaces = replaces
-        #: Whether nothing has followed the Welcome yet.
-        self._unanswered = False
+        self._unanswered = False  # whether nothing has followed the Welcome yet
         self._watch = BoundaryWatchdog(runtime.boundaries, lambda: self._orders.asked)
         identity = f"{settings.job}:{rank_identity.rank}" + (f":{os.getpid()}" if replaces else "")
         self._unleased = UnleasedMemory()
@@ -139,7 +138,7 @@ class Agent:
             self._die(order)
         if isinstance(order, Dismiss):
             sys.exit()
-        assert order is not None  # no signal is held back here: there is no state yet
+        assert order is not None  # no signal is held back: there is no state yet
         self._take_part(order)
         self._orders.run_on()
         self._begin(order.device)
@@ -228,6 +227,7 @@ class Agent:
             tensors=record.storages,
             route=record.route,
             bound=self._runtime.obstacle_to_moves(),
+            restartable=self._runtime.switch.restartable,
         )
         if leased:
             self._link.send(self._last_suspended)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from gpuslice.sched_core.live import curve
+from gpuslice.sched_core.nodes import curve
 
 app = typer.Typer(no_args_is_help=True, help="Make CURVE keys, for a scheduler that is reached by TCP.")
 

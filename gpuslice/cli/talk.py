@@ -103,7 +103,7 @@ def _print(part: bytes) -> int:
 
 def _left_with_its_jobs(log: Path) -> bool:
     """Whether a scheduler that is gone has seen the end of the job that has this log: `down --drain`."""
-    from gpuslice.sched_core.live import exit_record
+    from gpuslice.sched_core.nodes import exit_record
 
     found = exit_record.read(log.with_suffix(".exit"))
     return found is not None and not found.alive and found.code is not None

@@ -16,8 +16,8 @@ import zmq
 
 from gpuslice import config
 from gpuslice.errors import EnvironmentUnusableError, UsageError
-from gpuslice.sched_core.live import curve
-from gpuslice.sched_core.live.endpoint import CLIENT_SOCKET, LOCK, host_and_port
+from gpuslice.sched_core.nodes import curve
+from gpuslice.sched_core.nodes.endpoint import CLIENT_SOCKET, LOCK, host_and_port
 
 #: Environment variables for those who do not name a scheduler otherwise.
 CONNECT, CURVE_KEYS = "GPUSLICE_CONNECT", "GPUSLICE_CURVE_KEYS"

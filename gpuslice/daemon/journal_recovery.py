@@ -17,7 +17,7 @@ from gpuslice.sched_core.journal.head import path_of
 from gpuslice.sched_core.journal.journal import FILE, Journal, JournalDamagedError
 from gpuslice.sched_core.journal.repair import salvage
 from gpuslice.sched_core.journal.replay import Replay
-from gpuslice.sched_core.live import exit_record
+from gpuslice.sched_core.nodes import exit_record
 
 #: What SQLite keeps beside its file.
 _BESIDE = ("-wal", "-shm")

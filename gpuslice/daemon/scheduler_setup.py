@@ -17,8 +17,8 @@ from gpuslice.errors import ConfigError, UsageError
 from gpuslice.launch import command
 from gpuslice.launch.visible_gpus import VISIBLE, all_visible
 from gpuslice.sched_core.core.core import SWITCH_SHARE, Core
-from gpuslice.sched_core.live.curve import scheduler_keys
-from gpuslice.sched_core.live.endpoint import host_and_port
+from gpuslice.sched_core.nodes.curve import scheduler_keys
+from gpuslice.sched_core.nodes.endpoint import host_and_port
 from gpuslice.sched_core.policies.gandiva.live_packing import Packing
 from gpuslice.sched_core.policies.registry import POLICIES, make_policy, policy_options
 from gpuslice.sched_core.policy import Policy

@@ -15,7 +15,7 @@ from gpuslice.daemon import background_start
 from gpuslice.daemon.replay import JournalReplay
 from gpuslice.errors import EnvironmentUnusableError
 from gpuslice.sched_core.journal.journal import FILE
-from gpuslice.sched_core.live.processes import uninterrupted
+from gpuslice.sched_core.nodes.processes import uninterrupted
 from gpuslice.types import DeviceName
 from gpuslice.verbs import JobInfo
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from gpuslice.clock import Clock
 from gpuslice.sched_core.core.events import Exited
 from gpuslice.sched_core.jobs.program import Program
-from gpuslice.sched_core.live.processes import Processes
+from gpuslice.sched_core.nodes.processes import Processes
 
 from .training import SCRIPTS, Training, digest
 

@@ -21,7 +21,7 @@ from gpuslice.launch.recording import read
 from gpuslice.launch.step_control import StepControl
 from gpuslice.profiler.colocation.spans import Span
 from gpuslice.profiler.recorder import Recording
-from gpuslice.sched_core.live.processes import uninterrupted
+from gpuslice.sched_core.nodes.processes import uninterrupted
 from gpuslice.types import DeviceName
 
 Begin = Callable[..., "subprocess.Popen[Any]"]

@@ -12,6 +12,7 @@ from typing import Protocol
 from gpuslice.sched_core.jobs.bound_jobs import BoundJobs
 from gpuslice.sched_core.jobs.failures import Kind
 from gpuslice.sched_core.jobs.gang import Gang
+from gpuslice.sched_core.jobs.quotas import Quotas
 from gpuslice.sched_core.jobs.rank import Rank
 from gpuslice.sched_core.jobs.states import Trigger
 from gpuslice.sched_core.jobs.wait_reasons import Waits
@@ -20,8 +21,7 @@ from gpuslice.types import DeviceName
 from gpuslice.wire import Dismiss, Expect, Forget, FromAgent, Resume, Successor, Suspend
 
 from .estimates import Estimates
-from .events import Command
-from .quotas import Quotas
+from .events import Command, Launch
 from .switch_costs import SwitchCosts
 
 
@@ -92,6 +92,18 @@ class HandoversContract(Protocol):
     def hear(self, successor: Gang, rank: Rank, message: FromAgent, now: float) -> None: ...
 
 
+class RelocationsContract(Protocol):
+    """See ``relocation.Relocations``."""
+
+    def misplaced(self, job: Gang) -> bool: ...
+    def begin(self, job: Gang, now: float) -> None: ...
+    def launch(self, job: Gang) -> Launch: ...
+    def wish(self, job: Gang) -> tuple[int, ...]: ...
+    def can_leave(self, job: Gang) -> bool: ...
+    def of(self, devices: tuple[int, ...]) -> tuple[int, ...]: ...
+    def in_order(self, devices: Sequence[int]) -> Sequence[int]: ...
+
+
 class RankReportsContract(Protocol):
     """See ``rank_reports.RankReports``."""
 
@@ -129,6 +141,8 @@ class CoreContract(Protocol):
     def reports(self) -> RankReportsContract: ...
     @property
     def switch_costs(self) -> SwitchCosts: ...
+    @property
+    def relocations(self) -> RelocationsContract: ...
 
     def order(self, command: Command) -> None: ...
     def tell(self, job: Gang, rank: int, message: Resume | Suspend | Expect | Forget | Dismiss) -> None: ...

@@ -8,6 +8,7 @@ the jobs in which the two differ, and reconciles them after every event.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from math import inf
 from types import MappingProxyType
 
@@ -36,6 +37,8 @@ from .events import (
     Limited,
     Measured,
     Moved,
+    NodeFound,
+    NodeLost,
     Noted,
     Notice,
     RankGone,
@@ -52,6 +55,7 @@ from .planning import Planning
 from .prestart import Prestart
 from .rank_reports import RankReports
 from .reconciliation import Reconciliation
+from .relocation import Relocations
 from .switch_costs import SwitchCosts
 from .trials import Trials
 
@@ -65,7 +69,7 @@ class Core:
     Parameters
     ----------
     devices
-        What there is to give away, all on one node.
+        What there is to give away, node by node.
     policy
         Who decides.
     switch_share
@@ -77,7 +81,7 @@ class Core:
     handover
         Whether jobs may hand devices over directly.
     sockets
-        On how many sockets the devices lie, in equal parts and in their order.
+        On how many sockets the devices of each node lie, in equal parts and in their order.
     """
 
     def __init__(
@@ -95,7 +99,9 @@ class Core:
         #: Jobs whose processes are using a device, by device.
         self.occupants: list[dict[str, Gang]] = [{} for _ in devices]
         self.memory_bytes = memory_bytes
-        self.planning = Planning(self, Cluster.one_node(len(devices), sockets), policy, quotas or {})
+        cluster = _cluster(self.devices, sockets)
+        self.relocations = Relocations(self, cluster)
+        self.planning = Planning(self, cluster, policy, quotas or {})
         self.switch_costs = SwitchCosts(switch_share, self.devices)
         self.deadlines = Deadlines(self)
         self.trials = Trials(self)
@@ -153,6 +159,8 @@ class Core:
                 self.planning.due = True
             case Limited():
                 self.prestart.set_limit(event.prestart)
+            case NodeLost() | NodeFound():
+                self.planning.use(self.relocations.take(event))
             case Noted():
                 return []
         self._reconciliation.update(now)
@@ -183,7 +191,7 @@ class Core:
     def resume_rank(self, job: Gang, rank: int) -> None:
         """Tell a parked rank to come (back) to its device."""
         job.ranks[rank].phase = RankPhase.COMING
-        device = str(self.devices[job.lease[rank]])
+        device = str(self.devices[job.lease[rank]].on(""))
         width, world = (job.width, job.world) if job.spec.joined else (0, 0)
         self.tell(job, rank, Resume(epoch=job.epoch, device=device, width=width, world=world))
 
@@ -250,7 +258,7 @@ class Core:
     def begin(self, job: Gang, now: float) -> None:
         """``job`` trains: its set-up is over, what follows counts as attained service."""
         job.end_setup(now)
-        job.late, job.missed = False, 0
+        job.late, job.missed, job.state_nodes = False, 0, job.nodes
         self.order(Notice("began", job.id, {"setup_s": job.setup_s}))
         if job.placed and now < job.since_s < inf:
             job.since_s = now
@@ -320,7 +328,7 @@ class Core:
         left_by_itself = rank.phase is RankPhase.LEAVING
         rank.phase = RankPhase.GONE
         self.handovers.lost(job)
-        if job.state.ended:
+        if job.state.ended or job.relocating:
             self._gone(job, now)
         elif job.state is JobState.RELAUNCHING:
             restarts.relaunch_if_gone(self, job, now)
@@ -335,7 +343,7 @@ class Core:
         if job.exit_code is not None or not job.launched:
             raise job.illegal(f"second exit with code {event.code}")
         job.exit_code, job.said = event.code, event.said
-        if job.state.ended:
+        if job.state.ended or job.relocating:
             self._gone(job, now)
         elif job.state is JobState.RELAUNCHING:
             restarts.relaunch_if_gone(self, job, now)
@@ -353,8 +361,17 @@ class Core:
         return job
 
     def _gone(self, job: Gang, now: float) -> None:
-        """See whether anything is left of ``job``, which has ended."""
-        if job.processes_gone:
+        """See whether anything is left of ``job``, which has ended, or goes to another node."""
+        if job.processes_gone and not job.state.ended:
+            self.relocations.go_on(job, now)
+        elif job.processes_gone:
             self.vacate(job, now)
             if job.state is JobState.FAILED:
                 restarts.close(self, job, now)
+
+
+def _cluster(devices: Sequence[DeviceName], sockets: int) -> Cluster:
+    """The nodes that ``devices``, node by node, lie on."""
+    sizes = [len(list(run)) for _, run in groupby(devices, key=lambda device: device.node)]
+    nodes = [Cluster.one_node(size, sockets) for size in sizes or [0]]
+    return Cluster(sizes, socket_sizes=[size for node in nodes for size in node.socket_sizes])

@@ -137,6 +137,18 @@ class Limited(msgspec.Struct, frozen=True, tag="limited"):
     prestart: Count
 
 
+class NodeLost(msgspec.Struct, frozen=True, tag="node_lost"):
+    """Nothing has been heard of a node for so long that its processes count as gone, and its devices."""
+
+    node: Label
+
+
+class NodeFound(msgspec.Struct, frozen=True, tag="node_found"):
+    """A node that was lost is there again, and nothing runs on it."""
+
+    node: Label
+
+
 class Woken(msgspec.Struct, frozen=True, tag="woken"):
     """The moment of the last ``WakeAt`` has come."""
 
@@ -144,7 +156,18 @@ class Woken(msgspec.Struct, frozen=True, tag="woken"):
 #: What a job's owner asks for.
 OwnerRequest = Cancelled | Held | Released | Moved | Weighted
 Event = (
-    Submitted | Reported | RankGone | Exited | OwnerRequest | Measured | Noted | Computed | Limited | Woken
+    Submitted
+    | Reported
+    | RankGone
+    | Exited
+    | OwnerRequest
+    | Measured
+    | Noted
+    | Computed
+    | Limited
+    | NodeLost
+    | NodeFound
+    | Woken
 )
 
 _encoder = msgspec.msgpack.Encoder()
@@ -187,12 +210,15 @@ def decode(written: bytes) -> Event:
 class Launch(msgspec.Struct, frozen=True, tag="launch"):
     """Start the processes of ``job``, whose turn is near; they will say Hello and hold still.
 
-    ``attempt`` counts from 0.
+    ``attempt`` counts from 0. ``nodes``: where, rank order; empty: here. ``origin``: where its state is, if
+    that is elsewhere.
     """
 
     job: str
     program: Program
     attempt: int = 0
+    nodes: tuple[str, ...] = ()
+    origin: tuple[str, ...] = ()
 
 
 class Tell(msgspec.Struct, frozen=True, tag="tell"):
@@ -204,11 +230,12 @@ class Tell(msgspec.Struct, frozen=True, tag="tell"):
 
 
 class Kill(msgspec.Struct, frozen=True, tag="kill"):
-    """End every process of ``job``; ``patient``: they may have a state to save."""
+    """End every process of ``job``; ``patient``: they may have a state to save; ``at_once``: unasked."""
 
     job: str
     reason: str
     patient: bool = False
+    at_once: bool = False
 
 
 class WakeAt(msgspec.Struct, frozen=True, tag="wake_at"):

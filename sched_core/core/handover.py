@@ -80,6 +80,7 @@ class Handovers:
             len(successor.ranks) == 1
             and successor.wanted == predecessor.lease
             and successor.promise is None
+            and not self._core.relocations.misplaced(successor)
             and now >= successor.retry_at_s
         )
         return successor if parked and fits else None
@@ -98,7 +99,7 @@ class Handovers:
             return
         order: Expect | Forget = Forget(epoch=promise.epoch)
         if not promise.withdrawn:
-            device = str(self._core.devices[promise.device])
+            device = str(self._core.devices[promise.device].on(""))
             order = Expect(epoch=promise.epoch, device=device, predecessor=promise.predecessor)
         self._core.tell(successor, 0, order)
 

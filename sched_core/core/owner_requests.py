@@ -26,6 +26,11 @@ def check_submission(core: CoreContract, spec: JobSpec) -> None:
             f"job {spec.id} asks for {spec.ranks} devices of {len(core.devices)}",
             "ask for as many as there are",
         )
+    if spec.elastic and len({device.node for device in core.devices}) > 1:
+        raise UsageError(
+            f"job {spec.id} is elastic, and the devices of this scheduler are on several nodes",
+            "submit it with one number of devices",
+        )
     if spec.only_guaranteed and not core.planning.guarantees:
         raise UsageError(
             f"job {spec.id} wants its deadline guaranteed, which this policy never does",

@@ -15,6 +15,8 @@ from gpuslice.errors import where_raised
 from gpuslice.sched_core.cluster import Cluster
 from gpuslice.sched_core.jobs.bound_jobs import BoundJobs
 from gpuslice.sched_core.jobs.gang import Gang
+from gpuslice.sched_core.jobs.losses import ReportedLosses
+from gpuslice.sched_core.jobs.quotas import Quotas
 from gpuslice.sched_core.jobs.states import JobState, Trigger
 from gpuslice.sched_core.jobs.wait_reasons import Waits
 from gpuslice.sched_core.ledger import Ledger, summary
@@ -37,8 +39,7 @@ from .computations import Computations
 from .contract import CoreContract
 from .estimates import Estimates
 from .events import Computed, Notice
-from .losses import ReportedLosses
-from .quotas import Quotas
+from .moves import Moves
 from .throughput import MeasuredThroughput
 
 #: After a failure the policy is asked again by itself, later each time.
@@ -114,6 +115,7 @@ class Planning:
         #: Jobs that their owner wants on other devices.
         self.move_requests: dict[str, Gang] = {}
         self.bound_jobs = BoundJobs()
+        self._moves = Moves(core, self)
         #: What was last reported of the policy; not said twice in a row.
         self._complaint = ""
         #: How often it failed in a row.
@@ -183,14 +185,14 @@ class Planning:
     def keep(self, job: Gang, now: float) -> None:
         """Let ``job`` have what it really holds; whoever was to follow it there waits again."""
         if job.running:
-            self._take(job, now)
+            self.take(job, now)
         for device in job.lease:
             for other in self._core.holders(device):
                 if device not in other.lease:
-                    self._take(other, now)
+                    self.take(other, now)
         shared = any(self.ledger.holders(device) for device in job.lease)
-        self._give(job, job.lease, now, shared=shared)
-        self._start_again()
+        self.give(job, job.lease, now, shared=shared)
+        self.start_again()
         self.due = True
 
     def learn(self, job: Gang) -> None:
@@ -216,7 +218,7 @@ class Planning:
         """Give ``job`` another weight."""
         job.spec = msgspec.structs.replace(job.spec, weight=weight)
         self._core.prestart.reweigh(job)
-        self._start_again()
+        self.start_again()
         self.due = True
 
     def ask(self, now: float) -> None:
@@ -236,9 +238,11 @@ class Planning:
                 self.throughput.tell()
         for job in [job for job in self.move_requests.values() if job.running]:
             del self.move_requests[job.id]
-            self._relocate(job, now)
+            self._moves.carry_out(job, now)
+            self._moves.granted(job, moved=True)
         for job in self.bound_jobs.strays(self._eligible):
-            self._send_home(job, now)
+            self._moves.send_home(job, now)
+        self._moves.settle_on_nodes(now)
 
     def _plan(self, now: float) -> Plan | None:
         """A plan that can be carried out, or ``None``."""
@@ -248,7 +252,7 @@ class Planning:
             self._verify(plan, now)
         except Exception as error:  # noqa: BLE001 (a policy may be anybody's code; it must not take the jobs along)
             self._complain(error, plan)
-            self._start_again()
+            self.start_again()
             self.wake_s = now + min(_ASK_AGAIN_S * 2**self._failures, _ASK_AGAIN_AT_MOST_S)
             self._failures += 1
             return None
@@ -307,13 +311,14 @@ class Planning:
                 self._stop(job, decision.reason, now)
                 continue
             if isinstance(decision, Suspend | Migrate):
-                self._take(job, now)
+                self.take(job, now)
                 job.preemptions += isinstance(decision, Suspend)
                 job.migrations += isinstance(decision, Migrate) and decision.devices != job.placement
             if isinstance(decision, Start | Migrate):
                 grants.append((decision, job))
         for grant, job in grants:
-            self._give(job, grant.devices, now, shared=grant.shared)
+            self.give(job, grant.devices, now, shared=grant.shared)
+            self._moves.granted(job, moved=isinstance(grant, Migrate))
         if self._policy.needs_durations and not all(job.running for job in self._eligible.values()):
             # Estimates change although nothing happens.
             self.wake_s = min(now + _ASK_AGAIN_S, inf if self.wake_s is None else self.wake_s)
@@ -345,50 +350,27 @@ class Planning:
             job.history.append((now, what.replace("_", " ")))
             self._core.order(Notice(what, job.id, {"deadline_s": job.spec.deadline_s}))
 
-    def _send_home(self, job: Gang, now: float) -> None:
-        """Put ``job`` where its state can come back; if another's can come back only there, it waits."""
-        others = {other.id: other for device in job.home for other in self._core.holders(device)}
-        others.pop(job.id, None)
-        if any(other.bound for other in others.values()):
-            self._take(job, now)
-            self._start_again()
-            return
-        job.requested_devices = job.home_placement
-        self._relocate(job, now)
+    def use(self, unusable: frozenset[int]) -> None:
+        """Plan without the devices of lost nodes from now on."""
+        self._view.unusable = unusable
+        self.start_again()
+        self.due = True
 
-    def _relocate(self, job: Gang, now: float) -> None:
-        """Put ``job`` where its owner wants it; whoever is there goes where it comes from."""
-        wish, job.requested_devices = job.requested_devices, ()
-        if wish == job.placement:
-            return
-        ours, theirs = set(job.placement), set(wish)
-        left, taken = sorted(ours - theirs), sorted(theirs - ours)
-        swap = dict(zip([*left, *taken], [*taken, *left], strict=True))
-        others = {other.id: other for device in swap for other in self._core.holders(device)}
-        others.pop(job.id, None)
-        moves = [(job, wish, self.ledger.shares(job))]
-        for other in others.values():
-            devices = tuple(swap.get(device, device) for device in other.placement)
-            moves.append((other, devices, self.ledger.shares(other)))
-        for moved, _, _ in moves:
-            self._take(moved, now)
-        for moved, devices, shared in moves:
-            self._give(moved, devices, now, shared=shared)
-            moved.migrations += bool(moved.lease)
-        self._start_again()
-
-    def _start_again(self) -> None:
+    def start_again(self) -> None:
         """Let the policy forget what it knows: the world is not as it planned."""
         self._view.changes = Changes(reset=True)
 
-    def _take(self, job: Gang, now: float) -> None:
+    def take(self, job: Gang, now: float) -> None:
+        """Take its devices from ``job``, which waits for others from now on."""
         job.settle(now)
         self.ledger.release(job)
         job.running, job.since_s = False, now
         self.waits.begin(job, now)
         self._core.reconcile_later(job)
 
-    def _give(self, job: Gang, devices: Sequence[int], now: float, *, shared: bool) -> None:
+    def give(self, job: Gang, devices: Sequence[int], now: float, *, shared: bool) -> None:
+        """Enter ``devices`` in the ledger for ``job``, which has none."""
+        devices = self._core.relocations.in_order(devices)
         self.ledger.grant(job, devices, shared=shared, plan=Plan())
         self.waits.end(job, now)
         job.running, job.placement, job.rate = True, tuple(devices), self.throughput.rate(job, len(devices))

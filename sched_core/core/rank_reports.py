@@ -191,7 +191,7 @@ class RankReports:
         rank.boundary = message.boundary
         if job.first_hello_s is None:
             job.first_hello_s = now
-        if job.ready:
+        if job.ready and not self._core.planning.knows(job):
             self._core.announce(job, now)
         if not job.ready or job.wanted:
             self._core.reconcile_later(job)  # the others may never come; it may be wanted already
@@ -236,7 +236,7 @@ class RankReports:
         again = rank.phase is RankPhase.PARKED and job.state in (JobState.STARTING, JobState.RESUMING)
         if rank.phase is not RankPhase.COMING and not again:
             raise job.illegal(f"Resumed of rank {rank.number}, which is {rank.phase.value}")
-        rank.phase, rank.bound = RankPhase.ON, ""
+        rank.phase, rank.bound, rank.portable = RankPhase.ON, "", False
         self._core.switch_costs.resumed(job, rank.number, message)
         self._advance(job, rank, now, message.boundary)
         self._core.settle(job, now)
@@ -248,6 +248,7 @@ class RankReports:
         if rank.phase is not RankPhase.ON or not (job.state is JobState.SUSPENDING or called_off):
             raise job.illegal(f"Suspended of rank {rank.number}, which is {rank.phase.value}")
         rank.phase, rank.stuck, rank.bound = RankPhase.PARKED, "", message.bound
+        rank.portable = message.restartable
         if message.bound:
             self._core.planning.bound_jobs.add(job)
         job.home = job.lease or job.home

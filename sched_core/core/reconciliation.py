@@ -89,7 +89,10 @@ class Reconciliation:
             if job.state is not JobState.SUSPENDING:
                 restarts.end_to_relaunch(core, job, now)
         elif job.state in (JobState.QUEUED, JobState.SUSPENDED) and job.wanted and self._can_enter(job):
-            core.grant(job, job.wanted, now)
+            if core.relocations.misplaced(job):
+                core.relocations.begin(job, now)
+            else:
+                core.grant(job, job.wanted, now)
         elif job.state in IN_TRANSIT:
             core.reports.try_again(job)
         if job.lease == job.wanted and job.state not in IN_TRANSIT and timeouts.due_s(job) == inf:

@@ -17,7 +17,7 @@ from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.states import Trigger
 
 from .contract import CoreContract
-from .events import Kill, Launch, Notice
+from .events import Kill, Notice
 
 #: Before the second attempt; doubled each time.
 BACK_OFF_S = 1.0
@@ -94,7 +94,7 @@ def relaunch_if_gone(core: CoreContract, job: Gang, now: float) -> None:
 def launch(core: CoreContract, job: Gang) -> None:
     """Start the command of ``job``."""
     job.launched, job.exit_code = True, None
-    core.order(Launch(job.id, job.program, job.attempt))
+    core.order(core.relocations.launch(job))
 
 
 def _judge(job: Gang) -> Failure:

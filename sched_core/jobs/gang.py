@@ -77,7 +77,10 @@ class Gang(Job):
     switch_predicted_s, switch_error_s, switch_s
         What its last switch was to cost and how far that may be off, if anybody knew, and what it did cost.
     attempt, relaunches
-        How often it was started again; of that, how often for another number of devices, not for a failure.
+        How often it was started again; of that, how often for other devices, not for a failure.
+    nodes, state_nodes, relocating
+        Where the processes of this attempt are, and where its newest state is, if it has any; rank order.
+        Whether the processes are being ended because others are to be started on other nodes.
     launched
         Whether this attempt's command was started; a queued job may have to wait for that (``prestart``).
     first_hello_s
@@ -90,16 +93,13 @@ class Gang(Job):
         Of the command that was started, once it ended; before a next attempt, the last one's.
     said
         What the command wrote last that tells why it failed.
-    reason
-        Why it failed, the last time, or was cancelled.
-    failure
-        The class of that failure (``failures.Kind``); empty if it did not fail.
+    reason, failure
+        Why it failed, the last time, or was cancelled; the class of that failure (``failures.Kind``).
     blame
         The class of a failure that the core saw by itself, before the command ended.
-    borrowed
-        The devices of its trial, rank order; empty before and after.
-    lent
-        Whether somebody's trial has borrowed a device of those that the policy wants it on.
+    borrowed, lent
+        The devices of its trial, rank order; empty before and after. Whether somebody's trial has borrowed a
+        device of those that the policy wants it on.
     tried
         Whether its trial is over, or it was to have none.
     given_up
@@ -127,6 +127,7 @@ class Gang(Job):
         "lease",
         "lent",
         "missed",
+        "nodes",
         "ordered_s",
         "overshoots",
         "program",
@@ -135,12 +136,14 @@ class Gang(Job):
         "reason",
         "refusals",
         "relaunches",
+        "relocating",
         "requested_devices",
         "retry_at_s",
         "said",
         "setup_s",
         "setup_since_s",
         "state",
+        "state_nodes",
         "step_time",
         "stop_at",
         "successor",
@@ -164,10 +167,12 @@ class Gang(Job):
         self.lease: tuple[int, ...] = ()
         self.home: tuple[int, ...] = ()
         self.borrowed: tuple[int, ...] = ()
+        self.nodes: tuple[int, ...] = ()
+        self.state_nodes: tuple[int, ...] = ()
         self.requested_devices: tuple[int, ...] = ()
         self.promise: Promise | None = None
         self.successor = self.said = self.reason = self.failure = ""
-        self.held = self.lent = self.late = self.given_up = False
+        self.held = self.lent = self.late = self.given_up = self.relocating = False
         self.launched = self.trains = self.finishing = self.deadline_missed = False
         self.stop_at = self.overshoots = self.refusals = self.missed = 0
         self.attempt = self.relaunches = 0
@@ -223,6 +228,11 @@ class Gang(Job):
     def misfit(self) -> bool:
         """Whether it is wanted on another number of devices than its command was started for."""
         return self.spec.relaunch and bool(self.wanted) and len(self.wanted) != len(self.ranks)
+
+    @property
+    def portable(self) -> bool:
+        """Whether other processes can go on from its snapshots, now that it is parked."""
+        return all(rank.portable for rank in self.members)
 
     @property
     def may_grow(self) -> bool:
@@ -304,7 +314,7 @@ class Gang(Job):
         ``ranks`` of a job whose command is told; without them as many as in the beginning.
         """
         self.attempt += 1
-        self.launched = self.finishing = False
+        self.launched = self.finishing = self.relocating = False
         self.setup_s = self.setup_at(when_s if self.ended_s is None else self.ended_s)
         self.setup_since_s, self.trains = None, False
         usual = self.demand if self.spec.relaunch else self.spec.ranks

@@ -33,6 +33,8 @@ class Rank:
         The boundary of the snapshot that its process has gone on from; 0 without one.
     bound
         While it is parked: why it can only resume on the device that it left; else empty.
+    portable
+        While it is parked: whether another process can go on from its snapshot.
     """
 
     __slots__ = (
@@ -42,6 +44,7 @@ class Rank:
         "number",
         "phase",
         "pid",
+        "portable",
         "step",
         "stuck",
         "unleased",
@@ -56,3 +59,4 @@ class Rank:
         self.pid = 0
         self.step = 0
         self.stuck = self.bound = self.unleased = ""
+        self.portable = False

@@ -26,6 +26,8 @@ from gpuslice.sched_core.jobs.program import Program
 from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.journal.event_listing import history
 from gpuslice.sched_core.journal.journal import Journal, JournalError
+from gpuslice.sched_core.nodes.curve import KeyAuthenticator, scheduler_keys
+from gpuslice.sched_core.nodes.endpoint import CLIENT_SOCKET, bind, bind_tcp, check_sender, receive
 from gpuslice.types import job_id, shortened
 from gpuslice.verbs import (
     Accepted,
@@ -53,8 +55,6 @@ from gpuslice.verbs import (
     encode,
 )
 
-from .curve import KeyAuthenticator, scheduler_keys
-from .endpoint import CLIENT_SOCKET, bind, bind_tcp, check_sender, receive
 from .scheduler import Scheduler
 from .status import Overview
 from .submission import check, make_spec

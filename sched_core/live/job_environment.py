@@ -8,6 +8,7 @@ from pathlib import Path
 
 from gpuslice import config
 from gpuslice.sched_core.job import JobSpec
+from gpuslice.sched_core.jobs.program import Program
 from gpuslice.types import DeviceName
 
 #: What of a GPU's memory MPS counts besides what torch allocates: the context and its kernels.
@@ -17,15 +18,26 @@ _MIB = 1 << 20
 _TORCHRUN_RANKS = "PET_NPROC_PER_NODE"
 
 
-def job_environ(spec: JobSpec, ranks: int, tenant_ramdisk: Mapping[str, str]) -> dict[str, str]:
-    """The settings of one job: who it is; where it reports its node adds.
+def job_environ(
+    common: Mapping[str, str],
+    tenant_ramdisk: Mapping[str, str],
+    devices: Sequence[DeviceName],
+    spec: JobSpec,
+    ranks: int,
+    program: Program,
+) -> dict[str, str]:
+    """What one job gets over its own environment: who it is; where it reports, its node adds.
 
     Parameters
     ----------
+    common
+        What every job gets.
     ranks
         How many its command is to start.
     tenant_ramdisk
         Limits by tenant, ``8G`` style.
+    devices
+        The scheduler's.
     """
     own = {
         "job": spec.id,
@@ -36,7 +48,9 @@ def job_environ(spec: JobSpec, ranks: int, tenant_ramdisk: Mapping[str, str]) ->
         "memory": str(spec.device_memory_bytes or ""),
     }
     environ = {config.variable(name): value for name, value in own.items()}
-    return environ | {_TORCHRUN_RANKS: str(ranks)} if spec.relaunch else environ
+    if spec.relaunch:
+        environ[_TORCHRUN_RANKS] = str(ranks)
+    return {**common, **environ, **mps_environ(spec, devices, program.environ)}
 
 
 def mps_environ(spec: JobSpec, devices: Sequence[DeviceName], environ: Mapping[str, str]) -> dict[str, str]:

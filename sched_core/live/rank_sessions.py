@@ -15,9 +15,8 @@ from gpuslice import wire
 from gpuslice.errors import GpusliceError, RemoteProtocolError
 from gpuslice.sched_core.core.events import Reported, Tell
 from gpuslice.sched_core.journal.journal import JournalError
-
-from .node import Connection
-from .rank_socket import rejection
+from gpuslice.sched_core.nodes.node import Connection
+from gpuslice.sched_core.nodes.rank_socket import rejection
 
 _log = logging.getLogger(__name__)
 

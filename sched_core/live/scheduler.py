@@ -11,6 +11,7 @@ import logging
 import os
 import select
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
@@ -24,7 +25,6 @@ from gpuslice.sched_core.core.events import (
     Command,
     Compute,
     Event,
-    Exited,
     Kill,
     Launch,
     Limited,
@@ -40,19 +40,19 @@ from gpuslice.sched_core.core.events import (
     named,
 )
 from gpuslice.sched_core.job import JobSpec
-from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.program import Program
-from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.journal.journal import JournalError
+from gpuslice.sched_core.nodes.endpoint import LOCK, lock
+from gpuslice.sched_core.nodes.local_node import LocalNode
+from gpuslice.sched_core.nodes.node import Reports
+from gpuslice.sched_core.nodes.processes import GRACE_S, PATIENT_GRACE_S
+from gpuslice.sched_core.nodes.remote_nodes import RemoteNodes
 from gpuslice.types import shortened
 
-from . import exit_record
 from .compute_process import Computing
-from .endpoint import LOCK, lock
 from .housekeeping import Housekeeping
-from .job_environment import job_environ, mps_environ
-from .local_node import LocalNode
-from .node import Connection, Node, Reports, Sought
+from .job_environment import job_environ
+from .job_processes import JobProcesses
 from .rank_sessions import RankSessions
 from .throughput_meter import ThroughputMeter
 
@@ -108,6 +108,8 @@ class Scheduler:
         Called with every event, when it happened, and the commands that followed from it, before they leave.
     late_observer
         Called likewise when what ranks are told has left, so that nobody waits for it.
+    remote
+        The other nodes of the core's devices.
 
     Attributes
     ----------
@@ -136,10 +138,9 @@ class Scheduler:
         keep_jobs: bool = False,
         observer: Observer = _ignore,
         late_observer: Observer = _ignore,
+        remote: RemoteNodes | None = None,
     ) -> None:
         self.core = core
-        self._environ = dict(environ or {})
-        self._tenant_ramdisk = dict(tenant_ramdisk or {})
         self._keep_jobs = keep_jobs
         self._clock: Clock = MonotonicClock() if clock is None else clock
         self._observer = observer
@@ -151,10 +152,13 @@ class Scheduler:
         self._lock = lock(directory / LOCK)
         self.context = zmq.Context()
         self._poller = zmq.Poller()
-        self._ranks = RankSessions(self._send, self._handle, self._greeted)
-        self.reports = Reports(self._ranks.hear, self._occur, self._missing)
+        environ_of = partial(job_environ, environ or {}, tenant_ramdisk or {}, core.devices)
+        self._processes = JobProcesses(core, self._occur, environ_of)
+        self._ranks = RankSessions(self._processes.send, self._handle, self._processes.greeted)
+        reports = Reports(self._ranks.hear, self._processes.ended, self._processes.missing)
         try:
-            self.local = LocalNode(self.context, directory, self._clock, self.reports)
+            self.local = LocalNode(self.context, directory, self._clock, reports)
+            self._processes.begin(self.local, remote, reports)
         except BaseException:
             self.context.destroy()
             os.close(self._lock)
@@ -167,6 +171,12 @@ class Scheduler:
         self.register(self.local.ranks.socket, self.local.ranks.receive)
         self._poller.register(self.local.fileno(), zmq.POLLIN)
         self._poller.register(self._computed.fileno(), zmq.POLLIN)
+        self._remote = remote
+        if remote is not None:
+            if remote.transfers is not None:
+                self.register(remote.transfers.fileno(), remote.transfers.reap)
+            self.register(remote.socket, remote.receive)
+            self.register(remote.authenticator.socket, remote.authenticator.answer)
 
     def __enter__(self) -> Scheduler:
         return self
@@ -183,6 +193,10 @@ class Scheduler:
         self._computing.close()
         if not self._keep_jobs:
             self.local.end_all()
+        if self._remote is not None:
+            if not self._keep_jobs:
+                self._remote.dismiss()
+            self._remote.close()
         self.context.destroy(linger=0)
         self.local.close()
         self._computed.close()
@@ -224,7 +238,7 @@ class Scheduler:
                     self._wake_s = command.when_s
         # Listed before the first of them: what became of one may have others started.
         for job in [job for job in self.core.jobs.values() if not job.processes_gone]:
-            self._find(job)
+            self._processes.find(job)
         if (left := self.core.planning.computations.unanswered) is not None:
             self._perform(left)
 
@@ -232,26 +246,6 @@ class Scheduler:
         """Write down what of the past was left out, so that it stays left out."""
         for note in noted:
             self._occur(note)
-
-    def _find(self, job: Gang) -> None:
-        there = tuple((rank.number, rank.pid) for rank in job.there())
-        exited, ends = job.exit_code is not None, job.state.ended or job.state is JobState.RELAUNCHING
-        self._node(job.id).find(Sought(job.id, job.attempt, exited, ends, there))
-
-    def _missing(self, name: str) -> None:
-        """The command of a job that was to be started never was."""
-        job = self.core.jobs[name]
-        if job.state.ended or job.state is JobState.RELAUNCHING:
-            self._occur(Exited(job.id, exit_record.KILLED))  # it was to end before it was started
-        else:
-            self._launch(Launch(job.id, job.program, job.attempt))
-
-    def _node(self, job: str) -> Node:
-        """Where the processes of ``job`` are."""
-        return self.local
-
-    def _send(self, connection: Connection, frame: bytes) -> None:
-        self.local.send(connection.identity, frame)
 
     def run(self, until: Callable[[], bool], *, timeout_s: float | None = None) -> bool:
         """Serve until ``until()`` is true; ``False`` if that took longer than ``timeout_s``."""
@@ -275,6 +269,8 @@ class Scheduler:
         if self._computed.fileno() in ready:
             self._take_answers()
         self.local.attend()
+        if self._remote is not None:
+            self._remote.attend()
         now = self._clock.now()
         if self._wake_s is not None and now >= self._wake_s:
             self._wake_s = None
@@ -286,7 +282,8 @@ class Scheduler:
     def _pause_ms(self, ends_s: float | None) -> int | None:
         """How long nothing needs to be done unless something happens; ``None``: for ever."""
         now = self._clock.now()
-        moments = (ends_s, self._wake_s, self.local.next_deadline_s)
+        lost_s = None if self._remote is None else self._remote.next_deadline_s
+        moments = (ends_s, self._wake_s, self.local.next_deadline_s, lost_s)
         # Rounded up, or the last fraction of a millisecond would be spent polling without a pause.
         pauses_s = [max(0.0, when_s - now) for when_s in moments if when_s is not None]
         pauses_ms = [min(_PAUSE_AT_MOST_MS, int(pause_s * 1000.0) + 1) for pause_s in pauses_s]
@@ -348,9 +345,10 @@ class Scheduler:
             case Tell():
                 pass  # has been sent
             case Launch():
-                self._launch(command)
+                self._processes.launch(command)
             case Kill():
-                self._node(command.job).end(command.job, patient=command.patient)
+                grace_s = 0.0 if command.at_once else PATIENT_GRACE_S if command.patient else GRACE_S
+                self._processes.end(command.job, grace_s=grace_s)
             case WakeAt():
                 self._wake_s = command.when_s
             case Compute():
@@ -359,19 +357,6 @@ class Scheduler:
                 level = logging.DEBUG if command.what in _EXPECTED else logging.WARNING
                 _log.log(level, "%s %s %s", command.job, command.what, command.details)
                 self._handle(Noted(command.what, command.job, command.details))
-
-    def _greeted(self, job: str, rank: int, pid: int, connection: Connection) -> None:
-        """A rank, process ``pid``, has said who it is."""
-        self._node(job).watch_rank(job, rank, pid, connection.identity)
-        if self.core.jobs[job].state.ended:
-            self._node(job).end(job)  # its end was before it could be told
-
-    def _launch(self, command: Launch) -> None:
-        job = self.core.jobs[command.job]
-        spec, ranks = job.spec, len(job.ranks)
-        environ = self._environ | job_environ(spec, ranks, self._tenant_ramdisk)
-        environ |= mps_environ(spec, self.core.devices, command.program.environ)
-        self._node(command.job).launch(command.job, command.program, environ, command.attempt)
 
     def _take_answers(self) -> None:
         ready = {descriptor for descriptor, _ in self._computed.poll(0)}

@@ -14,7 +14,7 @@ import pytest
 import zmq
 
 from gpuslice.client.client import Client
-from gpuslice.sched_core.live.endpoint import CLIENT_SOCKET
+from gpuslice.sched_core.nodes.endpoint import CLIENT_SOCKET
 from gpuslice.wire import MAX_MESSAGE_BYTES
 
 from ..patience import PATIENCE_MS, PATIENCE_S

@@ -15,7 +15,7 @@ import zmq
 from gpuslice import verbs
 from gpuslice.client.client import Client
 from gpuslice.errors import EnvironmentUnusableError, UsageError
-from gpuslice.sched_core.live import curve
+from gpuslice.sched_core.nodes import curve
 
 from ..patience import PATIENCE_MS, PATIENCE_S
 from .conftest import Shell

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -30,8 +30,15 @@ def devices(count: int) -> list[DeviceName]:
 class Driver:
     """A core, a clock and short words for what happens; every event is kept and the invariants checked."""
 
-    def __init__(self, device_count: int = 1, policy: Policy | None = None, **limits: Any) -> None:
-        self.core = Core(devices(device_count), policy or RoundRobin(quantum_s=QUANTUM_S), **limits)
+    def __init__(
+        self,
+        device_count: int = 1,
+        policy: Policy | None = None,
+        nodes: Sequence[str] = ("",),
+        **limits: Any,
+    ) -> None:
+        there = [device.on(node) for node in nodes for device in devices(device_count)]
+        self.core = Core(there, policy or RoundRobin(quantum_s=QUANTUM_S), **limits)
         self.job_history = JobHistory(self.core)
         self.now_s = 0.25
         self.journal: list[tuple[Event, float]] = []

@@ -13,7 +13,7 @@ from gpuslice.sched_core.core.events import Submitted
 from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.jobs.program import Program
 from gpuslice.sched_core.journal.journal import FILE, Journal, JournalDamagedError
-from gpuslice.sched_core.live import exit_record
+from gpuslice.sched_core.nodes import exit_record
 from gpuslice.types import DeviceName
 
 SETUP = Setup((DeviceName("null", 0),))

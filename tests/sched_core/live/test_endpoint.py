@@ -10,7 +10,7 @@ import pytest
 import zmq
 
 from gpuslice.errors import EnvironmentUnusableError, RemoteProtocolError, UsageError
-from gpuslice.sched_core.live.endpoint import bind, check_sender, host_and_port
+from gpuslice.sched_core.nodes.endpoint import bind, check_sender, host_and_port
 
 from ...patience import PATIENCE_MS
 

@@ -14,9 +14,9 @@ import pytest
 from gpuslice.clock import MonotonicClock
 from gpuslice.sched_core.core.events import Exited
 from gpuslice.sched_core.jobs.program import Program
-from gpuslice.sched_core.live.exit_record import KILLED, create, exit_code, read
-from gpuslice.sched_core.live.processes import Processes
-from gpuslice.sched_core.live.supervisor import line
+from gpuslice.sched_core.nodes.exit_record import KILLED, create, exit_code, read
+from gpuslice.sched_core.nodes.processes import Processes
+from gpuslice.sched_core.nodes.supervisor import line
 
 from ...patience import PATIENCE_S
 

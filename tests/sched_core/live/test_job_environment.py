@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gpuslice.sched_core.job import JobSpec
+from gpuslice.sched_core.jobs.program import Program
 from gpuslice.sched_core.live.job_environment import job_environ, mps_environ
 from gpuslice.types import DeviceName
 
@@ -13,8 +14,9 @@ LIMITED = JobSpec(id="a", submit_s=0.0, device_memory_bytes=3 << 30)
 
 
 def test_a_job_is_told_its_memory_limit() -> None:
-    assert job_environ(LIMITED, 1, {})["GPUSLICE_MEMORY"] == str(3 << 30)
-    assert job_environ(JobSpec(id="a", submit_s=0.0), 1, {})["GPUSLICE_MEMORY"] == ""
+    program = Program(("true",), "/")
+    assert job_environ({}, {}, (), LIMITED, 1, program)["GPUSLICE_MEMORY"] == str(3 << 30)
+    assert job_environ({}, {}, (), JobSpec(id="a", submit_s=0.0), 1, program)["GPUSLICE_MEMORY"] == ""
 
 
 def test_an_mps_server_is_told_where_one_runs(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from gpuslice.clock import MonotonicClock
 from gpuslice.sched_core.core.events import Exited, RankGone
 from gpuslice.sched_core.jobs.program import Program
-from gpuslice.sched_core.live.processes import Processes, uninterrupted
+from gpuslice.sched_core.nodes.processes import Processes, uninterrupted
 
 from ...patience import PATIENCE_S
 

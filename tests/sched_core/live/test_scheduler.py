@@ -34,8 +34,8 @@ from gpuslice.sched_core.core.events import (
 from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.jobs.program import Program
 from gpuslice.sched_core.jobs.states import JobState
-from gpuslice.sched_core.live import exit_record, processes
 from gpuslice.sched_core.live.scheduler import Scheduler
+from gpuslice.sched_core.nodes import exit_record, processes
 from gpuslice.sched_core.policies.rr import RoundRobin
 from gpuslice.types import DeviceName
 

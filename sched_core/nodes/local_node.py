@@ -19,7 +19,7 @@ from .endpoint import bind, logs_directory
 from .node import Connection, Reports, Sought
 from .orphans import kill_orphans
 from .process_ends import PAUSE_MS, ProcessEnds
-from .processes import GRACE_S, PATIENT_GRACE_S, Processes
+from .processes import GRACE_S, Processes
 from .rank_socket import RankSocket
 
 SOCKET = "scheduler.sock"
@@ -85,7 +85,7 @@ class LocalNode:
         except (OSError, ValueError) as error:
             # The shell's convention for a command that cannot be executed.
             self.processes.log(job, "err").write_text(f"gpuslice: cannot start: {error}\n")
-            self._reports.ended(Exited(job, 127))
+            self._reports.ended(self._name, Exited(job, 127))
             return
         self._watched.register(descriptor, select.EPOLLIN)
 
@@ -99,16 +99,16 @@ class LocalNode:
             elif found is not None:
                 self._tell_end(found)
             else:
-                self._reports.missing(job)
+                self._reports.missing(self._name, job)
         mark = os.fsencode(f"{config.variable('job')}={job}")
         for rank, pid in sought.ranks:
             descriptor = self.processes.find_rank(job, rank, pid, mark)
             if descriptor is None:
-                self._reports.ended(RankGone(job, rank, unseen=True))
+                self._reports.ended(self._name, RankGone(job, rank, unseen=True))
             else:
                 self._watched.register(descriptor, select.EPOLLIN)
         if sought.ended:
-            self.end(job)
+            self.end(job, grace_s=sought.grace_s)
 
     def watch_rank(self, job: str, rank: int, pid: int, identity: bytes) -> None:
         """Watch a rank that has greeted; if it is gone by now, that is how we learn of it."""
@@ -116,7 +116,7 @@ class LocalNode:
         try:
             descriptor = self.processes.watch_rank(job, rank, pid)
         except ProcessLookupError:
-            self._reports.ended(RankGone(job, rank))
+            self._reports.ended(self._name, RankGone(job, rank))
             return
         if descriptor is not None:
             self._watched.register(descriptor, select.EPOLLIN)
@@ -125,9 +125,13 @@ class LocalNode:
         """Send ``frame`` to the rank at ``identity``."""
         self.ranks.send(identity, frame)
 
-    def end(self, job: str, *, patient: bool = False) -> None:
-        """End every process of ``job``; ``patient``: it may have a state to save."""
-        self.processes.end(job, self._clock.now(), grace_s=PATIENT_GRACE_S if patient else GRACE_S)
+    def end(self, job: str, *, grace_s: float = GRACE_S) -> None:
+        """End every process of ``job``, which has so long to end by itself; 0: it is not asked."""
+        if grace_s:
+            self.processes.end(job, self._clock.now(), grace_s=grace_s)
+        else:
+            self.processes.kill(job)
+            kill_orphans(job, self.endpoint)
 
     def end_all(self) -> None:
         """End every process of every job, and wait until none is left."""
@@ -159,6 +163,7 @@ class LocalNode:
     def close(self) -> None:
         """Watch nothing any more; the socket is the context's to close."""
         self._watched.close()
+        self.processes.close()
 
     def _heard(self, identity: bytes, pid: int, frame: bytes) -> None:
         self._reports.heard(Connection(self._name, identity), pid, frame)
@@ -167,4 +172,4 @@ class LocalNode:
         """A command has ended, or a rank; if a command was killed, what it had started goes, too."""
         if isinstance(end, Exited) and end.code == exit_record.KILLED:
             kill_orphans(end.job, self.endpoint)
-        self._reports.ended(end)
+        self._reports.ended(self._name, end)

@@ -32,6 +32,8 @@ from . import exit_record, supervisor
 GRACE_S = 3.0
 #: The same, of processes that may have a state to save; torchrun leaves its ranks as long.
 PATIENT_GRACE_S = 30.0
+#: Children that nobody watches any more, or Python would complain of them.
+_left: list[subprocess.Popen[bytes]] = []
 #: How long a supervisor that another scheduler started in its last moment may take to be there.
 _STARTING_S = 30.0
 
@@ -246,6 +248,20 @@ class Processes:
         if self._signal(job, signal.SIGTERM):
             deadline_s = now + grace_s
             self._deadlines_s[job] = min(deadline_s, self._deadlines_s.get(job, deadline_s))
+
+    def kill(self, job: str) -> None:
+        """End every process of ``job`` without asking it."""
+        self._deadlines_s.pop(job, None)
+        self._signal(job, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Watch nothing any more; what runs goes on."""
+        for descriptor in self.descriptors:
+            os.close(descriptor)
+        _left.extend(one.child for one in self._commands.values() if one.child is not None)
+        _left[:] = [child for child in _left if child.poll() is None]
+        self._commands.clear()
+        self._ranks.clear()
 
     def enforce(self, now: float) -> list[str]:
         """Kill what was asked to end and has not in time; returns the jobs of which that was true."""

@@ -7,8 +7,10 @@ import errno
 import fcntl
 import os
 import re
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 
 import zmq
 
@@ -97,7 +99,13 @@ def bind(context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> zmq.Socket[b
     return socket
 
 
-def bind_tcp(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, keys: KeyPair) -> zmq.Socket[bytes]:
+def bind_tcp(
+    context: zmq.Context[zmq.Socket[bytes]],
+    endpoint: str,
+    keys: KeyPair,
+    *,
+    options: Mapping[zmq.SocketOption, int] = MappingProxyType({}),
+) -> zmq.Socket[bytes]:
     """A ROUTER socket at ``endpoint`` for those whose keys the context's ``KeyAuthenticator`` accepts.
 
     Raises
@@ -113,6 +121,8 @@ def bind_tcp(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, keys: KeyPa
     socket.setsockopt(zmq.CURVE_SERVER, 1)
     socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
     socket.setsockopt(zmq.ZAP_DOMAIN, b"gpuslice")
+    for option, value in options.items():
+        socket.setsockopt(option, value)
     try:
         socket.bind(endpoint)
     except zmq.ZMQError as error:

@@ -14,6 +14,9 @@ import msgspec
 
 from gpuslice.sched_core.core.events import Exited, RankGone
 from gpuslice.sched_core.jobs.program import Program
+from gpuslice.types import ByteCount, Count, JobName, Pid, RankNumber, Seconds
+
+from .processes import GRACE_S
 
 
 class Connection(NamedTuple):
@@ -34,13 +37,19 @@ class Sought(msgspec.Struct, frozen=True):
         Whether the job is over, or is to be started anew, so that what is left of it is to be ended.
     ranks
         Numbers and processes of the ranks that were there when last heard of.
+    grace_s
+        How long they have for that when they have been asked; 0: they are not.
+    copied
+        How much of its output and of its errors has been copied from that node.
     """
 
-    job: str
-    attempt: int
+    job: JobName
+    attempt: Count
     exited: bool
     ended: bool
-    ranks: tuple[tuple[int, int], ...]
+    ranks: tuple[tuple[RankNumber, Pid], ...]
+    grace_s: Seconds = GRACE_S
+    copied: tuple[ByteCount, ByteCount] = (0, 0)
 
 
 @dataclass(frozen=True)
@@ -52,14 +61,14 @@ class Reports:
     heard
         Called with each frame of a rank: connection, process, frame.
     ended
-        Called when a command or a rank has ended.
+        Called when a command or a rank has ended: the node's name, what has ended.
     missing
-        Called with a job that was sought, if its command was never started.
+        Called with the node's name and a job that was sought, if its command was never started.
     """
 
     heard: Callable[[Connection, int, bytes], object]
-    ended: Callable[[Exited | RankGone], object]
-    missing: Callable[[str], object]
+    ended: Callable[[str, Exited | RankGone], object]
+    missing: Callable[[str, str], object]
 
 
 class Node(Protocol):
@@ -69,4 +78,4 @@ class Node(Protocol):
     def find(self, sought: Sought) -> None: ...
     def watch_rank(self, job: str, rank: int, pid: int, identity: bytes) -> None: ...
     def send(self, identity: bytes, frame: bytes) -> None: ...
-    def end(self, job: str, *, patient: bool = False) -> None: ...
+    def end(self, job: str, *, grace_s: float = GRACE_S) -> None: ...

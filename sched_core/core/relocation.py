@@ -1,0 +1,159 @@
+"""Jobs and nodes: where a job's processes are started, and how they come to where its devices are.
+
+A process stays on its node. A job that is to be on another is parked first; then its processes are ended and
+others are started there, which go on from its snapshot if there is one. The policy has given it its devices
+all the while.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpuslice.errors import UsageError
+from gpuslice.sched_core.cluster import Cluster
+from gpuslice.sched_core.jobs.gang import Gang
+
+from . import restarts
+from .contract import CoreContract
+from .events import Kill, Launch, NodeFound, NodeLost, Notice
+
+
+class Relocations:
+    """The part of ``Core`` that knows on which nodes processes are.
+
+    Parameters
+    ----------
+    core
+        Whose.
+    cluster
+        Its nodes.
+    """
+
+    def __init__(self, core: CoreContract, cluster: Cluster) -> None:
+        self._core = core
+        self._cluster = cluster
+        self._names = tuple(core.devices[cluster.on(node)[0]].node for node in range(len(cluster.node_sizes)))
+        self._lost: set[int] = set()
+
+    @property
+    def lost(self) -> frozenset[str]:
+        """The nodes that nothing is heard of."""
+        return frozenset(self._names[node] for node in self._lost)
+
+    def named(self, nodes: tuple[int, ...]) -> tuple[str, ...]:
+        """The names of ``nodes``."""
+        return tuple(self._names[node] for node in nodes)
+
+    def take(self, event: NodeLost | NodeFound) -> frozenset[int]:
+        """A node has been lost or found; returns the devices of those that are lost.
+
+        Raises
+        ------
+        UsageError
+            If there is no such node.
+        """
+        if event.node not in self._names:
+            raise UsageError(f"there is no node {event.node!r}", "start the scheduler anew to have it")
+        node = self._names.index(event.node)
+        (self._lost.add if isinstance(event, NodeLost) else self._lost.discard)(node)
+        return frozenset(device for node in self._lost for device in self._cluster.on(node))
+
+    def misplaced(self, job: Gang) -> bool:
+        """Whether ``job`` is to have devices where its processes are not."""
+        return len(self._names) > 1 and self.of(job.wanted) != job.nodes[: len(job.wanted)]
+
+    def begin(self, job: Gang, now: float) -> None:
+        """End the processes of ``job``, which is parked, so that others can be started at its devices."""
+        if job.relocating or not self.can_leave(job) or self._lost.intersection(self.of(job.wanted)):
+            return
+        job.relocating = True
+        there = ", ".join(self.named(tuple(sorted(set(self.of(job.wanted))))))
+        job.history.append((now, f"to be started on {there or 'this node'}"))
+        self._core.order(Kill(job.id, "it goes to another node", at_once=True))
+
+    def go_on(self, job: Gang, now: float) -> None:
+        """No process of ``job`` is left where it was: start it where it is to be now."""
+        former = job.nodes
+        job.begin_again(now)
+        job.relaunches += 1
+        self._core.switch_costs.forget(job)
+        restarts.launch(self._core, job)
+        details = {"from": _listed(self.named(former)), "to": _listed(self.named(job.nodes))}
+        self._core.order(Notice("relocated", job.id, details))
+        self._core.reconcile_later(job)
+
+    def launch(self, job: Gang) -> Launch:
+        """The order to start ``job``, on nodes that are chosen now."""
+        job.nodes = self._choose(job)
+        if len(self._names) == 1:
+            return Launch(job.id, job.program, job.attempt)
+        return Launch(job.id, job.program, job.attempt, self.named(job.nodes), self.origin(job))
+
+    def origin(self, job: Gang) -> tuple[str, ...]:
+        """Where the state is with which ``job`` is to go on, if that is not where its processes are."""
+        (*nodes,) = set(job.state_nodes)
+        return self.named(job.state_nodes) if len(nodes) == 1 and set(job.nodes) != set(nodes) else ()
+
+    def can_leave(self, job: Gang) -> bool:
+        """Whether ``job``, which is parked, can go on at its devices: without state, or from a snapshot.
+
+        Snapshots go from one node to one other; those of a gang on several nodes stay where they are.
+        """
+        return not job.width or (job.portable and len({*job.nodes}) == len({*self.of(job.wanted)}) == 1)
+
+    def wish(self, job: Gang) -> tuple[int, ...]:
+        """Devices where its processes are, instead of those that ``job`` was given; none if there are none.
+
+        Those that nobody has, or jobs whose processes are on the other side, which will have its own.
+        """
+        found: list[int] = []
+        for node in job.nodes[: len(job.placement)]:
+            device = next((d for d in self._cluster.on(node) if d not in found and self._fits(job, d)), None)
+            if device is None:
+                return ()
+            found.append(device)
+        return tuple(found)
+
+    def _fits(self, job: Gang, device: int) -> bool:
+        if self._cluster.node_of[device] in self._lost:
+            return False
+        holders = self._core.holders(device)
+        if not holders or job in holders:
+            return True
+        (other, *more) = holders
+        lone = not more and len(other.ranks) == 1 == len(job.ranks) and not other.lease
+        return lone and (not other.launched or other.nodes == self.of(job.placement))
+
+    def in_order(self, devices: Sequence[int]) -> Sequence[int]:
+        """``devices`` so that the ranks of each node follow each other, as launchers number them."""
+        return devices if len(self._names) == 1 else sorted(devices)
+
+    def of(self, devices: tuple[int, ...]) -> tuple[int, ...]:
+        """The node of each of ``devices``."""
+        return tuple(self._cluster.node_of[device] for device in devices)
+
+    def _choose(self, job: Gang) -> tuple[int, ...]:
+        """Where its ranks are to be: at its devices if it has some, else where its state is, or few are."""
+        if len(self._names) == 1:
+            return (0,) * len(job.ranks)
+        if job.wanted:
+            return self.of(job.wanted)
+        if job.state_nodes and not self._lost.intersection(job.state_nodes):
+            return job.state_nodes
+        load = [0] * len(self._names)
+        for other in self._core.jobs.values():
+            if other is not job and not other.processes_gone:
+                for node in other.nodes:
+                    load[node] += 1
+        sizes = self._cluster.node_sizes
+        nodes = sorted(
+            range(len(sizes)),
+            key=lambda n: (n in self._lost, sizes[n] < len(job.ranks), load[n] / sizes[n], n),
+        )
+        slots = [node for node in nodes for _ in range(sizes[node])]
+        return tuple(sorted(slots[: len(job.ranks)]))
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    """Each of ``names`` once; the scheduler's own node has none."""
+    return ",".join(name or "here" for name in dict.fromkeys(names))

@@ -1,0 +1,191 @@
+"""The processes of each job, on whichever nodes: one command a node, started, sought and ended together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from gpuslice.sched_core.core.core import Core
+from gpuslice.sched_core.core.events import Event, Exited, Launch, NodeFound, NodeLost, RankGone
+from gpuslice.sched_core.job import JobSpec
+from gpuslice.sched_core.jobs.gang import Gang
+from gpuslice.sched_core.jobs.program import Program
+from gpuslice.sched_core.jobs.states import JobState
+from gpuslice.sched_core.nodes import exit_record
+from gpuslice.sched_core.nodes.gang_commands import GangEnds, on_node
+from gpuslice.sched_core.nodes.local_node import LocalNode
+from gpuslice.sched_core.nodes.node import Connection, Node, Reports, Sought
+from gpuslice.sched_core.nodes.processes import GRACE_S
+from gpuslice.sched_core.nodes.remote_nodes import RemoteNode, RemoteNodes
+from gpuslice.sched_core.nodes.transfers import Transfers
+from gpuslice.types import shortened
+
+_HERE = "127.0.0.1"
+_SAID_CHARACTERS = 4096
+
+
+class JobProcesses:
+    """Carries out what the core wants of processes, and makes events of what becomes of them.
+
+    Parameters
+    ----------
+    core
+        Knows where each job is.
+    occur
+        Called with each event.
+    environ
+        What a job of so many ranks gets over its own environment.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        occur: Callable[[Event], object],
+        environ: Callable[[JobSpec, int, Program], Mapping[str, str]],
+    ) -> None:
+        self._core = core
+        self._occur = occur
+        self._environ = environ
+        self._ends = GangEnds()
+        self._transfers: Transfers | None = None
+        #: Jobs that are started when their state has arrived, and which attempt that is.
+        self._awaited: set[tuple[str, int]] = set()
+
+    def begin(self, local: LocalNode, remote: RemoteNodes | None, reports: Reports) -> None:
+        """Where jobs can be: on this node, and perhaps on others."""
+        self._local = local
+        self._remote = remote
+        if remote is not None:
+            self._transfers = remote.transfers
+            remote.begin(reports, local.processes.log)
+            remote.changed = self._node_changed
+
+    def launch(self, command: Launch) -> None:
+        """Start a job, on each of its nodes."""
+        names = dict.fromkeys(command.nodes or ("",))
+        self._ends.begin(command.job, names)
+        for name in names:
+            self._start(name, self._core.jobs[command.job])
+
+    def end(self, job: str, *, grace_s: float = GRACE_S) -> None:
+        """End every process of ``job``, which has so long to end by itself; 0: it is not asked."""
+        if self._transfers is not None:
+            self._transfers.cancel(job)
+        for name in dict.fromkeys(self._nodes_of(self._core.jobs[job])):
+            self._node(name).end(job, grace_s=grace_s)
+
+    def find(self, job: Gang, *, only: str | None = None) -> None:
+        """See what became of ``job``, or of its part on one node; it was started before."""
+        names = self._nodes_of(job)
+        if only is None:
+            self._ends.begin(job.id, names)
+        for name in dict.fromkeys(names) if only is None else (only,):
+            there = tuple((rank.number, rank.pid) for rank in job.there() if names[rank.number] == name)
+            sought = Sought(
+                job.id,
+                job.attempt,
+                job.exit_code is not None or name not in self._ends.others(job.id),
+                _ends(job),
+                there,
+                grace_s=0.0 if job.relocating else GRACE_S,
+                copied=self._remote.copied(job.id, name) if self._remote and name else (0, 0),
+            )
+            if name in self._core.relocations.lost:
+                self._give_up(sought, name)
+            else:
+                self._node(name).find(sought)
+
+    def send(self, connection: Connection, frame: bytes) -> None:
+        """Send ``frame`` to a rank."""
+        self._node(connection.node).send(connection.identity, frame)
+
+    def greeted(self, job: str, rank: int, pid: int, connection: Connection) -> None:
+        """A rank, process ``pid``, has said who it is."""
+        node = self._node(connection.node)
+        node.watch_rank(job, rank, pid, connection.identity)
+        if self._core.jobs[job].state.ended:
+            node.end(job)  # its end was before it could be told
+
+    def ended(self, node: str, event: Exited | RankGone) -> None:
+        """A command or a rank has ended. The command of a job has when those on all of its nodes have."""
+        if isinstance(event, RankGone):
+            self._occur(event)
+        elif (end := self._ends.note(node, event)) is not None:
+            self._occur(end)
+        elif event.code:
+            for name in self._ends.others(event.job):
+                self._node(name).end(event.job)
+
+    def missing(self, node: str, name: str) -> None:
+        """The command of a job that was to be started never was."""
+        job = self._core.jobs[name]
+        if _ends(job):
+            self.ended(node, Exited(job.id, exit_record.KILLED))  # given up before it was started
+        else:
+            self._start(node, job)
+
+    def _start(self, node: str, job: Gang) -> None:
+        """Start the command of ``job`` on one of its nodes, when its state has been brought there."""
+        if self._transfers is None or not self._core.relocations.origin(job):
+            self._launch_on(node, job)
+            return
+        if (job.id, job.attempt) not in self._awaited:
+            self._awaited.add((job.id, job.attempt))
+            arrived = partial(self._arrived, job.id, job.attempt, node)
+            self._transfers.begin(job.id, len(job.ranks), node, arrived)
+
+    def _arrived(self, name: str, attempt: int, node: str, error: str) -> None:
+        """The state of a job is where its processes are to be, or ``error`` says why it is not."""
+        self._awaited.discard((name, attempt))
+        job = self._core.jobs[name]
+        if error or _ends(job):
+            said = f"gpuslice: its state could not be brought to {node or 'this node'}: {error}"
+            said = shortened(said, _SAID_CHARACTERS)
+            with self._local.processes.log(name, "err").open("a") as log:
+                log.write(f"{said}\n")
+            self.ended(node, Exited(name, exit_record.KILLED, said))
+        else:
+            self._launch_on(node, job)
+
+    def _launch_on(self, node: str, job: Gang) -> None:
+        """Start the command of ``job`` on one of its nodes."""
+        nodes = self._nodes_of(job)
+        host = _HERE if self._remote is None else self._remote.addresses[nodes[0]]
+        environ = self._environ(job.spec, len(job.ranks), job.program)
+        program = on_node(job.program, job.id, job.attempt, nodes, node, host)
+        self._node(node).launch(job.id, program, environ, job.attempt)
+
+    def _give_up(self, sought: Sought, node: str) -> None:
+        """What was ``sought`` is on a node that is lost."""
+        for rank, _ in sought.ranks:
+            self._occur(RankGone(sought.job, rank))
+        if not sought.exited:
+            self.ended(node, Exited(sought.job, exit_record.KILLED, f"gpuslice: node {node} was lost"))
+
+    def _node_changed(self, node: RemoteNode) -> None:
+        """The agent of a node has joined, or the node counts as lost."""
+        ours = [job for job in self._core.jobs.values() if not job.processes_gone]
+        ours = [job for job in ours if node.name in self._nodes_of(job)]
+        if node.joined:
+            # While nothing was heard of them they may have been started elsewhere.
+            for name in set(node.running) - {job.id for job in ours}:
+                node.end(name, grace_s=0.0)
+        if node.name in self._core.relocations.lost:
+            if node.joined:
+                self._occur(NodeFound(node.name))
+        elif not node.joined:
+            self._occur(NodeLost(node.name))
+        for job in ours:
+            self.find(job, only=node.name)
+
+    def _nodes_of(self, job: Gang) -> tuple[str, ...]:
+        """Where the processes of ``job`` are, of each rank."""
+        return self._core.relocations.named(job.nodes)
+
+    def _node(self, name: str) -> Node:
+        return self._remote.nodes[name] if name and self._remote is not None else self._local
+
+
+def _ends(job: Gang) -> bool:
+    """Whether what there is of ``job`` is to end, for good or so that it can be started anew."""
+    return job.state.ended or job.relocating or job.state is JobState.RELAUNCHING

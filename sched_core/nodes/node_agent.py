@@ -1,0 +1,281 @@
+"""The scheduler's agent on another node: does to processes what it is told, and tells what becomes of them.
+
+It knows nothing but the processes. Every connection to the scheduler begins anew: ranks are let in, so that
+they greet, and jobs are looked for as the scheduler asks. Without a connection jobs run on or stay parked.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from gpuslice.clock import Clock, MonotonicClock
+from gpuslice.errors import RemoteProtocolError
+from gpuslice.private_directories import private_directory
+from gpuslice.sched_core.core.events import Exited, RankGone
+
+from . import exit_record
+from .curve import KeyPair
+from .endpoint import LOCK, lock
+from .local_node import LocalNode
+from .log_copies import LogTails
+from .node import Connection, Reports
+from .node_wire import (
+    BEAT_S,
+    VERSION,
+    Beat,
+    End,
+    Ended,
+    Find,
+    FromNode,
+    FromRank,
+    Joined,
+    Leave,
+    Left,
+    Missing,
+    Rejoin,
+    Start,
+    Stored,
+    ToNode,
+    ToRank,
+    WatchRank,
+    decode_to_node,
+    encode,
+)
+from .remote_nodes import OPTIONS
+
+_Send = Callable[[FromNode], object]
+#: How often to look for what jobs have printed.
+_LOOK_MS = 200
+_AGAIN_MS = 200
+_LINGER_MS = 1000
+_AGAIN_AT_MOST_MS = 2000
+_log = logging.getLogger(__name__)
+
+
+class NodeAgent:
+    """The agent of one node; a context manager. Jobs outlive it, unless it was told to leave.
+
+    Parameters
+    ----------
+    name
+        Of the node.
+    directory
+        For the lock, the ranks' socket and the jobs' output; made with mode 0700 if need be.
+    endpoint, scheduler, keys
+        Of the scheduler, its public key, and ours.
+    environ
+        Variables that every job of this node gets, over all others.
+
+    Raises
+    ------
+    EnvironmentUnusableError
+        If the directory cannot be used, or another agent runs in it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        directory: Path,
+        endpoint: str,
+        scheduler: bytes,
+        keys: KeyPair,
+        *,
+        environ: Mapping[str, str] | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        private_directory(directory, option="--state-dir", parents=True)
+        self._lock = lock(directory / LOCK)
+        self._directory = directory
+        self._environ = dict(environ or {})
+        self._clock = clock or MonotonicClock()
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.IDENTITY, name.encode())
+        self._socket.setsockopt(zmq.IMMEDIATE, 1)
+        self._socket.setsockopt(zmq.RECONNECT_IVL, _AGAIN_MS)
+        self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, _AGAIN_AT_MOST_MS)
+        for option, value in OPTIONS.items():
+            self._socket.setsockopt(option, value)
+        self._socket.setsockopt(zmq.CURVE_SERVERKEY, scheduler)
+        self._socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.public)
+        self._socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
+        self._monitor = self._socket.get_monitor_socket(
+            zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+        )
+        self._socket.connect(endpoint)
+        self._session: _Session | None = None
+        self._left = False
+
+    def __enter__(self) -> NodeAgent:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Leave the jobs alone, unless told otherwise."""
+        if self._session is not None:
+            self._session.close()
+        self._socket.disable_monitor()
+        self._monitor.close()
+        self._context.destroy(linger=_LINGER_MS)
+        os.close(self._lock)
+
+    def run(self, stopped: int | None = None) -> bool:
+        """Serve until the scheduler says ``Leave``, or descriptor ``stopped`` can be read.
+
+        Returns
+        -------
+        bool
+            Whether it was told to leave.
+        """
+        beat_s = 0.0
+        while not self._left:
+            poller = zmq.Poller()
+            for source in (self._socket, self._monitor, stopped):
+                if source is not None:
+                    poller.register(source, zmq.POLLIN)
+            if self._session is not None:
+                self._session.register(poller)
+            ready = dict(poller.poll(_LOOK_MS if self._session is None else self._session.pause_ms))
+            if stopped is not None and stopped in ready:
+                return False
+            self._receive()
+            self._follow()
+            if self._session is not None:
+                self._session.attend()
+                if self._clock.now() >= beat_s:
+                    self._send(Beat())
+                    beat_s = self._clock.now() + BEAT_S
+        return True
+
+    def _follow(self) -> None:
+        """See whether the connection has begun or ended."""
+        while not self._left and self._monitor.poll(0):
+            self._receive()  # the last words of the connection that may have ended
+            event = recv_monitor_message(self._monitor)["event"]
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._begin()
+            elif self._session is not None:
+                self._session.close()
+                self._session = None
+
+    def _begin(self) -> None:
+        """Begin anew: what was said before is void on both sides."""
+        if self._session is not None:
+            self._session.close()
+        while self._socket.poll(0):
+            self._socket.recv()
+        self._session = _Session(self._directory, self._environ, self._clock, self._send)
+        self._send(Joined(version=VERSION, running=self._session.running()))
+
+    def _receive(self) -> None:
+        while self._session is not None and self._socket.poll(0):
+            try:
+                message = decode_to_node(self._socket.recv())
+            except RemoteProtocolError as error:
+                _log.warning("dropped what the scheduler sent: %s", error)
+                continue
+            if isinstance(message, Leave):
+                self._send(Left())
+                self._session.node.end_all()
+                self._left = True
+                return
+            if isinstance(message, Rejoin):
+                self._begin()
+            else:
+                self._session.obey(message)
+
+    def _send(self, message: FromNode) -> None:
+        with suppress(zmq.Again):  # there is no connection; the next one is told in other words
+            self._socket.send(encode(message), zmq.NOBLOCK)
+
+
+class _Session:
+    """What there is while the agent is connected."""
+
+    def __init__(self, directory: Path, environ: Mapping[str, str], clock: Clock, send: _Send) -> None:
+        self._send = send
+        self._environ = dict(environ)
+        #: Of its own: when it is gone, so is the socket, and its path is free.
+        self._context = zmq.Context()
+        reports = Reports(self._heard, self._ended, lambda node, job: send(Missing(job=job)))
+        self.node = LocalNode(self._context, directory, clock, reports)
+        self._directory = directory
+        self._tails = LogTails(self.node.processes.log, send)
+        #: Commands that have ended, of which not all is copied that they have printed.
+        self._exited: list[Exited] = []
+
+    def close(self) -> None:
+        """Let go of everything; the ranks notice."""
+        self._context.destroy(linger=0)
+        self.node.close()
+
+    def running(self) -> tuple[str, ...]:
+        """The jobs whose commands run here."""
+        records = {path: exit_record.read(path) for path in (self._directory / "logs").glob("*.exit")}
+        alive = [path for path, record in records.items() if record is not None and record.alive]
+        return tuple(sorted({path.stem.partition("~")[0] for path in alive}))
+
+    def register(self, poller: zmq.Poller) -> None:
+        """What to look at."""
+        poller.register(self.node.ranks.socket, zmq.POLLIN)
+        poller.register(self.node.fileno(), zmq.POLLIN)
+
+    @property
+    def pause_ms(self) -> int:
+        """How long to look at it."""
+        pause_ms = self.node.pause_ms
+        return _LOOK_MS if pause_ms is None else pause_ms
+
+    def attend(self) -> None:
+        """Do what has become possible."""
+        self.node.ranks.receive()
+        self.node.reap()
+        self.node.attend()
+        self._tails.send()
+        self._tell_exits()
+
+    def obey(self, message: ToNode) -> None:
+        """Do what the scheduler says."""
+        match message:
+            case Start():
+                environ = {**message.environ, **self._environ}
+                self._tails.follow(message.job, message.copied)
+                self.node.launch(message.job, message.program, environ, message.attempt)
+            case Find():
+                self._tails.follow(message.sought.job, message.sought.copied)
+                self.node.find(message.sought)
+            case WatchRank():
+                self.node.watch_rank(message.job, message.rank, message.pid, message.identity)
+            case ToRank():
+                self.node.send(message.identity, message.frame)
+            case End():
+                self.node.end(message.job, grace_s=message.grace_s)
+            case Stored():
+                self._tails.stored(message.job, message.stream, message.end)
+            case Rejoin() | Leave():
+                raise AssertionError("that is not a session's to do")
+
+    def _heard(self, connection: Connection, pid: int, frame: bytes) -> None:
+        self._send(FromRank(identity=connection.identity, pid=pid, frame=frame))
+
+    def _ended(self, node: str, event: Exited | RankGone) -> None:
+        if isinstance(event, Exited):
+            self._exited.append(event)
+            self._tell_exits()
+        else:
+            self._send(Ended(event=event))
+
+    def _tell_exits(self) -> None:
+        """What a command has printed is heard of before its end."""
+        for event in [event for event in self._exited if self._tails.drained(event.job)]:
+            self._exited.remove(event)
+            self._send(Ended(event=event))

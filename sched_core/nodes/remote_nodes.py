@@ -1,0 +1,267 @@
+"""The scheduler's end of its agents on other nodes: one TCP socket, behind keys that only they have."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import zmq
+
+from gpuslice.clock import Clock
+from gpuslice.errors import GpusliceError, RemoteProtocolError
+from gpuslice.sched_core.jobs.program import Program
+
+from .curve import KeyAuthenticator, scheduler_keys
+from .endpoint import bind_tcp
+from .log_copies import LogCopies
+from .node import Connection, Reports, Sought
+from .node_wire import (
+    MAX_BYTES,
+    VERSION,
+    Beat,
+    End,
+    Ended,
+    Find,
+    FromNode,
+    FromRank,
+    Joined,
+    Leave,
+    Left,
+    Missing,
+    Printed,
+    Rejoin,
+    Start,
+    Stored,
+    ToNode,
+    ToRank,
+    WatchRank,
+    decode_from_node,
+    encode,
+)
+from .processes import GRACE_S
+from .transfers import Command, Transfers
+
+#: After so long without a word of its agent, a node counts as lost.
+LOST_AFTER_S = 60.0
+_MESSAGES_AT_ONCE = 200
+#: How long an agent may take to answer that it leaves.
+_DISMISS_S = 10.0
+#: Between two words of libzmq that keep a connection alive, and how long it waits for an answer.
+_PING_MS, _PONG_MS = 5_000, 15_000
+#: Of the sockets at both ends: no message is dropped for want of room, and a silent peer is noticed.
+OPTIONS = {
+    zmq.MAXMSGSIZE: MAX_BYTES,
+    zmq.SNDHWM: 0,
+    zmq.RCVHWM: 0,
+    zmq.HEARTBEAT_IVL: _PING_MS,
+    zmq.HEARTBEAT_TIMEOUT: _PONG_MS,
+}
+_log = logging.getLogger(__name__)
+
+
+class RemoteNode:
+    """One of them. What it is told while nobody is there is lost, and made up for when its agent joins.
+
+    Attributes
+    ----------
+    joined
+        Whether its agent is connected, as far as we know.
+    heard_s
+        When it was last heard of.
+    running
+        The jobs that its agent has found when it joined.
+    """
+
+    def __init__(self, name: str, send: Callable[[str, ToNode], object], logs: LogCopies, now: float) -> None:
+        self.name = name
+        self.joined = False
+        self.running: tuple[str, ...] = ()
+        self.heard_s = now
+        self._to = send
+        self._logs = logs
+
+    def launch(self, job: str, program: Program, environ: Mapping[str, str], attempt: int) -> None:
+        """Start the command of ``job`` there."""
+        copied = self._logs.copied(job, self.name)
+        self.tell(Start(job=job, attempt=attempt, program=program, environ=dict(environ), copied=copied))
+
+    def find(self, sought: Sought) -> None:
+        """Ask what became of a job."""
+        self.tell(Find(sought=sought))
+
+    def watch_rank(self, job: str, rank: int, pid: int, identity: bytes) -> None:
+        """Ask to be told when that process is gone."""
+        self.tell(WatchRank(job=job, rank=rank, pid=pid, identity=identity))
+
+    def send(self, identity: bytes, frame: bytes) -> None:
+        """Send ``frame`` to the rank at ``identity``."""
+        self.tell(ToRank(identity=identity, frame=frame))
+
+    def end(self, job: str, *, grace_s: float = GRACE_S) -> None:
+        """End every process of ``job`` there."""
+        self.tell(End(job=job, grace_s=grace_s))
+
+    def tell(self, message: ToNode) -> None:
+        """Send ``message``, if the node's agent is there."""
+        if self.joined:
+            self._to(self.name, message)
+
+
+class RemoteNodes:
+    """All of them.
+
+    Parameters
+    ----------
+    addresses
+        Of the nodes by name, for each other; that of the scheduler's own node has no name.
+    endpoint
+        Where their agents connect.
+    keys
+        Directory of keys; agents have those of a client.
+    clock
+        What time it is.
+    lost_after_s
+        After so long without a word a node is lost.
+    transfer
+        What brings the state of a job to another node; ``None``: nothing does, jobs begin anew there.
+
+    Attributes
+    ----------
+    transfers
+        States on their way to other nodes; ``transfers.reap`` is to be called when that can be read.
+    socket, authenticator
+        To be polled; ``receive`` and ``authenticator.answer`` are to be called when they can be read.
+    changed
+        Called with a node when it has joined, also after it was lost, and when it counts as lost.
+    """
+
+    def __init__(
+        self,
+        addresses: Mapping[str, str],
+        endpoint: str,
+        keys: Path,
+        clock: Clock,
+        *,
+        lost_after_s: float = LOST_AFTER_S,
+        transfer: Command | None = None,
+    ) -> None:
+        self._clock = clock
+        self.transfers = None if transfer is None else Transfers(transfer)
+        self._lost_after_s = lost_after_s
+        self._context = zmq.Context()
+        self.authenticator = KeyAuthenticator(self._context, keys)
+        self.socket = bind_tcp(self._context, endpoint, scheduler_keys(keys), options=OPTIONS)
+        self.addresses = dict(addresses)
+        self.nodes: dict[str, RemoteNode] = {}
+        self._lost: list[RemoteNode] = []
+        self.changed: Callable[[RemoteNode], object] = lambda node: None
+
+    @property
+    def endpoint(self) -> str:
+        """Where agents connect."""
+        found = self.socket.getsockopt(zmq.LAST_ENDPOINT)
+        assert isinstance(found, bytes)
+        return found.rstrip(b"\0").decode()
+
+    def begin(self, reports: Reports, logs: Callable[[str, str], Path]) -> None:
+        """Whom to tell, and where the logs are."""
+        self._reports = reports
+        self._logs = LogCopies(logs)
+        self.nodes = {
+            name: RemoteNode(name, self._send, self._logs, self._clock.now())
+            for name in self.addresses
+            if name
+        }
+
+    def copied(self, job: str, node: str) -> tuple[int, int]:
+        """As ``LogCopies.copied``."""
+        return self._logs.copied(job, node)
+
+    def receive(self) -> None:
+        """Deal with what agents have said."""
+        for _ in range(_MESSAGES_AT_ONCE):
+            if not self.socket.poll(0):
+                return
+            identity, *frames = self.socket.recv_multipart()
+            name = identity.decode(errors="replace")
+            try:
+                if name not in self.nodes or len(frames) != 1:
+                    raise RemoteProtocolError(f"{name!r} is no node of this scheduler")
+                self._take(self.nodes[name], decode_from_node(frames[0]))
+            except GpusliceError as error:
+                _log.warning("rejected a message of node %s: %s", name, error)
+
+    def attend(self) -> None:
+        """See who has not been heard of for too long."""
+        now = self._clock.now()
+        for node in self.nodes.values():
+            if now - node.heard_s >= self._lost_after_s and node not in self._lost:
+                node.joined = False
+                self._lost.append(node)
+                self.changed(node)
+
+    @property
+    def next_deadline_s(self) -> float | None:
+        """When there is something to ``attend`` to, even if nothing happens."""
+        awaited = [node.heard_s for node in self.nodes.values() if node not in self._lost]
+        return min(awaited) + self._lost_after_s if awaited else None
+
+    def dismiss(self) -> None:
+        """Let all agents leave that are there, and wait until they have heard of it."""
+        ends_s = self._clock.now() + _DISMISS_S
+        for node in self.nodes.values():
+            node.tell(Leave())
+        while any(node.joined for node in self.nodes.values()):
+            pause_s = ends_s - self._clock.now()
+            if pause_s <= 0 or not self.socket.poll(int(pause_s * 1000.0) + 1):
+                return
+            self.receive()
+
+    def close(self) -> None:
+        """Send what is on its way, and close the socket; bring no state anywhere any more."""
+        if self.transfers is not None:
+            self.transfers.close()
+        self._context.destroy(linger=1000)
+
+    def _take(self, node: RemoteNode, message: FromNode) -> None:
+        if isinstance(message, Joined):
+            if message.version != VERSION:
+                raise RemoteProtocolError(
+                    f"version {message.version} is not {VERSION}", "run the same gpuslice on all nodes"
+                )
+            node.joined, node.heard_s, node.running = True, self._clock.now(), message.running
+            if node in self._lost:
+                self._lost.remove(node)
+            self.changed(node)
+            return
+        if not node.joined:  # of a connection that is over, or one that we took to be
+            if isinstance(message, Beat):
+                self._send(node.name, Rejoin())
+            return
+        node.heard_s = self._clock.now()
+        match message:
+            case FromRank():
+                connection = Connection(node.name, message.identity)
+                self._reports.heard(connection, message.pid, message.frame)
+            case Ended():
+                self._reports.ended(node.name, message.event)
+            case Missing():
+                self._reports.missing(node.name, message.job)
+            case Printed():
+                end = self._logs.store(node.name, message)
+                node.tell(Stored(job=message.job, stream=message.stream, end=end))
+            case Left():
+                node.joined = False
+            case Beat():
+                pass
+
+    def _send(self, name: str, message: ToNode) -> None:
+        try:
+            self.socket.send_multipart([name.encode(), encode(message)], flags=zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+                raise
+            # It will join again, and be asked what became of everything.
+            self.nodes[name].joined = False
+            _log.info("%s for node %s could not be sent: %s", type(message).__name__, name, error)

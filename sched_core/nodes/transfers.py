@@ -1,0 +1,116 @@
+"""States that are brought to where their jobs are to go on: one process each, beside the scheduler."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+from collections.abc import Callable, Sequence
+from typing import IO, NamedTuple
+
+#: Of what it wrote that tells why it failed.
+_SAID_BYTES = 4096
+#: The command that brings the newest snapshot of a job to a node: its name, how many ranks it has, the node.
+Command = Callable[[str, int, str], Sequence[str]]
+
+
+#: Called when a state has arrived, with nothing, or with why it has not.
+Done = Callable[[str], object]
+
+
+class _Wish(NamedTuple):
+    job: str
+    ranks: int
+    node: str
+    done: Done
+
+
+class _Transfer(NamedTuple):
+    wish: _Wish
+    process: subprocess.Popen[bytes]
+    errors: IO[bytes]
+
+
+class Transfers:
+    """Those that are under way; of each job one at a time.
+
+    Parameters
+    ----------
+    command
+        What brings a state to another node.
+    """
+
+    def __init__(self, command: Command) -> None:
+        self._command = command
+        self._transfers: dict[int, _Transfer] = {}
+        self._queued: list[_Wish] = []
+        self._watched = select.epoll()
+
+    def fileno(self) -> int:
+        """A descriptor that can be read when one has ended: time to ``reap``."""
+        return self._watched.fileno()
+
+    def begin(self, job: str, ranks: int, node: str, done: Done) -> None:
+        """Bring the state of ``job`` to ``node``, after it has been brought elsewhere; then call ``done``."""
+        self._queued.append(_Wish(job, ranks, node, done))
+        self._begin_queued()
+
+    def under_way(self, job: str) -> bool:
+        """Whether the state of ``job`` is on its way, or is to be."""
+        return any(one.wish.job == job for one in self._transfers.values()) or self._is_queued(job)
+
+    def cancel(self, job: str) -> None:
+        """Bring the state of ``job`` nowhere; ``done`` is called as for every failure."""
+        for one in self._transfers.values():
+            if one.wish.job == job:
+                one.process.kill()
+        given_up = [wish for wish in self._queued if wish.job == job]
+        self._queued = [wish for wish in self._queued if wish.job != job]
+        for wish in given_up:
+            wish.done("it was given up")
+
+    def reap(self) -> None:
+        """Tell of those that have ended."""
+        for descriptor, _ in self._watched.poll(0):
+            wish, code, said = self._close(descriptor)
+            wish.done("" if code == 0 else said or f"exit code {code}")
+        self._begin_queued()
+
+    def close(self) -> None:
+        """End all of them; nobody is told."""
+        self._queued.clear()
+        for descriptor, one in list(self._transfers.items()):
+            one.process.kill()
+            self._close(descriptor)
+        self._watched.close()
+
+    def _is_queued(self, job: str) -> bool:
+        return any(wish.job == job for wish in self._queued)
+
+    def _begin_queued(self) -> None:
+        for wish in list(self._queued):
+            if not any(one.wish.job == wish.job for one in self._transfers.values()):
+                self._queued.remove(wish)
+                self._start(wish)
+
+    def _start(self, wish: _Wish) -> None:
+        errors = os.fdopen(os.memfd_create("errors"), "r+b")
+        process = subprocess.Popen(
+            list(self._command(wish.job, wish.ranks, wish.node)),
+            stdin=subprocess.DEVNULL,
+            stdout=errors,
+            stderr=errors,
+            start_new_session=True,
+        )
+        descriptor = os.pidfd_open(process.pid)
+        self._transfers[descriptor] = _Transfer(wish, process, errors)
+        self._watched.register(descriptor, select.EPOLLIN)
+
+    def _close(self, descriptor: int) -> tuple[_Wish, int, str]:
+        wish, process, errors = self._transfers.pop(descriptor)
+        os.close(descriptor)
+        code = process.wait()
+        with errors:
+            errors.seek(0)
+            said = errors.read(_SAID_BYTES).decode(errors="replace").strip()
+        return wish, code, said

@@ -1,0 +1,14 @@
+"""The agent of another node for tests, as a process of its own: NAME DIRECTORY ENDPOINT KEYS."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from gpuslice.sched_core.nodes.curve import client_keys
+from gpuslice.sched_core.nodes.node_agent import NodeAgent
+
+name, directory, endpoint, keys = sys.argv[1:]
+scheduler, own = client_keys(Path(keys))
+with NodeAgent(name, Path(directory), endpoint, scheduler, own, environ={"NODE": name}) as agent:
+    agent.run()

@@ -1,0 +1,80 @@
+"""States on their way to another node: that they have arrived, or why not."""
+
+from __future__ import annotations
+
+import select
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from gpuslice.sched_core.nodes.transfers import Transfers
+
+from ...patience import PATIENCE_S
+
+
+class Told:
+    def __init__(self, script: str) -> None:
+        self.done: list[tuple[str, str]] = []
+        self.transfers = Transfers(
+            lambda job, ranks, node: [sys.executable, "-c", script, job, str(ranks), node]
+        )
+
+    def begin(self, job: str, node: str = "b") -> None:
+        self.transfers.begin(job, 2, node, lambda error: self.done.append((job, error)))
+
+    def finish(self, count: int = 1) -> list[tuple[str, str]]:
+        while len(self.done) < count:
+            assert select.select([self.transfers.fileno()], [], [], PATIENCE_S)[0]
+            self.transfers.reap()
+        return self.done
+
+
+@pytest.fixture
+def made() -> Iterator[list[Told]]:
+    found: list[Told] = []
+    yield found
+    for told in found:
+        told.transfers.close()
+
+
+def begin(made: list[Told], script: str) -> Told:
+    made.append(Told(script))
+    made[-1].begin("a")
+    return made[-1]
+
+
+def test_its_command_is_told_what_to_bring(made: list[Told]) -> None:
+    told = begin(made, "import sys; assert sys.argv[1:] == ['a', '2', 'b']")
+    assert told.transfers.under_way("a")
+    assert told.finish() == [("a", "")]
+    assert not told.transfers.under_way("a")
+
+
+def test_a_failure_says_why(made: list[Told]) -> None:
+    assert begin(made, "import sys; sys.exit('no room')").finish() == [("a", "no room")]
+
+
+def test_one_that_says_nothing_is_a_failure_too(made: list[Told]) -> None:
+    assert begin(made, "import os; os._exit(7)").finish() == [("a", "exit code 7")]
+
+
+def test_one_that_is_cancelled_has_not_arrived(made: list[Told]) -> None:
+    told = begin(made, "import signal; signal.pause()")
+    told.transfers.cancel("a")
+    assert told.finish() == [("a", "exit code -9")]
+
+
+def test_of_each_job_one_is_under_way_at_a_time(made: list[Told]) -> None:
+    told = begin(made, "import sys; sys.exit(sys.argv[3])")
+    told.begin("a", "c")
+    told.begin("x", "d")
+    assert sorted(told.finish(3)) == [("a", "b"), ("a", "c"), ("x", "d")]
+    assert [error for job, error in told.done if job == "a"] == ["b", "c"]
+
+
+def test_what_waits_for_one_that_is_cancelled_is_cancelled_too(made: list[Told]) -> None:
+    told = begin(made, "import signal; signal.pause()")
+    told.begin("a", "c")
+    told.transfers.cancel("a")
+    assert told.finish(2) == [("a", "it was given up"), ("a", "exit code -9")]

@@ -1,0 +1,283 @@
+"""Processes are started where few are, and go to another node when their job's devices are there."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from gpuslice import wire
+from gpuslice.errors import UsageError
+from gpuslice.sched_core.core.events import (
+    Cancelled,
+    Command,
+    Exited,
+    Kill,
+    Launch,
+    Moved,
+    NodeFound,
+    NodeLost,
+    RankGone,
+    Submitted,
+)
+from gpuslice.sched_core.job import JobSpec
+from gpuslice.sched_core.jobs.states import JobState
+from gpuslice.sched_core.policy import Plan, Start, Suspend
+
+from .driver import PROGRAM, Driver, Scripted, notices, suspended, told
+
+#: The scheduler's own node, whose devices have no prefix, and another.
+NODES = ("", "b")
+
+
+def launches(commands: list[Command]) -> list[Launch]:
+    return [command for command in commands if isinstance(command, Launch)]
+
+
+def kills(commands: list[Command]) -> list[Kill]:
+    return [command for command in commands if isinstance(command, Kill)]
+
+
+def plan(driver: Driver, policy: Scripted, *decisions: Start | Suspend) -> list[Command]:
+    policy.next = lambda view: Plan(list(decisions))
+    driver.core.planning.due = True
+    return list(driver.wake())
+
+
+def begun(policy: Scripted, driver: Driver, job: str, device: int, ranks: int = 1) -> None:
+    """``job`` runs on ``device`` and those that follow."""
+    policy.next = lambda view: Plan([])
+    driver.submit(job, ranks)
+    policy.next = lambda view: Plan([])
+    driver.hello(job)
+    policy.next = lambda view: Plan([Start(job, tuple(range(device, device + ranks)))])
+    driver.core.planning.due = True
+    driver.wake()
+    for rank in range(ranks):
+        driver.resumed(job, rank)
+    for rank in range(ranks):
+        policy.next = lambda view: Plan([])
+        driver.progress(job, 10, rank)
+    assert driver.state(job) is JobState.RUNNING
+
+
+def occupied(policy: Scripted, driver: Driver, ranks: int = 1) -> None:
+    """Another job, y, waits on node b, and one, x, runs here on device 0."""
+    policy.next = lambda view: Plan([])
+    assert launches(driver.submit("y", ranks))[0].nodes == ("b",) * ranks
+    policy.next = lambda view: Plan([])
+    driver.hello("y")
+    begun(policy, driver, "x", 0)
+
+
+def park(policy: Scripted, driver: Driver, job: str, *, restartable: bool) -> None:
+    plan(driver, policy, Suspend(job))
+    policy.next = lambda view: Plan([])
+    report = suspended(driver.core.jobs[job].epoch, 11)
+    driver.say(job, msgspec.structs.replace(report, restartable=restartable))
+    assert driver.state(job) is JobState.SUSPENDED
+
+
+def test_processes_are_started_where_few_are() -> None:
+    driver = Driver(1, Scripted(), NODES)
+    started = [launches(driver.submit(job))[0] for job in "abcd"]
+    assert [launch.nodes for launch in started] == [("",), ("b",), ("",), ("b",)]
+
+
+def test_a_rank_is_told_its_device_as_its_node_calls_it() -> None:
+    driver = Driver(1, Scripted(), NODES)
+    driver.submit("a")
+    driver.hello("a")
+    driver.submit("b")
+    assert [message.device for _, _, message in told(driver.hello("b"), wire.Resume)] == ["null:0"]
+    assert [str(driver.core.devices[device]) for device in driver.core.jobs["b"].lease] == ["b/null:0"]
+
+
+def test_a_job_is_given_a_device_of_its_own_node_if_that_is_free() -> None:
+    policy = Scripted()
+    driver = Driver(1, policy, NODES)
+    policy.next = lambda view: Plan([])
+    driver.submit("a")
+    policy.next = lambda view: Plan([Start("a", (1,))])
+    driver.hello("a")
+    assert driver.core.jobs["a"].lease == (0,)
+
+
+def test_two_that_are_planned_crosswise_are_exchanged() -> None:
+    policy = Scripted()
+    driver = Driver(1, policy, NODES)
+    for job in "ab":
+        policy.next = lambda view: Plan([])
+        driver.submit(job)
+        policy.next = lambda view: Plan([])
+        driver.hello(job)
+    plan(driver, policy, Start("a", (1,)), Start("b", (0,)))
+    assert [driver.core.jobs[job].lease for job in "ab"] == [(0,), (1,)]
+
+
+def test_a_job_without_state_is_started_anew_where_its_device_is() -> None:
+    policy = Scripted()
+    driver = Driver(1, policy, NODES)
+    begun(policy, driver, "a", 0)
+    for job in "bc":  # on node b, and here
+        policy.next = lambda view: Plan([])
+        driver.submit(job)
+        policy.next = lambda view: Plan([])
+        driver.hello(job)
+    commands = plan(driver, policy, Start("c", (1,)))
+    assert kills(commands) == [Kill("c", "it goes to another node", at_once=True)]
+    assert driver.state("c") is JobState.QUEUED
+    driver.do(Exited("c", -9))
+    (launch,) = launches(driver.do(RankGone("c", 0)))
+    assert (launch.nodes, launch.attempt, launch.origin) == (("b",), 1, ())
+    assert [message.device for _, _, message in told(driver.hello("c"), wire.Resume)] == ["null:0"]
+    assert driver.core.jobs["c"].failures == 0, "that was no failure"
+    driver.resumed("c")
+    assert driver.state("c") is JobState.RUNNING
+
+
+def test_a_parked_job_goes_on_elsewhere_from_its_snapshot() -> None:
+    policy = Scripted()
+    driver = Driver(1, policy, NODES)
+    begun(policy, driver, "a", 0)
+    park(policy, driver, "a", restartable=True)
+    occupied(policy, driver)
+    plan(driver, policy, Start("a", (1,)))
+    driver.do(RankGone("a", 0))
+    commands = driver.do(Exited("a", -9))
+    (launch,) = launches(commands)
+    assert (launch.nodes, launch.origin) == (("b",), ("",))
+    (notice,) = notices(commands)
+    assert (notice.what, notice.details) == ("relocated", {"from": "here", "to": "b"})
+    driver.hello("a")
+    driver.resumed("a")
+    driver.progress("a", 12)
+    assert driver.state("a") is JobState.RUNNING
+    assert driver.core.jobs["a"].state_nodes == (1,)
+
+
+def test_its_owner_moves_a_job_to_another_node() -> None:
+    policy = Scripted()
+    driver = Driver(1, policy, NODES)
+    begun(policy, driver, "a", 0)
+    driver.do(Moved("a", ("b/null:0",)))
+    policy.next = lambda view: Plan([])
+    report = suspended(driver.core.jobs["a"].epoch, 11)
+    commands = driver.say("a", msgspec.structs.replace(report, restartable=True))
+    assert kills(commands)
+    driver.do(RankGone("a", 0))
+    assert launches(driver.do(Exited("a", -9)))[0].nodes == ("b",)
+
+
+def test_a_job_that_only_its_own_process_can_go_on_with_waits_for_its_node() -> None:
+    policy = Scripted()
+    driver = Driver(1, policy, NODES)
+    begun(policy, driver, "a", 0)
+    park(policy, driver, "a", restartable=False)
+    occupied(policy, driver)
+    commands = plan(driver, policy, Start("a", (1,)))
+    assert not kills(commands)
+    assert not driver.core.jobs["a"].running
+    park(policy, driver, "x", restartable=False)
+    plan(driver, policy, Start("a", (1,)))
+    assert driver.core.jobs["a"].lease == (0,)
+
+
+def test_its_owner_cannot_move_such_a_job_for_ever() -> None:
+    """What was asked for is impossible, so it comes back to where it was."""
+    policy = Scripted()
+    driver = Driver(1, policy, NODES)
+    begun(policy, driver, "a", 0)
+    driver.do(Moved("a", ("b/null:0",)))
+    policy.next = lambda view: Plan([])
+    commands = driver.parked("a", 11)
+    assert not kills(commands)
+    assert [message.device for _, _, message in told(commands, wire.Resume)] == ["null:0"]
+    assert driver.core.jobs["a"].lease == (0,)
+
+
+def test_the_ranks_of_a_gang_follow_each_other_on_each_node() -> None:
+    policy = Scripted()
+    driver = Driver(2, policy, NODES)
+    policy.next = lambda view: Plan([])
+    (launch,) = launches(driver.submit("g", 3))
+    assert launch.nodes == ("", "", "b")
+    policy.next = lambda view: Plan([Start("g", (3, 1, 0))])
+    driver.hello("g")
+    assert driver.core.jobs["g"].lease == (0, 1, 3)
+
+
+def test_a_gang_without_state_is_started_anew_where_its_devices_are() -> None:
+    policy = Scripted()
+    driver = Driver(2, policy, NODES)
+    policy.next = lambda view: Plan([])
+    driver.submit("g", 2)  # both here
+    policy.next = lambda view: Plan([])
+    driver.hello("g")
+    occupied(policy, driver, 2)
+    plan(driver, policy, Start("g", (3, 1)))
+    driver.do(RankGone("g", 1))
+    driver.do(RankGone("g", 0))
+    (launch,) = launches(driver.do(Exited("g", -9)))
+    assert launch.nodes == ("", "b")
+    driver.hello("g")
+    for rank in range(2):
+        driver.resumed("g", rank)
+    assert driver.state("g") is JobState.RUNNING
+
+
+def test_a_job_that_is_cancelled_on_its_way_is_not_started_again() -> None:
+    policy = Scripted()
+    driver = Driver(1, policy, NODES)
+    begun(policy, driver, "a", 0)
+    park(policy, driver, "a", restartable=True)
+    occupied(policy, driver)
+    plan(driver, policy, Start("a", (1,)))
+    driver.do(Cancelled("a", "enough"))
+    driver.do(RankGone("a", 0))
+    assert not launches(driver.do(Exited("a", -9)))
+    assert driver.state("a") is JobState.CANCELLED
+
+
+def test_devices_of_a_lost_node_are_given_to_nobody_until_it_is_found() -> None:
+    driver = Driver(1, Scripted(), NODES)
+    driver.do(NodeLost("b"))
+    for job in "ab":
+        driver.submit(job)
+        driver.hello(job)
+    assert [driver.core.jobs[job].nodes for job in "ab"] == [(0,), (0,)]
+    assert [driver.core.jobs[job].running for job in "ab"] == [True, False]
+    driver.do(NodeFound("b"))
+    assert driver.core.jobs["b"].placement == (1,)
+
+
+def test_a_node_that_nobody_knows_is_an_error() -> None:
+    with pytest.raises(UsageError, match="no node 'c'"):
+        Driver(1, Scripted(), NODES).do(NodeLost("c"))
+
+
+def test_a_job_of_a_lost_node_is_started_again_elsewhere() -> None:
+    driver = Driver(1, Scripted(), NODES)
+    begun_on = driver.submit("x")
+    assert launches(begun_on)[0].nodes == ("",)
+    spec = JobSpec(id="a", submit_s=driver.now_s, demand=1, max_restarts=1)
+    driver.do(Submitted(spec, PROGRAM))
+    driver.hello("x")
+    driver.hello("a")
+    driver.resumed("a")
+    driver.progress("a", 5)
+    driver.do(NodeLost("b"))
+    driver.do(RankGone("a", 0))
+    driver.do(Exited("a", -9))
+    driver.resumed("x")
+    driver.progress("x", 3)
+    driver.do(Exited("x", 0))
+    driver.do(RankGone("x", 0))
+    (launch,) = launches(driver.wake(2.0))
+    assert (launch.nodes, launch.origin) == (("",), ("b",))
+
+
+def test_an_elastic_job_needs_one_node() -> None:
+    driver = Driver(2, Scripted(), NODES)
+    spec = JobSpec(id="e", submit_s=0.0, demand=1, min_demand=1, max_demand=2)
+    with pytest.raises(UsageError, match="elastic"):
+        driver.do(Submitted(spec, PROGRAM))
