@@ -106,6 +106,8 @@ _BY_NAME = {
     "remedy": TEXT,
     "retryable": FLAG,
     "route": LABEL,
+    "relaunch": FLAG,
+    "restartable": FLAG,
     "running": FLAG,
     "samples": COUNT,
     "stages_s": STAGES,

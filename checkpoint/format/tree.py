@@ -117,7 +117,7 @@ _BUILDERS: dict[str, Callable[..., object]] = {
     "int": lambda text: int(text, 16),
     "float": float.fromhex,
     "complex": lambda real, imag: complex(float.fromhex(real), float.fromhex(imag)),
-    "bytes": base64.b64decode,
+    "bytes": lambda data: base64.b64decode(data),
     "scalar": lambda dtype, _, data: np.frombuffer(base64.b64decode(data), dtype)[0],
     "size": lambda *sizes: _torch().Size(sizes),
     "dtype": lambda name: vars(_torch())[name],

@@ -39,21 +39,21 @@ class Source:
         An opened snapshot; must stay open while this is used.
     verify
         Whether bytes are compared with their checksums.
-
-    Attributes
-    ----------
-    strict
-        The same, but bytes are compared in any case: those that torch takes at their word.
     """
 
     def __init__(self, snapshot: SnapshotFile, *, verify: bool = True) -> None:
         self._snapshot = snapshot
         #: Storages that need not be compared any more; ``None``: nobody has begun to.
         self._proven: set[int] | None = None if verify else set(range(len(snapshot.storages)))
-        self.strict = self
+        self._strict: Source | None = None
         if not verify:
-            self.strict = Source(snapshot)
-            self.strict._proven = set()  # only the storages that are asked for, one by one
+            self._strict = Source(snapshot)
+            self._strict._proven = set()  # only the storages that are asked for, one by one
+
+    @property
+    def strict(self) -> Source:
+        """The same, but bytes are compared in any case: those that torch takes at their word."""
+        return self._strict or self
 
     def spec(self, node: TensorNode) -> TensorSpec:
         """What the snapshot says about the entry."""

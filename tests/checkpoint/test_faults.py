@@ -128,7 +128,7 @@ def test_coming_back_from_the_spill_directory_meets_a_full_disk_at_any_call(
             break
     else:
         pytest.fail("it never came back")
-    assert {"mkdir", "open", "ftruncate", "posix_fallocate", "mmap"} <= set(hits)
+    assert {"mkdir", "open", "ftruncate"} <= set(hits)  # the snapshot itself is read where it lies
 
 
 def test_opening_a_store_meets_a_full_disk_at_any_call(shm: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,8 +13,6 @@ from torch import nn
 
 import gpuslice
 from gpuslice.checkpoint.format import reader
-from gpuslice.checkpoint.format.gsnp import Record
-from gpuslice.checkpoint.format.pieces import FileParts
 from gpuslice.config import Settings
 from gpuslice.errors import RefusedSnapshotError, SuspendedStateError, UsageError
 from gpuslice.launch.rank_identity import RankIdentity
@@ -122,13 +119,13 @@ def test_a_snapshot_is_opened_once_to_go_on_from_it(start: Start, monkeypatch: p
         job.resume()
     start("digits")
     opened: list[Path] = []
-    read_tail = reader._read_tail
+    read_snapshot = reader.read_snapshot
 
-    def counted(parts: FileParts, record: Record) -> object:
-        opened.append(Path(os.readlink(f"/proc/self/fd/{parts.descriptor}")))
-        return read_tail(parts, record)
+    def counted(descriptor: int, path: Path) -> reader.SnapshotFile:
+        opened.append(path)
+        return read_snapshot(descriptor, path)
 
-    monkeypatch.setattr(reader, "_read_tail", counted)
+    monkeypatch.setattr(reader, "read_snapshot", counted)
     gpuslice.attach(model=nn.Linear(3, 3))
     assert len(opened) == len(set(opened)) >= 1
 
