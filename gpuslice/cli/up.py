@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from gpuslice import config
-from gpuslice.daemon import background_start, daemon, scheduler_setup
+from gpuslice.daemon import background_start, daemon, other_nodes, scheduler_setup
 from gpuslice.daemon.interference_profiles import read_profiles
 from gpuslice.errors import UsageError
 from gpuslice.private_directories import private_directory
@@ -81,6 +81,17 @@ def command(
         int,
         typer.Option(metavar="N", min=1, help="Sockets that the devices lie on, equal parts in their order."),
     ] = 1,
+    ray: Annotated[
+        str | None,
+        typer.Option(metavar="auto|HOST:PORT", help="Share these devices on all nodes of this Ray cluster."),
+    ] = None,
+    node_timeout: Annotated[
+        str, typer.Option(metavar="60s", help="A node of which nothing is heard for so long is lost.")
+    ] = "60s",
+    replicate_every: Annotated[
+        int,
+        typer.Option(metavar="N", min=0, help="Copy every Nth snapshot of a job to another node; 0: none."),
+    ] = 0,
     prestart: Annotated[
         int | None,
         typer.Option(
@@ -122,6 +133,16 @@ def command(
         quantum_s = None if quantum is None else config.parse_duration(quantum)
         options = scheduler_setup.options(policy, settings or [], quantum_s, pack=pack, defragment=defragment)
         names = scheduler_setup.parse_devices(devices)
+        memory_bytes = scheduler_setup.device_memory(names)
+        others = None
+        if ray is None and replicate_every:
+            raise UsageError("--replicate-every without other nodes", "add --ray auto")
+        if ray is not None:
+            lost_after_s = config.parse_duration(node_timeout)
+            others = other_nodes.OtherNodes(
+                directory, ray, names, lost_after_s=lost_after_s, replicate_every=replicate_every
+            )
+            names = others.devices
         setup = checked(
             scheduler_setup.Setup(
                 names,
@@ -130,7 +151,7 @@ def command(
                 ramdisk_limit,
                 switch_share,
                 scheduler_setup.quotas(quota or []),
-                scheduler_setup.device_memory(names),
+                memory_bytes,
                 scheduler_setup.tenant_ramdisk(tenant_ramdisk or []),
                 "" if spill_dir is None else str(spill_dir.absolute()),
                 spill_limit,
@@ -155,5 +176,6 @@ def command(
             metrics_port=metrics_port,
             prestart=prestart,
             accept_loss=accept_loss,
+            others=others,
             warn=starter.tell,
         )

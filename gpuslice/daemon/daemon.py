@@ -14,6 +14,8 @@ from gpuslice.config import load
 from gpuslice.daemon import event_log
 from gpuslice.daemon.journal_recovery import open_journal
 from gpuslice.daemon.observer import EventObserver
+from gpuslice.daemon.other_nodes import OtherNodes
+from gpuslice.daemon.replicas import Replicas
 from gpuslice.daemon.scheduler_setup import Setup
 from gpuslice.errors import EnvironmentUnusableError, GpusliceError
 from gpuslice.memory import available_bytes
@@ -43,6 +45,7 @@ def serve(
     metrics_port: int | None = None,
     prestart: int | None = None,
     accept_loss: bool = False,
+    others: OtherNodes | None = None,
     warn: Callable[[str], None] = _ignore,
 ) -> None:
     """Be the scheduler of ``directory`` until it is taken down, or told by a signal to leave its jobs alone.
@@ -59,6 +62,8 @@ def serve(
         How many jobs are started beyond those that run; as a rule one a device, if memory allows.
     accept_loss
         Go on with what is whole of a damaged journal.
+    others
+        The other nodes of its devices.
     warn
         Called with what whoever started this should know.
 
@@ -74,13 +79,17 @@ def serve(
     def see(event: Event, now: float, commands: Sequence[Command]) -> None:
         observer.note(event, now, commands)
         observer.tell(event)
+        if replicas is not None:
+            replicas.see(event)
         if client_socket is not None:
             client_socket.notify()
 
     client_socket: ClientSocket | None = None
+    replicas: Replicas | None = None
     core = setup.make_core()
     observer = EventObserver(core)
     clock = ContinuedClock()
+    remote = None if others is None else others.open(clock)
     with (
         _used(directory),
         _interruption() as (stopped, signalled),
@@ -93,6 +102,7 @@ def serve(
             keep_jobs=True,
             observer=observe,
             late_observer=see,
+            remote=remote,
         ) as scheduler,
         event_log.kept_in(directory),
         _metrics(observer, core, setup, metrics_port),
@@ -128,11 +138,20 @@ def serve(
         event_log.tell(
             "started", "the scheduler can be used", details={**known, "endpoints": client_socket.endpoints}
         )
+        if others is not None:
+            others.begin(warn)
+            if others.replicate_every and remote is not None and remote.transfers is not None:
+                replicas = Replicas(
+                    core, others.replicate_every, remote.transfers, lambda note: scheduler.set_aside([note])
+                )
         ready(client_socket)
         _put_garbage_off()
         scheduler.run(lambda: client_socket.shut_down or bool(stopped))
         if client_socket.shut_down:
             _discard_snapshots(directory)
+            if others is not None and remote is not None:
+                others.end(lambda text: event_log.tell("message", text))
+                remote.dismiss()
         client_socket.close()
         event_log.tell("ended", "the scheduler leaves", details={"dismissed": client_socket.shut_down})
 

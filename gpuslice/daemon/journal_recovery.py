@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from gpuslice.daemon.scheduler_setup import Setup
-from gpuslice.errors import ConfigError
+from gpuslice.errors import ConfigError, GpusliceError
 from gpuslice.sched_core.core.events import Submitted
 from gpuslice.sched_core.journal.audit import audit
 from gpuslice.sched_core.journal.head import path_of
@@ -117,12 +117,26 @@ def _remove(path: Path) -> None:
         name.unlink(missing_ok=True)
 
 
-def _refuse_unfinished(directory: Path, journal: Journal, setup: Setup) -> None:
+def has_unfinished_jobs(directory: Path) -> bool:
+    """Whether jobs of the last scheduler in ``directory`` have not ended, as far as can be read."""
+    try:
+        with Journal(directory / FILE, read_only=True) as journal:
+            written = journal.about()
+            former = None if written is None else msgspec.json.decode(written, type=Setup)
+            return former is not None and bool(_unfinished(journal, former))
+    except GpusliceError:
+        return False  # there is none, or `open_journal` will say what is wrong
+
+
+def _unfinished(journal: Journal, setup: Setup) -> list[str]:
     core = setup.make_core()
     for _ in Replay(journal, core, setup.make_core).advance():
         pass
-    unfinished = [job.id for job in core.jobs.values() if not (job.state.ended and job.processes_gone)]
-    if unfinished:
+    return [job.id for job in core.jobs.values() if not (job.state.ended and job.processes_gone)]
+
+
+def _refuse_unfinished(directory: Path, journal: Journal, setup: Setup) -> None:
+    if unfinished := _unfinished(journal, setup):
         raise ConfigError(
             f"{', '.join(unfinished)} of the last scheduler in {directory} have not ended; it had "
             f"--devices {','.join(map(str, setup.devices))} --policy {setup.policy}",

@@ -1,0 +1,70 @@
+"""Every n-th snapshot of a job on one other node, too: ``gpuslice up --ray auto --replicate-every N``."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+
+from gpuslice.sched_core.core.core import Core
+from gpuslice.sched_core.core.events import Event, Noted, Reported
+from gpuslice.sched_core.jobs.gang import Gang
+from gpuslice.sched_core.jobs.states import JobState
+from gpuslice.sched_core.nodes.transfers import Transfers
+from gpuslice.wire import Suspended
+
+_log = logging.getLogger(__name__)
+
+
+class Replicas:
+    """Copies snapshots when jobs have parked.
+
+    Parameters
+    ----------
+    core
+        Knows the jobs and their nodes.
+    every
+        One of so many snapshots of a job is copied.
+    transfers
+        What brings one to a node.
+    note
+        Called with what people should know.
+    """
+
+    def __init__(self, core: Core, every: int, transfers: Transfers, note: Callable[[Noted], object]) -> None:
+        self._core = core
+        self._every = every
+        self._note = note
+        self._transfers = transfers
+        #: How many snapshots were taken since the last one that was copied, by job.
+        self._taken: dict[str, int] = {}
+
+    def see(self, event: Event) -> None:
+        """Copy the snapshot that a job has left with ``event``, if that is due.
+
+        One that falls due while the last is still on its way is copied instead of the next one.
+        """
+        if not isinstance(event, Reported) or not isinstance(event.message, Suspended):
+            return
+        job = self._core.jobs[event.job]
+        if job.state is not JobState.SUSPENDED or not job.portable:
+            return
+        self._taken[job.id] = taken = self._taken.get(job.id, 0) + 1
+        target = self._target(job)
+        if taken >= self._every and target is not None and not self._transfers.under_way(job.id):
+            self._taken[job.id] = 0
+            self._transfers.begin(job.id, len(job.ranks), target, partial(self._done, job.id, target))
+
+    def _target(self, job: Gang) -> str | None:
+        """The node after that of ``job``; ``None`` if there is no other, or its ranks are on several."""
+        names = list(dict.fromkeys(device.node for device in self._core.devices))
+        (here, *more) = dict.fromkeys(self._core.relocations.named(job.nodes))
+        start = names.index(here)
+        lost = self._core.relocations.lost
+        others = [name for name in names[start + 1 :] + names[:start] if name not in lost]
+        return others[0] if others and not more else None
+
+    def _done(self, job: str, target: str, error: str) -> None:
+        if error:
+            _log.warning("a snapshot of %s was not copied to %s: %s", job, target or "this node", error)
+        self._note(Noted("not_replicated" if error else "replicated", job, {"to": target or "here"}))

@@ -1,0 +1,176 @@
+"""What the scheduler wants of Ray, each in a process of its own, so that it survives whatever becomes of Ray.
+
+    python -m gpuslice.nodes.agents find             the cluster's nodes
+    python -m gpuslice.nodes.agents begin            an actor on each node, which keeps an agent there
+    python -m gpuslice.nodes.agents end              their end
+    python -m gpuslice.nodes.agents bring JOB RANKS FILE     a job's newest snapshot to a node
+
+Each reads a ``Wanted`` from stdin or that file, as JSON; ``find`` writes a list of ``Found`` to stdout.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gpuslice.errors import EnvironmentUnusableError, GpusliceError, NodeLostError, UsageError
+from gpuslice.sched_core.nodes.local_node import SOCKET
+
+from .keeper import AgentKeeper
+from .plan import Found, Wanted
+from .ray_nodes import Node, connected, ray_module, result
+from .replication import held_on
+from .shipping import ship
+
+NAMESPACE = "gpuslice"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,39}")
+_DIGITS = 8
+#: How long Ray may take to start an actor; it waits for resources that others have for ever.
+_READY_S = 60.0
+_LOOK_AGAIN_S = 0.05
+
+
+def find() -> list[Found]:
+    """The living nodes of the cluster, this one first."""
+    ray = ray_module()
+    here = ray.get_runtime_context().get_node_id()
+    living = [row for row in ray.nodes() if row["Alive"]]
+    names = [row.get("NodeName") or row["NodeManagerAddress"] for row in living]
+    found = []
+    for row, name in zip(living, names, strict=True):
+        unique = names.count(name) == 1 and _NAME.fullmatch(name) is not None
+        ours = name if unique else f"node-{row['NodeID'][:_DIGITS]}"
+        ours = "" if row["NodeID"] == here else ours
+        found.append(Found(ours, row["NodeID"], name, row["NodeManagerAddress"]))
+    return sorted(found, key=lambda node: (node.name, node.id))
+
+
+def begin(wanted: Wanted) -> None:
+    """Have an actor on each node; one of an earlier scheduler is replaced.
+
+    Raises
+    ------
+    GpusliceError
+        What one of them met.
+    """
+    living = {node.id: node for node in find()}
+    actors = {node: _begin(wanted, node) for node in wanted.nodes if node.id in living}
+    for node, actor in actors.items():
+        ready = actor.ready.remote()
+        if not ray_module().wait([ready], timeout=_READY_S)[0]:
+            raise EnvironmentUnusableError(
+                f"Ray does not give node {node.name or node.ray_name} to gpuslice within {_READY_S:g} s",
+                "`ray status` shows who has its devices; stop them, or share fewer with --devices",
+            )
+        result(ready)
+
+
+def _begin(wanted: Wanted, node: Found) -> Any:
+    ray = ray_module()
+    _end(node)
+    cpus = wanted.cpus
+    if cpus < 0:
+        (row,) = (row for row in ray.nodes() if row["NodeID"] == node.id)
+        cpus = row["Resources"].get("CPU", 0)
+    affinity = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
+    options = {
+        "name": actor_name(node),
+        "namespace": NAMESPACE,
+        "lifetime": "detached",
+        "max_restarts": -1,
+        "num_cpus": cpus,
+        "num_gpus": wanted.gpus,
+        "scheduling_strategy": affinity(node.id, soft=False),
+    }
+    directory = f"{wanted.directory}/nodes/{node.name}" if node.name else ""
+    config = msgspec.json.encode(wanted.agents[node.name]) if node.name else b""
+    return ray.remote(AgentKeeper).options(**options).remote(directory, config)
+
+
+def actor_name(node: Found) -> str:
+    """What the actor of ``node`` is called."""
+    return f"gpuslice-agent-{node.name or node.ray_name}"
+
+
+def end(wanted: Wanted) -> None:
+    """End the actors; what they keep is told to leave by the scheduler."""
+    for node in wanted.nodes:
+        _end(node)
+
+
+def _end(node: Found) -> None:
+    ray = ray_module()
+    try:
+        former = ray.get_actor(actor_name(node), namespace=NAMESPACE)
+    except ValueError:
+        return
+    ray.kill(former, no_restart=True)
+    ends_s = time.monotonic() + _READY_S
+    while time.monotonic() < ends_s:  # its name is its own until it is gone
+        try:
+            ray.get_actor(actor_name(node), namespace=NAMESPACE)
+        except ValueError:
+            return
+        time.sleep(_LOOK_AGAIN_S)
+
+
+def bring(wanted: Wanted, job: str, ranks: int) -> None:
+    """Bring the newest whole snapshot of ``job`` to a node, from wherever it has come furthest."""
+    living = {node.id for node in find()}
+    there = {one.name: _with_flags(wanted, one) for one in wanted.nodes if one.id in living}
+    if wanted.node not in there:
+        raise EnvironmentUnusableError(
+            f"node {wanted.node or 'here'} is gone", "`ray status` shows the nodes"
+        )
+    held: list[tuple[int, bool, str]] = []
+    for name, node in there.items():
+        with suppress(NodeLostError):  # one that has just gone has nothing that could be sent
+            if (found := held_on(job, node, ranks)) is not None:
+                held.append((found.boundary, name == wanted.node, name))
+    if not held:
+        raise UsageError(f"no living node has a whole snapshot of {job}", "replicate it, see multi-node.md")
+    _, is_there, furthest = max(held)
+    if not is_there:
+        ship(job, there[furthest], there[wanted.node], ranks=ranks, replace=True)
+
+
+def _with_flags(wanted: Wanted, node: Found) -> Node:
+    """A node as shipments know it: a scheduler's jobs are told apart by the socket at which they report."""
+    directory = f"{wanted.directory}/nodes/{node.name}" if node.name else wanted.directory
+    flags = {"socket": f"ipc://{directory}/{SOCKET}"}
+    if not node.name and wanted.ramdisk_dir:
+        flags["ramdisk_dir"] = wanted.ramdisk_dir
+    return Node(node.id, node.ray_name, flags)
+
+
+def main(words: Sequence[str]) -> None:
+    """Do what ``words`` say."""
+    source = Path(words[3]).read_bytes() if len(words) > 3 else sys.stdin.buffer.read()
+    wanted = msgspec.json.decode(source, type=Wanted)
+    with connected(wanted.address or None):
+        match words:
+            case ["find"]:
+                sys.stdout.buffer.write(msgspec.json.encode(find()))
+            case ["begin"]:
+                begin(wanted)
+            case ["end"]:
+                end(wanted)
+            case ["bring", job, ranks, _]:
+                bring(wanted, job, int(ranks))
+            case _:
+                raise UsageError(f"{words} is not possible", "find, begin, end or bring JOB RANKS FILE")
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except GpusliceError as error:
+        sys.stderr.write(f"{error.message}\n{error.remedy}\n")
+        sys.exit(error.exit_code)

@@ -1,0 +1,112 @@
+"""The named actor of a node: keeps the scheduler's agent there alive, and Ray from giving its devices away.
+
+The agent is a process of its own and no child of Ray's, because Ray ends the children of an actor with it: an
+actor that is restarted finds the agent, and an agent that has died is started again.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+from gpuslice.errors import EnvironmentUnusableError
+from gpuslice.private_directories import private_directory
+from gpuslice.sched_core.nodes.endpoint import LOCK
+
+from .agent_process import CONFIG, LOG
+
+_LOOK_AGAIN_S = 0.5
+#: How long an agent may take to leave its jobs alone, so that another can take its place.
+_LEAVE_S = 10.0
+#: How long one may take to be there.
+_COME_S = 60.0
+
+
+class AgentKeeper:
+    """The actor.
+
+    Parameters
+    ----------
+    directory
+        The agent's, on its node; empty: it keeps nothing but Ray's resources.
+    config
+        What the agent is told (``agent_process.Config``, as JSON).
+    """
+
+    def __init__(self, directory: str, config: bytes) -> None:
+        self._directory = Path(directory) if directory else None
+        if self._directory is None:
+            return
+        private_directory(self._directory, option="--state-dir", parents=True)
+        path = self._directory / CONFIG
+        if path.exists() and path.read_bytes() != config:
+            self._end_agent()
+        _write(path, config)
+        self._begin_agent()
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def ready(self) -> int:
+        """The agent's process; 0 if there is none."""
+        return 0 if self._directory is None else _running(self._directory)
+
+    def _watch(self) -> None:
+        assert self._directory is not None
+        while (self._directory / CONFIG).exists():  # it removes it when it has been told to leave
+            if not _running(self._directory):
+                self._begin_agent()
+            time.sleep(_LOOK_AGAIN_S)
+
+    def _begin_agent(self) -> None:
+        """Start the agent, unless it is there."""
+        assert self._directory is not None
+        if _running(self._directory):
+            return
+        ends_s = time.monotonic() + _COME_S
+        with (self._directory / LOG).open("ab") as log:
+            # Returns when the agent has become nobody's child.
+            subprocess.run(
+                [sys.executable, "-m", "gpuslice.nodes.agent_process", str(self._directory)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                check=True,
+            )
+        while not _running(self._directory) and time.monotonic() < ends_s:
+            time.sleep(_LOOK_AGAIN_S / 10)
+
+    def _end_agent(self) -> None:
+        """Have an agent that was told something else leave its jobs to another."""
+        assert self._directory is not None
+        ends_s = time.monotonic() + _LEAVE_S
+        if pid := _running(self._directory):
+            os.kill(pid, signal.SIGTERM)
+        while _running(self._directory):
+            if time.monotonic() > ends_s:
+                raise EnvironmentUnusableError(
+                    f"the agent in {self._directory} does not end", "end its process, and try again"
+                )
+            time.sleep(_LOOK_AGAIN_S / 10)
+
+
+def _running(directory: Path) -> int:
+    """The process of the agent in ``directory``; 0 if there is none."""
+    try:
+        pid = int((directory / LOCK).read_text())
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except (OSError, ValueError):
+        return 0
+    return pid if os.fsencode(directory) in words else 0
+
+
+def _write(path: Path, content: bytes) -> None:
+    fresh = path.with_suffix(".new")
+    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+    os.replace(fresh, path)

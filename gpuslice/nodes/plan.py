@@ -1,0 +1,80 @@
+"""What the scheduler, the processes that ask Ray for something, and the agents tell each other, as JSON."""
+
+from __future__ import annotations
+
+import msgspec
+
+from gpuslice.types import Label, PathText, Word
+
+
+class Found(msgspec.Struct, frozen=True):
+    """A node of the cluster.
+
+    Attributes
+    ----------
+    name
+        What its devices are called by; empty: the scheduler's own node.
+    id, ray_name
+        Ray's.
+    address
+        Where other nodes reach it.
+    """
+
+    name: Label
+    id: Word
+    ray_name: Word
+    address: Word
+
+
+class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What an agent is told.
+
+    Attributes
+    ----------
+    name
+        Of its node.
+    endpoint, scheduler
+        Where the scheduler is, and its public key.
+    public, secret
+        The agent's own keys.
+    gpus
+        Whether its devices are GPUs.
+    """
+
+    name: Label
+    endpoint: Word
+    scheduler: Word
+    public: Word
+    secret: Word
+    gpus: bool = False
+
+
+class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is wanted of Ray.
+
+    Attributes
+    ----------
+    address
+        Of the cluster; empty: the one that runs on this machine.
+    nodes
+        The scheduler's.
+    directory
+        Of the scheduler; that of an agent is ``nodes/NAME`` in it.
+    agents
+        What each agent is told, by node.
+    cpus, gpus
+        What Ray is to give to nobody else, on each node; ``cpus`` below 0: all.
+    node
+        Where a snapshot is to be brought.
+    ramdisk_dir
+        The RAM disk of the scheduler's own node, if not the usual one.
+    """
+
+    address: Word = ""
+    nodes: tuple[Found, ...] = ()
+    directory: PathText = ""
+    agents: dict[Label, Config] = {}
+    cpus: int = 0
+    gpus: int = 0
+    node: Label = ""
+    ramdisk_dir: PathText = ""

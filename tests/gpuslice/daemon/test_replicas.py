@@ -1,0 +1,94 @@
+"""Which snapshots of a job are copied, and where to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import msgspec
+import pytest
+
+from gpuslice.daemon.replicas import Replicas
+from gpuslice.sched_core.core.events import Held, NodeLost, Noted, Released, Reported
+from gpuslice.sched_core.nodes.transfers import Transfers
+
+from ...sched_core.driver import Driver, suspended
+
+
+class Noting(Transfers):
+    """Brings nothing, and keeps what it was asked for."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda job, ranks, node: [])
+        self.asked: list[tuple[str, int, str]] = []
+        self.done: list[Callable[[str], object]] = []
+
+    def begin(self, job: str, ranks: int, node: str, done: Callable[[str], object]) -> None:
+        self.asked.append((job, ranks, node))
+        self.done.append(done)
+
+    def under_way(self, job: str) -> bool:
+        return bool(self.done)
+
+
+class Bench:
+    """A job on the scheduler's node, that its owner suspends again and again; there are two other nodes."""
+
+    def __init__(self) -> None:
+        self.driver = Driver(1, None, ("", "b", "c"))
+        self.transfers = Noting()
+        self.notes: list[Noted] = []
+        self.replicas = Replicas(self.driver.core, 2, self.transfers, self.notes.append)
+        self.driver.submit("a")
+        self.driver.hello("a")
+        self.boundary = 0
+
+    def park(self, times: int = 1, *, restartable: bool = True) -> None:
+        driver, job = self.driver, self.driver.core.jobs["a"]
+        for _ in range(times):
+            self.boundary += 10
+            driver.resumed("a")
+            driver.progress("a", self.boundary)
+            driver.do(Held("a"))
+            report = suspended(job.epoch, self.boundary + 1)
+            event = Reported("a", 0, msgspec.structs.replace(report, restartable=restartable))
+            driver.do(event)
+            self.replicas.see(event)
+            driver.do(Released("a"))
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    made = Bench()
+    yield made
+    made.transfers.close()
+
+
+def test_every_second_one_goes_to_the_next_node(bench: Bench) -> None:
+    bench.park()
+    assert bench.transfers.asked == []
+    bench.park()
+    assert bench.transfers.asked == [("a", 1, "b")]
+    bench.transfers.done.pop()("")
+    assert bench.notes == [Noted("replicated", "a", {"to": "b"})]
+    bench.park(2)
+    assert len(bench.transfers.asked) == 2
+
+
+def test_one_that_falls_due_while_another_is_on_its_way_is_not_forgotten(bench: Bench) -> None:
+    bench.park(4)
+    assert len(bench.transfers.asked) == 1
+    bench.transfers.done.pop()("no room")
+    assert bench.notes == [Noted("not_replicated", "a", {"to": "b"})]
+    bench.park()
+    assert len(bench.transfers.asked) == 2
+
+
+def test_a_snapshot_that_nobody_could_go_on_from_is_not_copied(bench: Bench) -> None:
+    bench.park(4, restartable=False)
+    assert bench.transfers.asked == []
+
+
+def test_nothing_is_sent_to_a_lost_node(bench: Bench) -> None:
+    bench.driver.do(NodeLost("b"))
+    bench.park(2)
+    assert bench.transfers.asked == [("a", 1, "c")]
