@@ -173,7 +173,7 @@ def let_go(client: Client, job: str) -> None:
     try:
         client.resume(job)
     except UsageError:
-        assert client.wait(job, 0.0) is not None
+        assert client.wait(job, PATIENCE_S) is not None
 
 
 def flood(shell: Shell, name: str) -> None:
