@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from bisect import bisect_left, insort
 from collections.abc import Callable, Container, Iterable, Sequence
@@ -33,6 +34,15 @@ class Cluster:
         Nodes of each rack, in the order of the nodes; all nodes are in one rack if not given.
     socket_sizes
         Devices of each socket, node after node; every node is one socket if not given.
+
+    Attributes
+    ----------
+    size
+        How many devices can be had.
+    node_of
+        The node of each device, also of those that cannot be had (``without``).
+    even
+        Whether all nodes of which devices can be had have as many.
     """
 
     def __init__(
@@ -60,8 +70,12 @@ class Cluster:
                 "name every node and device once",
             )
         self._first_node_of = list(accumulate(self.rack_sizes, initial=0))
-        of_racks = [self._first_of[b] - self._first_of[a] for a, b in pairwise(self._first_node_of)]
-        #: Devices of the racks, nodes and sockets.
+        self._measure()
+
+    def _measure(self) -> None:
+        """Note how many devices the racks, nodes and sockets have, the largest first."""
+        self.even = len({*self.node_sizes} - {0}) == 1
+        of_racks = [sum(self.node_sizes[a:b]) for a, b in pairwise(self._first_node_of)]
         self._largest_first = [
             list(accumulate(sorted(sizes, reverse=True)))
             for sizes in (of_racks, self.node_sizes, self.socket_sizes)
@@ -139,30 +153,41 @@ class Cluster:
 
     def on(self, node: int) -> range:
         """The devices of ``node``."""
-        return range(self._first_of[node], self._first_of[node + 1])
+        return range(self._first_of[node], self._first_of[node] + self.node_sizes[node])
 
     def in_rack(self, rack: int) -> range:
         """The nodes of ``rack``."""
         return range(self._first_node_of[rack], self._first_node_of[rack + 1])
 
-    def of_first_nodes(self, count: int) -> Cluster:
-        """The cluster of the first ``count`` nodes only, with the same numbers."""
-        sockets = 1 + self.socket_of[self._first_of[count] - 1]
-        racks = [len(list(run)) for _, run in groupby(self.rack_of[:count])]
-        return Cluster(self.node_sizes[:count], racks, self.socket_sizes[:sockets])
+    def without(self, nodes: Container[int]) -> Cluster:
+        """The same cluster, in which no device of ``nodes`` can be had: these are empty.
+
+        Everything keeps its number.
+        """
+        less = copy.copy(self)
+        less.node_sizes = tuple(0 if node in nodes else size for node, size in enumerate(self.node_sizes))
+        less.size = sum(less.node_sizes)
+        of_sockets = [0] * len(self.socket_sizes)
+        for node in range(len(less.node_sizes)):
+            for device in less.on(node):
+                of_sockets[self.socket_of[device]] += 1
+        less.socket_sizes = tuple(of_sockets)
+        less._measure()
+        return less
 
     def local_of(self, device: int) -> int:
         """Position of ``device`` on its node."""
         return device - self._first_of[self.node_of[device]]
 
     def __str__(self) -> str:
-        """As ``parse`` reads it."""
+        """As ``parse`` reads it, but for nodes of which nothing can be had."""
         racks: list[str] = []
         first = 0
         for size in self.rack_sizes:
-            nodes = [self._written(node) for node in range(first, first + size)]
+            nodes = [self._written(node) for node in range(first, first + size) if self.node_sizes[node]]
             racks.append("+".join(f"{len(list(run))}x{written}" for written, run in groupby(nodes)))
             first += size
+        racks = [rack for rack in racks if rack]
         if len(racks) == 1:
             return racks[0]
         runs = [(rack, len(list(run))) for rack, run in groupby(racks)]

@@ -44,7 +44,9 @@ class Ledger:
         #: How many devices nobody holds.
         self.free = cluster.size
         self._policy = policy
-        nobody: list[Job | None] = [None] * cluster.size
+        nobody: list[Job | None] = [None] * len(cluster.node_of)
+        #: Devices that nobody can have.
+        self._absent: frozenset[int] = frozenset()
         self._holder: list[Job | None] | _Overlay = nobody
         #: Further holders of devices that are shared, by device.
         self._sharers: dict[int, list[Job]] = {}
@@ -57,12 +59,19 @@ class Ledger:
         It costs nothing for each device: of them it keeps only what it changes.
         """
         twin = object.__new__(Ledger)
-        twin._cluster, twin._policy = self._cluster, self._policy
+        twin._cluster, twin._policy, twin._absent = self._cluster, self._policy, self._absent
         twin.free = self.free
         twin._holder = _Overlay(self._holder)
         twin._sharers = {device: list(jobs) for device, jobs in self._sharers.items()}
         twin._shares = set(self._shares)
         return twin
+
+    def use(self, cluster: Cluster) -> None:
+        """Other devices of the same cluster can be had from now on; nobody holds one that cannot."""
+        self.free += cluster.size - self._cluster.size
+        self._cluster = cluster
+        usable = {device for node in range(len(cluster.node_sizes)) for device in cluster.on(node)}
+        self._absent = frozenset(range(len(cluster.node_of))) - usable
 
     def holders(self, device: int) -> tuple[Job, ...]:
         """The jobs on ``device``, the first one first."""
@@ -100,14 +109,16 @@ class Ledger:
         Raises
         ------
         PolicyError
-            If a device does not exist, is named twice, is held by somebody else and not shared by all, or if
-            there are not as many as the job asks for.
+            If a device does not exist or cannot be had, is named twice, is held by somebody else and not
+            shared by all, or if there are not as many as the job asks for.
         """
         if len(devices) != job.demand:
             self._check_size(job, len(devices), plan)
+        if self._absent and (absent := self._absent.intersection(devices)):
+            raise self._impossible(f"device {min(absent)} is on a node that is lost", plan)
         holder = self._holder
         for position, device in enumerate(devices):
-            if not 0 <= device < self._cluster.size:
+            if not 0 <= device < len(self._cluster.node_of):
                 raise self._impossible(f"device {device} does not exist", plan)
             present = holder[device]
             if present is None:

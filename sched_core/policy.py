@@ -219,7 +219,8 @@ class View:
     now_s
         The present, in seconds on the world's own clock.
     cluster
-        Nodes and devices.
+        Nodes and devices. Of nodes that cannot be reached now none can be had (``Cluster.without``); when that
+        changes, ``changes`` are a reset.
     jobs
         All unfinished jobs by id, in order of arrival.
     changes
@@ -230,8 +231,8 @@ class View:
         What jobs report of their training loss.
     throughput
         How fast jobs trained: alone, beside others, and on how many devices.
-    unusable, device_memory_bytes
-        Devices of lost nodes, which ``free`` leaves out. Bytes of each device; 0: not known.
+    device_memory_bytes
+        Bytes of each device; 0: not known.
     least_slice_s
         How long a slice must last for switching to stay a small part of the time, from measured costs; 0
         where switching costs nothing or is not measured.
@@ -248,7 +249,7 @@ class View:
 
     __slots__ = (
         *("changes", "cluster", "compute", "device_memory_bytes", "jobs", "knowledge", "least_slice_s"),
-        *("losses", "measures_rates", "now_s", "switch_s", "throughput", "unusable"),
+        *("losses", "measures_rates", "now_s", "switch_s", "throughput"),
     )
 
     def __init__(
@@ -270,7 +271,6 @@ class View:
         self.switch_s: Switch = _free_switch
         self.compute: Compute = Task.compute
         self.changes = Changes(reset=True)
-        self.unusable: frozenset[int] = frozenset()
 
     def slice_s(self, quantum_s: float) -> float:
         """How long slices of ``quantum_s`` have to last: the least multiple that is worth its switches."""
@@ -290,7 +290,7 @@ class View:
 
         Costs one pass over the cluster. Policies for large clusters keep their own and follow ``changes``.
         """
-        held = {device for job in self.running() for device in job.placement} | self.unusable
+        held = {device for job in self.running() for device in job.placement}
         return FreeDevices.besides(self.cluster, held)
 
     def loss(self, job: Job) -> float | None:

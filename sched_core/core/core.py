@@ -160,7 +160,8 @@ class Core:
             case Limited():
                 self.prestart.set_limit(event.prestart)
             case NodeLost() | NodeFound():
-                self.planning.use(self.relocations.take(event))
+                self.relocations.take(event, now)
+                self.planning.use(self.relocations.cluster)
             case Noted():
                 return []
         self._reconciliation.update(now)

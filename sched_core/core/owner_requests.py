@@ -114,6 +114,7 @@ def _move(core: CoreContract, job: Gang, event: Moved, now: float) -> None:
             f"job {job.id} has {job.demand} ranks; {', '.join(event.devices)} are not as many devices",
             "name one device for each rank, each once",
         )
+    core.relocations.check_usable(wish)
     job.history.append((now, f"to be moved to {', '.join(event.devices)}"))
     job.requested_devices = wish
     core.planning.move_requests[job.id] = job

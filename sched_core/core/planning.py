@@ -350,9 +350,10 @@ class Planning:
             job.history.append((now, what.replace("_", " ")))
             self._core.order(Notice(what, job.id, {"deadline_s": job.spec.deadline_s}))
 
-    def use(self, unusable: frozenset[int]) -> None:
-        """Plan without the devices of lost nodes from now on."""
-        self._view.unusable = unusable
+    def use(self, cluster: Cluster) -> None:
+        """Other devices can be had from now on; nobody is to have one that cannot."""
+        self.ledger.use(cluster)
+        self._view.cluster = cluster
         self.start_again()
         self.due = True
 

@@ -8,6 +8,7 @@ all the while.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import cycle, islice
 
 from gpuslice.errors import UsageError
 from gpuslice.sched_core.cluster import Cluster
@@ -27,11 +28,17 @@ class Relocations:
         Whose.
     cluster
         Its nodes.
+
+    Attributes
+    ----------
+    cluster
+        The same without the nodes that are lost.
     """
 
     def __init__(self, core: CoreContract, cluster: Cluster) -> None:
         self._core = core
-        self._cluster = cluster
+        #: All of it, and what of it can be had now.
+        self._cluster = self.cluster = cluster
         self._names = tuple(core.devices[cluster.on(node)[0]].node for node in range(len(cluster.node_sizes)))
         self._lost: set[int] = set()
 
@@ -44,8 +51,10 @@ class Relocations:
         """The names of ``nodes``."""
         return tuple(self._names[node] for node in nodes)
 
-    def take(self, event: NodeLost | NodeFound) -> frozenset[int]:
-        """A node has been lost or found; returns the devices of those that are lost.
+    def take(self, event: NodeLost | NodeFound, now: float) -> None:
+        """A node has been lost or found. Of jobs with processes on a lost one the policy hears no more.
+
+        What becomes of these is told by the events that follow. Others that were to have devices there wait.
 
         Raises
         ------
@@ -56,7 +65,37 @@ class Relocations:
             raise UsageError(f"there is no node {event.node!r}", "start the scheduler anew to have it")
         node = self._names.index(event.node)
         (self._lost.add if isinstance(event, NodeLost) else self._lost.discard)(node)
-        return frozenset(device for node in self._lost for device in self._cluster.on(node))
+        self.cluster = self._cluster.without(self._lost)
+        for job in [job for job in self._core.jobs.values() if not job.state.ended] if self._lost else ():
+            self._cut_off(job, now)
+
+    def _cut_off(self, job: Gang, now: float) -> None:
+        """Let ``job`` have nothing to do with lost nodes."""
+        planning = self._core.planning
+        if self._is_lost(job.requested_devices):
+            planning.move_requests.pop(job.id, None)
+            job.requested_devices = ()
+            job.history.append((now, "not to be moved: a node is lost"))
+        if not job.processes_gone and self._lost.intersection(job.nodes):
+            planning.withhold(job, now)
+            return
+        if self._is_lost(job.borrowed):
+            self._core.trials.leave(job, now)
+            self._core.trials.enter(job)
+        if job.running and self._is_lost(job.placement):
+            planning.take(job, now)
+
+    def _is_lost(self, devices: tuple[int, ...]) -> bool:
+        """Whether one of ``devices`` is on a lost node."""
+        return not self._lost.isdisjoint(self.of(devices))
+
+    def check_usable(self, devices: tuple[int, ...]) -> None:
+        """Raise ``UsageError`` if one of ``devices`` is on a lost node."""
+        if self._is_lost(devices):
+            names = ", ".join(sorted(self.lost))
+            raise UsageError(
+                f"nothing is heard of node {names}", "name devices of other nodes, or wait for it"
+            )
 
     def misplaced(self, job: Gang) -> bool:
         """Whether ``job`` is to have devices where its processes are not."""
@@ -64,7 +103,7 @@ class Relocations:
 
     def begin(self, job: Gang, now: float) -> None:
         """End the processes of ``job``, which is parked, so that others can be started at its devices."""
-        if job.relocating or not self.can_leave(job) or self._lost.intersection(self.of(job.wanted)):
+        if job.relocating or not self.can_leave(job):
             return
         job.relocating = True
         there = ", ".join(self.named(tuple(sorted(set(self.of(job.wanted))))))
@@ -108,15 +147,13 @@ class Relocations:
         """
         found: list[int] = []
         for node in job.nodes[: len(job.placement)]:
-            device = next((d for d in self._cluster.on(node) if d not in found and self._fits(job, d)), None)
+            device = next((d for d in self.cluster.on(node) if d not in found and self._fits(job, d)), None)
             if device is None:
                 return ()
             found.append(device)
         return tuple(found)
 
     def _fits(self, job: Gang, device: int) -> bool:
-        if self._cluster.node_of[device] in self._lost:
-            return False
         holders = self._core.holders(device)
         if not holders or job in holders:
             return True
@@ -145,13 +182,14 @@ class Relocations:
             if other is not job and not other.processes_gone:
                 for node in other.nodes:
                     load[node] += 1
-        sizes = self._cluster.node_sizes
+        sizes = self.cluster.node_sizes
         nodes = sorted(
-            range(len(sizes)),
-            key=lambda n: (n in self._lost, sizes[n] < len(job.ranks), load[n] / sizes[n], n),
+            (node for node, size in enumerate(sizes) if size),
+            key=lambda n: (sizes[n] < len(job.ranks), load[n] / sizes[n], n),
         )
         slots = [node for node in nodes for _ in range(sizes[node])]
-        return tuple(sorted(slots[: len(job.ranks)]))
+        # More ranks than can have devices now wait where they are; they go elsewhere when a node is found.
+        return tuple(sorted(islice(cycle(slots), len(job.ranks))))
 
 
 def _listed(names: tuple[str, ...]) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from math import inf
 
+from gpuslice.sched_core.cluster import FreeDevices
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.states import IN_TRANSIT, JobState
 
@@ -91,7 +92,8 @@ class Trials:
     def _choose(self, job: Gang) -> tuple[int, ...]:
         """Devices to be borrowed, those where least is disturbed; none if not enough of them can be."""
         taken = {device for other in self._trying.values() for device in other.borrowed}
-        left = [device for device in range(len(self._core.devices)) if device not in taken]
+        free = FreeDevices.besides(self._core.relocations.cluster, taken)
+        left = [device for devices in free.on_node for device in devices]
         if len(left) < job.demand:
             return ()
         # Whatever is chosen first, what its holders have besides costs nothing more.

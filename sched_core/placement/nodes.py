@@ -21,7 +21,7 @@ class Consolidated(StatelessPlacement):
 
     def choose(self, job: Job, free: FreeDevices) -> tuple[int, ...] | None:
         whole_size = len(free.nodes_with) - 1
-        if min(free.cluster.node_sizes) < whole_size:
+        if not free.cluster.even:
             return _on_least_nodes(job.demand, free)
         whole, rest = divmod(job.demand, whole_size)
         nodes = free.nodes_with[whole_size]
@@ -82,7 +82,7 @@ class RoundUp(Consolidated):
     def choose(self, job: Job, free: FreeDevices) -> tuple[int, ...] | None:
         node_size = len(free.nodes_with) - 1
         block = self.rounded(job.demand, node_size)
-        if block > node_size and min(free.cluster.node_sizes) < node_size:
+        if block > node_size and not free.cluster.even:
             return super().choose(job, free)
         if block > node_size:
             whole = free.nodes_with[node_size][: block // node_size]

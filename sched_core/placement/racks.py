@@ -30,7 +30,7 @@ class Racks(Consolidated):
 
     def choose(self, job: Job, free: FreeDevices) -> tuple[int, ...] | None:
         cluster, size = free.cluster, len(free.nodes_with) - 1
-        if job.demand <= size or len(cluster.rack_sizes) == 1 or min(cluster.node_sizes) < size:
+        if job.demand <= size or len(cluster.rack_sizes) == 1 or not cluster.even:
             return super().choose(job, free)
         whole, rest = divmod(job.demand, size)
         idle: dict[int, list[int]] = {}

@@ -37,7 +37,7 @@ class Hosts:
 
     def shares(self, job: Job) -> tuple[float, float, float]:
         """The job's share of the cluster's devices, CPUs and memory."""
-        nodes = len(self._cluster.node_sizes)
+        nodes = sum(size > 0 for size in self._cluster.node_sizes)
         cpus, memory_bytes = (
             need / (capacity * nodes) if capacity else 0.0
             for need, capacity in zip(self.needs(job), self.capacity, strict=True)

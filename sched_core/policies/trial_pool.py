@@ -86,15 +86,19 @@ class TrialPool(Wrapper):
                 f"a trial pool of {self._nodes} nodes leaves nothing of {view.cluster}",
                 "choose a smaller pool",
             )
-        self._rest = view.cluster.of_first_nodes(len(sizes) - self._nodes)
+        nodes = range(len(sizes))
+        self._pool = nodes[len(sizes) - self._nodes :]
+        rest = nodes[: self._pool.start]
+        #: Of the rest, also those that cannot be had now.
+        self._rest_size = sum(node in rest for node in view.cluster.node_of)
         self._jobs: dict[str, Job] = {}
-        self._inner = View(self._rest, self._jobs, view.knowledge, view.now_s)
+        self._inner = View(view.cluster.without(self._pool), self._jobs, view.knowledge, view.now_s)
         self._inner.compute = view.compute
         self._inner.measures_rates, self._inner.switch_s = view.measures_rates, view.switch_s
         held = {device for job in view.running() for device in job.placement}
-        pool = range(self._rest.size, view.cluster.size)
-        self._pool_size = len(pool)
-        self._free = FreeDevices(view.cluster, (device for device in pool if device not in held))
+        pool = view.cluster.without(rest)
+        self._pool_size = pool.size
+        self._free = FreeDevices.besides(pool, held)
         self._queue: dict[str, Job] = {}
         #: When the trial of a job on the pool is over, and when one that passed is handed over.
         self._ends_s: dict[str, float] = {}
@@ -125,11 +129,11 @@ class TrialPool(Wrapper):
 
     def _sort_in(self, job: Job, view: View, changes: Changes) -> list[Decision]:
         """Let a new job wait for its trial, go on, or end at once because it could never run afterwards."""
-        if job.demand > self._rest.size:
+        if job.demand > self._rest_size:
             self._refused += 1
-            reason = f"it asks for {job.demand} devices; the trial pool leaves {self._rest.size}"
+            reason = f"it asks for {job.demand} devices; the trial pool leaves {self._rest_size}"
             return [Stop(job.id, reason)]
-        on_pool = job.running and min(job.placement) >= self._rest.size
+        on_pool = job.running and view.cluster.node_of[job.placement[0]] in self._pool
         left_s = self._trial_s - job.executed_at(view.now_s)
         if on_pool:
             self._ends_s[job.id] = view.now_s + max(left_s, _HAND_OVER_S)

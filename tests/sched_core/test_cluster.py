@@ -58,9 +58,19 @@ def test_the_least_extent(count: int, least: tuple[int, int, int]) -> None:
     assert Cluster.parse("2x2x4/2+1x4").closest(count) == least
 
 
-def test_the_first_nodes_keep_their_racks() -> None:
-    part = Cluster.parse("2x2x4/2").of_first_nodes(3)
-    assert (part.rack_sizes, part.node_sizes, part.socket_sizes) == ((2, 1), (4, 4, 4), (2,) * 6)
+def test_what_cannot_be_had_keeps_its_number() -> None:
+    whole = Cluster.parse("2x2x4/2")
+    part = whole.without({1, 2})
+    assert (part.rack_sizes, part.node_sizes, part.size) == ((2, 2), (4, 0, 0, 4), 8)
+    assert part.socket_sizes == (2, 2, 0, 0, 0, 0, 2, 2)
+    assert (list(part.on(2)), list(part.on(3)), part.node_of) == ([], [12, 13, 14, 15], whole.node_of)
+    assert part.even
+    assert part.closest(8) == Extent(racks=2, nodes=2, sockets=4)
+    assert FreeDevices(part).on_node == [[0, 1, 2, 3], [], [], [12, 13, 14, 15]]
+    assert FreeDevices(part).nodes_with == [[1, 2], [], [], [], [0, 3]]
+    assert not FreeDevices(part).has((4,))
+    assert str(whole.without({0, 1})) == "2x4/2"
+    assert (whole.size, whole.node_sizes) == (16, (4,) * 4), "it has not changed"
 
 
 def test_racks_that_are_not_those_of_the_nodes() -> None:

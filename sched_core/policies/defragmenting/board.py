@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from gpuslice.sched_core.cluster import FreeDevices
 from gpuslice.sched_core.job import Job
 from gpuslice.sched_core.placement.closest import Price
 from gpuslice.sched_core.policy import Decision, Migrate, Start, View
@@ -26,7 +27,8 @@ class Board:
         for name, devices in places.items():
             for device in devices:
                 self._holders.setdefault(device, []).append(name)
-        self._free = {device for device in range(view.cluster.size) if device not in self._holders}
+        free = FreeDevices.besides(view.cluster, self._holders)
+        self._free = {device for devices in free.on_node for device in devices}
         #: Jobs of one device that nobody shares it with, by device.
         self._singles: dict[int, Job] = {
             job.placement[0]: job

@@ -51,7 +51,7 @@ class Servers:
     """
 
     def __init__(self, cluster: Cluster, overload: float) -> None:
-        self.all = [Server(node, size) for node, size in enumerate(cluster.node_sizes)]
+        self.all = [Server(node, size) for node, size in enumerate(cluster.node_sizes) if size]
         self.homes: dict[str, list[Server]] = {}
         #: Servers whose jobs are no longer those that somebody last looked at.
         self.changed: set[Server] = set()

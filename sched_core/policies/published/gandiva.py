@@ -79,10 +79,10 @@ class PublishedGandiva:
         return Plan(difference(view, self._target(view.cluster)), self._wake_at(view, quiet=quiet))
 
     def _reset(self, cluster: Cluster) -> None:
-        self._node_size = cluster.node_sizes[0]
-        if set(cluster.node_sizes) != {self._node_size}:
+        self._node_size = max(cluster.node_sizes)
+        if not cluster.even:
             raise ConfigError(f"tiresias:gandiva has nodes of one size, not {cluster}", "write NODESxDEVICES")
-        self._free = list(range(len(cluster.node_sizes)))
+        self._free = [node for node, size in enumerate(cluster.node_sizes) if size]
         self._sets: dict[int, list[NodeSet]] = {size: [] for size in SIZES}
         self._pending: list[Job] = []
         self._seen = None

@@ -110,8 +110,9 @@ class PublishedLongestPending:
         self._pending: list[Job] = []
 
     def plan(self, view: View) -> Plan:
-        arrived: Sequence[Job] = list(view.waiting()) if view.changes.reset else view.changes.arrived
-        self._pending += arrived
+        if view.changes.reset:
+            self._pending = list(view.waiting())
+        self._pending += view.changes.arrived
         free = view.free()
         decisions: list[Start] = []
         position = 0
