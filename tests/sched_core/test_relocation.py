@@ -43,30 +43,31 @@ def plan(driver: Driver, policy: Scripted, *decisions: Start | Suspend) -> list[
     return list(driver.wake())
 
 
-def begun(policy: Scripted, driver: Driver, job: str, device: int, ranks: int = 1) -> None:
-    """``job`` runs on ``device`` and those that follow."""
+def idle(policy: Scripted, driver: Driver, job: str, ranks: int = 1) -> list[Command]:
+    """``job`` has its processes and no device; what starting them took."""
     policy.next = lambda view: Plan([])
-    driver.submit(job, ranks)
+    commands = driver.submit(job, ranks)
     policy.next = lambda view: Plan([])
     driver.hello(job)
-    policy.next = lambda view: Plan([Start(job, tuple(range(device, device + ranks)))])
-    driver.core.planning.due = True
-    driver.wake()
-    for rank in range(ranks):
-        driver.resumed(job, rank)
-    for rank in range(ranks):
-        policy.next = lambda view: Plan([])
-        driver.progress(job, 10, rank)
+    return commands
+
+
+def begun(policy: Scripted, driver: Driver, job: str) -> None:
+    """``job`` runs on device 0."""
+    idle(policy, driver, job)
+    plan(driver, policy, Start(job, (0,)))
+    driver.resumed(job)
+    policy.next = lambda view: Plan([])
+    driver.progress(job, 10)
     assert driver.state(job) is JobState.RUNNING
 
 
-def occupied(policy: Scripted, driver: Driver, ranks: int = 1) -> None:
-    """Another job, y, waits on node b, and one, x, runs here on device 0."""
-    policy.next = lambda view: Plan([])
-    assert launches(driver.submit("y", ranks))[0].nodes == ("b",) * ranks
-    policy.next = lambda view: Plan([])
-    driver.hello("y")
-    begun(policy, driver, "x", 0)
+def one_begun() -> tuple[Scripted, Driver]:
+    """Job a runs on device 0."""
+    policy = Scripted()
+    driver = Driver(1, policy, NODES)
+    begun(policy, driver, "a")
+    return policy, driver
 
 
 def park(policy: Scripted, driver: Driver, job: str, *, restartable: bool) -> None:
@@ -75,6 +76,15 @@ def park(policy: Scripted, driver: Driver, job: str, *, restartable: bool) -> No
     report = suspended(driver.core.jobs[job].epoch, 11)
     driver.say(job, msgspec.structs.replace(report, restartable=restartable))
     assert driver.state(job) is JobState.SUSPENDED
+
+
+def one_parked(*, restartable: bool) -> tuple[Scripted, Driver]:
+    """Job a is parked; y waits on node b, and x runs on device 0."""
+    policy, driver = one_begun()
+    park(policy, driver, "a", restartable=restartable)
+    assert launches(idle(policy, driver, "y"))[0].nodes == ("b",)
+    begun(policy, driver, "x")
+    return policy, driver
 
 
 def test_processes_are_started_where_few_are() -> None:
@@ -106,23 +116,15 @@ def test_two_that_are_planned_crosswise_are_exchanged() -> None:
     policy = Scripted()
     driver = Driver(1, policy, NODES)
     for job in "ab":
-        policy.next = lambda view: Plan([])
-        driver.submit(job)
-        policy.next = lambda view: Plan([])
-        driver.hello(job)
+        idle(policy, driver, job)
     plan(driver, policy, Start("a", (1,)), Start("b", (0,)))
     assert [driver.core.jobs[job].lease for job in "ab"] == [(0,), (1,)]
 
 
 def test_a_job_without_state_is_started_anew_where_its_device_is() -> None:
-    policy = Scripted()
-    driver = Driver(1, policy, NODES)
-    begun(policy, driver, "a", 0)
+    policy, driver = one_begun()
     for job in "bc":  # on node b, and here
-        policy.next = lambda view: Plan([])
-        driver.submit(job)
-        policy.next = lambda view: Plan([])
-        driver.hello(job)
+        idle(policy, driver, job)
     commands = plan(driver, policy, Start("c", (1,)))
     assert kills(commands) == [Kill("c", "it goes to another node", at_once=True)]
     assert driver.state("c") is JobState.QUEUED
@@ -136,11 +138,7 @@ def test_a_job_without_state_is_started_anew_where_its_device_is() -> None:
 
 
 def test_a_parked_job_goes_on_elsewhere_from_its_snapshot() -> None:
-    policy = Scripted()
-    driver = Driver(1, policy, NODES)
-    begun(policy, driver, "a", 0)
-    park(policy, driver, "a", restartable=True)
-    occupied(policy, driver)
+    policy, driver = one_parked(restartable=True)
     plan(driver, policy, Start("a", (1,)))
     driver.do(RankGone("a", 0))
     commands = driver.do(Exited("a", -9))
@@ -156,9 +154,7 @@ def test_a_parked_job_goes_on_elsewhere_from_its_snapshot() -> None:
 
 
 def test_its_owner_moves_a_job_to_another_node() -> None:
-    policy = Scripted()
-    driver = Driver(1, policy, NODES)
-    begun(policy, driver, "a", 0)
+    policy, driver = one_begun()
     driver.do(Moved("a", ("b/null:0",)))
     policy.next = lambda view: Plan([])
     report = suspended(driver.core.jobs["a"].epoch, 11)
@@ -169,11 +165,7 @@ def test_its_owner_moves_a_job_to_another_node() -> None:
 
 
 def test_a_job_that_only_its_own_process_can_go_on_with_waits_for_its_node() -> None:
-    policy = Scripted()
-    driver = Driver(1, policy, NODES)
-    begun(policy, driver, "a", 0)
-    park(policy, driver, "a", restartable=False)
-    occupied(policy, driver)
+    policy, driver = one_parked(restartable=False)
     commands = plan(driver, policy, Start("a", (1,)))
     assert not kills(commands)
     assert not driver.core.jobs["a"].running
@@ -184,9 +176,7 @@ def test_a_job_that_only_its_own_process_can_go_on_with_waits_for_its_node() -> 
 
 def test_its_owner_cannot_move_such_a_job_for_ever() -> None:
     """What was asked for is impossible, so it comes back to where it was."""
-    policy = Scripted()
-    driver = Driver(1, policy, NODES)
-    begun(policy, driver, "a", 0)
+    policy, driver = one_begun()
     driver.do(Moved("a", ("b/null:0",)))
     policy.next = lambda view: Plan([])
     commands = driver.parked("a", 11)
@@ -209,11 +199,9 @@ def test_the_ranks_of_a_gang_follow_each_other_on_each_node() -> None:
 def test_a_gang_without_state_is_started_anew_where_its_devices_are() -> None:
     policy = Scripted()
     driver = Driver(2, policy, NODES)
-    policy.next = lambda view: Plan([])
-    driver.submit("g", 2)  # both here
-    policy.next = lambda view: Plan([])
-    driver.hello("g")
-    occupied(policy, driver, 2)
+    idle(policy, driver, "g", 2)  # both here
+    assert launches(idle(policy, driver, "y", 2))[0].nodes == ("b", "b")
+    begun(policy, driver, "x")
     plan(driver, policy, Start("g", (3, 1)))
     driver.do(RankGone("g", 1))
     driver.do(RankGone("g", 0))
@@ -226,11 +214,7 @@ def test_a_gang_without_state_is_started_anew_where_its_devices_are() -> None:
 
 
 def test_a_job_that_is_cancelled_on_its_way_is_not_started_again() -> None:
-    policy = Scripted()
-    driver = Driver(1, policy, NODES)
-    begun(policy, driver, "a", 0)
-    park(policy, driver, "a", restartable=True)
-    occupied(policy, driver)
+    policy, driver = one_parked(restartable=True)
     plan(driver, policy, Start("a", (1,)))
     driver.do(Cancelled("a", "enough"))
     driver.do(RankGone("a", 0))
