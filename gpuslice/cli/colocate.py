@@ -36,7 +36,7 @@ _MIB = 1 << 20
 
 def command(
     scripts: Annotated[
-        list[str], Argument(metavar="'SCRIPT.py [ARGS]'...", help="A script and its arguments as one word.")
+        list[str], Argument(metavar='"SCRIPT.py [ARGS]"...', help="A script and its arguments as one word.")
     ],
     device: Annotated[str, Option(help="Where all of them run: cpu, cpu:0 or cuda:0.")] = "cpu:0",
     pairs: Annotated[bool, Option("--pairs", help="Run every pair together; the default.")] = False,

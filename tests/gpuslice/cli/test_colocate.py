@@ -187,3 +187,10 @@ def status(words: list[str]) -> object:
     with pytest.raises(SystemExit) as ended:
         main(words)
     return ended.value.code
+
+
+def test_without_scripts_it_says_what_is_missing_in_one_pair_of_quotes(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert status(["colocate"]) == 2
+    assert """Missing argument '"SCRIPT.py [ARGS]"...'.""" in capsys.readouterr().err
