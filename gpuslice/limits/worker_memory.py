@@ -7,17 +7,21 @@ what one process has taken the others cannot take.
 
 from __future__ import annotations
 
+import functools
+import multiprocessing.util
 import os
 import resource
+import subprocess
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from gpuslice.checkpoint.gate import OWN_PREFIX
 
-#: How often the room is shared out while there are such processes, and how often it is looked for them.
-_SHARE_AGAIN_S, _LOOK_AGAIN_S = 0.2, 1.0
+#: How often the room is shared out while there are such processes.
+_SHARE_AGAIN_S = 0.2
 
 
 class WorkerMemory:
@@ -58,7 +62,9 @@ class WorkerMemory:
 
 
 class Watch:
-    """A thread that shares the room out again and again.
+    """A thread that shares the room out again and again while there are others, and sleeps otherwise.
+
+    It wakes up when Python code starts a process; one that C code starts is found with the next of those.
 
     Parameters
     ----------
@@ -75,6 +81,9 @@ class Watch:
     def start(self) -> None:
         """Watch from now on, until `end`."""
         os.register_at_fork(after_in_parent=self._awake.set)
+        # By these two it forks without those functions: a program, and a worker that is spawned.
+        _after_each(subprocess.Popen, "__init__", self._awake.set)
+        _after_each(multiprocessing.util, "spawnv_passfds", self._awake.set)
         self._thread.start()
 
     def end(self) -> None:
@@ -85,12 +94,26 @@ class Watch:
             self._thread.join()
 
     def _run(self) -> None:
-        others = 0
         while not self._ended:
             self._awake.clear()
+            others = 1  # until it is known
             with suppress(MemoryError, OSError):  # at the very limit this can fail, too; it is tried again
                 others = self._share()
-            self._awake.wait(_SHARE_AGAIN_S if others else _LOOK_AGAIN_S)
+            self._awake.wait(_SHARE_AGAIN_S if others else None)
+
+
+def _after_each(owner: object, name: str, act: Callable[[], object]) -> None:
+    """Call ``act`` whenever this function has been called, also if that failed."""
+    function = getattr(owner, name)
+
+    @functools.wraps(function)
+    def call(*arguments: Any, **options: Any) -> Any:
+        try:
+            return function(*arguments, **options)
+        finally:
+            act()
+
+    setattr(owner, name, call)
 
 
 def private_bytes(pid: int) -> int:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 
@@ -109,6 +111,49 @@ def test_it_goes_on_after_it_had_no_memory_itself() -> None:
     watch = Watch(share)
     watch.start()
     assert again.wait(PATIENCE_S)
+    watch.end()
+
+
+def run_a_program() -> None:
+    subprocess.run(["true"], check=True)
+
+
+def start_a_worker(method: str) -> None:
+    worker = multiprocessing.get_context(method).Process(target=os.getpid)  # type: ignore[attr-defined]
+    worker.start()
+    worker.join(PATIENCE_S)
+
+
+@pytest.mark.parametrize(
+    "start",
+    [run_a_program, partial(start_a_worker, "fork"), partial(start_a_worker, "spawn")],
+    ids=["program", "fork", "spawn"],
+)
+def test_it_sleeps_until_a_process_is_started(
+    monkeypatch: pytest.MonkeyPatch, start: Callable[[], None]
+) -> None:
+    looked, asleep = threading.Semaphore(0), threading.Event()
+
+    class Awake(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            assert timeout is None, "there is nobody to look at"
+            asleep.set()
+            return super().wait(timeout)
+
+    def share() -> int:
+        looked.release()
+        return 0
+
+    # The wrappers that the watch makes go with the test.
+    monkeypatch.setattr(subprocess.Popen, "__init__", subprocess.Popen.__init__)
+    monkeypatch.setattr(multiprocessing.util, "spawnv_passfds", multiprocessing.util.spawnv_passfds)
+    watch = Watch(share)
+    monkeypatch.setattr(watch, "_awake", Awake())
+    watch.start()
+    assert looked.acquire(timeout=PATIENCE_S)
+    assert asleep.wait(PATIENCE_S)
+    start()
+    assert looked.acquire(timeout=PATIENCE_S)
     watch.end()
 
 
