@@ -6,7 +6,7 @@ one answer; that to ``Wait`` and ``Down`` comes when what they wait for has happ
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, cast
 
 import msgspec
 
@@ -24,7 +24,7 @@ from gpuslice.types import (
     Word,
 )
 from gpuslice.types import Weight as WeightValue
-from gpuslice.wire import MAX_MESSAGE_BYTES, NOT_A_VALUE
+from gpuslice.wire import MAX_MESSAGE_BYTES, decode_frame
 
 VERSION = b"1"
 
@@ -339,20 +339,12 @@ def encode(message: Request | Answer) -> list[bytes]:
 
 def decode_request(frames: list[bytes]) -> Request:
     """Decode what a client sent; ``RemoteProtocolError`` for anything but a request of our version."""
-    body = _body(frames)
-    try:
-        return _requests.decode(body)  # type: ignore[no-any-return]
-    except NOT_A_VALUE as error:
-        raise RemoteProtocolError(f"not a request: {error}") from error
+    return cast(Request, decode_frame(_requests, _body(frames), "a request"))
 
 
 def decode_answer(frames: list[bytes]) -> Answer:
     """Decode what the scheduler answered; ``RemoteProtocolError`` for anything but an answer."""
-    body = _body(frames)
-    try:
-        return _answers.decode(body)  # type: ignore[no-any-return]
-    except NOT_A_VALUE as error:
-        raise RemoteProtocolError(f"not an answer: {error}") from error
+    return cast(Answer, decode_frame(_answers, _body(frames), "an answer"))
 
 
 def _body(frames: list[bytes]) -> bytes:

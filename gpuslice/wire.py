@@ -260,7 +260,12 @@ def decode_to_agent(frame: bytes) -> ToAgent:
 def _decode(decoder: msgspec.msgpack.Decoder[_M], frame: bytes) -> _M:
     if len(frame) > MAX_MESSAGE_BYTES:
         raise RemoteProtocolError(f"a frame of {len(frame)} bytes exceeds {MAX_MESSAGE_BYTES}")
+    return decode_frame(decoder, frame, f"a message of protocol version {PROTOCOL_VERSION}")
+
+
+def decode_frame(decoder: msgspec.msgpack.Decoder[_M], frame: bytes, what: str) -> _M:
+    """Decode one frame, ``what`` with its article; raises ``RemoteProtocolError`` if it is no such thing."""
     try:
         return decoder.decode(frame)
     except NOT_A_VALUE as error:
-        raise RemoteProtocolError(f"not a message of protocol version {PROTOCOL_VERSION}: {error}") from error
+        raise RemoteProtocolError(f"not {what}: {error}") from error

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated
 
+from gpuslice.errors import UsageError
+
 from .declare import Argument, Option
 from .options import Json
 
@@ -35,7 +37,13 @@ def command(
 
     with ray_nodes.connected(ray):
         target = ray_nodes.find(to)
-        source = ray_nodes.find(from_node) if from_node else furthest(job, target, ranks)
+        others = [node for node in ray_nodes.nodes() if node.id != target.id]
+        source = ray_nodes.find(from_node) if from_node else furthest(job, others, ranks)
+        if source is None:
+            raise UsageError(
+                f"no node besides {target.name} has a whole snapshot of {job}",
+                "suspend or checkpoint the job first; `gpuslice ramdisk ls` shows what a node has",
+            )
         shipped = ship(job, source, target, ranks=ranks, replace=replace)
     if as_json:
         print(json.dumps(msgspec.to_builtins(shipped), indent=2))

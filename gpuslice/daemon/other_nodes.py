@@ -73,6 +73,8 @@ class OtherNodes:
         self._local = tuple(devices)
         self._lost_after_s = lost_after_s
         self.replicate_every = replicate_every
+        self._remote: RemoteNodes | None = None
+        self._agents: dict[str, Config] = {}
         self._known = self._read()
         if self._known is None:
             found = self._ask("find", Wanted(address=self._address))
@@ -97,10 +99,9 @@ class OtherNodes:
             curve.make(keys)
         addresses = {node.name: node.address for node in self.nodes}
         fresh = f"tcp://{addresses['']}:*"
-        remote: RemoteNodes | None = None
         for endpoint in filter(None, (self._known.endpoint, fresh)):
             try:
-                remote = RemoteNodes(
+                self._remote = RemoteNodes(
                     addresses,
                     endpoint,
                     keys,
@@ -112,9 +113,13 @@ class OtherNodes:
             except EnvironmentUnusableError:
                 if endpoint == fresh:
                     raise
-        assert remote is not None
-        self._known = _Known(self.nodes, remote.endpoint)
-        return remote
+        assert self._remote is not None
+        self._known = _Known(self.nodes, self._remote.endpoint)
+        server, own = curve.client_keys(keys)
+        told = (self._remote.endpoint, server.decode(), own.public.decode(), own.secret.decode())
+        names = [node.name for node in self.nodes if node.name]
+        self._agents = {name: Config(name, *told, gpus=bool(self._gpus)) for name in names}
+        return self._remote
 
     def begin(self, warn: Callable[[str], None]) -> None:
         """Have an agent on each node; if Ray cannot do that, those that are there may do.
@@ -126,23 +131,8 @@ class OtherNodes:
         """
         assert self._known is not None
         self._write(self._known)
-        server, own = curve.client_keys(self._directory / _KEYS)
-        gpus = sum(device.kind == "cuda" for device in self._local)
-        agents = {
-            node.name: Config(
-                node.name,
-                self._known.endpoint,
-                server.decode(),
-                own.public.decode(),
-                own.secret.decode(),
-                gpus=bool(gpus),
-            )
-            for node in self.nodes
-            if node.name
-        }
-        wanted = self._wanted(agents=agents, gpus=gpus, cpus=0 if gpus else -1)
         try:
-            self._ask("begin", wanted)
+            self._ask("begin", self._wanted())
         except EnvironmentUnusableError as error:
             if not has_unfinished_jobs(self._directory):
                 raise
@@ -155,20 +145,29 @@ class OtherNodes:
         except (EnvironmentUnusableError, UsageError) as error:
             warn(f"Ray's actors on the nodes could not be ended: {error.message}")
 
-    def _wanted(self, **values: object) -> Wanted:
-        wanted = Wanted(
+    def _wanted(self) -> Wanted:
+        return Wanted(
             address=self._address,
             nodes=self.nodes,
             directory=str(self._directory),
+            agents=self._agents,
+            gpus=self._gpus,
+            cpus=0 if self._gpus else -1,
             ramdisk_dir=load().ramdisk_dir,
         )
-        return msgspec.structs.replace(wanted, **values)
 
-    def bring(self, job: str, ranks: int, node: str) -> Sequence[str]:
-        """The command that brings the newest snapshot of ``job`` to ``node``."""
-        path = self._directory / "nodes" / f"bring-{job}-{node or 'here'}.json"
+    @property
+    def _gpus(self) -> int:
+        return sum(device.kind == "cuda" for device in self._local)
+
+    def bring(self, job: str, ranks: int, source: str, target: str) -> Sequence[str]:
+        """The command that brings the newest snapshot of ``job`` from one node to another."""
+        assert self._remote is not None
+        nodes = tuple(node for node in self.nodes if node.name not in self._remote.lost)
+        wanted = msgspec.structs.replace(self._wanted(), nodes=nodes, source=source, target=target)
+        path = self._directory / "nodes" / f"bring-{job}-{target or 'here'}.json"
         path.parent.mkdir(mode=0o700, exist_ok=True)
-        path.write_bytes(msgspec.json.encode(self._wanted(node=node)))
+        path.write_bytes(msgspec.json.encode(wanted))
         return [sys.executable, "-m", "gpuslice.nodes.agents", "bring", job, str(ranks), str(path)]
 
     def _ask(self, word: str, wanted: Wanted) -> bytes:

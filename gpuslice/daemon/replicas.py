@@ -8,7 +8,6 @@ from functools import partial
 
 from gpuslice.sched_core.core.core import Core
 from gpuslice.sched_core.core.events import Event, Noted, Reported
-from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.nodes.transfers import Transfers
 from gpuslice.wire import Suspended
@@ -50,19 +49,19 @@ class Replicas:
         if job.state is not JobState.SUSPENDED or not job.portable:
             return
         self._taken[job.id] = taken = self._taken.get(job.id, 0) + 1
-        target = self._target(job)
+        (source, *more) = dict.fromkeys(self._core.relocations.named(job.nodes))
+        target = None if more else self._after(source)
         if taken >= self._every and target is not None and not self._transfers.under_way(job.id):
             self._taken[job.id] = 0
-            self._transfers.begin(job.id, len(job.ranks), target, partial(self._done, job.id, target))
+            done = partial(self._done, job.id, target)
+            self._transfers.begin(job.id, len(job.ranks), source, target, done)
 
-    def _target(self, job: Gang) -> str | None:
-        """The node after that of ``job``; ``None`` if there is no other, or its ranks are on several."""
+    def _after(self, node: str) -> str | None:
+        """The living node after ``node``; ``None`` if there is no other."""
         names = list(dict.fromkeys(device.node for device in self._core.devices))
-        (here, *more) = dict.fromkeys(self._core.relocations.named(job.nodes))
-        start = names.index(here)
+        start = names.index(node)
         lost = self._core.relocations.lost
-        others = [name for name in names[start + 1 :] + names[:start] if name not in lost]
-        return others[0] if others and not more else None
+        return next((name for name in names[start + 1 :] + names[:start] if name not in lost), None)
 
     def _done(self, job: str, target: str, error: str) -> None:
         if error:

@@ -13,25 +13,27 @@ from __future__ import annotations
 import re
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from gpuslice.errors import EnvironmentUnusableError, GpusliceError, NodeLostError, UsageError
+from gpuslice.errors import EnvironmentUnusableError, GpusliceError, UsageError
 from gpuslice.sched_core.nodes.local_node import SOCKET
+from gpuslice.sched_core.nodes.transfers import UNREACHABLE
 
 from .keeper import AgentKeeper
 from .plan import Found, Wanted
 from .ray_nodes import Node, connected, ray_module, result
-from .replication import held_on
+from .replication import furthest
 from .shipping import ship
 
 NAMESPACE = "gpuslice"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,39}")
 _DIGITS = 8
+#: Before it is said that a node cannot be reached; whoever asked asks again then.
+_UNREACHABLE_S = 5.0
 #: How long Ray may take to start an actor; it waits for resources that others have for ever.
 _READY_S = 60.0
 _LOOK_AGAIN_S = 0.05
@@ -60,9 +62,10 @@ def begin(wanted: Wanted) -> None:
     GpusliceError
         What one of them met.
     """
-    living = {node.id: node for node in find()}
-    actors = {node: _begin(wanted, node) for node in wanted.nodes if node.id in living}
-    for node, actor in actors.items():
+    nodes = _living(wanted).values()
+    for node in nodes:
+        _end(node)
+    for node, actor in [(node, _begin(wanted, node)) for node in nodes]:
         ready = actor.ready.remote()
         if not ray_module().wait([ready], timeout=_READY_S)[0]:
             raise EnvironmentUnusableError(
@@ -74,7 +77,6 @@ def begin(wanted: Wanted) -> None:
 
 def _begin(wanted: Wanted, node: Found) -> Any:
     ray = ray_module()
-    _end(node)
     cpus = wanted.cpus
     if cpus < 0:
         (row,) = (row for row in ray.nodes() if row["NodeID"] == node.id)
@@ -84,6 +86,7 @@ def _begin(wanted: Wanted, node: Found) -> Any:
         "name": actor_name(node),
         "namespace": NAMESPACE,
         "lifetime": "detached",
+        "get_if_exists": True,
         "max_restarts": -1,
         "num_cpus": cpus,
         "num_gpus": wanted.gpus,
@@ -122,23 +125,58 @@ def _end(node: Found) -> None:
 
 
 def bring(wanted: Wanted, job: str, ranks: int) -> None:
-    """Bring the newest whole snapshot of ``job`` to a node, from wherever it has come furthest."""
-    living = {node.id for node in find()}
-    there = {one.name: _with_flags(wanted, one) for one in wanted.nodes if one.id in living}
-    if wanted.node not in there:
-        raise EnvironmentUnusableError(
-            f"node {wanted.node or 'here'} is gone", "`ray status` shows the nodes"
-        )
-    held: list[tuple[int, bool, str]] = []
-    for name, node in there.items():
-        with suppress(NodeLostError):  # one that has just gone has nothing that could be sent
-            if (found := held_on(job, node, ranks)) is not None:
-                held.append((found.boundary, name == wanted.node, name))
-    if not held:
+    """Bring the newest whole snapshot of ``job`` to a node, from wherever it has come furthest.
+
+    A cluster that was started anew gets its actors again.
+
+    Raises
+    ------
+    EnvironmentUnusableError
+        If a node is not in the cluster that is not lost, or goes meanwhile.
+    UsageError
+        If no node has one.
+    """
+    living = _living(wanted)
+    for name in {wanted.target, wanted.source} & {node.name for node in wanted.nodes}:
+        if name not in living:
+            raise EnvironmentUnusableError(
+                f"node {name or 'here'} is not in the Ray cluster now", "`ray status` shows the nodes"
+            )
+    _begin_missing(wanted, living.values())
+    there = {name: _with_flags(wanted, node) for name, node in living.items()}
+    target = there.pop(wanted.target)
+    found = furthest(job, [target, *there.values()], ranks)
+    if found is None:
         raise UsageError(f"no living node has a whole snapshot of {job}", "replicate it, see multi-node.md")
-    _, is_there, furthest = max(held)
-    if not is_there:
-        ship(job, there[furthest], there[wanted.node], ranks=ranks, replace=True)
+    if found is not target:
+        ship(job, found, target, ranks=ranks, replace=True)
+
+
+def _living(wanted: Wanted) -> dict[str, Found]:
+    """The scheduler's nodes that are in the cluster, by name, with the ids that they have now.
+
+    Started anew, a node has another id, but its name and address.
+    """
+    known = {node.id for node in wanted.nodes}
+    now = find()
+    living = {}
+    for node in wanted.nodes:
+        same = [one for one in now if one.id == node.id] or [
+            one
+            for one in now
+            if one.id not in known and (one.ray_name, one.address) == (node.ray_name, node.address)
+        ]
+        if len(same) == 1:
+            living[node.name] = msgspec.structs.replace(node, id=same[0].id)
+    return living
+
+
+def _begin_missing(wanted: Wanted, nodes: Iterable[Found]) -> None:
+    for node in nodes:
+        try:
+            ray_module().get_actor(actor_name(node), namespace=NAMESPACE)
+        except ValueError:
+            _begin(wanted, node)
 
 
 def _with_flags(wanted: Wanted, node: Found) -> Node:
@@ -173,4 +211,6 @@ if __name__ == "__main__":
         main(sys.argv[1:])
     except GpusliceError as error:
         sys.stderr.write(f"{error.message}\n{error.remedy}\n")
+        if sys.argv[1:2] == ["bring"] and error.exit_code == UNREACHABLE:
+            time.sleep(_UNREACHABLE_S)
         sys.exit(error.exit_code)

@@ -57,15 +57,15 @@ class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     address
         Of the cluster; empty: the one that runs on this machine.
     nodes
-        The scheduler's.
+        The scheduler's, in talk of a snapshot those that are not lost.
     directory
         Of the scheduler; that of an agent is ``nodes/NAME`` in it.
     agents
         What each agent is told, by node.
     cpus, gpus
         What Ray is to give to nobody else, on each node; ``cpus`` below 0: all.
-    node
-        Where a snapshot is to be brought.
+    source, target
+        From where and to where a snapshot is to be brought.
     ramdisk_dir
         The RAM disk of the scheduler's own node, if not the usual one.
     """
@@ -76,5 +76,6 @@ class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     agents: dict[Label, Config] = {}
     cpus: int = 0
     gpus: int = 0
-    node: Label = ""
+    source: Label = ""
+    target: Label = ""
     ramdisk_dir: PathText = ""

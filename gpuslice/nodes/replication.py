@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
 from gpuslice.errors import NodeLostError, UsageError
 
 from .messages import Held, decode, encode
-from .ray_nodes import Node, call, nodes
+from .ray_nodes import Node, call
 from .sender import newest_held, open_disk
 from .shipping import Shipment, ship
 
@@ -24,19 +24,14 @@ def _held(job: str, flags: Mapping[str, str], ranks: int | None) -> bytes | None
     return None if held is None else encode(held)
 
 
-def furthest(job: str, target: Node, ranks: int | None = None) -> Node:
-    """The node besides ``target`` whose snapshot of the job has come furthest; ``UsageError`` if none has."""
+def furthest(job: str, nodes: Iterable[Node], ranks: int | None = None) -> Node | None:
+    """The first of ``nodes`` whose whole snapshot of the job has come furthest; ``None`` if none has one."""
     held: list[tuple[int, Node]] = []
-    for node in nodes():
+    for node in nodes:
         with suppress(NodeLostError):  # one that has just gone has nothing that could be sent
-            if node.id != target.id and (found := held_on(job, node, ranks)) is not None:
+            if (found := held_on(job, node, ranks)) is not None:
                 held.append((found.boundary, node))
-    if not held:
-        raise UsageError(
-            f"no node besides {target.name} has a whole snapshot of {job}",
-            "suspend or checkpoint the job first; `gpuslice ramdisk ls` shows what a node has",
-        )
-    return max(held, key=lambda one: one[0])[1]
+    return max(held, key=lambda one: one[0])[1] if held else None
 
 
 def forget_on(job: str, node: Node) -> None:

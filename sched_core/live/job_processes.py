@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from gpuslice.sched_core.core.core import Core
-from gpuslice.sched_core.core.events import Event, Exited, Launch, NodeFound, NodeLost, RankGone
+from gpuslice.sched_core.core.events import Event, Exited, Launch, NodeFound, NodeLost, Noted, RankGone
 from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.program import Program
@@ -50,6 +50,8 @@ class JobProcesses:
         self._transfers: Transfers | None = None
         #: Jobs that are started when their state has arrived, and which attempt that is.
         self._awaited: set[tuple[str, int]] = set()
+        #: Those of them whose state cannot be brought now.
+        self._waiting: set[tuple[str, int]] = set()
 
     def begin(self, local: LocalNode, remote: RemoteNodes | None, reports: Reports) -> None:
         """Where jobs can be: on this node, and perhaps on others."""
@@ -132,11 +134,23 @@ class JobProcesses:
         if (job.id, job.attempt) not in self._awaited:
             self._awaited.add((job.id, job.attempt))
             arrived = partial(self._arrived, job.id, job.attempt, node)
-            self._transfers.begin(job.id, len(job.ranks), node, arrived)
+            waiting = partial(self._waits, job.id, job.attempt, node)
+            (origin,) = set(self._core.relocations.origin(job))
+            self._transfers.begin(job.id, len(job.ranks), origin, node, arrived, waiting)
+
+    def _waits(self, name: str, attempt: int, node: str, said: str) -> None:
+        """The state of a job cannot be brought now; it is said once."""
+        if (name, attempt) not in self._waiting:
+            self._waiting.add((name, attempt))
+            details = {"to": node or "here", "reason": shortened(said, _SAID_CHARACTERS)}
+            self._occur(Noted("state_waits", name, details))
 
     def _arrived(self, name: str, attempt: int, node: str, error: str) -> None:
         """The state of a job is where its processes are to be, or ``error`` says why it is not."""
+        if (name, attempt) not in self._awaited:
+            return  # its node was lost meanwhile
         self._awaited.discard((name, attempt))
+        self._waiting.discard((name, attempt))
         job = self._core.jobs[name]
         if error or _ends(job):
             said = f"gpuslice: its state could not be brought to {node or 'this node'}: {error}"
@@ -157,6 +171,10 @@ class JobProcesses:
 
     def _give_up(self, sought: Sought, node: str) -> None:
         """What was ``sought`` is on a node that is lost."""
+        if (sought.job, sought.attempt) in self._awaited and self._transfers is not None:
+            self._awaited.discard((sought.job, sought.attempt))
+            self._waiting.discard((sought.job, sought.attempt))
+            self._transfers.cancel(sought.job)
         for rank, _ in sought.ranks:
             self._occur(RankGone(sought.job, rank))
         if not sought.exited:

@@ -28,6 +28,7 @@ from .log_copies import LogTails
 from .node import Connection, Reports
 from .node_wire import (
     BEAT_S,
+    OPTIONS,
     VERSION,
     Beat,
     End,
@@ -48,7 +49,6 @@ from .node_wire import (
     decode_to_node,
     encode,
 )
-from .remote_nodes import OPTIONS
 
 _Send = Callable[[FromNode], object]
 #: How often to look for what jobs have printed.

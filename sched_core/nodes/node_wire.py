@@ -7,15 +7,15 @@ reached: what was lost follows from what is found.
 
 from __future__ import annotations
 
-from typing import Literal, TypeVar
+from typing import Literal, cast
 
 import msgspec
+import zmq
 
-from gpuslice.errors import RemoteProtocolError
 from gpuslice.sched_core.core.events import Exited, RankGone
 from gpuslice.sched_core.jobs.program import Program
-from gpuslice.types import ByteCount, Count, JobName, Pid, RankNumber, Seconds, VariableName, Word, explain
-from gpuslice.wire import MAX_MESSAGE_BYTES, NOT_A_VALUE
+from gpuslice.types import ByteCount, Count, JobName, Pid, RankNumber, Seconds, VariableName, Word
+from gpuslice.wire import MAX_MESSAGE_BYTES, decode_frame
 
 from .node import Sought
 
@@ -23,8 +23,17 @@ VERSION = 1
 #: A rank's longest message, or a command with its environment, and what is around it.
 MAX_BYTES = 4 * MAX_MESSAGE_BYTES
 BEAT_S = 1.0
+#: Between two words of libzmq that keep a connection alive, and how long it waits for an answer.
+_PING_MS, _PONG_MS = 5_000, 15_000
+#: Of the sockets at both ends: no message is dropped for want of room, and a silent peer is noticed.
+OPTIONS = {
+    zmq.MAXMSGSIZE: MAX_BYTES,
+    zmq.SNDHWM: 0,
+    zmq.RCVHWM: 0,
+    zmq.HEARTBEAT_IVL: _PING_MS,
+    zmq.HEARTBEAT_TIMEOUT: _PONG_MS,
+}
 Stream = Literal["out", "err"]
-_M = TypeVar("_M")
 
 
 class NodeMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -133,6 +142,7 @@ class Beat(NodeMessage, tag="beat", frozen=True):
 ToNode = Start | Find | WatchRank | ToRank | End | Stored | Rejoin | Leave
 FromNode = Joined | FromRank | Ended | Missing | Printed | Left | Beat
 
+_WHAT = "a message of a node"
 _encoder = msgspec.msgpack.Encoder()
 _to_node = msgspec.msgpack.Decoder(ToNode)
 _from_node = msgspec.msgpack.Decoder(FromNode)
@@ -145,16 +155,9 @@ def encode(message: ToNode | FromNode) -> bytes:
 
 def decode_to_node(frame: bytes) -> ToNode:
     """Decode what the scheduler sent; raises ``RemoteProtocolError`` for anything but a valid message."""
-    return _decode(_to_node, frame)  # type: ignore[no-any-return]
+    return cast(ToNode, decode_frame(_to_node, frame, _WHAT))
 
 
 def decode_from_node(frame: bytes) -> FromNode:
     """Decode what an agent sent; raises ``RemoteProtocolError`` for anything but a valid message."""
-    return _decode(_from_node, frame)  # type: ignore[no-any-return]
-
-
-def _decode(decoder: msgspec.msgpack.Decoder[_M], frame: bytes) -> _M:
-    try:
-        return decoder.decode(frame)
-    except NOT_A_VALUE as error:
-        raise RemoteProtocolError(f"not a message of a node: {explain(error)}") from error
+    return cast(FromNode, decode_frame(_from_node, frame, _WHAT))

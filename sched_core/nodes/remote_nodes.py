@@ -17,7 +17,7 @@ from .endpoint import bind_tcp
 from .log_copies import LogCopies
 from .node import Connection, Reports, Sought
 from .node_wire import (
-    MAX_BYTES,
+    OPTIONS,
     VERSION,
     Beat,
     End,
@@ -47,16 +47,6 @@ LOST_AFTER_S = 60.0
 _MESSAGES_AT_ONCE = 200
 #: How long an agent may take to answer that it leaves.
 _DISMISS_S = 10.0
-#: Between two words of libzmq that keep a connection alive, and how long it waits for an answer.
-_PING_MS, _PONG_MS = 5_000, 15_000
-#: Of the sockets at both ends: no message is dropped for want of room, and a silent peer is noticed.
-OPTIONS = {
-    zmq.MAXMSGSIZE: MAX_BYTES,
-    zmq.SNDHWM: 0,
-    zmq.RCVHWM: 0,
-    zmq.HEARTBEAT_IVL: _PING_MS,
-    zmq.HEARTBEAT_TIMEOUT: _PONG_MS,
-}
 _log = logging.getLogger(__name__)
 
 
@@ -173,6 +163,11 @@ class RemoteNodes:
             for name in self.addresses
             if name
         }
+
+    @property
+    def lost(self) -> frozenset[str]:
+        """The nodes that have not been heard of for too long."""
+        return frozenset(node.name for node in self._lost)
 
     def copied(self, job: str, node: str) -> tuple[int, int]:
         """As ``LogCopies.copied``."""

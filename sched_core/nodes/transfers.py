@@ -8,21 +8,28 @@ import subprocess
 from collections.abc import Callable, Sequence
 from typing import IO, NamedTuple
 
+from gpuslice.errors import EnvironmentUnusableError
+
 #: Of what it wrote that tells why it failed.
 _SAID_BYTES = 4096
-#: The command that brings the newest snapshot of a job to a node: its name, how many ranks it has, the node.
-Command = Callable[[str, int, str], Sequence[str]]
-
-
+#: What the command exits with if nothing is wrong but that a node cannot be reached now.
+UNREACHABLE = EnvironmentUnusableError.exit_code
+#: The command that brings the newest snapshot of a job from a node to another: its name, how many ranks it
+#: has, both nodes.
+Command = Callable[[str, int, str, str], Sequence[str]]
 #: Called when a state has arrived, with nothing, or with why it has not.
 Done = Callable[[str], object]
+#: Called with why a state is still on its way.
+Waiting = Callable[[str], object]
 
 
 class _Wish(NamedTuple):
     job: str
     ranks: int
-    node: str
+    source: str
+    target: str
     done: Done
+    waiting: Waiting | None
 
 
 class _Transfer(NamedTuple):
@@ -50,9 +57,17 @@ class Transfers:
         """A descriptor that can be read when one has ended: time to ``reap``."""
         return self._watched.fileno()
 
-    def begin(self, job: str, ranks: int, node: str, done: Done) -> None:
-        """Bring the state of ``job`` to ``node``, after it has been brought elsewhere; then call ``done``."""
-        self._queued.append(_Wish(job, ranks, node, done))
+    def begin(
+        self, job: str, ranks: int, source: str, target: str, done: Done, waiting: Waiting | None = None
+    ) -> None:
+        """Bring the state of ``job`` to ``target``, after it has been brought elsewhere; then call ``done``.
+
+        Parameters
+        ----------
+        waiting
+            If given, it is tried again, and this called, for as long as a node cannot be reached.
+        """
+        self._queued.append(_Wish(job, ranks, source, target, done, waiting))
         self._begin_queued()
 
     def under_way(self, job: str) -> bool:
@@ -73,7 +88,11 @@ class Transfers:
         """Tell of those that have ended."""
         for descriptor, _ in self._watched.poll(0):
             wish, code, said = self._close(descriptor)
-            wish.done("" if code == 0 else said or f"exit code {code}")
+            if code == UNREACHABLE and wish.waiting is not None:
+                self._queued.insert(0, wish)
+                wish.waiting(said)
+            else:
+                wish.done("" if code == 0 else said or f"exit code {code}")
         self._begin_queued()
 
     def close(self) -> None:
@@ -96,7 +115,7 @@ class Transfers:
     def _start(self, wish: _Wish) -> None:
         errors = os.fdopen(os.memfd_create("errors"), "r+b")
         process = subprocess.Popen(
-            list(self._command(wish.job, wish.ranks, wish.node)),
+            list(self._command(wish.job, wish.ranks, wish.source, wish.target)),
             stdin=subprocess.DEVNULL,
             stdout=errors,
             stderr=errors,

@@ -1,11 +1,11 @@
 """A rank for tests, as a process of its own: talks like the agent, trains nothing.
 
-    rank.py BOUNDARIES EXIT_CODE [--deaf]
+    rank.py BOUNDARIES EXIT_CODE [--deaf] [--portable]
 
 counts boundaries, one every few milliseconds while it has a lease, and exits after ``BOUNDARIES``; if that
 is a path, where it finds a file of that name.
-``--deaf`` ignores SIGTERM. ``--dies parking`` and ``--dies returning`` kill it in the middle of a suspend or
-resume. With ``RANK_LOCKS``, a directory, it is the only one on its device, or says "clash", and it hands its
+``--deaf`` ignores SIGTERM. ``--portable`` says that another process could go on. ``--dies parking`` and
+``--dies returning`` kill it in the middle of a suspend or resume. With ``RANK_LOCKS``, a directory, it is the only one on its device, or says "clash", and it hands its
 device over directly where it is told to. With ``WORLD``
 above 1 and no ``RANK`` in the environment it is the launcher of that many ranks.
 """
@@ -127,6 +127,7 @@ class Rank:
                 step=self.boundary,
                 nbytes=1,
                 stages_s={"copy_out_s": 0.0},
+                restartable="--portable" in sys.argv,
             )
             self.send(self.standing)
 

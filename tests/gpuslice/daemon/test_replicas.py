@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import msgspec
 import pytest
 
 from gpuslice.daemon.replicas import Replicas
 from gpuslice.sched_core.core.events import Held, NodeLost, Noted, Released, Reported
-from gpuslice.sched_core.nodes.transfers import Transfers
+from gpuslice.sched_core.nodes.transfers import Done, Transfers, Waiting
 
 from ...sched_core.driver import Driver, suspended
 
@@ -18,12 +18,15 @@ class Noting(Transfers):
     """Brings nothing, and keeps what it was asked for."""
 
     def __init__(self) -> None:
-        super().__init__(lambda job, ranks, node: [])
-        self.asked: list[tuple[str, int, str]] = []
-        self.done: list[Callable[[str], object]] = []
+        super().__init__(lambda job, ranks, source, target: [])
+        self.asked: list[tuple[str, int, str, str]] = []
+        self.done: list[Done] = []
 
-    def begin(self, job: str, ranks: int, node: str, done: Callable[[str], object]) -> None:
-        self.asked.append((job, ranks, node))
+    def begin(
+        self, job: str, ranks: int, source: str, target: str, done: Done, waiting: Waiting | None = None
+    ) -> None:
+        assert waiting is None
+        self.asked.append((job, ranks, source, target))
         self.done.append(done)
 
     def under_way(self, job: str) -> bool:
@@ -67,7 +70,7 @@ def test_every_second_one_goes_to_the_next_node(bench: Bench) -> None:
     bench.park()
     assert bench.transfers.asked == []
     bench.park()
-    assert bench.transfers.asked == [("a", 1, "b")]
+    assert bench.transfers.asked == [("a", 1, "", "b")]
     bench.transfers.done.pop()("")
     assert bench.notes == [Noted("replicated", "a", {"to": "b"})]
     bench.park(2)
@@ -91,4 +94,4 @@ def test_a_snapshot_that_nobody_could_go_on_from_is_not_copied(bench: Bench) -> 
 def test_nothing_is_sent_to_a_lost_node(bench: Bench) -> None:
     bench.driver.do(NodeLost("b"))
     bench.park(2)
-    assert bench.transfers.asked == [("a", 1, "c")]
+    assert bench.transfers.asked == [("a", 1, "", "c")]

@@ -34,7 +34,10 @@ def test_every_third_snapshot_is_replicated_and_the_newest_stays(rays: RayNodes)
     assert anew.step() is not None
     assert anew.step() is None
     assert boundaries(rays.ramdisk("b"), "thirds") == [{70}]
-    assert furthest("thirds", b) == a
+    assert furthest("thirds", [b, a]) == b
+    take(rays.ramdisk("a"), "thirds", 80, [storages(8)])
+    assert furthest("thirds", [b, a]) == a
+    assert furthest("nobody", [b, a]) is None
     forget_on("thirds", b)
     assert held_on("thirds", b) is None
     assert not (rays.ramdisk("b") / "thirds.r0").exists()

@@ -32,6 +32,7 @@ from gpuslice.sched_core.live.scheduler import Scheduler
 from gpuslice.sched_core.nodes import curve
 from gpuslice.sched_core.nodes.endpoint import host_and_port
 from gpuslice.sched_core.nodes.remote_nodes import RemoteNodes
+from gpuslice.sched_core.nodes.transfers import Command as TransferCommand
 from gpuslice.sched_core.policies.rr import RoundRobin
 from gpuslice.types import DeviceName
 from gpuslice.wire import Hello
@@ -64,8 +65,11 @@ def alive(pid: int) -> bool:
 class Site:
     """A scheduler of one device here and one on node b."""
 
-    def __init__(self, directory: Path, lost_after_s: float) -> None:
+    def __init__(self, directory: Path, lost_after_s: float, transfer: TransferCommand | None = None) -> None:
         self.directory = directory
+        self.transfer = transfer
+        #: Where the agent is told to connect, if not to the scheduler itself.
+        self.detour = ""
         self.keys = directory / "keys"
         self.lost_after_s = lost_after_s
         self.port = "*"
@@ -84,6 +88,7 @@ class Site:
             self.keys,
             MonotonicClock(),
             lost_after_s=self.lost_after_s,
+            transfer=self.transfer,
         )
         self.port = host_and_port(self.remote.endpoint)[1]
         self.scheduler = Scheduler(
@@ -102,7 +107,8 @@ class Site:
         self.scheduler.take_over(past)
 
     def begin_agent(self) -> None:
-        words = ["b", str(self.directory / "b"), self.remote.endpoint, str(self.keys)]
+        endpoint = self.detour or self.remote.endpoint
+        words = ["b", str(self.directory / "b"), endpoint, str(self.keys), str(self.directory)]
         self.agent = subprocess.Popen([sys.executable, str(AGENT), *words])
 
     def kill_agent(self) -> None:
@@ -158,6 +164,7 @@ class Site:
             self.agent.send_signal(signal.SIGCONT)
             if self.agent.poll() is not None:
                 self.begin_agent()
+            self.scheduler.run(lambda: self.remote.nodes["b"].joined, timeout_s=PATIENCE_S)
             for job in self.core.jobs.values():
                 if not job.state.ended:
                     self.scheduler.apply_request(Cancelled(job.id, "the test is over"))

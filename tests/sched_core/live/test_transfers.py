@@ -5,6 +5,7 @@ from __future__ import annotations
 import select
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -16,12 +17,12 @@ from ...patience import PATIENCE_S
 class Told:
     def __init__(self, script: str) -> None:
         self.done: list[tuple[str, str]] = []
-        self.transfers = Transfers(
-            lambda job, ranks, node: [sys.executable, "-c", script, job, str(ranks), node]
-        )
+        self.waits: list[str] = []
+        self.transfers = Transfers(lambda job, *words: [sys.executable, "-c", script, job, *map(str, words)])
 
-    def begin(self, job: str, node: str = "b") -> None:
-        self.transfers.begin(job, 2, node, lambda error: self.done.append((job, error)))
+    def begin(self, job: str, node: str = "b", *, patient: bool = False) -> None:
+        waiting = self.waits.append if patient else None
+        self.transfers.begin(job, 2, "s", node, lambda error: self.done.append((job, error)), waiting)
 
     def finish(self, count: int = 1) -> list[tuple[str, str]]:
         while len(self.done) < count:
@@ -45,7 +46,7 @@ def begin(made: list[Told], script: str) -> Told:
 
 
 def test_its_command_is_told_what_to_bring(made: list[Told]) -> None:
-    told = begin(made, "import sys; assert sys.argv[1:] == ['a', '2', 'b']")
+    told = begin(made, "import sys; assert sys.argv[1:] == ['a', '2', 's', 'b']")
     assert told.transfers.under_way("a")
     assert told.finish() == [("a", "")]
     assert not told.transfers.under_way("a")
@@ -66,7 +67,7 @@ def test_one_that_is_cancelled_has_not_arrived(made: list[Told]) -> None:
 
 
 def test_of_each_job_one_is_under_way_at_a_time(made: list[Told]) -> None:
-    told = begin(made, "import sys; sys.exit(sys.argv[3])")
+    told = begin(made, "import sys; sys.exit(sys.argv[4])")
     told.begin("a", "c")
     told.begin("x", "d")
     assert sorted(told.finish(3)) == [("a", "b"), ("a", "c"), ("x", "d")]
@@ -78,3 +79,40 @@ def test_what_waits_for_one_that_is_cancelled_is_cancelled_too(made: list[Told])
     told.begin("a", "c")
     told.transfers.cancel("a")
     assert told.finish(2) == [("a", "it was given up"), ("a", "exit code -9")]
+
+
+#: Cannot reach a node before the third attempt.
+AWAY = """
+import pathlib, sys
+attempts = pathlib.Path({path!r})
+attempts.write_text(attempts.read_text() + "x" if attempts.exists() else "x")
+if len(attempts.read_text()) < 3:
+    sys.stderr.write("nobody answers")
+    sys.exit(3)
+"""
+
+
+def test_it_is_tried_again_while_a_node_cannot_be_reached(made: list[Told], tmp_path: Path) -> None:
+    made.append(told := Told(AWAY.format(path=str(tmp_path / "attempts"))))
+    told.begin("a", patient=True)
+    told.begin("a", "c")
+    assert told.finish(2) == [("a", ""), ("a", "")]
+    assert told.waits == ["nobody answers"] * 2
+
+
+def test_who_does_not_wait_is_told_at_once_that_a_node_cannot_be_reached(
+    made: list[Told], tmp_path: Path
+) -> None:
+    assert begin(made, AWAY.format(path=str(tmp_path / "attempts"))).finish() == [("a", "nobody answers")]
+
+
+def test_one_that_waits_can_be_cancelled(made: list[Told]) -> None:
+    made.append(told := Told("import sys; sys.exit(3)"))
+    told.begin("a", patient=True)
+    while not told.waits:
+        assert select.select([told.transfers.fileno()], [], [], PATIENCE_S)[0]
+        told.transfers.reap()
+    told.transfers.cancel("a")
+    ((job, _),) = told.finish()
+    assert job == "a"
+    assert not told.transfers.under_way("a")
