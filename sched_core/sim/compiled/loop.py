@@ -16,19 +16,11 @@ from .arrays import (
     TIED,
     World,
     compiled,
-    crowded,
-    flip,
-    place,
-    pull,
-    push,
-    rank,
-    sort,
-    spare,
-    top,
-    unrank,
-    vacate,
 )
-from .orders import set_key, settle, update, wake_at
+from .heaps import pull, push, top
+from .keys import set_key
+from .orders import settle, update, wake_at
+from .ranking import crowded, flip, place, rank, sort, spare, unrank, vacate
 from .rules import NODE_SETS, PENDING_LONGEST
 
 OVER, MORE, STUCK = range(3)

@@ -1,4 +1,4 @@
-"""The orders over arrays: what each policy's key is, when it changes, and when the policy wants to be woken.
+"""The orders over arrays: when each policy's keys change, and when the policy wants to be woken.
 
 Each function is the counterpart of the method that its docstring names, over ``arrays.World``.
 """
@@ -6,27 +6,13 @@ Each function is the counterpart of the method that its docstring names, over ``
 from __future__ import annotations
 
 from math import floor, inf
-from typing import Any
 
 from gpuslice.sched_core.policies.tiresias.mlfq import SOON_S
 
-from .arrays import (
-    DUE,
-    JOINING,
-    ORDER,
-    RISING,
-    STARTED,
-    SUSPENDED,
-    World,
-    compiled,
-    crowded,
-    pull,
-    push,
-    rank,
-    sort,
-    top,
-    unrank,
-)
+from .arrays import DUE, JOINING, ORDER, RISING, STARTED, SUSPENDED, World, compiled
+from .heaps import pull, push, top
+from .keys import NEXT_ROUND, attained_at, executed_at, set_key, up_to
+from .ranking import crowded, order_anew, rank, refresh, rekey, sort, unrank
 from .rules import (
     ATTAINED,
     EXPECTED,
@@ -38,122 +24,8 @@ from .rules import (
     QUEUES,
     REMAINING,
     SHORTEST,
-    SMALLEST,
     TURNS,
 )
-
-
-@compiled
-def executed_at(w: World, job: int, now: float) -> float:
-    j = w.jobs[job]
-    return float(j.executed + (now - j.since) if j.running and now > j.since else j.executed)
-
-
-@compiled
-def attained_at(w: World, job: int, now: float) -> float:
-    """What counts in queues and for ``las``: service, or time, since the first queue was entered."""
-    j = w.jobs[job]
-    if not w.clock[0].by_devices:
-        return float(executed_at(w, job, now) - j.base_executed)
-    service = j.service + (now - j.since) * j.demand if j.running and now > j.since else j.service
-    return float(service - j.base_service)
-
-
-@compiled
-def up_to(samples: Any, value: float) -> int:
-    """How many of the ascending ``samples`` are at most ``value``."""
-    low, high = 0, len(samples)
-    while low < high:
-        middle = (low + high) // 2
-        if samples[middle] <= value:
-            low = middle + 1
-        else:
-            high = middle
-    return low
-
-
-@compiled
-def index_at(w: World, job: int, now: float) -> float:
-    """``PublishedIndex.at``, or ``GittinsIndex.within`` up to the end of the queue."""
-    clock = w.clock[0]
-    samples = w.numbers[clock.queues : clock.queues + clock.samples]
-    table = w.numbers[clock.queues + clock.samples :]
-    attained = attained_at(w, job, now)
-    first = up_to(samples, attained)
-    if clock.kind == PUBLISHED_GITTINS:
-        return float(table[first]) if first < len(table) else 0.0
-    if w.jobs[job].level == clock.queues:
-        return 0.0
-    more = w.numbers[w.jobs[job].level] - attained
-    beyond = up_to(samples, attained + more)
-    if more <= 0 or first == beyond:
-        return 0.0
-    completing = beyond - first
-    used = table[beyond] - table[first] - completing * attained
-    return float(completing / (used + more * (len(samples) - beyond)))
-
-
-@compiled
-def set_key(w: World, job: int, now: float) -> None:
-    """``waiting_key`` of each order, and what else running jobs are given."""
-    j, key, clock = w.jobs[job], w.jobs[job].key, w.clock[0]
-    kind = clock.kind
-    if kind == FIRST:
-        key[0] = not j.runs
-    elif kind == SMALLEST:
-        key[0] = j.demand
-    elif kind == SHORTEST:
-        key[0], key[1] = not j.runs, 0.0 if j.runs else j.duration
-    elif kind in (REMAINING, PUBLISHED_SHORTEST):
-        key[0] = (j.duration - executed_at(w, job, now)) * (j.demand if clock.by_devices else 1)
-        key[1] = not j.runs
-        if kind == PUBLISHED_SHORTEST:
-            key[1], key[2], key[3] = clock.events + 1, 2, job
-    elif kind == ATTAINED:
-        key[0] = attained_at(w, job, now)
-    elif kind == TURNS:
-        clock.turn += 1
-        key[0], key[1] = 1, clock.turn
-    elif kind == EXPECTED:
-        clock.turn += 1
-        clock.newest, clock.newest_s = job, now
-        key[0], key[1] = w.numbers[clock.samples], clock.turn
-    elif kind in (QUEUES, GITTINS):
-        key[0], key[2] = j.level, j.started == inf
-        key[1] = -index_at(w, job, now) if kind == GITTINS else 0.0
-        key[3] = j.entered if j.started == inf else j.started
-    elif kind >= PUBLISHED_QUEUES:
-        clock.turn += 1
-        key[0], key[3], key[4] = j.level, 1, clock.turn
-        if kind == PUBLISHED_GITTINS:
-            key[1], key[2] = -index_at(w, job, now), j.submit
-
-
-@compiled
-def rekey(w: World, job: int, now: float) -> None:
-    unrank(w, job)
-    set_key(w, job, now)
-    rank(w, job)
-
-
-@compiled
-def rekey_running(w: World, now: float) -> None:
-    """Give running jobs the keys of ``now``, in orders that shift as jobs run."""
-    clock = w.clock[0]
-    kind = clock.kind
-    for place in range(clock.count):
-        job = w.slots[ORDER, place]
-        key, old = w.jobs[job].key, w.jobs[job].key[0]
-        if kind == PUBLISHED_GITTINS:
-            key[1], key[3], key[4] = -index_at(w, job, now), 0, place
-        elif kind == PUBLISHED_SHORTEST:
-            remaining = w.jobs[job].duration - executed_at(w, job, now)
-            key[0] = remaining * (w.jobs[job].demand if clock.by_devices else 1)
-            if key[0] != old:
-                key[1], key[2], key[3] = clock.events + 1, 1, place
-        elif kind != GITTINS or w.jobs[job].level < clock.queues:
-            set_key(w, job, now)
-    sort(w, ORDER, clock.count, True)
 
 
 @compiled
@@ -258,19 +130,18 @@ def update(w: World, now: float) -> None:
             if w.jobs[job].since < now:
                 set_key(w, job, now)
             else:
-                w.jobs[job].key[0] = 1
-        sort(w, ORDER, clock.count, True)
+                w.jobs[job].key[0] += NEXT_ROUND
+        order_anew(w)
     if now >= clock.alert:
         clock.alert = inf
     if kind in (PUBLISHED_GITTINS, PUBLISHED_SHORTEST):
-        rekey_running(w, now)
+        refresh(w)
     if kind == EXPECTED:
         expect_of_newest(w, now)
     if kind >= QUEUES:
         change_queues(w, now)
     contended = clock.was_crowded or clock.asked > clock.capacity
-    if contended and kind in (REMAINING, ATTAINED, GITTINS):
-        rekey_running(w, now)
+    clock.expired, clock.fresh = contended and kind in (REMAINING, ATTAINED, GITTINS), clock.count
 
 
 @compiled
@@ -287,11 +158,25 @@ def settle(w: World, now: float) -> None:
         for i in range(clock.suspended):
             rekey(w, int(w.slots[SUSPENDED, i]), now)
     if kind == TURNS:
-        for i in range(clock.count):
-            w.jobs[w.slots[ORDER, i]].key[0] = 0
-        sort(w, ORDER, clock.count, True)
+        begin_slices(w)
     if kind >= PUBLISHED_QUEUES:
         running_first(w)
+
+
+@compiled
+def begin_slices(w: World) -> None:
+    """Who was let run is in the present round now (``RoundRobin.settled``): all, or who was just started."""
+    clock = w.clock[0]
+    if clock.count and w.firsts[ORDER, 0] >= NEXT_ROUND:
+        for i in range(clock.count):
+            w.jobs[w.slots[ORDER, i]].key[0] -= NEXT_ROUND
+        order_anew(w)
+        return
+    for i in range(clock.started):
+        job = int(w.slots[STARTED, i])
+        unrank(w, job)
+        w.jobs[job].key[0] -= NEXT_ROUND
+        rank(w, job)
 
 
 @compiled

@@ -23,7 +23,7 @@ from .choice import kept_in
 from .devices import HOLDING, LOG, Found, Held, assign
 from .loop import MORE, STUCK, advance
 from .node_sets import SET, Sets, advance_sets
-from .rules import NODE_SETS, Form
+from .rules import ATTAINED, NODE_SETS, Form
 
 #: Between two looks at Ctrl-C and the progress bar.
 _EVENTS = 20_000
@@ -98,6 +98,8 @@ def _world(simulation: Simulation, form: Form) -> World:
     clock["least_s"], clock["spared_s"] = least_s, np.inf
     quantum_s = form.rule.quantum_s
     clock["slice_s"] = quantum_s * max(1, ceil(least_s / quantum_s))
+    if form.rule.kind == ATTAINED:
+        clock["pace"] = demands[-1] if form.rule.by_devices else 1
     clock["queues"] = clock["sizes"] = len(form.limits)
     clock["samples"] = len(form.samples)
     clock["groups"] = len(demands)
@@ -109,10 +111,10 @@ def _world(simulation: Simulation, form: Form) -> World:
     nodes[FREE] = simulation.cluster.node_sizes
     clock["node_size"], clock["idle_nodes"] = nodes[FREE, 0], len(nodes[FREE])
     numbers = np.array([*form.limits, *form.samples, *form.table], np.float64)
-    slots = np.zeros((11, count), np.int32)
+    slots, firsts = np.zeros((11, count), np.int32), np.zeros((5, count))
     log = np.zeros(_LOGGED + 3 * simulation.cluster.size if simulation.keep_spans else 0, LOG)
     jobs, groups, clock, log = (array.view(np.recarray) for array in (jobs, groups, clock, log))
-    return World(jobs, groups, clock, slots, nodes, numbers, log)
+    return World(jobs, groups, clock, slots, firsts, nodes, numbers, log)
 
 
 class _Holders:

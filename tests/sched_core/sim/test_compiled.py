@@ -26,6 +26,7 @@ from gpuslice.sched_core.traces.formats import read_trace
 from gpuslice.sched_core.traces.trace import Trace
 
 PACKAGE = "gpuslice.sched_core.sim.compiled"
+MODULES = ("arrays", "heaps", "keys", "ranking", "devices", "orders", "loop", "node_sets", "run")
 DATA = Path(__file__).resolve().parents[2] / "data"
 COLUMNS = (
     *("first_start_s", "finish_s", "stopped", "preemptions", "migrations", "executed_s", "service_s"),
@@ -55,7 +56,7 @@ PEERS = (
 @pytest.fixture(scope="module")
 def interpreted() -> Iterator[Any]:
     """The module that runs compiled simulations, with nothing compiled."""
-    names = [f"{PACKAGE}.{name}" for name in ("arrays", "devices", "orders", "loop", "node_sets", "run")]
+    names = [f"{PACKAGE}.{name}" for name in MODULES]
     usual = {name: sys.modules.pop(name) for name in names if name in sys.modules}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(numba.config, "DISABLE_JIT", True)
