@@ -44,6 +44,13 @@ def position(w: World, job: int) -> int:
 
 
 @inlined
+def ahead(w: World, place: int, job: int) -> bool:
+    """Whether who runs at ``place``, certainly, comes before ``job``, which waits."""
+    first, other = w.firsts[ORDER, place], w.jobs[job].key[0] - w.clock[0].pace * w.clock[0].now
+    return bool(first < other if first != other else urgent(w, w.slots[ORDER, place], job))
+
+
+@inlined
 def shift(row: Any, at: int, until: int, by: int) -> None:
     """Move what lies from ``at`` up to ``until`` one place up or, with ``by`` below 0, down.
 
@@ -138,35 +145,40 @@ def refresh(w: World) -> None:
     order_anew(w)
 
 
-@compiled
+@inlined
+def uncertain(w: World, place: int) -> bool:
+    """Whether somebody else may be at ``place`` by keys of the present; all behind it are certain."""
+    clock, firsts = w.clock[0], w.firsts[ORDER]
+    if clock.kind == GITTINS:
+        return bool(w.jobs[w.slots[ORDER, place]].level < clock.queues)  # in the last queue keys stay
+    if clock.fresh == 0:
+        return False
+    first, before = firsts[place], firsts[clock.fresh - 1]
+    tiny = _ROUNDING * (1.0 + abs(first) + clock.pace * clock.now)
+    return bool(clock.fresh > place or before + tiny >= first)
+
+
+@inlined
 def at_present(w: World, place: int) -> int:
     """Who runs at ``place`` by keys of the present, after all behind it (``Ranking._backwards``)."""
-    clock = w.clock[0]
-    if clock.expired and clock.kind == GITTINS:
-        if w.jobs[w.slots[ORDER, place]].level < clock.queues:  # in the last queue keys stay
-            refresh(w)
-    elif clock.expired:
-        bring_up_to_date(w, place)
+    if w.clock[0].expired and uncertain(w, place):
+        make_certain(w, place)
     return int(w.slots[ORDER, place])
 
 
 @compiled
-def bring_up_to_date(w: World, place: int) -> None:
+def make_certain(w: World, place: int) -> None:
     """Give keys of the present to whoever may be at ``place`` or behind it; to all if these are many."""
-    clock, firsts, few = w.clock[0], w.firsts[ORDER], w.clock[0].count // _FEW
-    tiny = _ROUNDING * (1.0 + clock.pace * clock.now)
-    while clock.fresh > place or (
-        clock.fresh > 0 and firsts[clock.fresh - 1] + tiny + _ROUNDING * abs(firsts[place]) >= firsts[place]
-    ):
+    clock, few = w.clock[0], w.clock[0].count // _FEW
+    while clock.expired and uncertain(w, place):
         job = w.slots[ORDER, clock.fresh - 1]
-        if w.jobs[job].keyed == clock.now:
+        if few == 0 or clock.kind == GITTINS:
+            refresh(w)
+        elif w.jobs[job].keyed == clock.now:
             clock.fresh -= 1
-        elif few > 0:
+        else:
             few -= 1
             rekey(w, job, clock.now)
-        else:
-            refresh(w)
-            return
 
 
 @compiled
@@ -190,7 +202,7 @@ def fits(w: World, job: int) -> bool:
         if i < 0:
             return False
         last = at_present(w, i)
-        if urgent(w, last, job):
+        if ahead(w, i, job):
             return False
         left += w.jobs[last].demand
     return True
