@@ -48,7 +48,7 @@ class Drf(StartingPolicy):
         self._shares = {}
         self._lines = {}
 
-    def came(self, job: Job) -> None:
+    def came(self, job: Job, view: View) -> None:
         self.hosts.check(job)
         self._lines.setdefault(job.spec.tenant, {})[job.id] = job
         self._shares.setdefault(job.spec.tenant, [0.0, 0.0, 0.0])

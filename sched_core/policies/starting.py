@@ -40,7 +40,7 @@ class StartingPolicy(ABC):
     def reset(self, view: View) -> None:  # noqa: B027
         """Forget everything; ``began`` follows for every running job."""
 
-    def came(self, job: Job) -> None:  # noqa: B027
+    def came(self, job: Job, view: View) -> None:  # noqa: B027
         """``job`` waits."""
 
     def left(self, job: Job) -> None:  # noqa: B027
@@ -104,7 +104,7 @@ class StartingPolicy(ABC):
                 self.left(job)
         for job in view.waiting() if changes.reset else changes.arrived:
             self.waiting[job.id] = job
-            self.came(job)
+            self.came(job, view)
 
 
 def parse_shares(text: str, what: str) -> dict[str, float]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
+from math import inf
+
 from gpuslice.errors import ConfigError
 from gpuslice.sched_core.job import Job
 from gpuslice.sched_core.placement.placement import Placement
@@ -9,6 +12,31 @@ from gpuslice.sched_core.policy import View
 
 from .hosts import Hosts
 from .starting import Choice, StartingPolicy
+
+
+class _Alike:
+    """Those who wait and ask for the same: only the one with the least work left can be the best of them.
+
+    What is left of a job does not change while it waits.
+    """
+
+    def __init__(self) -> None:
+        #: (Work left, number, job), least first.
+        self.line: list[tuple[float, int, Job]] = []
+        self._finite_s = 0.0
+
+    @property
+    def work_s(self) -> float:
+        """Work left of all of them."""
+        return inf if self.line and self.line[-1][0] == inf else self._finite_s
+
+    def add(self, job: Job, left_s: float) -> None:
+        insort(self.line, (left_s, job.number, job))
+        self._finite_s += left_s if left_s < inf else 0.0
+
+    def remove(self, job: Job, left_s: float) -> None:
+        del self.line[bisect_left(self.line, (left_s, job.number))]
+        self._finite_s = self._finite_s - (left_s if left_s < inf else 0.0) if self.line else 0.0
 
 
 class Tetris(StartingPolicy):
@@ -45,9 +73,21 @@ class Tetris(StartingPolicy):
 
     def reset(self, view: View) -> None:
         self.hosts = Hosts(view.cluster, *self._limits)
+        self._alike: dict[object, _Alike] = {}
+        #: What each job asks for, and its work left.
+        self._entries: dict[str, tuple[object, float]] = {}
 
-    def came(self, job: Job) -> None:
+    def came(self, job: Job, view: View) -> None:
         self.hosts.check(job)
+        wish = (job.demand, self.placement.kind(job), *self.hosts.needs(job))
+        self._entries[job.id] = (wish, view.remaining_s(job))
+        self._alike.setdefault(wish, _Alike()).add(job, self._entries[job.id][1])
+
+    def left(self, job: Job) -> None:
+        wish, left_s = self._entries.pop(job.id)
+        self._alike[wish].remove(job, left_s)
+        if not self._alike[wish].line:
+            del self._alike[wish]
 
     def began(self, job: Job, devices: tuple[int, ...]) -> None:
         self.hosts.take(job, devices)
@@ -56,24 +96,20 @@ class Tetris(StartingPolicy):
         self.hosts.take(job, job.placement, -1)
 
     def choose(self, view: View) -> Choice | None:
+        #: Alignment and work of who is best of those that ask for the same.
         scored: list[tuple[float, float, Choice]] = []
-        #: Alignment and sum of shares of jobs that ask for the same; ``None``: they do not fit.
-        alike: dict[object, tuple[float, float] | None] = {}
-        for job, devices in self.offers(self.waiting.values()):
-            wish = (job.demand, job.spec.cpus, job.spec.memory_bytes, devices)
-            if wish not in alike:
-                fits = self.hosts.fits(job, devices)
-                shares = sum(self.hosts.shares(job))
-                alike[wish] = (self._alignment(job, devices, view), shares) if fits else None
-            if (found := alike[wish]) is not None:
-                alignment, shares = found
-                scored.append((alignment, view.remaining_s(job) * shares, (job, devices)))
+        alignments = works = 0.0
+        for job, devices in self.offers(alike.line[0][2] for alike in self._alike.values()):
+            if self.hosts.fits(job, devices):
+                wish, left_s = self._entries[job.id]
+                alike, shares = self._alike[wish], sum(self.hosts.shares(job))
+                scored.append((self._alignment(job, devices, view), left_s * shares, (job, devices)))
+                alignments += scored[-1][0] * len(alike.line)
+                works += alike.work_s * shares
         if not scored:
             return None
-        alignments = sum(alignment for alignment, _, _ in scored)
-        works = sum(work for _, work, _ in scored)
         epsilon = self._shortness * alignments / works if works > 0 else 0.0
-        return max(scored, key=lambda s: (s[0] - epsilon * s[1], -s[2][0].number))[2]
+        return max(scored, key=lambda s: (s[0] - (epsilon and epsilon * s[1]), -s[2][0].number))[2]
 
     def _alignment(self, job: Job, devices: tuple[int, ...], view: View) -> float:
         """Dot product of demand and free, as shares of the nodes that ``devices`` lie on."""

@@ -47,7 +47,7 @@ class YarnCapacity(StartingPolicy):
         self._queues = {tenant: {} for tenant in self._stated}
         self._held = {}
 
-    def came(self, job: Job) -> None:
+    def came(self, job: Job, view: View) -> None:
         queue = self._queues.setdefault(job.spec.tenant, {})
         queue.pop(job.id, None)  # Held back by its owner it left, and comes again at the end.
         queue[job.id] = job
