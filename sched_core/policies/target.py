@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
-from gpuslice.sched_core.policy import Decision, Migrate, Start, Suspend, View
+from gpuslice.sched_core.job import Job
+from gpuslice.sched_core.policy import Decision, Migrate, Start, Suspend
 
 
-def difference(view: View, target: Mapping[str, tuple[int, ...]]) -> list[Decision]:
-    """Decisions after which exactly the jobs of ``target`` run, on those devices; in order of arrival."""
+def difference(jobs: Iterable[Job], target: Mapping[str, tuple[int, ...]]) -> list[Decision]:
+    """Decisions after which exactly those of ``jobs`` run that are in ``target``, on those devices."""
     decisions: list[Decision] = []
-    for job in view.jobs.values():
+    for job in jobs:
         devices = target.get(job.id)
         if devices is None:
             if job.running:

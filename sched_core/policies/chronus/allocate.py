@@ -125,13 +125,15 @@ def _spread(requests: Sequence[Request], free: FreeDevices) -> dict[str, tuple[i
 
 
 def _in_order(order: Sequence[Job], free: FreeDevices) -> dict[str, tuple[int, ...]]:
-    free = free.copy()
+    """Devices for ``order``, one after the other; in the end ``free`` is as before."""
     placed: dict[str, tuple[int, ...]] = {}
     for job in order:
         devices = fewest_nodes(job.demand, free)
         if devices is not None:
             free.take(devices)
             placed[job.id] = devices
+    for devices in placed.values():
+        free.give(devices)
     return placed
 
 

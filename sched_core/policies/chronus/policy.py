@@ -12,10 +12,11 @@ from gpuslice.errors import ConfigError
 from gpuslice.sched_core.cluster import FreeDevices
 from gpuslice.sched_core.job import Job
 from gpuslice.sched_core.policies.target import difference
-from gpuslice.sched_core.policy import Plan, Stop, View
+from gpuslice.sched_core.policy import Decision, Plan, Start, Stop, Suspend, View
 
 from .allocate import Request, local_search, place_blocks, round_up
 from .leases import Claim, LeasePlan, Need, meets, need_of, overbooked
+from .line import Key, Line
 from .planner import Planner, Solver
 
 #: After jobs were refused, what is left is planned so soon.
@@ -111,6 +112,10 @@ class Chronus:
         self._draft: _Draft | None = None
         #: Devices of guaranteed jobs in the present lease.
         self._leased: dict[str, tuple[int, ...]] = {}
+        #: Who runs, who waits, and what nobody holds.
+        self._running: dict[str, Job] = {}
+        self._line = Line()
+        self._free: FreeDevices
         self._boundary_s: float | None = None
         self._best_effort_boundary_s: float | None = None
 
@@ -134,25 +139,27 @@ class Chronus:
         if refused := self._decide(view):
             return Plan(refused, view.now_s + _SOON_S)
         now_s = view.now_s
-        if all(job.running for job in view.jobs.values()):
+        if not self._line:
             self._boundary_s = self._best_effort_boundary_s = self._draft = None
             return Plan()
         lease_is_over = self._boundary_s is not None and now_s >= self._boundary_s
         turn_is_over = self._best_effort_boundary_s is not None and now_s >= self._best_effort_boundary_s
         holders = self._lease(view) if lease_is_over else self._go_on(view)
         to_measure = any(not job.running and not view.measured(job) for job in self._undecided.values())
-        preempt = holders is not None or turn_is_over or to_measure
         if holders is not None:
-            free = FreeDevices(view.cluster)
-            self._leased = place_blocks([Request(job, self._block(job, view)) for job in holders], free)
+            self._free = FreeDevices(view.cluster)
+            self._leased = place_blocks([Request(job, self._block(job, view)) for job in holders], self._free)
+        elif turn_is_over or to_measure:
+            self._free = FreeDevices.besides(view.cluster, set(chain.from_iterable(self._leased.values())))
+        if holders is not None or turn_is_over or to_measure:
+            decisions = self._anew(view)
         else:
-            kept = () if preempt else (job for job in view.running() if job.id not in self._leased)
-            held = chain(self._leased.values(), (job.placement for job in kept))
-            free = FreeDevices.besides(view.cluster, set(chain.from_iterable(held)))
-        target = {**self._leased, **self._fill(view, free, preempt=preempt)}
+            newcomers = self._line.shortest(self._free.total)
+            decisions = difference(sorted(newcomers, key=_number), local_search(newcomers, self._free))
+        self._note(decisions, view)
         self._boundary_s = _next(now_s, self._lease_s)
         self._best_effort_boundary_s = _next(now_s, self._best_effort_lease_s)
-        return Plan(difference(view, target), min(self._boundary_s, self._best_effort_boundary_s))
+        return Plan(decisions, min(self._boundary_s, self._best_effort_boundary_s))
 
     def _follow(self, view: View) -> None:
         if view.changes.reset:
@@ -160,7 +167,10 @@ class Chronus:
             self._guaranteed = {name: view.jobs[name] for name in self._guaranteed if name in view.jobs}
             self._promised_s = {name: self._promised_s[name] for name in self._guaranteed}
             self._best_effort &= view.jobs.keys()
-            self._leased = {}
+            self._leased, self._undecided, self._questions, self._line = {}, {}, {}, Line()
+            self._running = {job.id: job for job in view.running()}
+            held = set(chain.from_iterable(job.placement for job in self._running.values()))
+            self._free = FreeDevices.besides(view.cluster, held)
             self._boundary_s = self._best_effort_boundary_s = self._draft = None
         for job in view.changes.finished:
             self._guaranteed.pop(job.id, None)
@@ -169,11 +179,29 @@ class Chronus:
             self._questions.pop(job.id, None)
             self._best_effort.discard(job.id)
             self._leased.pop(job.id, None)
-        if view.changes.reset:
-            self._undecided, self._questions = {}, {}
+            self._line.remove(job)
+            if self._running.pop(job.id, None) is not None:
+                self._free.give(job.placement)
         for job in view.jobs.values() if view.changes.reset else view.changes.arrived:
+            if not job.running:
+                self._line.add(job, self._key(job, view))
             if job.spec.deadlines and self.guaranteed(job.id) is None:
                 self._undecided[job.id] = job
+
+    def _note(self, decisions: Iterable[Decision], view: View) -> None:
+        """Remember who runs and who waits from now on."""
+        for decision in decisions:
+            job = view.jobs[decision.job]
+            if isinstance(decision, Start):
+                self._running[job.id] = job
+                self._line.remove(job)
+            elif isinstance(decision, Suspend):
+                del self._running[job.id]
+                self._line.add(job, self._key(job, view))
+
+    def _key(self, job: Job, view: View) -> Key:
+        """Guaranteed jobs come last: their leases are set aside for them anyway."""
+        return (job.id in self._guaranteed, view.remaining_s(job) * job.demand, job.number)
 
     def _decide(self, view: View) -> list[Stop]:
         """Guarantee deadlines or not, where that can be told; jobs that are refused are stopped."""
@@ -190,6 +218,7 @@ class Chronus:
             if admitted:
                 self._guaranteed[job.id] = job
                 self._promised_s[job.id] = self._total_s(job, view)
+                self._rank_again(job, view)
             else:
                 self._best_effort.add(job.id)
             key = "guaranteed" if admitted else "not_guaranteed"
@@ -259,7 +288,7 @@ class Chronus:
         needs = {job.id: self._need(job, view, view.now_s) for job in self._guaranteed.values()}
         for hopeless in [name for name, need in needs.items() if not need.levels]:
             del needs[hopeless]
-            self._lose(hopeless)
+            self._lose(hopeless, view)
         self._draft = _Draft(needs, any(not job.spec.deadlines for job in view.waiting()))
         return self._holders(view, self._finish(self._draft, view))
 
@@ -283,7 +312,7 @@ class Chronus:
             if overrun is None:
                 break
             del needs[overrun]
-            self._lose(overrun)
+            self._lose(overrun, view)
         self._draft = None if last else draft
         return plan
 
@@ -292,9 +321,14 @@ class Chronus:
             view.jobs[name] for name, slots in plan.slots.items() if 0 in slots and name in self._guaranteed
         ]
 
-    def _lose(self, name: str) -> None:
+    def _rank_again(self, job: Job, view: View) -> None:
+        """``job`` was guaranteed its deadline, or is no longer."""
+        if job in self._line:
+            self._line.add(job, self._key(job, view))
+
+    def _lose(self, name: str, view: View) -> None:
         """No longer guarantee the job its deadline."""
-        del self._guaranteed[name]
+        self._rank_again(self._guaranteed.pop(name), view)
         del self._promised_s[name]
         self._best_effort.add(name)
         self.counters["guarantee_lost"] = self.counters.get("guarantee_lost", 0) + 1
@@ -313,37 +347,24 @@ class Chronus:
         """How long the whole of ``job`` runs on dedicated devices, in seconds."""
         return job.progress_at(view.now_s) + view.remaining_s(job)
 
-    def _fill(self, view: View, free: FreeDevices, *, preempt: bool) -> dict[str, tuple[int, ...]]:
-        """Who else runs, on what: everybody anew if ``preempt``, else newcomers beside those that run.
+    def _anew(self, view: View) -> list[Decision]:
+        """Give everybody but those with leases what is left, whoever has it now: keep what can be kept."""
+        for name in self._leased:
+            self._line.remove(view.jobs[name])
+        others = [job for job in self._running.values() if job.id not in self._leased]
+        chosen = self._line.shortest(self._free.total, ((self._key(job, view), job) for job in others))
+        target = dict(self._leased)
+        for job in chosen:
+            if job.running and self._free.has(job.placement):
+                target[job.id] = job.placement
+                self._free.take(job.placement)
+        target.update(local_search([job for job in chosen if job.id not in target], self._free))
+        concerned = {**self._running, **{name: view.jobs[name] for name in target}}
+        return difference(sorted(concerned.values(), key=_number), target)
 
-        ``free`` does not have the devices of these then.
-        """
-        others = [job for job in view.jobs.values() if job.id not in self._leased]
-        target: dict[str, tuple[int, ...]] = {}
-        if preempt:
-            # Guaranteed jobs come last: their leases are set aside for them anyway.
-            chosen = self._shortest(others, view, free.total)
-            for job in chosen:
-                if job.running and free.has(job.placement):
-                    target[job.id] = job.placement
-                    free.take(job.placement)
-        else:
-            target = {job.id: job.placement for job in others if job.running}
-            chosen = self._shortest([job for job in others if not job.running], view, free.total)
-        target.update(local_search([job for job in chosen if job.id not in target], free))
-        return target
 
-    def _shortest(self, jobs: list[Job], view: View, room: int) -> list[Job]:
-        ranked = sorted(
-            jobs,
-            key=lambda job: (job.id in self._guaranteed, view.remaining_s(job) * job.demand, job.number),
-        )
-        chosen: list[Job] = []
-        for job in ranked:
-            if job.demand <= room:
-                chosen.append(job)
-                room -= job.demand
-        return chosen
+def _number(job: Job) -> int:
+    return job.number
 
 
 def _next(now_s: float, step_s: float) -> float:

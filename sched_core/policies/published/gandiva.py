@@ -76,7 +76,9 @@ class PublishedGandiva:
         # Nothing changes between two ticks, so what one leaves is what the next one finds.
         self._seen = None if gone or came or turned else self._picture()
         quiet = self._seen is not None and self._seen == before
-        return Plan(difference(view, self._target(view.cluster)), self._wake_at(view, quiet=quiet))
+        return Plan(
+            difference(view.jobs.values(), self._target(view.cluster)), self._wake_at(view, quiet=quiet)
+        )
 
     def _reset(self, cluster: Cluster) -> None:
         self._node_size = max(cluster.node_sizes)
