@@ -60,6 +60,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         Save an attached, named job's state at every Nth boundary, for a restart; 0 for never.
     lazy_resume
         Let the training go on after a resume while optimizer state is still on its way.
+    recreate_groups
+        Destroy the NCCL communicators of process groups while the job is parked, and make them anew.
     verify
         Compare a snapshot's bytes with their checksums when a resume or a restart takes them back.
     report
@@ -97,6 +99,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     suspend_at: Word = ""
     checkpoint_every: Count = 0
     lazy_resume: bool = False
+    recreate_groups: bool = False
     verify: bool = True
     report: PathText = ""
     profile: PathText = ""

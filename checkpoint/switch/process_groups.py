@@ -5,32 +5,37 @@ nobody stops, keeps its heartbeat. But ranks come back one after another: the fi
 back already waits for the others. Its time limit is therefore extended until a collective has been completed.
 
 NCCL 2.29.7 and newer can release the memory of a communicator. All ranks have to call that, and all have to
-call for its return: whoever calls alone waits for ever. So they agree first, through the group's store.
+call for its return: whoever calls alone waits for ever. So they agree first, through the group's store. If
+the user has asked for it, communicators are destroyed instead, and made anew (``recreated_groups``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-import torch
 import torch.distributed as dist
 
 from gpuslice.checkpoint.discover import pending_collectives
+from gpuslice.config import format_size
 from gpuslice.errors import SuspendRefusedError
 from gpuslice.kernels import Device
 from gpuslice.kernels.nccl import Communicator
 
 from .record import Stages, SwitchRecord
+from .recreated_groups import GroupBackend, ShutDown, backends
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
 #: So much later than another a rank may come back.
 EXTENSION = timedelta(hours=1)
+#: What stays on a GPU and is worth a word: the buffers of NVLS take hundreds of MiB.
+_NOTABLE_BYTES = 64 << 20
+_REMEDY = "--recreate-groups has communicators destroyed while a job is parked, and made anew (docs/hooks.md)"
 #: So long a rank that is parked waits for the others to be, and one that comes back for the others to come.
 _PATIENCE_PARKED, _PATIENCE_BACK = timedelta(seconds=10), timedelta(seconds=60)
 
@@ -58,12 +63,24 @@ class ParkedGroups:
     ----------
     at_next_boundary
         Calls what it is given at the process's next boundary: there timeouts are put back.
+    recreate
+        Whether NCCL's communicators are destroyed at a suspend and made anew at the resume.
+    tell
+        Told what of NCCL stays on the GPU and what helps; once.
     """
 
-    def __init__(self, at_next_boundary: Callable[[Callable[[int], None]], None]) -> None:
+    def __init__(
+        self,
+        at_next_boundary: Callable[[Callable[[int], None]], None],
+        *,
+        recreate: bool = False,
+        tell: Callable[[str, str], object] = lambda what, remedy: None,
+    ) -> None:
         self._at_next_boundary = at_next_boundary
+        self._recreate = recreate
+        self._tell: Callable[[str, str], object] | None = tell
         self._extended: list[_Extended] = []
-        self._released: list[Communicator] = []
+        self._released: list[Communicator] | list[ShutDown] = []
         self._record = SwitchRecord(0)
         #: The boundary of the last suspend, how many were begun there, and resumes tried of the released.
         self._boundary = self._suspends = self._resumes = 0
@@ -96,28 +113,71 @@ class ParkedGroups:
         self._parked = f"gpuslice/parked/{boundary}/{self._suspends}"
 
     def _decline(self, device: Device) -> None:
-        if _communicators(device):
-            agree(_store(), self._parked, NOBODY, timedelta())
+        if self._asks(_nccl_backends(device), device):
+            self._agree(NOBODY, timedelta())
+
+    def _asks(self, found: Sequence[GroupBackend], device: Device) -> bool:
+        """Whether the ranks ask each other; all of them have the same groups."""
+        return bool(found) and (self._recreate or bool(_communicators(found, device)))
+
+    def _agree(self, ranks: int, patience: timedelta) -> bool:
+        return agree(_store(), self._parked, ranks, patience)
 
     def _release(self, record: SwitchRecord, device: Device) -> None:
         """Release what all ranks can, and note what stays."""
-        communicators = _communicators(device)
-        found = [(communicator, communicator.memory()) for communicator in communicators]
+        found = _nccl_backends(device)
+        if not self._asks(found, device):
+            return
         with Stages(record).stage("free_s"):
-            if any(memory is not None for _, memory in found) and _agreed(self._parked, _PATIENCE_PARKED):
-                self._back, self._resumes = f"{self._parked}/back", 0
-                self._released = [communicator for communicator in communicators if communicator.suspend()]
-        gone, stays = 0, 0
-        for communicator, memory in found:
-            if memory is not None:
-                released = communicator in self._released
-                gone += memory.suspendable_bytes if released else 0
-                stays += memory.persistent_bytes + (0 if released else memory.suspendable_bytes)
-        record.leave_communicators(gone, stays)
+            release = self._shut_down if self._recreate else self._suspend
+            gone_bytes, held_bytes = release(found, record, device)
+        if self._released:
+            self._back, self._resumes = f"{self._parked}/back", 0
+        record.leave_communicators(gone_bytes, held_bytes)
         self._record = record
 
+    def _suspend(
+        self, found: Sequence[GroupBackend], record: SwitchRecord, device: Device
+    ) -> tuple[int, int]:
+        """Have NCCL release what it can; bytes that are gone, and that stay."""
+        memory = [(one, one.memory()) for one in _communicators(found, device)]
+        known = [(one, nbytes) for one, nbytes in memory if nbytes is not None]
+        if known and self._agree(dist.get_world_size(), _PATIENCE_PARKED):
+            self._released = [one for one, _ in memory if one.suspend()]
+        gone = sum(nbytes.suspendable_bytes for one, nbytes in known if one in self._released)
+        kept = sum(nbytes.persistent_bytes for _, nbytes in known)
+        if len(known) < len(memory):
+            what = "this NCCL cannot release the memory of its communicators (2.29.7 and newer can)"
+            self._say(f"{what}: it stays on {device.name} while the job is parked")
+        elif kept >= _NOTABLE_BYTES:
+            what = "NCCL cannot release what it keeps as persistent, such as the buffers of NVLS"
+            self._say(f"{what}: {format_size(kept)} stay on {device.name} while the job is parked")
+        return gone, kept + sum(nbytes.suspendable_bytes for _, nbytes in known) - gone
+
+    def _shut_down(
+        self, found: Sequence[GroupBackend], record: SwitchRecord, device: Device
+    ) -> tuple[int, int]:
+        """Destroy all communicators; bytes that are gone, and that stay."""
+        obstacle = next(filter(None, (backend.obstacle() for backend in found)), "")
+        memory = [one.memory() for one in _communicators(found, device)]
+        known = sum(one.suspendable_bytes + one.persistent_bytes for one in memory if one is not None)
+        if not self._agree(NOBODY if obstacle else dist.get_world_size(), _PATIENCE_PARKED):
+            if obstacle:
+                what = "the communicators of this rank cannot be made anew and stay"
+                self._say(f"{what} on {device.name} while the job is parked: {obstacle}", remedy="")
+            return 0, known
+        gpu = device.torch_device
+        self._released = [ShutDown(backend, self._parked, gpu) for backend in found]
+        return (record.shrunk_bytes(device) if None in memory else known), 0
+
+    def _say(self, what: str, remedy: str = _REMEDY) -> None:
+        """Once, and by one rank for all."""
+        tell, self._tell = self._tell, None
+        if tell is not None and dist.get_rank() == 0:
+            tell(what, remedy)
+
     def restore(self, device: Device, *, moves: bool) -> None:
-        """Before a resume: give the communicators back what was released.
+        """Before a resume: give the communicators back what was released, or make them anew.
 
         Parameters
         ----------
@@ -133,7 +193,7 @@ class ParkedGroups:
         SuspendRefusedError
             If other ranks do not come back, or it cannot move. The rank is parked as before.
         SwitchFailedError
-            If a communicator is lost.
+            If a communicator is lost or cannot be made anew.
         """
         if moves and (bound := self.obstacle_to_moves(device)):
             raise SuspendRefusedError(
@@ -144,9 +204,12 @@ class ParkedGroups:
             return
         with Stages(self._record).stage("reserve_s"):
             self._await_others()
+            anew = isinstance(self._released[0], ShutDown)
             while self._released:
                 self._released[0].resume()
                 del self._released[0]
+        if anew:
+            self._extend()
 
     def _await_others(self) -> None:
         """Once all have agreed none asks again: the others wait in NCCL for one that has to try again."""
@@ -155,8 +218,8 @@ class ParkedGroups:
         self._resumes += 1
         if not _agreed(f"{self._back}/{self._resumes}", _PATIENCE_BACK):
             raise SuspendRefusedError(
-                f"the other ranks did not come back within {_PATIENCE_BACK.seconds} s, and the NCCL "
-                "communicators that they share with this one are suspended",
+                f"the other ranks did not come back within {_PATIENCE_BACK.seconds} s, and the memory of "
+                "the NCCL communicators that they share with this one is released",
                 "resume all ranks of the job",
             )
         self._back = ""
@@ -168,13 +231,13 @@ class ParkedGroups:
 
     def obstacle_to_moves(self, device: Device) -> str:
         """Why this rank cannot resume on another device, or an empty string."""
-        if _communicators(device):
+        if self._released or _communicators(_nccl_backends(device), device):
             return f"an NCCL communicator of its process group belongs to {device.name}"
         return ""
 
     def _extend(self) -> None:
         known = {id(extended.backend) for extended in self._extended}
-        for backend in _backends():
+        for backend in (found.backend for found in backends()):
             if hasattr(backend, "_add_ephemeral_timeout"):
                 backend._add_ephemeral_timeout(EXTENSION)  # NCCL: torch itself puts it back
             elif id(backend) not in known:
@@ -216,25 +279,11 @@ def _store() -> Store:
     return dist.distributed_c10d._get_default_store()
 
 
-def _backends() -> list[Any]:
-    """Those of gloo and NCCL that this process has, in the order in which all ranks have made them."""
-    if not dist.is_available() or not dist.is_initialized():
-        return []
-    found: dict[int, Any] = {}
-    for group in dist.distributed_c10d._world.pg_map:
-        for device in group._device_types:
-            backend: Any = group._get_backend(device)
-            backend = getattr(backend, "wrapped_pg", backend)
-            if backend._get_backend_name() in ("gloo", "nccl"):
-                found[id(backend)] = backend
-    return list(found.values())
+def _nccl_backends(device: Device) -> list[GroupBackend]:
+    return [one for one in backends() if one.nccl] if device.torch_device.type == "cuda" else []
 
 
-def _communicators(device: Device) -> list[Communicator]:
-    """NCCL's on this device, in that order; not those between two ranks alone, which torch does not tell."""
-    backends = [backend for backend in _backends() if backend._get_backend_name() == "nccl"]
-    if not backends or device.torch_device.type != "cuda":
-        return []
-    with torch.cuda.device(device.torch_device):
-        addresses = [backend._comm_ptr() for backend in backends]
-    return [Communicator(address) for address in addresses if address]
+def _communicators(found: Sequence[GroupBackend], device: Device) -> list[Communicator]:
+    """On this device, in the order in which all ranks have made them."""
+    every = (backend.communicator(device.torch_device) for backend in found)
+    return [one for one in every if one is not None]

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 SUSPEND_STAGES = ("quiesce_s", "find_s", "admit_s", "copy_out_s", "publish_s", "free_s")
 RESUME_STAGES = ("fetch_s", "reserve_s", "verify_s", "copy_in_s")
 
+#: In ``held``: what only NVML tells.
+LIBRARIES = "context_and_libraries"
+
 
 @dataclass(slots=True)
 class SwitchRecord:
@@ -81,7 +84,15 @@ class SwitchRecord:
         self.bytes_found = self.bytes_freed + self.bytes_resident
         self.bytes_unaccounted = plan.unaccounted_bytes(device)
         self.rss_parked_bytes = resident_anonymous_bytes()
-        self.held = device.held(self.bytes_freed if self.route == "vmm" else 0)
+        self.held = self._held_on(device)
+
+    def _held_on(self, device: Device) -> dict[str, int]:
+        return device.held(self.bytes_freed if self.route == "vmm" else 0)
+
+    def shrunk_bytes(self, device: Device) -> int:
+        """What the context and libraries have freed since the suspend was weighed; 0 if NVML cannot tell."""
+        before, now = (held.get(LIBRARIES, 0) for held in (self.held, self._held_on(device)))
+        return max(0, before - now)
 
     def leave(self, reason: str, nbytes: int) -> None:
         """Note bytes of the device that no Python object has, and that a suspend leaves where they are."""
@@ -94,9 +105,8 @@ class SwitchRecord:
     def leave_communicators(self, released_bytes: int, held_bytes: int) -> None:
         """Note what of NCCL's memory is gone while the job is parked, and what stays."""
         self.bytes_communicators = released_bytes
-        libraries = "context_and_libraries"
-        if libraries in self.held:
-            self.held[libraries] = max(0, self.held[libraries] - released_bytes - held_bytes)
+        if LIBRARIES in self.held:
+            self.held[LIBRARIES] = max(0, self.held[LIBRARIES] - released_bytes - held_bytes)
         if held_bytes:
             self.held["communicators"] = held_bytes
 

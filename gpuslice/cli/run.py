@@ -9,7 +9,7 @@ from gpuslice.launch.command import execute
 from gpuslice.types import Route
 
 from .declare import Option
-from .options import CheckpointEvery, Words
+from .options import CheckpointEvery, RecreateGroups, Words
 from .options import Route as RouteOption
 
 
@@ -26,6 +26,7 @@ def command(
     lazy_resume: Annotated[
         bool, Option("--lazy-resume", help="Go on training while optimizer state is still coming back.")
     ] = False,
+    recreate_groups: RecreateGroups = False,
     no_verify: Annotated[
         bool, Option("--no-verify", help="Take snapshots back without comparing their checksums.")
     ] = False,
@@ -66,6 +67,7 @@ def command(
         suspend_at=suspend_at,
         checkpoint_every=checkpoint_every,
         lazy_resume=lazy_resume or None,
+        recreate_groups=recreate_groups or None,
         verify=False if no_verify else None,
         memory=memory,
         route=route,

@@ -13,7 +13,7 @@ from gpuslice import config
 from gpuslice.errors import UsageError
 
 from .declare import Option
-from .options import CheckpointEvery, Json, Route, StateDir, Words
+from .options import CheckpointEvery, Json, RecreateGroups, Route, StateDir, Words
 from .talk import connect
 
 
@@ -62,6 +62,7 @@ def command(
     ] = "60s",
     on_boundary_timeout: Annotated[OnTimeout, Option(help="What else to do with it then.")] = OnTimeout.LEAVE,
     checkpoint_every: CheckpointEvery = None,
+    recreate_groups: RecreateGroups = False,
     variables: Annotated[
         list[str] | None, Option("--env", metavar="K=V", help="A variable for the job.")
     ] = None,
@@ -106,6 +107,7 @@ def command(
             environ=environ,
             route=route,
             checkpoint_every=checkpoint_every,
+            recreate_groups=recreate_groups,
         )
     print(msgspec.json.encode({"id": job}).decode() if as_json else job)
 

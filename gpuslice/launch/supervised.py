@@ -29,7 +29,10 @@ from gpuslice.types import Route
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 _OWN = (signal.SIGTSTP, signal.SIGCONT, signal.SIGCHLD)
 #: Settings that need gpuslice inside of the process.
-_INSIDE = ("suspend_every", "suspend_at", "checkpoint_every", "lazy_resume", "report", "job", "standby")
+_INSIDE = (
+    *("suspend_every", "suspend_at", "checkpoint_every", "lazy_resume", "recreate_groups"),
+    *("report", "job", "standby"),
+)
 
 
 def execute(words: Sequence[str], settings: Settings) -> int:

@@ -87,7 +87,7 @@ class Runtime:
         self.membership: Membership | None = None
         self.gate = ThreadGate()
         self.memory_limit = MemoryLimit(settings.memory, say)
-        self._groups = ParkedGroups(boundaries.call_at_next)
+        self._groups = ParkedGroups(boundaries.call_at_next, recreate=settings.recreate_groups, tell=say)
         self.slot_preparation: SlotPreparation | None = None
         self.report = Report(self._report_path(), job=settings.job, rank=identity.rank)
         self.checkpoints = Checkpoints(self.report)

@@ -15,9 +15,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from gpuslice.checkpoint.switch import recreated_groups
 from gpuslice.checkpoint.switch.process_groups import ParkedGroups
 from gpuslice.config import Settings
-from gpuslice.errors import DeviceMemoryError, SuspendRefusedError
+from gpuslice.errors import DeviceMemoryError, SuspendRefusedError, SwitchFailedError
 from gpuslice.launch.rank_identity import RankIdentity
 from gpuslice.runtime.boundaries import BoundaryCounter
 from gpuslice.runtime.runtime import Runtime
@@ -27,23 +28,28 @@ from ..gpuslice.conftest import Workshop, finish_ranks
 
 MIB = 1 << 20
 TIMEOUTS = Path(__file__).parents[1] / "gpuslice" / "parked_timeouts.py"
-#: Trains by DDP, with sharded parameters, and in a second group; says what it computed.
+#: Trains by DDP, FSDP2, tensor parallelism and in a second group; says what it computed.
 TRAIN = """
-import hashlib, os, torch
+import datetime, hashlib, json, os, torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 rank = int(os.environ["LOCAL_RANK"])
 torch.cuda.set_device(rank)
 dist.init_process_group("nccl")
-second = dist.new_group()
+second = dist.new_group(timeout=datetime.timedelta(seconds=77), group_desc="the second")
+alone = dist.new_subgroups(group_size=1)[0]
 torch.manual_seed(0)
-ddp, sharded, plain = (torch.nn.Linear(64, 64).cuda() for _ in range(3))
-fully_shard(sharded, mesh=init_device_mesh("cuda", (2,)))
-models = DistributedDataParallel(ddp, gradient_as_bucket_view=True), sharded, plain
+ddp, sharded, plain, parallel = (torch.nn.Linear(64, 64).cuda() for _ in range(4))
+mesh = init_device_mesh("cuda", (2,))
+fully_shard(sharded, mesh=mesh)
+parallelize_module(parallel, mesh, ColwiseParallel(output_layouts=Replicate()), src_data_rank=None)
+models = DistributedDataParallel(ddp, gradient_as_bucket_view=True), sharded, plain, parallel
 optimizers = [torch.optim.Adam(model.parameters()) for model in models]
 torch.manual_seed(rank)
 for batch in DataLoader(torch.randn(48, 64), batch_size=4):
@@ -55,16 +61,26 @@ for batch in DataLoader(torch.randn(48, 64), batch_size=4):
         optimizer.step()
         optimizer.zero_grad()
 digest = hashlib.sha256()
-for weight in ddp.weight, sharded.weight.to_local(), plain.weight:
+for weight in ddp.weight, sharded.weight.to_local(), plain.weight, parallel.weight.to_local():
     digest.update(weight.detach().cpu().numpy().tobytes())
 with open(f"digest.{rank}", "w") as file:
     file.write(digest.hexdigest())
+seen = []
+for group in dist.group.WORLD, second, alone:
+    options = group._get_backend(torch.device("cuda")).options
+    ranks = dist.get_process_group_ranks(group)
+    assert options.global_ranks_in_group in ([], ranks)
+    seen.append([group.group_name, group.group_desc, options.group_name, ranks, str(options._timeout)])
+with open(f"groups.{rank}", "w") as file:
+    json.dump(seen, file)
 dist.destroy_process_group()
 """
 
 
 def digests(directory: Path) -> list[str]:
-    return [directory.joinpath(f"digest.{rank}").read_text() for rank in range(2)]
+    """What both ranks have computed, and how their groups were in the end."""
+    names = [f"{what}.{rank}" for what in ("digest", "groups") for rank in range(2)]
+    return [directory.joinpath(name).read_text() for name in names]
 
 
 @pytest.fixture(scope="module")
@@ -85,10 +101,10 @@ def gang(workshop: Workshop) -> Workshop:
     return workshop
 
 
-def suspended(workshop: Workshop) -> list[dict[str, Any]]:
+def suspended(workshop: Workshop, *more: str) -> list[dict[str, Any]]:
     """The switches of both ranks of a gang that is suspended at boundaries 3, 6, 9 and 12."""
     script = str(gang(workshop).write("train.py", TRAIN))
-    flags = ("--device", "cuda", "--suspend-every", "3", "--report", "r.json")
+    flags = ("--device", "cuda", "--suspend-every", "3", "--report", "r.json", *more)
     finish_ranks(workshop.start_ranks(2, workshop.command(*flags, script)))
     reports = [json.loads(file.read_text()) for file in workshop.directory.glob("r*.json")]
     assert [len(report["switches"]) for report in reports] == [4, 4]
@@ -105,9 +121,31 @@ def test_communicators_are_released_while_a_gang_is_parked(
         assert switch["bytes_communicators"] == 2 * 8 * MIB  # of both groups
         assert switch["held"]["communicators"] == 2 * 2 * MIB
     for rank in range(2):
-        verbs = workshop.directory.joinpath(f"verbs.{rank}").read_text().split()
-        in_order = [(verb, len(list(same))) for verb, same in groupby(verbs) if verb != "collective"]
-        assert in_order == [("suspend", 2), ("resume", 2)] * 4
+        first, *switched, last = verbs(workshop, rank)
+        assert switched == [("suspend", 2), ("resume", 2)] * 4
+        assert (first[0], last[0]) == ("init", "destroy")
+
+
+def verbs(workshop: Workshop, rank: int) -> list[tuple[str, int]]:
+    """What happened to communicators, besides collectives: in order, and how often in a row."""
+    noted = workshop.directory.joinpath(f"verbs.{rank}").read_text().split()
+    return [(verb, len(list(same))) for verb, same in groupby(one for one in noted if one != "collective")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", ["22809", "22907"])
+def test_communicators_are_destroyed_and_made_anew_if_that_is_asked_for(
+    workshop: Workshop, undisturbed: list[str], version: str
+) -> None:
+    """Of any NCCL; the groups keep their names, ranks and time limits."""
+    workshop.environ["CUDASIM_NCCL_VERSION"] = version
+    switches = suspended(workshop, "--recreate-groups")
+    assert digests(workshop.directory) == undisturbed
+    for switch in switches:
+        assert switch["bytes_communicators"] == 2 * 10 * MIB
+        assert "communicators" not in switch["held"]
+    for rank in range(2):
+        assert verbs(workshop, rank) == [("init", 2), ("destroy", 2)] * 5
 
 
 @pytest.mark.slow
@@ -117,7 +155,7 @@ def test_an_older_nccl_keeps_its_memory(workshop: Workshop, undisturbed: list[st
     assert digests(workshop.directory) == undisturbed
     assert {switch["bytes_communicators"] for switch in switches} == {0}
     assert not any("communicators" in switch["held"] for switch in switches)
-    assert set(workshop.directory.joinpath("verbs.0").read_text().split()) == {"collective"}
+    assert verbs(workshop, 0) == [("init", 2), ("destroy", 2)]
 
 
 @pytest.mark.parametrize("version", ["22809", "22907"])
@@ -232,3 +270,97 @@ def test_a_communicator_keeps_its_rank_on_its_gpu(job: Runtime) -> None:
     job.resume()
     dist.all_reduce(weights)
     assert weights.tolist() == [1.0] * 8
+
+
+@pytest.fixture
+def recreating(tmp_path: Path, job: Runtime) -> Iterator[Runtime]:
+    """The same rank, with groups that are made anew."""
+    settings = Settings(ramdisk_dir=str(tmp_path / "another"), device="cuda:0", recreate_groups=True)
+    runtime = Runtime(settings, RankIdentity(), BoundaryCounter())
+    yield runtime
+    runtime.close()
+
+
+def free_bytes() -> int:
+    return torch.cuda.mem_get_info(0)[0]
+
+
+def test_a_group_that_is_made_anew_is_the_same_object_with_the_same_limit(recreating: Runtime) -> None:
+    weights = torch.ones(8, device="cuda:0")
+    dist.all_reduce(weights)
+    group = dist.distributed_c10d._get_default_group()
+    name, with_communicator = group.group_name, free_bytes()
+    for _ in range(3):
+        recreating.suspend(explicit=True)
+        assert free_bytes() >= with_communicator + 10 * MIB
+        assert "an NCCL communicator" in recreating.obstacle_to_moves()
+        assert recreating.resume().bytes_communicators == 10 * MIB
+        assert free_bytes() == with_communicator
+        options = group._get_backend(torch.device("cuda")).options
+        assert (group.group_name, options._timeout) == (name, timedelta(seconds=30))
+        dist.all_reduce(weights)
+    assert weights.tolist() == [1.0] * 8
+
+
+def park(job: Runtime) -> None:
+    job.suspend(explicit=True)
+    job.resume()
+
+
+@pytest.mark.parametrize("verb", ["ncclCommInitRankConfig", "ncclCommDestroy"])
+def test_a_group_that_is_lost_names_itself_and_the_remedy(recreating: Runtime, verb: str) -> None:
+    weights = torch.ones(8, device="cuda:0")
+    dist.all_reduce(weights)
+    cudasim.fail(verb, 2)
+    with pytest.raises(SwitchFailedError, match="process group '0' could not be") as caught:
+        park(recreating)
+    assert "start the job again from its snapshot" in caught.value.remedy
+    assert recreating.suspended, "the script does not run on"
+
+
+def test_a_group_that_cannot_be_made_anew_any_more_keeps_its_memory(
+    recreating: Runtime, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(recreated_groups, "_NUMBERS", range(200, 202))
+    weights = torch.ones(8, device="cuda:0")
+    dist.all_reduce(weights)
+    for number in range(4):
+        recreating.suspend(explicit=True)
+        record = recreating.resume()
+        gone, held = record.bytes_communicators, record.held.get("communicators", 0)
+        assert (gone, held) == ((10 * MIB, 0) if number < 2 else (0, 10 * MIB))
+        dist.all_reduce(weights)
+    assert weights.tolist() == [1.0] * 8
+    assert capfd.readouterr().err.count("as often as torch has room for") == 1
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "said"),
+    [
+        ("CUDASIM_NCCL_VERSION", "22809", "this NCCL cannot release the memory of its communicators"),
+        ("CUDASIM_NCCL_PERSISTENT_MIB", "300", "such as the buffers of NVLS: 300.00 MiB stay on cuda:0"),
+        ("CUDASIM_NCCL_PERSISTENT_MIB", "3", ""),
+    ],
+)
+def test_what_nccl_cannot_release_is_said_once_with_the_remedy(
+    warm_workshop: Workshop, variable: str, value: str, said: str
+) -> None:
+    warm_workshop.environ[variable] = value
+    script = str(warm_workshop.write("train.py", ALONE))
+    done = warm_workshop.gpuslice_run("--device", "cuda:0", "--suspend-every", "2", script)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("--recreate-groups") == bool(said), done.stderr
+    assert said in done.stderr
+
+
+#: A rank of one with a communicator.
+ALONE = """
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader
+
+dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+for batch in DataLoader(torch.ones(8, 4), batch_size=1):
+    dist.all_reduce(batch.cuda())
+dist.destroy_process_group()
+"""

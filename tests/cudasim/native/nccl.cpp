@@ -148,6 +148,7 @@ ncclResult_t join(ncclComm** made, int ranks, const ncclUniqueId& id, int rank) 
     comm->persistent_bytes = mebibytes("CUDASIM_NCCL_PERSISTENT_MIB", 2);
     if (auto code = take_memory(comm, comm->scratch_bytes + comm->persistent_bytes)) return code;
     comm->shared->pids[rank] = getpid();
+    note(rank, "init");
     comm->shared->joined.arrived++;
     while (comm->shared->joined.arrived < (uint64_t)ranks) std::this_thread::sleep_for(std::chrono::microseconds(100));
     shm_unlink(id.internal);  // all have it
@@ -185,6 +186,7 @@ API ncclCommFinalize(ncclComm_t comm) {
 }
 API ncclCommDestroy(ncclComm_t comm) {
     CALL;
+    note(comm->rank, "destroy");
     sim::drain_device(comm->device);
     leave(comm);
     return ncclSuccess;
