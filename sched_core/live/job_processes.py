@@ -15,7 +15,7 @@ from gpuslice.sched_core.nodes import exit_record
 from gpuslice.sched_core.nodes.gang_commands import GangEnds, on_node
 from gpuslice.sched_core.nodes.local_node import LocalNode
 from gpuslice.sched_core.nodes.node import Connection, Node, Reports, Sought
-from gpuslice.sched_core.nodes.processes import GRACE_S
+from gpuslice.sched_core.nodes.processes import GRACE_S, PATIENT_GRACE_S
 from gpuslice.sched_core.nodes.remote_nodes import RemoteNode, RemoteNodes
 from gpuslice.sched_core.nodes.transfers import Transfers
 from gpuslice.types import shortened
@@ -89,7 +89,7 @@ class JobProcesses:
                 job.exit_code is not None or name not in self._ends.others(job.id),
                 _ends(job),
                 there,
-                grace_s=0.0 if job.relocating else GRACE_S,
+                grace_s=_grace_s(job),
                 copied=self._remote.copied(job.id, name) if self._remote and name else (0, 0),
             )
             if name in self._core.relocations.lost:
@@ -202,6 +202,13 @@ class JobProcesses:
 
     def _node(self, name: str) -> Node:
         return self._remote.nodes[name] if name and self._remote is not None else self._local
+
+
+def _grace_s(job: Gang) -> float:
+    """How long what there is of ``job``, which another scheduler told to end, may still take for that."""
+    if job.relocating:
+        return 0.0
+    return PATIENT_GRACE_S if job.state is JobState.RELAUNCHING else GRACE_S
 
 
 def _ends(job: Gang) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import select
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import zmq
@@ -91,24 +92,26 @@ class LocalNode:
 
     def find(self, sought: Sought) -> None:
         """Watch what there is of a job that was started before; tell what is gone."""
-        job = sought.job
+        job, told = sought.job, list[Callable[[], object]]()
         if not sought.exited:
             found = self.processes.find(job, sought.attempt)
             if isinstance(found, int):
                 self._watched.register(found, select.EPOLLIN)
             elif found is not None:
-                self._tell_end(found)
+                told.append(partial(self._tell_end, found))
             else:
-                self._reports.missing(self._name, job)
+                told.append(partial(self._reports.missing, self._name, job))
         mark = os.fsencode(f"{config.variable('job')}={job}")
         for rank, pid in sought.ranks:
             descriptor = self.processes.find_rank(job, rank, pid, mark)
             if descriptor is None:
-                self._reports.ended(self._name, RankGone(job, rank, unseen=True))
+                told.append(partial(self._reports.ended, self._name, RankGone(job, rank, unseen=True)))
             else:
                 self._watched.register(descriptor, select.EPOLLIN)
         if sought.ended:
             self.end(job, grace_s=sought.grace_s)
+        for tell in told:  # last: the job may be started anew as soon as all of it is gone
+            tell()
 
     def watch_rank(self, job: str, rank: int, pid: int, identity: bytes) -> None:
         """Watch a rank that has greeted; if it is gone by now, that is how we learn of it."""

@@ -1,9 +1,10 @@
 """A script as one writes it for torchrun's elastic launch: it saves and loads its own checkpoint.
 
-    torchrun_elastic.py DIRECTORY WIDTHS
+    torchrun_elastic.py DIRECTORY WIDTHS [MAY_END]
 
-knows nothing of gpuslice. Told to end, by SIGTERM, it saves and ends between two batches. It goes on until it
-has had the numbers of ranks ``WIDTHS`` (``1-2-1``), and an epoch is over; each rank writes down what it saw.
+knows nothing of gpuslice. Told to end, by SIGTERM, it saves and ends between two batches, but not before
+there is a file ``MAY_END``. It goes on until it has had the numbers of ranks ``WIDTHS`` (``1-2-1``), and an
+epoch is over; each rank writes down what it saw.
 """
 
 from __future__ import annotations
@@ -74,6 +75,8 @@ def main() -> None:
             if told:
                 break
             state["epoch"], state["position"] = state["epoch"] + 1, 0
+    while told and not all(map(os.path.exists, sys.argv[3:])):
+        time.sleep(0.01)
     if rank == 0:
         torch.save(
             {**state, "model": inner.state_dict(), "optimizer": optimizer.state_dict()}, directory / "new.pt"
