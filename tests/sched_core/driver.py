@@ -16,7 +16,7 @@ from gpuslice.sched_core.jobs.program import Program
 from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.live.job_history import JobHistory
 from gpuslice.sched_core.policies.rr import RoundRobin
-from gpuslice.sched_core.policy import Plan, Policy, Start, View
+from gpuslice.sched_core.policy import Migrate, Plan, Policy, Start, Suspend, View
 from gpuslice.types import DeviceName
 
 PROGRAM = Program(("python", "train.py"), "/")
@@ -126,6 +126,35 @@ class Scripted:
             return script(view)
         free = [device for node in view.free().on_node for device in node]
         return Plan([Start(job.id, (device,)) for job, device in zip(view.waiting(), free, strict=False)])
+
+
+class Resizer(Scripted):
+    """Starts jobs on device 0."""
+
+    def plan(self, view: View) -> Plan:
+        if self.next is None:
+            return Plan([Start(job.id, (0,)) for job in view.waiting()])
+        return super().plan(view)
+
+
+class Resized(Driver):
+    """A driver with one job of changing size, which it starts on the first of four devices."""
+
+    def __init__(self, spec: JobSpec) -> None:
+        self.policy = Resizer()
+        super().__init__(4, self.policy)
+        self.name = spec.id
+        self.submitted = self.do(Submitted(spec, PROGRAM))
+
+    @property
+    def job(self) -> Gang:
+        return self.core.jobs[self.name]
+
+    def want(self, *onto: int) -> list[Command]:
+        """Have the policy want it there, or nowhere."""
+        self.policy.next = lambda view: Plan([Migrate(self.name, onto) if onto else Suspend(self.name)])
+        self.core.planning.due = True
+        return self.wake()
 
 
 def notices(commands: list[Command]) -> list[Notice]:

@@ -11,47 +11,30 @@ from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.jobs.rank import RankPhase
 from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.policies.gandiva.policy import Gandiva
-from gpuslice.sched_core.policy import Migrate, Plan, Start, View
+from gpuslice.sched_core.policy import Migrate, Plan
 
-from .driver import PROGRAM, Driver, Scripted, devices, notices, picture, told
+from .driver import PROGRAM, Driver, Resized, Resizer, devices, notices, picture, told
 
 JOB = "e"
-
-
-class Resizer(Scripted):
-    """Starts the job on device 0."""
-
-    def plan(self, view: View) -> Plan:
-        if self.next is None:
-            return Plan([Start(job.id, (0,)) for job in view.waiting()])
-        return super().plan(view)
 
 
 def spec(least: int = 1, most: int = 3, **more: int) -> JobSpec:
     return JobSpec(id=JOB, submit_s=0.25, demand=least, min_demand=least, max_demand=most, **more)
 
 
-class Elastic(Driver):
-    """A driver with one elastic job on the first of four devices, at boundary 10."""
+class Elastic(Resized):
+    """A driver with one elastic job, at boundary 10."""
 
     def __init__(self, **more: int) -> None:
-        self.policy = Resizer()
-        super().__init__(4, self.policy)
-        self.do(Submitted(spec(**more), PROGRAM))
+        super().__init__(spec(**more))
         self.begun = self.hello(JOB)
         self.resumed(JOB)
         self.progress(JOB, 10)
 
-    @property
-    def job(self):  # type: ignore[no-untyped-def]
-        return self.core.jobs[JOB]
-
     def resize(self, *onto: int) -> list[Command]:
         """Have the policy want it there; its ranks park, and those that are to train come."""
-        self.policy.next = lambda view: Plan([Migrate(JOB, onto)])
-        self.core.planning.due = True
         members = len(self.job.members)
-        stops = told(self.wake(), wire.Suspend)
+        stops = told(self.want(*onto), wire.Suspend)
         assert [rank for _, rank, _ in stops] == list(range(members))
         (stop_at,) = {stop.stop_at for _, _, stop in stops}
         return [command for rank in range(members) for command in self.parked(JOB, stop_at, rank)]
@@ -128,9 +111,7 @@ def test_ranks_that_greet_a_new_scheduler_go_on_in_the_midst_of_a_change(when: s
     driver.resized(0, 1)
     old = driver.job.epoch
     if when == "parking":
-        driver.policy.next = lambda view: Plan([Migrate(JOB, (0, 1, 2))])
-        driver.core.planning.due = True
-        driver.wake()
+        driver.want(0, 1, 2)
     elif when == "coming":
         driver.resize(0, 1, 2)
     at = [rank.boundary for rank in driver.job.ranks]
@@ -173,9 +154,7 @@ def test_a_rank_that_dies_takes_all_down_and_the_next_attempt_begins_small(rank:
     driver = Elastic(max_restarts=1)
     driver.resized(0, 1)
     if when == "parking":
-        driver.policy.next = lambda view: Plan([Migrate(JOB, (0, 1, 2))])
-        driver.core.planning.due = True
-        driver.wake()
+        driver.want(0, 1, 2)
     elif when == "coming":
         driver.resize(0, 1, 2)
     driver.do(RankGone(JOB, rank))

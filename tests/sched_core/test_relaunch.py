@@ -15,46 +15,32 @@ from gpuslice.sched_core.core.events import (
     Launch,
     RankGone,
     Released,
-    Submitted,
 )
 from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.jobs.states import JobState
-from gpuslice.sched_core.policy import Migrate, Plan, Start, Suspend, View
+from gpuslice.sched_core.policy import Migrate, Plan, Start
 
-from .driver import PROGRAM, Driver, Scripted, devices, notices, picture, told
+from .driver import Resized, Resizer, devices, notices, picture, told
 
 JOB = "e"
 
 
-class Resizer(Scripted):
-    """Starts the job on device 0."""
-
-    def plan(self, view: View) -> Plan:
-        if self.next is None:
-            return Plan([Start(job.id, (0,)) for job in view.waiting()])
-        return super().plan(view)
-
-
-class Relaunched(Driver):
-    """A driver with such a job on the first of four devices, at boundary 10."""
+class Relaunched(Resized):
+    """A driver with such a job, at boundary 10."""
 
     def __init__(self, max_restarts: int = 0) -> None:
-        self.policy = Resizer()
-        super().__init__(4, self.policy)
-        spec = JobSpec(
-            id=JOB,
-            submit_s=0.25,
-            min_demand=1,
-            max_demand=3,
-            relaunch=True,
-            max_restarts=max_restarts,
+        super().__init__(
+            JobSpec(
+                id=JOB,
+                submit_s=0.25,
+                min_demand=1,
+                max_demand=3,
+                relaunch=True,
+                max_restarts=max_restarts,
+            )
         )
-        self.launched = launches(self.do(Submitted(spec, PROGRAM)))
+        self.launched = launches(self.submitted)
         self.begin()
-
-    @property
-    def job(self):  # type: ignore[no-untyped-def]
-        return self.core.jobs[JOB]
 
     def begin(self) -> list[Command]:
         """Its ranks greet, come to their devices and train."""
@@ -63,12 +49,6 @@ class Relaunched(Driver):
             commands += self.resumed(JOB, rank)
             commands += self.progress(JOB, 10, rank)
         return commands
-
-    def want(self, *onto: int) -> list[Command]:
-        """Have the policy want it there, or nowhere."""
-        self.policy.next = lambda view: Plan([Migrate(JOB, onto) if onto else Suspend(JOB)])
-        self.core.planning.due = True
-        return self.wake()
 
     def park(self) -> list[Command]:
         at = self.job.stop_at
