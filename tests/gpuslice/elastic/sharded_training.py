@@ -5,27 +5,13 @@ Words: as there; ``whole`` divides nothing; ``adam`` trains with AdamW and a sch
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import sys
-import time
 from typing import Any
 
 import torch
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils.data import TensorDataset
-from training import (
-    BATCH,
-    EPOCHS,
-    FEATURES,
-    LENGTH,
-    MICRO_BATCH,
-    RATE,
-    data,
-    digest,
-)
+from training import BATCH, FEATURES, LENGTH, MICRO_BATCH, RATE, Run, data, digest
 
 from gpuslice import elastic
 
@@ -73,61 +59,37 @@ def state_of(built: dict[str, Any]) -> list[torch.Tensor]:
 
 
 def main() -> None:
-    path, ranks, schedule, *words = sys.argv[1:]
-    pairs = (pair.split(":") for pair in schedule.split(",") if pair)
-    resizes = {int(step): int(width) for step, width in pairs}
-    rank = int(os.environ.get("RANK", "0"))
+    run = Run()
     dataset = TensorDataset(torch.arange(LENGTH), *data())
     sampler = elastic.ElasticSampler(dataset, BATCH, MICRO_BATCH, seed=5)
-    history: list[int] = []
-    begin = int(ranks) or None
-    world = elastic.attach(history=history, sampler=sampler, ranks=begin, build=lambda: make(words))
-    built = world.built
-    wanted = next((word.removeprefix("until") for word in words if word.startswith("until")), "")
-    with open(f"{path}.{rank}", "a") as log:
-        for _ in world.epochs(100 if wanted else int(os.environ.get("EPOCHS", str(EPOCHS)))):
-            for batch in world.batches(dataset):
-                if history[-1:] != [world.width]:
-                    history.append(world.width)
-                time.sleep(0.05 if wanted else 0.0)
-                built = world.built
-                model, optimizer = built["model"], built["optimizer"]
-                step = sampler.epoch * -(-LENGTH // BATCH) + sampler.position // BATCH
-                before = digest(*state_of(built))
-                seen: list[int] = []
-                weight, bias = (whole(one).tolist() for one in model.parameters())
-                for indices, inputs, targets in batch:
-                    seen += [] if batch.repeated else indices.tolist()
-                    batch.backward(torch.nn.functional.mse_loss(model(inputs), targets))
-                optimizer.step()
-                optimizer.zero_grad()
-                if "schedule" in built and sampler.position == 0:
-                    built["schedule"].step()
-                line = {
-                    "step": step,
-                    "epoch": world.epoch,
-                    "width": world.width,
-                    "number": world.number,
-                    "state": before,
-                    "after": digest(*state_of(built)),
-                    "seen": seen,
-                    "own": sum(
-                        one.to_local().numel() if isinstance(one, DTensor) else one.numel()
-                        for one in model.parameters()
-                    ),
-                    "loss": batch.loss,
-                    "samples": batch.samples,
-                    "weight": weight,
-                    "bias": bias[0],
-                }
-                print(json.dumps(line), file=log, flush=True)
-                if f"stop-at-{step}" in words:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                if step in resizes:
-                    world.resize(resizes[step])
-            if wanted and wanted in "".join(f"-{width}" for width in history):
-                break
-        print(json.dumps({"end": digest(*state_of(built))}), file=log, flush=True)
+    world = elastic.attach(
+        history=run.history, sampler=sampler, ranks=run.begin, build=lambda: make(run.words)
+    )
+
+    def one(batch: Any) -> dict[str, Any]:
+        built = world.built
+        model, optimizer = built["model"], built["optimizer"]
+        before = digest(*state_of(built))
+        weight, bias = (whole(parameter).tolist() for parameter in model.parameters())
+        seen: list[int] = []
+        for indices, inputs, targets in batch:
+            seen += [] if batch.repeated else indices.tolist()
+            batch.backward(torch.nn.functional.mse_loss(model(inputs), targets))
+        optimizer.step()
+        optimizer.zero_grad()
+        if "schedule" in built and sampler.position == 0:
+            built["schedule"].step()
+        parts = (value.to_local() if isinstance(value, DTensor) else value for value in model.parameters())
+        return {
+            "state": before,
+            "after": digest(*state_of(built)),
+            "seen": seen,
+            "own": sum(part.numel() for part in parts),
+            "weight": weight,
+            "bias": bias[0],
+        }
+
+    run.train(world, sampler, dataset, one, lambda: digest(*state_of(world.built)))
 
 
 if __name__ == "__main__":

@@ -14,6 +14,8 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch.utils.data import TensorDataset
@@ -39,60 +41,78 @@ def digest(*parts: object) -> str:
     return seen.hexdigest()[:16]
 
 
+class Run:
+    """What the words ask for, and what becomes of it."""
+
+    def __init__(self) -> None:
+        path, ranks, schedule, *self.words = sys.argv[1:]
+        pairs = (pair.split(":") for pair in schedule.split(",") if pair)
+        self._resizes = {int(step): int(width) for step, width in pairs}
+        self._wanted = next(
+            (word.removeprefix("until") for word in self.words if word.startswith("until")), ""
+        )
+        self.begin = int(ranks) or None
+        self.rank = int(os.environ.get("RANK", "0"))
+        #: The widths that it had; attach it.
+        self.history: list[int] = []
+        self._log = open(f"{path}.{self.rank}", "a")  # noqa: SIM115
+
+    def train(
+        self,
+        world: Any,
+        sampler: elastic.ElasticSampler,
+        dataset: TensorDataset,
+        one: Callable[[Any], dict[str, Any]],
+        end: Callable[[], str],
+    ) -> None:
+        """Make all steps; ``one`` makes one and says what is to be written down of it, ``end`` at the end."""
+        slow_s = 0.05 if self._wanted else 0.0
+        for _ in world.epochs(100 if self._wanted else int(os.environ.get("EPOCHS", str(EPOCHS)))):
+            for batch in world.batches(dataset):
+                if self.history[-1:] != [world.width]:
+                    self.history.append(world.width)
+                time.sleep(slow_s * (world.width if "crowded" in self.words else 1))
+                step = sampler.epoch * -(-LENGTH // BATCH) + sampler.position // BATCH
+                line = one(batch) | {"step": step, "epoch": world.epoch, "width": world.width}
+                line |= {"number": world.number, "loss": batch.loss, "samples": batch.samples}
+                self._write(line)
+                if f"stop-at-{step}" in self.words:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                if step in self._resizes:
+                    world.resize(self._resizes[step])
+            if self._wanted and self._wanted in "".join(f"-{width}" for width in self.history):
+                break
+        self._write({"end": end()})
+
+    def _write(self, line: dict[str, Any]) -> None:
+        print(json.dumps(line), file=self._log, flush=True)
+
+
 def main() -> None:
-    path, ranks, schedule, *words = sys.argv[1:]
-    resizes = {
-        int(step): int(width) for step, width in (pair.split(":") for pair in schedule.split(",") if pair)
-    }
-    rank = int(os.environ.get("RANK", "0"))
-    torch.manual_seed(rank)  # what rank 0 begins with is what counts
+    run = Run()
+    torch.manual_seed(run.rank)  # what rank 0 begins with is what counts
     model = torch.nn.Linear(FEATURES, 1)
-    momentum = 0.9 if "momentum" in words else 0.0
+    momentum = 0.9 if "momentum" in run.words else 0.0
     optimizer = torch.optim.SGD(model.parameters(), RATE, momentum=momentum)
     dataset = TensorDataset(torch.arange(LENGTH), *data())
-    scaling = "learning_rate" if "scaled" in words else "accumulation"
+    scaling = "learning_rate" if "scaled" in run.words else "accumulation"
     sampler = elastic.ElasticSampler(dataset, BATCH, MICRO_BATCH, seed=5, scaling=scaling)
-    history: list[int] = []
     world = elastic.attach(
-        history=history,
-        model=model,
-        optimizer=optimizer,
-        sampler=sampler,
-        ranks=int(ranks) if int(ranks) else None,
+        history=run.history, model=model, optimizer=optimizer, sampler=sampler, ranks=run.begin
     )
-    log = open(f"{path}.{rank}", "a")  # noqa: SIM115
-    wanted = next((word.removeprefix("until") for word in words if word.startswith("until")), "")
-    for _ in world.epochs(100 if wanted else int(os.environ.get("EPOCHS", str(EPOCHS)))):
-        for batch in world.batches(dataset):
-            if history[-1:] != [world.width]:
-                history.append(world.width)
-            time.sleep((0.05 if wanted else 0.0) * (world.width if "crowded" in words else 1))
-            step = sampler.epoch * -(-LENGTH // BATCH) + sampler.position // BATCH
-            state = digest(*model.parameters(), *(sampler.epoch, sampler.position), *buffers(optimizer))
-            seen = []
-            for indices, inputs, targets in batch:
-                seen += indices.tolist()
-                batch.backward(torch.nn.functional.mse_loss(model(inputs).squeeze(1), targets))
-            optimizer.step()
-            optimizer.zero_grad()
-            line = {
-                "step": step,
-                "epoch": world.epoch,
-                "width": world.width,
-                "number": world.number,
-                "state": state,
-                "seen": seen,
-            }
-            line |= {"loss": batch.loss, "samples": batch.samples, "rate": optimizer.param_groups[0]["lr"]}
-            line |= {"weight": model.weight.tolist()[0], "bias": model.bias.tolist()[0]}
-            print(json.dumps(line), file=log, flush=True)
-            if f"stop-at-{step}" in words:
-                os.kill(os.getpid(), signal.SIGKILL)
-            if step in resizes:
-                world.resize(resizes[step])
-        if wanted and wanted in "".join(f"-{width}" for width in history):
-            break
-    print(json.dumps({"end": digest(*model.parameters(), *buffers(optimizer))}), file=log, flush=True)
+
+    def one(batch: Any) -> dict[str, Any]:
+        state = digest(*model.parameters(), *(sampler.epoch, sampler.position), *buffers(optimizer))
+        seen = []
+        for indices, inputs, targets in batch:
+            seen += indices.tolist()
+            batch.backward(torch.nn.functional.mse_loss(model(inputs).squeeze(1), targets))
+        optimizer.step()
+        optimizer.zero_grad()
+        after = {"weight": model.weight.tolist()[0], "bias": model.bias.tolist()[0]}
+        return {"state": state, "seen": seen, "rate": optimizer.param_groups[0]["lr"], **after}
+
+    run.train(world, sampler, dataset, one, lambda: digest(*model.parameters(), *buffers(optimizer)))
 
 
 def buffers(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
