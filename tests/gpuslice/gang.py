@@ -1,7 +1,9 @@
 """A gang that trains one model of each kind in one loop; every rank writes the digest of each.
 
 Words: a directory for the digests, how many ranks (it forks them unless ``RANK`` says which one it is),
-epochs, and the rank and step at which a rank kills itself, 0 for never.
+epochs, and the rank and step at which a rank kills itself, 0 for never. If the rank is ``all``, all
+leave there: they suspend and end. With GANG_SLOW_UNTIL steps take longer, and who is to die or leave waits,
+until there is such a file; and ranks die at moments that are ordered in the directory (deadly_moments.py).
 """
 
 from __future__ import annotations
@@ -37,6 +39,8 @@ import gpuslice
 #: Every rank is late by up to so much, each time by another time.
 MOST_DELAY_S = 0.02
 TIMEOUT_S = float(os.environ.get("GANG_TIMEOUT_S", "120"))
+SLOW_UNTIL = os.environ.get("GANG_SLOW_UNTIL", "")
+SLOW_S = 0.15
 
 
 def layers() -> nn.Sequential:
@@ -120,11 +124,15 @@ def digest(*values: Any) -> str:
     return found.hexdigest()
 
 
-def train(rank: int, directory: str, ranks: int, epochs: int, deadly_rank: int, deadly_step: int) -> None:
+def train(rank: int, directory: str, ranks: int, epochs: int, deadly_rank: str, deadly_step: int) -> None:
     meeting = f"file://{directory}/rendezvous.{os.getppid()}.{ranks}"  # another one for another attempt
     environ = {"rank": rank, "world_size": ranks, "init_method": meeting}
     limit = timedelta(seconds=TIMEOUT_S)
     dist.init_process_group("gloo", timeout=limit, **({} if "RANK" in os.environ else environ))  # type: ignore[arg-type]
+    if SLOW_UNTIL:
+        import deadly_moments
+
+        deadly_moments.arm(Path(directory), rank)
     trained = models(ranks)
     optimizers = {kind: torch.optim.Adam(model.parameters(), lr=0.01) for kind, model in trained.items()}
     rows = torch.randn(28 * ranks, 8, generator=torch.Generator().manual_seed(7))
@@ -133,6 +141,7 @@ def train(rank: int, directory: str, ranks: int, epochs: int, deadly_rank: int, 
     named = {f"{kind}_optimizer": optimizer for kind, optimizer in optimizers.items()}
     Path(directory, f"pid.{ranks}.{rank}").write_text(str(os.getpid()))
     job = gpuslice.attach(**trained, **named, batches=0)
+    Path(directory, f"began.{ranks}.{rank}").touch()
     done = 0
     for epoch in job.epochs(epochs):
         sampler.set_epoch(epoch)
@@ -145,8 +154,15 @@ def train(rank: int, directory: str, ranks: int, epochs: int, deadly_rank: int, 
                     optimizers[kind].zero_grad()
             job.values["batches"] = number + 1
             done += 1
-            if (rank, done) == (deadly_rank, deadly_step):
+            slow = bool(SLOW_UNTIL) and not os.path.exists(SLOW_UNTIL)
+            if done == deadly_step and deadly_rank in ("all", str(rank)):
+                while slow and not os.path.exists(SLOW_UNTIL):
+                    time.sleep(0.01)
+                if deadly_rank == "all":
+                    job.suspend()
+                    sys.exit()
                 os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(SLOW_S if slow else 0.0)
     found = {kind: digest(dict(model.named_parameters())) for kind, model in trained.items()}
     found |= {
         kind: digest({str(n): s for n, s in enumerate(optimizer.state.values())})
@@ -165,7 +181,7 @@ if __name__ == "__main__":
     where, *numbers = sys.argv[1:]
     worlds, epoch_count, deadly, step = numbers
     for world in map(int, worlds.split("+")):
-        words = where, world, int(epoch_count), int(deadly), int(step)
+        words = where, world, int(epoch_count), deadly, int(step)
         if "RANK" in os.environ:
             train(int(os.environ["RANK"]), *words)
         else:

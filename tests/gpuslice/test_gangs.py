@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
+from ..patience import PATIENCE_S
 from .conftest import Finished, Workshop
 from .warm.process import Servers
 
@@ -74,3 +79,66 @@ def test_a_gang_of_which_any_rank_was_killed_goes_on_bit_for_bit(
         # It has not begun anew.
         assert int(of_rank.pop("done")) < int(undisturbed[name]["done"]) - 4
         assert of_rank == {kind: value for kind, value in undisturbed[name].items() if kind != "done"}
+
+
+def test_a_gang_goes_on_in_one_that_stands_by_when_it_leaves_and_when_a_rank_is_killed(
+    workshop: Workshop, undisturbed: dict[str, dict[str, str]]
+) -> None:
+    """The first leaves, the second is killed, the third ends; each stands by before that."""
+    leaves, dies = workshop.directory / "leaves", workshop.directory / "dies"
+    with ExitStack() as running:
+        first = running.enter_context(gang(workshop, "first", ("all", "4"), leaves))
+        has_begun(workshop, "first")
+        second = running.enter_context(gang(workshop, "second", ("1", "5"), dies, "--standby"))
+        stand_by(second)
+        leaves.touch()
+        told = first.communicate(timeout=PATIENCE_S)[1]
+        assert first.returncode == 0, told
+        has_begun(workshop, "second")
+        third = running.enter_context(gang(workshop, "third", ALL_ALIVE, leaves, "--standby"))
+        stand_by(third)
+        dies.touch()
+        told = second.communicate(timeout=PATIENCE_S)[1]
+        assert "SIGKILL" in told
+        told = third.communicate(timeout=PATIENCE_S)[1]
+        assert third.returncode == 0, told
+    found = digests(workshop.directory / "third")
+    assert len(found) == 2
+    for name, of_rank in found.items():
+        assert int(of_rank.pop("done")) <= int(undisturbed[name]["done"]) - 6, "it has begun anew"
+        assert of_rank == {kind: value for kind, value in undisturbed[name].items() if kind != "done"}
+
+
+@contextmanager
+def gang(
+    workshop: Workshop, name: str, dies: tuple[str, str], when: Path, *flags: str
+) -> Iterator[subprocess.Popen[str]]:
+    """Two ranks; who is to die or leave does so when there is that file."""
+    (workshop.directory / name).mkdir()
+    words = (str(SCRIPT), str(workshop.directory / name), "2", EPOCHS, *dies)
+    command = workshop.command("--job", "gang", "--checkpoint-every", "2", *flags, *words)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with workshop.start(command, {"GANG_SLOW_UNTIL": str(when)}, **pipes) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def stand_by(process: subprocess.Popen[str]) -> None:
+    """Until both ranks have said that they do."""
+    assert process.stderr is not None
+    waiting = 0
+    while waiting < 2:
+        line = process.stderr.readline()
+        assert line, "it has ended"
+        waiting += line.count("standing by for job gang")
+
+
+def has_begun(workshop: Workshop, name: str) -> None:
+    """Until both ranks have the job and train."""
+    files = [workshop.directory / name / f"began.2.{rank}" for rank in range(2)]
+    ends_s = time.monotonic() + PATIENCE_S
+    while not all(file.exists() for file in files):
+        assert time.monotonic() < ends_s, files
+        time.sleep(0.02)
