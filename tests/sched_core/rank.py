@@ -5,9 +5,9 @@
 counts boundaries, one every few milliseconds while it has a lease, and exits after ``BOUNDARIES``; if that
 is a path, where it finds a file of that name.
 ``--deaf`` ignores SIGTERM. ``--portable`` says that another process could go on. ``--dies parking`` and
-``--dies returning`` kill it in the middle of a suspend or resume. With ``RANK_LOCKS``, a directory, it is the only one on its device, or says "clash", and it hands its
-device over directly where it is told to. With ``WORLD``
-above 1 and no ``RANK`` in the environment it is the launcher of that many ranks.
+``--dies returning`` kill it in the middle of a suspend or resume. With ``RANK_LOCKS``, a directory, it is the
+only one on its device, or says "clash", and it hands its device over directly where it is told to. With
+``WORLD`` above 1 and no ``RANK`` in the environment it is the launcher of that many ranks.
 """
 
 from __future__ import annotations
