@@ -17,6 +17,8 @@ _JOINING = {"init_process_group", "init_device_mesh"}
 #: Who uses one of these may start the other ranks itself.
 _STARTING = {"spawn", "start_processes", "Process", "Popen", "fork", "notebook_launcher"}
 _STARTING_LIBRARIES = {"lightning", "pytorch_lightning", "ray"}
+#: A library's class that starts them, unless they are there: then they are its workers.
+_TRAINER = ("ray", "TorchTrainer")
 
 
 def with_ranks(words: Sequence[str], ranks: int) -> list[str]:
@@ -86,13 +88,18 @@ def _value(command: Sequence[str], option: str) -> str | None:
 
 def find_rank_use(words: Sequence[str]) -> str:
     """Where a command's scripts expect a launcher: ``train.py:12``; empty if they start ranks themselves."""
-    found = ""
+    found = trainer = ""
+    libraries, starts = set[str](), False
     for path, node in syntax_of(words):
-        if _starts_processes(node):
-            return ""
+        libraries |= _libraries(node)
+        starts = starts or _starts_processes(node)
         if not found and _expects_rank(node):
             found = f"{path.name}:{node.lineno}"  # type: ignore[attr-defined]
-    return found
+        if not trainer and _is_named(node, _TRAINER[1]):
+            trainer = f"{path.name}:{node.lineno}"  # type: ignore[attr-defined]
+    if trainer and _TRAINER[0] in libraries:
+        return trainer
+    return "" if starts or libraries & _STARTING_LIBRARIES else found
 
 
 def _expects_rank(node: ast.AST) -> bool:
@@ -105,9 +112,22 @@ def _expects_rank(node: ast.AST) -> bool:
             return False
 
 
+def _is_named(node: ast.AST, wanted: str) -> bool:
+    match node:
+        case ast.Attribute(attr=name) | ast.Name(id=name):
+            return name == wanted
+        case _:
+            return False
+
+
+def _libraries(node: ast.AST) -> set[str]:
+    """What a node imports of, by its first name."""
+    return {name.partition(".")[0] for name in imported(node)}
+
+
 def _starts_processes(node: ast.AST) -> bool:
     match node:
-        case ast.Attribute(attr=name) | ast.Name(id=name) | ast.alias(name=name) if name in _STARTING:
-            return True
+        case ast.Attribute(attr=name) | ast.Name(id=name) | ast.alias(name=name):
+            return name in _STARTING
         case _:
-            return any(name.partition(".")[0] in _STARTING_LIBRARIES for name in imported(node))
+            return False

@@ -8,6 +8,7 @@ running.
 from __future__ import annotations
 
 import _thread
+import functools
 import importlib
 import importlib.machinery
 import importlib.util
@@ -57,19 +58,24 @@ def _launches(argv: Sequence[str]) -> bool:
     return os.path.basename(next((word for word in program if word[:1] != "-"), "")) in LAUNCHERS
 
 
-class AfterTorch:
-    """A finder that calls `first` right before torch is imported and `then` after.
+#: Ray's trainers, of its present and of its former interface.
+RAY_TRAINERS = ("ray.train.v2.torch.torch_trainer", "ray.train.torch.torch_trainer")
 
-    Looking torch up is not importing it.
+
+class AfterImport:
+    """A finder that calls `first` right before a module is imported and `then` after.
+
+    Looking it up is not importing it.
     """
 
-    def __init__(self, then: Callable[[], None], first: Callable[[], None]) -> None:
+    def __init__(self, name: str, then: Callable[[], None], first: Callable[[], None] = lambda: None) -> None:
+        self._name = name
         self._then = then
         self._first = first
         self._looking = False
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        if name != "torch" or self._looking:
+        if name != self._name or self._looking:
             return None
         self._looking = True
         try:
@@ -89,7 +95,7 @@ class AfterTorch:
 def _watch(spec: ModuleSpec, first: Callable[[], None], then: Callable[[], None]) -> None:
     """Have ``first`` called before the module of ``spec`` is imported, and ``then`` after."""
     assert spec.loader is not None
-    spec.loader = _Loader(spec.loader, first, then)  # type: ignore[assignment]
+    spec.loader = _Loader(spec.name, spec.loader, first, then)  # type: ignore[assignment]
     if type(spec) is importlib.machinery.ModuleSpec:
         spec.__class__ = _Spec
 
@@ -123,7 +129,10 @@ class _Spec(importlib.machinery.ModuleSpec):
 class _Loader:
     """Gives way to the original loader as soon as that is used."""
 
-    def __init__(self, loader: Loader, first: Callable[[], None], then: Callable[[], None]) -> None:
+    def __init__(
+        self, name: str, loader: Loader, first: Callable[[], None], then: Callable[[], None]
+    ) -> None:
+        self._name = name
         self._loader = loader
         self.first = first
         self.then = then
@@ -134,7 +143,7 @@ class _Loader:
     @property
     def exec_module(self) -> Callable[[ModuleType], None]:
         """Who looks this up is about to call it."""
-        module = sys.modules.get("torch")
+        module = sys.modules.get(self._name)
         if module is None or not isinstance(module.__spec__, _Spec) or not module.__spec__._initializing:
             return self._execute
         self._give_way(module)
@@ -211,6 +220,11 @@ def install_hooks(early: EarlyThreads | None = None) -> None:
     _or_without(lambda: importlib.import_module("gpuslice.hooks.installation").install(early))
 
 
+def change_trainer(name: str) -> None:
+    """Have Ray's trainer in that module call the training function in this process, which is a rank."""
+    _or_without(lambda: importlib.import_module("gpuslice.hooks.ray_trainer").install(name))
+
+
 def prepare_candidate() -> None:
     """Have this process notice that it becomes a rank."""
     _or_without(lambda: importlib.import_module("gpuslice.hooks.candidates").prepare())
@@ -243,7 +257,9 @@ if __name__ == "sitecustomize":
     if trains(os.environ, sys.orig_argv):
         early_threads = EarlyThreads()
         early_threads.watch()
-        sys.meta_path.insert(0, AfterTorch(lambda: install_hooks(early_threads), load_shim))
+        sys.meta_path.insert(0, AfterImport("torch", lambda: install_hooks(early_threads), load_shim))
+        for trainer in RAY_TRAINERS:
+            sys.meta_path.insert(0, AfterImport(trainer, functools.partial(change_trainer, trainer)))
     elif may_join(os.environ, sys.orig_argv):
-        sys.meta_path.insert(0, AfterTorch(prepare_candidate, load_shim))
+        sys.meta_path.insert(0, AfterImport("torch", prepare_candidate, load_shim))
     users_own()

@@ -27,6 +27,10 @@ TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "
         (JOINS + "import lightning as L\n", 0),
         (JOINS + "from pytorch_lightning.loggers import CSVLogger\n", 0),
         (EXPECTS + "subprocess.Popen(others)\n", 0),
+        ("from ray.train.torch import TorchTrainer\nTorchTrainer(train).fit()\n", 2),
+        ("import ray.train.torch\n\nray.train.torch.TorchTrainer(train).fit()\n", 3),
+        (JOINS + "import ray\n", 0),
+        ("from mine import TorchTrainer\nTorchTrainer(train).fit()\n", 0),
         ("dist.init_process_group(", 0),
     ],
 )

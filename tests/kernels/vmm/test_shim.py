@@ -238,7 +238,7 @@ spec = importlib.util.spec_from_file_location("site_under_test", path)
 site = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(site)
 seen = []
-sys.meta_path.insert(0, site.AfterTorch(lambda: seen.append("hooks"), site.load_shim))
+sys.meta_path.insert(0, site.AfterImport("torch", lambda: seen.append("hooks"), site.load_shim))
 import torch
 from gpuslice.kernels.vmm import shim
 assert seen == ["hooks"]
