@@ -98,8 +98,10 @@ def workshop(tmp_path: Path) -> Workshop:
 
 
 @pytest.fixture(scope="session")
-def servers() -> Iterator[Servers]:
-    found = Servers()
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+    """Shared by all workers of pytest-xdist, whose base directories are beside each other."""
+    base = tmp_path_factory.getbasetemp()
+    found = Servers(base.parent if "PYTEST_XDIST_WORKER" in os.environ else base)
     yield found
     found.close()
 

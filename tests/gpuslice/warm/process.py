@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import itertools
 import json
 import os
@@ -19,9 +21,13 @@ SEEDS = ("1", "2")
 
 
 class Servers:
-    """One for each seed, started when it is first needed."""
+    """One for each seed, which all that have the same directory share.
 
-    def __init__(self) -> None:
+    Whoever needs it first starts it; it ends when all have closed their connections.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
         self._turns = itertools.cycle(SEEDS)
         self._started: dict[str, socket.socket] = {}
 
@@ -31,18 +37,37 @@ class Servers:
 
     def _server(self, seed: str) -> socket.socket:
         if seed not in self._started:
-            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            with theirs:
-                command = [sys.executable, "-P", str(SERVER), str(theirs.fileno())]
-                environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": seed}
-                subprocess.run(command, env=environ, pass_fds=[theirs.fileno()], check=True)
-            self._started[seed] = ours
+            self._started[seed] = self._connection(seed)
         return self._started[seed]
+
+    def _connection(self, seed: str) -> socket.socket:
+        ours = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        lock = self._directory / f"warm-server-{seed}.lock"
+        # Not a path, which may be too long.
+        address = "\0gpuslice-" + hashlib.sha256(os.fsencode(lock)).hexdigest()[:32]
+        with lock.open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            try:
+                ours.connect(address)
+            except ConnectionRefusedError:
+                _start_server(seed, address, lock)
+                ours.connect(address)
+        return ours
 
     def close(self) -> None:
         """Nothing more will be started, so the servers end."""
         for server in self._started.values():
             server.close()
+
+
+def _start_server(seed: str, address: str, lock: Path) -> None:
+    """Start one that listens, and wait until it has imported all."""
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": seed}
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(address)
+        listener.listen()
+        command = [sys.executable, "-P", str(SERVER), str(listener.fileno()), str(lock)]
+        subprocess.run(command, env=environ, pass_fds=[listener.fileno()], check=True)
 
 
 class Process(subprocess.Popen[str]):

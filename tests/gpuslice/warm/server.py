@@ -1,9 +1,10 @@
 """A Python that has imported torch already; asked for a command, it forks and becomes that.
 
-Run with the descriptor of a socket, over which `process.py` sends orders. Importing torch, and what it
-imports when an optimizer is made, takes seconds; most scripts of the tests take a fraction of one. What a
-fork runs sees nothing of it: the modules are taken out of ``sys.modules`` and come back when they are
-imported, so whoever waits for ``import torch`` is told in time.
+Run with the descriptor of a listening socket, to which `process.py` connects and sends orders, and the name
+of a file that is locked while somebody connects. Importing torch, and what it imports when an optimizer is
+made, takes seconds; most scripts of the tests take a fraction of one. What a fork runs sees nothing of it:
+the modules are taken out of ``sys.modules`` and come back when they are imported, so whoever waits for
+``import torch`` is told in time.
 
 Not as in a Python of its own are the frames below a script in a traceback, the interpreter's options, the
 seed of ``hash``, which all forks of one server share, and that torch is not taken apart after the last exit
@@ -15,6 +16,7 @@ from __future__ import annotations
 import atexit
 import builtins
 import ctypes
+import fcntl
 import gc
 import importlib
 import json
@@ -25,6 +27,7 @@ import selectors
 import site
 import socket
 import sys
+from contextlib import suppress
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import NamedTuple
@@ -94,33 +97,84 @@ class Shelf:
                 setattr(package, child, loaded)
 
 
-def serve(orders: socket.socket) -> tuple[Order, list[int]]:
-    """Fork for each order; in the fork, return the order and the standard streams that came with it.
+class Forks:
+    """Forks for the orders of several clients, until the last of them has gone."""
 
-    Ends this process when nobody is left to give orders.
-    """
-    with selectors.DefaultSelector() as selector:
-        selector.register(orders, selectors.EVENT_READ)
+    def __init__(self, listener: socket.socket, lock: str) -> None:
+        self._listener = listener
+        self._lock = lock
+        self._clients = 0
+        self._selector = selectors.DefaultSelector()
+
+    def serve(self) -> tuple[Order, list[int]]:
+        """In a fork, return the order and the standard streams that came with it."""
+        self._listener.setblocking(False)
+        self._selector.register(self._listener, selectors.EVENT_READ)
         while True:
-            for key, _ in selector.select():
-                if key.fileobj is not orders:
-                    pid, status = key.data
-                    selector.unregister(key.fileobj)
-                    os.close(key.fd)
-                    os.write(status, b"%d" % os.waitpid(pid, 0)[1])
-                    os.close(status)
-                    continue
-                data, descriptors, _, _ = socket.recv_fds(orders, MAX_ORDER_BYTES, 4)
-                if not data:
-                    os._exit(0)
-                pid = os.fork()
-                if pid == 0:
-                    return Order(*json.loads(data)), descriptors[:3]
-                *streams, status = descriptors
-                for stream in streams:
-                    os.close(stream)
-                orders.send(b"%d" % pid)
-                selector.register(os.pidfd_open(pid), selectors.EVENT_READ, (pid, status))
+            for key, _ in self._selector.select():
+                if key.fileobj is self._listener:
+                    self._accept()
+                elif key.data is not None:
+                    self._tell_end(key.fd, *key.data)
+                elif (ordered := self._obey(key.fileobj)) is not None:  # type: ignore[arg-type]
+                    return ordered
+
+    def leave(self) -> None:
+        """In a fork, forget the descriptors, whose numbers others will have."""
+        for key in list(self._selector.get_map().values()):
+            if isinstance(key.fileobj, socket.socket):
+                key.fileobj.detach()
+        self._selector.close()
+
+    def _accept(self) -> bool:
+        """Take a client if there is one."""
+        try:
+            client, _ = self._listener.accept()
+        except BlockingIOError:
+            return False
+        client.setblocking(True)
+        self._selector.register(client, selectors.EVENT_READ)
+        self._clients += 1
+        return True
+
+    def _tell_end(self, process: int, pid: int, status: int) -> None:
+        self._selector.unregister(process)
+        os.close(process)
+        end = b"%d" % os.waitpid(pid, 0)[1]
+        with suppress(BrokenPipeError):  # its client has gone
+            os.write(status, end)
+        os.close(status)
+
+    def _obey(self, client: socket.socket) -> tuple[Order, list[int]] | None:
+        try:
+            data, descriptors, _, _ = socket.recv_fds(client, MAX_ORDER_BYTES, 4)
+        except ConnectionResetError:
+            data = b""
+        if not data:
+            self._selector.unregister(client)
+            client.close()
+            self._clients -= 1
+            self._end_without_clients()
+            return None
+        pid = os.fork()
+        if pid == 0:
+            return Order(*json.loads(data)), descriptors[:3]
+        *streams, status = descriptors
+        for stream in streams:
+            os.close(stream)
+        with suppress(BrokenPipeError):
+            client.send(b"%d" % pid)
+        self._selector.register(os.pidfd_open(pid), selectors.EVENT_READ, (pid, status))
+        return None
+
+    def _end_without_clients(self) -> None:
+        """Who is about to connect has the lock."""
+        if self._clients:
+            return
+        with open(self._lock, "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not self._accept():
+                os._exit(0)
 
 
 def execute(file: str, command: list[str], environ: dict[str, str]) -> None:
@@ -165,7 +219,7 @@ def leave(shelves: list[Shelf]) -> None:
 
 def main() -> None:
     """Serve, and be what was ordered."""
-    orders = socket.socket(fileno=int(sys.argv[1]))
+    listener = socket.socket(fileno=int(sys.argv[1]))
     own = [os.path.abspath(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
     path = [entry for entry in sys.path if entry not in own]
     shelves: list[Shelf] = []
@@ -173,10 +227,11 @@ def main() -> None:
     shelves += [Shelf("torch"), Shelf("torch._dynamo")]
     if os.fork():
         os._exit(0)  # a child of the tests' own would be in the way of those that look for children
-    order, streams = serve(orders)
+    forks = Forks(listener, sys.argv[2])
+    order, streams = forks.serve()
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
-    orders.detach()
+    forks.leave()
     os.closerange(3, 1 << 16)
     for generator in (random, sys.modules["numpy"].random, sys.modules["torch"].default_generator):
         generator.seed()
