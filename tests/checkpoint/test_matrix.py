@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from gpuslice.checkpoint.discover.heap import hide_imports
 from gpuslice.checkpoint.discover.storages import sweep
 from gpuslice.checkpoint.format import gsnp, layout
 from gpuslice.checkpoint.named import process_rng
@@ -49,6 +50,12 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*skipfiles_inline_module_allowlist.*:UserWarning"),
     pytest.mark.filterwarnings("ignore:The epoch parameter in .scheduler.step.*:UserWarning"),
 ]
+
+
+@pytest.fixture(autouse=True)
+def earlier_imports_hidden() -> None:
+    """Some cases import 100,000 objects, such as a compiler; no suspend of a later case looks at them."""
+    hide_imports()
 
 
 @pytest.fixture(scope="module")
