@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import sys
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from gpuslice.errors import UsageError
 from gpuslice.runtime.gang_restart import agree, awaited, newest_common
 
+from ...patience import PATIENCE_S
 from ..conftest import Workshop, finish_ranks
 from ..warm.process import Servers
 
@@ -110,20 +112,38 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, servers: Servers) -> l
     return ranks("".join(finish_ranks(alone.start_ranks(2, [sys.executable, str(script), "0"]))))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("option", ["--suspend-every", "--checkpoint-every"])
-def test_a_gang_whose_ranks_died_apart_goes_on_together(
-    workshop: Workshop, undisturbed: list[tuple[str, str, str]], option: str
-) -> None:
-    drill = ("--job", "gang", option, "3", *torchrun(workshop))
-    killed = workshop.gpuslice_run(*drill, "5")
-    assert "exitcode  : -9" in killed.stderr
-    finished = workshop.gpuslice_run(*drill, "0")
-    assert finished.returncode == 0, finished.stderr
-    after = ranks(finished.stdout)
+def check_went_on_together(told: str, undisturbed: list[tuple[str, str, str]]) -> None:
+    after = ranks(told)
     assert [(rank, digest) for rank, _, digest in after] == [
         (rank, digest) for rank, _, digest in undisturbed
     ]
     # Both ranks went on from the same batch: after boundary 3 or 6, whichever both had reached.
     assert len({done for _, done, _ in after}) == 1
     assert int(after[0][1]) < int(undisturbed[0][1])
+
+
+@pytest.mark.slow
+def test_a_gang_whose_ranks_died_apart_goes_on_together(
+    workshop: Workshop, undisturbed: list[tuple[str, str, str]]
+) -> None:
+    drill = ("--job", "gang", "--suspend-every", "3", *torchrun(workshop))
+    killed = workshop.gpuslice_run(*drill, "5")
+    assert "exitcode  : -9" in killed.stderr
+    finished = workshop.gpuslice_run(*drill, "0")
+    assert finished.returncode == 0, finished.stderr
+    check_went_on_together(finished.stdout, undisturbed)
+
+
+@pytest.mark.slow
+def test_so_it_does_from_checkpoints_whoever_starts_its_ranks(
+    warm_workshop: Workshop, undisturbed: list[tuple[str, str, str]]
+) -> None:
+    warm_workshop.write("train.py", TRAIN)
+    drill = warm_workshop.command("--job", "gang", "--checkpoint-every", "3", "train.py")
+    survivor, killed = warm_workshop.start_ranks(2, [*drill, "5"])
+    killed.communicate(timeout=PATIENCE_S)
+    assert killed.returncode == -signal.SIGKILL
+    survivor.kill()
+    survivor.communicate(timeout=PATIENCE_S)
+    told = finish_ranks(warm_workshop.start_ranks(2, [*drill, "0"]))
+    check_went_on_together("".join(told), undisturbed)
