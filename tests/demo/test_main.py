@@ -111,8 +111,8 @@ def sigterm() -> Iterator[None]:
 
 
 DEMO = ("-m", "gpuslice", "demo")
-#: Fewer steps may end within one slice: a slice is long enough that switching takes a small share of it.
-SHORT = ("--steps", "100", "--quantum", "0.2")
+#: In fewer steps no training may last for two slices; the wide one, of which a step is dearest, does.
+SHORT = ("--steps", "30", "--quantum", "0.1")
 #: The demonstration from where the jobs begin to share: it compares with nothing.
 AFTER_UNDISTURBED = (
     "-c",

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo  # what an optimizer would import in every rank
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.join import Join

@@ -29,8 +29,9 @@ OURS = {3, 4, 5}
         pytest.param("drill", "cuda", "each", id="one kind"),
         pytest.param("drill", OTHER_KINDS, "each", id="other kinds", marks=pytest.mark.slow),
         # What differs by the controller does not differ by the kind: two kinds a call, in turn.
-        pytest.param("agent", f"cuda,{OTHER_KINDS}", "in turn", id="scheduled", marks=pytest.mark.slow),
-        pytest.param("script", f"cuda,{OTHER_KINDS}", "in turn", id="by the script", marks=pytest.mark.slow),
+        pytest.param(
+            "agent,script", f"cuda,{OTHER_KINDS}", "in turn", id="other controllers", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_every_call_of_the_device_fails_once(

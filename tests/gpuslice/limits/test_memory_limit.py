@@ -28,6 +28,7 @@ print(kept.sum().item())
 #: One worker takes most of the limit and waits until that is refused to the other one.
 WORKERS = """
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -44,10 +45,10 @@ class Data(Dataset):
             kept = torch.empty(300 << 20, dtype=torch.uint8)
             TAKEN.touch()
             while not REFUSED.exists():
-                pass
+                time.sleep(0.01)
             return len(kept)
         while not TAKEN.exists():
-            pass
+            time.sleep(0.01)
         while True:
             try:
                 torch.empty(300 << 20, dtype=torch.uint8)
@@ -62,7 +63,7 @@ if __name__ == "__main__":
             torch.empty(300 << 20, dtype=torch.uint8)
             break
         except RuntimeError:
-            pass
+            time.sleep(0.01)
 """
 GOES_BEYOND = "import torch; kept = torch.ones(40 << 18); more = torch.empty(400 << 18)"
 
