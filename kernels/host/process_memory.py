@@ -31,6 +31,7 @@ _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
 
 
 def resident_anonymous_bytes() -> int:
@@ -51,11 +52,6 @@ def advise(address: int, nbytes: int, advice: int) -> int:
     return 0 if _libc.madvise(address, nbytes, advice) == 0 else ctypes.get_errno()
 
 
-def collapse(address: int, nbytes: int) -> int:
-    """Have the kernel make huge pages of whole ones of a mapping; 0, or the number of the error."""
-    return advise(address, nbytes, _MADV_COLLAPSE)
-
-
 @functools.cache
 def address_space() -> memoryview:
     """All memory as bytes: a slice is the range at that address, for as long as somebody keeps it mapped."""
@@ -67,9 +63,9 @@ class HugePages:
 
     A page fault then costs the same for 2 MiB as otherwise for 4 KiB, and so does giving the memory back.
     Neighbours, as the C allocator makes them, share their huge pages; what else there is of such a page is
-    mostly free memory between them. But a block in which the allocator has written its header already has
-    small pages and would get only such; it has to be put together. A kernel without huge pages says no, and
-    nothing changes.
+    mostly free memory between them. But a block in which the allocator has written its header may have a
+    small page already and would get only such; it has to be put together. Only then: the kernel waits for
+    every processor each time. A kernel without huge pages says no, and nothing changes.
 
     Parameters
     ----------
@@ -78,28 +74,35 @@ class HugePages:
     """
 
     def __init__(self, ranges: Sequence[tuple[int, int]]) -> None:
-        self._torn: set[int] = set()
+        self._blocks: set[int] = set()
         if sum(nbytes for _, nbytes in ranges) < _WORTH_ASKING_BYTES or not _huge_pages_are_allowed():
             return
         filled: Counter[int] = Counter()
-        edges: set[int] = set()
         for address, nbytes in ranges:
-            first, last = (address - 1) // HUGE_PAGE_BYTES, (address + nbytes) // HUGE_PAGE_BYTES
-            edges |= {first, last}
-            for block in range(first, last + 1):
+            for block in _blocks(address, nbytes):
                 start = block * HUGE_PAGE_BYTES
                 filled[block] += min(address + nbytes, start + HUGE_PAGE_BYTES) - max(address, start)
-        huge = [block for block, nbytes in sorted(filled.items()) if 4 * nbytes >= HUGE_PAGE_BYTES]
-        for first, count in _runs(huge):
+        self._blocks = {block for block, nbytes in filled.items() if 4 * nbytes >= HUGE_PAGE_BYTES}
+        for first, count in _runs(sorted(self._blocks)):
             advise(first * HUGE_PAGE_BYTES, count * HUGE_PAGE_BYTES, _MADV_HUGEPAGE)
-        self._torn = edges.intersection(huge)
 
     def ready(self, address: int, nbytes: int) -> None:
         """Before a range is written: put the blocks that it lies in together, by whichever thread."""
-        for block in range(address // HUGE_PAGE_BYTES, (address + nbytes - 1) // HUGE_PAGE_BYTES + 1):
-            if block in self._torn:
-                self._torn.discard(block)
-                collapse(block * HUGE_PAGE_BYTES, HUGE_PAGE_BYTES)
+        for block in self._blocks.intersection(_blocks(address, nbytes)):
+            self._blocks.discard(block)
+            if 0 < _absent_pages(block * HUGE_PAGE_BYTES, HUGE_PAGE_BYTES) < HUGE_PAGE_BYTES // PAGE_BYTES:
+                advise(block * HUGE_PAGE_BYTES, HUGE_PAGE_BYTES, _MADV_COLLAPSE)
+
+
+def _blocks(address: int, nbytes: int) -> range:
+    """The numbers of the huge pages that a range lies in."""
+    return range(address // HUGE_PAGE_BYTES, (address + nbytes - 1) // HUGE_PAGE_BYTES + 1)
+
+
+def _absent_pages(address: int, nbytes: int) -> int:
+    """How many pages of whole ones of a mapping have no memory yet; 0 if it is not mapped."""
+    present = (ctypes.c_ubyte * (nbytes // PAGE_BYTES))()
+    return bytes(present).count(0) if _libc.mincore(address, nbytes, present) == 0 else 0
 
 
 def trim() -> None:
