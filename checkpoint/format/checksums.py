@@ -10,12 +10,12 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from xxhash import xxh3_64_intdigest, xxh3_128, xxh3_128_digest, xxh3_128_intdigest
 
 from gpuslice.errors import CorruptSnapshotError, SnapshotError
+from gpuslice.kernels.host.copies import run
 
 from .layout import PAGE_BYTES, Placement
 
@@ -23,8 +23,6 @@ _ZEROS = bytes(2 * PAGE_BYTES)
 _LOWER_HALF = (1 << 64) - 1
 #: For each so many bytes one more thread is worth starting.
 _THREAD_BYTES = 8 << 20
-#: More do not read memory faster.
-_MAX_THREADS = 16
 
 #: xxh3-64 of each chunk.
 Digests = list[int]
@@ -52,19 +50,14 @@ def unpack_digests(table: bytes, count: int) -> Digests:
 
 def chunk_digests(data: memoryview, ranges: Sequence[tuple[int, int]]) -> list[int]:
     """xxh3-64 of each range of ``data``; xxhash lets go of the GIL meanwhile."""
+    found: dict[tuple[int, int], int] = {}
 
-    def run(part: Sequence[tuple[int, int]]) -> list[int]:
-        return [digest(data[start:stop]) for start, stop in part]
+    def look(piece: tuple[int, int]) -> None:
+        found[piece] = digest(data[slice(*piece)])
 
     nbytes = sum(stop - start for start, stop in ranges)
-    threads = min(nbytes // _THREAD_BYTES, len(os.sched_getaffinity(0)), _MAX_THREADS, len(ranges))
-    if threads < 2:
-        return run(ranges)
-    size = -(-len(ranges) // threads)
-    mine, *others = (ranges[at : at + size] for at in range(0, len(ranges), size))
-    with ThreadPoolExecutor(len(others), thread_name_prefix="gpuslice-digest") as pool:
-        theirs = [pool.submit(run, part) for part in others]
-        return run(mine) + [value for part in theirs for value in part.result()]
+    run([[piece] for piece in ranges], look, min(nbytes // _THREAD_BYTES, len(os.sched_getaffinity(0))))
+    return [found[piece] for piece in ranges]
 
 
 @dataclass(frozen=True, slots=True)
