@@ -91,11 +91,8 @@ class FileParts:
 
     def read(self, length: int, position: int) -> bytes:
         """Bytes of header, tail or record."""
-        return read_at(self.descriptor, length, self.here(position))
-
-    def here(self, position: int) -> int:
-        """Where in this file a byte of the whole one is that was not cut out."""
-        return position if position < self._payload else position - self.cut_bytes
+        here = position if position < self._payload else position - self.cut_bytes
+        return read_at(self.descriptor, length, here)
 
 
 def check_pieces(keys: Sequence[bytes], placement: Placement) -> list[Piece]:

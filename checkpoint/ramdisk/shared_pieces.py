@@ -83,7 +83,7 @@ class SharedPieces:
             index = self._chunks.get(offset)
             if index is None:
                 return True
-            self._put(index, data, None if checksums is None else checksums.sum_at(offset))
+            self.put(index, data, None if checksums is None else checksums.sum_at(offset))
             return False
 
         return inspect
@@ -110,21 +110,17 @@ class SharedPieces:
             finally:
                 os.close(descriptor)
             if fingerprint(data) == key:
-                self._put(index, data, int.from_bytes(key))
+                self.put(index, data, int.from_bytes(key))
                 return True
             if slot == self._slot:
                 path.unlink()  # its writer died
         return False
 
-    def put(self, index: int, data: memoryview) -> None:
-        """Put a piece that comes from elsewhere."""
-        self._put(index, data)
-
     def complete(self) -> list[Piece]:
         """Put what has not been put, from `memory`, and give the room back that was not needed."""
         for index, (start, stop) in enumerate(self._ranges):
             if self._keys[index] is None:
-                self._put(index, self.memory[start:stop])
+                self.put(index, self.memory[start:stop])
         self._room.close()
         named = zip(self._keys, self._ranges, strict=True)
         return [Piece(key, *where) for key, where in named if key is not None]
@@ -133,8 +129,11 @@ class SharedPieces:
         """Give the room back that was not needed."""
         self._room.close()
 
-    def _put(self, index: int, data: memoryview, checksum: int | None = None) -> None:
-        """Have a file with these bytes and zeros behind them, and put it where they belong in `memory`."""
+    def put(self, index: int, data: memoryview, checksum: int | None = None) -> None:
+        """Have a file with these bytes and zeros behind them, and put it where they belong in `memory`.
+
+        ``checksum`` is the XXH3-128 of the whole piece, if that is known.
+        """
         start, stop = self._ranges[index]
         if checksum is None:
             checksum = int.from_bytes(fingerprint(bytes(data).ljust(stop - start, b"\0")))

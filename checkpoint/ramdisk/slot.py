@@ -57,16 +57,12 @@ class Slot:
         self._readers.add(snapshot)
         return snapshot
 
-    def tear(self) -> None:
-        """Tear its header, so that nothing half written can be taken for a snapshot."""
-        if self.arena.opened:
-            self.arena.write(bytes(PREAMBLE_BYTES), 0)
-
     def forget(self) -> None:
         """There is no snapshot in it any more, nor is one of it in the spill directory."""
         if self.record is not None and not self.spilled:
             self.arena.extend_file(PREAMBLE_BYTES)  # opens what a former process left
-        self.tear()
+        if self.arena.opened:  # tear its header: nothing half written can be taken for a snapshot
+            self.arena.write(bytes(PREAMBLE_BYTES), 0)
         self.record = None
         self._close_file()
         self.drop_spilled()

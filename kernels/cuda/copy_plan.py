@@ -149,12 +149,12 @@ def chunks(places: Sequence[Place], numbers: Iterable[int]) -> list[Piece]:
     ]
 
 
-def blocks(pieces: Iterable[Piece], block_bytes: int = BLOCK_BYTES) -> Iterator[list[Piece]]:
-    """Pieces in portions of at most ``block_bytes``, in their order; a larger piece is its own portion."""
+def blocks(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
+    """Pieces in portions of at most `BLOCK_BYTES`, in their order; a larger piece is its own portion."""
     block: list[Piece] = []
     nbytes = 0
     for piece in pieces:
-        if block and nbytes + piece.nbytes > block_bytes:
+        if block and nbytes + piece.nbytes > BLOCK_BYTES:
             yield block
             block, nbytes = [], 0
         block.append(piece)

@@ -68,7 +68,7 @@ def allocator_conflict(environ: Mapping[str, str]) -> str:
     return ""
 
 
-def preload(environ: Mapping[str, str] | None = None) -> Vmm:
+def preload() -> Vmm:
     """Put the shim before the CUDA runtime, for this process; compiles it if this user never did.
 
     Raises
@@ -77,7 +77,6 @@ def preload(environ: Mapping[str, str] | None = None) -> Vmm:
         If torch is imported already, its allocator is set to another backend, or the shim cannot be built.
     """
     global _loaded
-    environ = os.environ if environ is None else environ
     if _loaded is not None:
         return _loaded
     # Not "torch", which is there already while the import that we precede begins.
@@ -86,12 +85,12 @@ def preload(environ: Mapping[str, str] | None = None) -> Vmm:
             "the route vmm needs its shim before torch, which is imported already",
             "start the script with `gpuslice run --route vmm`",
         )
-    conflict = allocator_conflict(environ)
+    conflict = allocator_conflict(os.environ)
     if conflict:
         raise EnvironmentUnusableError(
             f"the route vmm cannot work with {conflict}", "unset it, or use --route tensor"
         )
-    _loaded = Vmm(shared_library(SOURCE, environ))
+    _loaded = Vmm(shared_library(SOURCE))
     return _loaded
 
 

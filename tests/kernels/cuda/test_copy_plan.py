@@ -118,16 +118,17 @@ def test_large_storages_are_cut_into_chunks() -> None:
     ]
 
 
-def test_blocks_are_portions_of_about_the_same_size() -> None:
+def test_blocks_are_portions_of_about_the_same_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copy_plan, "BLOCK_BYTES", 10)
     pieces = [Piece(number, 0, 0, nbytes) for number, nbytes in enumerate([6, 4, 1, 30, 2, 9])]
-    assert [[p.nbytes for p in block] for block in copy_plan.blocks(pieces, 10)] == [
+    assert [[p.nbytes for p in block] for block in copy_plan.blocks(pieces)] == [
         [6, 4],
         [1],
         [30],
         [2],
         [9],
     ]
-    assert list(copy_plan.blocks([], 10)) == []
+    assert list(copy_plan.blocks([])) == []
 
 
 def test_chunks_that_follow_each_other_are_one_copy() -> None:
