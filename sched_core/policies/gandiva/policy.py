@@ -7,13 +7,16 @@ from math import floor
 from typing import Literal
 
 from gpuslice.errors import ConfigError
-from gpuslice.sched_core.cluster import Cluster, FreeDevices
+from gpuslice.sched_core.cluster import Cluster
 from gpuslice.sched_core.job import Job
 from gpuslice.sched_core.policies.starting import parse_shares
 from gpuslice.sched_core.policy import Decision, Migrate, Plan, Start, Suspend, View
 
 from .packing import Packing
 from .servers import Server, Servers
+
+#: Devices that nobody has in this slice, by node, ascending.
+Free = dict[int, list[int]]
 
 
 class Gandiva:
@@ -112,9 +115,7 @@ class Gandiva:
         slice_is_over = self._slice_end_s is None or now_s >= self._slice_end_s
         servers = self._unreconciled(slice_is_over)
         units = self._units(view, servers)
-        free = FreeDevices(
-            view.cluster, [device for node in sorted(servers) for device in view.cluster.on(node)]
-        )
+        free = {node: list(view.cluster.on(node)) for node in servers}
         target = self._turns(view, free, units, rotate=slice_is_over)
         self._grow(view, free, target)
         decisions = self._differences(view, [job for unit in units for job in unit], target)
@@ -128,7 +129,7 @@ class Gandiva:
         found = set(self._servers.changed)
         self._servers.changed.clear()
         if slice_is_over:
-            found.update(server for server in self._servers.all if server.wanted > server.size)
+            found |= self._servers.crowded
         for name in self._elastic:
             found.update(self._servers.homes.get(name, ()))
         return self._servers.together(found)
@@ -186,8 +187,10 @@ class Gandiva:
         """Move jobs from over-subscribed servers to where there is room."""
         # Room that a job leaves behind is too small for any size that found none before.
         stuck: set[int] = set()
-        crowded = [server for server in self._servers.all if server.wanted > server.size]
+        crowded = self._servers.crowded if self._servers.with_room else ()
         for server in sorted(crowded, key=lambda server: (-server.load, server.node)):
+            if not self._servers.with_room:
+                return
             for name in sorted(server.parts, key=lambda name: (view.jobs[name].running, -server.parts[name])):
                 if server.wanted <= server.size:
                     break
@@ -201,7 +204,7 @@ class Gandiva:
             return False
         target = self._servers.roomy(job, home)
         if target is None and empty_too:
-            target = next((s for s in self._servers.all if not s.parts and s.size >= job.demand), None)
+            target = self._servers.empty(job)
         if target is None:
             return False
         self._packing.forget(job)
@@ -250,14 +253,14 @@ class Gandiva:
         return units
 
     def _turns(
-        self, view: View, free: FreeDevices, units: Iterable[list[Job]], *, rotate: bool
+        self, view: View, free: Free, units: Iterable[list[Job]], *, rotate: bool
     ) -> dict[str, tuple[int, ...]]:
         """Who has this slice, on which devices; without ``rotate`` whoever has it now goes on."""
         target: dict[str, tuple[int, ...]] = {}
         ranked = list(units)
         if not rotate:
             ranked.sort(key=lambda unit: not unit[0].running)
-        left = {node: len(devices) for node, devices in enumerate(free.on_node)}
+        left = {node: len(devices) for node, devices in free.items()}
         chosen: list[list[Job]] = []
         for unit in ranked:
             parts = self._parts(unit[0])
@@ -267,8 +270,7 @@ class Gandiva:
         # Devices of a server are alike: whoever runs on some and goes on running keeps them.
         chosen.sort(key=lambda unit: not unit[0].running)
         for unit in chosen:
-            devices = self._devices(unit[0], view, free)
-            free.take(devices)
+            devices = self._devices(unit[0], free)
             for job in unit:
                 target[job.id] = devices
         return target
@@ -277,31 +279,25 @@ class Gandiva:
         """How many devices of which node ``job`` runs on when it is its turn."""
         return [(server.node, server.parts[job.id]) for server in self._servers.homes[job.id]]
 
-    def _devices(self, job: Job, view: View, free: FreeDevices) -> tuple[int, ...]:
-        """Which ones, of those that are ``free``: if it can be, those that it held last."""
-        kept = [device for device in job.placement if free.has([device])]
+    def _devices(self, job: Job, free: Free) -> tuple[int, ...]:
+        """Take devices of ``free`` for it: if it can be, those that it held last."""
         devices: list[int] = []
         for node, part in self._parts(job):
-            before = [device for device in kept if view.cluster.node_of[device] == node]
-            others = [device for device in free.on_node[node] if device not in before]
-            devices += (before + others)[:part]
+            devices += _take(part, free[node], job.placement)
         return tuple(devices)
 
-    def _grow(self, view: View, free: FreeDevices, target: dict[str, tuple[int, ...]]) -> None:
+    def _grow(self, view: View, free: Free, target: dict[str, tuple[int, ...]]) -> None:
         """Give devices of servers that have been quiet for a while to elastic jobs there."""
         if not self._grows:
             return
         pairs = self._packing.paired
         for name, devices in target.items():
             job, home = view.jobs[name], self._servers.homes[name]
-            extra = min(job.spec.max_demand - job.demand, len(free.on_node[home[0].node]))
+            extra = min(job.spec.max_demand - job.demand, len(free[home[0].node]))
             quiet = view.now_s >= home[0].changed_s + self._look_s
             if extra <= 0 or len(home) > 1 or name in pairs or not quiet:
                 continue
-            own = [device for device in job.placement if device in free.on_node[home[0].node]]
-            rest = [device for device in free.on_node[home[0].node] if device not in own]
-            more = (own + rest)[:extra]
-            free.take(more)
+            more = _take(extra, free[home[0].node], job.placement)
             self._counts["grown"] += len(devices) + len(more) > len(job.placement)
             target[name] = (*devices, *more)
 
@@ -341,6 +337,14 @@ class Gandiva:
             self._next_look_s = max(self._next_look_s, (floor(view.now_s / self._look_s) + 1) * self._look_s)
             times.append(self._next_look_s)
         return min(times, default=None)
+
+
+def _take(count: int, free: list[int], rather: Iterable[int]) -> list[int]:
+    """Remove ``count`` devices from ``free``, as many as possible of those ``rather`` than others."""
+    own = [device for device in rather if device in free]
+    taken = (own + [device for device in free if device not in own])[:count]
+    free[:] = [device for device in free if device not in taken]
+    return taken
 
 
 def _kind(job: Job) -> tuple[int, float]:

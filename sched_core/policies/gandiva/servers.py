@@ -6,7 +6,9 @@ holds devices at a moment is decided by the slices.
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
+from heapq import merge
 
 from gpuslice.sched_core.cluster import Cluster
 from gpuslice.sched_core.job import Job
@@ -53,10 +55,16 @@ class Servers:
     def __init__(self, cluster: Cluster, overload: float) -> None:
         self.all = [Server(node, size) for node, size in enumerate(cluster.node_sizes) if size]
         self.homes: dict[str, list[Server]] = {}
+        #: Those that are asked for more than they have, and those that have more than they are asked for.
+        self.crowded: set[Server] = set()
+        self.with_room = set(self.all)
+        #: By affinity, (load, node), the least loaded first; empty ones by 0.
+        self._by_load: dict[int, list[tuple[float, int]]] = {0: [(0.0, server.node) for server in self.all]}
         #: Servers whose jobs are no longer those that somebody last looked at.
         self.changed: set[Server] = set()
-        #: Devices of the largest node.
+        #: Devices of the largest node, and whether all are as large.
         self.largest = max(cluster.node_sizes)
+        self._alike = min(cluster.node_sizes) == self.largest
         self._overload = overload
 
     def affinity(self, job: Job) -> int:
@@ -73,21 +81,23 @@ class Servers:
         if job.demand > self.largest:
             return self._several(job)
         kind = self.affinity(job)
-        same = [server for server in self.all if server.affinity == kind]
-        empty = [server for server in self.all if not server.parts]
-        other = [server for server in self.all if server.parts and server.affinity != kind]
-        for choice, limit in ((same, 1.0), (empty, 1.0), (same, self._overload), (other, self._overload)):
-            home = self._least(job, choice, limit)
-            if home is not None:
-                return [home]
+        others = [affinity for affinity in self._by_load if affinity not in (0, kind)]
+        for choice, limit in (([kind], 1.0), ([0], 1.0), ([kind], self._overload), (others, self._overload)):
+            found = [server for affinity in choice if (server := self._least(job, affinity, limit))]
+            if found:
+                return [min(found, key=lambda server: (server.load, server.node))]
         return None
+
+    def empty(self, job: Job) -> Server | None:
+        """The first server that nobody belongs to, and that could take ``job``."""
+        return self._least(job, 0, 1.0)
 
     def roomy(self, job: Job, besides: Iterable[Server]) -> Server | None:
         """A server that takes ``job`` without over-subscription: of its affinity first, then the fullest."""
         shunned = {server.node for server in besides}
         fitting = [
             server
-            for server in self.all
+            for server in self.with_room
             if server.node not in shunned and server.parts and server.wanted + job.demand <= server.size
         ]
         kind = self.affinity(job)
@@ -99,17 +109,20 @@ class Servers:
         for server in home:
             part = min(left, server.size)
             left -= part
+            self._unlist(server)
             server.parts[job.id] = part
             server.wanted += part
             server.load += _load(job, part, server)
             server.affinity = server.affinity or self.affinity(job)
             server.changed_s = now_s
+            self._list(server)
         self.homes[job.id] = list(home)
         self.changed.update(home)
 
     def leave(self, job: Job, now_s: float) -> None:
         """``job`` belongs nowhere any more."""
         for server in self.homes.pop(job.id, ()):
+            self._unlist(server)
             part = server.parts.pop(job.id)
             server.wanted -= part
             server.load -= _load(job, part, server)
@@ -117,6 +130,7 @@ class Servers:
             server.changed_s = now_s
             if not server.parts:
                 server.affinity, server.load = 0, 0.0
+            self._list(server)
 
     def together(self, servers: Iterable[Server]) -> dict[int, Server]:
         """``servers`` and those that they share jobs with, directly or not, by node."""
@@ -131,23 +145,37 @@ class Servers:
                     reached += more
         return found
 
-    def _least(self, job: Job, servers: Iterable[Server], limit: float) -> Server | None:
-        """The least loaded of ``servers`` that stays within ``limit``."""
-        fitting = [
-            server
-            for server in servers
-            if job.demand <= server.size
-            and (
-                server.load + job.spec.weight * job.demand / server.size <= limit * _FULL or not server.parts
-            )
-        ]
-        return min(fitting, key=lambda server: (server.load, server.node), default=None)
+    def _list(self, server: Server) -> None:
+        """Note how loaded ``server`` is."""
+        insort(self._by_load.setdefault(server.affinity, []), (server.load, server.node))
+        (self.crowded.add if server.wanted > server.size else self.crowded.discard)(server)
+        (self.with_room.add if server.wanted < server.size else self.with_room.discard)(server)
+
+    def _unlist(self, server: Server) -> None:
+        """``server`` is about to change."""
+        alike = self._by_load[server.affinity]
+        del alike[bisect_left(alike, (server.load, server.node))]
+
+    def _least(self, job: Job, affinity: int, limit: float) -> Server | None:
+        """The least loaded server of ``affinity`` that stays within ``limit``."""
+        for load, node in self._by_load.get(affinity, ()):
+            server = self.all[node]
+            if server.parts and load + job.spec.weight * job.demand / self.largest > limit * _FULL:
+                return None  # on none of the others it would be less
+            if job.demand <= server.size and (
+                not server.parts or load + job.spec.weight * job.demand / server.size <= limit * _FULL
+            ):
+                return server
+        return None
 
     def _several(self, job: Job) -> list[Server] | None:
         """As few whole servers as hold ``job``: unassigned ones, else the least loaded."""
         chosen: list[Server] = []
         left = job.demand
-        for server in sorted(self.all, key=lambda server: (server.load, -server.size, server.node)):
+        ranked: Iterable[Server] = (self.all[node] for _, node in merge(*self._by_load.values()))
+        if not self._alike:
+            ranked = sorted(self.all, key=lambda server: (server.load, -server.size, server.node))
+        for server in ranked:
             part = min(left, server.size)
             if server.parts and server.load + _load(job, part, server) > self._overload * _FULL:
                 return None
