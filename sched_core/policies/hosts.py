@@ -26,6 +26,7 @@ class Hosts:
         if cpus < 0 or memory_gib < 0:
             raise ConfigError(f"nodes cannot have {cpus} CPUs and {memory_gib} GiB", "give 0 for no limit")
         self._cluster = cluster
+        self._nodes = sum(size > 0 for size in cluster.node_sizes)
         #: Capacity of one node: CPUs, bytes.
         self.capacity = (float(cpus), memory_gib * _GIB)
         self.left = [list(self.capacity) for _ in cluster.node_sizes]
@@ -37,9 +38,8 @@ class Hosts:
 
     def shares(self, job: Job) -> tuple[float, float, float]:
         """The job's share of the cluster's devices, CPUs and memory."""
-        nodes = sum(size > 0 for size in self._cluster.node_sizes)
         cpus, memory_bytes = (
-            need / (capacity * nodes) if capacity else 0.0
+            need / (capacity * self._nodes) if capacity else 0.0
             for need, capacity in zip(self.needs(job), self.capacity, strict=True)
         )
         return job.demand / self._cluster.size, cpus, memory_bytes
