@@ -40,7 +40,10 @@ class Line:
 
     def shortest(self, room: int, others: Iterable[tuple[Key, Job]] = ()) -> list[Job]:
         """Whoever fits into what is left of ``room`` devices, one after the other; ``others`` wait, too."""
-        lines = [*self._by_demand.values(), *([other] for other in others)]
+        further: dict[int, list[tuple[Key, Job]]] = {}
+        for other in sorted(others):
+            further.setdefault(other[1].demand, []).append(other)
+        lines = [*self._by_demand.values(), *further.values()]
         heads = [(*line[0], 0, line) for line in lines if line and line[0][1].demand <= room]
         heapify(heads)
         chosen: list[Job] = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import chain
 from math import floor
 
@@ -146,13 +146,15 @@ class Chronus:
         turn_is_over = self._best_effort_boundary_s is not None and now_s >= self._best_effort_boundary_s
         holders = self._lease(view) if lease_is_over else self._go_on(view)
         to_measure = any(not job.running and not view.measured(job) for job in self._undecided.values())
-        if holders is not None:
-            self._free = FreeDevices(view.cluster)
-            self._leased = place_blocks([Request(job, self._block(job, view)) for job in holders], self._free)
-        elif turn_is_over or to_measure:
-            self._free = FreeDevices.besides(view.cluster, set(chain.from_iterable(self._leased.values())))
         if holders is not None or turn_is_over or to_measure:
-            decisions = self._anew(view)
+            if holders or (holders is not None and self._leased):
+                self._free = FreeDevices(view.cluster)
+                blocks = [Request(job, self._block(job, view)) for job in holders]
+                self._leased = place_blocks(blocks, self._free)
+                housed = self._still_housed()
+            else:
+                housed = self._others()
+            decisions = self._anew(view, housed)
         else:
             newcomers = self._line.shortest(self._free.total)
             decisions = difference(sorted(newcomers, key=_number), local_search(newcomers, self._free))
@@ -347,20 +349,34 @@ class Chronus:
         """How long the whole of ``job`` runs on dedicated devices, in seconds."""
         return job.progress_at(view.now_s) + view.remaining_s(job)
 
-    def _anew(self, view: View) -> list[Decision]:
-        """Give everybody but those with leases what is left, whoever has it now: keep what can be kept."""
+    def _others(self) -> dict[str, Job]:
+        """Who runs without a lease."""
+        return {name: job for name, job in self._running.items() if name not in self._leased}
+
+    def _still_housed(self) -> dict[str, Job]:
+        """Those of whom no new lease has the devices, which are taken."""
+        housed = {name: job for name, job in self._others().items() if self._free.has(job.placement)}
+        for job in housed.values():
+            self._free.take(job.placement)
+        return housed
+
+    def _anew(self, view: View, housed: Mapping[str, Job]) -> list[Decision]:
+        """Decide anew who has what leases leave; of those that run, ``housed`` may keep what they have."""
         for name in self._leased:
             self._line.remove(view.jobs[name])
-        others = [job for job in self._running.values() if job.id not in self._leased]
-        chosen = self._line.shortest(self._free.total, ((self._key(job, view), job) for job in others))
+        room = self._free.total + sum(len(job.placement) for job in housed.values())
+        chosen = self._line.shortest(room, [(self._key(job, view), job) for job in self._others().values()])
+        leaving = {**housed}
         target = dict(self._leased)
         for job in chosen:
-            if job.running and self._free.has(job.placement):
+            if leaving.pop(job.id, None) is not None:
                 target[job.id] = job.placement
-                self._free.take(job.placement)
+        for job in leaving.values():
+            self._free.give(job.placement)
         target.update(local_search([job for job in chosen if job.id not in target], self._free))
-        concerned = {**self._running, **{name: view.jobs[name] for name in target}}
-        return difference(sorted(concerned.values(), key=_number), target)
+        started = (view.jobs[name] for name in target if name not in self._running)
+        changed = [job for job in self._running.values() if target.get(job.id) != job.placement]
+        return difference(sorted(chain(changed, started), key=_number), target)
 
 
 def _number(job: Job) -> int:
