@@ -1,9 +1,10 @@
-"""How long gangs of 1 to 4 ranks stand still: back in their own processes, and on in other, warm ones.
+"""How long gangs of 1 to 4 ranks stand still: back in their own processes, or on in other, warm ones.
 
-    python -m benchmarks.migration_latency.gangs OUT.json [--mib 100,1000,4000] [--ranks 1,2,4] [--rounds 5]
+    python -m benchmarks.migration_latency.gangs OUT.json [--mib 100,1000] [--ranks 1,2,4] [--rounds 5] ...
 
+The other processes are on the same node, or on another one with a RAM disk of its own (``other_node.py``).
 ``--mib`` is the state of the whole gang, divided among its ranks. All ranks begin at once; none comes back
-before all have left, as the scheduler has it. Memory: about four times the state.
+before all have left, as the scheduler has it. Memory: about six times the state, four times without the node.
 """
 
 from __future__ import annotations
@@ -25,21 +26,35 @@ from typing import Any
 from benchmarks.child import Child
 
 SOURCE, TARGET = "benchmarks.migration_latency.source", "benchmarks.migration_latency.target"
+NODE = "benchmarks.migration_latency.other_node"
 PATIENCE_S = 300.0
 #: Makes both slots of a rank, and maps them in the other process.
 WARM_UP = 2
 
 
 class Gang:
-    """The ranks' processes, those they migrate to, and the clocks of their switches."""
+    """The ranks' processes, those they migrate to, and the clocks of their switches.
 
-    def __init__(self, state: str, ranks: int, directory: Path) -> None:
+    Parameters
+    ----------
+    mib
+        Of the state, if there is another node; else 0.
+    """
+
+    def __init__(self, state: str, ranks: int, directory: Path, mib: int) -> None:
         self.sources = [Child(SOURCE, state, directory, rank) for rank in range(ranks)]
         stores = [source.listen() for source in self.sources]
         self.targets = [Child(TARGET, state, store) for store in stores]
         for target in self.targets:
             assert target.listen() == "warm"
         self._pool = ThreadPoolExecutor(ranks)
+        self.node: list[Child] = []
+        if mib:
+            sender = Child(NODE, "send", directory / "ramdisk")
+            limit = f"{3 * mib + 256}MiB"
+            port = sender.listen()
+            self.node = [Child(NODE, "receive", directory / "elsewhere", limit, port), sender]
+            assert self.node[0].listen() == "ready"
 
     def each(self, work: Callable[[int], Any]) -> list[Any]:
         """``work`` for every rank, at the same time."""
@@ -78,6 +93,18 @@ class Gang:
         assert self.targets[rank].ask(path) == "here"
         return {}
 
+    def elsewhere(self) -> dict[str, float]:
+        """All leave, and go on in the other processes from what was shipped; seconds in all, and by stage."""
+        began_s = time.perf_counter()
+        self.ask("suspend")
+        left_s = time.perf_counter()
+        paths = json.loads(self.node[0].ask("bench"))
+        shipped_s = time.perf_counter()
+        self.each(lambda rank: self.there(rank, paths[rank]))
+        here_s = time.perf_counter()
+        stages = {"suspend_s": left_s - began_s, "ship_s": shipped_s - left_s, "resume_s": here_s - shipped_s}
+        return {"blackout_s": here_s - began_s, **stages}
+
     def check(self) -> None:
         """Both processes have the same bytes."""
         for answer, target in zip(self.ask("check"), self.targets, strict=True):
@@ -86,7 +113,7 @@ class Gang:
     def close(self) -> None:
         """End all processes."""
         self._pool.shutdown()
-        for child in (*self.sources, *self.targets):
+        for child in (*self.sources, *self.targets, *self.node):
             child.close()
 
 
@@ -94,28 +121,35 @@ def measure(gang: Gang, rounds: int) -> dict[str, Any]:
     """Turn and turn about, so that whatever the machine does hits both alike."""
     same: list[dict[str, float]] = []
     other: list[dict[str, float]] = []
+    elsewhere: list[dict[str, float]] = []
     for _ in range(WARM_UP + rounds):
         gang.ask("train")
         same.append(gang.switch(gang.here))
         gang.ask("train")
         other.append(gang.switch(gang.there))
         gang.ask("resume")
+        if gang.node:
+            gang.check()
+            gang.ask("train")
+            elsewhere.append(gang.elsewhere())
+            gang.ask("resume")
     gang.check()
     found = {"same_process": _medians(same[WARM_UP:]), "other_process": _medians(other[WARM_UP:])}
     ratio = found["other_process"]["blackout_s"] / found["same_process"]["blackout_s"]
-    return {**found, "ratio": round(ratio, 3)}
+    more = {"other_node": _medians(elsewhere[WARM_UP:])} if elsewhere else {}
+    return {**found, "ratio": round(ratio, 3), **more}
 
 
 def _medians(switches: list[dict[str, float]]) -> dict[str, float]:
     return {name: round(median_high(switch[name] for switch in switches), 5) for name in switches[0]}
 
 
-def case(state: str, mib: int, ranks: int, rounds: int) -> dict[str, Any]:
+def case(state: str, mib: int, ranks: int, rounds: int, *, node: bool) -> dict[str, Any]:
     """One line of the table."""
     os.environ["GPUSLICE_BENCH_MIB"] = str(max(1, mib // ranks))
     os.environ["OMP_NUM_THREADS"] = "1"  # as torchrun has it
     with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
-        gang = Gang(state, ranks, Path(directory))
+        gang = Gang(state, ranks, Path(directory), mib if node else 0)
         try:
             found = measure(gang, rounds)
         finally:
@@ -126,10 +160,11 @@ def case(state: str, mib: int, ranks: int, rounds: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--mib", default="100,1000,4000")
+    parser.add_argument("--mib", default="100,1000")
     parser.add_argument("--ranks", default="1,2,4")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--state", default="adam-800")
+    parser.add_argument("--no-node", action="store_true", help="leave the other node out")
     asked = parser.parse_args()
     result: dict[str, Any] = {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
@@ -139,7 +174,7 @@ def main() -> None:
     }
     for mib in map(int, asked.mib.split(",")):
         for ranks in map(int, asked.ranks.split(",")):
-            result["cases"].append(case(asked.state, mib, ranks, asked.rounds))
+            result["cases"].append(case(asked.state, mib, ranks, asked.rounds, node=not asked.no_node))
             print(result["cases"][-1], flush=True)
             asked.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 

@@ -12,6 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from benchmarks.migration_latency.target import digest
 from benchmarks.states import STATE_BYTES, STATES, State
 from gpuslice.checkpoint.discover.heap import hide_imports
@@ -53,6 +55,9 @@ def main() -> None:
     name, directory, index = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
     hide_imports()  # as under `gpuslice run`
     state = STATES[name]()
+    with torch.no_grad():
+        for tensor in state.tensors:  # or what is equal on all ranks would be sent once
+            tensor.add_(index)
     # Two slots of the state, and what goes with them.
     with RamDisk(directory / "ramdisk", 9 * STATE_BYTES).open_store("bench", index) as store:
         rank = Rank(state, Switch(open_device(DeviceName("cpu", None)), store))
