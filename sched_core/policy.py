@@ -219,8 +219,8 @@ class View:
     now_s
         The present, in seconds on the world's own clock.
     cluster
-        Nodes and devices. Of nodes that cannot be reached now none can be had (``Cluster.without``); when that
-        changes, ``changes`` are a reset.
+        Nodes and devices. Of nodes that are lost none can be had (``Cluster.without``); when that changes,
+        ``changes`` are a reset.
     jobs
         All unfinished jobs by id, in order of arrival.
     changes

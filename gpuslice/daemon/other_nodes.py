@@ -160,15 +160,16 @@ class OtherNodes:
     def _gpus(self) -> int:
         return sum(device.kind == "cuda" for device in self._local)
 
-    def bring(self, job: str, ranks: int, source: str, target: str) -> Sequence[str]:
-        """The command that brings the newest snapshot of ``job`` from one node to another."""
+    def bring(self, job: str, sources: Sequence[str], targets: Sequence[str]) -> Sequence[str]:
+        """The command that brings the newest snapshot of each rank of ``job`` to a node."""
         assert self._remote is not None
         nodes = tuple(node for node in self.nodes if node.name not in self._remote.lost)
-        wanted = msgspec.structs.replace(self._wanted(), nodes=nodes, source=source, target=target)
-        path = self._directory / "nodes" / f"bring-{job}-{target or 'here'}.json"
+        brought = {"sources": tuple(sources), "targets": tuple(targets)}
+        wanted = msgspec.structs.replace(self._wanted(), nodes=nodes, **brought)
+        path = self._directory / "nodes" / f"bring-{job}.json"
         path.parent.mkdir(mode=0o700, exist_ok=True)
         path.write_bytes(msgspec.json.encode(wanted))
-        return [sys.executable, "-m", "gpuslice.nodes.agents", "bring", job, str(ranks), str(path)]
+        return [sys.executable, "-m", "gpuslice.nodes.agents", "bring", job, str(path)]
 
     def _ask(self, word: str, wanted: Wanted) -> bytes:
         """What the process that asks Ray for something says."""

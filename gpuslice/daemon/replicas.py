@@ -49,21 +49,21 @@ class Replicas:
         if job.state is not JobState.SUSPENDED or not job.portable:
             return
         self._taken[job.id] = taken = self._taken.get(job.id, 0) + 1
-        (source, *more) = dict.fromkeys(self._core.relocations.named(job.nodes))
-        target = None if more else self._after(source)
-        if taken >= self._every and target is not None and not self._transfers.under_way(job.id):
+        sources = self._core.relocations.named(job.nodes)
+        targets = [self._after(node) for node in sources]
+        if taken >= self._every and targets != list(sources) and not self._transfers.under_way(job.id):
             self._taken[job.id] = 0
-            done = partial(self._done, job.id, target)
-            self._transfers.begin(job.id, len(job.ranks), source, target, done)
+            done = partial(self._done, job.id, ",".join(node or "here" for node in dict.fromkeys(targets)))
+            self._transfers.begin(job.id, sources, targets, done)
 
-    def _after(self, node: str) -> str | None:
-        """The living node after ``node``; ``None`` if there is no other."""
+    def _after(self, node: str) -> str:
+        """The living node after ``node``; ``node`` if there is no other."""
         names = list(dict.fromkeys(device.node for device in self._core.devices))
         start = names.index(node)
         lost = self._core.relocations.lost
-        return next((name for name in names[start + 1 :] + names[:start] if name not in lost), None)
+        return next((name for name in names[start + 1 :] + names[:start] if name not in lost), node)
 
-    def _done(self, job: str, target: str, error: str) -> None:
+    def _done(self, job: str, to: str, error: str) -> None:
         if error:
-            _log.warning("a snapshot of %s was not copied to %s: %s", job, target or "this node", error)
-        self._note(Noted("not_replicated" if error else "replicated", job, {"to": target or "here"}))
+            _log.warning("a snapshot of %s was not copied to %s: %s", job, to, error)
+        self._note(Noted("not_replicated" if error else "replicated", job, {"to": to}))

@@ -3,7 +3,7 @@
     python -m gpuslice.nodes.agents find             the cluster's nodes
     python -m gpuslice.nodes.agents begin            an actor on each node, which keeps an agent there
     python -m gpuslice.nodes.agents end              their end
-    python -m gpuslice.nodes.agents bring JOB RANKS FILE     a job's newest snapshot to a node
+    python -m gpuslice.nodes.agents bring JOB FILE   a job's newest snapshot to the nodes of its ranks
 
 Each reads a ``Wanted`` from stdin or that file, as JSON; ``find`` writes a list of ``Found`` to stdout.
 """
@@ -14,19 +14,20 @@ import re
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from gpuslice.errors import EnvironmentUnusableError, GpusliceError, UsageError
+from gpuslice.errors import EnvironmentUnusableError, GpusliceError, NodeLostError, UsageError
 from gpuslice.sched_core.nodes.local_node import SOCKET
 from gpuslice.sched_core.nodes.transfers import UNREACHABLE
 
 from .keeper import AgentKeeper
 from .plan import Found, Wanted
-from .ray_nodes import Node, connected, ray_module, result
-from .replication import furthest
+from .ray_nodes import Node, call, connected, ray_module, result
+from .routes import Boundaries, boundaries, choose, decode
 from .shipping import ship
 
 NAMESPACE = "gpuslice"
@@ -124,8 +125,8 @@ def _end(node: Found) -> None:
         time.sleep(_LOOK_AGAIN_S)
 
 
-def bring(wanted: Wanted, job: str, ranks: int) -> None:
-    """Bring the newest whole snapshot of ``job`` to a node, from wherever it has come furthest.
+def bring(wanted: Wanted, job: str) -> None:
+    """Bring the newest whole snapshot of ``job`` to the nodes of its ranks, from wherever each rank's is.
 
     A cluster that was started anew gets its actors again.
 
@@ -137,19 +138,21 @@ def bring(wanted: Wanted, job: str, ranks: int) -> None:
         If no node has one.
     """
     living = _living(wanted)
-    for name in {wanted.target, wanted.source} & {node.name for node in wanted.nodes}:
+    for name in {*wanted.targets, *wanted.sources} & {node.name for node in wanted.nodes}:
         if name not in living:
             raise EnvironmentUnusableError(
                 f"node {name or 'here'} is not in the Ray cluster now", "`ray status` shows the nodes"
             )
     _begin_missing(wanted, living.values())
     there = {name: _with_flags(wanted, node) for name, node in living.items()}
-    target = there.pop(wanted.target)
-    found = furthest(job, [target, *there.values()], ranks)
-    if found is None:
+    held: dict[str, Boundaries] = {}
+    for name, node in there.items():
+        with suppress(NodeLostError):  # one that has just gone has nothing that could be sent
+            held[name] = decode(call(boundaries, node, job, len(wanted.targets), node.flags))
+    if (routes := choose(held, wanted.targets)) is None:
         raise UsageError(f"no living node has a whole snapshot of {job}", "replicate it, see multi-node.md")
-    if found is not target:
-        ship(job, found, target, ranks=ranks, replace=True)
+    for (source, target), ranks in routes.ways.items():
+        ship(job, there[source], there[target], ranks=ranks, boundary=routes.boundary, replace=True)
 
 
 def _living(wanted: Wanted) -> dict[str, Found]:
@@ -190,7 +193,7 @@ def _with_flags(wanted: Wanted, node: Found) -> Node:
 
 def main(words: Sequence[str]) -> None:
     """Do what ``words`` say."""
-    source = Path(words[3]).read_bytes() if len(words) > 3 else sys.stdin.buffer.read()
+    source = Path(words[2]).read_bytes() if len(words) > 2 else sys.stdin.buffer.read()
     wanted = msgspec.json.decode(source, type=Wanted)
     with connected(wanted.address or None):
         match words:
@@ -200,10 +203,10 @@ def main(words: Sequence[str]) -> None:
                 begin(wanted)
             case ["end"]:
                 end(wanted)
-            case ["bring", job, ranks, _]:
-                bring(wanted, job, int(ranks))
+            case ["bring", job, _]:
+                bring(wanted, job)
             case _:
-                raise UsageError(f"{words} is not possible", "find, begin, end or bring JOB RANKS FILE")
+                raise UsageError(f"{words} is not possible", "find, begin, end or bring JOB FILE")
 
 
 if __name__ == "__main__":

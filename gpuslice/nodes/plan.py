@@ -64,8 +64,8 @@ class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         What each agent is told, by node.
     cpus, gpus
         What Ray is to give to nobody else, on each node; ``cpus`` below 0: all.
-    source, target
-        From where and to where a snapshot is to be brought.
+    sources, targets
+        From where and to where the snapshot of each rank is to be brought.
     ramdisk_dir
         The RAM disk of the scheduler's own node, if not the usual one.
     """
@@ -76,6 +76,6 @@ class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     agents: dict[Label, Config] = {}
     cpus: int = 0
     gpus: int = 0
-    source: Label = ""
-    target: Label = ""
+    sources: tuple[Label, ...] = ()
+    targets: tuple[Label, ...] = ()
     ramdisk_dir: PathText = ""

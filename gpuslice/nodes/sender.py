@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,27 +35,33 @@ def open_disk(flags: Mapping[str, Any]) -> RamDisk:
     return RamDisk.from_settings(load(**flags))
 
 
-def newest_held(disk: RamDisk, job: str, ranks: int | None = None) -> Held | None:
+def newest_held(
+    disk: RamDisk, job: str, ranks: int | Sequence[int] | None = None, boundary: int | None = None
+) -> Held | None:
     """The newest snapshot of a named job that all its ranks here have; ``None`` if there is none.
 
     Parameters
     ----------
     ranks
-        How many ranks the job has, if that is known; else those that have a store here.
+        How many ranks the job has, or which of them are meant; by default those that have a store here.
+    boundary
+        Of the snapshot, if it is not to be the newest.
     """
-    numbers = list(range(ranks)) if ranks else _ranks(disk, job)
+    numbers = list(range(ranks) if isinstance(ranks, int) else ranks or _ranks(disk, job))
     common = [disk.boundaries(job, rank) for rank in numbers]
     if not common or not (shared := set.intersection(*common)):
         return None
-    boundary = max(shared)
+    chosen = max(shared) if boundary is None else boundary
+    if chosen not in shared:
+        return None
     try:
-        generation = record_of(_file(disk, job, numbers[0], boundary)).generation
+        generation = record_of(_file(disk, job, numbers[0], chosen)).generation
     except SnapshotError:
-        return newest_held(disk, job, ranks)  # it has been replaced this very moment
+        return newest_held(disk, job, ranks, boundary)  # it has been replaced this very moment
     owner = read_owner(disk.home(job, numbers[0]))
     if owner is None:
-        return Held(job, boundary, generation, tuple(numbers))
-    return Held(job, boundary, generation, tuple(numbers), owner.tenant, owner.tenant_limit_bytes)
+        return Held(job, chosen, generation, tuple(numbers))
+    return Held(job, chosen, generation, tuple(numbers), owner.tenant, owner.tenant_limit_bytes)
 
 
 def _ranks(disk: RamDisk, job: str) -> list[int]:
@@ -88,8 +94,8 @@ class Sender:
         self._held: Held | None = None
         self._offered: dict[int, _Offered] = {}
 
-    def begin(self, job: str, ranks: int | None = None) -> bytes:
-        """Choose the newest whole snapshot; an encoded ``Held``.
+    def begin(self, job: str, ranks: int | Sequence[int] | None = None, boundary: int | None = None) -> bytes:
+        """Choose the newest whole snapshot, or that of ``boundary``; an encoded ``Held``.
 
         Raises
         ------
@@ -98,8 +104,8 @@ class Sender:
         """
         self._disk = open_disk(self._flags)
         name = str(job_id(job))
-        held = newest_held(self._disk, name, ranks)
-        if held is None or held.ranks != tuple(range(len(held.ranks))):
+        held = newest_held(self._disk, name, ranks, boundary)
+        if held is None or (ranks is None and held.ranks != tuple(range(len(held.ranks)))):
             found = _ranks(self._disk, name)
             which = f"ranks {', '.join(map(str, found))} have" if found else "nobody has"
             raise UsageError(

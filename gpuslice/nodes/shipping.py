@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -67,7 +67,8 @@ def ship(
     source: Node,
     target: Node,
     *,
-    ranks: int | None = None,
+    ranks: int | Sequence[int] | None = None,
+    boundary: int | None = None,
     replace: bool = False,
     portion_bytes: int = PORTION_BYTES,
     progress: Progress | None = None,
@@ -80,7 +81,9 @@ def ship(
     Parameters
     ----------
     ranks
-        How many ranks the job has, if that is known; else those that have a store at the source.
+        How many ranks the job has, or which of them go; by default those that have a store at the source.
+    boundary
+        Of the snapshot, if it is not to be the newest.
     replace
         Whether it takes the place of a snapshot that has come further.
     portion_bytes
@@ -104,7 +107,7 @@ def ship(
     if source.id == target.id:
         raise UsageError(f"{job} is on node {source.name} already", "name another node")
     began_s = time.monotonic()
-    shipping = _Shipping(job, source, target, ranks, replace, portion_bytes, progress)
+    shipping = _Shipping(job, source, target, ranks, boundary, replace, portion_bytes, progress)
     held, payload_bytes = shipping.finish()
     return Shipment(
         job=job,
@@ -131,7 +134,8 @@ class _Shipping:
     job: str
     source: Node
     target: Node
-    ranks: int | None
+    ranks: int | Sequence[int] | None
+    boundary: int | None
     replace: bool
     portion_bytes: int
     progress: Progress | None
@@ -159,7 +163,7 @@ class _Shipping:
         sender = actor(Sender, self.source, self.source.flags)
         receiver = actor(Receiver, self.target, self.target.flags, **named)
         try:
-            held = decode(result(sender.begin.remote(self.job, self.ranks)), Held)
+            held = decode(result(sender.begin.remote(self.job, self.ranks, self.boundary)), Held)
             sent = [self._send(sender, receiver, rank) for rank in held.ranks]
             result(receiver.publish.remote())
             return held, sum(sent)

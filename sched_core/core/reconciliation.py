@@ -101,7 +101,7 @@ class Reconciliation:
     def _can_enter(self, job: Gang) -> bool:
         """Whether ``job`` has ranks and its devices nobody but who shares them; a trial shares nothing."""
         core = self._core
-        if not job.training() or (job.spec.relaunch and not job.ready):
+        if not job.training() or not job.ready:
             return False  # they are still coming, or its processes are gone, and how they ended will be told
         if any(map(core.handovers.promised, job.wanted)):
             return False

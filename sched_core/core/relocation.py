@@ -129,16 +129,12 @@ class Relocations:
         return Launch(job.id, job.program, job.attempt, self.named(job.nodes), self.origin(job))
 
     def origin(self, job: Gang) -> tuple[str, ...]:
-        """Where the state is with which ``job`` is to go on, if that is not where its processes are."""
-        (*nodes,) = set(job.state_nodes)
-        return self.named(job.state_nodes) if len(nodes) == 1 and set(job.nodes) != set(nodes) else ()
+        """Where the state of each rank of ``job`` is, if that is not where its processes are."""
+        return self.named(job.state_nodes) if job.state_nodes != job.nodes else ()
 
     def can_leave(self, job: Gang) -> bool:
-        """Whether ``job``, which is parked, can go on at its devices: without state, or from a snapshot.
-
-        Snapshots go from one node to one other; those of a gang on several nodes stay where they are.
-        """
-        return not job.width or (job.portable and len({*job.nodes}) == len({*self.of(job.wanted)}) == 1)
+        """Whether ``job``, which is parked, can go on elsewhere: it has no state, or one that can be sent."""
+        return not job.width or job.portable
 
     def wish(self, job: Gang) -> tuple[int, ...]:
         """Devices where its processes are, instead of those that ``job`` was given; none if there are none.

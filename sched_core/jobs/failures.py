@@ -52,6 +52,7 @@ _INFRASTRUCTURE = re.compile(
     r"|\bTimeoutError\b|Socket Timeout|Input/output error|Stale file handle"
     r"|Transport endpoint is not connected"
     r"|terminate called after throwing an instance of 'c10::"
+    r"|^gpuslice: (?:node \S+ was lost|its state could not be brought)"
     r"|SIG(?:KILL|TERM|HUP)\b",
     re.IGNORECASE,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from gpuslice.sched_core.core.core import Core
@@ -48,8 +48,8 @@ class JobProcesses:
         self._environ = environ
         self._ends = GangEnds()
         self._transfers: Transfers | None = None
-        #: Jobs that are started when their state has arrived, and which attempt that is.
-        self._awaited: set[tuple[str, int]] = set()
+        #: On which nodes jobs are started when their state has arrived, by job and attempt.
+        self._awaited: dict[tuple[str, int], list[str]] = {}
         #: Those of them whose state cannot be brought now.
         self._waiting: set[tuple[str, int]] = set()
 
@@ -71,9 +71,13 @@ class JobProcesses:
 
     def end(self, job: str, *, grace_s: float = GRACE_S) -> None:
         """End every process of ``job``, which has so long to end by itself; 0: it is not asked."""
+        self._end_on(dict.fromkeys(self._nodes_of(self._core.jobs[job])), job, grace_s)
+
+    def _end_on(self, nodes: Iterable[str], job: str, grace_s: float = GRACE_S) -> None:
+        """End what there is of ``job`` on ``nodes``, and what is to be there when its state has arrived."""
         if self._transfers is not None:
             self._transfers.cancel(job)
-        for name in dict.fromkeys(self._nodes_of(self._core.jobs[job])):
+        for name in nodes:
             self._node(name).end(job, grace_s=grace_s)
 
     def find(self, job: Gang, *, only: str | None = None) -> None:
@@ -87,7 +91,7 @@ class JobProcesses:
                 job.id,
                 job.attempt,
                 job.exit_code is not None or name not in self._ends.others(job.id),
-                _ends(job),
+                self._over(job),
                 there,
                 grace_s=_grace_s(job),
                 copied=self._remote.copied(job.id, name) if self._remote and name else (0, 0),
@@ -114,52 +118,56 @@ class JobProcesses:
             self._occur(event)
         elif (end := self._ends.note(node, event)) is not None:
             self._occur(end)
-        elif event.code:
-            for name in self._ends.others(event.job):
-                self._node(name).end(event.job)
+        elif self._ends.failed(event.job):
+            self._end_on(self._ends.others(event.job), event.job)
 
     def missing(self, node: str, name: str) -> None:
         """The command of a job that was to be started never was."""
         job = self._core.jobs[name]
-        if _ends(job):
+        if self._over(job):
             self.ended(node, Exited(job.id, exit_record.KILLED))  # given up before it was started
         else:
             self._start(node, job)
 
     def _start(self, node: str, job: Gang) -> None:
-        """Start the command of ``job`` on one of its nodes, when its state has been brought there."""
-        if self._transfers is None or not self._core.relocations.origin(job):
+        """Start the command of ``job`` on one of its nodes, when its state is where all of it is to be."""
+        origin = self._core.relocations.origin(job)
+        if self._transfers is None or not origin:
             self._launch_on(node, job)
             return
-        if (job.id, job.attempt) not in self._awaited:
-            self._awaited.add((job.id, job.attempt))
-            arrived = partial(self._arrived, job.id, job.attempt, node)
-            waiting = partial(self._waits, job.id, job.attempt, node)
-            (origin,) = set(self._core.relocations.origin(job))
-            self._transfers.begin(job.id, len(job.ranks), origin, node, arrived, waiting)
+        attempt = (job.id, job.attempt)
+        if attempt in self._awaited:
+            self._awaited[attempt].append(node)
+            return
+        self._awaited[attempt] = [node]
+        targets = self._nodes_of(job)
+        arrived = partial(self._arrived, *attempt, _listed(targets))
+        waiting = partial(self._waits, *attempt, _listed(targets))
+        self._transfers.begin(job.id, origin, targets, arrived, waiting)
 
-    def _waits(self, name: str, attempt: int, node: str, said: str) -> None:
+    def _waits(self, name: str, attempt: int, there: str, said: str) -> None:
         """The state of a job cannot be brought now; it is said once."""
         if (name, attempt) not in self._waiting:
             self._waiting.add((name, attempt))
-            details = {"to": node or "here", "reason": shortened(said, _SAID_CHARACTERS)}
+            details = {"to": there, "reason": shortened(said, _SAID_CHARACTERS)}
             self._occur(Noted("state_waits", name, details))
 
-    def _arrived(self, name: str, attempt: int, node: str, error: str) -> None:
+    def _arrived(self, name: str, attempt: int, there: str, error: str) -> None:
         """The state of a job is where its processes are to be, or ``error`` says why it is not."""
-        if (name, attempt) not in self._awaited:
-            return  # its node was lost meanwhile
-        self._awaited.discard((name, attempt))
+        nodes = self._awaited.pop((name, attempt), [])  # none: one of them was lost meanwhile
         self._waiting.discard((name, attempt))
         job = self._core.jobs[name]
-        if error or _ends(job):
-            said = f"gpuslice: its state could not be brought to {node or 'this node'}: {error}"
-            said = shortened(said, _SAID_CHARACTERS)
+        if not error and not self._over(job):
+            for node in nodes:
+                self._launch_on(node, job)
+        elif nodes:
+            said = shortened(
+                f"gpuslice: its state could not be brought to {there}: {error}", _SAID_CHARACTERS
+            )
             with self._local.processes.log(name, "err").open("a") as log:
                 log.write(f"{said}\n")
-            self.ended(node, Exited(name, exit_record.KILLED, said))
-        else:
-            self._launch_on(node, job)
+            for node in nodes:
+                self.ended(node, Exited(name, exit_record.KILLED, said))
 
     def _launch_on(self, node: str, job: Gang) -> None:
         """Start the command of ``job`` on one of its nodes."""
@@ -171,14 +179,17 @@ class JobProcesses:
 
     def _give_up(self, sought: Sought, node: str) -> None:
         """What was ``sought`` is on a node that is lost."""
-        if (sought.job, sought.attempt) in self._awaited and self._transfers is not None:
-            self._awaited.discard((sought.job, sought.attempt))
-            self._waiting.discard((sought.job, sought.attempt))
+        attempt = (sought.job, sought.attempt)
+        over = self._awaited.pop(attempt, [])
+        if over and self._transfers is not None:
+            self._waiting.discard(attempt)
             self._transfers.cancel(sought.job)
         for rank, _ in sought.ranks:
             self._occur(RankGone(sought.job, rank))
-        if not sought.exited:
-            self.ended(node, Exited(sought.job, exit_record.KILLED, f"gpuslice: node {node} was lost"))
+        if not sought.exited and node not in over:
+            over.append(node)
+        for name in over:
+            self.ended(name, Exited(sought.job, exit_record.KILLED, f"gpuslice: node {node} was lost"))
 
     def _node_changed(self, node: RemoteNode) -> None:
         """The agent of a node has joined, or the node counts as lost."""
@@ -196,6 +207,11 @@ class JobProcesses:
         for job in ours:
             self.find(job, only=node.name)
 
+    def _over(self, job: Gang) -> bool:
+        """Whether what there is of ``job`` is to end, for good or so that it can be started anew."""
+        ends = job.state.ended or job.relocating or job.state is JobState.RELAUNCHING
+        return ends or self._ends.failed(job.id)
+
     def _nodes_of(self, job: Gang) -> tuple[str, ...]:
         """Where the processes of ``job`` are, of each rank."""
         return self._core.relocations.named(job.nodes)
@@ -211,6 +227,6 @@ def _grace_s(job: Gang) -> float:
     return PATIENT_GRACE_S if job.state is JobState.RELAUNCHING else GRACE_S
 
 
-def _ends(job: Gang) -> bool:
-    """Whether what there is of ``job`` is to end, for good or so that it can be started anew."""
-    return job.state.ended or job.relocating or job.state is JobState.RELAUNCHING
+def _listed(nodes: Sequence[str]) -> str:
+    """Each of ``nodes`` once, for people."""
+    return ",".join(node or "here" for node in dict.fromkeys(nodes))

@@ -28,14 +28,19 @@ class GangEnds:
     def note(self, node: str, end: Exited) -> Exited | None:
         """One has ended; returns the end of the job if it was the last one. The first failure counts."""
         ends = self._ends.get(end.job, {})
-        if node in ends:
-            ends[node] = end
+        if node not in ends:
+            return None  # of an attempt before
+        ends[node] = end
         if end.code:
             self._first.setdefault(end.job, end)
         if any(other is None for other in ends.values()):
             return None
         self._ends.pop(end.job, None)
         return self._first.pop(end.job, end)
+
+    def failed(self, job: str) -> bool:
+        """Whether a command of ``job`` has failed, so that the others are to end."""
+        return job in self._first
 
     def others(self, job: str) -> list[str]:
         """The nodes on which a command of ``job`` has not ended."""

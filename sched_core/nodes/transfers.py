@@ -14,9 +14,9 @@ from gpuslice.errors import EnvironmentUnusableError
 _SAID_BYTES = 4096
 #: What the command exits with if nothing is wrong but that a node cannot be reached now.
 UNREACHABLE = EnvironmentUnusableError.exit_code
-#: The command that brings the newest snapshot of a job from a node to another: its name, how many ranks it
-#: has, both nodes.
-Command = Callable[[str, int, str, str], Sequence[str]]
+#: The command that brings the newest snapshot of a job to other nodes: its name, from which node each rank's
+#: comes, as far as anybody knows, and where it goes.
+Command = Callable[[str, Sequence[str], Sequence[str]], Sequence[str]]
 #: Called when a state has arrived, with nothing, or with why it has not.
 Done = Callable[[str], object]
 #: Called with why a state is still on its way.
@@ -25,9 +25,8 @@ Waiting = Callable[[str], object]
 
 class _Wish(NamedTuple):
     job: str
-    ranks: int
-    source: str
-    target: str
+    sources: Sequence[str]
+    targets: Sequence[str]
     done: Done
     waiting: Waiting | None
 
@@ -44,7 +43,7 @@ class Transfers:
     Parameters
     ----------
     command
-        What brings a state to another node.
+        What brings a state to other nodes.
     """
 
     def __init__(self, command: Command) -> None:
@@ -58,16 +57,23 @@ class Transfers:
         return self._watched.fileno()
 
     def begin(
-        self, job: str, ranks: int, source: str, target: str, done: Done, waiting: Waiting | None = None
+        self,
+        job: str,
+        sources: Sequence[str],
+        targets: Sequence[str],
+        done: Done,
+        waiting: Waiting | None = None,
     ) -> None:
-        """Bring the state of ``job`` to ``target``, after it has been brought elsewhere; then call ``done``.
+        """Bring the state of each rank of ``job`` to its node, after an earlier wish; then call ``done``.
 
         Parameters
         ----------
+        sources, targets
+            By rank: a node that should have the state, and where it goes.
         waiting
             If given, it is tried again, and this called, for as long as a node cannot be reached.
         """
-        self._queued.append(_Wish(job, ranks, source, target, done, waiting))
+        self._queued.append(_Wish(job, sources, targets, done, waiting))
         self._begin_queued()
 
     def under_way(self, job: str) -> bool:
@@ -115,7 +121,7 @@ class Transfers:
     def _start(self, wish: _Wish) -> None:
         errors = os.fdopen(os.memfd_create("errors"), "r+b")
         process = subprocess.Popen(
-            list(self._command(wish.job, wish.ranks, wish.source, wish.target)),
+            list(self._command(wish.job, wish.sources, wish.targets)),
             stdin=subprocess.DEVNULL,
             stdout=errors,
             stderr=errors,

@@ -265,3 +265,20 @@ def test_an_elastic_job_needs_one_node() -> None:
     spec = JobSpec(id="e", submit_s=0.0, demand=1, min_demand=1, max_demand=2)
     with pytest.raises(UsageError, match="elastic"):
         driver.do(Submitted(spec, PROGRAM))
+
+
+def test_a_gang_that_was_started_elsewhere_waits_for_all_of_its_ranks() -> None:
+    """Its devices are its own all the while; before, the first rank trained alone when it came early."""
+    policy = Scripted()
+    driver = Driver(2, policy, NODES)
+    idle(policy, driver, "g", 2)
+    idle(policy, driver, "y", 2)
+    begun(policy, driver, "x")
+    plan(driver, policy, Start("g", (1, 3)))
+    driver.do(RankGone("g", 1))
+    driver.do(RankGone("g", 0))
+    assert launches(driver.do(Exited("g", -9)))[0].nodes == ("", "b")
+    first = driver.say("g", wire.Hello(version=1, job="g", rank=0, world_size=2, pid=1), 0)
+    assert not told(first, wire.Resume)
+    second = driver.say("g", wire.Hello(version=1, job="g", rank=1, world_size=2, pid=2), 1)
+    assert [rank for _, rank, _ in told(second, wire.Resume)] == [0, 1]

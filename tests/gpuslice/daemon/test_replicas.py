@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 import pytest
@@ -18,15 +18,20 @@ class Noting(Transfers):
     """Brings nothing, and keeps what it was asked for."""
 
     def __init__(self) -> None:
-        super().__init__(lambda job, ranks, source, target: [])
-        self.asked: list[tuple[str, int, str, str]] = []
+        super().__init__(lambda job, sources, targets: [])
+        self.asked: list[tuple[str, list[str], list[str]]] = []
         self.done: list[Done] = []
 
     def begin(
-        self, job: str, ranks: int, source: str, target: str, done: Done, waiting: Waiting | None = None
+        self,
+        job: str,
+        sources: Sequence[str],
+        targets: Sequence[str],
+        done: Done,
+        waiting: Waiting | None = None,
     ) -> None:
         assert waiting is None
-        self.asked.append((job, ranks, source, target))
+        self.asked.append((job, list(sources), list(targets)))
         self.done.append(done)
 
     def under_way(self, job: str) -> bool:
@@ -70,7 +75,7 @@ def test_every_second_one_goes_to_the_next_node(bench: Bench) -> None:
     bench.park()
     assert bench.transfers.asked == []
     bench.park()
-    assert bench.transfers.asked == [("a", 1, "", "b")]
+    assert bench.transfers.asked == [("a", [""], ["b"])]
     bench.transfers.done.pop()("")
     assert bench.notes == [Noted("replicated", "a", {"to": "b"})]
     bench.park(2)
@@ -94,4 +99,4 @@ def test_a_snapshot_that_nobody_could_go_on_from_is_not_copied(bench: Bench) -> 
 def test_nothing_is_sent_to_a_lost_node(bench: Bench) -> None:
     bench.driver.do(NodeLost("b"))
     bench.park(2)
-    assert bench.transfers.asked == [("a", 1, "", "c")]
+    assert bench.transfers.asked == [("a", [""], ["c"])]

@@ -17,7 +17,7 @@ from gpuslice.sched_core.core.events import (
     Submitted,
 )
 from gpuslice.sched_core.job import JobSpec
-from gpuslice.sched_core.jobs.failures import ATTEMPT_MARK, classify, telling
+from gpuslice.sched_core.jobs.failures import ATTEMPT_MARK, Kind, classify, telling, verdict
 from gpuslice.sched_core.jobs.states import JobState
 
 from ..driver import PROGRAM, Driver, told
@@ -229,3 +229,13 @@ def test_cancel_while_a_failed_gang_is_being_ended_forbids_another_attempt() -> 
     assert driver.state("g") is JobState.FAILED
     with pytest.raises(IllegalTransitionError):
         driver.do(Cancelled("g", "again"))
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["gpuslice: node b was lost", "gpuslice: its state could not be brought to b: nobody has it"],
+)
+def test_what_we_say_of_nodes_is_no_mistake_of_the_user_s(words: str) -> None:
+    found = verdict(words)
+    assert found is not None
+    assert (found.kind, found.reason) == (Kind.INFRASTRUCTURE, words)

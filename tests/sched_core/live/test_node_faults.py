@@ -163,8 +163,8 @@ class Mover:
         self.site.begin_agent()
         self.site.run(lambda: self.site.remote.nodes["b"].joined)
 
-    def _command(self, job: str, ranks: int, source: str, target: str) -> Sequence[str]:
-        assert (job, ranks, {source, target}) == ("a", 1, {"", "b"})
+    def _command(self, job: str, sources: Sequence[str], targets: Sequence[str]) -> Sequence[str]:
+        assert (job, {*sources, *targets}, len(targets)) == ("a", {"", "b"}, 1)
         return [sys.executable, "-S", "-c", TRANSFER, str(self.way)]
 
     def go(self, **spec: int) -> Gang:

@@ -108,7 +108,7 @@ class Site:
 
     def begin_agent(self) -> None:
         endpoint = self.detour or self.remote.endpoint
-        words = ["b", str(self.directory / "b"), endpoint, str(self.keys), str(self.directory)]
+        words = ["b", str(self.directory / "b"), endpoint, str(self.keys), f"RANK_LOCKS={self.directory}"]
         self.agent = subprocess.Popen([sys.executable, str(AGENT), *words])
 
     def kill_agent(self) -> None:

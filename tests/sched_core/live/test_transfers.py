@@ -18,11 +18,15 @@ class Told:
     def __init__(self, script: str) -> None:
         self.done: list[tuple[str, str]] = []
         self.waits: list[str] = []
-        self.transfers = Transfers(lambda job, *words: [sys.executable, "-c", script, job, *map(str, words)])
+        self.transfers = Transfers(
+            lambda job, *words: [sys.executable, "-c", script, job, *map(",".join, words)]
+        )
 
     def begin(self, job: str, node: str = "b", *, patient: bool = False) -> None:
         waiting = self.waits.append if patient else None
-        self.transfers.begin(job, 2, "s", node, lambda error: self.done.append((job, error)), waiting)
+        self.transfers.begin(
+            job, ("s", ""), (node, "b"), lambda error: self.done.append((job, error)), waiting
+        )
 
     def finish(self, count: int = 1) -> list[tuple[str, str]]:
         while len(self.done) < count:
@@ -46,7 +50,7 @@ def begin(made: list[Told], script: str) -> Told:
 
 
 def test_its_command_is_told_what_to_bring(made: list[Told]) -> None:
-    told = begin(made, "import sys; assert sys.argv[1:] == ['a', '2', 's', 'b']")
+    told = begin(made, "import sys; assert sys.argv[1:] == ['a', 's,', 'b,b']")
     assert told.transfers.under_way("a")
     assert told.finish() == [("a", "")]
     assert not told.transfers.under_way("a")
@@ -67,7 +71,7 @@ def test_one_that_is_cancelled_has_not_arrived(made: list[Told]) -> None:
 
 
 def test_of_each_job_one_is_under_way_at_a_time(made: list[Told]) -> None:
-    told = begin(made, "import sys; sys.exit(sys.argv[4])")
+    told = begin(made, "import sys; sys.exit(sys.argv[3][0])")
     told.begin("a", "c")
     told.begin("x", "d")
     assert sorted(told.finish(3)) == [("a", "b"), ("a", "c"), ("x", "d")]

@@ -1,0 +1,64 @@
+"""From which node to which the snapshot of each rank goes, so that a job can go on where it is to.
+
+The ranks of a job need not have their snapshots on one node. What counts is the newest boundary of which each
+rank has one on some node that lives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+import msgspec
+
+from .sender import open_disk
+
+#: The boundaries of each rank's snapshots.
+Boundaries = Sequence[Collection[int]]
+
+
+class Routes(msgspec.Struct, frozen=True):
+    """What is to be sent.
+
+    Attributes
+    ----------
+    boundary
+        At which the snapshots were taken.
+    ways
+        The ranks whose snapshot goes from one node to another, by their names; others are there already.
+    """
+
+    boundary: int
+    ways: dict[tuple[str, str], tuple[int, ...]]
+
+
+def choose(held: Mapping[str, Boundaries], targets: Sequence[str]) -> Routes | None:
+    """The routes by which each rank's snapshot comes to its target; ``None`` if there is no whole one.
+
+    Parameters
+    ----------
+    held
+        What living nodes have, by name, of each rank.
+    targets
+        The node of each rank.
+    """
+    of_ranks = [{each for there in held.values() for each in there[rank]} for rank in range(len(targets))]
+    if not of_ranks or not (whole := set.intersection(*of_ranks)):
+        return None
+    boundary = max(whole)
+    ways: dict[tuple[str, str], list[int]] = {}
+    for rank, target in enumerate(targets):
+        sources = [name for name, there in held.items() if boundary in there[rank]]
+        if target not in sources:
+            ways.setdefault((sources[0], target), []).append(rank)
+    return Routes(boundary, {way: tuple(ranks) for way, ranks in ways.items()})
+
+
+def boundaries(job: str, ranks: int, flags: Mapping[str, str]) -> bytes:
+    """The boundaries of a job's snapshots on this node, of each rank; encoded, for ``decode``."""
+    disk = open_disk(flags)
+    return msgspec.msgpack.encode([sorted(disk.boundaries(job, rank)) for rank in range(ranks)])
+
+
+def decode(data: bytes) -> Boundaries:
+    """What ``boundaries`` has encoded on another node."""
+    return msgspec.msgpack.decode(data, type=tuple[frozenset[int], ...])
