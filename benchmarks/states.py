@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from ctypes import addressof, c_char, memmove
 from itertools import accumulate
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -127,6 +128,10 @@ class Limit:
         self._inside = [c_char.from_buffer(piece)]
         self._share_out(accumulate(self._sizes, initial=addressof(self._inside[0])))
 
+    def give_back(self) -> None:
+        """Give the memory back that the last copy went into; the next one needs fresh memory."""
+        self._inside, self._shares = [], []
+
     def _share_out(self, insides: Iterable[int]) -> None:
         """Give each thread its part of the bytes; ``insides`` are the addresses of the process's buffers."""
         self._shares: list[list[tuple[int, int, int]]] = [[] for _ in range(self._threads)]
@@ -157,6 +162,13 @@ class Limit:
 def _copy(share: list[tuple[int, int, int]]) -> None:
     for copy in share:
         memmove(*copy)
+
+
+def timed(work: Callable[[], object]) -> float:
+    """How long it takes, in seconds."""
+    began_s = perf_counter()
+    work()
+    return perf_counter() - began_s
 
 
 def page_faults() -> int:

@@ -12,7 +12,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file, save_file
 
-from benchmarks.states import Limit, State, median, page_faults
+from benchmarks.states import Limit, State, median, page_faults, timed
 from gpuslice.checkpoint.discover.heap import hide_imports
 from gpuslice.checkpoint.format.reader import open_snapshot
 from gpuslice.checkpoint.named.lazy_optimizer_state import LazyResume
@@ -42,28 +42,42 @@ def test_limit_into_fresh_memory(benchmark: Any, state: State, tmpfs: Path, note
 
 
 @pytest.mark.parametrize("verify", [True, False], ids=["verified", "trusting"])
-def test_resume(benchmark: Any, state: State, store: JobStore, note: Note, rounds: int, verify: bool) -> None:
-    """In the same process; memory is taken back, faulted in and filled."""
+def test_resume(
+    benchmark: Any, state: State, store: JobStore, tmpfs: Path, note: Note, rounds: int, verify: bool
+) -> None:
+    """In the same process; memory is taken back, faulted in and filled.
+
+    Before each, the limit's copy into fresh memory: ``limit_s`` is its median, ``share_of_limit`` the median
+    of the quotients.
+    """
+    limit = Limit(state.sizes, tmpfs, outward=False)
     records: list[SwitchRecord] = []
     faults: list[float] = []
+    limits_s: list[float] = []
+    shares: list[float] = []
     switch = Switch(open_device(DeviceName("cpu", None)), store, verify=verify)
 
     def suspend() -> None:
         switch.suspend(boundary=len(records) + 1)
+        limit.take_fresh_memory()
+        limits_s.append(timed(limit))
+        limit.give_back()
 
     def resume() -> None:
         before = page_faults()
-        records.append(switch.resume())
+        took_s = timed(lambda: records.append(switch.resume()))
         faults.append(page_faults() - before)
+        shares.append(limits_s[-1] / took_s)
 
-    for _ in range(2):
+    for _ in range(3):
         suspend()
         resume()
-    del records[:], faults[:]
+    del records[:], faults[:], limits_s[:], shares[:]
     benchmark.pedantic(resume, setup=suspend, rounds=rounds)
     stages = {stage: median([getattr(record, stage) for record in records]) for stage in STAGES}
     parked = max(record.rss_parked_bytes - record.rss_before_bytes + state.nbytes for record in records)
     note(**stages, page_faults=median(faults), left_share=parked / state.nbytes)
+    note(limit_s=median(limits_s), share_of_limit=median(shares))
 
 
 def test_lazy_resume(benchmark: Any, state: State, store: JobStore, note: Note, rounds: int) -> None:

@@ -13,7 +13,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
 
-from benchmarks.states import Limit, State, median, page_faults
+from benchmarks.states import Limit, State, median, page_faults, timed
 from gpuslice.checkpoint.discover.heap import hide_imports
 from gpuslice.checkpoint.ramdisk.store import JobStore
 from gpuslice.checkpoint.switch.record import SUSPEND_STAGES, SwitchRecord
@@ -35,29 +35,38 @@ def test_limit(benchmark: Any, state: State, tmpfs: Path, note: Note, rounds: in
     benchmark.pedantic(Limit(state.sizes, tmpfs, outward=True), rounds=rounds, warmup_rounds=2)
 
 
-def test_suspend(benchmark: Any, state: State, switch: Switch, note: Note, rounds: int) -> None:
-    """Into a warm arena, after a training step that changed all that training changes."""
+def test_suspend(benchmark: Any, state: State, switch: Switch, tmpfs: Path, note: Note, rounds: int) -> None:
+    """Into a warm arena, after a training step that changed all that training changes.
+
+    Before each, the limit's copy: ``limit_s`` is its median, ``share_of_limit`` the median of the quotients.
+    """
+    limit = Limit(state.sizes, tmpfs, outward=True)
     records: list[SwitchRecord] = []
     faults: list[float] = []
+    limits_s: list[float] = []
+    shares: list[float] = []
 
     def train() -> None:
         if switch.suspended:
             switch.resume()
         state.train()
+        limits_s.append(timed(limit))
 
     def suspend() -> None:
         before = page_faults()
-        records.append(switch.suspend(boundary=len(records) + 1))
+        took_s = timed(lambda: records.append(switch.suspend(boundary=len(records) + 1)))
         faults.append(page_faults() - before)
+        shares.append(limits_s[-1] / took_s)
 
-    for _ in range(2):
-        suspend()
+    for _ in range(3):
         train()
-    del records[:], faults[:]
+        suspend()
+    del records[:], faults[:], limits_s[:], shares[:]
     benchmark.pedantic(suspend, setup=train, rounds=rounds)
     switch.resume()
     stages = {stage: median([getattr(record, stage) for record in records]) for stage in SUSPEND_STAGES}
     note(**stages, unchanged=records[-1].bytes_unchanged, page_faults=median(faults))
+    note(limit_s=median(limits_s), share_of_limit=median(shares))
 
 
 @pytest.mark.parametrize("warm", [False, True], ids=["cold", "warmed-up"])
