@@ -38,11 +38,8 @@ def trains_on(client: Client, job: str, devices: int) -> JobInfo:
     )
 
 
-def gone(shell: Shell, job: str) -> None:
-    """Wait until no process of the job is left, whom nobody ends but itself."""
-    left = shell.processes_of(job) + shell.processes_of(job, supervisors=True)
-    assert left
-    assert not psutil.wait_procs(left, timeout=PATIENCE_S)[1]
+def all_of(shell: Shell, job: str) -> list[psutil.Process]:
+    return shell.processes_of(job) + shell.processes_of(job, supervisors=True)
 
 
 def stopped(shell: Shell, job: str, former: list[psutil.Process]) -> list[psutil.Process]:
@@ -79,8 +76,9 @@ def test_the_job_goes_on_with_the_next_scheduler(shell: Shell, tmp_path: Path) -
     other = shell.submit(enough)
     relaunching(client, job)  # 2 -> 1
     shell.kill()
+    left = all_of(shell, job)
     may_end.touch()
-    gone(shell, job)
+    assert not psutil.wait_procs(left, timeout=PATIENCE_S)[1], "nobody ends it but itself"
     shell(*UP)
     trains_on(client, job, 1)
 

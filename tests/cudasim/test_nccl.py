@@ -206,10 +206,11 @@ def test_the_others_wait_for_a_rank_that_tries_again(workshop: Workshop) -> None
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Iterator[Runtime]:
-    """A rank of one, in this process, with a communicator and a tensor."""
+def job(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Runtime]:
+    """A rank of one, in this process; with a parameter its group is bound to that GPU, and connected."""
+    bound = {"device_id": torch.device(request.param)} if hasattr(request, "param") else {}
     dist.init_process_group(
-        "nccl", store=dist.HashStore(), rank=0, world_size=1, timeout=timedelta(seconds=30)
+        "nccl", store=dist.HashStore(), rank=0, world_size=1, timeout=timedelta(seconds=30), **bound
     )
     settings = Settings(ramdisk_dir=str(tmp_path / "ramdisk"), device="cuda:0")
     runtime = Runtime(settings, RankIdentity(), BoundaryCounter())
@@ -283,6 +284,18 @@ def recreating(tmp_path: Path, job: Runtime) -> Iterator[Runtime]:
 
 def free_bytes() -> int:
     return torch.cuda.mem_get_info(0)[0]
+
+
+@pytest.mark.parametrize("job", ["cuda:0"], indirect=True)
+def test_a_group_that_is_bound_to_its_gpu_stays_bound(job: Runtime, recreating: Runtime) -> None:
+    group = dist.distributed_c10d._get_default_group()
+    weights = torch.ones(8, device="cuda:0")
+    for _ in range(2):
+        park(recreating)
+        assert group.bound_device_id == torch.device("cuda:0")
+        assert group._get_backend(torch.device("cuda"))._comm_ptr() != 0
+        dist.all_reduce(weights)
+    assert weights.tolist() == [1.0] * 8
 
 
 def test_a_group_that_is_made_anew_is_the_same_object_with_the_same_limit(recreating: Runtime) -> None:
