@@ -53,18 +53,19 @@ class Servers:
     """
 
     def __init__(self, cluster: Cluster, overload: float) -> None:
-        self.all = [Server(node, size) for node, size in enumerate(cluster.node_sizes) if size]
+        self.all = [Server(node, size) for node, size in enumerate(cluster.node_sizes)]
+        usable = [server for server in self.all if server.size]  # of a lost node nothing can be had
         self.homes: dict[str, list[Server]] = {}
         #: Those that are asked for more than they have, and those that have more than they are asked for.
         self.crowded: set[Server] = set()
-        self.with_room = set(self.all)
+        self.with_room = set(usable)
         #: By affinity, (load, node), the least loaded first; empty ones by 0.
-        self._by_load: dict[int, list[tuple[float, int]]] = {0: [(0.0, server.node) for server in self.all]}
+        self._by_load: dict[int, list[tuple[float, int]]] = {0: [(0.0, server.node) for server in usable]}
         #: Servers whose jobs are no longer those that somebody last looked at.
         self.changed: set[Server] = set()
         #: Devices of the largest node, and whether all are as large.
         self.largest = max(cluster.node_sizes)
-        self._alike = min(cluster.node_sizes) == self.largest
+        self._alike = cluster.even
         self._overload = overload
 
     def affinity(self, job: Job) -> int:
