@@ -101,8 +101,8 @@ class Reconciliation:
     def _can_enter(self, job: Gang) -> bool:
         """Whether ``job`` has ranks and its devices nobody but who shares them; a trial shares nothing."""
         core = self._core
-        if not job.training() or not job.ready:
-            return False  # they are still coming, or its processes are gone, and how they ended will be told
+        if job.relocating or not job.training() or not job.ready:
+            return False  # they are still coming, or ending, or gone, and how they ended will be told
         if any(map(core.handovers.promised, job.wanted)):
             return False
         if job.borrowed:

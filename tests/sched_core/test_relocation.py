@@ -21,7 +21,7 @@ from gpuslice.sched_core.core.events import (
 )
 from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.jobs.states import JobState
-from gpuslice.sched_core.policy import Plan, Start, Suspend
+from gpuslice.sched_core.policy import Migrate, Plan, Start, Suspend
 
 from .driver import PROGRAM, Driver, Scripted, notices, suspended, told
 
@@ -37,7 +37,7 @@ def kills(commands: list[Command]) -> list[Kill]:
     return [command for command in commands if isinstance(command, Kill)]
 
 
-def plan(driver: Driver, policy: Scripted, *decisions: Start | Suspend) -> list[Command]:
+def plan(driver: Driver, policy: Scripted, *decisions: Start | Suspend | Migrate) -> list[Command]:
     policy.next = lambda view: Plan(list(decisions))
     driver.core.planning.due = True
     return list(driver.wake())
@@ -282,3 +282,14 @@ def test_a_gang_that_was_started_elsewhere_waits_for_all_of_its_ranks() -> None:
     assert not told(first, wire.Resume)
     second = driver.say("g", wire.Hello(version=1, job="g", rank=1, world_size=2, pid=2), 1)
     assert [rank for _, rank, _ in told(second, wire.Resume)] == [0, 1]
+
+
+def test_a_job_whose_processes_are_being_ended_is_let_on_no_device() -> None:
+    """The policy has thought better of it, and gives it a device of the node that it is about to leave."""
+    policy, driver = one_parked(restartable=True)
+    assert driver.core.jobs["a"].relocating, "it was planned for the free device of node b"
+    park(policy, driver, "x", restartable=False)
+    assert not told(plan(driver, policy, Migrate("a", (0,))), wire.Resume)
+    driver.do(RankGone("a", 0))
+    assert launches(driver.do(Exited("a", -9)))[0].nodes == ("",)
+    assert [message.device for _, _, message in told(driver.hello("a"), wire.Resume)] == ["null:0"]
