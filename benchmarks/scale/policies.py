@@ -52,11 +52,14 @@ def one(policy: str, jobs: int) -> dict[str, Any]:
     }
 
 
-def measured(policy: str, budget_s: int) -> dict[str, Any]:
-    """All sizes until one takes too long; the exponent is that of the last step."""
+def measured(policy: str, budget_s: int, most: int) -> dict[str, Any]:
+    """All sizes up to ``most`` until one takes too long; the exponent is that of the last step."""
     runs: list[dict[str, Any]] = []
     stopped = None
     for jobs in SIZES:
+        if jobs > most:
+            stopped = f"{jobs:,}: not tried"
+            break
         child = subprocess.run(
             [sys.executable, __file__, "--one", policy, str(jobs)],
             capture_output=True,
@@ -108,6 +111,7 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--policies", default=",".join(policy_names()))
     parser.add_argument("--budget", type=int, default=30, help="seconds of processor time for one run")
+    parser.add_argument("--most", type=int, default=MILLION, help="the largest number of jobs")
     parser.add_argument("--commands", help="policies whose whole command is measured, and nothing else")
     asked = parser.parse_args()
     result: dict[str, Any] = {"policies": [], "commands": []}
@@ -119,7 +123,7 @@ def main() -> None:
         "cluster": CLUSTER,
         "load": LOAD,
     }
-    kind, names, measure = "policies", asked.policies, lambda name: measured(name, asked.budget)
+    kind, names, measure = "policies", asked.policies, lambda name: measured(name, asked.budget, asked.most)
     if asked.commands:
         kind, names, measure = "commands", asked.commands, command
     for name in names.split(","):

@@ -61,6 +61,7 @@ def interpreted() -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(numba.config, "DISABLE_JIT", True)
         module = importlib.import_module(names[-1])
+    module.ranking = sys.modules[f"{PACKAGE}.ranking"]
     for name in names:
         del sys.modules[name]
     sys.modules.update(usual)
@@ -114,6 +115,23 @@ def test_orders(
     cluster = data.draw(st.sampled_from(["1x8", "2x4", "3x2+1x5", "8x1"]))
     request = Request(trace_of(rows), cluster, policy, options, cost=cost, keep_spans=True)
     assert differences(request, interpreted.run) == []
+
+
+@pytest.mark.parametrize(
+    ("policy", "options"),
+    [("srtf", {}), ("srsf", {}), ("las", {"quantum_s": "500"}), ("las", {"by_devices": "false"})],
+)
+@settings(max_examples=25, deadline=None)
+@given(rows=st.lists(WHOLE, min_size=1, max_size=25) | st.lists(ANY, min_size=1, max_size=25), data=st.data())
+def test_one_key_after_the_other(
+    interpreted: Any, policy: str, options: dict[str, object], rows: Any, data: st.DataObject
+) -> None:
+    """As with so many jobs that giving all of them new keys takes longer."""
+    cost = data.draw(st.sampled_from(["none", "fixed:62s"]))
+    request = Request(trace_of(rows), "2x4", policy, options, cost=cost, keep_spans=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(interpreted.ranking, "_FEW", 1)
+        assert differences(request, interpreted.run) == []
 
 
 def test_who_is_not_back_within_a_slice_keeps_its_place(interpreted: Any) -> None:
