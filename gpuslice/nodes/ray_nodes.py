@@ -65,7 +65,7 @@ def connected(address: str | None = None) -> Iterator[None]:
     Raises
     ------
     EnvironmentUnusableError
-        If there is no Ray or no such cluster.
+        If there is no Ray or no such cluster, or it goes meanwhile.
     """
     ray = ray_module()
     if ray.is_initialized():
@@ -81,6 +81,8 @@ def connected(address: str | None = None) -> Iterator[None]:
         raise _no_cluster(address or "this machine", error) from error
     try:
         yield
+    except ray.exceptions.RayError as error:
+        raise _lost(error) from error
     finally:
         ray.shutdown()
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -18,7 +20,10 @@ from gpuslice.nodes import ray_nodes
 from gpuslice.nodes.ray_nodes import Node
 
 from ...patience import PATIENCE_S
+from .sharing import ATTACHED, EPOCHS
 
+#: Ray would make a token in the user's home for the clusters here, which only this machine can reach.
+os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 #: The head sees soon that a node was killed; one that only answers slowly has as long as ever.
 _SYSTEM = {"health_check_period_ms": 500, "health_check_initial_delay_ms": 500}
 
@@ -88,3 +93,12 @@ def rays() -> Iterator[RayNodes]:
     finally:
         cluster.shutdown()
         shutil.rmtree(root)
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What the job of ``Nodes.submit`` prints if nobody does anything to it."""
+    enough = tmp_path_factory.mktemp("undisturbed") / "enough"
+    enough.touch()
+    words = [sys.executable, str(ATTACHED), EPOCHS, str(enough)]
+    return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()

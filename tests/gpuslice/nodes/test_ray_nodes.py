@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
-from gpuslice.errors import UsageError
+from gpuslice.errors import NodeLostError, UsageError
 from gpuslice.nodes import ray_nodes
 from gpuslice.nodes.ray_nodes import Node
 from gpuslice.nodes.replication import Replication
@@ -43,3 +44,20 @@ def test_a_snapshot_is_due_when_an_nth_one_was_taken() -> None:
     assert [number for number in range(8) if replication.is_due(number)] == [3, 4, 5, 6, 7]
     with pytest.raises(UsageError, match="0th"):
         Replication("job", Node("1", "a"), Node("2", "b"), every=0)
+
+
+def test_a_cluster_that_goes_meanwhile_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    class RayError(Exception):
+        pass
+
+    ended = []
+    ray = SimpleNamespace(
+        is_initialized=lambda: False,
+        init=lambda *words, **named: None,
+        shutdown=lambda: ended.append(True),
+        exceptions=SimpleNamespace(RayError=RayError),
+    )
+    monkeypatch.setattr(ray_nodes, "ray_module", lambda: ray)
+    with pytest.raises(NodeLostError, match="RayError: its head was killed"), ray_nodes.connected():
+        raise RayError("its head was killed\nand more")
+    assert ended == [True]

@@ -91,7 +91,7 @@ def test_a_trainer_with_another_number_of_workers_than_devices_is_told_what_to_d
     submit(shell, directory, "3")
     ended = client.wait("trainer", PATIENCE_S)
     assert ended is not None
-    assert (ended.state, ended.exit_code) == ("failed", 1)  # that of torchrun
+    assert ended.state == "failed"
     said = shell("logs", "trainer", "--err")
     assert "TorchTrainer has 3 workers, but its job has 2" in said
     assert "submit it with --devices 3" in said

@@ -1,0 +1,82 @@
+"""A Ray cluster of the command line, to be killed with all that Ray has, and started again."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from gpuslice.nodes.plan import Found, Wanted
+
+from ...patience import PATIENCE_S
+
+_OBJECTS_BYTES = 100 << 20
+
+
+class StartedRay:
+    """Nodes of one machine, the first of which is the head; to this process they are nobody's."""
+
+    def __init__(self, root: Path, names: tuple[str, ...]) -> None:
+        self._root, self._names = root, names
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.address = f"127.0.0.1:{free.getsockname()[1]}"
+        self._commands: list[subprocess.Popen[bytes]] = []
+
+    def ramdisk(self, name: str) -> Path:
+        return self._root / name
+
+    def start(self) -> None:
+        """Start all nodes, and wait until they are there."""
+        for name in self._names:
+            self._commands.append(self._start(name))
+            self._until(len(self._commands))
+
+    def kill(self) -> None:
+        """SIGKILL for everything of Ray, its head included."""
+        for command in self._commands:
+            family = psutil.Process(command.pid).children(recursive=True)
+            for process in [psutil.Process(command.pid), *family]:
+                process.kill()
+            psutil.wait_procs(family, PATIENCE_S)
+            command.wait()
+        self._commands.clear()
+
+    def actors(self) -> str:
+        """All named ones, as another process sees them."""
+        code = (
+            "import sys, ray; ray.init(sys.argv[1], log_to_driver=False, logging_level='ERROR')\n"
+            "print(ray.util.list_named_actors(all_namespaces=True))"
+        )
+        words = [sys.executable, "-c", code, self.address]
+        return subprocess.run(words, capture_output=True, text=True, check=True).stdout
+
+    def _start(self, name: str) -> subprocess.Popen[bytes]:
+        head = ("--head", "--port", self.address.rpartition(":")[2], "--include-dashboard=false")
+        head += ("--temp-dir", str(self._root / "ray"))
+        words = ("--node-name", name, "--num-cpus", "2", "--object-store-memory", str(_OBJECTS_BYTES))
+        words += ("--min-worker-port", "0", "--max-worker-port", "0", "--disable-usage-stats", "--block")
+        own = ("--address", self.address) if self._commands else head
+        with (self._root / f"{name}.log").open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "ray.scripts.scripts", "start", *own, *words],
+                env={**os.environ, "GPUSLICE_RAMDISK_DIR": str(self.ramdisk(name))},
+                stdout=log,
+                stderr=log,
+            )
+
+    def _until(self, count: int) -> None:
+        ends_s = time.monotonic() + PATIENCE_S
+        asked = msgspec.json.encode(Wanted(address=self.address))
+        while True:
+            words = [sys.executable, "-m", "gpuslice.nodes.agents", "find"]
+            done = subprocess.run(words, input=asked, capture_output=True, check=False)
+            if done.returncode == 0 and len(msgspec.json.decode(done.stdout, type=list[Found])) == count:
+                return
+            assert time.monotonic() < ends_s, done.stderr
+            time.sleep(0.2)

@@ -1,0 +1,78 @@
+"""A scheduler of one slot on every node of a Ray cluster, reached by the command line."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from gpuslice.nodes.plan import Found, Wanted
+
+from ...cli.conftest import Shell, shell_in
+from ...patience import PATIENCE_S
+
+ATTACHED = Path(__file__).parents[2] / "cli" / "attached.py"
+EPOCHS = "10"
+
+
+class Nodes:
+    """The scheduler; one of the nodes is its own.
+
+    Attributes
+    ----------
+    here, others
+        The names that the scheduler's own node and the others have in Ray.
+    enough
+        Jobs go slowly after 100 steps until there is this file.
+    """
+
+    def __init__(self, shell: Shell, address: str, ramdisk: Callable[[str], Path]) -> None:
+        self.shell, self.address = shell, address
+        words = [sys.executable, "-m", "gpuslice.nodes.agents", "find"]
+        asked = msgspec.json.encode(Wanted(address=address))
+        done = subprocess.run(words, input=asked, capture_output=True, check=True)
+        self.here, *self.others = [one.ray_name for one in msgspec.json.decode(done.stdout, type=list[Found])]
+        self._ramdisk = ramdisk
+        self.enough = shell.directory.parent / "enough"
+
+    def up(self, *words: str) -> None:
+        """Start the scheduler, or another that goes on."""
+        os.environ["GPUSLICE_RAMDISK_DIR"] = str(self._ramdisk(self.here))
+        shared = ("--devices", "cpu:1", "--quantum", "1s", "--ray", self.address)
+        self.shell("up", *shared, *words, deadline_s=4 * PATIENCE_S)
+
+    def submit(self, name: str, *options: str) -> str:
+        words = ["submit", "--name", name, *options, str(ATTACHED), EPOCHS, str(self.enough)]
+        return self.shell(*words).strip()
+
+    def digest(self, job: str) -> str:
+        (line,) = [line for line in self.shell("logs", job).splitlines() if line.startswith("digest")]
+        return line
+
+    def agent(self, node: str) -> int:
+        return int((self.shell.directory / "nodes" / node / "scheduler.pid").read_text())
+
+    def notes(self, what: str, job: str = "") -> list[dict[str, object]]:
+        lines = self.shell("events", "--json").splitlines()
+        events = [msgspec.json.decode(line) for line in lines]
+        return [event for event in events if event["what"] == what and job in ("", event["job"])]
+
+
+@contextmanager
+def shared_by(directory: Path, address: str, ramdisk: Callable[[str], Path]) -> Iterator[Nodes]:
+    """The nodes of a cluster; what runs there at the end is ended."""
+    former = os.environ.pop("GPUSLICE_RAMDISK_DIR", None)
+    with shell_in(directory / "s") as shell:
+        try:
+            yield Nodes(shell, address, ramdisk)
+        finally:
+            down = [sys.executable, "-m", "gpuslice", "down", "--state-dir", str(shell.directory)]
+            subprocess.run(down, check=False, stdout=subprocess.DEVNULL)
+            os.environ.pop("GPUSLICE_RAMDISK_DIR", None)
+            if former is not None:
+                os.environ["GPUSLICE_RAMDISK_DIR"] = former

@@ -1,0 +1,74 @@
+"""Ray is killed with all its nodes, its head included, and started again, while a scheduler uses them."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ...cli.waiting import until
+from ...patience import PATIENCE_S
+from .ray_start import StartedRay
+from .sharing import Nodes, shared_by
+
+pytestmark = pytest.mark.ray
+
+
+@pytest.fixture
+def ray() -> Iterator[StartedRay]:
+    pytest.importorskip("ray", reason="Ray is not installed: ./x test-ray")
+    root = Path(tempfile.mkdtemp(prefix="gpuslice-test-", dir="/dev/shm"))
+    made = StartedRay(root, ("a", "b"))
+    try:
+        made.start()
+        yield made
+    finally:
+        made.kill()
+        shutil.rmtree(root)
+
+
+@pytest.fixture
+def nodes(tmp_path: Path, ray: StartedRay) -> Iterator[Nodes]:
+    with shared_by(tmp_path, ray.address, ray.ramdisk) as found:
+        yield found
+
+
+def test_jobs_run_on_while_ray_is_away_and_move_when_it_is_there_again(
+    nodes: Nodes, ray: StartedRay, undisturbed: str
+) -> None:
+    nodes.up()
+    client = nodes.shell.client()
+    near, far = nodes.submit("near"), nodes.submit("far")
+    (there,) = nodes.others
+    found = [until(client, job, lambda one: one.steps > 20).devices for job in (near, far)]
+    assert found == [("cpu:0",), (f"{there}/cpu:0",)]
+    agent = nodes.agent(there)
+    ray.kill()
+    client.suspend(far)
+    until(client, far, lambda one: one.state == "suspended")
+    client.resume(far)
+    steps = until(client, far, lambda one: one.state == "running").steps
+    until(client, far, lambda one: one.steps > steps)
+    client.suspend(far)
+    until(client, far, lambda one: one.state == "suspended")
+    client.migrate(near, [f"{there}/cpu:0"])
+    while not (notes := nodes.notes("state_waits", near)):
+        assert client.wait(near, 0.2) is None
+    assert "no Ray cluster answers" in str(notes[0]["details"])
+    assert psutil.Process(agent).is_running()
+    ray.start()
+    until(client, near, lambda one: one.devices == (f"{there}/cpu:0",) and one.steps > steps)
+    actors = ray.actors()
+    assert all(f"gpuslice-agent-{name}" in actors for name in (nodes.here, there))
+    client.resume(far)
+    nodes.enough.touch()
+    for job in (near, far):
+        ended = client.wait(job, PATIENCE_S)
+        assert ended is not None
+        assert (ended.state, ended.restarts) == ("succeeded", 0)
+        assert nodes.digest(job) == undisturbed
+    assert nodes.agent(there) == agent
