@@ -15,7 +15,6 @@ import pytest
 
 from gpuslice.config import Settings
 from gpuslice.launch import command
-from gpuslice.launch.rank_start import as_ranks
 from gpuslice.sched_core.core import restarts
 from gpuslice.sched_core.core.core import Core
 from gpuslice.sched_core.core.events import Held, Released
@@ -116,7 +115,7 @@ def test_each_of_four_ranks_killed_at_every_moment(
     core = Core([DeviceName("cpu", slot) for slot in range(RANKS)], Fifo())
     settings = Settings(device="cpu:0", ramdisk_dir=ramdisk, cpu_slots=RANKS, checkpoint_every=2)
     variables = command.environment(settings, {**environ, "GANG_SLOW_UNTIL": str(fast)})
-    argv = command.command_line(as_ranks([SCRIPT, str(ours), *words], RANKS))
+    argv = command.command_line([SCRIPT, str(ours), *words])
     with Scheduler(core, tmp_path / "s", observer=lambda event, now, commands: core.check()) as scheduler:
         scheduler.submit(
             JobSpec(id=NAME, submit_s=0.0, demand=RANKS, max_restarts=100),
