@@ -24,6 +24,12 @@ from .fakes.build import FAKES, build
 # It is read when torch is loaded.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+#: First in the module path of every Python that a test starts, if that need not be like a user's.
+QUICK = str(Path(__file__).with_name("quick"))
+if "CUDASIM_LIBRARIES" not in os.environ:  # whose own account is made as a process ends
+    _paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    os.environ["PYTHONPATH"] = os.pathsep.join([QUICK, *(path for path in _paths if path not in ("", QUICK))])
+
 # What a shell starts in the background ignores these, and so would every process that a test starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGQUIT, signal.SIG_DFL)
@@ -47,6 +53,11 @@ def _end(number: int, frame: FrameType | None) -> None:
 
 
 signal.signal(signal.SIGTERM, _end)
+
+
+def pytest_collection_finish() -> None:
+    """From here on garbage is collected as ever, however this process was started."""
+    gc.set_threshold(700, 10, 10)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

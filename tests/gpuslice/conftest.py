@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from ..conftest import QUICK
 from ..patience import PATIENCE_S
 from .warm.process import Servers
 
@@ -20,14 +21,22 @@ Finished = subprocess.CompletedProcess[str]
 
 
 class Workshop:
-    """A directory for scripts, a RAM disk of its own, and two ways to run things."""
+    """A directory for scripts, a RAM disk of its own, and two ways to run things.
 
-    def __init__(self, directory: Path, ramdisk: Path, servers: Servers | None = None) -> None:
+    Without ``servers``, and if it is not to be ``quick``, Pythons are started as a user starts them.
+    """
+
+    def __init__(
+        self, directory: Path, ramdisk: Path, servers: Servers | None = None, *, quick: bool = False
+    ) -> None:
         self.directory = directory
         self.ramdisk = ramdisk
         self._begin: Callable[..., subprocess.Popen[str]] = servers.start if servers else subprocess.Popen
         self.environ = {name: value for name, value in os.environ.items() if not name.startswith("GPUSLICE_")}
         self.environ |= {"XDG_CONFIG_HOME": str(directory), "OMP_NUM_THREADS": "1"}
+        if not servers and not quick:
+            paths = self.environ.get("PYTHONPATH", "").split(os.pathsep)
+            self.environ["PYTHONPATH"] = os.pathsep.join(path for path in paths if path != QUICK)
 
     def write(self, name: str, source: str) -> Path:
         path = self.directory / name
@@ -95,6 +104,12 @@ def finish_ranks(processes: list[subprocess.Popen[str]]) -> list[str]:
 @pytest.fixture
 def workshop(tmp_path: Path) -> Workshop:
     return Workshop(tmp_path, tmp_path / "ramdisk")
+
+
+@pytest.fixture
+def quick_workshop(tmp_path: Path) -> Workshop:
+    """A workshop whose Pythons begin like any other, and neither collect garbage often nor as they end."""
+    return Workshop(tmp_path, tmp_path / "ramdisk", quick=True)
 
 
 @pytest.fixture(scope="session")

@@ -50,30 +50,30 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, servers: Servers) -> d
 
 
 def test_suspends_of_two_and_four_ranks_change_no_bit(
-    workshop: Workshop, undisturbed: dict[str, dict[str, str]]
+    quick_workshop: Workshop, undisturbed: dict[str, dict[str, str]]
 ) -> None:
-    done = run(workshop, "2+4", "out", "--suspend-at", SUSPENDS, "--report", "r.json")
+    done = run(quick_workshop, "2+4", "out", "--suspend-at", SUSPENDS, "--report", "r.json")
     assert done.returncode == 0, done.stderr
-    assert digests(workshop.directory / "out") == undisturbed
-    reports = [json.loads(file.read_text()) for file in workshop.directory.glob("r*.json")]
+    assert digests(quick_workshop.directory / "out") == undisturbed
+    reports = [json.loads(file.read_text()) for file in quick_workshop.directory.glob("r*.json")]
     assert len(reports) == 4
     assert all(report["totals"]["switches"] >= 7 for report in reports)
 
 
 def test_a_gang_of_which_any_rank_was_killed_goes_on_bit_for_bit(
-    workshop: Workshop, undisturbed: dict[str, dict[str, str]]
+    quick_workshop: Workshop, undisturbed: dict[str, dict[str, str]]
 ) -> None:
     """From a checkpoint, and from what a suspend has left."""
     for name, snapshots, dies in (
         ("first", ("--checkpoint-every", "2"), ("1", "5")),
         ("second", ("--suspend-every", "2"), ("0", "4")),
     ):
-        killed = run(workshop, "2", name, "--job", "gang", *snapshots, dies=dies)
+        killed = run(quick_workshop, "2", name, "--job", "gang", *snapshots, dies=dies)
         assert "SIGKILL" in killed.stderr
-        assert not digests(workshop.directory / name)
-    finished = run(workshop, "2", "third", "--job", "gang")
+        assert not digests(quick_workshop.directory / name)
+    finished = run(quick_workshop, "2", "third", "--job", "gang")
     assert finished.returncode == 0, finished.stderr
-    found = digests(workshop.directory / "third")
+    found = digests(quick_workshop.directory / "third")
     assert len(found) == 2
     for name, of_rank in found.items():
         # It has not begun anew.
@@ -82,27 +82,27 @@ def test_a_gang_of_which_any_rank_was_killed_goes_on_bit_for_bit(
 
 
 def test_a_gang_goes_on_in_one_that_stands_by_when_it_leaves_and_when_a_rank_is_killed(
-    workshop: Workshop, undisturbed: dict[str, dict[str, str]]
+    quick_workshop: Workshop, undisturbed: dict[str, dict[str, str]]
 ) -> None:
     """The first leaves, the second is killed, the third ends; each stands by before that."""
-    leaves, dies = workshop.directory / "leaves", workshop.directory / "dies"
+    leaves, dies = quick_workshop.directory / "leaves", quick_workshop.directory / "dies"
     with ExitStack() as running:
-        first = running.enter_context(gang(workshop, "first", ("all", "4"), leaves))
-        has_begun(workshop, "first")
-        second = running.enter_context(gang(workshop, "second", ("1", "5"), dies, "--standby"))
+        first = running.enter_context(gang(quick_workshop, "first", ("all", "4"), leaves))
+        has_begun(quick_workshop, "first")
+        second = running.enter_context(gang(quick_workshop, "second", ("1", "5"), dies, "--standby"))
         stand_by(second)
         leaves.touch()
         told = first.communicate(timeout=PATIENCE_S)[1]
         assert first.returncode == 0, told
-        has_begun(workshop, "second")
-        third = running.enter_context(gang(workshop, "third", ALL_ALIVE, leaves, "--standby"))
+        has_begun(quick_workshop, "second")
+        third = running.enter_context(gang(quick_workshop, "third", ALL_ALIVE, leaves, "--standby"))
         stand_by(third)
         dies.touch()
         told = second.communicate(timeout=PATIENCE_S)[1]
         assert "SIGKILL" in told
         told = third.communicate(timeout=PATIENCE_S)[1]
         assert third.returncode == 0, told
-    found = digests(workshop.directory / "third")
+    found = digests(quick_workshop.directory / "third")
     assert len(found) == 2
     for name, of_rank in found.items():
         assert int(of_rank.pop("done")) <= int(undisturbed[name]["done"]) - 6, "it has begun anew"

@@ -31,35 +31,37 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, servers: Servers) -> l
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["spawn", "fork", "lightning"])
-def test_every_rank_parks_at_its_boundaries(workshop: Workshop, undisturbed: list[str], how: str) -> None:
+def test_every_rank_parks_at_its_boundaries(
+    quick_workshop: Workshop, undisturbed: list[str], how: str
+) -> None:
     flags = ("--suspend-every", "2", "--report", "r.json", "--job", "gang")
-    done = workshop.gpuslice_run(*flags, str(SCRIPT), how, str(workshop.directory), "1")
+    done = quick_workshop.gpuslice_run(*flags, str(SCRIPT), how, str(quick_workshop.directory), "1")
     assert done.returncode == 0, done.stderr
-    assert digests(workshop.directory) == undisturbed
+    assert digests(quick_workshop.directory) == undisturbed
     for rank, name in enumerate(["r.json", "r.rank1.json"]):
-        report = json.loads((workshop.directory / name).read_text())
+        report = json.loads((quick_workshop.directory / name).read_text())
         assert report["rank"] == rank
         assert [switch["boundary"] for switch in report["switches"]] == [2, 4, 6], (name, done.stderr)
         assert report["totals"]["steps"] == 6
-    assert not list(workshop.ramdisk.glob("gang.r*"))  # all have ended well
+    assert not list(quick_workshop.ramdisk.glob("gang.r*"))  # all have ended well
 
 
 @pytest.mark.slow
-def test_the_only_rank_parks_and_not_the_process_that_started_it(workshop: Workshop) -> None:
-    alone, parked = workshop.directory / "alone", workshop.directory / "parked"
+def test_the_only_rank_parks_and_not_the_process_that_started_it(quick_workshop: Workshop) -> None:
+    alone, parked = quick_workshop.directory / "alone", quick_workshop.directory / "parked"
     for directory in (alone, parked):
         directory.mkdir()
     flags = ("--suspend-every", "2", "--report", "r.json", "--job", "one")
     commands = [
         [sys.executable, str(SCRIPT), "alone", str(alone), "1"],
-        workshop.command(*flags, str(SCRIPT), "alone", str(parked), "1"),
+        quick_workshop.command(*flags, str(SCRIPT), "alone", str(parked), "1"),
     ]
-    running = [workshop.start(command, stderr=subprocess.PIPE) for command in commands]
+    running = [quick_workshop.start(command, stderr=subprocess.PIPE) for command in commands]
     told = [process.communicate(timeout=PATIENCE_S)[1] for process in running]
     assert [process.returncode for process in running] == [0, 0], told
     assert digests(parked, 1) == digests(alone, 1)
-    report = json.loads((workshop.directory / "r.json").read_text())
+    report = json.loads((quick_workshop.directory / "r.json").read_text())
     # It is a rank from the first boundary after its first step on.
     assert [switch["boundary"] for switch in report["switches"]] == [4, 6], told
     assert report["totals"]["steps"] == 6
-    assert not list(workshop.ramdisk.glob("one.r*"))
+    assert not list(quick_workshop.ramdisk.glob("one.r*"))

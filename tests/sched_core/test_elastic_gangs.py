@@ -40,6 +40,8 @@ from ..patience import PATIENCE_S
 SCRIPT = str(Path(training.__file__))
 SHARDED = str(Path(SCRIPT).with_name("sharded_training.py"))
 RANK = str(Path(__file__).with_name("rank.py"))
+#: The scripts import modules of the tests.
+PATHS = os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(Path(__file__).parents[2])])
 
 
 @pytest.fixture
@@ -51,7 +53,7 @@ def ramdisk() -> Iterator[str]:
 @pytest.mark.slow
 def test_parameters_divided_among_ranks_are_divided_anew(tmp_path: Path, ramdisk: str) -> None:
     """1 -> 3 -> 1 ranks, of which two are parked away with parts of the state that the third goes on with."""
-    environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": PATHS}
     path = tmp_path / "log"
     argv = command.command_line(as_ranks([SHARDED, str(path), "0", "", "until-1-3-1"], 3))
     settings = Settings(device="cpu:0", ramdisk_dir=ramdisk, cpu_slots=4)
@@ -92,7 +94,7 @@ def test_optimus_leaves_a_device_idle_on_which_a_job_was_measured_to_be_slower(
     tmp_path: Path, ramdisk: str
 ) -> None:
     """It begins on both devices, has one while another job is there, and keeps to that."""
-    environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": PATHS}
     words = [SCRIPT, str(tmp_path / "log"), "0", "", "until-2-1-2", "crowded"]
     argv = command.command_line(as_ranks(words, 2))
     settings = Settings(device="cpu:0", ramdisk_dir=ramdisk, cpu_slots=4)
@@ -128,7 +130,7 @@ def test_killed_as_it_grows_it_begins_again_grows_and_shrinks_for_others(
     tmp_path: Path, ramdisk: str
 ) -> None:
     """1 -> (killed) -> 1 -> 3 -> 1 ranks."""
-    environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": PATHS}
     path = tmp_path / "log"
     argv = command.command_line(as_ranks([SCRIPT, str(path), "0", "", "until-1-3-1"], 3))
     settings = Settings(device="cpu:0", ramdisk_dir=ramdisk, cpu_slots=4)

@@ -124,12 +124,12 @@ def check_went_on_together(told: str, undisturbed: list[tuple[str, str, str]]) -
 
 @pytest.mark.slow
 def test_a_gang_whose_ranks_died_apart_goes_on_together(
-    workshop: Workshop, undisturbed: list[tuple[str, str, str]]
+    quick_workshop: Workshop, undisturbed: list[tuple[str, str, str]]
 ) -> None:
-    drill = ("--job", "gang", "--suspend-every", "3", *torchrun(workshop))
-    killed = workshop.gpuslice_run(*drill, "5")
+    drill = ("--job", "gang", "--suspend-every", "3", *torchrun(quick_workshop))
+    killed = quick_workshop.gpuslice_run(*drill, "5")
     assert "exitcode  : -9" in killed.stderr
-    finished = workshop.gpuslice_run(*drill, "0")
+    finished = quick_workshop.gpuslice_run(*drill, "0")
     assert finished.returncode == 0, finished.stderr
     check_went_on_together(finished.stdout, undisturbed)
 
