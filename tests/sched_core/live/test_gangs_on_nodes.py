@@ -292,6 +292,8 @@ def test_a_gang_fails_and_says_so_if_no_node_that_is_left_has_the_snapshot_of_a_
     job = gangs.gang(0, 2, max_restarts=1)
     gangs.park(job)
     gangs.lose("b")
+    gangs.run(lambda: job.failures == 1)
+    gangs.scheduler.apply_request(Released(job.id))  # as long as it is held it is not started again
     Site.run(gangs, lambda: job.state.ended and job.processes_gone)
     assert (job.state, job.failure, job.failures) == (JobState.FAILED, "infrastructure", 1)
     assert "no living node has a whole snapshot of g" in gangs.output("g", "err")
