@@ -82,9 +82,11 @@ class Transfers:
 
     def cancel(self, job: str) -> None:
         """Bring the state of ``job`` nowhere; ``done`` is called as for every failure."""
-        for one in self._transfers.values():
+        for descriptor, one in self._transfers.items():
             if one.wish.job == job:
                 one.process.kill()
+                # It may have ended by itself, as there is a node that it cannot reach: not to be tried again.
+                self._transfers[descriptor] = one._replace(wish=one.wish._replace(waiting=None))
         given_up = [wish for wish in self._queued if wish.job == job]
         self._queued = [wish for wish in self._queued if wish.job != job]
         for wish in given_up:

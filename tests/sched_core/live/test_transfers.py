@@ -120,3 +120,12 @@ def test_one_that_waits_can_be_cancelled(made: list[Told]) -> None:
     ((job, _),) = told.finish()
     assert job == "a"
     assert not told.transfers.under_way("a")
+
+
+def test_one_that_could_not_reach_a_node_as_it_was_cancelled_is_not_tried_again(made: list[Told]) -> None:
+    made.append(told := Told("import sys; sys.exit(3)"))
+    told.begin("a", patient=True)
+    assert select.select([told.transfers.fileno()], [], [], PATIENCE_S)[0]  # it has ended, and nobody knows
+    told.transfers.cancel("a")
+    assert told.finish() == [("a", "exit code 3")]
+    assert not told.waits
