@@ -22,7 +22,7 @@ _NEWEST = 16
 
 
 class MeasuredThroughput:
-    """``policy.Throughput`` of a live scheduler.
+    """``knowledge.Throughput`` of a live scheduler.
 
     Parameters
     ----------

@@ -7,7 +7,7 @@ from gpuslice.sched_core.jobs.gang import Gang
 
 
 class ReportedLosses:
-    """``policy.Losses`` of a live scheduler: of each job, the newest of the first rank that reports any."""
+    """``knowledge.Losses`` of a live scheduler: of each job, the newest of the first rank that has any."""
 
     def loss(self, job: Job, now_s: float) -> float | None:
         """The newest loss of ``job``, or ``None`` if it reports none."""

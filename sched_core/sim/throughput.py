@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gpuslice.sched_core.job import Job
-from gpuslice.sched_core.policy import NoThroughput
+from gpuslice.sched_core.knowledge import NoThroughput
 
 
 class PresentSpeeds(NoThroughput):

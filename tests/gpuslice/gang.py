@@ -142,8 +142,8 @@ def train(rank: int, directory: str, ranks: int, epochs: int, deadly_rank: str, 
     named = {f"{kind}_optimizer": optimizer for kind, optimizer in optimizers.items()}
     Path(directory, f"pid.{ranks}.{rank}").write_text(str(os.getpid()))
     job = gpuslice.attach(**trained, **named, batches=0)
-    Path(directory, f"began.{ranks}.{rank}").touch()
-    done = 0
+    done, begins_with = 0, job.values["batches"]
+    Path(directory, f"began.{ranks}.{rank}").write_text(str(begins_with))
     for epoch in job.epochs(epochs):
         sampler.set_epoch(epoch)
         for batch in job.batches(loader):

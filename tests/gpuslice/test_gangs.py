@@ -71,16 +71,18 @@ def test_a_gang_of_which_any_rank_was_killed_goes_on_bit_for_bit(
         has_checkpoint(quick_workshop)
         dies.touch()
         assert "SIGKILL" in first.communicate(timeout=PATIENCE_S)[1]
-    killed = run(quick_workshop, "2", "second", "--job", "gang", "--suspend-every", "2", dies=("0", "4"))
+    killed = run(quick_workshop, "2", "second", "--job", "gang", "--suspend-every", "2", dies=("0", "6"))
     assert "SIGKILL" in killed.stderr
     assert not digests(quick_workshop.directory / "first")
     assert not digests(quick_workshop.directory / "second")
     finished = run(quick_workshop, "2", "third", "--job", "gang")
     assert finished.returncode == 0, finished.stderr
+    second, third = begins(quick_workshop, "second"), begins(quick_workshop, "third")
+    assert 0 < second < third, "one of them has begun anew"
     found = digests(quick_workshop.directory / "third")
     assert len(found) == 2
     for name, of_rank in found.items():
-        assert int(of_rank.pop("done")) <= int(undisturbed[name]["done"]) - 4, "one of them has begun anew"
+        assert int(of_rank.pop("done")) == int(undisturbed[name]["done"]) - third
         assert of_rank == {kind: value for kind, value in undisturbed[name].items() if kind != "done"}
 
 
@@ -126,6 +128,12 @@ def gang(
             yield process
         finally:
             process.kill()
+
+
+def begins(workshop: Workshop, name: str) -> int:
+    """With how many batches behind it a gang has begun, alike on both ranks."""
+    (found,) = {(workshop.directory / name / f"began.2.{rank}").read_text() for rank in range(2)}
+    return int(found)
 
 
 def has_checkpoint(workshop: Workshop) -> None:

@@ -136,7 +136,7 @@ def test_each_of_four_ranks_killed_at_every_moment(
 def kill_all(gang: Gang) -> int:
     """Every rank as it trains, and some rank at every moment of a switch; how many attempts that took."""
     attempts = 0
-    for rank in range(RANKS):
+    for rank in range(RANKS - len(RESTARTING)):
         gang.train(attempts)
         gang.kill(rank)
         attempts += 1
@@ -155,7 +155,7 @@ def kill_all(gang: Gang) -> int:
     for number, moment in enumerate(RESTARTING):
         gang.train(attempts)
         gang.order(moment, number + 1)
-        gang.kill(3)
+        gang.kill(RANKS - 1 - number)
         attempts += 2
         gang.dead(attempts)
     return attempts

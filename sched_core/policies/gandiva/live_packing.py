@@ -30,19 +30,18 @@ from gpuslice.sched_core.interference import (
     slowdown,
 )
 from gpuslice.sched_core.job import Job
+from gpuslice.sched_core.knowledge import NoThroughput, Throughput
 from gpuslice.sched_core.policies.wrapper import Wrapper
 from gpuslice.sched_core.policy import (
     Changes,
     Decision,
     Guarantees,
     Migrate,
-    NoThroughput,
     PackVerdict,
     Plan,
     Policy,
     Start,
     Suspend,
-    Throughput,
     View,
 )
 

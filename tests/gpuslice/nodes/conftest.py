@@ -79,7 +79,7 @@ def _title(process: psutil.Process) -> str:
 
 @pytest.fixture(scope="session")
 def rays() -> Iterator[RayNodes]:
-    pytest.importorskip("ray", reason="Ray is not installed: ./x test-ray")
+    pytest.importorskip("ray", reason="Ray is not installed: ./x test-nodes")
     from ray.cluster_utils import Cluster
 
     root = Path(tempfile.mkdtemp(prefix="gpuslice-test-", dir="/dev/shm"))

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.ray
 
 @pytest.fixture
 def ray() -> Iterator[StartedRay]:
-    pytest.importorskip("ray", reason="Ray is not installed: ./x test-ray")
+    pytest.importorskip("ray", reason="Ray is not installed: ./x test-nodes")
     root = Path(tempfile.mkdtemp(prefix="gpuslice-test-", dir="/dev/shm"))
     made = StartedRay(root, ("a", "b"))
     try:

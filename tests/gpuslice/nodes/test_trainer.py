@@ -28,7 +28,7 @@ def found(directory: Path) -> list[dict[str, object]]:
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    pytest.importorskip("ray.train", reason="Ray Train is not installed: ./x test-ray")
+    pytest.importorskip("ray.train", reason="Ray Train is not installed: ./x test-nodes")
     made = tmp_path / "found"
     made.mkdir()
     return made

@@ -45,7 +45,7 @@ OTHERS = ("b", "c")
 #: Two slots on each of three nodes: 0, 1 here, 2, 3 on b, 4, 5 on c.
 SLOTS = 2
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nodes]
 
 
 def digest(text: str) -> str:
