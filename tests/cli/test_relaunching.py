@@ -42,11 +42,19 @@ def all_of(shell: Shell, job: str) -> list[psutil.Process]:
     return shell.processes_of(job) + shell.processes_of(job, supervisors=True)
 
 
+def comes_from(former: list[psutil.Process], process: psutil.Process) -> bool:
+    """Whether it is one of those or was started by one, or has ended."""
+    try:
+        return process in former or process.ppid() in {one.pid for one in former}
+    except psutil.NoSuchProcess:
+        return True
+
+
 def stopped(shell: Shell, job: str, former: list[psutil.Process]) -> list[psutil.Process]:
     """Stop the launcher that is to start the ranks, as soon as there is one."""
     ends_s = time.monotonic() + PATIENCE_S
     while time.monotonic() < ends_s:
-        new = [process for process in shell.processes_of(job) if process not in former]
+        new = [process for process in shell.processes_of(job) if not comes_from(former, process)]
         if new:
             for process in new:
                 process.suspend()

@@ -4,6 +4,7 @@ Words: a directory for the digests, how many ranks (it forks them unless ``RANK`
 epochs, and the rank and step at which a rank kills itself, 0 for never. If the rank is ``all``, all
 leave there: they suspend and end. With GANG_SLOW_UNTIL steps take longer, and who is to die or leave waits,
 until there is such a file; and ranks die at moments that are ordered in the directory (deadly_moments.py).
+GANG_KINDS are the kinds, if not all.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,7 @@ MOST_DELAY_S = 0.02
 TIMEOUT_S = float(os.environ.get("GANG_TIMEOUT_S", "120"))
 SLOW_UNTIL = os.environ.get("GANG_SLOW_UNTIL", "")
 SLOW_S = 0.15
+KINDS = os.environ.get("GANG_KINDS", "ddp ddp_views accumulating fsdp tensor_parallel plain").split()
 
 
 def layers() -> nn.Sequential:
@@ -49,20 +51,28 @@ def layers() -> nn.Sequential:
     return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
 
 
-def models(ranks: int) -> dict[str, nn.Module]:
+def sharded(ranks: int) -> nn.Module:
     mesh = init_device_mesh("cpu", (ranks,))
-    sharded = layers()
-    fully_shard(sharded[0], mesh=mesh)
-    fully_shard(sharded, mesh=mesh)
-    parallel = parallelize_module(layers(), mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
-    return {
-        "ddp": DistributedDataParallel(layers()),
-        "ddp_views": DistributedDataParallel(layers(), gradient_as_bucket_view=True),
-        "accumulating": DistributedDataParallel(layers()),
-        "fsdp": sharded,
-        "tensor_parallel": parallel,
-        "plain": layers(),
+    model = layers()
+    fully_shard(model[0], mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def tensor_parallel(ranks: int) -> nn.Module:
+    mesh = init_device_mesh("cpu", (ranks,))
+    return parallelize_module(layers(), mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+
+
+def models(ranks: int) -> dict[str, nn.Module]:
+    made: dict[str, Callable[[], nn.Module]] = {
+        "ddp": lambda: DistributedDataParallel(layers()),
+        "ddp_views": lambda: DistributedDataParallel(layers(), gradient_as_bucket_view=True),
+        "accumulating": lambda: DistributedDataParallel(layers()),
+        "fsdp": lambda: sharded(ranks),
+        "tensor_parallel": lambda: tensor_parallel(ranks),
+        "plain": layers,
     }
+    return {kind: made[kind]() for kind in KINDS}
 
 
 def train_step(kind: str, model: nn.Module, batch: torch.Tensor, number: int) -> bool:
