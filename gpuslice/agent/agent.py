@@ -382,8 +382,6 @@ class Agent:
                 say(f"the scheduler rejected a message: {message.error}", message.remedy)
             case Welcome() if message.version != PROTOCOL_VERSION:
                 say(f"the scheduler speaks protocol {message.version}, this job {PROTOCOL_VERSION}")
-            case Welcome():
-                pass
         return []
 
 

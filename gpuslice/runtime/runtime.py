@@ -219,9 +219,8 @@ class Runtime:
     def interruptible(self) -> bool:
         """Whether the main thread may park here: not inside backward, a graph capture or a collective."""
         self._look_for_state()
-        if torch._C._current_graph_task_id() != -1:
-            return False
-        if self.attached is not None and not self.attached.interruptible:
+        in_backward = torch._C._current_graph_task_id() != -1
+        if in_backward or (self.attached is not None and not self.attached.interruptible):
             return False
         try:
             self.device.check_idle()

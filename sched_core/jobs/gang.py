@@ -20,7 +20,6 @@ _HISTORY = 40
 #: Set-up beyond this counts as attained service, or a job that never trains could keep its devices for ever.
 SETUP_AT_MOST_S = 300.0
 
-
 _TRAINING = (RankPhase.PARKED, RankPhase.COMING, RankPhase.ON)
 _THERE = (*_TRAINING, RankPhase.LEAVING)
 
@@ -107,55 +106,13 @@ class Gang(Job):
     """
 
     __slots__ = (
-        "attempt",
-        "blame",
-        "borrowed",
-        "deadline_missed",
-        "ended_s",
-        "exit_code",
-        "failure",
-        "fair_share_s",
-        "finishing",
-        "first_hello_s",
-        "fragmentation_s",
-        "given_up",
-        "held",
-        "history",
-        "home",
-        "late",
-        "launched",
-        "lease",
-        "lent",
-        "missed",
-        "nodes",
-        "ordered_s",
-        "overshoots",
-        "program",
-        "promise",
-        "ranks",
-        "reason",
-        "refusals",
-        "relaunches",
-        "relocating",
-        "requested_devices",
-        "retry_at_s",
-        "said",
-        "setup_s",
-        "setup_since_s",
-        "state",
-        "state_nodes",
-        "step_time",
-        "stop_at",
-        "successor",
-        "switch_error_s",
-        "switch_predicted_s",
-        "switch_s",
-        "trains",
-        "tried",
-        "waited_s",
-        "waits_since",
-        "width",
-        "world",
+        *("attempt", "blame", "borrowed", "deadline_missed", "ended_s", "exit_code", "failure"),
+        *("fair_share_s", "finishing", "first_hello_s", "fragmentation_s", "given_up", "held", "history"),
+        *("home", "late", "launched", "lease", "lent", "missed", "nodes", "ordered_s", "overshoots"),
+        *("program", "promise", "ranks", "reason", "refusals", "relaunches", "relocating"),
+        *("requested_devices", "retry_at_s", "said", "setup_s", "setup_since_s", "state", "state_nodes"),
+        *("step_time", "stop_at", "successor", "switch_error_s", "switch_predicted_s", "switch_s"),
+        *("trains", "tried", "waited_s", "waits_since", "width", "world"),
     )
 
     def __init__(self, spec: JobSpec, number: int, program: Program) -> None:
