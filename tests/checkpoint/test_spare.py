@@ -24,7 +24,7 @@ from gpuslice.errors import RamDiskFullError
 from ..patience import PATIENCE_S
 from .conftest import MIB, layout_of
 from .harness import FaultyDevice, Job
-from .ramdisk.test_room_requests import files, found, holds, leaves_nothing, mapped
+from .ramdisk.parked import files, found, holds, leaves_nothing, mapped
 
 Actor = Callable[..., Any]
 Save = Callable[..., SnapshotFile]

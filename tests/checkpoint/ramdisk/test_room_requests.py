@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import errno
 import os
-import shutil
-import socket
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from gpuslice.checkpoint.format.layout import Layout, StorageSpec
-from gpuslice.checkpoint.format.reader import SnapshotFile
 from gpuslice.checkpoint.ramdisk.budget import Tenant
 from gpuslice.checkpoint.ramdisk.listing import Place
 from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
@@ -25,14 +19,9 @@ from gpuslice.checkpoint.ramdisk.store import JobStore
 from gpuslice.checkpoint.switch.switch import Switch
 from gpuslice.errors import CorruptSnapshotError, RamDiskFullError, SnapshotError
 
-from ...patience import PATIENCE_S
-from ..conftest import MIB, SIZES, content
+from ..conftest import MIB
 from ..harness import FaultyDevice, Job, disturb
-
-Actor = Callable[..., Any]
-Save = Callable[..., SnapshotFile]
-#: Two pieces of a move, and a little more.
-NBYTES = 17 * MIB + 4
+from .parked import NBYTES, Actor, Save, files, holds, mapped, spilled
 
 
 @pytest.fixture
@@ -44,36 +33,6 @@ def disk(shm: Path, place: Path) -> RamDisk:
 def store(disk: RamDisk) -> Iterator[JobStore]:
     with disk.open_store("a") as opened:
         yield opened
-
-
-def files(directory: Path) -> list[str]:
-    return sorted(path.name for path in directory.glob("*.gsnp*"))
-
-
-def holds(snapshot: SnapshotFile, boundary: int, sizes: tuple[int, ...] = SIZES) -> bool:
-    """Whether it has every byte that ``save`` wrote at that boundary."""
-    places = zip(snapshot.offsets, sizes, strict=True)
-    views = [snapshot.arena[offset : offset + size] for offset, size in places]
-    return all(view == content(boundary, sid, sizes[sid]) for sid, view in enumerate(views))
-
-
-def leaves_nothing(disk: RamDisk, place: Path) -> None:
-    """Collect everything, here and in the spill directory, and see that it is gone."""
-    disk.collect(everything=True)
-    assert (os.listdir(disk.directory), files(place)) == (["lock"], [])
-
-
-def mapped(disk: RamDisk) -> int:
-    return Path("/proc/self/maps").read_text().count(str(disk.directory))
-
-
-@contextmanager
-def spilled(store: JobStore, snapshot: SnapshotFile) -> Iterator[None]:
-    """Inside the block all that can be moved out has been."""
-    with store.offering(snapshot):
-        while request_room(store.directory):
-            pass
-        yield
 
 
 def test_a_parked_job_makes_room_and_comes_back(
@@ -331,207 +290,3 @@ def test_only_a_tenant_s_own_jobs_make_room_under_its_limit(shm: Path, place: Pa
             save(next_one, boundary=1, sizes=(30 * MIB,)).verify()
         assert files(place) == ["a.r0.A.gsnp"]
         assert [info.used_bytes < 40 * MIB for info in ours.tenants()] == [True, True]
-
-
-@pytest.mark.parametrize("call", ["open", "posix_fallocate", "pwrite", "fdatasync", "replace"])
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO], ids=["ENOSPC", "EIO"])
-def test_a_spill_directory_that_fails_costs_a_parked_job_nothing(
-    disk: RamDisk,
-    store: JobStore,
-    place: Path,
-    save: Save,
-    monkeypatch: pytest.MonkeyPatch,
-    call: str,
-    code: int,
-) -> None:
-    snapshot, real = save(store, boundary=1), getattr(os, call)
-
-    def fails(*arguments: Any, **options: Any) -> Any:
-        named = arguments[0] if call in ("open", "replace") else os.readlink(f"/proc/self/fd/{arguments[0]}")
-        if str(named).endswith(".part"):
-            raise OSError(code, os.strerror(code))
-        return real(*arguments, **options)
-
-    with disk.open_store("other") as other, store.offering(snapshot), monkeypatch.context() as patch:
-        patch.setattr(os, call, fails)
-        with pytest.raises(RamDiskFullError, match=str(place)) as caught:
-            other.begin(Layout((StorageSpec(60 * MIB),)))
-        assert "a.r0" in caught.value.message
-    assert files(place) == []
-    assert holds(snapshot, 1)
-    store.bring_back(snapshot)
-    assert [info.place for info in disk.listing()] == [Place.RAM]
-
-
-def test_the_listing_says_what_is_under_way(
-    disk: RamDisk, store: JobStore, save: Save, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[Place | None] = []
-    snapshot = save(store, boundary=1, sizes=(NBYTES,))
-
-    def watch(name: str) -> None:
-        real = getattr(os, name)
-
-        def watched(*arguments: Any) -> Any:
-            result = real(*arguments)
-            seen.extend(info.place for info in disk.listing())
-            return result
-
-        monkeypatch.setattr(os, name, watched)
-
-    watch("fdatasync")
-    with store.offering(snapshot):
-        assert request_room(store.directory)
-    assert seen == [Place.SPILLING]
-    assert [info.place for info in disk.listing()] == [Place.SPILLED]
-    store.bring_back(snapshot)
-    assert [info.place for info in disk.listing()] == [Place.SPILLED]
-
-
-def test_a_job_that_comes_back_does_not_wait_for_the_move(
-    disk: RamDisk, store: JobStore, place: Path, save: Save, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    snapshot = save(store, boundary=1)
-    begun, wanted_back = threading.Event(), threading.Event()
-    allocate, shutdown = os.posix_fallocate, socket.socket.shutdown
-
-    def slow(descriptor: int, offset: int, length: int) -> None:
-        begun.set()
-        wanted_back.wait(PATIENCE_S)
-        allocate(descriptor, offset, length)
-
-    def wake(listener: socket.socket, how: int) -> None:
-        shutdown(listener, how)
-        wanted_back.set()
-
-    answers: list[bool] = []
-    asker = threading.Thread(target=lambda: answers.append(request_room(store.directory)))
-    with store.offering(snapshot):
-        monkeypatch.setattr(os, "posix_fallocate", slow)
-        monkeypatch.setattr(socket.socket, "shutdown", wake)
-        asker.start()
-        assert begun.wait(PATIENCE_S)
-    asker.join(PATIENCE_S)
-    assert answers == [False]
-    assert files(place) == []
-    store.bring_back(snapshot)
-    assert holds(snapshot, 1)
-    assert [info.place for info in disk.listing()] == [Place.RAM]
-
-
-def test_nobody_waits_for_the_dead(disk: RamDisk, actor: Actor) -> None:
-    parked = actor()
-    parked.ask("open", job="a")
-    parked.ask("save", boundary=1)
-    parked.ask("park")
-    parked.kill()
-    directory = disk.directory / "a.r0"
-    assert (directory / SOCKET).exists()
-    assert not request_room(directory)
-    with (
-        disk.open_store("a") as store,  # a successor may park, too
-        store.restartable()[1] as snapshot,
-        store.offering(snapshot),
-    ):
-        pass
-    disk.collect(everything=True)
-    assert os.listdir(disk.directory) == ["lock"]
-
-
-def test_gc_spares_the_parked_and_finds_what_a_killed_one_left(
-    disk: RamDisk, actor: Actor, place: Path
-) -> None:
-    parked = actor()
-    parked.ask("open", job="a")
-    parked.ask("save", boundary=1)
-    parked.ask("save", boundary=2, restartable=False)
-    parked.ask("park")
-    while request_room(disk.directory / "a.r0"):
-        pass
-    assert len(files(place)) == 2
-    assert disk.collect(everything=True) == []
-    assert parked.ask("come_back") == ("ok", [2, 2])
-    assert (files(place), disk.boundaries("a")) == (["a.r0.A.gsnp"], {1})
-    parked.ask("save", boundary=3, restartable=False)
-    parked.ask("park")
-    assert request_room(disk.directory / "a.r0")
-    assert len(files(place)) == 2
-    parked.kill()
-    # Nobody can go on from the state that it was parked with; from the one before another process can.
-    assert disk.collect() == []
-    assert (files(place), disk.boundaries("a")) == (["a.r0.A.gsnp"], {1})
-    assert [info.place for info in disk.collect(everything=True)] == [Place.SPILLED]
-    assert (files(place), os.listdir(disk.directory)) == ([], ["lock"])
-
-
-@pytest.mark.slow
-def test_whatever_happens_at_any_step_every_snapshot_is_whole(shm: Path, actor: Actor) -> None:
-    """A parked job dies in the first, second, ... step of moving out and back; then the power goes, too."""
-    process, seen, left = actor(), set(), set()
-    for step in range(1, 200):
-        place, after = shm / f"spill{step}", shm / f"after{step}"  # where nothing waits for a disk
-        disk = RamDisk(shm / f"step{step}", 64 * MIB, spill_directory=place)
-        _, survived = process.ask("crash_parked", directory=str(disk.directory), spill=str(place), step=step)
-        shutil.copytree(place, after)
-        seen.add(tuple(info.place for info in disk.listing()))
-        assert disk.boundaries("a") == {4, 5}
-        assert found(disk) == [4, 5]
-        # A power cut takes the RAM disk, and what was not yet on the medium.
-        for unfinished in after.glob("*.part"):
-            os.truncate(unfinished, unfinished.stat().st_size // 2)
-        cut = RamDisk(shm / f"cut{step}", 64 * MIB, spill_directory=after)
-        on_the_medium = sorted(cut.boundaries("a"))
-        assert found(cut) == on_the_medium
-        left.add(tuple(on_the_medium))
-        leaves_nothing(disk, place)
-        leaves_nothing(cut, after)
-        if survived:
-            break
-    else:
-        pytest.fail("it never came to its end")
-    assert seen == {(Place.RAM,), (Place.SPILLED,)}
-    assert left == {(), (4,), (4, 5)}
-
-
-def found(disk: RamDisk) -> list[int]:
-    """The boundaries that a successor can go on from, every byte of them compared."""
-    with disk.open_store("a") as store:
-        for boundary, snapshot in store.restartable().items():
-            with snapshot:
-                snapshot.verify()
-                assert set(snapshot.view(0)) == {boundary}
-        return sorted(store.restartable())
-
-
-def test_nothing_leaves_the_ram_disk_before_it_is_on_the_medium(
-    store: JobStore, save: Save, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A power cut takes the RAM disk; then what counts in the spill directory is whole."""
-    done: list[tuple[str, str]] = []
-
-    def note(name: str) -> None:
-        real = getattr(os, name)
-
-        def noted(*arguments: Any, **options: Any) -> Any:
-            where = arguments[0]
-            if isinstance(where, int):
-                where = os.readlink(f"/proc/self/fd/{where}")
-            result = real(*arguments, **options)
-            done.append((name, Path(where).name))
-            return result
-
-        monkeypatch.setattr(os, name, noted)
-
-    snapshot = save(store, boundary=1)
-    for name in ("pwrite", "fdatasync", "replace", "fsync", "unlink"):
-        note(name)
-    with store.offering(snapshot):
-        assert request_room(store.directory)
-    steps = [step for step in dict.fromkeys(done) if step[1] != SOCKET]
-    assert steps == [
-        ("pwrite", "a.r0.A.gsnp.part"),
-        ("fdatasync", "a.r0.A.gsnp.part"),
-        ("replace", "a.r0.A.gsnp.part"),
-        ("fsync", "spill"),
-        ("unlink", "A.gsnp"),
-    ]
