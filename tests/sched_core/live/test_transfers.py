@@ -127,5 +127,6 @@ def test_one_that_could_not_reach_a_node_as_it_was_cancelled_is_not_tried_again(
     told.begin("a", patient=True)
     assert select.select([told.transfers.fileno()], [], [], PATIENCE_S)[0]  # it has ended, and nobody knows
     told.transfers.cancel("a")
-    assert told.finish() == [("a", "exit code 3")]
+    told.transfers.reap()
+    assert told.done == [("a", "exit code 3")]
     assert not told.waits
