@@ -65,6 +65,13 @@ class RayNodes:
             assert time.monotonic() < ends_s
             time.sleep(0.1)
 
+    def reset(self) -> None:
+        """Be the nodes ``a`` and ``b`` again, whatever was killed and added, for other tests."""
+        for name in set(self._raylets) - {"a", "b"}:
+            self.kill(name)
+        if "b" not in self._raylets:
+            self.add("b")
+
     def kill_actor(self, name: str, kind: str) -> None:
         """SIGKILL for the processes on a node in which an object of that kind lives."""
         (raylet,) = (row.process for row in self._raylets[name].all_processes["raylet"])
