@@ -5,29 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpuslice.sched_core.job import Job
+from gpuslice.sched_core.knowledge import NoKnowledge
 from gpuslice.sched_core.traces.trace import Trace
 
 
-class TraceDistribution:
+class TraceDistribution(NoKnowledge):
     """The distribution of service over the whole trace, and no single job's duration."""
 
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
-
-    def duration_s(self, job: Job) -> float | None:
-        return None
-
-    def measured(self, job: Job) -> bool:
-        return True
 
     def services(self) -> Sequence[float]:
         return [
             demand * duration_s
             for demand, duration_s in zip(self._trace.demand, self._trace.duration_s, strict=True)
         ]
-
-    def edition(self) -> int:
-        return 0
 
 
 class TraceKnowledge(TraceDistribution):

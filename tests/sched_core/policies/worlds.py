@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from gpuslice.sched_core.cluster import Cluster
 from gpuslice.sched_core.job import Job, JobSpec
+from gpuslice.sched_core.knowledge import NoKnowledge
 from gpuslice.sched_core.policy import Policy, View
 from gpuslice.sched_core.sim.engine import Simulation
 from gpuslice.sched_core.sim.outcome import Outcome
@@ -86,7 +87,7 @@ def jct_s(outcome: Outcome) -> list[float]:
     return [float(x) for x in outcome.finish_s - np.array(outcome.trace.submit_s)]
 
 
-class Known:
+class Known(NoKnowledge):
     """Durations by job id."""
 
     def __init__(self, duration_s: dict[str, float]) -> None:
@@ -94,15 +95,6 @@ class Known:
 
     def duration_s(self, job: Job) -> float | None:
         return self._duration_s.get(job.id)
-
-    def measured(self, job: Job) -> bool:
-        return True
-
-    def services(self) -> Sequence[float]:
-        return ()
-
-    def edition(self) -> int:
-        return 0
 
 
 def view(cluster: str, *jobs: tuple[str, int, float], now_s: float = 0.0, **fields: Any) -> View:
