@@ -7,7 +7,6 @@ import os
 import shutil
 import socket
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +19,9 @@ from gpuslice.checkpoint.ramdisk.room_requests import SOCKET, request_room
 from gpuslice.checkpoint.ramdisk.store import JobStore
 from gpuslice.errors import RamDiskFullError
 
-from ...patience import PATIENCE_S
-from ..conftest import MIB
+from ....patience import PATIENCE_S
+from ...conftest import MIB
 from .parked import NBYTES, Actor, Save, files, found, holds, leaves_nothing
-
-
-@pytest.fixture
-def disk(shm: Path, place: Path) -> RamDisk:
-    return RamDisk(shm / "disk", 64 * MIB, spill_directory=place)
-
-
-@pytest.fixture
-def store(disk: RamDisk) -> Iterator[JobStore]:
-    with disk.open_store("a") as opened:
-        yield opened
 
 
 @pytest.mark.parametrize("call", ["open", "posix_fallocate", "pwrite", "fdatasync", "replace"])

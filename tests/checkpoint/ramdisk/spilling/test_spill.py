@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +18,9 @@ from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
 from gpuslice.checkpoint.ramdisk.slots import OWNER
 from gpuslice.errors import CorruptSnapshotError, EnvironmentUnusableError, RamDiskFullError, UsageError
 
-from ...patience import PATIENCE_S
-from ..conftest import MIB, newest_of
-
-Actor = Callable[..., Any]
-
-
-@pytest.fixture
-def disk(shm: Path, place: Path) -> RamDisk:
-    return RamDisk(shm / "disk", 64 * MIB, spill_directory=place)
+from ....patience import PATIENCE_S
+from ...conftest import MIB, newest_of
+from .parked import Actor
 
 
 def leave(disk: RamDisk, job: str = "a", *, boundary: int = 5, nbytes: int = 3 * MIB) -> None:

@@ -7,7 +7,7 @@ import os
 import shutil
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,24 +21,10 @@ from gpuslice.checkpoint.ramdisk.store import JobStore
 from gpuslice.checkpoint.switch.switch import Switch
 from gpuslice.errors import RamDiskFullError
 
-from ..patience import PATIENCE_S
-from .conftest import MIB, layout_of
-from .harness import FaultyDevice, Job
-from .ramdisk.parked import files, found, holds, leaves_nothing, mapped
-
-Actor = Callable[..., Any]
-Save = Callable[..., SnapshotFile]
-
-
-@pytest.fixture
-def disk(shm: Path, place: Path) -> RamDisk:
-    return RamDisk(shm / "disk", 64 * MIB, spill_directory=place)
-
-
-@pytest.fixture
-def store(disk: RamDisk) -> Iterator[JobStore]:
-    with disk.open_store("a") as opened:
-        yield opened
+from ....patience import PATIENCE_S
+from ...conftest import MIB, layout_of
+from ...harness import FaultyDevice, Job
+from .parked import Actor, Save, files, found, holds, leaves_nothing, mapped
 
 
 def test_first_goes_what_only_a_successor_needs_then_the_next_suspend_s_arena(

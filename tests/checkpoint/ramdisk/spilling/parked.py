@@ -13,7 +13,7 @@ from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
 from gpuslice.checkpoint.ramdisk.room_requests import request_room
 from gpuslice.checkpoint.ramdisk.store import JobStore
 
-from ..conftest import MIB, SIZES, content
+from ...conftest import MIB, SIZES, content
 
 Actor = Callable[..., Any]
 Save = Callable[..., SnapshotFile]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,20 +18,9 @@ from gpuslice.checkpoint.ramdisk.store import JobStore
 from gpuslice.checkpoint.switch.switch import Switch
 from gpuslice.errors import CorruptSnapshotError, RamDiskFullError, SnapshotError
 
-from ..conftest import MIB
-from ..harness import FaultyDevice, Job, disturb
+from ...conftest import MIB
+from ...harness import FaultyDevice, Job, disturb
 from .parked import NBYTES, Actor, Save, files, holds, mapped, spilled
-
-
-@pytest.fixture
-def disk(shm: Path, place: Path) -> RamDisk:
-    return RamDisk(shm / "disk", 64 * MIB, spill_directory=place)
-
-
-@pytest.fixture
-def store(disk: RamDisk) -> Iterator[JobStore]:
-    with disk.open_store("a") as opened:
-        yield opened
 
 
 def test_a_parked_job_makes_room_and_comes_back(
