@@ -10,10 +10,7 @@ from pathlib import Path
 import psutil
 
 from gpuslice.sched_core.core.core import Core
-from gpuslice.sched_core.core.events import (
-    Command,
-    Event,
-)
+from gpuslice.sched_core.core.events import Command, Event
 from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.jobs.program import Program
 from gpuslice.sched_core.jobs.states import JobState
@@ -72,9 +69,10 @@ def children(former: list[psutil.Process]) -> list[psutil.Process]:
     return [child for child in psutil.Process().children(recursive=True) if child not in former]
 
 
-def lives(process: psutil.Process) -> bool:
-    """Whether it does; an orphan that nobody has waited for yet does not."""
+def alive(process: psutil.Process | int) -> bool:
+    """Whether it, or that pid, runs; one that nobody has waited for yet does not."""
     try:
-        return process.status() != psutil.STATUS_ZOMBIE
+        found = psutil.Process(process) if isinstance(process, int) else process
+        return bool(found.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False

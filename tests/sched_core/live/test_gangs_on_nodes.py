@@ -35,7 +35,8 @@ from gpuslice.sched_core.policies.rr import RoundRobin
 from gpuslice.types import DeviceName
 
 from ...patience import PATIENCE_S
-from .test_nodes import AGENT, Site, alive
+from .bench import alive
+from .test_nodes import AGENT, Site
 
 SCRIPT = Path(__file__).parents[1] / "attached_ddp.py"
 BRING = Path(__file__).with_name("bring.py")

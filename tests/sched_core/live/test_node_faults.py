@@ -25,8 +25,9 @@ from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.wire import Suspended
 
 from ...patience import PATIENCE_S
+from .bench import alive
 from .proxy import Proxy
-from .test_nodes import Site, alive
+from .test_nodes import Site
 
 #: Brings a state when there is a file of that name; says of every attempt that it was made.
 TRANSFER = """

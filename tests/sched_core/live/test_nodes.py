@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-import psutil
 import pytest
 
 from gpuslice.clock import MonotonicClock
@@ -38,9 +37,9 @@ from gpuslice.types import DeviceName
 from gpuslice.wire import Hello
 
 from ...patience import PATIENCE_S
+from .bench import RANK, alive
 from .test_process_ends import RANKS, STEPS
 
-RANK = Path(__file__).parents[1] / "rank.py"
 AGENT = Path(__file__).with_name("node_process.py")
 #: Ranks of a gang on several nodes: as many on each as a launcher is told.
 ON_EACH_NODE = """
@@ -52,14 +51,6 @@ ranks = [
 ]
 sys.exit(max(rank.wait() for rank in ranks))
 """
-
-
-def alive(pid: int) -> bool:
-    """Whether that process runs; one that nobody has waited for yet does not."""
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 class Site:

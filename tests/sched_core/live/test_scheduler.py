@@ -15,19 +15,14 @@ import psutil
 import pytest
 
 from gpuslice import wire
-from gpuslice.sched_core.core.events import (
-    Cancelled,
-    Event,
-    RankGone,
-    Reported,
-)
+from gpuslice.sched_core.core.events import Cancelled, Event, RankGone, Reported
 from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.jobs.program import Program
 from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.nodes import processes
 
 from ...patience import PATIENCE_S
-from .bench import RANK, Bench, children, lives
+from .bench import RANK, Bench, alive, children
 
 
 def test_two_jobs_take_turns_on_one_device(open_bench: Callable[[int], Bench], enough: Path) -> None:
@@ -153,7 +148,7 @@ def test_a_killed_rank_fails_the_gang_and_its_launcher_goes_too(open_bench: Call
     victim.send_signal(signal.SIGKILL)
     assert bench.finish() == {"pair": JobState.FAILED}
     assert bench.core.jobs["pair"].reason in ("rank 0 died", "rank 1 died")
-    assert not lives(launcher)
+    assert not alive(launcher)
 
 
 def test_what_can_wait_is_done_in_a_quiet_moment_and_before_the_end(
@@ -252,4 +247,4 @@ def test_closing_ends_every_process(open_bench: Callable[[int], Bench], former: 
     found = children(former)
     assert len(found) == 4
     bench.scheduler.close()
-    assert not any(lives(child) for child in found)
+    assert not any(alive(child) for child in found)
