@@ -27,7 +27,7 @@ import torch._dynamo  # what an optimizer would import in every rank
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.join import Join
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -43,7 +43,7 @@ MOST_DELAY_S = 0.02
 TIMEOUT_S = float(os.environ.get("GANG_TIMEOUT_S", "120"))
 SLOW_UNTIL = os.environ.get("GANG_SLOW_UNTIL", "")
 SLOW_S = 0.15
-KINDS = os.environ.get("GANG_KINDS", "ddp ddp_views accumulating fsdp tensor_parallel plain").split()
+KINDS = os.environ.get("GANG_KINDS", "").split()
 
 
 def layers() -> nn.Sequential:
@@ -51,28 +51,27 @@ def layers() -> nn.Sequential:
     return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
 
 
-def sharded(ranks: int) -> nn.Module:
-    mesh = init_device_mesh("cpu", (ranks,))
+def sharded(mesh: DeviceMesh) -> nn.Module:
     model = layers()
     fully_shard(model[0], mesh=mesh)
     return fully_shard(model, mesh=mesh)
 
 
-def tensor_parallel(ranks: int) -> nn.Module:
-    mesh = init_device_mesh("cpu", (ranks,))
+def tensor_parallel(mesh: DeviceMesh) -> nn.Module:
     return parallelize_module(layers(), mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
 
 
 def models(ranks: int) -> dict[str, nn.Module]:
+    mesh = init_device_mesh("cpu", (ranks,))
     made: dict[str, Callable[[], nn.Module]] = {
         "ddp": lambda: DistributedDataParallel(layers()),
         "ddp_views": lambda: DistributedDataParallel(layers(), gradient_as_bucket_view=True),
         "accumulating": lambda: DistributedDataParallel(layers()),
-        "fsdp": lambda: sharded(ranks),
-        "tensor_parallel": lambda: tensor_parallel(ranks),
+        "fsdp": lambda: sharded(mesh),
+        "tensor_parallel": lambda: tensor_parallel(mesh),
         "plain": layers,
     }
-    return {kind: made[kind]() for kind in KINDS}
+    return {kind: made[kind]() for kind in KINDS or made}
 
 
 def train_step(kind: str, model: nn.Module, batch: torch.Tensor, number: int) -> bool:
@@ -152,8 +151,8 @@ def train(rank: int, directory: str, ranks: int, epochs: int, deadly_rank: str, 
     named = {f"{kind}_optimizer": optimizer for kind, optimizer in optimizers.items()}
     Path(directory, f"pid.{ranks}.{rank}").write_text(str(os.getpid()))
     job = gpuslice.attach(**trained, **named, batches=0)
-    done, begins_with = 0, job.values["batches"]
-    Path(directory, f"began.{ranks}.{rank}").write_text(str(begins_with))
+    Path(directory, f"began.{ranks}.{rank}").write_text(str(job.values["batches"]))
+    done = 0
     for epoch in job.epochs(epochs):
         sampler.set_epoch(epoch)
         for batch in job.batches(loader):

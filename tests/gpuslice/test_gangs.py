@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -132,17 +132,14 @@ def gang(
 
 def begins(workshop: Workshop, name: str) -> int:
     """With how many batches behind it a gang has begun, alike on both ranks."""
-    (found,) = {(workshop.directory / name / f"began.2.{rank}").read_text() for rank in range(2)}
+    (found,) = {file.read_text() for file in beginnings(workshop, name)}
     return int(found)
 
 
 def has_checkpoint(workshop: Workshop) -> None:
     """Until both ranks have one of the same boundary."""
     disk = RamDisk(workshop.ramdisk)
-    ends_s = time.monotonic() + PATIENCE_S
-    while not disk.boundaries("gang", 0) & disk.boundaries("gang", 1):
-        assert time.monotonic() < ends_s
-        time.sleep(0.02)
+    until(lambda: bool(disk.boundaries("gang", 0) & disk.boundaries("gang", 1)))
 
 
 def stand_by(process: subprocess.Popen[str]) -> None:
@@ -157,8 +154,16 @@ def stand_by(process: subprocess.Popen[str]) -> None:
 
 def has_begun(workshop: Workshop, name: str) -> None:
     """Until both ranks have the job and train."""
-    files = [workshop.directory / name / f"began.2.{rank}" for rank in range(2)]
+    until(lambda: all(file.exists() for file in beginnings(workshop, name)))
+
+
+def beginnings(workshop: Workshop, name: str) -> list[Path]:
+    """What the ranks write as they begin: how many batches the gang has behind it."""
+    return [workshop.directory / name / f"began.2.{rank}" for rank in range(2)]
+
+
+def until(holds: Callable[[], bool]) -> None:
     ends_s = time.monotonic() + PATIENCE_S
-    while not all(file.exists() for file in files):
-        assert time.monotonic() < ends_s, files
+    while not holds():
+        assert time.monotonic() < ends_s
         time.sleep(0.02)
