@@ -66,7 +66,7 @@ class RayNodes:
             time.sleep(0.1)
 
     def reset(self) -> None:
-        """Be the nodes ``a`` and ``b`` again, whatever was killed and added, for other tests."""
+        """Be the nodes ``a`` and ``b`` again, whatever was killed and added."""
         for name in set(self._raylets) - {"a", "b"}:
             self.kill(name)
         if "b" not in self._raylets:
@@ -84,8 +84,15 @@ def _title(process: psutil.Process) -> str:
     return " ".join(process.cmdline()).removeprefix("ray::")
 
 
+@pytest.fixture(scope="module")
+def rays(started: RayNodes) -> Iterator[RayNodes]:
+    """Nodes a and b, of which each file of tests may kill what it likes."""
+    yield started
+    started.reset()
+
+
 @pytest.fixture(scope="session")
-def rays() -> Iterator[RayNodes]:
+def started() -> Iterator[RayNodes]:
     pytest.importorskip("ray", reason="Ray is not installed: ./x test-nodes")
     from ray.cluster_utils import Cluster
 

@@ -30,7 +30,6 @@ def nodes(tmp_path_factory: pytest.TempPathFactory, rays: RayNodes) -> Iterator[
         found.up()
         yield found
         found.shell("down")
-    rays.reset()
 
 
 @pytest.fixture
