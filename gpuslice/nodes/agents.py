@@ -89,6 +89,7 @@ def _begin(wanted: Wanted, node: Found) -> Any:
         "lifetime": "detached",
         "get_if_exists": True,
         "max_restarts": -1,
+        "max_task_retries": -1,  # one that is just being restarted is asked again
         "num_cpus": cpus,
         "num_gpus": wanted.gpus,
         "scheduling_strategy": affinity(node.id, soft=False),
