@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from heapq import heappop, heappush
 from math import inf, isnan
 
@@ -30,6 +31,7 @@ from gpuslice.sched_core.policy import (
 )
 from gpuslice.sched_core.traces.trace import Trace
 
+from .interrupts import Interrupts
 from .knowledge import TraceDistribution, TraceKnowledge
 from .losses import TraceLosses
 from .model import LinearSpeed, NoCost, SpeedModel, SwitchCost
@@ -145,9 +147,9 @@ class Simulation:
             If the policy returns an impossible plan or never runs some job.
         """
         started = time.perf_counter()
-        try:
-            self._loop(progress)
-        except KeyboardInterrupt:
+        with Interrupts() as interrupts, suppress(KeyboardInterrupt):
+            self._loop(interrupts, progress)
+        if interrupts.came:
             self.outcome.complete = False
             for job in self._jobs.values():
                 self._note(job)
@@ -157,11 +159,11 @@ class Simulation:
         self.outcome.wall_s = time.perf_counter() - started
         return self.outcome
 
-    def _loop(self, progress: Progress | None) -> None:
+    def _loop(self, interrupts: Interrupts, progress: Progress | None) -> None:
         submit_s, jobs, view, outcome = self.trace.submit_s, self._jobs, self.view, self.outcome
         total, arrived, idle_plans = len(submit_s), 0, 0
         wake_s: float | None = None
-        while arrived < total or jobs:
+        while (arrived < total or jobs) and not interrupts.came:
             now_s = self._next_instant(submit_s[arrived] if arrived < total else inf, wake_s)
             if now_s == inf or idle_plans > _PATIENCE:
                 raise self._starving()
@@ -172,7 +174,9 @@ class Simulation:
                 arrived += 1
             view.now_s = now_s
             view.least_slice_s = self._least_slice_s()
+            interrupts.raises = True
             plan = self.policy.plan(view)
+            interrupts.raises = False
             view.changes = Changes()
             if plan.decisions:
                 self._apply(plan, now_s)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from math import ceil
 from typing import Any
 
@@ -15,6 +16,7 @@ from gpuslice.errors import EnvironmentUnusableError
 from gpuslice.private_directories import private_directory
 from gpuslice.sched_core.job import Job
 from gpuslice.sched_core.sim.engine import Progress, Simulation
+from gpuslice.sched_core.sim.interrupts import Interrupts
 from gpuslice.sched_core.sim.model import NoCost
 from gpuslice.sched_core.sim.outcome import Outcome
 
@@ -59,15 +61,17 @@ def run(simulation: Simulation, form: Form, progress: Progress | None = None) ->
     sets = (_sets(world),) if form.rule.kind == NODE_SETS else ()
     loop = _NODE_SETS if sets else _ORDERS
     left, holders = MORE, _Holders(simulation, world) if simulation.keep_spans else None
-    try:
-        while left == MORE:
-            left = loop(world, *sets, _EVENTS)
+    with Interrupts() as interrupts:
+        while left == MORE and not interrupts.came:
+            interrupts.raises = True  # its first call compiles it
+            with suppress(KeyboardInterrupt):
+                left = loop(world, *sets, _EVENTS)
+            interrupts.raises = False
             if holders is not None:
                 holders.read(simulation.outcome)
             if progress is not None:
                 progress(int(clock["arrived"] - clock["alive"]), len(world.jobs))
-    except KeyboardInterrupt:
-        simulation.outcome.complete = False
+    simulation.outcome.complete = not interrupts.came
     if left == STUCK:
         return None
     outcome = _told(simulation.outcome, world)

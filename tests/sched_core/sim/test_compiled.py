@@ -6,6 +6,7 @@ Everyday tests run the same functions interpreted, as compiling them takes long.
 from __future__ import annotations
 
 import importlib
+import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -193,6 +194,30 @@ def test_compiled_on_real_jobs() -> None:
         assert differences(Request(trace, "16x4", policy), run) == [], policy
     for schedule in ("shortest", "dlas-gpu", "dlas-gpu-05", "dlas-gpu-gittins"):
         assert differences(Request(trace, "16x4", peer=f"tiresias:{schedule}/count"), run) == [], schedule
+
+
+def test_ctrl_c_between_two_looks_at_the_log_loses_no_span(
+    interpreted: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log is looked at every few events here; the first time Ctrl-C comes in the midst of it."""
+    trace = trace_of([(0.0, 1, 100.0), (0.0, 1, 900.0), (5.0, 1, 400.0), (900.0, 1, 50.0)])
+    request = Request(trace, "1x2", "las", {"quantum_s": "100"}, keep_spans=True)
+    whole = request.prepare().run()
+    read = interpreted._Holders.read
+
+    def reading(self: Any, outcome: Outcome) -> None:
+        signal.raise_signal(signal.SIGINT)
+        read(self, outcome)
+
+    monkeypatch.setattr(interpreted, "_EVENTS", 5)
+    monkeypatch.setattr(interpreted._Holders, "read", reading)
+    simulation = request.prepare()
+    outcome = interpreted.run(simulation, form_of(simulation))
+    assert not outcome.complete
+    assert outcome.events == 5
+    spans = list(outcome.spans)
+    assert spans
+    assert spans == list(whole.spans)[: len(spans)]
 
 
 def test_what_cannot_be_compiled_says_so() -> None:
