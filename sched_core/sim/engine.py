@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from heapq import heappop, heappush
 from math import inf, isnan
 
@@ -147,8 +146,11 @@ class Simulation:
             If the policy returns an impossible plan or never runs some job.
         """
         started = time.perf_counter()
-        with Interrupts() as interrupts, suppress(KeyboardInterrupt):
-            self._loop(interrupts, progress)
+        with Interrupts() as interrupts:
+            try:
+                self._loop(interrupts, progress)
+            except KeyboardInterrupt:
+                interrupts.came = True
         if interrupts.came:
             self.outcome.complete = False
             for job in self._jobs.values():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from math import ceil
 from typing import Any
 
@@ -64,8 +63,10 @@ def run(simulation: Simulation, form: Form, progress: Progress | None = None) ->
     with Interrupts() as interrupts:
         while left == MORE and not interrupts.came:
             interrupts.raises = True  # its first call compiles it
-            with suppress(KeyboardInterrupt):
+            try:
                 left = loop(world, *sets, _EVENTS)
+            except KeyboardInterrupt:
+                interrupts.came = True
             interrupts.raises = False
             if holders is not None:
                 holders.read(simulation.outcome)
