@@ -13,6 +13,7 @@ from gpuslice.sched_core.jobs.program import Program
 from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.nodes import exit_record
 from gpuslice.sched_core.nodes.gang_commands import GangEnds, on_node
+from gpuslice.sched_core.nodes.lease import LEASED
 from gpuslice.sched_core.nodes.local_node import LocalNode
 from gpuslice.sched_core.nodes.node import Connection, Node, Reports, Sought
 from gpuslice.sched_core.nodes.processes import GRACE_S, PATIENT_GRACE_S
@@ -20,7 +21,6 @@ from gpuslice.sched_core.nodes.remote_nodes import RemoteNode, RemoteNodes
 from gpuslice.sched_core.nodes.transfers import Transfers
 from gpuslice.types import shortened
 
-_HERE = "127.0.0.1"
 _SAID_CHARACTERS = 4096
 
 
@@ -172,9 +172,14 @@ class JobProcesses:
     def _launch_on(self, node: str, job: Gang) -> None:
         """Start the command of ``job`` on one of its nodes."""
         nodes = self._nodes_of(job)
-        host = _HERE if self._remote is None else self._remote.addresses[nodes[0]]
-        environ = self._environ(job.spec, len(job.ranks), job.program)
-        program = on_node(job.program, job.id, job.attempt, nodes, node, host)
+        environ = dict(self._environ(job.spec, len(job.ranks), job.program))
+        if node and job.spec.max_restarts:
+            environ[LEASED] = "1"  # if the node is lost, it is started elsewhere
+        program = job.program
+        if self._remote is not None:
+            attempt = f"{self._remote.endpoint} {job.id} {job.attempt}"
+            host = self._remote.addresses[nodes[0]]
+            program = on_node(program, nodes, node, host=host, attempt=attempt)
         self._node(node).launch(job.id, program, environ, job.attempt)
 
     def _give_up(self, sought: Sought, node: str) -> None:

@@ -47,8 +47,8 @@ class GangEnds:
         return [node for node, end in self._ends.get(job, {}).items() if end is None]
 
 
-def on_node(program: Program, job: str, attempt: int, nodes: Sequence[str], node: str, host: str) -> Program:
-    """The command of ``job`` on one of its nodes.
+def on_node(program: Program, nodes: Sequence[str], node: str, *, host: str, attempt: str) -> Program:
+    """The command of a job on one of its nodes.
 
     Parameters
     ----------
@@ -58,11 +58,13 @@ def on_node(program: Program, job: str, attempt: int, nodes: Sequence[str], node
         Which.
     host
         The address of the first rank's node.
+    attempt
+        Of which scheduler, which job, which time: other attempts meet at other ports, as a rule.
     """
     names = list(dict.fromkeys(nodes))
     if len(names) == 1:
         return program
-    port = str(_FIRST_PORT + zlib.crc32(f"{job}~{attempt}".encode()) % _PORTS)
+    port = str(_FIRST_PORT + zlib.crc32(attempt.encode()) % _PORTS)
     values = {
         "nnodes": str(len(names)),
         "node-rank": str(names.index(node)),

@@ -1,7 +1,8 @@
 """The scheduler's agent on another node: does to processes what it is told, and tells what becomes of them.
 
 It knows nothing but the processes. Every connection to the scheduler begins anew: ranks are let in, so that
-they greet, and jobs are looked for as the scheduler asks. Without a connection jobs run on or stay parked.
+they greet, and jobs are looked for as the scheduler asks. Without a connection jobs run on or stay parked,
+those that the scheduler would start elsewhere only for as long as it does not (lease.py).
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from gpuslice.sched_core.core.events import Exited, RankGone
 from . import exit_record
 from .curve import KeyPair
 from .endpoint import LOCK, lock
-from .local_node import LocalNode
+from .lease import Lease
+from .local_node import SOCKET, LocalNode
 from .log_copies import LogTails
 from .node import Connection, Reports
 from .node_wire import (
@@ -36,6 +38,7 @@ from .node_wire import (
     Find,
     FromNode,
     FromRank,
+    Heard,
     Joined,
     Leave,
     Left,
@@ -95,6 +98,8 @@ class NodeAgent:
         self._directory = directory
         self._environ = dict(environ or {})
         self._clock = clock or MonotonicClock()
+        self._scheduler = endpoint
+        self._lease = Lease(directory, f"ipc://{directory / SOCKET}")
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.IDENTITY, name.encode())
@@ -149,11 +154,14 @@ class NodeAgent:
                 return False
             self._receive()
             self._follow()
-            if self._session is not None:
-                self._session.attend()
-                if self._clock.now() >= beat_s:
-                    self._send(Beat())
-                    beat_s = self._clock.now() + BEAT_S
+            self._lease.enforce()
+            if self._session is None:
+                self._lease.renew_if_refused(self._scheduler)
+                continue
+            self._session.attend()
+            if self._clock.now() >= beat_s:
+                self._send(Beat(beat=self._lease.sent()))
+                beat_s = self._clock.now() + BEAT_S
         return True
 
     def _follow(self) -> None:
@@ -174,7 +182,8 @@ class NodeAgent:
         while self._socket.poll(0):
             self._socket.recv()
         self._session = _Session(self._directory, self._environ, self._clock, self._send)
-        self._send(Joined(version=VERSION, running=self._session.running()))
+        running = self._session.running()
+        self._send(Joined(version=VERSION, beat=self._lease.sent(), running=running))
 
     def _receive(self) -> None:
         while self._session is not None and self._socket.poll(0):
@@ -190,6 +199,8 @@ class NodeAgent:
                 return
             if isinstance(message, Rejoin):
                 self._begin()
+            elif isinstance(message, Heard):
+                self._lease.renew(message.beat, message.lost_after_s)
             else:
                 self._session.obey(message)
 
@@ -261,7 +272,7 @@ class _Session:
                 self.node.end(message.job, grace_s=message.grace_s)
             case Stored():
                 self._tails.stored(message.job, message.stream, message.end)
-            case Rejoin() | Leave():
+            case Heard() | Rejoin() | Leave():
                 raise AssertionError("that is not a session's to do")
 
     def _heard(self, connection: Connection, pid: int, frame: bytes) -> None:

@@ -19,7 +19,7 @@ from gpuslice.wire import MAX_MESSAGE_BYTES, decode_frame
 
 from .node import Sought
 
-VERSION = 1
+VERSION = 2
 #: A rank's longest message, or a command with its environment, and what is around it.
 MAX_BYTES = 4 * MAX_MESSAGE_BYTES
 BEAT_S = 1.0
@@ -91,14 +91,25 @@ class Rejoin(NodeMessage, tag="rejoin", frozen=True):
     """You were not heard of for too long: begin as on a new connection."""
 
 
+class Heard(NodeMessage, tag="heard", frozen=True):
+    """Answer to a beat: its number, and after how long without a word the node is lost (lease.py)."""
+
+    beat: Count
+    lost_after_s: Seconds
+
+
 class Leave(NodeMessage, tag="leave", frozen=True):
     """End; what still runs on the node is nobody's any more, so end that, too."""
 
 
 class Joined(NodeMessage, tag="joined", frozen=True):
-    """The first words of an agent on every connection; ``running``: the jobs whose commands run here."""
+    """The first words of an agent on every connection; ``running``: the jobs whose commands run here.
+
+    It counts as a beat.
+    """
 
     version: Count
+    beat: Count
     running: tuple[JobName, ...]
 
 
@@ -138,8 +149,10 @@ class Left(NodeMessage, tag="left", frozen=True):
 class Beat(NodeMessage, tag="beat", frozen=True):
     """Nothing new; the node is there."""
 
+    beat: Count
 
-ToNode = Start | Find | WatchRank | ToRank | End | Stored | Rejoin | Leave
+
+ToNode = Start | Find | WatchRank | ToRank | End | Stored | Heard | Rejoin | Leave
 FromNode = Joined | FromRank | Ended | Missing | Printed | Left | Beat
 
 _WHAT = "a message of a node"

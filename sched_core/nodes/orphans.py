@@ -1,4 +1,7 @@
-"""Processes of a job that no signal of ours reaches: their launcher was killed, or they left its session."""
+"""Signals to the processes of a job that can be told by their environment only.
+
+Their launcher was killed, or they left its session.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import logging
 import os
 import select
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from gpuslice import config
@@ -22,12 +25,11 @@ def kill_orphans(job: str, endpoint: str) -> None:
 
     It is gone then, as a rule.
     """
-    own = {config.variable("socket"): endpoint, config.variable("job"): job}
-    marks = [os.fsencode(f"{name}={value}") for name, value in own.items()]
-    killed = [descriptor for pid in _pids() if (descriptor := _kill(pid, marks)) is not None]
+    marks = {config.variable("socket"): endpoint, config.variable("job"): job}
+    killed = _signal(marks, signal.SIGKILL)
     clock = MonotonicClock()
     ends_s = clock.now() + _DYING_S
-    for descriptor in killed:
+    for descriptor in killed.values():
         end = select.poll()
         end.register(descriptor, select.POLLIN)
         end.poll(max(0.0, ends_s - clock.now()) * 1000.0)
@@ -36,8 +38,22 @@ def kill_orphans(job: str, endpoint: str) -> None:
         _log.info("killed %d processes that job %s left behind", len(killed), job)
 
 
-def _kill(pid: int, marks: Sequence[bytes]) -> int | None:
-    """Kill ``pid`` if it is marked; returns a descriptor that can be read when it is gone."""
+def signal_marked(marks: Mapping[str, str], number: signal.Signals) -> set[int]:
+    """Send a signal to every process that was started with all of these variables; which ones there were."""
+    told = _signal(marks, number)
+    for descriptor in told.values():
+        os.close(descriptor)
+    return set(told)
+
+
+def _signal(marks: Mapping[str, str], number: signal.Signals) -> dict[int, int]:
+    """By process that got it, a descriptor that can be read when the process is gone."""
+    words = [os.fsencode(f"{name}={value}") for name, value in marks.items()]
+    opened = {pid: _signal_one(pid, words, number) for pid in _pids()}
+    return {pid: descriptor for pid, descriptor in opened.items() if descriptor is not None}
+
+
+def _signal_one(pid: int, marks: Sequence[bytes], number: signal.Signals) -> int | None:
     if not _is_marked(pid, marks):
         return None
     try:
@@ -47,7 +63,7 @@ def _kill(pid: int, marks: Sequence[bytes]) -> int | None:
     try:
         # Once more: now the number is sure to be that of the process that gets the signal.
         if _is_marked(pid, marks):
-            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+            signal.pidfd_send_signal(descriptor, number)
             return descriptor
     except ProcessLookupError:
         pass  # it has ended by itself

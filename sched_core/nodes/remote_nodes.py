@@ -25,6 +25,7 @@ from .node_wire import (
     Find,
     FromNode,
     FromRank,
+    Heard,
     Joined,
     Leave,
     Left,
@@ -221,14 +222,7 @@ class RemoteNodes:
 
     def _take(self, node: RemoteNode, message: FromNode) -> None:
         if isinstance(message, Joined):
-            if message.version != VERSION:
-                raise RemoteProtocolError(
-                    f"version {message.version} is not {VERSION}", "run the same gpuslice on all nodes"
-                )
-            node.joined, node.heard_s, node.running = True, self._clock.now(), message.running
-            if node in self._lost:
-                self._lost.remove(node)
-            self.changed(node)
+            self._join(node, message)
             return
         if not node.joined:  # of a connection that is over, or one that we took to be
             if isinstance(message, Beat):
@@ -249,7 +243,24 @@ class RemoteNodes:
             case Left():
                 node.joined = False
             case Beat():
-                pass
+                self._answer(node, message)
+
+    def _join(self, node: RemoteNode, message: Joined) -> None:
+        if message.version != VERSION:
+            raise RemoteProtocolError(
+                f"version {message.version} is not {VERSION}", "run the same gpuslice on all nodes"
+            )
+        node.joined, node.heard_s, node.running = True, self._clock.now(), message.running
+        if node not in self._lost:
+            self._answer(node, message)
+            self.changed(node)
+            return
+        self._lost.remove(node)
+        self.changed(node)
+        self._answer(node, message)  # what runs elsewhere by now has been ended there before it may go on
+
+    def _answer(self, node: RemoteNode, message: Joined | Beat) -> None:
+        node.tell(Heard(beat=message.beat, lost_after_s=self._lost_after_s))
 
     def _send(self, name: str, message: ToNode) -> None:
         try:

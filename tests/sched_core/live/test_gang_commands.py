@@ -13,7 +13,7 @@ STANDALONE = ("python", "-m", "torch.distributed.run", "--standalone", "--nproc-
 
 @pytest.mark.parametrize(("node", "number", "count"), [("", "0", "2"), ("b", "1", "1")])
 def test_torchrun_is_told_of_the_other_nodes(node: str, number: str, count: str) -> None:
-    found = on_node(Program(STANDALONE, "/", {"A": "1"}), "g", 0, ("", "", "b"), node, "10.0.0.1")
+    found = on_node(Program(STANDALONE, "/", {"A": "1"}), ("", "", "b"), node, host="10.0.0.1", attempt="g 0")
     *words, script = found.argv
     assert words[:3] == ["python", "-m", "torch.distributed.run"]
     options = dict(zip(words[3::2], words[4::2], strict=True))
@@ -34,7 +34,7 @@ def test_torchrun_is_told_of_the_other_nodes(node: str, number: str, count: str)
 def test_every_node_is_told_the_same_port_and_every_attempt_another() -> None:
     program = Program(("x",), "/")
     ports = [
-        on_node(program, "g", attempt, ("", "b"), node, "h").environ["MASTER_PORT"]
+        on_node(program, ("", "b"), node, host="h", attempt=f"g {attempt}").environ["MASTER_PORT"]
         for attempt in (0, 1)
         for node in ("", "b")
     ]
@@ -43,7 +43,7 @@ def test_every_node_is_told_the_same_port_and_every_attempt_another() -> None:
 
 def test_a_job_of_one_node_is_started_as_it_is() -> None:
     program = Program(STANDALONE, "/")
-    assert on_node(program, "g", 0, ("b", "b", "b"), "b", "h") is program
+    assert on_node(program, ("b", "b", "b"), "b", host="h", attempt="g 0") is program
 
 
 def test_a_job_has_ended_when_all_its_commands_have() -> None:

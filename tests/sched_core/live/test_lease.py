@@ -1,0 +1,279 @@
+"""Jobs that would be started elsewhere stand still on a node whose scheduler is not heard of, and go on."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from gpuslice.config import variable
+from gpuslice.sched_core.core.events import Cancelled, NodeFound, NodeLost
+from gpuslice.sched_core.jobs.gang import Gang
+from gpuslice.sched_core.jobs.states import JobState
+from gpuslice.sched_core.nodes.lease import LEASED, Lease
+
+from ...patience import PATIENCE_S
+from .proxy import Proxy
+from .test_nodes import Site, alive
+
+ENDPOINT = "ipc:///nowhere"
+#: A process with a child; both say nothing and wait.
+FAMILY = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import signal; signal.pause()'])"
+
+
+class Hand:
+    """A clock that is set by hand."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def stopped(pid: int) -> bool:
+    return psutil.Process(pid).status() == psutil.STATUS_STOPPED
+
+
+def wait_for(holds: Callable[[], bool]) -> None:
+    """Until something becomes true while nobody serves."""
+    ends_s = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < ends_s
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def family() -> Iterator[list[psutil.Process]]:
+    """A process that is leased, and its child."""
+    environ = {**os.environ, variable("socket"): ENDPOINT, LEASED: "1"}
+    with subprocess.Popen([sys.executable, "-c", FAMILY], env=environ) as process:
+        parent = psutil.Process(process.pid)
+        try:
+            wait_for(lambda: any("pause" in one.cmdline()[-1] for one in parent.children()))
+            yield [parent, *parent.children()]
+        finally:
+            for one in [parent, *parent.children()]:
+                one.kill()
+
+
+def test_it_ends_a_tenth_before_the_scheduler_takes_the_node_for_lost(
+    tmp_path: Path, family: list[psutil.Process]
+) -> None:
+    clock = Hand()
+    lease = Lease(tmp_path, ENDPOINT, clock)
+    number = lease.sent()
+    clock.now += 5.0  # so long the answer is on its way
+    lease.renew(number, 10.0)
+    clock.now = 1008.9
+    lease.enforce()
+    assert not any(stopped(one.pid) for one in family)
+    clock.now = 1009.1
+    lease.enforce()
+    wait_for(lambda: all(stopped(one.pid) for one in family))
+    later = lease.sent()
+    lease.renew(later, 10.0)
+    wait_for(lambda: not any(stopped(one.pid) for one in family))
+
+
+def test_what_another_agent_has_sent_renews_nothing(tmp_path: Path, family: list[psutil.Process]) -> None:
+    clock = Hand()
+    former = Lease(tmp_path, ENDPOINT, clock).sent()
+    clock.now += 1.0
+    lease = Lease(tmp_path, ENDPOINT, clock)
+    assert lease.sent() != former
+    lease.renew(former, 10.0)
+    lease.enforce()
+    wait_for(lambda: all(stopped(one.pid) for one in family))
+
+
+def test_an_answer_that_comes_too_late_lets_nothing_go_on(
+    tmp_path: Path, family: list[psutil.Process]
+) -> None:
+    clock = Hand()
+    lease = Lease(tmp_path, ENDPOINT, clock)
+    number = lease.sent()
+    clock.now += 20.0
+    lease.enforce()
+    lease.renew(number, 10.0)
+    wait_for(lambda: all(stopped(one.pid) for one in family))
+
+
+def test_the_next_agent_goes_on_with_it(tmp_path: Path, family: list[psutil.Process]) -> None:
+    clock = Hand()
+    lease = Lease(tmp_path, ENDPOINT, clock)
+    lease.renew(lease.sent(), 10.0)
+    following = Lease(tmp_path, ENDPOINT, clock)
+    clock.now += 8.9
+    following.enforce()
+    assert not any(stopped(one.pid) for one in family)
+    clock.now += 0.2
+    following.enforce()
+    wait_for(lambda: all(stopped(one.pid) for one in family))
+
+
+def test_a_file_that_cannot_be_read_is_no_lease(tmp_path: Path, family: list[psutil.Process]) -> None:
+    (tmp_path / "lease").write_text("12.")
+    (tmp_path / "lease").write_bytes(b"\xff")
+    Lease(tmp_path, ENDPOINT, Hand()).enforce()
+    wait_for(lambda: all(stopped(one.pid) for one in family))
+
+
+def test_others_are_left_alone(tmp_path: Path) -> None:
+    environ = {**os.environ, variable("socket"): ENDPOINT}
+    with subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"], env=environ) as process:
+        try:
+            Lease(tmp_path, ENDPOINT, Hand()).enforce()
+            assert not stopped(process.pid)
+        finally:
+            process.kill()
+
+
+def test_after_a_restart_of_the_machine_its_clock_begins_anew(
+    tmp_path: Path, family: list[psutil.Process]
+) -> None:
+    clock = Hand()
+    before = Lease(tmp_path, ENDPOINT, clock)
+    before.renew(before.sent(), 10.0)
+    clock.now = 5.0
+    after = Lease(tmp_path, ENDPOINT, clock)
+    clock.now += 9.1
+    after.enforce()
+    wait_for(lambda: all(stopped(one.pid) for one in family))
+
+
+@pytest.mark.parametrize("listens", [False, True])
+def test_it_is_renewed_where_the_scheduler_s_machine_says_that_there_is_none(
+    tmp_path: Path, family: list[psutil.Process], listens: bool
+) -> None:
+    """Not if somebody listens who says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        scheduler = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
+        if not listens:
+            listener.close()
+        clock = Hand()
+        lease = Lease(tmp_path, ENDPOINT, clock)
+        lease.renew(lease.sent(), 10.0)
+        for _ in range(10):
+            clock.now += 2.0
+            lease.renew_if_refused(scheduler)
+            lease.enforce()
+        wait_for(lambda: [stopped(one.pid) for one in family] == [listens, listens])
+
+
+def test_on_a_full_disk_it_holds_all_the_same(tmp_path: Path, family: list[psutil.Process]) -> None:
+    clock = Hand()
+    lease = Lease(tmp_path / "gone", ENDPOINT, clock)
+    lease.renew(lease.sent(), 10.0)
+    lease.enforce()
+    assert not any(stopped(one.pid) for one in family)
+    clock.now += 9.1
+    lease.enforce()
+    wait_for(lambda: all(stopped(one.pid) for one in family))
+
+
+def ends_s(file: Path) -> float:
+    """When a lease is over, as its file says; it may be about to be written."""
+    return float((file.read_text() or "inf").split()[0])
+
+
+class Cut(Site):
+    """A scheduler whose agent on node b is behind a proxy, and gets short leases when that is asked for."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory, PATIENCE_S)
+        self.proxy = Proxy(int(self.port))
+        self.detour = f"tcp://127.0.0.1:{self.proxy.port}"
+
+    def leased(self, job: str, **spec: int) -> Gang:
+        """A job on node b, which will stand still in a moment unless the scheduler is heard of."""
+        self.begin_agent()
+        found = self.on_b(job, self.directory / "enough", **spec)
+        self.remote._lost_after_s = 1.0
+        file = self.directory / "b" / "lease"
+        soon_s = time.clock_gettime(time.CLOCK_BOOTTIME) + PATIENCE_S / 2
+        self.run(lambda: file.exists() and ends_s(file) < soon_s)
+        self.remote._lost_after_s = PATIENCE_S
+        return found
+
+    def close(self) -> None:
+        self.proxy.mend()
+        super().close()
+        self.proxy.close()
+
+
+@pytest.fixture
+def cut(tmp_path: Path) -> Iterator[Cut]:
+    made = Cut(tmp_path)
+    yield made
+    made.close()
+
+
+def test_a_job_that_is_started_elsewhere_does_not_run_twice(cut: Cut) -> None:
+    job = cut.leased("a", max_restarts=1)
+    pid = job.ranks[0].pid
+    cut.proxy.cut()
+    wait_for(lambda: stopped(pid))  # before anything is started elsewhere: nobody serves
+    assert not cut.happened(NodeLost)
+    cut.remote._lost_after_s = 0.5
+    cut.run(lambda: bool(cut.happened(NodeLost)))
+    cut.remote._lost_after_s = PATIENCE_S
+    cut.scheduler.apply_request(Cancelled("here", "make room"))
+    cut.run(lambda: job.attempt == 1 and job.state is JobState.RUNNING)
+    assert stopped(pid)
+    cut.proxy.mend()
+    cut.run(lambda: bool(cut.happened(NodeFound)) and not alive(pid))
+    (cut.directory / "enough").touch()
+    assert cut.finish("a") == [JobState.SUCCEEDED]
+
+
+@pytest.mark.parametrize("way", ["served again", "started anew", "with its agent"])
+def test_a_job_goes_on_when_its_scheduler_is_there_again(cut: Cut, way: str) -> None:
+    job = cut.leased("a", max_restarts=1)
+    pid = job.ranks[0].pid
+    wait_for(lambda: stopped(pid))
+    if way == "started anew":
+        cut.reopen()
+    elif way == "with its agent":
+        cut.kill_agent()
+        cut.begin_agent()
+    cut.run(lambda: not stopped(pid))
+    (cut.directory / "enough").touch()
+    assert cut.finish("a") == [JobState.SUCCEEDED]
+    assert cut.core.jobs["a"].attempt == 0
+    assert not cut.happened(NodeLost)
+
+
+def test_a_job_runs_on_while_there_is_no_scheduler(tmp_path: Path) -> None:
+    site = Cut(tmp_path)
+    try:
+        site.detour = ""
+        job = site.leased("a", max_restarts=1)
+        pid, file = job.ranks[0].pid, tmp_path / "b" / "lease"
+        site.scheduler.close()
+        renewed = ends_s(file)
+        wait_for(lambda: ends_s(file) > renewed + 1.0)
+        assert not stopped(pid)
+        site.open()
+        past = [(event, now, site.core.handle(event, now)) for event, now in list(site.lived)]
+        site.scheduler.take_over(past)
+        (tmp_path / "enough").touch()
+        assert site.finish("a") == [JobState.SUCCEEDED]
+        assert site.core.jobs["a"].attempt == 0
+    finally:
+        site.close()
+
+
+def test_a_job_that_nobody_would_start_again_runs_on(cut: Cut) -> None:
+    job = cut.leased("a")
+    pid = job.ranks[0].pid
+    (cut.directory / "enough").touch()
+    wait_for(lambda: not alive(pid))  # it ends although nobody serves
+    assert cut.finish("a") == [JobState.SUCCEEDED]
