@@ -58,10 +58,13 @@ class Proxy:
     def _take(self, one: socket.socket) -> None:
         if one is self._listener:
             near, _ = self._listener.accept()
-            if self._is_cut:
+            try:
+                if self._is_cut:
+                    raise ConnectionRefusedError
+                far = socket.create_connection(("127.0.0.1", self._target))
+            except ConnectionRefusedError:  # there is no scheduler now
                 near.close()
                 return
-            far = socket.create_connection(("127.0.0.1", self._target))
             self._pairs |= {near: far, far: near}
         elif one in self._pairs and not self._is_held:
             try:

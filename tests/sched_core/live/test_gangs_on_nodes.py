@@ -103,8 +103,11 @@ class Gangs(Site):
         return self.ramdisks / (node or "here")
 
     def _flags(self, node: str) -> dict[str, str]:
-        directory = self.directory / (node or "s")
-        return {"ramdisk_dir": str(self.ramdisk(node)), "socket": f"ipc://{directory / SOCKET}"}
+        return {"ramdisk_dir": str(self.ramdisk(node)), "socket": self.socket(node)}
+
+    def socket(self, node: str) -> str:
+        """Where its ranks report."""
+        return f"ipc://{self.directory / (node or 's') / SOCKET}"
 
     def run(self, until: Callable[[], bool]) -> None:
         """Until something holds, or the gang has failed for good."""
@@ -247,7 +250,7 @@ def test_a_rank_that_is_killed_takes_the_gang_down_on_both_nodes_and_it_goes_on_
     job = gangs.gang(0, 2, max_restarts=1)
     gangs.park(job)
     gangs.unpark(job)
-    former = processes("GPUSLICE_JOB=g")
+    former = [pid for node in ("", "b") for pid in processes(f"GPUSLICE_SOCKET={gangs.socket(node)}")]
     assert len(former) >= 4, "two torchrun and their ranks"
     os.kill(job.ranks[1].pid, signal.SIGKILL)
     gangs.trains(lambda: job.attempt == job.relaunches + 1)
