@@ -147,10 +147,7 @@ class Simulation:
         """
         started = time.perf_counter()
         with Interrupts() as interrupts:
-            try:
-                self._loop(interrupts, progress)
-            except KeyboardInterrupt:
-                interrupts.came = True
+            self._loop(interrupts, progress)
         if interrupts.came:
             self.outcome.complete = False
             for job in self._jobs.values():
@@ -176,9 +173,9 @@ class Simulation:
                 arrived += 1
             view.now_s = now_s
             view.least_slice_s = self._least_slice_s()
-            interrupts.raises = True
-            plan = self.policy.plan(view)
-            interrupts.raises = False
+            plan = interrupts.call(self.policy.plan, view)
+            if plan is None:
+                return
             view.changes = Changes()
             if plan.decisions:
                 self._apply(plan, now_s)

@@ -6,24 +6,24 @@ import signal
 import threading
 from collections.abc import Callable
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 class Interrupts:
-    """A context in which Ctrl-C is noted, and raises ``KeyboardInterrupt`` only where nothing is changed.
+    """A context in which Ctrl-C is noted, and ends nothing at once but what is called by ``call``.
 
-    Outside of the main thread, and where Ctrl-C is ignored, it does nothing.
+    Outside of the main thread, and where Ctrl-C is ignored, it notes nothing.
 
     Attributes
     ----------
     came
         Whether there was one.
-    raises
-        Whether it raises ``KeyboardInterrupt``: while a policy plans, which may take minutes.
     """
 
     def __init__(self) -> None:
-        self.came = self.raises = False
+        self.came = self._raises = False
         self._former: Callable[[int, FrameType | None], Any] | None = None
 
     def __enter__(self) -> Interrupts:
@@ -37,11 +37,23 @@ class Interrupts:
         if self._former is not None:
             signal.signal(signal.SIGINT, self._former)
 
+    def call(self, function: Callable[..., T], *arguments: Any) -> T | None:
+        """Call what may take long; ``None`` if Ctrl-C has ended it."""
+        try:
+            self._raises = True
+            result = function(*arguments)
+            self._raises = False
+        except KeyboardInterrupt:
+            self.came, self._raises = True, False
+            return None
+        return result
+
     def _note(self, number: int, frame: FrameType | None) -> None:
         assert self._former is not None
         self.came = True
         try:
             self._former(number, frame)
         except KeyboardInterrupt:
-            if self.raises:
+            if self._raises:
+                self._raises = False
                 raise

@@ -59,15 +59,11 @@ def run(simulation: Simulation, form: Form, progress: Progress | None = None) ->
     clock = world.clock[0]
     sets = (_sets(world),) if form.rule.kind == NODE_SETS else ()
     loop = _NODE_SETS if sets else _ORDERS
-    left, holders = MORE, _Holders(simulation, world) if simulation.keep_spans else None
+    left: int | None = MORE
+    holders = _Holders(simulation, world) if simulation.keep_spans else None
     with Interrupts() as interrupts:
         while left == MORE and not interrupts.came:
-            interrupts.raises = True  # its first call compiles it
-            try:
-                left = loop(world, *sets, _EVENTS)
-            except KeyboardInterrupt:
-                interrupts.came = True
-            interrupts.raises = False
+            left = interrupts.call(loop, world, *sets, _EVENTS)  # the first call compiles it
             if holders is not None:
                 holders.read(simulation.outcome)
             if progress is not None:
