@@ -21,6 +21,13 @@ class MonotonicClock:
         return time.monotonic()
 
 
+class BoottimeClock:
+    """Seconds since this machine was started, also those in which it slept; the same in all its processes."""
+
+    def now(self) -> float:
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
 class ContinuedClock(MonotonicClock):
     """The machine's monotonic clock, never before a given moment: it may have started anew since."""
 

@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from gpuslice.errors import EnvironmentUnusableError, GpusliceError, NodeLostError, UsageError
-from gpuslice.sched_core.nodes.local_node import SOCKET
+from gpuslice.sched_core.nodes.local_node import rank_endpoint
 from gpuslice.sched_core.nodes.transfers import UNREACHABLE
 
 from .keeper import AgentKeeper
@@ -186,7 +186,7 @@ def _begin_missing(wanted: Wanted, nodes: Iterable[Found]) -> None:
 def _with_flags(wanted: Wanted, node: Found) -> Node:
     """A node as shipments know it: a scheduler's jobs are told apart by the socket at which they report."""
     directory = f"{wanted.directory}/nodes/{node.name}" if node.name else wanted.directory
-    flags = {"socket": f"ipc://{directory}/{SOCKET}"}
+    flags = {"socket": rank_endpoint(Path(directory))}
     if not node.name and wanted.ramdisk_dir:
         flags["ramdisk_dir"] = wanted.ramdisk_dir
     return Node(node.id, node.ray_name, flags)

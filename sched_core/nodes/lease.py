@@ -17,12 +17,11 @@ from __future__ import annotations
 import logging
 import signal
 import socket
-import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 from gpuslice import config
+from gpuslice.clock import BoottimeClock, Clock
 
 from .endpoint import host_and_port
 from .orphans import signal_marked
@@ -38,11 +37,6 @@ _FILE = "lease"
 _log = logging.getLogger(__name__)
 
 
-def _boottime_s() -> float:
-    """Seconds since this machine was started, also those in which it slept; the same in all processes."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
 class Lease:
     """Until when jobs may run here. It outlives the agent, in a file.
 
@@ -53,13 +47,13 @@ class Lease:
     ranks
         The endpoint at which its jobs report.
     clock
-        As ``_boottime_s``.
+        One that goes on from one agent to the next.
     """
 
-    def __init__(self, directory: Path, ranks: str, clock: Callable[[], float] = _boottime_s) -> None:
+    def __init__(self, directory: Path, ranks: str, clock: Clock | None = None) -> None:
         self._path = directory / _FILE
         self._marks = {config.variable("socket"): ranks, LEASED: "1"}
-        self._clock = clock
+        self._clock = clock or BoottimeClock()
         #: When beats were sent of which nobody has said yet that they were heard, by number.
         self._sent_s: dict[int, float] = {}
         #: Whether jobs may be stopped, by an earlier agent perhaps; and when they were last.
@@ -67,11 +61,13 @@ class Lease:
         self._ends_s = self._length_s = 0.0
         with suppress(OSError, ValueError):
             ends_s, self._length_s = map(float, self._path.read_text().split())
-            self._ends_s = min(ends_s, clock() + self._length_s)  # the machine may have been started anew
+            self._ends_s = min(
+                ends_s, self._clock.now() + self._length_s
+            )  # the machine may have been started anew
 
     def sent(self) -> int:
         """The number of a beat that is sent now; no agent here has sent one of that number before."""
-        now = self._clock()
+        now = self._clock.now()
         number = int(now * 1000.0)
         self._sent_s.setdefault(number, now)
         return number
@@ -87,7 +83,7 @@ class Lease:
 
     def renew_if_refused(self, scheduler: str) -> None:
         """Do so, too, if the machine of the scheduler says that nobody listens at its endpoint."""
-        now = self._clock()
+        now = self._clock.now()
         if not self._length_s or now < max(self._ends_s - self._length_s / 2, self._asked_s + _LOOK_AGAIN_S):
             return
         self._asked_s = now
@@ -101,7 +97,7 @@ class Lease:
 
     def enforce(self) -> None:
         """Stop what may not run any more, and what it has started since."""
-        now = self._clock()
+        now = self._clock.now()
         if now < max(self._ends_s, self._looked_s + _LOOK_AGAIN_S):
             return
         again, self._looked_s, self._stopped = self._stopped, now, True
@@ -117,7 +113,7 @@ class Lease:
             self._path.write_text(f"{self._ends_s} {self._length_s}\n")
         except OSError as error:  # it holds all the same, but for the next agent
             _log.warning("cannot write %s: %s", self._path, error.strerror)
-        if self._stopped and self._clock() < self._ends_s:
+        if self._stopped and self._clock.now() < self._ends_s:
             self._stopped = False
             if count := len(signal_marked(self._marks, signal.SIGCONT)):
                 _log.info("%d processes may run", count)

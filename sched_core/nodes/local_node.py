@@ -26,6 +26,11 @@ from .rank_socket import RankSocket
 SOCKET = "scheduler.sock"
 
 
+def rank_endpoint(directory: Path) -> str:
+    """Where the ranks of a node connect whose scheduler or agent has that directory."""
+    return f"ipc://{directory / SOCKET}"
+
+
 class LocalNode:
     """What happens to jobs on this machine. Whoever owns it polls, and calls ``reap`` and ``attend``.
 
@@ -68,7 +73,7 @@ class LocalNode:
         self._reports = reports
         self._name = name
         self.processes = Processes(logs_directory(directory))
-        self.endpoint = f"ipc://{directory / SOCKET}"
+        self.endpoint = rank_endpoint(directory)
         self.ranks = RankSocket(bind(context, self.endpoint), self._heard)
         #: Every process of every job; one descriptor for a poller, however many they are.
         self._watched = select.epoll()

@@ -25,7 +25,7 @@ from . import exit_record
 from .curve import KeyPair
 from .endpoint import LOCK, lock
 from .lease import Lease
-from .local_node import SOCKET, LocalNode
+from .local_node import LocalNode, rank_endpoint
 from .log_copies import LogTails
 from .node import Connection, Reports
 from .node_wire import (
@@ -99,7 +99,7 @@ class NodeAgent:
         self._environ = dict(environ or {})
         self._clock = clock or MonotonicClock()
         self._scheduler = endpoint
-        self._lease = Lease(directory, f"ipc://{directory / SOCKET}")
+        self._lease = Lease(directory, rank_endpoint(directory))
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.IDENTITY, name.encode())

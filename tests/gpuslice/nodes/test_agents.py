@@ -12,7 +12,7 @@ import pytest
 
 from gpuslice.client.client import Client
 from gpuslice.nodes.shipping import ship
-from gpuslice.sched_core.nodes.local_node import SOCKET
+from gpuslice.sched_core.nodes.local_node import rank_endpoint
 
 from ...cli.waiting import until
 from ...patience import PATIENCE_S
@@ -138,8 +138,7 @@ def test_a_job_whose_node_is_killed_together_with_that_of_its_replica_goes_on_fr
     client.resume(job)
     until(client, job, lambda one: one.state == "running")
     there, copy = (
-        rays.find(name, socket=f"ipc://{nodes.shell.directory}/nodes/{name}/{SOCKET}")
-        for name in nodes.others
+        rays.find(name, socket=rank_endpoint(nodes.shell.directory / "nodes" / name)) for name in nodes.others
     )
     newer = ship(job, there, copy).boundary
     victims = nodes.shell.processes_of(job) + nodes.shell.processes_of(job, supervisors=True)

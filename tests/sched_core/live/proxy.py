@@ -5,6 +5,7 @@ from __future__ import annotations
 import select
 import socket
 import threading
+from contextlib import suppress
 
 _BYTES = 1 << 16
 _LOOK_AGAIN_S = 0.05
@@ -58,14 +59,11 @@ class Proxy:
     def _take(self, one: socket.socket) -> None:
         if one is self._listener:
             near, _ = self._listener.accept()
-            try:
-                if self._is_cut:
-                    raise ConnectionRefusedError
-                far = socket.create_connection(("127.0.0.1", self._target))
-            except ConnectionRefusedError:  # there is no scheduler now
+            far = None if self._is_cut else self._reach_target()
+            if far is None:
                 near.close()
-                return
-            self._pairs |= {near: far, far: near}
+            else:
+                self._pairs |= {near: far, far: near}
         elif one in self._pairs and not self._is_held:
             try:
                 data = one.recv(_BYTES)
@@ -74,6 +72,11 @@ class Proxy:
                 data = b""
             if not data:
                 self._close(one)
+
+    def _reach_target(self) -> socket.socket | None:
+        with suppress(ConnectionRefusedError):
+            return socket.create_connection(("127.0.0.1", self._target))
+        return None
 
     def _close(self, one: socket.socket) -> None:
         if (other := self._pairs.pop(one, None)) is not None:

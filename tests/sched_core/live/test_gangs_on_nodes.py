@@ -29,7 +29,7 @@ from gpuslice.sched_core.jobs.program import Program
 from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.live.scheduler import Scheduler
 from gpuslice.sched_core.nodes.endpoint import host_and_port
-from gpuslice.sched_core.nodes.local_node import SOCKET
+from gpuslice.sched_core.nodes.local_node import rank_endpoint
 from gpuslice.sched_core.nodes.remote_nodes import RemoteNodes
 from gpuslice.sched_core.policies.rr import RoundRobin
 from gpuslice.types import DeviceName
@@ -107,7 +107,7 @@ class Gangs(Site):
 
     def socket(self, node: str) -> str:
         """Where its ranks report."""
-        return f"ipc://{self.directory / (node or 's') / SOCKET}"
+        return rank_endpoint(self.directory / (node or "s"))
 
     def run(self, until: Callable[[], bool]) -> None:
         """Until something holds, or the gang has failed for good."""

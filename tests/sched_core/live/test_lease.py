@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from gpuslice.clock import BoottimeClock, VirtualClock
 from gpuslice.config import variable
 from gpuslice.sched_core.core.events import Cancelled, NodeFound, NodeLost
 from gpuslice.sched_core.jobs.gang import Gang
@@ -28,16 +29,6 @@ ENDPOINT = "ipc:///nowhere"
 FAMILY = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import signal; signal.pause()'])"
 
 
-class Hand:
-    """A clock that is set by hand."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def stopped(pid: int) -> bool:
     return psutil.Process(pid).status() == psutil.STATUS_STOPPED
 
@@ -48,6 +39,18 @@ def wait_for(holds: Callable[[], bool]) -> None:
     while not holds():
         assert time.monotonic() < ends_s
         time.sleep(0.02)
+
+
+def wait_until_stopped(family: list[psutil.Process]) -> None:
+    wait_for(lambda: all(stopped(one.pid) for one in family))
+
+
+def renewed(directory: Path) -> tuple[Lease, VirtualClock]:
+    """A lease of a scheduler that takes a node for lost after 10 s; it begins at 1000 s."""
+    clock = VirtualClock(1000.0)
+    lease = Lease(directory, ENDPOINT, clock)
+    lease.renew(lease.sent(), 10.0)
+    return lease, clock
 
 
 @pytest.fixture
@@ -67,70 +70,70 @@ def family() -> Iterator[list[psutil.Process]]:
 def test_it_ends_a_tenth_before_the_scheduler_takes_the_node_for_lost(
     tmp_path: Path, family: list[psutil.Process]
 ) -> None:
-    clock = Hand()
+    clock = VirtualClock(1000.0)
     lease = Lease(tmp_path, ENDPOINT, clock)
     number = lease.sent()
-    clock.now += 5.0  # so long the answer is on its way
+    clock.advance_to(1005.0)  # so long the answer is on its way
     lease.renew(number, 10.0)
-    clock.now = 1008.9
+    clock.advance_to(1008.9)
     lease.enforce()
     assert not any(stopped(one.pid) for one in family)
-    clock.now = 1009.1
+    clock.advance_to(1009.1)
     lease.enforce()
-    wait_for(lambda: all(stopped(one.pid) for one in family))
+    wait_until_stopped(family)
     later = lease.sent()
     lease.renew(later, 10.0)
     wait_for(lambda: not any(stopped(one.pid) for one in family))
 
 
 def test_what_another_agent_has_sent_renews_nothing(tmp_path: Path, family: list[psutil.Process]) -> None:
-    clock = Hand()
+    clock = VirtualClock(1000.0)
     former = Lease(tmp_path, ENDPOINT, clock).sent()
-    clock.now += 1.0
+    clock.advance_to(1001.0)
     lease = Lease(tmp_path, ENDPOINT, clock)
     assert lease.sent() != former
     lease.renew(former, 10.0)
     lease.enforce()
-    wait_for(lambda: all(stopped(one.pid) for one in family))
+    wait_until_stopped(family)
 
 
 def test_an_answer_that_comes_too_late_lets_nothing_go_on(
     tmp_path: Path, family: list[psutil.Process]
 ) -> None:
-    clock = Hand()
+    clock = VirtualClock(1000.0)
     lease = Lease(tmp_path, ENDPOINT, clock)
     number = lease.sent()
-    clock.now += 20.0
+    clock.advance_to(1020.0)
     lease.enforce()
     lease.renew(number, 10.0)
-    wait_for(lambda: all(stopped(one.pid) for one in family))
+    wait_until_stopped(family)
 
 
 def test_the_next_agent_goes_on_with_it(tmp_path: Path, family: list[psutil.Process]) -> None:
-    clock = Hand()
-    lease = Lease(tmp_path, ENDPOINT, clock)
-    lease.renew(lease.sent(), 10.0)
+    _, clock = renewed(tmp_path)
     following = Lease(tmp_path, ENDPOINT, clock)
-    clock.now += 8.9
+    clock.advance_to(1008.9)
     following.enforce()
     assert not any(stopped(one.pid) for one in family)
-    clock.now += 0.2
+    clock.advance_to(1009.1)
     following.enforce()
-    wait_for(lambda: all(stopped(one.pid) for one in family))
+    wait_until_stopped(family)
 
 
-def test_a_file_that_cannot_be_read_is_no_lease(tmp_path: Path, family: list[psutil.Process]) -> None:
-    (tmp_path / "lease").write_text("12.")
-    (tmp_path / "lease").write_bytes(b"\xff")
-    Lease(tmp_path, ENDPOINT, Hand()).enforce()
-    wait_for(lambda: all(stopped(one.pid) for one in family))
+@pytest.mark.parametrize("content", [b"", b"2000.0", b"\xff"])
+def test_a_file_that_cannot_be_read_is_no_lease(
+    tmp_path: Path, family: list[psutil.Process], content: bytes
+) -> None:
+    (tmp_path / "lease").write_bytes(content)
+    Lease(tmp_path, ENDPOINT, VirtualClock(1000.0)).enforce()
+    wait_until_stopped(family)
 
 
 def test_others_are_left_alone(tmp_path: Path) -> None:
     environ = {**os.environ, variable("socket"): ENDPOINT}
     with subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"], env=environ) as process:
         try:
-            Lease(tmp_path, ENDPOINT, Hand()).enforce()
+            Lease(tmp_path, ENDPOINT, VirtualClock(1000.0)).enforce()
             assert not stopped(process.pid)
         finally:
             process.kill()
@@ -139,14 +142,12 @@ def test_others_are_left_alone(tmp_path: Path) -> None:
 def test_after_a_restart_of_the_machine_its_clock_begins_anew(
     tmp_path: Path, family: list[psutil.Process]
 ) -> None:
-    clock = Hand()
-    before = Lease(tmp_path, ENDPOINT, clock)
-    before.renew(before.sent(), 10.0)
-    clock.now = 5.0
+    renewed(tmp_path)
+    clock = VirtualClock(5.0)
     after = Lease(tmp_path, ENDPOINT, clock)
-    clock.now += 9.1
+    clock.advance_to(14.1)
     after.enforce()
-    wait_for(lambda: all(stopped(one.pid) for one in family))
+    wait_until_stopped(family)
 
 
 @pytest.mark.parametrize("listens", [False, True])
@@ -158,25 +159,21 @@ def test_it_is_renewed_where_the_scheduler_s_machine_says_that_there_is_none(
         scheduler = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
         if not listens:
             listener.close()
-        clock = Hand()
-        lease = Lease(tmp_path, ENDPOINT, clock)
-        lease.renew(lease.sent(), 10.0)
+        lease, clock = renewed(tmp_path)
         for _ in range(10):
-            clock.now += 2.0
+            clock.advance_to(clock.now() + 2.0)
             lease.renew_if_refused(scheduler)
             lease.enforce()
         wait_for(lambda: [stopped(one.pid) for one in family] == [listens, listens])
 
 
 def test_on_a_full_disk_it_holds_all_the_same(tmp_path: Path, family: list[psutil.Process]) -> None:
-    clock = Hand()
-    lease = Lease(tmp_path / "gone", ENDPOINT, clock)
-    lease.renew(lease.sent(), 10.0)
+    lease, clock = renewed(tmp_path / "gone")
     lease.enforce()
     assert not any(stopped(one.pid) for one in family)
-    clock.now += 9.1
+    clock.advance_to(1009.1)
     lease.enforce()
-    wait_for(lambda: all(stopped(one.pid) for one in family))
+    wait_until_stopped(family)
 
 
 def ends_s(file: Path) -> float:
@@ -198,7 +195,7 @@ class Cut(Site):
         found = self.on_b(job, self.directory / "enough", **spec)
         self.remote._lost_after_s = 1.0
         file = self.directory / "b" / "lease"
-        soon_s = time.clock_gettime(time.CLOCK_BOOTTIME) + PATIENCE_S / 2
+        soon_s = BoottimeClock().now() + PATIENCE_S / 2
         self.run(lambda: file.exists() and ends_s(file) < soon_s)
         self.remote._lost_after_s = PATIENCE_S
         return found
@@ -261,9 +258,7 @@ def test_a_job_runs_on_while_there_is_no_scheduler(tmp_path: Path) -> None:
         renewed = ends_s(file)
         wait_for(lambda: ends_s(file) > renewed + 1.0)
         assert not stopped(pid)
-        site.open()
-        past = [(event, now, site.core.handle(event, now)) for event, now in list(site.lived)]
-        site.scheduler.take_over(past)
+        site.take_over()
         (tmp_path / "enough").touch()
         assert site.finish("a") == [JobState.SUCCEEDED]
         assert site.core.jobs["a"].attempt == 0

@@ -93,6 +93,10 @@ class Site:
     def reopen(self) -> None:
         """Another scheduler, that goes on with the jobs of this one."""
         self.scheduler.close()
+        self.take_over()
+
+    def take_over(self) -> None:
+        """Another scheduler, after this one was closed."""
         self.open()
         past = [(event, now, self.core.handle(event, now)) for event, now in list(self.lived)]
         self.scheduler.take_over(past)
