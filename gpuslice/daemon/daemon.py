@@ -21,10 +21,12 @@ from gpuslice.errors import EnvironmentUnusableError, GpusliceError
 from gpuslice.memory import available_bytes
 from gpuslice.sched_core.core.core import Core
 from gpuslice.sched_core.core.events import Command, Event
+from gpuslice.sched_core.journal.journal import Journal
 from gpuslice.sched_core.journal.replay import Replay
 from gpuslice.sched_core.live.client_socket import ClientSocket
 from gpuslice.sched_core.live.scheduler import Scheduler
 from gpuslice.sched_core.live.status import Overview
+from gpuslice.sched_core.nodes.remote_nodes import RemoteNodes
 
 #: What a job that has imported torch, and more of its own, is expected to take while it waits.
 _WAITING_BYTES = 512 << 20
@@ -73,23 +75,10 @@ def serve(
         If the directory cannot be used, for instance because the disk is full.
     """
 
-    def observe(event: Event, now: float, commands: Sequence[Command]) -> None:
-        journal.append(event, now, quiet=not commands)
-
-    def see(event: Event, now: float, commands: Sequence[Command]) -> None:
-        observer.note(event, now, commands)
-        observer.tell(event)
-        if replicas is not None:
-            replicas.see(event)
-        if client_socket is not None:
-            client_socket.notify()
-
-    client_socket: ClientSocket | None = None
-    replicas: Replicas | None = None
-    core = setup.make_core()
-    observer = EventObserver(core)
     clock = ContinuedClock()
     remote = None if others is None else others.open(clock)
+    listeners = _Listeners(setup.make_core())
+    core, observer = listeners.core, listeners.observer
     with (
         _used(directory),
         _interruption() as (stopped, signalled),
@@ -100,60 +89,117 @@ def serve(
             environ=setup.environ(),
             tenant_ramdisk=setup.tenant_ramdisk,
             keep_jobs=True,
-            observer=observe,
-            late_observer=see,
+            observer=listeners.record,
+            late_observer=listeners.see,
             remote=remote,
         ) as scheduler,
         event_log.kept_in(directory),
         _metrics(observer, core, setup, metrics_port),
         open_journal(directory, setup, accept_loss=accept_loss, warn=warn) as journal,
     ):
-        replay = Replay(journal, core, setup.make_core)
-
-        def mend() -> None:
-            journal.flush()
-            replay.repeat()
-
-        scheduler.restore_core = mend
-        scheduler.take_over(_lived(replay, clock), observer.note)
-        scheduler.set_aside([one.noted() for one in replay.rejected.values()])
-        if replay.rejected:
-            warn(_left_out(replay))
-
-        def limit_prestart() -> None:
-            present = core.prestart.limit
-            scheduler.limit_prestart(
-                _affordable(len(setup.devices), present) if prestart is None else prestart
-            )
-
-        limit_prestart()
-        scheduler.housekeeping.add(limit_prestart)
+        listeners.journal = journal
+        _recover(scheduler, listeners, setup.make_core, clock, warn)
+        _add_housekeeping(scheduler, listeners, len(setup.devices), prestart)
         scheduler.register(signalled, lambda: None)
-        scheduler.housekeeping.add(observer.write)
-        scheduler.housekeeping.add(journal.tidy_up)
-        scheduler.housekeeping.add(_collect_garbage)
         overview = Overview(core, observer.job_history, policy=setup.policy, pid=os.getpid())
-        client_socket = ClientSocket(scheduler, directory, journal, overview, tcp=tcp)
+        socket = listeners.client_socket = ClientSocket(scheduler, directory, journal, overview, tcp=tcp)
         known = {"pid": os.getpid(), "devices": list(map(str, setup.devices)), "policy": setup.policy}
         event_log.tell(
-            "started", "the scheduler can be used", details={**known, "endpoints": client_socket.endpoints}
+            "started", "the scheduler can be used", details={**known, "endpoints": socket.endpoints}
         )
         if others is not None:
             others.begin(warn)
-            if others.replicate_every and remote is not None and remote.transfers is not None:
-                replicas = Replicas(
-                    core, others.replicate_every, remote.transfers, lambda note: scheduler.set_aside([note])
-                )
-        ready(client_socket)
+            listeners.replicas = _replicas(scheduler, others, remote)
+        ready(socket)
         _put_garbage_off()
-        scheduler.run(lambda: client_socket.shut_down or bool(stopped))
-        if client_socket.shut_down:
+        scheduler.run(lambda: socket.shut_down or bool(stopped))
+        if socket.shut_down:
             _discard_snapshots(directory)
             if others is not None and remote is not None:
                 others.end(lambda text: event_log.tell("message", text))
                 remote.dismiss()
-        client_socket.close()
-        event_log.tell("ended", "the scheduler leaves", details={"dismissed": client_socket.shut_down})
+        socket.close()
+        event_log.tell("ended", "the scheduler leaves", details={"dismissed": socket.shut_down})
+
+
+class _Listeners:
+    """Who hears of each event: the journal before its commands leave, the others after.
+
+    Attributes
+    ----------
+    core
+        The scheduler's.
+    observer
+        Counts what is shown of jobs.
+    journal, client_socket, replicas
+        Set once they are there.
+    """
+
+    def __init__(self, core: Core) -> None:
+        self.core = core
+        self.observer = EventObserver(core)
+        self.journal: Journal | None = None
+        self.client_socket: ClientSocket | None = None
+        self.replicas: Replicas | None = None
+
+    def record(self, event: Event, now: float, commands: Sequence[Command]) -> None:
+        assert self.journal is not None
+        self.journal.append(event, now, quiet=not commands)
+
+    def see(self, event: Event, now: float, commands: Sequence[Command]) -> None:
+        self.observer.note(event, now, commands)
+        self.observer.tell(event)
+        if self.replicas is not None:
+            self.replicas.see(event)
+        if self.client_socket is not None:
+            self.client_socket.notify()
+
+
+def _recover(
+    scheduler: Scheduler,
+    listeners: _Listeners,
+    make_core: Callable[[], Core],
+    clock: ContinuedClock,
+    warn: Callable[[str], None],
+) -> None:
+    """Go on where the journal ends, now and whenever the core has failed in the midst of an event."""
+    journal = listeners.journal
+    assert journal is not None
+    replay = Replay(journal, listeners.core, make_core)
+
+    def restore_core() -> None:
+        journal.flush()
+        replay.repeat()
+
+    scheduler.restore_core = restore_core
+    scheduler.take_over(_lived(replay, clock), listeners.observer.note)
+    scheduler.set_aside([one.noted() for one in replay.rejected.values()])
+    if replay.rejected:
+        warn(_left_out(replay))
+
+
+def _add_housekeeping(
+    scheduler: Scheduler, listeners: _Listeners, devices: int, prestart: int | None
+) -> None:
+    """Say what is done while nobody waits."""
+    assert listeners.journal is not None
+
+    def limit_prestart() -> None:
+        present = listeners.core.prestart.limit
+        scheduler.limit_prestart(_affordable(devices, present) if prestart is None else prestart)
+
+    limit_prestart()
+    for task in (limit_prestart, listeners.observer.write, listeners.journal.tidy_up, _collect_garbage):
+        scheduler.housekeeping.add(task)
+
+
+def _replicas(scheduler: Scheduler, others: OtherNodes, remote: RemoteNodes | None) -> Replicas | None:
+    """What copies snapshots to other nodes, if that is wanted."""
+    if not others.replicate_every or remote is None or remote.transfers is None:
+        return None
+    return Replicas(
+        scheduler.core, others.replicate_every, remote.transfers, lambda note: scheduler.set_aside([note])
+    )
 
 
 def _lived(replay: Replay, clock: ContinuedClock) -> Iterator[tuple[Event, float, Sequence[Command]]]:
