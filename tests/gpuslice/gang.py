@@ -171,6 +171,7 @@ def train(rank: int, directory: str, ranks: int, epochs: int, deadly_rank: str, 
                 if deadly_rank == "all":
                     job.suspend()
                     sys.exit()
+                Path(directory, f"killed.{ranks}.{rank}").touch()
                 os.kill(os.getpid(), signal.SIGKILL)
             time.sleep(SLOW_S if slow else 0.0)
     found = {kind: digest(dict(model.named_parameters())) for kind, model in trained.items()}

@@ -13,7 +13,7 @@ from gpuslice.errors import CorruptSnapshotError, NodeLostError, RamDiskFullErro
 from gpuslice.nodes.shipping import Shipment, ship
 
 from ..conftest import Finished, Workshop
-from ..test_gangs import ALL_ALIVE, EPOCHS, SCRIPT, digests, run
+from ..test_gangs import ALL_ALIVE, EPOCHS, SCRIPT, digests, run, was_killed
 from ..test_restart import TRAIN
 from .conftest import RayNodes
 from .synthetic import boundaries, found, storages, take
@@ -157,7 +157,8 @@ def test_a_gang_of_which_a_rank_was_killed_goes_on_on_the_other_node_bit_for_bit
     undisturbed = digests(directory)
     named = ("--job", "gang", "--checkpoint-every", "2")
     warm_workshop.ramdisk = rays.ramdisk("a")
-    assert "SIGKILL" in run(warm_workshop, "2", "first", *named, dies=("1", "5")).stderr
+    killed = run(warm_workshop, "2", "first", *named, dies=("1", "5"))
+    was_killed(warm_workshop, "first", 1, killed.returncode, killed.stderr)
     assert shipped(rays, "gang").ranks == 2
     warm_workshop.ramdisk = rays.ramdisk("b")
     finished = run(warm_workshop, "2", "second", *named)
