@@ -1,151 +1,25 @@
-"""Live packing in a world without processes: the core, its policy and the meter, with known rates."""
+"""Live packing of jobs whose rates are known (packing_world.py)."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping
 from math import log
-from typing import Any
 
 import pytest
 
-from gpuslice import wire
 from gpuslice.errors import ConfigError
 from gpuslice.sched_core.core.core import Core
 from gpuslice.sched_core.core.events import (
-    Command,
-    Event,
-    Exited,
-    Held,
-    Moved,
     Notice,
-    RankGone,
-    Released,
-    Reported,
-    Submitted,
-    Tell,
-    WakeAt,
-    Woken,
 )
 from gpuslice.sched_core.interference import Prior
-from gpuslice.sched_core.job import JobSpec
-from gpuslice.sched_core.jobs.states import JobState
-from gpuslice.sched_core.live.throughput_meter import ThroughputMeter
 from gpuslice.sched_core.policies.gandiva.live_packing import Packing
-from gpuslice.sched_core.policies.registry import make_policy, policy_options
+from gpuslice.sched_core.policies.registry import make_policy
 
-from .driver import PROGRAM, Driver, picture
+from .driver import picture
+from .packing_world import COMPUTES, TICK_S, WAITS, World
 
-TICK_S = 0.1
-REPORT_EVERY = 5
 OPTIONS = {"quantum_s": "2", "pack": "true"}
-
-
-class World:
-    """Jobs that train at the rates they are said to, alone and beside others.
-
-    Parameters
-    ----------
-    rates
-        By model: steps per second alone, and beside one other.
-    """
-
-    def __init__(
-        self,
-        rates: Mapping[str, tuple[float, float]],
-        policy: str = "rr",
-        devices: int = 1,
-        *,
-        pack: bool = True,
-        options: Mapping[str, str] | None = None,
-        **limits: Any,
-    ) -> None:
-        quantum = {"quantum_s": "2"} if "quantum_s" in policy_options(policy) else {}
-        self.policy = make_policy(policy, {**quantum, **(options or {}), "pack": str(pack).lower()})
-        self.driver = Driver(devices, self.policy, **limits)
-        self.rates = rates
-        self.meter = ThroughputMeter(self.driver.core)
-        self.steps: dict[str, float] = {}
-        self.notices: list[Notice] = []
-        self.wake_s: float | None = None
-        self.ticks = 0
-        #: What each job tells that it has used.
-        self.peaks: dict[str, int] = {}
-
-    def submit(self, job: str, model: str, memory: int = 0) -> None:
-        spec = JobSpec(id=job, submit_s=self.driver.now_s, model=model, device_memory_bytes=memory)
-        self.steps[job] = 0.0
-        self.do(Submitted(spec, PROGRAM))
-        self.do(Reported(job, 0, wire.Hello(version=1, job=job, rank=0, world_size=1, pid=1)))
-
-    def end(self, job: str) -> None:
-        self.do(Exited(job, 0))
-        self.do(RankGone(job, 0))
-
-    def do(self, event: Event) -> None:
-        """An event, and what the ranks make of what follows."""
-        commands = self.driver.do(event)
-        if (measured := self.meter.note(event, self.driver.now_s)) is not None:
-            self.do(measured)
-        for command in commands:
-            self._obey(command)
-
-    def _obey(self, command: Command) -> None:
-        if isinstance(command, WakeAt):
-            self.wake_s = command.when_s
-        elif isinstance(command, Notice):
-            self.notices.append(command)
-        elif isinstance(command, Tell):
-            self._rank(command.job, command.message)
-
-    def _rank(self, job: str, message: object) -> None:
-        epoch = self.driver.core.jobs[job].epoch
-        if isinstance(message, wire.Resume):
-            resumed = wire.Resumed(epoch=message.epoch, boundary=int(self.steps[job]), stages_s={})
-            self.do(Reported(job, 0, resumed))
-        elif isinstance(message, wire.Suspend) and message.stop_at < 2**60:
-            self.steps[job] = max(self.steps[job], message.stop_at)
-            step = int(self.steps[job])
-            self.do(
-                Reported(
-                    job,
-                    0,
-                    wire.Suspended(epoch=epoch, boundary=step, step=step, nbytes=8, stages_s={}),
-                )
-            )
-
-    def run(self, seconds: float) -> None:
-        for _ in range(round(seconds / TICK_S)):
-            self.driver.now_s += TICK_S
-            self.ticks += 1
-            for job in list(self.driver.core.jobs.values()):
-                if job.state is JobState.RUNNING:
-                    beside = len(self.driver.core.occupants[job.lease[0]]) > 1
-                    self.steps[job.id] += self.rates[job.spec.model][beside] * TICK_S
-            if self.wake_s is not None and self.driver.now_s >= self.wake_s:
-                self.wake_s = None
-                self.do(Woken())
-            if self.ticks % REPORT_EVERY == 0:
-                self._report()
-
-    def _report(self) -> None:
-        for job in list(self.driver.core.jobs.values()):
-            if job.state is JobState.RUNNING:
-                step = int(self.steps[job.id])
-                said = wire.Progress(
-                    epoch=job.epoch, boundary=step, step=step, peak_bytes=self.peaks.get(job.id, 0)
-                )
-                self.do(Reported(job.id, 0, said))
-
-    def said(self, *what: str) -> list[Notice]:
-        return [notice for notice in self.notices if notice.what in what]
-
-    def on(self, device: int = 0) -> set[str]:
-        return set(self.driver.core.occupants[device])
-
-
-COMPUTES = {"compute": (40.0, 20.0)}
-WAITS = {"wait": (10.0, 9.7)}
 
 
 def judged_pair(rates: Mapping[str, tuple[float, float]], policy: str) -> World:
@@ -337,67 +211,6 @@ def test_a_replayed_journal_knows_the_same() -> None:
 def test_guarantees_and_packing_do_not_go_together() -> None:
     with pytest.raises(ConfigError, match="guarantees deadlines"):
         make_policy("chronus", {"pack": "true"})
-
-
-#: By policy, its options: under these, all jobs make steps in turn.
-TURNS: dict[str, Mapping[str, str]] = {
-    "rr": {},
-    "las": {},
-    "gandiva": {},
-    "2das": {"thresholds": "8,16", "promote": "1"},
-    "gittins": {"thresholds": "8", "promote": "1"},
-}
-#: 2das lets nobody go before those that started earlier in the last queue, as long as nobody is promoted.
-NO_TURNS: dict[str, Mapping[str, str]] = {"2das": {"thresholds": "8"}, "fifo": {}, "srtf": {}, "drf": {}}
-
-
-def anything(world: World, seed: int) -> None:
-    """What owners of up to six jobs may do, in any order."""
-    source = random.Random(seed)
-    for number in range(30):
-        live = [job for job in world.driver.core.jobs.values() if not job.state.ended]
-        deed = source.choice(["submit", "submit", "end", "hold", "release", "move"])
-        if deed == "submit" and len(live) < 6:
-            world.submit(f"j{number}", source.choice(["compute", "wait"]))
-        elif live and deed == "end":
-            world.end(source.choice(live).id)
-        elif live and deed == "move":
-            world.do(Moved(source.choice(live).id, (f"null:{source.randrange(2)}",)))
-        elif held := [job for job in live if job.held is (deed == "release")]:
-            world.do((Released if deed == "release" else Held)(source.choice(held).id))
-        world.run(source.choice([0.3, 2.0, 9.0]))
-    for job in world.driver.core.jobs.values():
-        if job.held and not job.state.ended:
-            world.do(Released(job.id))
-
-
-def starving(world: World) -> list[str]:
-    """Who makes no step for two minutes, though nobody does anything to it."""
-    before = dict(world.steps)
-    world.run(120.0)
-    live = [job.id for job in world.driver.core.jobs.values() if not job.state.ended]
-    return [job for job in live if world.steps[job] == before[job]]
-
-
-@pytest.mark.parametrize("policy", TURNS)
-@pytest.mark.parametrize("seed", [5, 8])
-def test_whatever_owners_do_nobody_starves(policy: str, seed: int) -> None:
-    world = World(COMPUTES | WAITS, policy, devices=2, options=TURNS[policy], handover=True)
-    anything(world, seed)
-    assert not starving(world)
-    assert not world.said("policy_failed")
-
-
-@pytest.mark.parametrize("policy", NO_TURNS)
-@pytest.mark.parametrize("seed", [5])
-def test_whatever_owners_do_packing_makes_nobody_wait_longer(policy: str, seed: int) -> None:
-    waiting = []
-    for pack in (True, False):
-        world = World(COMPUTES | WAITS, policy, devices=2, options=NO_TURNS[policy], pack=pack, handover=True)
-        anything(world, seed)
-        waiting.append(len(starving(world)))
-        assert not world.said("policy_failed")
-    assert waiting[0] <= waiting[1]
 
 
 def test_the_guest_does_not_wait_where_its_host_does() -> None:

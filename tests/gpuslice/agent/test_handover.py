@@ -39,7 +39,7 @@ from gpuslice.wire import (
 
 from ...patience import PATIENCE_MS, PATIENCE_S
 from ..conftest import Workshop
-from .test_agent import ENDLESS, TRAIN
+from .scripted_scheduler import ENDLESS, TRAIN
 
 _M = TypeVar("_M", bound=FromAgent)
 EXPECT = Expect(epoch=2, device="cpu:0", predecessor="b")

@@ -7,54 +7,18 @@ import threading
 
 import pytest
 
-from gpuslice.agent.orders import Orders, Phase
-from gpuslice.runtime.boundaries import NEVER, BoundaryCounter
+from gpuslice.agent.orders import Phase
+from gpuslice.runtime.boundaries import NEVER
 from gpuslice.runtime.ending import ENDING_SIGNALS
 from gpuslice.wire import (
     Cancel,
-    Declined,
     Dismiss,
-    Expect,
-    Forget,
-    FromAgent,
     Overshot,
     Resume,
-    Successor,
     Suspend,
 )
 
-from ...patience import PATIENCE_S
-
-
-class Rank:
-    """Orders with a counter; ``terminated`` notes the SIGTERMs it would have sent itself."""
-
-    def __init__(self) -> None:
-        self.boundaries = BoundaryCounter()
-        self.terminated = 0
-        self.orders = Orders(self.boundaries, self._terminate)
-
-    def _terminate(self) -> None:
-        self.terminated += 1
-
-    def running(self, *, epoch: int = 1, boundary: int = 0) -> Rank:
-        self.orders.resume(Resume(epoch=epoch, device="cpu"))
-        assert isinstance(self.orders.await_order(), Resume)
-        self.orders.run_on()
-        self.boundaries.count = boundary
-        return self
-
-    def parked(self, *, epoch: int = 1, boundary: int) -> Rank:
-        self.running(epoch=epoch, boundary=boundary - 1)
-        assert self.orders.suspend(Suspend(epoch=epoch, stop_at=boundary)) == []
-        self.boundaries.count = boundary
-        assert self.orders.arrive(boundary)
-        return self
-
-
-@pytest.fixture
-def rank() -> Rank:
-    return Rank()
+from .rank import Rank, on_leave
 
 
 def test_the_first_lease_ends_the_waiting(rank: Rank) -> None:
@@ -224,13 +188,6 @@ def test_other_signals_wait_for_the_lease(rank: Rank) -> None:
     assert rank.orders.await_order() == Resume(epoch=2, device="cpu:0")
 
 
-def on_leave(rank: Rank, boundary: int) -> None:
-    rank.parked(boundary=boundary)
-    rank.orders.interrupt(signal.SIGTERM)
-    assert rank.orders.await_order() is None
-    rank.orders.take_leave()
-
-
 def test_a_job_on_leave_parks_at_the_very_next_boundary(rank: Rank) -> None:
     on_leave(rank, 4)
     assert rank.boundaries.stop_at <= 5
@@ -268,158 +225,12 @@ def test_a_cancel_terminates_a_job_on_leave(rank: Rank) -> None:
     assert not rank.orders.arrive(5)
 
 
-EXPECTED = Expect(epoch=2, device="cpu:0", predecessor="other")
-
-
-def test_something_to_expect_ends_the_quiet(rank: Rank) -> None:
-    rank.parked(boundary=3)
-    rank.orders.expect(EXPECTED)
-    assert not rank.orders.quiet_for(60.0)
-
-
-def declined(answers: list[FromAgent]) -> list[int]:
-    return [answer.epoch for answer in answers if isinstance(answer, Declined)]
-
-
-def test_whoever_comes_to_what_it_expects_runs_under_that_epoch(rank: Rank) -> None:
-    rank.parked(boundary=4)
-    assert rank.orders.expect(EXPECTED) == []
-    assert not rank.orders.wait(None), "there is something to expect now"
-    assert rank.orders.come(EXPECTED)
-    assert rank.orders.forget(Forget(epoch=2)) == [], "too late"
-    rank.orders.run_on()
-    assert (rank.orders.epoch, rank.orders.expected) == (2, None)
-    rank.orders.resume(Resume(epoch=2, device="cpu:0"))
-    rank.orders.suspend(Suspend(epoch=2, stop_at=6))
-    rank.boundaries.count = 6
-    assert rank.orders.arrive(6)
-    assert not rank.orders.called, "that Resume was for the stay before"
-
-
-def test_whoever_has_declined_does_not_come(rank: Rank) -> None:
-    rank.parked(boundary=4)
-    rank.orders.expect(EXPECTED)
-    assert declined(rank.orders.forget(Forget(epoch=2))) == [2]
-    assert not rank.orders.come(EXPECTED)
-    assert declined(rank.orders.expect(EXPECTED)) == [2]
-    assert rank.orders.decline("nothing is expected") == []
-    rank.orders.resume(Resume(epoch=3, device="cpu:0"))
-    assert rank.orders.await_order() == Resume(epoch=3, device="cpu:0")
-
-
-@pytest.mark.parametrize("state", ["waiting", "running", "on leave"])
-def test_only_who_is_parked_expects_anything(rank: Rank, state: str) -> None:
-    if state == "running":
-        rank.running()
-    elif state == "on leave":
-        on_leave(rank, 4)
-    assert declined(rank.orders.expect(EXPECTED)) == [2]
-
-
-def test_an_order_goes_before_a_device_that_is_handed_over(rank: Rank) -> None:
-    rank.parked(boundary=4)
-    rank.orders.expect(EXPECTED)
-    rank.orders.resume(Resume(epoch=2, device="cpu:0"))
-    assert not rank.orders.come(EXPECTED)
-    assert not rank.orders.wait(EXPECTED)
-    assert rank.orders.await_order() == Resume(epoch=2, device="cpu:0")
-    assert rank.orders.expected is None
-
-
-def test_a_resume_during_the_handover_is_not_lost_if_that_fails(rank: Rank) -> None:
-    rank.parked(boundary=4)
-    rank.orders.expect(EXPECTED)
-    assert rank.orders.come(EXPECTED)
-    rank.orders.resume(Resume(epoch=2, device="cpu:0"))
-    assert declined(rank.orders.decline("no room")) == [2]
-    assert rank.orders.await_order() == Resume(epoch=2, device="cpu:0")
-
-
-def test_the_successor_is_that_of_the_newest_order(rank: Rank) -> None:
-    rank.running(boundary=3)
-    rank.orders.suspend(Suspend(epoch=1, stop_at=5, successor=Successor(job="other", epoch=4)))
-    assert rank.orders.successor == Successor(job="other", epoch=4)
-    rank.orders.suspend(Suspend(epoch=1, stop_at=NEVER))
-    assert rank.orders.successor is None
-
-
 def test_where_a_former_lease_was_to_end_is_forgotten_with_it(rank: Rank) -> None:
     rank.parked(boundary=4)
     rank.orders.suspend(Suspend(epoch=1, stop_at=9))  # it was called off and told again meanwhile
     assert rank.boundaries.stop_at == 9
     rank.orders.resume(Resume(epoch=2, device="cpu:0"))
     assert rank.boundaries.stop_at == NEVER
-
-
-RANKS, ROUNDS = 3, 100
-
-
-class Gang:
-    """Ranks in lockstep (a barrier per mini-batch, as a collective is), and a scheduler that stops them.
-
-    Each rank's ``suspend`` is called from the scheduler's thread, as the I/O thread does.
-    """
-
-    def __init__(self) -> None:
-        self.ranks = [Rank().running() for _ in range(RANKS)]
-        self.collective = threading.Barrier(RANKS)
-        self.stopped = threading.Semaphore(0)
-        self.stops: list[list[int]] = [[] for _ in range(RANKS)]
-        self.over = False
-
-    def train(self, number: int) -> None:
-        rank = self.ranks[number]
-        rank.boundaries.controller = self._controller(number)
-        while not self.over:
-            rank.boundaries.fetching()
-            self.collective.wait(PATIENCE_S)
-
-    def _controller(self, number: int) -> object:
-        gang, rank = self, self.ranks[number]
-
-        class Controller:
-            def at_boundary(self, boundary: int) -> tuple[int, ...]:
-                if rank.orders.arrive(boundary):
-                    gang.stops[number].append(boundary)
-                    gang.stopped.release()
-                    rank.orders.await_order()
-                    rank.orders.run_on()
-                return ()
-
-        return Controller()
-
-    def stop_all(self) -> int:
-        """What the scheduler does: stop a little ahead; after an Overshot further ahead, until all have."""
-        target = max(rank.boundaries.count for rank in self.ranks) + 1
-        while any(stops[-1:] != [target] for stops in self.stops):
-            for stops, rank in zip(self.stops, self.ranks, strict=True):
-                if rank.orders.phase is Phase.PARKED and stops[-1:] != [target]:
-                    rank.orders.resume(Resume(epoch=1, device="cpu"))
-            if overshot := [answer.boundary for answer in self._order(target)]:
-                target = max(overshot) + 2
-            else:
-                self.stopped.acquire(timeout=0.01)
-        return target
-
-    def _order(self, stop_at: int) -> list[Overshot]:
-        answers = [rank.orders.suspend(Suspend(epoch=1, stop_at=stop_at)) for rank in self.ranks]
-        return [message for answer in answers for message in answer if isinstance(message, Overshot)]
-
-
-def test_a_gang_in_lockstep_always_agrees_where_to_stop() -> None:
-    gang = Gang()
-    threads = [threading.Thread(target=gang.train, args=(n,), daemon=True) for n in range(RANKS)]
-    for thread in threads:
-        thread.start()
-    for number in range(ROUNDS):
-        boundary = gang.stop_all()
-        assert [rank.boundaries.count for rank in gang.ranks] == [boundary] * RANKS
-        gang.over = number == ROUNDS - 1
-        for rank in gang.ranks:
-            rank.orders.resume(Resume(epoch=1, device="cpu"))
-    for thread in threads:
-        thread.join(PATIENCE_S)
-        assert not thread.is_alive()
 
 
 def test_the_first_boundary_can_be_heard_of_without_parking(rank: Rank) -> None:

@@ -8,10 +8,10 @@ import pytest
 
 from gpuslice.wire import Resume
 
-from ..agent.test_agent import Desk, desk, end, job
+from ..agent.scripted_scheduler import ScriptedScheduler, end, job, scheduler
 from ..conftest import Workshop
 
-__all__ = ["desk"]  # a fixture
+__all__ = ["scheduler"]  # a fixture
 
 #: Trains with all threads that a rank may have, and lists them in the midst of it and when all has ended:
 #: an exit handler of before torch's import is called after all others.
@@ -94,20 +94,22 @@ def test_no_thread_is_left_however_the_script_ends(
     assert left == [[]] * processes
 
 
-def test_no_thread_of_a_scheduled_job_is_left(workshop: Workshop, desk: Desk) -> None:
-    with job(workshop, desk, "leaves", script=SCRIPT) as process:
-        desk.welcome()
-        desk.grant(1)
+def test_no_thread_of_a_scheduled_job_is_left(workshop: Workshop, scheduler: ScriptedScheduler) -> None:
+    with job(workshop, scheduler, "leaves", script=SCRIPT) as process:
+        scheduler.welcome()
+        scheduler.grant(1)
         assert end(process)[0] == 3
     amid, left = _threads(workshop)
     assert {"gpuslice-link", "gpuslice-watch"} <= amid
     assert left == [[]]
 
 
-def test_no_thread_of_a_job_that_could_not_begin_is_left(workshop: Workshop, desk: Desk) -> None:
-    with job(workshop, desk, "ends", script=SCRIPT) as process:
-        desk.welcome()
-        desk.say(Resume(epoch=1, device="cuda:0"))  # there is none here
+def test_no_thread_of_a_job_that_could_not_begin_is_left(
+    workshop: Workshop, scheduler: ScriptedScheduler
+) -> None:
+    with job(workshop, scheduler, "ends", script=SCRIPT) as process:
+        scheduler.welcome()
+        scheduler.say(Resume(epoch=1, device="cuda:0"))  # there is none here
         code, _, err = end(process)
     assert code == 3, err
     assert _threads(workshop) == (set(), [[]])
