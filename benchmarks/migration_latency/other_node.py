@@ -14,7 +14,7 @@ from collections import deque
 from multiprocessing.connection import Client, Connection, Listener
 
 from gpuslice.checkpoint.ramdisk.listing import restartable_files
-from gpuslice.nodes.messages import Held, Missing, Portion, decode, encode
+from gpuslice.nodes.messages import Held, Missing, decode, encode
 from gpuslice.nodes.receiver import Receiver
 from gpuslice.nodes.sender import Sender, open_disk
 
@@ -54,21 +54,19 @@ class Fetching:
     def fetch(self, job: str) -> list[str]:
         """The paths of the snapshots, when all are published."""
         held = decode(self._ask(BEGIN + job.encode()), Held)
-        for rank in held.ranks:
-            self._fetch_rank(rank)
+        offers = [self._ask(OFFER + str(rank).encode()) for rank in held.ranks]
+        self._fetch(decode(self._receiver.receive(*offers), Missing))
         self._receiver.publish()
         disk = open_disk(self._flags)
         return [str(restartable_files(disk.home(job, rank))[held.boundary]) for rank in held.ranks]
 
-    def _fetch_rank(self, rank: int) -> None:
-        offer = self._ask(OFFER + str(rank).encode())
-        missing = decode(self._receiver.receive(offer), Missing)
+    def _fetch(self, missing: Missing) -> None:
         under_way: deque[bytes] = deque()
-        for pieces in missing.portions:
+        for portion in map(encode, missing.portions):
             if len(under_way) == UNDER_WAY:
                 self._put(under_way.popleft())
-            under_way.append(encode(Portion(rank, pieces)))
-            self._connection.send_bytes(PORTION + under_way[-1])
+            under_way.append(portion)
+            self._connection.send_bytes(PORTION + portion)
         while under_way:
             self._put(under_way.popleft())
 

@@ -55,9 +55,10 @@ def main() -> None:
     name, directory, index = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
     hide_imports()  # as under `gpuslice run`
     state = STATES[name]()
+    torch.manual_seed(index)
     with torch.no_grad():
-        for tensor in state.tensors:  # or what is equal on all ranks would be sent once
-            tensor.add_(index)
+        for tensor in state.tensors:  # or what is equal, here or on several ranks, would be sent once
+            tensor.add_(torch.rand_like(tensor))
     # Two slots of the state, and what goes with them.
     with RamDisk(directory / "ramdisk", 9 * STATE_BYTES).open_store("bench", index) as store:
         rank = Rank(state, Switch(open_device(DeviceName("cpu", None)), store))

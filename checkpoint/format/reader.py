@@ -54,6 +54,8 @@ class SnapshotFile:
         Bytes of all storages.
     tree
         Everything that is not a tensor; `tree.decode` reads it.
+    digests
+        The checksum of every chunk of `content`'s placement.
     """
 
     def __init__(
@@ -73,7 +75,7 @@ class SnapshotFile:
         self.storages, self.tensors = content.layout.storages, content.tensors
         self.offsets, self.nbytes = content.placement.offsets, content.layout.nbytes
         self.tree = tree
-        self._digests = digests
+        self.digests = digests
         self._memory: memoryview | None = memory.toreadonly()
 
     @property
@@ -107,7 +109,7 @@ class SnapshotFile:
 
     def verifier(self) -> ChecksumVerifier:
         """An inspector for a copy out of `arena`: raises ``CorruptSnapshotError``, naming the storage."""
-        return ChecksumVerifier(self.arena, self.content.placement, self._digests, corrupt=self._corrupt_at)
+        return ChecksumVerifier(self.arena, self.content.placement, self.digests, corrupt=self._corrupt_at)
 
     def verify(self, pause: Callable[[], object] | None = None) -> None:
         """Check every byte of the payload.
@@ -131,7 +133,7 @@ class SnapshotFile:
         """Check chunks ``first`` to ``stop - 1``."""
         ranges = self.content.placement.chunks[first:stop]
         found = chunk_digests(self.arena, ranges)
-        for (offset, _), value, expected in zip(ranges, found, self._digests[first:stop], strict=True):
+        for (offset, _), value, expected in zip(ranges, found, self.digests[first:stop], strict=True):
             if value != expected:
                 raise self._corrupt_at(offset)
 

@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from gpuslice.checkpoint.format.checksums import Digests
 from gpuslice.checkpoint.format.gsnp import RECORD_BYTES, Record
-from gpuslice.checkpoint.format.layout import Layout, Placement
+from gpuslice.checkpoint.format.layout import Layout
 from gpuslice.checkpoint.format.pieces import KEY_BYTES, check_pieces
 from gpuslice.checkpoint.format.reader import read_description
 from gpuslice.checkpoint.format.safetensors_header import PREAMBLE_BYTES, Content, decode_preamble
@@ -24,7 +24,6 @@ from gpuslice.types import ByteCount, Count, JobName, Label, RankNumber, explain
 #: What is sent at a time, unless a piece is larger.
 PORTION_BYTES = 8 << 20
 
-_Pieces = Annotated[tuple[Count, ...], Meta(min_length=1)]
 _M = TypeVar("_M", bound=msgspec.Struct)
 
 
@@ -75,23 +74,21 @@ class Portion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Some pieces of a rank's payload; their bytes go beside it, one piece behind the other."""
 
     rank: RankNumber
-    pieces: _Pieces
+    pieces: Annotated[tuple[Count, ...], Meta(min_length=1)]
 
 
 class Missing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the receiver lacks of a rank's snapshot.
+    """What the receiver lacks of a snapshot.
 
     Attributes
     ----------
     portions
-        The pieces, as they shall come.
-    nbytes
-        How many bytes they have together, and ``payload_bytes`` how many all pieces have.
+        The pieces, as they shall come; one that several ranks lack is named once.
+    payload_bytes
+        How many bytes all pieces of all ranks have, those included that are there.
     """
 
-    rank: RankNumber
-    portions: tuple[_Pieces, ...]
-    nbytes: ByteCount
+    portions: tuple[Portion, ...]
     payload_bytes: ByteCount
 
 
@@ -110,13 +107,16 @@ def decode(data: bytes, kind: type[_M]) -> _M:
 
 @dataclass(frozen=True)
 class Description:
-    """What an offer says, checked as a snapshot's file is when it is opened."""
+    """What an offer says, checked as a snapshot's file is when it is opened.
+
+    ``pieces`` are the payload's, in their order, by checksum and length.
+    """
 
     record: Record
     content: Content
     tree: bytes
     digests: Digests
-    keys: list[bytes]
+    pieces: list[tuple[bytes, int]]
 
     @property
     def layout(self) -> Layout:
@@ -124,9 +124,9 @@ class Description:
         return self.content.layout
 
     @property
-    def placement(self) -> Placement:
-        """Where they lie in the sender's file; pieces have the same numbers and lengths in any."""
-        return self.content.placement
+    def keys(self) -> list[bytes]:
+        """The checksums of the pieces."""
+        return [key for key, _ in self.pieces]
 
     @classmethod
     def of(cls, offer: Offer) -> Description:
@@ -147,8 +147,8 @@ class Description:
         content, tree, digests = read_description(read, record)
         found = range(0, len(offer.keys), KEY_BYTES)
         keys = [offer.keys[at : at + KEY_BYTES] for at in found]
-        check_pieces(keys, content.placement)
-        return cls(record, content, tree, digests, keys)
+        pieces = check_pieces(keys, content.placement)
+        return cls(record, content, tree, digests, [(key, stop - start) for key, start, stop in pieces])
 
     def same_snapshot(self, record: Record) -> bool:
         """Whether a snapshot of that record in another store has the same bytes, as its checksums say."""

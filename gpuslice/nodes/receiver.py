@@ -6,12 +6,11 @@ the checksums, and asks for the rest.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 
 from gpuslice.checkpoint.format.checksums import fingerprint
-from gpuslice.checkpoint.format.pieces import piece_ranges
 from gpuslice.checkpoint.format.reader import SnapshotFile
 from gpuslice.checkpoint.ramdisk.store import JobStore
 from gpuslice.checkpoint.ramdisk.writer import SnapshotWriter
@@ -19,6 +18,9 @@ from gpuslice.errors import CorruptSnapshotError, RamDiskFullError, RemoteProtoc
 
 from .messages import PORTION_BYTES, Description, Held, Missing, Offer, Portion, decode, encode
 from .sender import open_disk
+
+#: Which part of a job's bytes is equal on its ranks, if they are to share pieces here.
+_WORTH_SHARING = 1 / 8
 
 
 @dataclass
@@ -29,15 +31,11 @@ class _Arriving:
     ----------
     writer
         ``None`` if the very snapshot is here already.
-    missing
-        Which pieces have not arrived.
     """
 
     store: JobStore
     description: Description
-    writer: SnapshotWriter | None
-    sizes: list[int]
-    missing: set[int]
+    writer: SnapshotWriter | None = None
 
 
 class Receiver:
@@ -61,9 +59,11 @@ class Receiver:
         self._portion_bytes = portion_bytes
         self._held: Held | None = None
         self._arriving: dict[int, _Arriving] = {}
+        #: Pieces that have not arrived, by checksum and length: whose they are, and their numbers there.
+        self._wanted: dict[tuple[bytes, int], list[tuple[SnapshotWriter, int, int]]] = {}
 
-    def receive(self, offer: bytes) -> bytes:
-        """Make room for a rank's snapshot; what is missing of it, an encoded ``Missing``.
+    def receive(self, *offers: bytes) -> bytes:
+        """Make room for the snapshot of every rank; what is missing of it, an encoded ``Missing``.
 
         Raises
         ------
@@ -74,29 +74,30 @@ class Receiver:
         CorruptSnapshotError, RefusedSnapshotError
             If what was offered is no snapshot.
         """
-        offered = decode(offer, Offer)
-        description = Description.of(offered)
-        if offered.rank in self._arriving or self._held not in (None, offered.held):
+        if self._held is not None:
             raise RemoteProtocolError("a snapshot was offered while another one arrives")
-        self._held = offered.held
+        held, described = _described(offers)
+        self._held = held
+        share = _are_alike(described.values())
         with self._giving_back():
-            arriving = self._begin(offered.held, offered.rank, description)
-        portions = tuple(self._portions(arriving))
-        nbytes = sum(arriving.sizes[index] for index in arriving.missing)
-        return encode(Missing(offered.rank, portions, nbytes, sum(arriving.sizes)))
+            for rank, description in described.items():
+                self._begin(held, rank, description, share=share)
+        nbytes = sum(size for description in described.values() for _, size in description.pieces)
+        return encode(Missing(tuple(self._portions()), nbytes))
 
-    def _begin(self, held: Held, rank: int, description: Description) -> _Arriving:
+    def _begin(self, held: Held, rank: int, description: Description, *, share: bool) -> None:
         store = open_disk(_tenants(held) | self._flags).open_store(held.job, rank, ranks=held.ranks)
-        sizes = [stop - start for start, stop in piece_ranges(description.placement)]
-        arriving = self._arriving[rank] = _Arriving(store, description, None, sizes, set())
+        arriving = self._arriving[rank] = _Arriving(store, description)
         with ExitStack() as opened:
             present = [opened.enter_context(snapshot) for snapshot in store.restartable().values()]
             self._refuse_newer(held, store, present)
-            complete = _is_newest(description, present)
-        if not complete:
-            arriving.writer = store.begin(description.layout, share=len(held.ranks) > 1, resume=True)
-            arriving.missing = set(arriving.writer.missing(description.keys))
-        return arriving
+            if _is_newest(description, present):
+                return
+            writer = arriving.writer = store.begin(description.layout, share=share, resume=True)
+            for snapshot in [] if share else present:
+                writer.copy_equal(snapshot, description.digests)
+        for index in writer.missing(description.keys):
+            self._wanted.setdefault(description.pieces[index], []).append((writer, rank, index))
 
     def _refuse_newer(self, held: Held, store: JobStore, present: Sequence[SnapshotFile]) -> None:
         newest = max((snapshot.boundary for snapshot in present), default=0)
@@ -106,18 +107,21 @@ class Receiver:
                 "go on there, or replace it: `gpuslice ship --replace`",
             )
 
-    def _portions(self, arriving: _Arriving) -> Iterator[tuple[int, ...]]:
-        """The missing pieces in portions of the wanted size; a larger piece is one by itself."""
+    def _portions(self) -> Iterator[Portion]:
+        """The wanted pieces, each of one rank only, in portions of the wanted size.
+
+        A larger piece is a portion by itself.
+        """
         portion: list[int] = []
-        nbytes = 0
-        for index in sorted(arriving.missing):
-            if portion and nbytes + arriving.sizes[index] > self._portion_bytes:
-                yield tuple(portion)
+        nbytes, last = 0, -1
+        for (_, size), ((_, rank, index), *_) in self._wanted.items():
+            if portion and (rank != last or nbytes + size > self._portion_bytes):
+                yield Portion(last, tuple(portion))
                 portion, nbytes = [], 0
             portion.append(index)
-            nbytes += arriving.sizes[index]
+            nbytes, last = nbytes + size, rank
         if portion:
-            yield tuple(portion)
+            yield Portion(last, tuple(portion))
 
     def put(self, header: bytes, data: bytes) -> int:
         """Take a portion: the pieces that ``header``, an encoded ``Portion``, names; returns their bytes.
@@ -131,13 +135,27 @@ class Receiver:
         """
         portion = decode(header, Portion)
         arriving = self._arriving.get(portion.rank)
-        if arriving is None or arriving.writer is None or not arriving.missing.issuperset(portion.pieces):
+        known = arriving.description.pieces if arriving is not None else []
+        pieces = [known[index] for index in portion.pieces if index < len(known)]
+        if len(pieces) < len(portion.pieces) or not self._wanted.keys() >= set(pieces):
             raise RemoteProtocolError(f"pieces of rank {portion.rank} came that were not asked for")
-        if type(data) is not bytes or len(data) != sum(arriving.sizes[i] for i in portion.pieces):
+        if type(data) is not bytes or len(data) != sum(size for _, size in pieces):
             raise RemoteProtocolError(f"a portion of rank {portion.rank} has another length than its pieces")
         with self._giving_back():
-            _put(arriving, arriving.writer, portion.pieces, memoryview(data))
+            self._put(portion, pieces, memoryview(data))
         return len(data)
+
+    def _put(self, portion: Portion, pieces: Sequence[tuple[bytes, int]], data: memoryview) -> None:
+        """Give each piece to all ranks that have it."""
+        for named, (key, size) in zip(portion.pieces, pieces, strict=True):
+            piece, data = data[:size], data[size:]
+            if fingerprint(piece) != key:
+                raise CorruptSnapshotError(
+                    f"piece {named} of rank {portion.rank} is not what was sent",
+                    "send it again: `gpuslice ship` goes on with what has not arrived",
+                )
+            for writer, _, index in self._wanted.pop((key, size), ()):
+                writer.put(index, piece)
 
     def publish(self) -> None:
         """Publish the snapshot of every rank, then remove the older ones.
@@ -148,11 +166,7 @@ class Receiver:
             If a byte is not what its sender's checksum table says; nothing of that rank is published.
         """
         held = self._held
-        if (
-            held is None
-            or set(self._arriving) != set(held.ranks)
-            or any(arriving.missing for arriving in self._arriving.values())
-        ):
+        if held is None or set(self._arriving) != set(held.ranks) or self._wanted:
             raise RemoteProtocolError("the snapshot is not whole yet")
         with self._giving_back():
             for arriving in self._arriving.values():
@@ -173,18 +187,37 @@ class Receiver:
         for arriving in self._arriving.values():
             arriving.store.close(keep=True)
         self._arriving.clear()
+        self._wanted.clear()
 
     def abandon(self) -> None:
         """Let go of the stores and leave what has arrived for another attempt, as if the process had died."""
         for arriving in self._arriving.values():
             arriving.store.abandon()
         self._arriving.clear()
+        self._wanted.clear()
 
 
 def _tenants(held: Held) -> dict[str, str]:
     """Settings by which the snapshot is the tenant's here, too, and its limit applies."""
     limit_bytes = held.tenant_limit_bytes
     return {"tenant": held.tenant, "tenant_ramdisk": "" if limit_bytes is None else str(limit_bytes)}
+
+
+def _described(offers: Iterable[bytes]) -> tuple[Held, dict[int, Description]]:
+    """What was offered of each rank, checked."""
+    offered = [decode(offer, Offer) for offer in offers]
+    described = {one.rank: Description.of(one) for one in offered}
+    held = {one.held for one in offered}
+    if {frozenset(one.ranks) for one in held} != {frozenset(described)} or len(held) != 1:
+        raise RemoteProtocolError("what was offered is not one snapshot with all its ranks")
+    return held.pop(), described
+
+
+def _are_alike(descriptions: Iterable[Description]) -> bool:
+    """Whether so much is equal on several ranks that it is worth a file for each piece to keep it once."""
+    pieces = [piece for description in descriptions for piece in set(description.pieces)]
+    total, distinct = (sum(size for _, size in some) for some in (pieces, set(pieces)))
+    return total - distinct >= total * _WORTH_SHARING
 
 
 def _is_newest(description: Description, present: Sequence[SnapshotFile]) -> bool:
@@ -196,18 +229,6 @@ def _is_newest(description: Description, present: Sequence[SnapshotFile]) -> boo
         newest.verify()
         return True
     return False
-
-
-def _put(arriving: _Arriving, writer: SnapshotWriter, pieces: Sequence[int], data: memoryview) -> None:
-    for index in pieces:
-        piece, data = data[: arriving.sizes[index]], data[arriving.sizes[index] :]
-        if fingerprint(piece) != arriving.description.keys[index]:
-            raise CorruptSnapshotError(
-                f"piece {index} of rank {arriving.store.rank} is not what was sent",
-                "send it again: `gpuslice ship` goes on with what has not arrived",
-            )
-        writer.put(index, piece)
-        arriving.missing.discard(index)
 
 
 def _publish(arriving: _Arriving) -> None:

@@ -17,7 +17,7 @@ import msgspec
 
 from gpuslice.errors import NodeLostError, ReplacedSnapshotError, UsageError
 
-from .messages import PORTION_BYTES, Held, Missing, Portion, decode, encode
+from .messages import PORTION_BYTES, Held, Missing, decode, encode
 from .ray_nodes import Node, actor, end, result, settle
 from .receiver import Receiver
 from .sender import Sender
@@ -164,24 +164,24 @@ class _Shipping:
         receiver = actor(Receiver, self.target, self.target.flags, **named)
         try:
             held = decode(result(sender.begin.remote(self.job, self.ranks, self.boundary)), Held)
-            sent = [self._send(sender, receiver, rank) for rank in held.ranks]
+            payload_bytes = self._send(sender, receiver, held.ranks)
             result(receiver.publish.remote())
-            return held, sum(sent)
+            return held, payload_bytes
         finally:
             with suppress(NodeLostError):
                 result(receiver.abandon.remote())
             end(sender)
             end(receiver)
 
-    def _send(self, sender: Any, receiver: Any, rank: int) -> int:
-        """Send what is missing of a rank, several portions at a time; returns the bytes of all its state."""
-        missing = decode(result(receiver.receive.remote(sender.offer.remote(rank))), Missing)
-        under_way: deque[Any] = deque()
+    def _send(self, sender: Any, receiver: Any, ranks: Sequence[int]) -> int:
+        """Send what is missing, several portions at a time; returns the bytes of all ranks' states."""
+        under_way: deque[Any] = deque(sender.offer.remote(rank) for rank in ranks)
         try:
-            for pieces in missing.portions:
+            missing = decode(result(receiver.receive.remote(*under_way)), Missing)
+            under_way.clear()
+            for portion in map(encode, missing.portions):
                 if len(under_way) >= _UNDER_WAY:
                     self._count(result(under_way.popleft()))
-                portion = encode(Portion(rank, pieces))
                 under_way.append(receiver.put.remote(portion, sender.portion.remote(portion)))
             while under_way:
                 self._count(result(under_way.popleft()))

@@ -28,6 +28,16 @@ os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 _SYSTEM = {"health_check_period_ms": 500, "health_check_initial_delay_ms": 500}
 
 
+@pytest.fixture
+def source(shm: Path) -> Path:
+    return shm / "source"
+
+
+@pytest.fixture
+def target(shm: Path) -> Path:
+    return shm / "target"
+
+
 class RayNodes:
     """A cluster to which this process belongs, with the nodes ``a`` and ``b``."""
 

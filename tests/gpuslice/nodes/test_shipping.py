@@ -25,14 +25,17 @@ SIZES = (40_000_000,)
 PORTION_BYTES = 1 << 20
 
 
-def shipped(rays: RayNodes, job: str, during: Callable[[], object] | None = None) -> Shipment:
-    """From a to b; ``during`` is called when the first portion has arrived."""
-    waiting = [] if during is None else [during]
+def shipped(
+    rays: RayNodes, job: str, during: Callable[[], object] | None = None, *, after: int = 1
+) -> Shipment:
+    """From a to b; ``during`` is called when so many portions have arrived."""
+    arrived = []
 
     def progress(nbytes: int) -> None:
         assert nbytes > 0
-        if waiting:
-            waiting.pop()()
+        arrived.append(nbytes)
+        if during is not None and len(arrived) == after:
+            during()
 
     a, b = rays.find("a"), rays.find("b")
     return ship(job, a, b, portion_bytes=PORTION_BYTES, progress=progress)
@@ -47,12 +50,17 @@ def test_a_snapshot_arrives_and_is_not_sent_twice(rays: RayNodes) -> None:
     assert [found(rays.ramdisk("b"), "plain", 4, rank) for rank in range(2)] == contents
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize(("node", "kind"), [("a", "Sender"), ("b", "Receiver")])
-def test_an_end_that_is_killed_in_the_middle_is_replaced(rays: RayNodes, node: str, kind: str) -> None:
-    job = f"killed-{kind}"
-    take(rays.ramdisk("a"), job, 4, [storages(1, SIZES)])
-    shipment = shipped(rays, job, lambda: rays.kill_actor(node, kind))
-    assert found(rays.ramdisk("b"), job, 4) == storages(1, SIZES)
+def test_an_end_that_is_killed_in_the_middle_is_replaced(
+    rays: RayNodes, node: str, kind: str, ranks: int
+) -> None:
+    job = f"killed-{kind}-{ranks}"
+    contents = [storages(rank, SIZES) for rank in range(ranks)]
+    take(rays.ramdisk("a"), job, 4, contents)
+    # Of two ranks the last portions of the one and the first of the other are on their way then.
+    shipment = shipped(rays, job, lambda: rays.kill_actor(node, kind), after=8)
+    assert [found(rays.ramdisk("b"), job, 4, rank) for rank in range(ranks)] == contents
     # What was known to have arrived did not go again.
     assert 0 < shipment.sent_bytes <= shipment.payload_bytes
 

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from gpuslice.errors import GpusliceError
-from gpuslice.nodes.messages import Held, Missing, Portion, decode, encode
+from gpuslice.nodes.messages import Held, Missing, decode, encode
 from gpuslice.nodes.receiver import Receiver
 from gpuslice.nodes.routes import boundaries, choose
 from gpuslice.nodes.routes import decode as decode_boundaries
@@ -25,10 +25,10 @@ def main(file: str, job: str, *targets: str) -> None:
         sys.exit(f"no living node has a whole snapshot of {job}")
     for (source, target), ranks in routes.ways.items():
         sender, receiver = Sender(nodes[source]), Receiver(nodes[target], replace=True)
-        for rank in decode(sender.begin(job, ranks, routes.boundary), Held).ranks:
-            for pieces in decode(receiver.receive(sender.offer(rank)), Missing).portions:
-                portion = encode(Portion(rank, pieces))
-                receiver.put(portion, sender.portion(portion))
+        held = decode(sender.begin(job, ranks, routes.boundary), Held)
+        missing = decode(receiver.receive(*map(sender.offer, held.ranks)), Missing)
+        for portion in map(encode, missing.portions):
+            receiver.put(portion, sender.portion(portion))
         receiver.publish()
 
 
