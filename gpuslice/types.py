@@ -52,6 +52,7 @@ RankCount = Annotated[int, Meta(ge=1, le=MAX_RANKS)]
 OptionalRankCount = Annotated[int, Meta(ge=0, le=MAX_RANKS)]
 #: A process, as a rank calls itself or the kernel does.
 Pid = Annotated[int, Meta(ge=0, lt=2**31)]
+PortNumber = Annotated[int, Meta(ge=1, lt=2**16)]
 #: Negative: a signal.
 ExitCode = Annotated[int, Meta(ge=-(2**31), lt=2**31)]
 Seconds = Annotated[float, Meta(ge=0.0, le=MAX_SECONDS)]

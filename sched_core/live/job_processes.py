@@ -52,11 +52,23 @@ class JobProcesses:
         self._awaited: dict[tuple[str, int], list[str]] = {}
         #: Those of them whose state cannot be brought now.
         self._waiting: set[tuple[str, int]] = set()
+        #: On which nodes jobs are started when it is known where their ranks meet, by job and attempt.
+        self._meeting: dict[tuple[str, int], list[str]] = {}
 
-    def begin(self, local: LocalNode, remote: RemoteNodes | None, reports: Reports) -> None:
-        """Where jobs can be: on this node, and perhaps on others."""
+    def begin(
+        self,
+        local: LocalNode,
+        remote: RemoteNodes | None,
+        reports: Reports,
+        disconnected: Callable[[str], object],
+    ) -> None:
+        """Where jobs can be: on this node, and perhaps on others.
+
+        ``disconnected`` is called with a node on which all connections of ranks are over.
+        """
         self._local = local
         self._remote = remote
+        self._disconnected = disconnected
         if remote is not None:
             self._transfers = remote.transfers
             remote.begin(reports, local.processes.log)
@@ -74,11 +86,14 @@ class JobProcesses:
         self._end_on(dict.fromkeys(self._nodes_of(self._core.jobs[job])), job, grace_s)
 
     def _end_on(self, nodes: Iterable[str], job: str, grace_s: float = GRACE_S) -> None:
-        """End what there is of ``job`` on ``nodes``, and what is to be there when its state has arrived."""
+        """End what there is of ``job`` on ``nodes``, and start nothing of it that was to be started."""
         if self._transfers is not None:
             self._transfers.cancel(job)
         for name in nodes:
             self._node(name).end(job, grace_s=grace_s)
+        for attempt in [attempt for attempt in self._meeting if attempt[0] == job]:
+            for name in self._meeting.pop(attempt):
+                self.ended(name, Exited(job, exit_record.KILLED))
 
     def find(self, job: Gang, *, only: str | None = None) -> None:
         """See what became of ``job``, or of its part on one node; it was started before."""
@@ -99,6 +114,7 @@ class JobProcesses:
             if name in self._core.relocations.lost:
                 self._give_up(sought, name)
             else:
+                self._start_later(name, job)
                 self._node(name).find(sought)
 
     def send(self, connection: Connection, frame: bytes) -> None:
@@ -133,7 +149,7 @@ class JobProcesses:
         """Start the command of ``job`` on one of its nodes, when its state is where all of it is to be."""
         origin = self._core.relocations.origin(job)
         if self._transfers is None or not origin:
-            self._launch_on(node, job)
+            self._launch_on([node], job)
             return
         attempt = (job.id, job.attempt)
         if attempt in self._awaited:
@@ -144,6 +160,12 @@ class JobProcesses:
         arrived = partial(self._arrived, *attempt, _listed(targets))
         waiting = partial(self._waits, *attempt, _listed(targets))
         self._transfers.begin(job.id, origin, targets, arrived, waiting)
+
+    def _start_later(self, node: str, job: Gang) -> None:
+        """Start the command of ``job`` on ``node`` only when that says that it is missing: never twice."""
+        for pending in (self._awaited, self._meeting):
+            if node in (nodes := pending.get((job.id, job.attempt), [])):
+                nodes.remove(node)
 
     def _waits(self, name: str, attempt: int, there: str, said: str) -> None:
         """The state of a job cannot be brought now; it is said once."""
@@ -158,8 +180,7 @@ class JobProcesses:
         self._waiting.discard((name, attempt))
         job = self._core.jobs[name]
         if not error and not self._over(job):
-            for node in nodes:
-                self._launch_on(node, job)
+            self._launch_on(nodes, job)
         elif nodes:
             said = shortened(
                 f"gpuslice: its state could not be brought to {there}: {error}", _SAID_CHARACTERS
@@ -169,17 +190,29 @@ class JobProcesses:
             for node in nodes:
                 self.ended(node, Exited(name, exit_record.KILLED, said))
 
-    def _launch_on(self, node: str, job: Gang) -> None:
-        """Start the command of ``job`` on one of its nodes."""
-        nodes = self._nodes_of(job)
+    def _launch_on(self, nodes: Sequence[str], job: Gang) -> None:
+        """Start the command of ``job`` on some of its nodes, once it is known where its ranks meet."""
+        first, *others = dict.fromkeys(self._nodes_of(job))
+        if not others:
+            self._launch(first, job, job.program)
+        elif nodes:
+            self._meeting.setdefault((job.id, job.attempt), []).extend(nodes)
+            self._node(first).find_port(job.id, job.attempt)
+
+    def port_found(self, name: str, attempt: int, port: int) -> None:
+        """The ranks of a job are to meet at ``port`` of the first one's node."""
+        for node in self._meeting.pop((name, attempt), []):
+            job = self._core.jobs[name]
+            nodes = self._nodes_of(job)
+            assert self._remote is not None
+            host = self._remote.addresses[nodes[0]]
+            self._launch(node, job, on_node(job.program, nodes, node, host=host, port=port))
+
+    def _launch(self, node: str, job: Gang, program: Program) -> None:
+        """Start ``program``, the command of ``job`` on that node."""
         environ = dict(self._environ(job.spec, len(job.ranks), job.program))
         if node and job.spec.max_restarts:
             environ[LEASED] = "1"  # if the node is lost, it is started elsewhere
-        program = job.program
-        if self._remote is not None:
-            attempt = f"{self._remote.endpoint} {job.id} {job.attempt}"
-            host = self._remote.addresses[nodes[0]]
-            program = on_node(program, nodes, node, host=host, attempt=attempt)
         self._node(node).launch(job.id, program, environ, job.attempt)
 
     def _give_up(self, sought: Sought, node: str) -> None:
@@ -201,6 +234,7 @@ class JobProcesses:
         ours = [job for job in self._core.jobs.values() if not job.processes_gone]
         ours = [job for job in ours if node.name in self._nodes_of(job)]
         if node.joined:
+            self._disconnected(node.name)
             # While nothing was heard of them they may have been started elsewhere.
             for name in set(node.running) - {job.id for job in ours}:
                 node.end(name, grace_s=0.0)
@@ -211,6 +245,10 @@ class JobProcesses:
             self._occur(NodeLost(node.name))
         for job in ours:
             self.find(job, only=node.name)
+        if node.joined:  # what it was asked before is lost
+            for name, attempt in self._meeting:
+                if self._nodes_of(self._core.jobs[name])[0] == node.name:
+                    node.find_port(name, attempt)
 
     def _over(self, job: Gang) -> bool:
         """Whether what there is of ``job`` is to end, for good or so that it can be started anew."""

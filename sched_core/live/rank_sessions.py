@@ -46,6 +46,11 @@ class RankSessions:
         self._routes: dict[tuple[str, int], Connection] = {}
         self._peers: dict[Connection, tuple[str, int]] = {}
 
+    def forget(self, node: str) -> None:
+        """All connections of ranks on ``node`` are over; others there may get their identities."""
+        self._routes = {peer: found for peer, found in self._routes.items() if found.node != node}
+        self._peers = {found: peer for found, peer in self._peers.items() if found.node != node}
+
     def tell(self, command: Tell) -> None:
         """Send an order."""
         connection = self._routes.get((command.job, command.rank))

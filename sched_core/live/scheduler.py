@@ -155,10 +155,11 @@ class Scheduler:
         environ_of = partial(job_environ, environ or {}, tenant_ramdisk or {}, core.devices)
         self._processes = JobProcesses(core, self._occur, environ_of)
         self._ranks = RankSessions(self._processes.send, self._handle, self._processes.greeted)
-        reports = Reports(self._ranks.hear, self._processes.ended, self._processes.missing)
+        found = (self._processes.missing, self._processes.port_found)
+        reports = Reports(self._ranks.hear, self._processes.ended, *found)
         try:
             self.local = LocalNode(self.context, directory, self._clock, reports)
-            self._processes.begin(self.local, remote, reports)
+            self._processes.begin(self.local, remote, reports, self._ranks.forget)
         except BaseException:
             self.context.destroy()
             os.close(self._lock)

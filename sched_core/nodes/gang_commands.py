@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterable, Sequence
 
 from gpuslice.sched_core.core.events import Exited
@@ -10,7 +9,6 @@ from gpuslice.sched_core.jobs.program import Program
 
 #: What `gpuslice submit` makes of a script that waits for a launcher, but for the number that follows.
 _STANDALONE = ("torch.distributed.run", "--standalone", "--nproc-per-node")
-_FIRST_PORT, _PORTS = 20000, 10000
 
 
 class GangEnds:
@@ -47,8 +45,8 @@ class GangEnds:
         return [node for node, end in self._ends.get(job, {}).items() if end is None]
 
 
-def on_node(program: Program, nodes: Sequence[str], node: str, *, host: str, attempt: str) -> Program:
-    """The command of a job on one of its nodes.
+def on_node(program: Program, nodes: Sequence[str], node: str, *, host: str, port: int) -> Program:
+    """The command of a job on one of its nodes, of which there are several.
 
     Parameters
     ----------
@@ -56,21 +54,16 @@ def on_node(program: Program, nodes: Sequence[str], node: str, *, host: str, att
         Of each rank.
     node
         Which.
-    host
-        The address of the first rank's node.
-    attempt
-        Of which scheduler, which job, which time: other attempts meet at other ports, as a rule.
+    host, port
+        Where its ranks meet: the address of the first rank's node, and a port there.
     """
     names = list(dict.fromkeys(nodes))
-    if len(names) == 1:
-        return program
-    port = str(_FIRST_PORT + zlib.crc32(attempt.encode()) % _PORTS)
     values = {
         "nnodes": str(len(names)),
         "node-rank": str(names.index(node)),
         "nproc-per-node": str(list(nodes).count(node)),
         "master-addr": host,
-        "master-port": port,
+        "master-port": str(port),
     }
     options = tuple(word for name, value in values.items() for word in (f"--{name}", value))
     argv = list(program.argv)
@@ -79,5 +72,5 @@ def on_node(program: Program, nodes: Sequence[str], node: str, *, host: str, att
             argv[start + 1 : start + len(_STANDALONE) + 1] = options
             break
     environ = {f"PET_{name.replace('-', '_').upper()}": value for name, value in values.items()}
-    environ |= {"MASTER_ADDR": host, "MASTER_PORT": port}
+    environ |= {"MASTER_ADDR": host, "MASTER_PORT": str(port)}
     return Program(tuple(argv), program.directory, {**program.environ, **environ})

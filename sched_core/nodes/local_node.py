@@ -15,7 +15,7 @@ from gpuslice.clock import Clock
 from gpuslice.sched_core.core.events import Exited, RankGone
 from gpuslice.sched_core.jobs.program import Program
 
-from . import exit_record
+from . import exit_record, rendezvous
 from .endpoint import bind, logs_directory
 from .node import Connection, Reports, Sought
 from .orphans import kill_orphans
@@ -94,6 +94,11 @@ class LocalNode:
             self._reports.ended(self._name, Exited(job, 127))
             return
         self._watched.register(descriptor, select.EPOLLIN)
+
+    def find_port(self, job: str, attempt: int) -> None:
+        """Tell at which port of this machine the ranks of that attempt are to meet."""
+        port = rendezvous.port(self.processes.log(f"{job}~{attempt}", "port"))
+        self._reports.port_found(job, attempt, port)
 
     def find(self, sought: Sought) -> None:
         """Watch what there is of a job that was started before; tell what is gone."""

@@ -64,17 +64,21 @@ class Reports:
         Called when a command or a rank has ended: the node's name, what has ended.
     missing
         Called with the node's name and a job that was sought, if its command was never started.
+    port_found
+        Called with a job, which attempt of it, and the port at which its ranks meet.
     """
 
     heard: Callable[[Connection, int, bytes], object]
     ended: Callable[[str, Exited | RankGone], object]
     missing: Callable[[str, str], object]
+    port_found: Callable[[str, int, int], object]
 
 
 class Node(Protocol):
     """See ``local_node.LocalNode``."""
 
     def launch(self, job: str, program: Program, environ: Mapping[str, str], attempt: int) -> None: ...
+    def find_port(self, job: str, attempt: int) -> None: ...
     def find(self, sought: Sought) -> None: ...
     def watch_rank(self, job: str, rank: int, pid: int, identity: bytes) -> None: ...
     def send(self, identity: bytes, frame: bytes) -> None: ...

@@ -36,6 +36,7 @@ from .node_wire import (
     End,
     Ended,
     Find,
+    FindPort,
     FromNode,
     FromRank,
     Heard,
@@ -43,6 +44,7 @@ from .node_wire import (
     Leave,
     Left,
     Missing,
+    PortFound,
     Rejoin,
     Start,
     Stored,
@@ -217,7 +219,9 @@ class _Session:
         self._environ = dict(environ)
         #: Of its own: when it is gone, so is the socket, and its path is free.
         self._context = zmq.Context()
-        reports = Reports(self._heard, self._ended, lambda node, job: send(Missing(job=job)))
+        reports = Reports(
+            self._heard, self._ended, lambda node, job: send(Missing(job=job)), self._port_found
+        )
         self.node = LocalNode(self._context, directory, clock, reports)
         self._directory = directory
         self._tails = LogTails(self.node.processes.log, send)
@@ -261,6 +265,8 @@ class _Session:
                 environ = {**message.environ, **self._environ}
                 self._tails.follow(message.job, message.copied)
                 self.node.launch(message.job, message.program, environ, message.attempt)
+            case FindPort():
+                self.node.find_port(message.job, message.attempt)
             case Find():
                 self._tails.follow(message.sought.job, message.sought.copied)
                 self.node.find(message.sought)
@@ -284,6 +290,9 @@ class _Session:
             self._tell_exits()
         else:
             self._send(Ended(event=event))
+
+    def _port_found(self, job: str, attempt: int, port: int) -> None:
+        self._send(PortFound(job=job, attempt=attempt, port=port))
 
     def _tell_exits(self) -> None:
         """What a command has printed is heard of before its end."""

@@ -14,12 +14,12 @@ import zmq
 
 from gpuslice.sched_core.core.events import Exited, RankGone
 from gpuslice.sched_core.jobs.program import Program
-from gpuslice.types import ByteCount, Count, JobName, Pid, RankNumber, Seconds, VariableName, Word
+from gpuslice.types import ByteCount, Count, JobName, Pid, PortNumber, RankNumber, Seconds, VariableName, Word
 from gpuslice.wire import MAX_MESSAGE_BYTES, decode_frame
 
 from .node import Sought
 
-VERSION = 2
+VERSION = 3
 #: A rank's longest message, or a command with its environment, and what is around it.
 MAX_BYTES = 4 * MAX_MESSAGE_BYTES
 BEAT_S = 1.0
@@ -48,6 +48,13 @@ class Start(NodeMessage, tag="start", frozen=True):
     program: Program
     environ: dict[VariableName, Word]
     copied: tuple[ByteCount, ByteCount] = (0, 0)
+
+
+class FindPort(NodeMessage, tag="find_port", frozen=True):
+    """Tell at which port of yours the ranks of that attempt are to meet."""
+
+    job: JobName
+    attempt: Count
 
 
 class Find(NodeMessage, tag="find", frozen=True):
@@ -133,6 +140,14 @@ class Missing(NodeMessage, tag="missing", frozen=True):
     job: JobName
 
 
+class PortFound(NodeMessage, tag="port_found", frozen=True):
+    """Answer to ``FindPort``: the same for an attempt however often it is asked for."""
+
+    job: JobName
+    attempt: Count
+    port: PortNumber
+
+
 class Printed(NodeMessage, tag="printed", frozen=True):
     """What a job has printed from byte ``offset`` on; the next follows when this one is stored."""
 
@@ -152,8 +167,8 @@ class Beat(NodeMessage, tag="beat", frozen=True):
     beat: Count
 
 
-ToNode = Start | Find | WatchRank | ToRank | End | Stored | Heard | Rejoin | Leave
-FromNode = Joined | FromRank | Ended | Missing | Printed | Left | Beat
+ToNode = Start | FindPort | Find | WatchRank | ToRank | End | Stored | Heard | Rejoin | Leave
+FromNode = Joined | FromRank | Ended | Missing | PortFound | Printed | Left | Beat
 
 _WHAT = "a message of a node"
 _encoder = msgspec.msgpack.Encoder()

@@ -23,6 +23,7 @@ from .node_wire import (
     End,
     Ended,
     Find,
+    FindPort,
     FromNode,
     FromRank,
     Heard,
@@ -30,6 +31,7 @@ from .node_wire import (
     Leave,
     Left,
     Missing,
+    PortFound,
     Printed,
     Rejoin,
     Start,
@@ -76,6 +78,10 @@ class RemoteNode:
         """Start the command of ``job`` there."""
         copied = self._logs.copied(job, self.name)
         self.tell(Start(job=job, attempt=attempt, program=program, environ=dict(environ), copied=copied))
+
+    def find_port(self, job: str, attempt: int) -> None:
+        """Ask at which of its ports the ranks of that attempt are to meet."""
+        self.tell(FindPort(job=job, attempt=attempt))
 
     def find(self, sought: Sought) -> None:
         """Ask what became of a job."""
@@ -237,6 +243,8 @@ class RemoteNodes:
                 self._reports.ended(node.name, message.event)
             case Missing():
                 self._reports.missing(node.name, message.job)
+            case PortFound():
+                self._reports.port_found(message.job, message.attempt, message.port)
             case Printed():
                 end = self._logs.store(node.name, message)
                 node.tell(Stored(job=message.job, stream=message.stream, end=end))

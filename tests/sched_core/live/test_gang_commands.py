@@ -13,37 +13,21 @@ STANDALONE = ("python", "-m", "torch.distributed.run", "--standalone", "--nproc-
 
 @pytest.mark.parametrize(("node", "number", "count"), [("", "0", "2"), ("b", "1", "1")])
 def test_torchrun_is_told_of_the_other_nodes(node: str, number: str, count: str) -> None:
-    found = on_node(Program(STANDALONE, "/", {"A": "1"}), ("", "", "b"), node, host="10.0.0.1", attempt="g 0")
+    found = on_node(Program(STANDALONE, "/", {"A": "1"}), ("", "", "b"), node, host="10.0.0.1", port=4242)
     *words, script = found.argv
     assert words[:3] == ["python", "-m", "torch.distributed.run"]
     options = dict(zip(words[3::2], words[4::2], strict=True))
-    port = options.pop("--master-port")
-    assert 20000 <= int(port) < 30000
     assert options == {
         "--nnodes": "2",
         "--node-rank": number,
         "--nproc-per-node": count,
         "--master-addr": "10.0.0.1",
+        "--master-port": "4242",
     }
     assert script == "train.py"
     assert found.environ["A"] == "1"
     assert found.environ["PET_NODE_RANK"] == number
-    assert (found.environ["MASTER_ADDR"], found.environ["MASTER_PORT"]) == ("10.0.0.1", port)
-
-
-def test_every_node_is_told_the_same_port_and_every_attempt_another() -> None:
-    program = Program(("x",), "/")
-    ports = [
-        on_node(program, ("", "b"), node, host="h", attempt=f"g {attempt}").environ["MASTER_PORT"]
-        for attempt in (0, 1)
-        for node in ("", "b")
-    ]
-    assert ports[0] == ports[1] != ports[2] == ports[3]
-
-
-def test_a_job_of_one_node_is_started_as_it_is() -> None:
-    program = Program(STANDALONE, "/")
-    assert on_node(program, ("b", "b", "b"), "b", host="h", attempt="g 0") is program
+    assert (found.environ["MASTER_ADDR"], found.environ["MASTER_PORT"]) == ("10.0.0.1", "4242")
 
 
 def test_a_job_has_ended_when_all_its_commands_have() -> None:

@@ -54,7 +54,9 @@ sys.exit(max(rank.wait() for rank in ranks))
 
 
 class Site:
-    """A scheduler of one device here and one on node b."""
+    """A scheduler of one device here and one on each of the others."""
+
+    others: tuple[str, ...] = ("b",)
 
     def __init__(self, directory: Path, lost_after_s: float, transfer: TransferCommand | None = None) -> None:
         self.directory = directory
@@ -71,10 +73,11 @@ class Site:
         self.open()
 
     def open(self, *, keep: bool = True) -> None:
-        devices = [DeviceName("null", 0), DeviceName("null", 0, node="b")]
+        nodes = ("", *self.others)
+        devices = [DeviceName("null", 0, node=node) for node in nodes]
         self.core = Core(devices, RoundRobin(quantum_s=60.0))
         self.remote = RemoteNodes(
-            {"": "127.0.0.1", "b": "127.0.0.1"},
+            dict.fromkeys(nodes, "127.0.0.1"),
             f"tcp://127.0.0.1:{self.port}",
             self.keys,
             MonotonicClock(),
