@@ -3,7 +3,8 @@
     supervisor.py DESCRIPTOR COMMAND [ARGUMENTS]...
 
 ``DESCRIPTOR`` is the job's record, locked by whoever started this; the lock lasts as long as this process.
-What the command leaves behind is ended with it, unless ``GPUSLICE_KEEP_CHILDREN`` says otherwise.
+What the command leaves behind is ended with it, unless ``GPUSLICE_KEEP_CHILDREN`` says otherwise. On another
+node than the scheduler's, all of it stands still while the node's lease is over, also without an agent.
 The record has two lines of fixed length, our process id and the exit code (negative: a signal), so that the
 second is written in place, on a full disk, too. Run as a script and without ``site``, standard library only.
 """
@@ -26,6 +27,11 @@ _KEEP = "GPUSLICE_KEEP_CHILDREN"
 #: Between the polite signal and the one that cannot be refused.
 _GRACE_S = 3.0
 _LOOK_AGAIN_S = 0.02
+#: As in lease.py: in the environment of jobs that may not run without a lease, and how often to look for it.
+_LEASED = "GPUSLICE_LEASED"
+_LEASE_AGAIN_S = 1.0
+#: Where its ranks report: beside the lease.
+_SOCKET = "GPUSLICE_SOCKET"
 
 
 def line(number: int | None) -> bytes:
@@ -50,6 +56,9 @@ def main(argv: list[str]) -> None:
     for number in _OUTLIVED:
         signal.signal(number, lambda number, _: asked.append(number))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _OUTLIVED)
+    if _LEASED in os.environ:
+        directory = os.path.dirname(os.environ[_SOCKET].removeprefix("ipc://"))
+        _LeaseWatch(os.path.join(directory, "lease")).begin()
     pid, status = os.wait()
     while pid != child:
         pid, status = os.wait()
@@ -61,6 +70,45 @@ def main(argv: list[str]) -> None:
     elif os.environ.get(_KEEP, "").lower() not in ("1", "true"):
         with suppress(ChildProcessError):
             _end_orphans()
+
+
+class _LeaseWatch:
+    """Stops all that the command has started while the lease is over; the agent may be gone.
+
+    A lease that cannot be read is left to the agent.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._stopped = False
+
+    def begin(self) -> None:
+        """Look now, and again for as long as this process lives; its main thread may wait meanwhile."""
+        signal.signal(signal.SIGALRM, lambda number, frame: self._look())
+        self._look()
+
+    def _look(self) -> None:
+        left_s = _LEASE_AGAIN_S
+        with suppress(OSError, ValueError, IndexError):
+            with open(self._path) as file:
+                left_s = float(file.read().split()[0]) - time.clock_gettime(time.CLOCK_BOOTTIME)
+            if left_s <= 0.0:
+                self._stopped = True
+                _signal_descendants(signal.SIGSTOP)
+            elif self._stopped:
+                self._stopped = False
+                _signal_descendants(signal.SIGCONT)
+        signal.setitimer(signal.ITIMER_REAL, left_s if 0.0 < left_s < _LEASE_AGAIN_S else _LEASE_AGAIN_S)
+
+
+def _signal_descendants(number: signal.Signals) -> None:
+    """Send a signal to all that the command has started, and to what they start meanwhile."""
+    told: set[int] = set()
+    while new := _descendants() - told:
+        for pid in new:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+        told |= new
 
 
 def _end_orphans() -> None:
@@ -86,12 +134,26 @@ def _end_orphans() -> None:
 
 def _children() -> set[int]:
     """The processes whose parent we are."""
-    found = set()
+    return {pid for pid, parent in _parents().items() if parent == os.getpid()}
+
+
+def _descendants() -> set[int]:
+    """Our children, and all of theirs."""
+    parents = _parents()
+    found = newer = {os.getpid()}
+    while newer:
+        newer = {pid for pid, parent in parents.items() if parent in newer}
+        found = found | newer
+    return found - {os.getpid()}
+
+
+def _parents() -> dict[int, int]:
+    """The parent of every process."""
+    found = {}
     for name in filter(str.isdecimal, os.listdir("/proc")):
         with suppress(OSError), open(f"/proc/{name}/stat", "rb") as status:
             # The name, in brackets, may hold anything; the state and the parent follow it.
-            if int(status.read().rpartition(b")")[2].split()[1]) == os.getpid():
-                found.add(int(name))
+            found[int(name)] = int(status.read().rpartition(b")")[2].split()[1])
     return found
 
 

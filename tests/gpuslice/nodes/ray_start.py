@@ -47,6 +47,15 @@ class StartedRay:
             command.wait()
         self._commands.clear()
 
+    def kill_gcs(self) -> None:
+        """SIGKILL for the head's control store (GCS) alone; what belongs to the head ends by itself then."""
+        head = self._commands.pop(0)
+        family = psutil.Process(head.pid).children(recursive=True)
+        (store,) = (one for one in family if one.name() == "gcs_server")
+        store.kill()
+        head.wait(PATIENCE_S)
+        psutil.wait_procs(family, PATIENCE_S)
+
     def actors(self) -> str:
         """All named ones, as another process sees them."""
         code = (

@@ -18,7 +18,9 @@ from gpuslice.config import variable
 from gpuslice.sched_core.core.events import Cancelled, NodeFound, NodeLost
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.states import JobState
+from gpuslice.sched_core.nodes import exit_record, supervisor
 from gpuslice.sched_core.nodes.lease import LEASED, Lease
+from gpuslice.sched_core.nodes.local_node import rank_endpoint
 
 from ...patience import PATIENCE_S
 from .proxy import Proxy
@@ -176,6 +178,30 @@ def test_on_a_full_disk_it_holds_all_the_same(tmp_path: Path, family: list[psuti
     wait_until_stopped(family)
 
 
+def test_a_supervisor_stops_all_that_its_command_has_started_until_the_lease_is_renewed(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "lease"
+    file.write_text(f"{BoottimeClock().now() + PATIENCE_S} 9.0\n")
+    environ = {**os.environ, variable("socket"): rank_endpoint(tmp_path), LEASED: "1"}
+    record = exit_record.create(tmp_path / "a.exit")
+    words = [sys.executable, "-I", "-S", supervisor.__file__, str(record), sys.executable, "-c"]
+    family = FAMILY.replace("])", "], start_new_session=True)")
+    with subprocess.Popen([*words, family], env=environ, pass_fds=[record]) as process:
+        parent = psutil.Process(process.pid)
+        try:
+            wait_for(lambda: len(parent.children(recursive=True)) == 2)
+            started = parent.children(recursive=True)
+            file.write_text("0.0 9.0\n")
+            wait_until_stopped(started)
+            file.write_text("")
+            file.write_text(f"{BoottimeClock().now() + PATIENCE_S} 9.0\n")
+            wait_for(lambda: not any(stopped(one.pid) for one in started))
+        finally:
+            for one in [*parent.children(recursive=True), parent]:
+                one.kill()
+
+
 def ends_s(file: Path) -> float:
     """When a lease is over, as its file says; it may be about to be written."""
     return float((file.read_text() or "inf").split()[0])
@@ -246,6 +272,18 @@ def test_a_job_goes_on_when_its_scheduler_is_there_again(cut: Cut, way: str) -> 
     assert cut.finish("a") == [JobState.SUCCEEDED]
     assert cut.core.jobs["a"].attempt == 0
     assert not cut.happened(NodeLost)
+
+
+def test_a_job_stands_still_although_its_agent_was_killed_and_goes_on_with_the_next(cut: Cut) -> None:
+    job = cut.leased("a", max_restarts=1)
+    pid = job.ranks[0].pid
+    cut.kill_agent()
+    wait_for(lambda: stopped(pid))
+    cut.begin_agent()
+    cut.run(lambda: not stopped(pid))
+    (cut.directory / "enough").touch()
+    assert cut.finish("a") == [JobState.SUCCEEDED]
+    assert cut.core.jobs["a"].attempt == 0
 
 
 def test_a_job_runs_on_while_there_is_no_scheduler(tmp_path: Path) -> None:
