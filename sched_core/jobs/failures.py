@@ -43,6 +43,8 @@ _RESOURCE = re.compile(
     r"|Too many open files|insufficient shared memory|unable to (?:open shared memory|write to file </torch)",
     re.IGNORECASE,
 )
+#: What the scheduler says of a process that it has given up; its exit code is that of SIGKILL then.
+_GIVEN_UP = r"^gpuslice: (?:node \S+ was lost|its state could not be brought).*"
 _INFRASTRUCTURE = re.compile(
     r"uncorrectable ECC|CUDA error: (?:unspecified launch failure|unknown error|initialization error"
     r"|no CUDA-capable device|all CUDA-capable devices are busy|driver shutting down|the launch timed out"
@@ -52,8 +54,7 @@ _INFRASTRUCTURE = re.compile(
     r"|\bTimeoutError\b|Socket Timeout|Input/output error|Stale file handle"
     r"|Transport endpoint is not connected"
     r"|terminate called after throwing an instance of 'c10::"
-    r"|^gpuslice: (?:node \S+ was lost|its state could not be brought)"
-    r"|SIG(?:KILL|TERM|HUP)\b",
+    rf"|{_GIVEN_UP}|SIG(?:KILL|TERM|HUP)\b",
     re.IGNORECASE,
 )
 #: The last line of a traceback, also behind torchrun's ``[rank1]:``.
@@ -94,6 +95,8 @@ def classify(code: int, words: str) -> Failure:
     Of several exceptions, a lack of resources counts before a mistake, and a mistake before broken
     connections: where one rank of a gang fails, the others lose their connections to it.
     """
+    if given_up := re.search(_GIVEN_UP, words, re.MULTILINE):
+        return Failure(Kind.INFRASTRUCTURE, given_up[0])
     verdicts = _verdicts(words)
     number = -code if code < 0 else code - 128
     if code < 0 or number in set(signal.Signals):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 from gpuslice import wire
@@ -17,7 +19,7 @@ from gpuslice.sched_core.core.events import (
     Submitted,
 )
 from gpuslice.sched_core.job import JobSpec
-from gpuslice.sched_core.jobs.failures import ATTEMPT_MARK, Kind, classify, telling, verdict
+from gpuslice.sched_core.jobs.failures import ATTEMPT_MARK, Failure, Kind, classify, telling, verdict
 from gpuslice.sched_core.jobs.states import JobState
 
 from ..driver import PROGRAM, Driver, told
@@ -236,6 +238,4 @@ def test_cancel_while_a_failed_gang_is_being_ended_forbids_another_attempt() -> 
     ["gpuslice: node b was lost", "gpuslice: its state could not be brought to b: nobody has it"],
 )
 def test_what_we_say_of_nodes_is_no_mistake_of_the_user_s(words: str) -> None:
-    found = verdict(words)
-    assert found is not None
-    assert (found.kind, found.reason) == (Kind.INFRASTRUCTURE, words)
+    assert verdict(words) == classify(-signal.SIGKILL, words) == Failure(Kind.INFRASTRUCTURE, words)

@@ -305,7 +305,8 @@ def test_a_node_that_is_silent_for_long_is_lost_and_what_ran_there_is_ended_when
     assert site.agent is not None
     site.agent.send_signal(signal.SIGSTOP)
     site.run(lambda: bool(site.happened(NodeLost)) and job.attempt == 1)
-    assert [note.details["class"] for note in site.notes("failed")] == ["infrastructure"]
+    failed = [(note.details["class"], note.details["reason"]) for note in site.notes("failed")]
+    assert failed == [("infrastructure", "gpuslice: node b was lost")]
     site.scheduler.apply_request(Cancelled("here", "make room"))
     site.run(lambda: job.state is JobState.RUNNING)
     assert job.nodes == (0,)
