@@ -4,7 +4,10 @@
 
 The other processes are on the same node, or on another one with a RAM disk of its own (``other_node.py``).
 ``--mib`` is the state of the whole gang, divided among its ranks. All ranks begin at once; none comes back
-before all have left, as the scheduler has it. Memory: about six times the state, four times without the node.
+before all have left, as the scheduler has it.
+
+Memory: three times the state, and what the processes take. The state is in the source's slot, in the target
+process, and in the source process or, while that is parked, in the other node's RAM disk.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import datetime
 import json
 import os
 import platform
+import sys
 import tempfile
 import threading
 import time
@@ -24,11 +28,15 @@ from statistics import median_high
 from typing import Any
 
 from benchmarks.child import Child
+from gpuslice.memory import available_bytes
 
+SHM = Path("/dev/shm")
+#: What the processes take beside the state, by rank (measured: 630 with one rank, 570 with four).
+PROCESSES_MIB = 650
 SOURCE, TARGET = "benchmarks.migration_latency.source", "benchmarks.migration_latency.target"
 NODE = "benchmarks.migration_latency.other_node"
 PATIENCE_S = 300.0
-#: Makes both slots of a rank, and maps them in the other process.
+#: Makes the slot of a rank, and maps it in the other process.
 WARM_UP = 2
 
 
@@ -51,7 +59,7 @@ class Gang:
         self.node: list[Child] = []
         if mib:
             sender = Child(NODE, "send", directory / "ramdisk")
-            limit = f"{3 * mib + 256}MiB"
+            limit = f"{mib + 256}MiB"
             port = sender.listen()
             self.node = [Child(NODE, "receive", directory / "elsewhere", limit, port), sender]
             assert self.node[0].listen() == "ready"
@@ -98,10 +106,11 @@ class Gang:
         began_s = time.perf_counter()
         self.ask("suspend")
         left_s = time.perf_counter()
-        paths = json.loads(self.node[0].ask("bench"))
+        paths = json.loads(self.node[0].ask("fetch"))
         shipped_s = time.perf_counter()
         self.each(lambda rank: self.there(rank, paths[rank]))
         here_s = time.perf_counter()
+        self.node[0].ask("forget")
         stages = {"suspend_s": left_s - began_s, "ship_s": shipped_s - left_s, "resume_s": here_s - shipped_s}
         return {"blackout_s": here_s - began_s, **stages}
 
@@ -144,11 +153,24 @@ def _medians(switches: list[dict[str, float]]) -> dict[str, float]:
     return {name: round(median_high(switch[name] for switch in switches), 5) for name in switches[0]}
 
 
+def check_memory(mib: int, ranks: int) -> None:
+    """End with a message if the memory is not there: later the kernel would kill some process."""
+    status = os.statvfs(SHM)
+    for what, needed_mib, free_bytes in (
+        ("memory", 3 * mib + PROCESSES_MIB * ranks, available_bytes()),
+        (str(SHM), 2 * mib + 256, status.f_bavail * status.f_frsize),
+    ):
+        free_mib = free_bytes >> 20
+        if needed_mib > free_mib:
+            sys.exit(f"{mib} MiB on {ranks} ranks take {needed_mib} MiB of {what}; {free_mib} MiB are free")
+
+
 def case(state: str, mib: int, ranks: int, rounds: int, *, node: bool) -> dict[str, Any]:
     """One line of the table."""
+    check_memory(mib, ranks)
     os.environ["GPUSLICE_BENCH_MIB"] = str(max(1, mib // ranks))
     os.environ["OMP_NUM_THREADS"] = "1"  # as torchrun has it
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
+    with tempfile.TemporaryDirectory(dir=SHM) as directory:
         gang = Gang(state, ranks, Path(directory), mib if node else 0)
         try:
             found = measure(gang, rounds)

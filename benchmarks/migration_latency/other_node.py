@@ -2,8 +2,8 @@
 
 They do what the actors of ``gpuslice.nodes.shipping`` do, by TCP on the loopback device instead of Ray's
 object stores. ``python -m benchmarks.migration_latency.other_node send RAMDISK`` says its port, and serves
-whoever connects. ``... receive RAMDISK LIMIT PORT`` fetches each job that its standard input names,
-and answers by the snapshots' paths, rank by rank.
+whoever connects. ``... receive RAMDISK LIMIT PORT`` reads lines: to ``fetch`` it answers by the snapshots'
+paths, rank by rank, and to ``forget`` by none, when it has removed them.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from gpuslice.nodes.sender import Sender, open_disk
 
 #: As ``gpuslice.nodes.shipping`` has it.
 UNDER_WAY = 4
+JOB = "bench"
 #: What is asked of the sender, before the message.
 BEGIN, OFFER, PORTION = b"b", b"o", b"p"
 
@@ -51,14 +52,14 @@ class Fetching:
         self._connection, self._flags = connection, flags
         self._receiver = Receiver(flags)
 
-    def fetch(self, job: str) -> list[str]:
+    def fetch(self) -> list[str]:
         """The paths of the snapshots, when all are published."""
-        held = decode(self._ask(BEGIN + job.encode()), Held)
+        held = decode(self._ask(BEGIN + JOB.encode()), Held)
         offers = [self._ask(OFFER + str(rank).encode()) for rank in held.ranks]
         self._fetch(decode(self._receiver.receive(*offers), Missing))
         self._receiver.publish()
         disk = open_disk(self._flags)
-        return [str(restartable_files(disk.home(job, rank))[held.boundary]) for rank in held.ranks]
+        return [str(restartable_files(disk.home(JOB, rank))[held.boundary]) for rank in held.ranks]
 
     def _fetch(self, missing: Missing) -> None:
         under_way: deque[bytes] = deque()
@@ -78,13 +79,22 @@ class Fetching:
         return self._connection.recv_bytes()
 
 
+def forget(flags: dict[str, str]) -> list[str]:
+    """Remove all snapshots: a job comes to a node that has none of it."""
+    disk = open_disk(flags)
+    for info in disk.listing():
+        disk.open_store(JOB, info.rank).close(keep=False)
+    return []
+
+
 def receive(ramdisk: str, limit: str, port: int) -> None:
-    """Fetch what the lines name."""
+    """Do what the lines say."""
+    flags = {"ramdisk_dir": ramdisk, "ramdisk_limit": limit}
     with Client(("127.0.0.1", port)) as connection:
         print("ready", flush=True)
         for line in sys.stdin:
-            flags = {"ramdisk_dir": ramdisk, "ramdisk_limit": limit}
-            print(json.dumps(Fetching(connection, flags).fetch(line.strip())), flush=True)
+            found = Fetching(connection, flags).fetch() if line.strip() == "fetch" else forget(flags)
+            print(json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":

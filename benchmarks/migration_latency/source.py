@@ -18,6 +18,7 @@ from benchmarks.migration_latency.target import digest
 from benchmarks.states import STATE_BYTES, STATES, State
 from gpuslice.checkpoint.discover.heap import hide_imports
 from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
+from gpuslice.checkpoint.ramdisk.store import JobStore
 from gpuslice.checkpoint.switch.switch import Switch
 from gpuslice.kernels import open_device
 from gpuslice.types import DeviceName
@@ -26,13 +27,17 @@ from gpuslice.types import DeviceName
 class Rank:
     """One rank's state and switch."""
 
-    def __init__(self, state: State, switch: Switch) -> None:
-        self._state, self._switch = state, switch
+    def __init__(self, state: State, store: JobStore) -> None:
+        self._state, self._store = state, store
+        self._switch = Switch(open_device(DeviceName("cpu", None)), store)
         self._boundary = 0
 
     def train(self) -> dict[str, Any]:
-        """A step that changes all that training changes."""
-        self._state.train()
+        """Change every tensor; the next snapshot takes the place of the last one, in the same warm slot."""
+        with torch.no_grad():
+            for tensor in self._state.tensors:  # a step of the optimizer would take room for gradients
+                tensor.mul_(0.999)
+        self._store.forget_after(-1)
         return {}
 
     def suspend(self) -> dict[str, Any]:
@@ -59,9 +64,8 @@ def main() -> None:
     with torch.no_grad():
         for tensor in state.tensors:  # or what is equal, here or on several ranks, would be sent once
             tensor.add_(torch.rand_like(tensor))
-    # Two slots of the state, and what goes with them.
     with RamDisk(directory / "ramdisk", 9 * STATE_BYTES).open_store("bench", index) as store:
-        rank = Rank(state, Switch(open_device(DeviceName("cpu", None)), store))
+        rank = Rank(state, store)
         print(store.directory, flush=True)
         for line in sys.stdin:
             print(json.dumps(getattr(rank, line.strip())()), flush=True)
