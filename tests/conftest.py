@@ -6,6 +6,7 @@ import gc
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -19,6 +20,9 @@ import pytest
 from gpuslice.checkpoint.discover.heap import hide_imports
 
 from .fakes.build import FAKES, build
+
+# Workers of pytest-xdist begin as the Pythons do that tests start, but their tests compile models.
+sys.meta_path[:] = [finder for finder in sys.meta_path if finder.__module__ != "sitecustomize"]
 
 # Torch's threads sleep when they have nothing to do; spinning, they take the cores from those that have.
 # It is read when torch is loaded.

@@ -220,6 +220,8 @@ def leave(shelves: list[Shelf]) -> None:
 def main() -> None:
     """Serve, and be what was ordered."""
     listener = socket.socket(fileno=int(sys.argv[1]))
+    # A fork that is to begin like the other Pythons of the tests finds it anew.
+    sys.meta_path[:] = [finder for finder in sys.meta_path if finder.__module__ != "sitecustomize"]
     own = [os.path.abspath(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
     path = [entry for entry in sys.path if entry not in own]
     shelves: list[Shelf] = []
