@@ -83,33 +83,33 @@ def _threads(workshop: Workshop) -> tuple[set[str], list[list[str]]]:
     ],
 )
 def test_no_thread_is_left_however_the_script_ends(
-    workshop: Workshop, how: str, code: int, processes: int
+    quick_workshop: Workshop, how: str, code: int, processes: int
 ) -> None:
-    workshop.write("train.py", SCRIPT)
+    quick_workshop.write("train.py", SCRIPT)
     flags = ("--suspend-every", "7", "--checkpoint-every", "5", "--job", "job", "--spill-dir", "spilled")
-    done = workshop.gpuslice_run(*flags, "train.py", how)
+    done = quick_workshop.gpuslice_run(*flags, "train.py", how)
     assert done.returncode == code, done.stderr
-    amid, left = _threads(workshop)
+    amid, left = _threads(quick_workshop)
     assert {"gpuslice-watch", "gpuslice-room"} <= amid
     assert left == [[]] * processes
 
 
-def test_no_thread_of_a_scheduled_job_is_left(workshop: Workshop, scheduler: ScriptedScheduler) -> None:
-    with job(workshop, scheduler, "leaves", script=SCRIPT) as process:
+def test_no_thread_of_a_scheduled_job_is_left(quick_workshop: Workshop, scheduler: ScriptedScheduler) -> None:
+    with job(quick_workshop, scheduler, "leaves", script=SCRIPT) as process:
         scheduler.welcome()
         scheduler.grant(1)
         assert end(process)[0] == 3
-    amid, left = _threads(workshop)
+    amid, left = _threads(quick_workshop)
     assert {"gpuslice-link", "gpuslice-watch"} <= amid
     assert left == [[]]
 
 
 def test_no_thread_of_a_job_that_could_not_begin_is_left(
-    workshop: Workshop, scheduler: ScriptedScheduler
+    quick_workshop: Workshop, scheduler: ScriptedScheduler
 ) -> None:
-    with job(workshop, scheduler, "ends", script=SCRIPT) as process:
+    with job(quick_workshop, scheduler, "ends", script=SCRIPT) as process:
         scheduler.welcome()
         scheduler.say(Resume(epoch=1, device="cuda:0"))  # there is none here
         code, _, err = end(process)
     assert code == 3, err
-    assert _threads(workshop) == (set(), [[]])
+    assert _threads(quick_workshop) == (set(), [[]])
