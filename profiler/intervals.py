@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from math import floor
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy import signal, stats
 
 #: Of every interval that is stated. The live packing estimator (``sched_core``) decides at the same level.
 CONFIDENCE = 0.99
@@ -18,8 +18,8 @@ def mean_interval(values: Sequence[float]) -> Interval | None:
     """Student's interval of the mean of independent ``values``; ``None`` for a single one."""
     if len(values) < 2:
         return None
-    mean, error = float(np.mean(values)), float(stats.sem(values))
-    reach = float(stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * error
+    mean, error = float(np.mean(values)), float(scipy.stats.sem(values))
+    reach = float(scipy.stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * error
     return mean - reach, mean + reach
 
 
@@ -38,7 +38,7 @@ def median_interval(values: NDArray[np.float64]) -> Interval | None:
         return None
     above = np.sign(values - np.median(values))
     independent = floor(len(values) / correlation_time(above))
-    rank = int(stats.binom.ppf((1 - CONFIDENCE) / 2, independent, 0.5))
+    rank = int(scipy.stats.binom.ppf((1 - CONFIDENCE) / 2, independent, 0.5))
     if rank < 1:
         return None
     ordered = np.sort(values)
@@ -54,7 +54,7 @@ def correlation_time(values: NDArray[np.float64]) -> float:
     """
     spread = values - values.mean()
     count = len(values)
-    products = signal.correlate(spread, spread, method="auto")[count - 1 :]
+    products = scipy.signal.correlate(spread, spread, method="auto")[count - 1 :]
     if products[0] <= 0:
         return 1.0
     pairs = (products[: count // 2 * 2] / products[0]).reshape(-1, 2).sum(axis=1)

@@ -12,8 +12,8 @@ from math import ceil, exp, sqrt
 
 import msgspec
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy import stats
 
 from .intervals import CONFIDENCE, Interval, median_interval
 from .recorder import Recording
@@ -213,7 +213,7 @@ def _change(steps_s: Column, surprising: float) -> int | None:
     """After how many of ``steps_s`` their level changes; ``None`` if it does not."""
     count = len(steps_s)
     # U after k steps: 2 * (sum of their ranks) - k * (count + 1).
-    ranks = np.cumsum(stats.rankdata(steps_s))
+    ranks = np.cumsum(scipy.stats.rankdata(steps_s))
     distance = np.abs(2 * ranks - np.arange(1, count + 1) * (count + 1))
     inner = distance[_LEAST_STEPS - 1 : count - _LEAST_STEPS]
     at = int(np.argmax(inner)) + _LEAST_STEPS

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.optimize import nnls
 
 from .plan import Members
 from .stress import Curve, throughput
@@ -102,7 +102,7 @@ def fit(
                 outcomes.append(np.log(max(value, _LEAST)))
     scale = np.sqrt(_RIDGE)
     left = np.vstack([*rows, scale * np.eye(len(kinds))])
-    weights, _ = nnls(left, np.array([*outcomes, *(scale * prior)]))
+    weights, _ = scipy.optimize.nnls(left, np.array([*outcomes, *(scale * prior)]))
     return np.asarray(weights, dtype=np.float64)
 
 

@@ -12,7 +12,7 @@ from random import Random
 
 import msgspec
 import numpy as np
-from scipy.optimize import isotonic_regression
+import scipy
 
 from gpuslice.profiler.recorder import Recording
 
@@ -236,7 +236,7 @@ def _falling(values: Sequence[float]) -> tuple[Column, Column]:
     What noise says otherwise is levelled out by least squares.
     """
     weights = [_SURE, *(1.0 for _ in values)]
-    kept = isotonic_regression([1.0, *values], weights=weights, increasing=False).x
+    kept = scipy.optimize.isotonic_regression([1.0, *values], weights=weights, increasing=False).x
     return np.array([0.0, *LEVELS]), np.asarray(kept, dtype=np.float64)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from scipy import signal
+import scipy
 
 from gpuslice.profiler.intervals import CONFIDENCE, correlation_time, mean_interval, median_interval
 from gpuslice.sched_core import interference
@@ -35,7 +35,7 @@ def smoothed(share: float) -> Callable[[np.random.Generator, int], np.ndarray]:
     """Each value keeps ``share`` of the deviation of the one before (an autoregression)."""
 
     def draw(random: np.random.Generator, count: int) -> np.ndarray:
-        found: np.ndarray = signal.lfilter([1.0], [1.0, -share], random.standard_normal(count + 200))
+        found: np.ndarray = scipy.signal.lfilter([1.0], [1.0, -share], random.standard_normal(count + 200))
         return found[200:]
 
     return draw
