@@ -14,6 +14,7 @@ import fcntl
 import os
 import threading
 from collections.abc import Container, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from gpuslice.checkpoint.files import flush, open_checked, write_at
@@ -26,7 +27,7 @@ from gpuslice.kernels.host.memory_files import map_file, map_nothing, map_over, 
 from gpuslice.kernels.transfer import Inspector
 
 from .budget import Budget, Own
-from .slots import remove_pieces
+from .slots import pieces_of, remove_pieces
 
 _RESERVED = "reserved"
 #: Room is asked for in steps: asking counts all files of the RAM disk.
@@ -94,12 +95,16 @@ class SharedPieces:
         What else the slot has goes, and makes room. ``keys`` are the XXH3-128 of all pieces.
         """
         remove_pieces(self._slot, {piece_path(self._slot, key).name for key in keys})
-        return [index for index, key in enumerate(keys) if not self._put_found(index, key)]
+        there = _by_key((self._slot, *self._others))
+        return [
+            index
+            for index, key in enumerate(keys)
+            if not self._put_found(index, key, there.get(key.hex(), ()))
+        ]
 
-    def _put_found(self, index: int, key: bytes) -> bool:
+    def _put_found(self, index: int, key: bytes, paths: Sequence[Path]) -> bool:
         start, stop = self._ranges[index]
-        for slot in (self._slot, *self._others):
-            path = piece_path(slot, key)
+        for path in paths:
             descriptor = _opened(path)
             if descriptor is None:
                 continue
@@ -112,7 +117,7 @@ class SharedPieces:
             if fingerprint(data) == key:
                 self.put(index, data, int.from_bytes(key))
                 return True
-            if slot == self._slot:
+            if path == piece_path(self._slot, key):
                 path.unlink()  # its writer died
         return False
 
@@ -225,6 +230,16 @@ class _Room:
             self._path.unlink(missing_ok=True)
             os.close(self._descriptor)
             self._descriptor, self.left_bytes = -1, 0
+
+
+def _by_key(slots: Sequence[Path]) -> dict[str, list[Path]]:
+    """The pieces that lie beside these slots' files, by the digits in their names."""
+    found: dict[str, list[Path]] = {}
+    for slot in slots:
+        with suppress(FileNotFoundError):  # a rank that has no store yet
+            for path in pieces_of(slot):
+                found.setdefault(path.suffix[1:], []).append(path)
+    return found
 
 
 def _await(descriptor: int) -> None:
