@@ -119,14 +119,14 @@ for x in DataLoader(Data()):
 
 @pytest.mark.slow
 def test_an_exception_shows_the_user_s_own_traceback(
-    workshop: Workshop, others_lines: Callable[[str], str]
+    quick_workshop: Workshop, others_lines: Callable[[str], str]
 ) -> None:
-    workshop.write("failing.py", FAILING)
-    plain = workshop.python("failing.py")
-    ours = workshop.gpuslice_run("--suspend-at", "2,3", "--report", "r.json", "failing.py")
+    quick_workshop.write("failing.py", FAILING)
+    plain = quick_workshop.python("failing.py")
+    ours = quick_workshop.gpuslice_run("--suspend-at", "2,3", "--report", "r.json", "failing.py")
     assert "ValueError: bad sample" in plain.stderr
     assert (ours.returncode, others_lines(ours.stderr)) == (1, plain.stderr)
-    report = json.loads((workshop.directory / "r.json").read_text())
+    report = json.loads((quick_workshop.directory / "r.json").read_text())
     assert [switch["boundary"] for switch in report["switches"]] == [2, 3]
 
 
@@ -230,15 +230,15 @@ dist.destroy_process_group()
 
 
 @pytest.mark.slow
-def test_the_ranks_of_torchrun_are_suspended_each_with_its_report(workshop: Workshop) -> None:
-    workshop.write("ddp.py", DISTRIBUTED)
+def test_the_ranks_of_torchrun_are_suspended_each_with_its_report(quick_workshop: Workshop) -> None:
+    quick_workshop.write("ddp.py", DISTRIBUTED)
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "ddp.py"]
     flags = ["--suspend-at", "11,12,15,18", "--report", "r.json"]
-    done = workshop.gpuslice_run(*flags, "--", *launcher)
+    done = quick_workshop.gpuslice_run(*flags, "--", *launcher)
     assert done.returncode == 0, done.stderr
-    digests = [(workshop.directory / f"digests.{rank}").read_text().split() for rank in (0, 1)]
+    digests = [(quick_workshop.directory / f"digests.{rank}").read_text().split() for rank in (0, 1)]
     assert {digest for pair in digests for digest in pair} == {digests[0][0]}
     for rank, name in enumerate(["r.json", "r.rank1.json"]):
-        report = json.loads((workshop.directory / name).read_text())
+        report = json.loads((quick_workshop.directory / name).read_text())
         assert report["rank"] == rank
         assert [switch["boundary"] for switch in report["switches"]] == [11, 12, 15, 18]

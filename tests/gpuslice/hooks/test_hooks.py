@@ -386,11 +386,11 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-def test_only_the_training_process_suspends(workshop: Workshop) -> None:
-    workshop.write("children.py", CHILDREN)
-    done = workshop.gpuslice_run("--suspend-every", "1", "--report", "r.json", "children.py")
+def test_only_the_training_process_suspends(quick_workshop: Workshop) -> None:
+    quick_workshop.write("children.py", CHILDREN)
+    done = quick_workshop.gpuslice_run("--suspend-every", "1", "--report", "r.json", "children.py")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [5, [False, 3], True]
-    report = json.loads((workshop.directory / "r.json").read_text())
+    report = json.loads((quick_workshop.directory / "r.json").read_text())
     assert [switch["boundary"] for switch in report["switches"]] == [1, 2, 3, 4]
     assert done.stderr.count("gpuslice: ") == 1

@@ -127,18 +127,20 @@ def command(workshop: Workshop, *words: str) -> Any:
     return workshop.execute([sys.executable, "-m", "gpuslice", *words])
 
 
-def test_the_command_reports_and_passes_the_exit_code_on(workshop: Workshop) -> None:
-    workshop.write("train.py", EPOCHS.replace('print("cleaned up")', "raise SystemExit(7)"))
-    done = command(workshop, "profile", "--steps", "40", "--json", "p.json", "--html", "p.html", "train.py")
+def test_the_command_reports_and_passes_the_exit_code_on(quick_workshop: Workshop) -> None:
+    quick_workshop.write("train.py", EPOCHS.replace('print("cleaned up")', "raise SystemExit(7)"))
+    done = command(
+        quick_workshop, "profile", "--steps", "40", "--json", "p.json", "--html", "p.html", "train.py"
+    )
     assert done.returncode == 7, done.stderr
-    found = json.loads((workshop.directory / "p.json").read_text())
+    found = json.loads((quick_workshop.directory / "p.json").read_text())
     assert {"steps", "step_seconds", "warmup_steps", "memory", "overhead"} <= set(found)
     assert set(found["step_seconds"]) == {"median", "p10", "p90", "interval", "confidence", "jitter"}
     assert found["steps"] + found["warmup_steps"] + sum(p["count"] for p in found["phases"].values()) == 40
     assert found["step_seconds"]["p10"] <= found["step_seconds"]["median"] <= found["step_seconds"]["p90"]
     assert found["skew"]["tensors"] == 2
     assert {one["device"] for one in found["devices"]} >= {"cpu:0"}
-    page = (workshop.directory / "p.html").read_text()
+    page = (quick_workshop.directory / "p.html").read_text()
     assert page.count("<svg") >= 2
     assert "http" not in page.replace("http-equiv", "")
     assert f"  steps:                {found['steps']} (" in done.stdout
@@ -221,14 +223,14 @@ def test_wrong_command_lines(words: list[str], capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.slow
-def test_the_command_for_a_script(workshop: Workshop) -> None:
-    workshop.write("train.py", EPOCHS)
+def test_the_command_for_a_script(quick_workshop: Workshop) -> None:
+    quick_workshop.write("train.py", EPOCHS)
     for number, words in enumerate((["--json", "s0.json", "train.py"], ["train.py", "--json", "s1.json"])):
-        done = command(workshop, "skew", *words)
+        done = command(quick_workshop, "skew", *words)
         assert done.returncode == 0, done.stderr
-        found = json.loads((workshop.directory / f"s{number}.json").read_text())
+        found = json.loads((quick_workshop.directory / f"s{number}.json").read_text())
         assert found["skew"] == pytest.approx(0.8)
-    nothing = command(workshop, "profile", "--", "true")
+    nothing = command(quick_workshop, "profile", "--", "true")
     assert (nothing.returncode, nothing.stderr.splitlines()[0]) == (
         2,
         "gpuslice: nothing was recorded (exit status 0)",
@@ -236,12 +238,12 @@ def test_the_command_for_a_script(workshop: Workshop) -> None:
 
 
 @pytest.mark.slow
-def test_a_signal_reaches_the_script_and_what_was_recorded_is_shown(workshop: Workshop) -> None:
+def test_a_signal_reaches_the_script_and_what_was_recorded_is_shown(quick_workshop: Workshop) -> None:
     waiting = "import signal\nprint('ready', flush=True)\nsignal.pause()\n"
     on_signal = "import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(3))\n"
-    workshop.write("train.py", on_signal + EPOCHS.replace('print("all epochs")', "pass") + waiting)
+    quick_workshop.write("train.py", on_signal + EPOCHS.replace('print("all epochs")', "pass") + waiting)
     words = [sys.executable, "-m", "gpuslice", "profile", "--steps", "1000", "train.py"]
-    with workshop.start(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with quick_workshop.start(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert [process.stdout.readline() for _ in range(2)] == ["cleaned up\n", "ready\n"]
         process.terminate()

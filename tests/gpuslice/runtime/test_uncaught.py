@@ -90,9 +90,9 @@ job = gpuslice.attach(model=torch.nn.Linear(1, 1), augment=[len])
 
 
 @pytest.mark.slow
-def test_a_script_under_the_launcher(workshop: Workshop) -> None:
-    path = workshop.write("train.py", ATTACHED)
-    done = workshop.gpuslice_run(str(path))
+def test_a_script_under_the_launcher(quick_workshop: Workshop) -> None:
+    path = quick_workshop.write("train.py", ATTACHED)
+    done = quick_workshop.gpuslice_run(str(path))
     assert (done.returncode, done.stdout) == (2, "caught RefusedSnapshotError\n"), done.stderr
     what, remedy = done.stderr.splitlines()
     assert what.startswith("gpuslice: augment[0] is a builtin_function_or_method")
