@@ -14,7 +14,6 @@ import atexit
 import gc
 import sys
 from importlib import import_module
-from importlib.abc import Loader
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import module_from_spec
 from types import ModuleType
@@ -72,10 +71,10 @@ class Dynamo(Deferred):
 DEFERRED = {"torch._dynamo": Dynamo, "torch._inductor": Deferred}
 
 
-class OptionsLoader(Loader):
+class OptionsLoader:
     """Loads a package's ``config``, which needs nothing of the rest, and leaves the rest to `Deferred`."""
 
-    def __init__(self, loader: Loader) -> None:
+    def __init__(self, loader) -> None:  # type: ignore[no-untyped-def]
         self.loader = loader
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
@@ -102,7 +101,7 @@ class DeferredFinder:
         spec = PathFinder.find_spec(name, path)  # type: ignore[arg-type]
         assert spec is not None
         assert spec.loader is not None
-        spec.loader = OptionsLoader(spec.loader)
+        spec.loader = OptionsLoader(spec.loader)  # type: ignore[assignment]
         return spec
 
 
