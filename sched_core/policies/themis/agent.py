@@ -65,7 +65,7 @@ class Agent:
     def add(self, job: Job, view: View) -> None:
         """Take in a new job."""
         self.jobs[job.id] = job
-        duration_s = view.remaining_s(job) + job.progress_at(view.now_s)
+        duration_s = _left_s(job, view) + job.progress_at(view.now_s)
         if job.least < job.most:
             self._elastic.append((len(self._works), job, duration_s))
             self._speeds[job.id] = SpeedCurve()
@@ -126,7 +126,7 @@ class Agent:
             # The same as below without the detours: most apps are one job, and all that wait are asked.
             (job,) = self.jobs.values()
             if not job.running:
-                left_s = max(view.remaining_s(job), 0.0)
+                left_s = max(_left_s(job, view), 0.0)
                 size = view.cluster.size
                 alone_s = max(left_s / self._best_rate(job, size), left_s * job.demand / size)
                 shared_s = view.now_s - self.start_s + wait_s + alone_s
@@ -173,7 +173,7 @@ class Agent:
         devices = 0
         given = dict(gangs)
         for job in self.jobs.values():
-            left_s = max(view.remaining_s(job), 0.0)
+            left_s = max(_left_s(job, view), 0.0)
             counts = given.get(job.id)
             if counts is not None:
                 size = gang_size((job.id, counts))
@@ -190,6 +190,12 @@ class Agent:
             left_s = 0.0
         shared_s = view.now_s - self.start_s + left_s + _joint(works, devices, self._goal)
         return max(shared_s, 1e-9) / max(self.ideal_s(view, crowd_s), 1e-9)
+
+
+def _left_s(job: Job, view: View) -> float:
+    """Work left, in seconds of a dedicated run; as much as was done if it has needed more than it said."""
+    left_s = view.remaining_s(job)
+    return left_s if left_s < inf else max(job.progress_at(view.now_s), 1.0)
 
 
 def _joint(works: Sequence[tuple[float, float]], devices: float, goal: Goal) -> float:

@@ -102,6 +102,18 @@ def test_leftovers_go_to_those_that_were_not_asked() -> None:
     assert {grant.job.id for grant in grants} == {"a", "b", "c"}
 
 
+def test_a_job_that_needs_longer_than_it_said_bids_as_if_it_were_half_through() -> None:
+    moment = view("1x4", ("a", 2, 100.0), ("b", 2, float("inf")), ("c", 2, 100.0), now_s=200.0)
+    moment.jobs["b"].progress_s = 100.0
+    agents = [Agent(job.id, 0.0, "all", Slowdown(), 0.0) for job in moment.jobs.values()]
+    for agent, job in zip(agents, moment.jobs.values(), strict=True):
+        agent.add(job, moment)
+    assert agents[1].nothing(moment, 600.0, 60.0) == agents[1].ideal_s(moment, 600.0) / 360.0
+    contenders = [Contender(agent, tuple(agent.jobs.values())) for agent in agents]
+    arbiter = Arbiter(0.0, 8, whole_leases=False, seed=1)
+    assert len(arbiter.share_out(moment, 600.0, FreeDevices(moment.cluster), contenders, 60.0)) == 2
+
+
 def test_impossible_options_are_refused_by_name() -> None:
     with pytest.raises(ConfigError, match="fairness=2"):
         Themis(fairness=2)
