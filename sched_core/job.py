@@ -114,6 +114,9 @@ class Job:
         What was asked for. ``id`` and ``demand`` are repeated here because policies read them all the time.
     least, most
         Of how many devices it may have, besides ``demand``; both are ``demand`` unless it is elastic.
+    within
+        Of one of these nodes must be all of its devices; empty if it may have any. Where processes cannot be
+        on two nodes, the live core says so of elastic jobs.
     number
         Order of arrival, from 0.
     placement
@@ -165,6 +168,7 @@ class Job:
         "since_s",
         "skew",
         "spec",
+        "within",
     )
 
     def __init__(self, spec: JobSpec, number: int) -> None:
@@ -173,6 +177,7 @@ class Job:
         self.demand = spec.demand
         self.least = spec.min_demand or spec.demand
         self.most = max(spec.max_demand or spec.demand, self.least)
+        self.within: tuple[int, ...] = ()
         self.number = number
         self.placement: tuple[int, ...] = ()
         self.epoch = 0
@@ -193,6 +198,10 @@ class Job:
     def kind(self) -> str:
         """What jobs that behave alike have in common: the model; of a job without one, its name."""
         return self.spec.model or self.id
+
+    def may_be_on(self, nodes: set[int]) -> bool:
+        """Whether it may have devices of all of ``nodes`` together."""
+        return not self.within or (len(nodes) == 1 and nodes.issubset(self.within))
 
     def executed_at(self, now_s: float) -> float:
         """Time it has made progress for, up to ``now_s``."""

@@ -110,7 +110,8 @@ class Ledger:
         ------
         PolicyError
             If a device does not exist or cannot be had, is named twice, is held by somebody else and not
-            shared by all, or if there are not as many as the job asks for.
+            shared by all, if there are not as many as the job asks for, or if a job that needs one node would
+            have devices of several.
         """
         if len(devices) != job.demand:
             self._check_size(job, len(devices), plan)
@@ -132,6 +133,8 @@ class Ledger:
                 raise self._impossible(
                     f"device {device} is given to {job.id} but {present.id} holds it", plan
                 )
+        if job.within and len(self._cluster.nodes(devices)) > 1:
+            raise self._impossible(f"elastic job {job.id} is given devices of several nodes", plan)
         if shared:
             self._shares.add(job.id)
 

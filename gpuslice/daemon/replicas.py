@@ -49,7 +49,7 @@ class Replicas:
         if job.state is not JobState.SUSPENDED or not job.portable:
             return
         self._taken[job.id] = taken = self._taken.get(job.id, 0) + 1
-        sources = self._core.relocations.named(job.nodes)
+        sources = self._core.relocations.named(job.nodes[: job.keepers])
         targets = [self._after(node) for node in sources]
         if taken >= self._every and targets != list(sources) and not self._transfers.under_way(job.id):
             self._taken[job.id] = 0

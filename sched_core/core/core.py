@@ -226,6 +226,7 @@ class Core:
                 return
             job.move(Trigger.ALL_PARKED, now)
             self.vacate(job, now)
+            self.relocations.confine(job)
             if job.through:
                 self.end(job, Trigger.SUCCEED, f"it has made its {job.spec.max_steps} steps", now)
 
@@ -260,6 +261,7 @@ class Core:
         """``job`` trains: its set-up is over, what follows counts as attained service."""
         job.end_setup(now)
         job.late, job.missed, job.state_nodes = False, 0, job.nodes
+        self.relocations.confine(job)
         self.order(Notice("began", job.id, {"setup_s": job.setup_s}))
         if job.placed and now < job.since_s < inf:
             job.since_s = now
@@ -313,6 +315,7 @@ class Core:
         owner_requests.check_submission(self, spec)
         job = self._jobs[spec.id] = Gang(spec, len(self._jobs), event.program)
         job.history.append((now, "submitted"))
+        self.relocations.restrict(job)
         self.planning.quotas.enter(job)
         self.deadlines.add(job)
         self.prestart.offer(job, now)

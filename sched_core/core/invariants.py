@@ -41,7 +41,10 @@ def _check_job(core: CoreContract, job: Gang) -> None:
     held = tuple(device for device, occupants in enumerate(core.occupants) if job.id in occupants)
     if held != tuple(sorted(job.lease)):
         raise InvariantError(f"job {job.id} has a lease on {job.lease} but holds {held}")
-    if core.relocations.of(job.lease) != job.nodes[: len(job.lease)]:
+    nodes = core.relocations.of(job.lease)
+    if job.within and len(set(nodes)) > 1:
+        raise InvariantError(f"elastic job {job.id} holds {held}, on several nodes")
+    if nodes != job.nodes[: len(job.lease)]:
         raise InvariantError(f"job {job.id} holds {held} and has its processes on nodes {job.nodes}")
     either = job.state.ended or job.state is JobState.RELAUNCHING
     if not either and bool(job.lease) != (job.state in HOLDING):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from gpuslice.sched_core.jobs.gang import Gang
@@ -46,16 +46,19 @@ class Moves:
     def settle_on_nodes(self, now: float) -> None:
         """Let jobs have devices where their processes are, if that costs nobody else any."""
         for job, moved in list(self._granted.values()):
-            stays = moved and (job.lease or self._core.relocations.can_leave(job))
+            leaves = self._core.relocations.can_leave(job)
+            # Of a command that is started anew it is known while it has a lease.
+            cannot = job.spec.relaunch and not leaves
+            stays = moved and (leaves or (job.lease and not cannot))
             if not job.running or not self._core.relocations.misplaced(job):
                 del self._granted[job.id]
             elif not stays and (wish := self._core.relocations.wish(job)):
                 del self._granted[job.id]
                 job.requested_devices = wish
                 self.carry_out(job, now)
-            elif not job.lease:  # it has parked, so it is known whether it can go on elsewhere
+            elif not job.lease or cannot:  # it has parked, so it is known whether it can go on elsewhere
                 del self._granted[job.id]
-                if not self._core.relocations.can_leave(job):
+                if not leaves:
                     self._plan.take(job, now)
                     self._plan.start_again()
 
@@ -63,7 +66,8 @@ class Moves:
         """Put ``job`` where its state can come back; if another's can come back only there, it waits."""
         others = {other.id: other for device in job.home for other in self._core.holders(device)}
         others.pop(job.id, None)
-        if any(other.bound for other in others.values()):
+        apart = not job.may_be_on(set(self._core.relocations.of(job.home_placement)))
+        if apart or any(other.bound for other in others.values()):
             self._plan.take(job, now)
             self._plan.start_again()
             return
@@ -83,11 +87,22 @@ class Moves:
         others.pop(job.id, None)
         moves = [(job, wish, ledger.shares(job))]
         for other in others.values():
-            devices = tuple(swap.get(device, device) for device in other.placement)
-            moves.append((other, devices, ledger.shares(other)))
+            moves.append((other, self._exchanged(other, swap), ledger.shares(other)))
         for moved, _, _ in moves:
             self._plan.take(moved, now)
         for moved, devices, shared in moves:
-            self._plan.give(moved, devices, now, shared=shared)
-            moved.migrations += bool(moved.lease)
+            if devices:
+                self._plan.give(moved, devices, now, shared=shared)
+                moved.migrations += bool(moved.lease)
         self._plan.start_again()
+
+    def _exchanged(self, other: Gang, swap: Mapping[int, int]) -> tuple[int, ...]:
+        """What ``other`` has after an exchange of devices.
+
+        One that needs one node, and would be on two, keeps what is left to it, if that is enough.
+        """
+        devices = tuple(swap.get(device, device) for device in other.placement)
+        if other.may_be_on(set(self._core.relocations.of(devices))):
+            return devices
+        left = tuple(device for device in other.placement if device not in swap)
+        return left if len(left) >= other.least else ()

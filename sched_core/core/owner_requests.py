@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from math import inf
 
 from gpuslice.errors import UsageError
@@ -26,10 +27,11 @@ def check_submission(core: CoreContract, spec: JobSpec) -> None:
             f"job {spec.id} asks for {spec.ranks} devices of {len(core.devices)}",
             "ask for as many as there are",
         )
-    if spec.elastic and len({device.node for device in core.devices}) > 1:
+    largest = max(Counter(device.node for device in core.devices).values())
+    if spec.elastic and spec.ranks > largest:
         raise UsageError(
-            f"job {spec.id} is elastic, and the devices of this scheduler are on several nodes",
-            "submit it with one number of devices",
+            f"job {spec.id} may have up to {spec.ranks} devices, all on one node; the largest has {largest}",
+            "ask for no more than that",
         )
     if spec.only_guaranteed and not core.planning.guarantees:
         raise UsageError(

@@ -41,6 +41,7 @@ class Relocations:
         self._cluster = self.cluster = cluster
         self._names = tuple(core.devices[cluster.on(node)[0]].node for node in range(len(cluster.node_sizes)))
         self._lost: set[int] = set()
+        self._everywhere = tuple(range(len(self._names)))
 
     @property
     def lost(self) -> frozenset[str]:
@@ -99,7 +100,7 @@ class Relocations:
 
     def misplaced(self, job: Gang) -> bool:
         """Whether ``job`` is to have devices where its processes are not."""
-        return len(self._names) > 1 and self.of(job.wanted) != job.nodes[: len(job.wanted)]
+        return len(self._names) > 1 and self.of(job.wanted) != _nodes(job, len(job.wanted))
 
     def begin(self, job: Gang, now: float) -> None:
         """End the processes of ``job``, which is parked, so that others can be started at its devices."""
@@ -124,17 +125,40 @@ class Relocations:
     def launch(self, job: Gang) -> Launch:
         """The order to start ``job``, on nodes that are chosen now."""
         job.nodes = self._choose(job)
+        self.confine(job)
         if len(self._names) == 1:
             return Launch(job.id, job.program, job.attempt)
         return Launch(job.id, job.program, job.attempt, self.named(job.nodes), self.origin(job))
 
     def origin(self, job: Gang) -> tuple[str, ...]:
-        """Where the state of each rank of ``job`` is, if that is not where its processes are."""
-        return self.named(job.state_nodes) if job.state_nodes != job.nodes else ()
+        """Where the state of each rank that keeps some is, if that is not where its process is."""
+        state = self._state_nodes(job)[: job.keepers]
+        return self.named(state) if state != job.nodes[: len(state)] else ()
+
+    def _state_nodes(self, job: Gang) -> tuple[int, ...]:
+        """Where the newest state of ``job`` is, by rank, also if it was left by another number of them."""
+        return job.state_nodes[:1] * len(job.ranks) if job.spec.elastic else job.state_nodes
 
     def can_leave(self, job: Gang) -> bool:
-        """Whether ``job``, which is parked, can go on elsewhere: it has no state, or one that can be sent."""
+        """Whether ``job``, which is parked, can go on elsewhere: it has no state, or one that can be sent.
+
+        Nobody knows the checkpoints of a command that is started anew for other devices: they are taken to be
+        where it trained, for as long as that node is not lost.
+        """
+        if job.spec.relaunch:
+            return not job.state_nodes or not self._lost.isdisjoint(job.state_nodes)
         return not job.width or job.portable
+
+    def restrict(self, job: Gang) -> None:
+        """Say to policies that ``job``, which is new, is to be on one node, if it is elastic."""
+        if job.spec.elastic and len(self._names) > 1:
+            job.within = self._everywhere
+
+    def confine(self, job: Gang) -> None:
+        """Say to policies whether ``job``, which is elastic, can leave its node now."""
+        if job.within and (job.spec.relaunch or not job.lease):
+            leaves = self.can_leave(job) and not job.bound
+            job.within = self._everywhere if leaves else job.nodes[:1]
 
     def wish(self, job: Gang) -> tuple[int, ...]:
         """Devices where its processes are, instead of those that ``job`` was given; none if there are none.
@@ -142,7 +166,7 @@ class Relocations:
         Those that nobody has, or jobs whose processes are on the other side, which will have its own.
         """
         found: list[int] = []
-        for node in job.nodes[: len(job.placement)]:
+        for node in _nodes(job, len(job.placement)):
             device = next((d for d in self.cluster.on(node) if d not in found and self._fits(job, d)), None)
             if device is None:
                 return ()
@@ -170,9 +194,10 @@ class Relocations:
         if len(self._names) == 1:
             return (0,) * len(job.ranks)
         if job.wanted:
-            return self.of(job.wanted)
+            wanted = self.of(job.wanted)
+            return wanted[:1] * len(job.ranks) if job.spec.elastic else wanted
         if job.state_nodes and not self._lost.intersection(job.state_nodes):
-            return job.state_nodes
+            return self._state_nodes(job)
         load = [0] * len(self._names)
         for other in self._core.jobs.values():
             if other is not job and not other.processes_gone:
@@ -183,9 +208,16 @@ class Relocations:
             (node for node, size in enumerate(sizes) if size),
             key=lambda n: (sizes[n] < len(job.ranks), load[n] / sizes[n], n),
         )
+        if job.spec.elastic:
+            return tuple(nodes[:1]) * len(job.ranks)
         slots = [node for node in nodes for _ in range(sizes[node])]
         # More ranks than can have devices now wait where they are; they go elsewhere when a node is found.
         return tuple(sorted(islice(cycle(slots), len(job.ranks))))
+
+
+def _nodes(job: Gang, count: int) -> tuple[int, ...]:
+    """Where the processes of ``job`` are that so many devices are for; of an elastic one all on one node."""
+    return job.nodes[:1] * count if job.spec.elastic else job.nodes[:count]
 
 
 def _listed(names: tuple[str, ...]) -> str:

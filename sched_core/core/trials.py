@@ -8,6 +8,7 @@ job arrives when its trial is over.
 
 from __future__ import annotations
 
+from itertools import chain
 from math import inf
 
 from gpuslice.sched_core.cluster import FreeDevices
@@ -93,12 +94,16 @@ class Trials:
         """Devices to be borrowed, those where least is disturbed; none if not enough of them can be."""
         taken = {device for other in self._trying.values() for device in other.borrowed}
         free = FreeDevices.besides(self._core.relocations.cluster, taken)
-        left = [device for devices in free.on_node for device in devices]
-        if len(left) < job.demand:
-            return ()
+        nodes = [list(devices) for devices in free.on_node]
+        groups = nodes if job.within else [list(chain.from_iterable(nodes))]
         # Whatever is chosen first, what its holders have besides costs nothing more.
-        choices = (self._from(first, left, job.demand) for first in left)
-        return min(choices, key=lambda devices: (*self._harm(devices), devices))
+        choices = (
+            self._from(first, left, job.demand)
+            for left in groups
+            if len(left) >= job.demand
+            for first in left
+        )
+        return min(choices, key=lambda devices: (*self._harm(devices), devices), default=())
 
     def _from(self, first: int, left: list[int], count: int) -> tuple[int, ...]:
         """So many devices, ``first`` and those that disturb least beside it."""

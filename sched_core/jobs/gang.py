@@ -187,9 +187,14 @@ class Gang(Job):
         return self.spec.relaunch and bool(self.wanted) and len(self.wanted) != len(self.ranks)
 
     @property
+    def keepers(self) -> int:
+        """How many ranks, the first ones, keep all of its state: one of a job whose ranks come and go."""
+        return 1 if self.spec.joined else len(self.ranks)
+
+    @property
     def portable(self) -> bool:
         """Whether other processes can go on from its snapshots, now that it is parked."""
-        return all(rank.portable for rank in self.members)
+        return all(rank.portable for rank in self.members[: self.keepers])
 
     @property
     def may_grow(self) -> bool:

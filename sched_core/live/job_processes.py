@@ -156,7 +156,7 @@ class JobProcesses:
             self._awaited[attempt].append(node)
             return
         self._awaited[attempt] = [node]
-        targets = self._nodes_of(job)
+        targets = self._nodes_of(job)[: len(origin)]
         arrived = partial(self._arrived, *attempt, _listed(targets))
         waiting = partial(self._waits, *attempt, _listed(targets))
         self._transfers.begin(job.id, origin, targets, arrived, waiting)

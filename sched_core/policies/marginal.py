@@ -11,6 +11,7 @@ from gpuslice.errors import ConfigError
 from gpuslice.sched_core.cluster import FreeDevices
 from gpuslice.sched_core.job import Job
 from gpuslice.sched_core.placement.nodes import fewest_nodes
+from gpuslice.sched_core.placement.one_node import most_on_one_node, node_before, on_one_node
 from gpuslice.sched_core.policy import Decision, Migrate, Plan, Start, Suspend, View
 from gpuslice.sched_core.speedup import SpeedCurve
 
@@ -68,7 +69,7 @@ class MarginalPolicy(ABC):
             self._next_s = (floor(view.now_s / self.interval_s) + 1) * self.interval_s
             counts = self._anew(view)
         else:
-            counts = self._allocated(view, [], self._free.total)
+            counts = self._allocated(view, [], self._free.total, between=True)
         # Woken even if everybody runs: a curve needs points from the beginning.
         wake_at_s = self._next_s if view.jobs else None
         return Plan(self._decided(view, counts), wake_at_s)
@@ -138,15 +139,20 @@ class MarginalPolicy(ABC):
         counts.update(self._allocated(view, steps, view.cluster.size))
         return counts
 
-    def _allocated(self, view: View, steps: list[Step], left: int) -> dict[str, int]:
-        """Devices by job: ``left`` devices, step by step to the most urgent of ``steps`` and who waits."""
+    def _allocated(
+        self, view: View, steps: list[Step], left: int, *, between: bool = False
+    ) -> dict[str, int]:
+        """Devices by job: ``left`` devices, step by step to the most urgent of ``steps`` and who waits.
+
+        ``between`` intervals nobody makes room, so who needs one node and finds none is passed over.
+        """
         counts: dict[str, int] = {}
         heads = dict.fromkeys(self._waiting, 0)
         steps += [line[0] for least, line in self._waiting.items() if line and least <= left]
         heapify(steps)
         while steps and left > 0:
             _, number, job, have, get = heappop(steps)
-            if get - have <= left:
+            if get - have <= left and not (between and self._finds_no_node(job)):
                 left -= get - have
                 counts[job.id] = get
                 if self._gains(job, get + 1):
@@ -158,9 +164,17 @@ class MarginalPolicy(ABC):
                     heappush(steps, self._waiting[get][heads[get]])
         return counts
 
+    def _finds_no_node(self, job: Job) -> bool:
+        """Whether ``job`` waits, needs one node, and no node has its least number of devices now."""
+        return bool(job.within) and not job.running and most_on_one_node(job, self._free) < job.least
+
     def _decided(self, view: View, counts: dict[str, int]) -> list[Decision]:
-        """What brings ``counts`` about: whoever keeps its number stays; the largest others come first."""
-        moving: list[tuple[int, int, Job]] = []
+        """What brings ``counts`` about: whoever keeps its number stays; the largest others come first.
+
+        Before these come jobs that need one node, first those that run: they have the least choice. Last
+        come those that are to have nothing: they stay if whoever was to have their devices found no node.
+        """
+        moving: list[tuple[bool, bool, bool, int, int, Job]] = []
         decisions: list[tuple[int, Decision]] = []
         for name, count in counts.items():
             job = view.jobs[name]
@@ -168,15 +182,34 @@ class MarginalPolicy(ABC):
                 continue
             if job.running:
                 self._free.give(job.placement)
-            moving.append((-count, job.number, job))
-        for negative, number, job in sorted(moving, key=lambda move: move[:2]):
-            devices = fewest_nodes(-negative, self._free) if negative else None
+            picky = bool(job.within)
+            moving.append((not count, not picky, picky and not job.running, -count, job.number, job))
+        for *_, negative, number, job in sorted(moving, key=lambda move: move[:5]):
+            devices = self._devices(job, -negative)
             if devices is not None:
                 self._free.take(devices)
             decision = self._change(job, devices, view)
             if decision is not None:
                 decisions.append((number, decision))
         return [decision for _, decision in sorted(decisions, key=lambda item: item[0])]
+
+    def _devices(self, job: Job, count: int) -> tuple[int, ...] | None:
+        """So many devices for ``job``."""
+        if not count:
+            return job.placement if job.running and self._free.has(job.placement) else None
+        return self._on_one_node(job, count) if job.within else fewest_nodes(count, self._free)
+
+    def _on_one_node(self, job: Job, count: int) -> tuple[int, ...] | None:
+        """So many devices for ``job``, which needs one node, or as many as a node has.
+
+        While it runs it grows on its own node, and leaves that only if it would have to shrink there.
+        """
+        before = node_before(job, self._free)
+        here = 0 if before is None or before not in job.within else len(self._free.on_node[before])
+        if not job.running or here < min(count, len(job.placement)):
+            here = most_on_one_node(job, self._free)
+        count = min(count, here)
+        return on_one_node(job, count, self._free) if count >= job.least else None
 
     def _change(self, job: Job, devices: tuple[int, ...] | None, view: View) -> Decision | None:
         if devices is None:

@@ -12,6 +12,7 @@ from math import inf
 from typing import Any, Generic
 
 from gpuslice.sched_core.job import Job
+from gpuslice.sched_core.placement.one_node import choose_devices, kind_of
 from gpuslice.sched_core.placement.placement import Count, Placement
 from gpuslice.sched_core.policy import Decision, Migrate, Plan, Start, Suspend, View
 
@@ -145,7 +146,7 @@ class RankedPolicy(ABC, Generic[E]):
             self._admit(job, view)
 
     def _admit(self, job: Job, view: View) -> None:
-        entry: E = self.entry_type(job, self.placement.kind(job))
+        entry: E = self.entry_type(job, kind_of(self.placement, job))
         self._entries[job.id] = entry
         self._asked += entry.size
         entry.running = job.running
@@ -191,7 +192,7 @@ class RankedPolicy(ABC, Generic[E]):
         if self._touched[entry] and free.has(entry.job.placement):
             entry.devices = entry.job.placement
         else:
-            devices = self.placement.choose(entry.job, free)
+            devices = choose_devices(self.placement, entry.job, free)
             if devices is None and (devices := self._make_room(entry)) is None:
                 return False
             entry.devices = devices
@@ -206,7 +207,7 @@ class RankedPolicy(ABC, Generic[E]):
         trial = self._free.copy()
         for other in behind:
             trial.give(other.devices)
-        devices = self.placement.choose(entry.job, trial)
+        devices = choose_devices(self.placement, entry.job, trial)
         if devices is None:
             return None
         wanted = set(devices)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from gpuslice.errors import ConfigError
 from gpuslice.sched_core.cluster import FreeDevices
 from gpuslice.sched_core.job import Job
+from gpuslice.sched_core.placement.one_node import choose_devices, kind_of
 from gpuslice.sched_core.placement.placement import Count, Placement
 from gpuslice.sched_core.policy import Decision, Plan, Start, View
 
@@ -81,9 +82,9 @@ class StartingPolicy(ABC):
         for job in jobs:
             if job.demand > self.free.total:
                 continue
-            kind = (job.demand, self.placement.kind(job))
+            kind = (job.demand, kind_of(self.placement, job))
             if kind not in found:
-                found[kind] = self.placement.choose(job, self.free)
+                found[kind] = choose_devices(self.placement, job, self.free)
             devices = found[kind]
             if devices is not None:
                 yield job, devices

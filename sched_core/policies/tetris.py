@@ -7,6 +7,7 @@ from math import inf
 
 from gpuslice.errors import ConfigError
 from gpuslice.sched_core.job import Job
+from gpuslice.sched_core.placement.one_node import kind_of
 from gpuslice.sched_core.placement.placement import Placement
 from gpuslice.sched_core.policy import View
 
@@ -79,7 +80,7 @@ class Tetris(StartingPolicy):
 
     def came(self, job: Job, view: View) -> None:
         self.hosts.check(job)
-        wish = (job.demand, self.placement.kind(job), *self.hosts.needs(job))
+        wish = (job.demand, kind_of(self.placement, job), *self.hosts.needs(job))
         self._entries[job.id] = (wish, view.remaining_s(job))
         self._alike.setdefault(wish, _Alike()).add(job, self._entries[job.id][1])
 

@@ -12,6 +12,7 @@ from math import inf
 from gpuslice.errors import ConfigError
 from gpuslice.sched_core.cluster import FreeDevices
 from gpuslice.sched_core.job import Job
+from gpuslice.sched_core.placement.one_node import on_one_node
 from gpuslice.sched_core.policy import Changes, Decision, Plan, Policy, Start, Stop, Suspend, View
 
 from .wrapper import Wrapper
@@ -23,7 +24,8 @@ _HAND_OVER_S = 1.0
 class TrialPool(Wrapper):
     """The last nodes are a pool where jobs run first, in order of arrival; ``policy`` has the rest.
 
-    A job that does not fit into the pool skips the trial. One that does not fit into the rest is stopped.
+    A job that does not fit into the pool skips the trial. One that does not fit into the rest is stopped. One
+    that stays on the node where it has trained skips the trial, too, or has trained there and stays.
 
     Parameters
     ----------
@@ -116,6 +118,9 @@ class TrialPool(Wrapper):
             self._queue.pop(job.id, None)
             self._handed_over_s.pop(job.id, None)
         for name in [name for name, end_s in self._ends_s.items() if end_s <= view.now_s]:
+            if self._left_s(view.jobs[name], view.now_s) == inf:
+                self._ends_s[name] = inf
+                continue
             del self._ends_s[name]
             decisions.append(Suspend(name))
             self._free.give(view.jobs[name].placement)
@@ -134,14 +139,35 @@ class TrialPool(Wrapper):
             reason = f"it asks for {job.demand} devices; the trial pool leaves {self._rest_size}"
             return [Stop(job.id, reason)]
         on_pool = job.running and view.cluster.node_of[job.placement[0]] in self._pool
-        left_s = self._trial_s - job.executed_at(view.now_s)
+        left_s = self._left_s(job, view.now_s)
         if on_pool:
             self._ends_s[job.id] = view.now_s + max(left_s, _HAND_OVER_S)
-        elif job.running or left_s <= 0 or job.demand > self._pool_size:
+        elif job.running or left_s <= 0 or not (left_s == inf or self._fits(job, view)):
             self._pass_on(job, changes)
         else:
             self._queue[job.id] = job
         return []
+
+    def _left_s(self, job: Job, now_s: float) -> float:
+        """How long ``job`` is to be on the pool from now on."""
+        leaves = not job.within or not set(job.within).issubset(self._pool)
+        return self._trial_s - job.executed_at(now_s) if leaves else inf
+
+    def _fits(self, job: Job, view: View) -> bool:
+        """Whether ``job`` can have its trial on the pool, and go elsewhere then."""
+        if not job.within:
+            return job.demand <= self._pool_size
+        largest = max(view.cluster.node_sizes[node] for node in self._pool)
+        return job.demand <= largest and not job.spec.relaunch
+
+    def _devices(self, job: Job) -> tuple[int, ...] | None:
+        """Devices of the pool for ``job``; ``None`` if too few are free."""
+        if job.within:
+            return on_one_node(job, job.demand, self._free)
+        if job.demand > self._free.total:
+            return None
+        free = [device for node in self._free.on_node for device in node]
+        return tuple(free[: job.demand])
 
     def _pass_on(self, job: Job, changes: Changes) -> None:
         self._jobs[job.id] = job
@@ -151,12 +177,11 @@ class TrialPool(Wrapper):
     def _start_trials(self) -> list[Decision]:
         decisions: list[Decision] = []
         for name, job in list(self._queue.items()):
-            if job.demand > self._free.total:
+            devices = self._devices(job)
+            if devices is None:
                 break
-            free = [device for node in self._free.on_node for device in node]
-            devices = tuple(free[: job.demand])
             self._free.take(devices)
             del self._queue[name]
-            self._ends_s[name] = self._now_s + self._trial_s - job.executed_at(self._now_s)
+            self._ends_s[name] = self._now_s + self._left_s(job, self._now_s)
             decisions.append(Start(name, devices))
         return decisions

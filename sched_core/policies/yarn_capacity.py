@@ -6,6 +6,7 @@ from collections.abc import Set
 
 from gpuslice.sched_core.cluster import FreeDevices
 from gpuslice.sched_core.job import Job
+from gpuslice.sched_core.placement.one_node import choose_devices
 from gpuslice.sched_core.placement.placement import Placement
 from gpuslice.sched_core.policy import View
 
@@ -70,7 +71,7 @@ class YarnCapacity(StartingPolicy):
             entitled = self._entitled(head, view.cluster.size)
             if not (self._elastic or entitled):
                 continue
-            devices = self.placement.choose(head, left) if head.demand <= left.total else None
+            devices = choose_devices(self.placement, head, left) if head.demand <= left.total else None
             if devices is not None:
                 return head, devices
             if entitled and any(other.demand <= left.total for other in heads[place + 1 :]):
@@ -105,7 +106,7 @@ class YarnCapacity(StartingPolicy):
         for devices in self._held.values():
             trial.give([device for device in devices if device not in promised])
             if trial.total >= head.demand:
-                chosen = self.placement.choose(head, trial)
+                chosen = choose_devices(self.placement, head, trial)
                 if chosen is not None:
                     return chosen
         return ()

@@ -51,10 +51,10 @@ WRAPPED: list[tuple[str, dict[str, Any]]] = [
 
 
 class World(Driver):
-    """Three nodes of two devices, and jobs whose processes do at once what they are told."""
+    """Three nodes of as many devices, and jobs whose processes do at once what they are told."""
 
-    def __init__(self, policy: Policy) -> None:
-        super().__init__(2, policy, NODES)
+    def __init__(self, policy: Policy, size: int = 2) -> None:
+        super().__init__(size, policy, NODES)
         self.lost: set[str] = set()
         self.used: set[str] = set()
 
@@ -112,7 +112,8 @@ class World(Driver):
         if job.state is JobState.SUSPENDING:
             for rank in job.present(RankPhase.ON):
                 report = suspended(job.epoch, job.stop_at)
-                self.say(job.id, msgspec.structs.replace(report, restartable=True), rank.number)
+                restartable = rank.number < job.keepers
+                self.say(job.id, msgspec.structs.replace(report, restartable=restartable), rank.number)
         elif job.state is JobState.RUNNING:
             self.used.update(self.core.devices[device].node for device in job.lease)
             for rank in job.present(RankPhase.ON):
@@ -122,9 +123,9 @@ class World(Driver):
 
     def _end(self, job: Gang, code: int) -> None:
         attempt = job.attempt
+        for rank in job.present(RankPhase.ON) if not code else ():
+            self.say(job.id, wire.Bye(epoch=job.epoch, boundary=rank.boundary, step=1), rank.number)
         for rank in job.there():
-            if not code:
-                self.say(job.id, wire.Bye(epoch=job.epoch, boundary=rank.boundary, step=1), rank.number)
             self.do(RankGone(job.id, rank.number))
         if job.exit_code is None and job.attempt == attempt:
             self.do(Exited(job.id, code))
@@ -142,9 +143,9 @@ class World(Driver):
         return [job.state for job in self.core.jobs.values()]
 
 
-def world(name: str, options: Mapping[str, Any]) -> World:
+def world(name: str, options: Mapping[str, Any], size: int = 2) -> World:
     own = {"packing": False} if name == "gandiva" else {}
-    return World(make_policy(name, {**own, **options}))
+    return World(make_policy(name, {**own, **options}), size)
 
 
 @pytest.mark.filterwarnings("ignore:HiGHS")

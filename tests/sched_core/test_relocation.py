@@ -260,13 +260,6 @@ def test_a_job_of_a_lost_node_is_started_again_elsewhere() -> None:
     assert (launch.nodes, launch.origin) == (("",), ("b",))
 
 
-def test_an_elastic_job_needs_one_node() -> None:
-    driver = Driver(2, Scripted(), NODES)
-    spec = JobSpec(id="e", submit_s=0.0, demand=1, min_demand=1, max_demand=2)
-    with pytest.raises(UsageError, match="elastic"):
-        driver.do(Submitted(spec, PROGRAM))
-
-
 def test_a_gang_that_was_started_elsewhere_waits_for_all_of_its_ranks() -> None:
     """Its devices are its own all the while; before, the first rank trained alone when it came early."""
     policy = Scripted()

@@ -13,7 +13,7 @@ import msgspec
 
 from gpuslice.sched_core.cluster import FreeDevices
 from gpuslice.sched_core.job import Job
-from gpuslice.sched_core.placement.nodes import fewest_nodes
+from gpuslice.sched_core.placement.one_node import on_few_nodes, on_one_node
 
 
 def round_up(devices: int, node_size: int, *, split: bool = False) -> int:
@@ -96,27 +96,39 @@ def _placed(
             if request.job.running and free.has(request.job.placement):
                 placed[request.job.id] = request.job.placement
                 free.take(request.job.placement)
-    node_size = len(free.nodes_with) - 1
     for request in sorted(requests, key=lambda r: (-r.block, r.job.number)):
         if request.job.id in placed:
             continue
-        whole, rest = divmod(request.block, node_size)
-        empty = free.nodes_with[node_size]
-        if len(empty) < whole:
+        block = _block(request, free)
+        if block is None:
             return None
-        block = [device for node in empty[:whole] for device in free.on_node[node]]
-        free.take(block)
-        if rest:
-            node = next((nodes[0] for nodes in free.nodes_with[rest:] if nodes), None)
-            if node is None:
-                return None
-            part = free.on_node[node][:rest]
-            free.take(part)
-            block += part
         placed[request.job.id] = tuple(block[: request.job.demand])
         # What a block has too much may be used by jobs without guarantees.
         free.give(block[request.job.demand :])
     return placed
+
+
+def _block(request: Request, free: FreeDevices) -> Sequence[int] | None:
+    """Take the block of ``request`` from ``free``; ``None`` if it cannot be had."""
+    if request.job.within:
+        block = on_one_node(request.job, request.block, free)
+        free.take(block or ())
+        return block
+    node_size = len(free.nodes_with) - 1
+    whole, rest = divmod(request.block, node_size)
+    empty = free.nodes_with[node_size]
+    if len(empty) < whole:
+        return None
+    found = [device for node in empty[:whole] for device in free.on_node[node]]
+    free.take(found)
+    if rest:
+        node = next((nodes[0] for nodes in free.nodes_with[rest:] if nodes), None)
+        if node is None:
+            return None
+        part = free.on_node[node][:rest]
+        free.take(part)
+        found += part
+    return found
 
 
 def _spread(requests: Sequence[Request], free: FreeDevices) -> dict[str, tuple[int, ...]]:
@@ -128,7 +140,7 @@ def _in_order(order: Sequence[Job], free: FreeDevices) -> dict[str, tuple[int, .
     """Devices for ``order``, one after the other; in the end ``free`` is as before."""
     placed: dict[str, tuple[int, ...]] = {}
     for job in order:
-        devices = fewest_nodes(job.demand, free)
+        devices = on_few_nodes(job, job.demand, free)
         if devices is not None:
             free.take(devices)
             placed[job.id] = devices

@@ -17,6 +17,8 @@ from .servers import Server, Servers
 
 #: Devices that nobody has in this slice, by node, ascending.
 Free = dict[int, list[int]]
+#: What a job asks for: devices, weight, whether on one node.
+Kind = tuple[int, float, bool]
 
 
 class Gandiva:
@@ -88,7 +90,7 @@ class Gandiva:
         self._packing = Packing(self._gain, self._look_s)
         self._counts = {"moved": 0, "emptied": 0, "grown": 0}
         #: Those without a home, by what they ask for, in order of arrival.
-        self._queue: dict[tuple[int, float], dict[str, Job]] = {}
+        self._queue: dict[Kind, dict[str, Job]] = {}
         #: Added to executed time / weight: where a job stands in the turns of its server.
         self._head_start_s: dict[str, float] = {}
         self._sharing: set[str] = set()
@@ -347,6 +349,6 @@ def _take(count: int, free: list[int], rather: Iterable[int]) -> list[int]:
     return taken
 
 
-def _kind(job: Job) -> tuple[int, float]:
+def _kind(job: Job) -> Kind:
     """Jobs of one kind find a home or none alike."""
-    return job.demand, job.spec.weight
+    return job.demand, job.spec.weight, bool(job.within)

@@ -80,7 +80,7 @@ class Servers:
     def find(self, job: Job) -> list[Server] | None:
         """A home for a new job, by the paper's order; ``None``: it has to queue."""
         if job.demand > self.largest:
-            return self._several(job)
+            return None if job.within else self._several(job)
         kind = self.affinity(job)
         others = [affinity for affinity in self._by_load if affinity not in (0, kind)]
         for choice, limit in (([kind], 1.0), ([0], 1.0), ([kind], self._overload), (others, self._overload)):
@@ -99,7 +99,10 @@ class Servers:
         fitting = [
             server
             for server in self.with_room
-            if server.node not in shunned and server.parts and server.wanted + job.demand <= server.size
+            if server.node not in shunned
+            and server.parts
+            and server.wanted + job.demand <= server.size
+            and _may_house(server, job)
         ]
         kind = self.affinity(job)
         return min(fitting, key=lambda s: (s.affinity != kind, -s.wanted, s.node), default=None)
@@ -163,7 +166,7 @@ class Servers:
             server = self.all[node]
             if server.parts and load + job.spec.weight * job.demand / self.largest > limit * _FULL:
                 return None  # on none of the others it would be less
-            if job.demand <= server.size and (
+            if _may_house(server, job) and (
                 not server.parts or load + job.spec.weight * job.demand / server.size <= limit * _FULL
             ):
                 return server
@@ -185,6 +188,11 @@ class Servers:
             if left <= 0:
                 return chosen
         return None
+
+
+def _may_house(server: Server, job: Job) -> bool:
+    """Whether ``server`` is large enough for ``job``, and one that it may be on."""
+    return job.demand <= server.size and (not job.within or server.node in job.within)
 
 
 def _load(job: Job, part: int, server: Server) -> float:

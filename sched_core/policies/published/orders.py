@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from gpuslice.sched_core.job import Job
+from gpuslice.sched_core.placement.one_node import choose_devices
 from gpuslice.sched_core.placement.placement import Count, Placement
 from gpuslice.sched_core.policies.ranked import RankedPolicy
 from gpuslice.sched_core.policies.ranking import Entry, Key
@@ -118,7 +119,7 @@ class PublishedLongestPending:
         position = 0
         while position < len(self._pending):
             job = self._pending[position]
-            devices = self.placement.choose(job, free)
+            devices = choose_devices(self.placement, job, free)
             if devices is None:
                 break
             free.take(devices)

@@ -162,15 +162,20 @@ def _grown(grants: Sequence[Grant], offer: FreeDevices, agents: Mapping[str, Age
         if not agents[job.id].gains(job, len(devices[job.id]) + 1):
             growing.remove(job)
             continue
-        more = _next_to(devices[job.id], offer)
+        more = _next_to(job, devices[job.id], offer)
+        if more is None:
+            growing.remove(job)
+            continue
         offer.take((more,))
         devices[job.id] += (more,)
     return [Grant(grant.job, devices[grant.job.id], grant.share) for grant in grants]
 
 
-def _next_to(devices: Sequence[int], offer: FreeDevices) -> int:
-    """A free device on a node of ``devices``, else on the node that has most."""
+def _next_to(job: Job, devices: Sequence[int], offer: FreeDevices) -> int | None:
+    """A free device on a node of ``devices``, else, if ``job`` may have it, on the node that has most."""
     nodes = [node for node in offer.cluster.nodes(devices) if offer.on_node[node]]
+    if job.within and not nodes:
+        return None
     node = nodes[0] if nodes else max(range(len(offer.on_node)), key=lambda node: len(offer.on_node[node]))
     return offer.on_node[node][0]
 

@@ -39,6 +39,8 @@ def ways(
         yield [(first.id, counts)]
     roomy = False
     for node in chain.from_iterable(offer.nodes_with[first.least :]):
+        if not first.may_be_on({node}):
+            continue
         roomy = True
         if node != before:
             yield [(first.id, ((node, first.least),))]
@@ -49,7 +51,7 @@ def ways(
     left = {node: len(free) for node, free in enumerate(offer.on_node) if free}
     gangs: list[Gang] = []
     for job in asking:
-        packed = _packed(job.least, left)
+        packed = _packed(job, job.least, left, offer.cluster)
         if packed is None:
             continue
         gangs.append((job.id, packed))
@@ -57,11 +59,16 @@ def ways(
             left[node] -= count
         if len(gangs) > 1 or len(packed) > 1 or job is not first:
             yield list(gangs)
-    yield from _wider(gangs, left, {job.id: job for job in asking}, gains, widest)
+    yield from _wider(gangs, left, {job.id: job for job in asking}, gains, widest, offer.cluster)
 
 
 def _wider(
-    gangs: list[Gang], left: dict[int, int], jobs: dict[str, Job], gains: Gains, widest: float
+    gangs: list[Gang],
+    left: dict[int, int],
+    jobs: dict[str, Job],
+    gains: Gains,
+    widest: float,
+    cluster: Cluster,
 ) -> Iterator[list[Gang]]:
     """``gangs`` with one device after the other more, for the smallest of those that gain by it."""
     growing = [number for number, (name, _) in enumerate(gangs) if jobs[name].least < jobs[name].most]
@@ -72,7 +79,7 @@ def _wider(
         for node, count in counts:
             left[node] += count
         wanted = gang_size(gangs[number]) + 1
-        wider = _packed(wanted, left) if gains(jobs[name], wanted) else None
+        wider = _packed(jobs[name], wanted, left, cluster) if gains(jobs[name], wanted) else None
         if wider is None:
             growing.remove(number)
         gangs[number] = (name, wider or counts)
@@ -83,8 +90,15 @@ def _wider(
             yield list(gangs)
 
 
-def _packed(demand: int, left: dict[int, int]) -> tuple[tuple[int, int], ...] | None:
-    """The tightest node that takes ``demand`` devices, else the emptiest nodes until it is met."""
+def _packed(
+    job: Job, demand: int, left: dict[int, int], cluster: Cluster
+) -> tuple[tuple[int, int], ...] | None:
+    """The tightest node that takes ``demand`` devices, else the emptiest nodes until it is met.
+
+    A job that needs one node stays on its own if that will do, and waits rather than take several.
+    """
+    if job.within:
+        return _on_one_node(job, demand, left, cluster)
     if demand > sum(left.values()):
         return None
     fitting = [(count, node) for node, count in left.items() if count >= demand]
@@ -97,6 +111,15 @@ def _packed(demand: int, left: dict[int, int]) -> tuple[tuple[int, int], ...] | 
         if not demand:
             break
     return tuple(counts)
+
+
+def _on_one_node(
+    job: Job, demand: int, left: dict[int, int], cluster: Cluster
+) -> tuple[tuple[int, int], ...] | None:
+    before = cluster.nodes(job.placement)
+    fitting = [node for node in job.within if left.get(node, 0) >= demand]
+    node = min(fitting, key=lambda node: (node not in before, left[node], node), default=None)
+    return None if node is None else ((node, demand),)
 
 
 def where(devices: Sequence[int], cluster: Cluster) -> tuple[tuple[int, int], ...]:

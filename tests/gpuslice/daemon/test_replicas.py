@@ -8,10 +8,11 @@ import msgspec
 import pytest
 
 from gpuslice.daemon.replicas import Replicas
-from gpuslice.sched_core.core.events import Held, NodeLost, Noted, Released, Reported
+from gpuslice.sched_core.core.events import Held, NodeLost, Noted, Released, Reported, Submitted
+from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.nodes.transfers import Done, Transfers, Waiting
 
-from ...sched_core.driver import Driver, suspended
+from ...sched_core.driver import PROGRAM, Driver, suspended
 
 
 class Noting(Transfers):
@@ -100,3 +101,19 @@ def test_nothing_is_sent_to_a_lost_node(bench: Bench) -> None:
     bench.driver.do(NodeLost("b"))
     bench.park(2)
     assert bench.transfers.asked == [("a", [""], ["c"])]
+
+
+def test_of_an_elastic_job_the_snapshot_of_rank_0_goes() -> None:
+    driver, transfers = Driver(2, None, ("", "b")), Noting()
+    replicas = Replicas(driver.core, 1, transfers, lambda note: None)
+    driver.do(Submitted(JobSpec(id="a", submit_s=0.0, max_demand=2), PROGRAM))
+    driver.hello("a")
+    driver.resumed("a")
+    driver.progress("a", 5)
+    driver.do(Held("a"))
+    report = suspended(driver.core.jobs["a"].epoch, 6)
+    event = Reported("a", 0, msgspec.structs.replace(report, restartable=True))
+    driver.do(event)
+    replicas.see(event)
+    assert transfers.asked == [("a", [""], ["b"])]
+    transfers.close()

@@ -1,0 +1,49 @@
+"""Jobs all of whose devices must be on one node (``Job.within``), whatever a placement prefers."""
+
+from __future__ import annotations
+
+from gpuslice.sched_core.cluster import FreeDevices
+from gpuslice.sched_core.job import Job
+
+from .nodes import fewest_nodes
+from .placement import Placement
+
+
+def choose_devices(placement: Placement, job: Job, free: FreeDevices) -> tuple[int, ...] | None:
+    """What ``placement`` chooses for ``job``, or one node that will do, if it has to be on one and is not."""
+    devices = placement.choose(job, free)
+    if not job.within or devices is None or job.may_be_on(free.cluster.nodes(devices)):
+        return devices
+    return on_one_node(job, job.demand, free)
+
+
+def kind_of(placement: Placement, job: Job) -> str:
+    """As ``Placement.kind``, of jobs that are on the same nodes, if they have to be on one."""
+    kind = placement.kind(job)
+    return f"{kind} within {job.within}" if job.within else kind
+
+
+def most_on_one_node(job: Job, free: FreeDevices) -> int:
+    """How many devices ``job``, which needs one node, can have now."""
+    return max(len(free.on_node[node]) for node in job.within)
+
+
+def on_one_node(job: Job, count: int, free: FreeDevices) -> tuple[int, ...] | None:
+    """So many devices for ``job`` on the node where it was, else on the fullest node that has them."""
+    fitting = [node for node in job.within if len(free.on_node[node]) >= count]
+    if not fitting:
+        return None
+    before = node_before(job, free)
+    node = min(fitting, key=lambda node: (node != before, len(free.on_node[node]), node))
+    kept = sorted(free.on_node[node], key=lambda device: device not in job.placement)
+    return tuple(sorted(kept[:count]))
+
+
+def node_before(job: Job, free: FreeDevices) -> int | None:
+    """The node of the devices that ``job`` has, or had last; ``None`` if it never had any."""
+    return free.cluster.node_of[job.placement[0]] if job.placement else None
+
+
+def on_few_nodes(job: Job, count: int, free: FreeDevices) -> tuple[int, ...] | None:
+    """So many devices for ``job``, on as few nodes as possible; ``None`` if it cannot have them now."""
+    return on_one_node(job, count, free) if job.within else fewest_nodes(count, free)
