@@ -32,6 +32,7 @@ from gpuslice.sched_core.nodes.endpoint import host_and_port
 from gpuslice.sched_core.nodes.local_node import rank_endpoint
 from gpuslice.sched_core.nodes.remote_nodes import RemoteNodes
 from gpuslice.sched_core.policies.rr import RoundRobin
+from gpuslice.sched_core.policy import Policy
 from gpuslice.types import DeviceName
 
 from ...patience import PATIENCE_S
@@ -79,7 +80,7 @@ class Gangs(Site):
     def open(self, *, keep: bool = True) -> None:
         nodes = ("", *OTHERS)
         devices = [DeviceName("cpu", slot).on(node) for node in nodes for slot in range(SLOTS)]
-        self.core = Core(devices, RoundRobin(quantum_s=600.0))
+        self.core = Core(devices, self.policy())
         self.remote = RemoteNodes(
             dict.fromkeys(nodes, "127.0.0.1"),
             f"tcp://127.0.0.1:{self.port}",
@@ -92,6 +93,10 @@ class Gangs(Site):
         self.scheduler = Scheduler(
             self.core, self.directory / "s", keep_jobs=keep, observer=self._observe, remote=self.remote
         )
+
+    def policy(self) -> Policy:
+        """Who decides."""
+        return RoundRobin(quantum_s=600.0)
 
     def bring(self, job: str, sources: Sequence[str], targets: Sequence[str]) -> list[str]:
         living = [name for name in ("", *OTHERS) if self.ramdisk(name).exists()]
