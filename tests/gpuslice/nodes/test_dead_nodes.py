@@ -63,13 +63,15 @@ def test_without_an_agent_a_job_stands_still_before_it_is_started_elsewhere(
     left = nodes.shell.processes_of(job)
     scheduler = psutil.Process(nodes.shell.pid)
     scheduler.suspend()  # nothing is started elsewhere yet
-    rays.kill(there)
-    os.kill(nodes.agent(there), signal.SIGKILL)
-    ends_s = time.monotonic() + PATIENCE_S
-    while not all(map(stands_still, left)):
-        assert time.monotonic() < ends_s
-        time.sleep(0.1)
-    scheduler.resume()
+    try:
+        rays.kill(there)
+        os.kill(nodes.agent(there), signal.SIGKILL)
+        ends_s = time.monotonic() + PATIENCE_S
+        while not all(map(stands_still, left)):
+            assert time.monotonic() < ends_s
+            time.sleep(0.1)
+    finally:
+        scheduler.resume()
     client = nodes.shell.client()
     until(client, job, lambda one: one.restarts == 1 and one.state == "running")
     assert all(map(stands_still, left))
