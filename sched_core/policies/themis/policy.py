@@ -183,12 +183,14 @@ class Themis:
                 self._arrive(job, view)
         self._crowd_s += len(self.agents) * (view.now_s - self._counted_s)
         self._counted_s = view.now_s
-        stopped: list[Job] = []
+        ended: list[Agent] = []
         for job in view.changes.finished:
             self._forget(job)
             agent = self.agents.get(_app(job))
             if agent is not None and agent.jobs.pop(job.id, None) is not None:
-                stopped += self._tuner.finished(agent.jobs.values())
+                ended.append(agent)
+        # Only now: several jobs of an app may have finished at once.
+        stopped = [job for agent in ended for job in self._tuner.finished(agent.jobs.values())]
         for job in view.changes.arrived:
             self._arrive(job, view)
         if self._tuner.watches:

@@ -52,6 +52,13 @@ def test_the_first_model_ends_the_search() -> None:
     assert outcome.finish_s.tolist() == [1000, 1000]
 
 
+def test_two_first_models_at_one_instant_both_finish() -> None:
+    rows = [(0, 2, 1000), (0, 2, 1000), (0, 2, 3000)]
+    outcome = simulate(trace(*rows, app=["x"] * 3), Themis(tuner="first"))
+    assert outcome.stopped.tolist() == [False, False, True]
+    assert outcome.finish_s.tolist() == [1000, 1000, 1000]
+
+
 def test_halving_keeps_the_better_half_at_every_rung() -> None:
     jobs = trace(*[(0, 2, 5000)] * 4, app=["x"] * 4)
     outcome = simulate(jobs, Themis(tuner="halving", rung_s=500, lease_s=500))
