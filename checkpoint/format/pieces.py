@@ -65,19 +65,19 @@ class FileParts:
     Of its payload ``cut_bytes`` lie elsewhere, all or none, in pieces with these ``keys``.
     """
 
-    def __init__(self, descriptor: int, payload: int, position: int) -> None:
+    def __init__(self, descriptor: int, payload: int) -> None:
         self.descriptor = descriptor
         self._payload = payload
         self.length, self.cut_bytes = os.fstat(descriptor).st_size, 0
         self.keys: tuple[bytes, ...] = ()
-        if position + RECORD_BYTES > self.length:
-            self._read_trailer()
+        page = read_at(descriptor, TRAILER_BYTES, max(0, self.length - TRAILER_BYTES))
+        if page.startswith(_MAGIC):  # the last page of a whole file is its record
+            self._read_trailer(page)
 
-    def _read_trailer(self) -> None:
+    def _read_trailer(self, page: bytes) -> None:
         present = self.length
-        page = read_at(self.descriptor, TRAILER_BYTES, max(0, present - TRAILER_BYTES))
-        magic, cut_bytes, count, expected = _TRAILER.unpack_from(page)
-        if magic != _MAGIC or page[-8:] != struct.pack("<Q", digest(page[:-8])):
+        _, cut_bytes, count, expected = _TRAILER.unpack_from(page)
+        if page[-8:] != struct.pack("<Q", digest(page[:-8])):
             raise CorruptSnapshotError(f"the file has {present} bytes: it was truncated")
         room = align(KEY_BYTES * count, PAGE_BYTES)
         end = present - TRAILER_BYTES - room

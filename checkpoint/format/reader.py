@@ -222,7 +222,7 @@ def _naming(path: Path) -> Iterator[None]:
 def _read_record(descriptor: int) -> tuple[Record, FileParts]:
     """The record of an open snapshot file, fit for that file; nothing else is read."""
     payload, position = decode_preamble(read_at(descriptor, PREAMBLE_BYTES, 0))
-    parts = FileParts(descriptor, payload, position)
+    parts = FileParts(descriptor, payload)
     if position + RECORD_BYTES > parts.length:
         raise CorruptSnapshotError(f"the file has {parts.length} bytes: it was truncated")
     record = Record.decode(parts.read(RECORD_BYTES, position))

@@ -21,7 +21,7 @@ from .budget import Budget, Own
 from .room_requests import SOCKET, SPARE, RoomListener
 from .shared_pieces import SharedPieces
 from .slot import Slot
-from .slots import SLOTS, published, settle
+from .slots import SLOTS, announced, announcement, published, settle
 from .spill import Pause, SpillDirectory, carry_on
 from .writer import SharedSnapshotWriter, SnapshotWriter
 
@@ -56,6 +56,7 @@ class JobStore:
         self._lock = lock
         self.slots = [Slot(directory, slot, budget, spill, self._own(slot)) for slot in range(len(SLOTS))]
         self._writer: SnapshotWriter | None = None
+        self._announcement: Path | None = None
         self._content: Content | None = None
         #: Whether somebody knows the path of a snapshot here and may read it at any time: then all stay.
         self.handed_out = False
@@ -73,6 +74,8 @@ class JobStore:
 
     def _recover(self) -> None:
         """See what a process that died left here and in the spill directory."""
+        for boundary in announced(self.directory):
+            announcement(self.directory, boundary).unlink()
         for record in published(self.directory):
             self.slots[record.slot].record = record
         if self._spill is None:
@@ -102,7 +105,9 @@ class JobStore:
         for slot in self.slots:
             slot.arena.bind(on_map, on_unmap, node)
 
-    def begin(self, layout: Layout, *, share: bool = False, resume: bool = False) -> SnapshotWriter:
+    def begin(
+        self, layout: Layout, *, share: bool = False, resume: bool = False, boundary: int | None = None
+    ) -> SnapshotWriter:
         """Make room for a snapshot and begin to write it.
 
         Parameters
@@ -112,6 +117,8 @@ class JobStore:
             is then taken as it is needed: the writer, too, may raise ``RamDiskFullError``.
         resume
             Leave the slot's bytes where they are for `SnapshotWriter.missing`, which has to be called.
+        boundary
+            Of a checkpoint, for the other ranks to see that it is being written (`RamDisk.being_written`).
 
         Raises
         ------
@@ -143,6 +150,10 @@ class JobStore:
             memory = slot.arena.ensure(_room(layout))
             slot.forget()
             self._writer = SnapshotWriter(slot.arena, memory, layout, record, self._content, finish)
+        if boundary is not None:
+            self._announcement = announcement(self.directory, boundary)
+            with suppress(OSError):  # there are no files left: then nobody waits for it
+                self._announcement.touch(0o600)
         return self._writer
 
     def _pieces(self, slot: Slot, layout: Layout, record: Record) -> SharedPieces:
@@ -228,6 +239,9 @@ class JobStore:
         """Note what a writer published in ``slot``, or forget it."""
         self._check_open()
         self._writer = None
+        said, self._announcement = self._announcement, None
+        if said is not None:
+            said.unlink(missing_ok=True)
         if snapshot is None:
             slot.forget()
             return

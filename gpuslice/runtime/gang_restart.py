@@ -23,39 +23,51 @@ def newest_common(boundaries: Iterable[Collection[int]]) -> int | None:
     return max(common, default=None)
 
 
-def awaited(mine: Collection[int], others: Iterable[Collection[int]]) -> bool:
-    """Whether this rank must keep its newest snapshot because the others may yet take theirs there.
+def make_room(ramdisk: RamDisk, store: JobStore, identity: RankIdentity) -> bool:
+    """Before a checkpoint: keep the newest snapshot that all ranks of this node have.
 
-    Parameters
-    ----------
-    mine
-        Boundaries of this rank's snapshots.
-    others
-        Of each other rank's. They grow: a rank whose newest is older may yet take that one.
+    Returns
+    -------
+    bool
+        Whether there is a slot besides it. The ranks take their checkpoints at the same boundaries, but not
+        at the same instant: this rank's newest one stays while another rank writes its own of that boundary.
     """
-    newest = max(mine, default=_NONE)
-    lists = [set(of_rank) for of_rank in others]
-    missing = [of_rank for of_rank in lists if newest not in of_rank]
-    return newest != _NONE and bool(missing) and all(max(r, default=_NONE) < newest for r in missing)
-
-
-def make_room(ramdisk: RamDisk, store: JobStore, job: str, identity: RankIdentity) -> bool:
-    """Keep the newest snapshot that all ranks of this node have; whether there is a slot besides it.
-
-    The ranks take their checkpoints at the same boundaries, but not at the same instant. One that is
-    ahead must not overwrite what another has yet to reach; it asks again at the next boundary.
-    """
-    neighbours = [rank for rank in identity.local_ranks if rank != identity.rank]
-    if not neighbours:
+    job, others = store.job, _others(identity)
+    if job is None or not others:
         return True
-    mine = ramdisk.boundaries(job, identity.rank)
-    others = [ramdisk.boundaries(job, rank) for rank in neighbours]
-    if awaited(mine, others):
-        return False
-    common = newest_common([mine, *others])
+    with ramdisk.comparing():
+        newest = max(ramdisk.boundaries(job, identity.rank), default=_NONE)
+        missing = [rank for rank in others if newest not in ramdisk.boundaries(job, rank)]
+        if any(newest in ramdisk.being_written(job, rank) for rank in missing):
+            return False
+        _forget_uncommon(ramdisk, store, job, identity)
+    return True
+
+
+def keep_common(ramdisk: RamDisk, store: JobStore, identity: RankIdentity) -> None:
+    """Before a suspend: keep the newest snapshot that all ranks of this node have, whatever else goes.
+
+    One of them may be killed before it has a snapshot of the suspend.
+    """
+    if store.job is not None and _others(identity):
+        with ramdisk.comparing():
+            _forget_uncommon(ramdisk, store, store.job, identity)
+
+
+def _others(identity: RankIdentity) -> list[int]:
+    """The other ranks of this node."""
+    return [rank for rank in identity.local_ranks if rank != identity.rank]
+
+
+def _forget_uncommon(ramdisk: RamDisk, store: JobStore, job: str, identity: RankIdentity) -> None:
+    """Forget what is newer than the newest snapshot that all have: the next one takes its slot.
+
+    As the ranks compare one after the other, what all have at one time stays with all until they have a newer
+    one: a snapshot is forgotten only while some rank lacks it.
+    """
+    common = newest_common(ramdisk.boundaries(job, rank) for rank in identity.local_ranks)
     if common is not None:
         store.forget_after(common)
-    return True
 
 
 def agree(boundaries: Collection[int], world_size: int) -> int | None:

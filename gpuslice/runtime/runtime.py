@@ -35,7 +35,7 @@ from gpuslice.runtime.attached import Attached
 from gpuslice.runtime.boundaries import BoundaryCounter
 from gpuslice.runtime.checkpoints import Checkpoints, Schedule, obstacle
 from gpuslice.runtime.ending import end_parked, ended_well, ours, say
-from gpuslice.runtime.gang_restart import make_room
+from gpuslice.runtime.gang_restart import keep_common, make_room
 from gpuslice.runtime.leased_gpu import open_target, show_first
 from gpuslice.runtime.membership import Membership
 from gpuslice.runtime.run_report import Report
@@ -260,6 +260,8 @@ class Runtime:
         parking = self._groups.parking(self.boundary, self.device)
         with ours("the suspend"), self.memory_limit.lifted(), parking as release:
             pending_collectives.refuse()
+            if self.attached is not None and not self.attached.replicated:
+                keep_common(self.ramdisk, self.store, self.identity)
             if self.device.name.kind != "cpu":
                 foreign_processes.refuse(self.ramdisk.directory)
             record = self.switch.suspend(
@@ -352,9 +354,7 @@ class Runtime:
         if attached is None or not self.interruptible() or not attached.restartable(explicit=explicit):
             return None
         self.switch.settle()  # making it, too, has the device page-lock the store's arenas
-        if not attached.replicated and not make_room(
-            self.ramdisk, self.store, self.settings.job, self.identity
-        ):
+        if not attached.replicated and not make_room(self.ramdisk, self.store, self.identity):
             return None
         if self.slot_preparation is not None:
             self.slot_preparation.store_used()

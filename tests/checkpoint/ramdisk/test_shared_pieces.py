@@ -82,6 +82,16 @@ def test_equal_ranks_take_the_room_of_one(disk: RamDisk, gang: list[JobStore], h
         assert (tree.decode(read.tree), holds(read, storages)) == (3, True)
 
 
+@pytest.mark.parametrize("pages", range(1, 5))
+def test_a_state_of_a_few_pages_is_read_again(gang: list[JobStore], host: Device, pages: int) -> None:
+    """What lies behind the record in its file is as long as such a state, or longer."""
+    storages = [torch.arange(pages * 4096 - 100, dtype=torch.int64).to(torch.uint8)]
+    save(gang[0], host, storages)
+    with open_snapshot(gang[0].directory / "A.gsnp") as read:
+        read.verify()
+        assert holds(read, storages)
+
+
 def test_a_byte_that_differs_keeps_its_piece_apart(disk: RamDisk, gang: list[JobStore], host: Device) -> None:
     states = [state() for _ in gang]
     states[2][0][5 * MIB] ^= 1

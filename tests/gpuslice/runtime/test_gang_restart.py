@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpuslice.errors import UsageError
-from gpuslice.runtime.gang_restart import agree, awaited, newest_common
+from gpuslice.runtime.gang_restart import agree, newest_common
 
 from ...patience import PATIENCE_S
 from ..conftest import Workshop, finish_ranks
@@ -68,24 +68,6 @@ dist.destroy_process_group()
 )
 def test_newest_common(boundaries: list[list[int]], expected: int | None) -> None:
     assert newest_common(boundaries) == expected
-
-
-@pytest.mark.parametrize(
-    ("mine", "others", "expected"),
-    [
-        ([], [[]], False),
-        ([3], [[3]], False),
-        ([3, 6], [[3]], True),
-        ([3, 6], [[3, 6], []], True),
-        ([3, 6], [[3, 9]], False),  # it went past 6
-        ([3, 6], [[6, 9], [3, 6]], False),
-        ([3], [[]], True),
-    ],
-)
-def test_a_snapshot_that_others_may_yet_take_is_awaited(
-    mine: list[int], others: list[list[int]], expected: bool
-) -> None:
-    assert awaited(mine, others) is expected
 
 
 def test_ranks_that_cannot_talk_are_told_how() -> None:
