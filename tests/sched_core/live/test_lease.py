@@ -28,7 +28,8 @@ from .test_nodes import Site, alive
 
 ENDPOINT = "ipc:///nowhere"
 #: A process with a child; both say nothing and wait.
-FAMILY = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import signal; signal.pause()'])"
+CHILD = "import signal; signal.pause()"
+FAMILY = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {CHILD!r}])"
 
 
 def stopped(pid: int) -> bool:
@@ -62,7 +63,8 @@ def family() -> Iterator[list[psutil.Process]]:
     with subprocess.Popen([sys.executable, "-c", FAMILY], env=environ) as process:
         parent = psutil.Process(process.pid)
         try:
-            wait_for(lambda: any("pause" in one.cmdline()[-1] for one in parent.children()))
+            # Until its exec it has the words of its parent, which waits for that and cannot be stopped.
+            wait_for(lambda: any(one.cmdline()[-1:] == [CHILD] for one in parent.children()))
             yield [parent, *parent.children()]
         finally:
             for one in [parent, *parent.children()]:
