@@ -150,7 +150,7 @@ class JobStore:
             memory = slot.arena.ensure(_room(layout))
             slot.forget()
             self._writer = SnapshotWriter(slot.arena, memory, layout, record, self._content, finish)
-        if boundary is not None:
+        if boundary is not None and self._peers:
             self._announcement = announcement(self.directory, boundary)
             with suppress(OSError):  # there are no files left: then nobody waits for it
                 self._announcement.touch(0o600)
