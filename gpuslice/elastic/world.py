@@ -287,6 +287,7 @@ class World:
             with chosen:
                 found = state.load(chosen, self._named, verify=self._process.settings.verify)
                 self._stand_at(found.position)
+                self._process.boundaries.went_on_from = self._process.boundary
                 self._whole = found.whole
 
     def _position(self) -> dict[str, int]:

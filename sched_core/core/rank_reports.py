@@ -116,11 +116,11 @@ class RankReports:
             self._core.tell(job, rank.number, Dismiss(epoch=job.epoch))
 
     def _note_where_it_began(self, job: Gang, rank: Rank, boundary: int) -> None:
-        """Tell of the snapshot that a job goes on from, once all of its ranks have said so."""
+        """Tell of the snapshot that a job goes on from, once all of its ranks that have one have said so."""
         if boundary == rank.went_on_from:
             return
         rank.went_on_from = boundary
-        if boundary and {one.went_on_from for one in job.members} == {boundary}:
+        if boundary and {one.went_on_from for one in job.members[: job.keepers]} == {boundary}:
             details = {"attempt": job.attempt + 1, "boundary": boundary}
             self._core.order(Notice("went_on", job.id, details))
 

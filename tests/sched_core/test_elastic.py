@@ -104,6 +104,18 @@ def test_a_newcomer_that_is_behind_stops_with_the_others() -> None:
     assert driver.job.lease == (0,)
 
 
+def test_where_it_goes_on_is_told_once_rank_0_has_said_it() -> None:
+    """The others have no snapshot: they get its state."""
+    driver = Elastic()
+    driver.resized(0, 1)
+    epoch = driver.job.epoch
+    message = wire.Progress(epoch=epoch, boundary=12, step=12, went_on_from=7)
+    told_of = [note for note in notices(driver.say(JOB, message, 0)) if note.what == "went_on"]
+    assert [note.details for note in told_of] == [{"attempt": 1, "boundary": 7}]
+    other = wire.Progress(epoch=epoch, boundary=12, step=12)
+    assert not [note for note in notices(driver.say(JOB, other, 1)) if note.what == "went_on"]
+
+
 @pytest.mark.parametrize("when", ["training", "parking", "coming"])
 def test_ranks_that_greet_a_new_scheduler_go_on_in_the_midst_of_a_change(when: str) -> None:
     """Whoever waits, in or out of the world, is where it was; lost orders are told again."""

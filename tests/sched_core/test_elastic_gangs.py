@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,7 @@ from gpuslice.config import Settings
 from gpuslice.launch import command
 from gpuslice.launch.rank_start import as_ranks
 from gpuslice.sched_core.core.core import Core
-from gpuslice.sched_core.core.events import Cancelled
+from gpuslice.sched_core.core.events import Cancelled, Command, Event, Notice
 from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.jobs.program import Program
 from gpuslice.sched_core.jobs.states import JobState
@@ -136,7 +136,14 @@ def test_killed_as_it_grows_it_begins_again_grows_and_shrinks_for_others(
     settings = Settings(device="cpu:0", ramdisk_dir=ramdisk, cpu_slots=4)
     core = Core([DeviceName("cpu", slot) for slot in range(3)], Gandiva(quantum_s=0.5, look_s=0.5))
     elastic = JobSpec(id="e", submit_s=0.0, min_demand=1, max_demand=3, max_restarts=1)
-    with Scheduler(core, tmp_path / "s", observer=lambda event, now, commands: core.check()) as scheduler:
+    went_on: list[Mapping[str, object]] = []
+
+    def observe(event: Event, now: float, commands: Sequence[Command]) -> None:
+        core.check()
+        notes = [note for note in commands if isinstance(note, Notice)]
+        went_on.extend(note.details for note in notes if note.what == "went_on")
+
+    with Scheduler(core, tmp_path / "s", observer=observe) as scheduler:
         scheduler.submit(elastic, Program(tuple(argv), "/", command.environment(settings, environ)))
         job = core.jobs["e"]
 
@@ -155,6 +162,10 @@ def test_killed_as_it_grows_it_begins_again_grows_and_shrinks_for_others(
 
         assert scheduler.run(grown, timeout_s=PATIENCE_S), err()
         assert trains[0], err()
+        (note,) = went_on
+        assert note["attempt"] == 2
+        assert isinstance(boundary := note["boundary"], int)
+        assert boundary > 0
         other = Program((sys.executable, RANK, "200", "0"), "/", {**environ, "WORLD": "2"})
         scheduler.submit(JobSpec(id="other", submit_s=0.0, demand=2), other)
         assert scheduler.run(
