@@ -47,6 +47,8 @@ class Submit(Verb, tag="submit", frozen=True):
         have up to so many (docs/elastic.md), and has as many ranks.
     relaunch
         Its command starts as many ranks as it is told; it is started anew for another number of devices.
+    app
+        Jobs of one app search for one model together, under ``themis``; empty: it is alone.
     weight
         Its share under policies that know weights.
     max_restarts
@@ -78,6 +80,7 @@ class Submit(Verb, tag="submit", frozen=True):
     most_devices: OptionalRankCount = 0
     relaunch: bool = False
     tenant: Label = ""
+    app: Label = ""
     weight: WeightValue = 1.0
     max_restarts: Count = 0
     steps: Count = 0

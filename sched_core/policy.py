@@ -75,25 +75,34 @@ class Changes:
     ----------
     reset
         Forget everything and start again from ``View.jobs``: the first call, a replayed journal, or a world
-        in which the last plan could not be carried out. The other fields are empty then.
+        in which the last plan could not be carried out. The other fields but ``succeeded`` are empty then.
     arrived
         New jobs, waiting, in order of arrival.
     finished
         Jobs that ended, by themselves or otherwise, or whose owner holds them back (those may arrive again);
         no longer in ``View.jobs``. ``Job.running`` tells, for the last time, whether they held ``placement``,
         which is free now.
+    succeeded
+        Jobs that ended well. Of others ``finished`` does not tell why they are gone.
     begun
         Jobs whose ``since_s`` was not known, or later, when they were started: they make progress since (or
         from) then. They may have finished since.
     """
 
-    __slots__ = ("arrived", "begun", "finished", "reset")
+    __slots__ = ("arrived", "begun", "finished", "reset", "succeeded")
 
     def __init__(self, *, reset: bool = False) -> None:
         self.reset = reset
         self.arrived: list[Job] = []
         self.finished: list[Job] = []
+        self.succeeded: list[Job] = []
         self.begun: list[Job] = []
+
+    def outdated(self) -> Changes:
+        """A reset, with what nobody could see from the whole picture."""
+        fresh = Changes(reset=True)
+        fresh.succeeded = self.succeeded
+        return fresh
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -219,7 +228,11 @@ class View:
         return self.knowledge.measured(job)
 
     def remaining_s(self, job: Job) -> float:
-        """Work left of ``job``, in seconds of a dedicated run.
+        """Work left of ``job``, in seconds of a dedicated run; errors as of ``duration_s``."""
+        return self.duration_s(job) - job.progress_at(self.now_s)
+
+    def duration_s(self, job: Job) -> float:
+        """All work of ``job``, in seconds of a dedicated run, as far as is known now.
 
         Raises
         ------
@@ -232,7 +245,7 @@ class View:
                 f"the duration of job {job.id} is not known",
                 "declare needs_durations in the policy, and state durations or choose a policy without them",
             )
-        return duration_s - job.progress_at(self.now_s)
+        return duration_s
 
 
 class Policy(Protocol):

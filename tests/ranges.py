@@ -67,6 +67,7 @@ SUCCESSOR = Range(
 
 _BY_NAME = {
     "after": COUNT,
+    "app": LABEL,
     "argv": WORDS,
     "bound": TEXT,
     "boundary": COUNT,

@@ -31,6 +31,9 @@ def command(
         str, Option(metavar="K[:M]", help="Devices, one for each of its ranks; up to M if it can grow.")
     ] = "1",
     tenant: Annotated[str, Option(metavar="T", help="Whose it is.")] = "",
+    app: Annotated[
+        str, Option(metavar="A", help="Jobs of one app search for one model together (themis).")
+    ] = "",
     weight: Annotated[float, Option(metavar="W", help="Its share, where the policy knows weights.")] = 1.0,
     max_restarts: Annotated[
         int, Option(metavar="R", help="Attempts after failures that are not the user's.")
@@ -92,6 +95,7 @@ def command(
             devices=least_devices,
             most_devices=most_devices,
             tenant=tenant,
+            app=app,
             weight=weight,
             max_restarts=max_restarts,
             steps=steps,

@@ -82,6 +82,7 @@ class Client:
         devices: int = 1,
         most_devices: int = 0,
         tenant: str = "",
+        app: str = "",
         weight: float = 1.0,
         max_restarts: int = 0,
         steps: int = 0,
@@ -115,6 +116,8 @@ class Client:
             Up to how many it may have, if more than that: it grows and shrinks as the policy says, and its
             script uses ``gpuslice.elastic``. A script or module is started by torchrun as so many ranks.
             A torchrun command of its own is told how many to start, and started anew for another number.
+        app
+            Jobs of one app search for one model together, under the policy ``themis`` (docs/policies.md).
         max_restarts
             How often it is started again after a failure that was not its user's (docs/recovery.md).
         steps
@@ -179,6 +182,7 @@ class Client:
             most_devices=most_devices,
             relaunch=relaunch,
             tenant=tenant,
+            app=app,
             weight=weight,
             max_restarts=max_restarts,
             steps=steps,

@@ -29,8 +29,8 @@ _QUOTA = re.compile(r"[0-9]{1,9}")
 _SHORTEST_LEASE_S = 1e-3
 #: What ``--quantum`` is called in policies.
 _QUANTA = ("quantum_s", "first_slice_s")
-#: Policies that must know how long jobs run, for which what ``submit --steps`` tells is enough.
-_ESTIMATES_DO = ("srtf", "srsf", "sjf", "chronus")
+#: Policies that must know how long jobs run, for which what jobs tell and do is enough.
+_ESTIMATES_DO = ("srtf", "srsf", "sjf", "chronus", "themis")
 
 
 @dataclass(frozen=True)

@@ -298,7 +298,7 @@ class Core:
         self._reconciliation.forget(job)
         self.planning.move_requests.pop(job.id, None)
         self.switch_costs.forget(job)
-        self.planning.withdraw(job, now)
+        self.planning.withdraw(job, now, well=trigger is Trigger.SUCCEED)
         if trigger is Trigger.SUCCEED:
             self.planning.learn(job)
         if job.processes_gone:

@@ -155,8 +155,10 @@ class Planning:
             self._view.changes.arrived.append(job)
         self.due = True
 
-    def withdraw(self, job: Gang, now: float) -> None:
-        """Take from the policy a job that it can no longer choose."""
+    def withdraw(self, job: Gang, now: float, *, well: bool = False) -> None:
+        """Take from the policy a job that it can no longer choose; ``well``: it has succeeded."""
+        if well:
+            self._view.changes.succeeded.append(job)
         self.waits.end(job, now)
         self._core.trials.leave(job, now)
         self._core.prestart.leave(job)
@@ -359,7 +361,7 @@ class Planning:
 
     def start_again(self) -> None:
         """Let the policy forget what it knows: the world is not as it planned."""
-        self._view.changes = Changes(reset=True)
+        self._view.changes = self._view.changes.outdated()
 
     def take(self, job: Gang, now: float) -> None:
         """Take its devices from ``job``, which waits for others from now on."""

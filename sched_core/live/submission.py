@@ -64,6 +64,7 @@ def make_spec(request: Submit, name: str, now_s: float) -> JobSpec:
         max_demand=request.most_devices,
         relaunch=request.relaunch and request.most_devices > request.devices,
         tenant=request.tenant,
+        app=request.app,
         weight=request.weight,
         iterations=request.steps or request.max_steps,
         expected_s=request.expected_s,

@@ -108,6 +108,7 @@ class TrialPool(Wrapper):
 
     def _follow(self, view: View, changes: Changes) -> list[Decision]:
         decisions: list[Decision] = []
+        changes.succeeded += [job for job in view.changes.succeeded if job.id in self._jobs]
         for job in view.changes.finished:
             if self._jobs.pop(job.id, None) is not None:
                 if not changes.reset:

@@ -203,6 +203,8 @@ class Simulation:
             end_s, _, job = heappop(completions)
             if job.end_s == end_s:
                 self._finish(job, now_s)
+                if not self.trace.failed(job.number):
+                    self.view.changes.succeeded.append(job)
 
     def _pass_time(self, now_s: float) -> None:
         """Let the clock run that jobs share."""

@@ -65,6 +65,10 @@ class Trace:
         extras = {key: column[index] for key, column in self.extras.items()}
         return JobSpec(id=self.ids[index], submit_s=self.submit_s[index], demand=self.demand[index], **extras)
 
+    def failed(self, index: int) -> bool:
+        """Whether the last attempt of job ``index`` failed, as far as the trace says."""
+        return bool(self.attempts and self.attempts[index] and self.attempts[index][-1][1])
+
     def clamped(self, devices: int) -> Trace:
         """The same jobs, none of them asking for more than ``devices``."""
         extras = dict(self.extras)

@@ -111,7 +111,7 @@ def test_a_second_scheduler_is_refused_and_disturbs_nothing(shell: Shell) -> Non
         (["--devices", "gpu"], "'gpu' is not a device"),
         (["--devices", "cpu:0,cpu:0"], "twice"),
         (["--policy", "best"], "no policy 'best'"),
-        (["--policy", "themis"], "needs to know how long"),
+        (["--policy", "tetris"], "needs to know how long"),
         (["--policy", "chronus", "--set", "lease_s=5", "--quantum", "2s"], "are no multiple"),
         (["--switch-share", "1.5"], "no part of the time"),
         (["--policy", "fifo", "--quantum", "1s"], "no quantum"),

@@ -9,7 +9,16 @@ import pytest
 
 from gpuslice import wire
 from gpuslice.sched_core.core.core import Core
-from gpuslice.sched_core.core.events import Cancelled, Event, Exited, Measured, RankGone, Submitted
+from gpuslice.sched_core.core.events import (
+    Cancelled,
+    Event,
+    Exited,
+    Held,
+    Measured,
+    RankGone,
+    Released,
+    Submitted,
+)
 from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.jobs.rank import RankPhase
 from gpuslice.sched_core.jobs.states import JobState
@@ -216,6 +225,50 @@ def test_themis_bids_for_no_devices_that_were_measured_to_be_of_no_use() -> None
     cluster.add("linear", linear, expected_s=1000.0)
     cluster.go(30.0)
     assert cluster.widths() == {"flat": 1, "linear": 3}
+
+
+def test_a_search_ends_with_the_first_job_that_succeeds_not_with_one_that_is_cancelled_or_held() -> None:
+    cluster = Cluster(Themis(lease_s=5.0, tuner="first"))
+    for name in ("a", "b", "c"):
+        cluster.add(name, linear, most=1, expected_s=1000.0, app="x")
+    cluster.add("other", linear, most=1, expected_s=1000.0)
+    cluster.go(3.0)
+    cluster.cancel("a")
+    cluster.do(Held("b"))
+    cluster.go(3.0)
+    assert cluster.widths() == {"b": 0, "c": 1, "other": 1}
+    cluster.do(Released("b"))
+    cluster.go(6.0)
+    assert cluster.widths() == {"b": 1, "c": 1, "other": 1}
+    cluster.do(Exited("c", 0))
+    states = {name: job.state for name, job in cluster.core.jobs.items()}
+    assert states == {
+        "a": JobState.CANCELLED,
+        "b": JobState.CANCELLED,
+        "c": JobState.SUCCEEDED,
+        "other": JobState.RUNNING,
+    }
+
+
+def test_a_search_ends_although_the_policy_begins_anew_at_that_moment() -> None:
+    cluster = Cluster(Themis(lease_s=5.0, tuner="first"))
+    for name in ("a", "b"):
+        cluster.add(name, linear, most=1, expected_s=1000.0, app="x")
+    cluster.go(3.0)
+    cluster.core.planning.start_again()
+    cluster.do(Exited("a", 0))
+    assert cluster.core.jobs["b"].state is JobState.CANCELLED
+
+
+def test_under_themis_jobs_that_said_only_their_steps_or_nothing_have_their_share() -> None:
+    cluster = Cluster(Themis(lease_s=5.0))
+    cluster.add("steps", linear, least=4, iterations=100_000)
+    cluster.add("silent", linear, least=4)
+    cluster.add("long", linear, least=4, expected_s=1000.0)
+    cluster.go(300.0)
+    now_s = cluster.now_s
+    attained = {name: job.executed_at(now_s) for name, job in cluster.core.jobs.items()}
+    assert min(attained.values()) > 30.0, attained
 
 
 def _quick(make: Callable[..., Policy]) -> Policy:

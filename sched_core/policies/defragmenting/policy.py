@@ -89,7 +89,7 @@ class Defragmenting(Wrapper):
         """What the policy plans and, when somebody left, the moves that pay."""
         departed = view.changes.reset or any(job.running for job in view.changes.finished)
         if self._outdated:
-            self._outdated, view.changes = False, Changes(reset=True)
+            self._outdated, view.changes = False, view.changes.outdated()
         plan = self.policy.plan(view)
         if not departed:
             return plan

@@ -162,6 +162,7 @@ class Packing(Wrapper):
 
     def _follow(self, view: View, changes: Changes) -> None:
         """Take in who came and went; a guest whose host is gone takes its place."""
+        changes.succeeded += view.changes.succeeded
         for job in view.changes.finished:
             self._sharing.discard(job.id)
             self._former.discard(job.id)
@@ -185,7 +186,7 @@ class Packing(Wrapper):
         if guest.running:  # policies do not know of newcomers that run: let it look at everything anew
             self._sharing.add(guest.id)
             self._jobs[guest.id] = guest
-            self._inner.changes = Changes(reset=True)
+            self._inner.changes = self._inner.changes.outdated()
         else:
             self._admit(guest, changes)
 

@@ -55,9 +55,9 @@ class Agent:
         self._crowd_s = crowd_s
         self._ideal = ideal
         #: Of every job the app ever had: (seconds, device-seconds) on dedicated devices.
-        self._works: list[tuple[float, float]] = []
-        #: Of those of them that are elastic, by position: they take less on more devices.
-        self._elastic: list[tuple[int, Job, float]] = []
+        self._works: dict[str, tuple[float, float]] = {}
+        #: Of those of them that are elastic, with their seconds: they take less on more devices.
+        self._elastic: dict[str, tuple[Job, float]] = {}
         self._speeds: dict[str, SpeedCurve] = {}
         #: The moment, as ``view.now_s`` and ``crowd_s``, and T_id then.
         self._ideal_at = (nan, 0.0, 0.0)
@@ -65,17 +65,25 @@ class Agent:
     def add(self, job: Job, view: View) -> None:
         """Take in a new job."""
         self.jobs[job.id] = job
-        duration_s = _left_s(job, view) + job.progress_at(view.now_s)
+        self._reckon(job, view)
         if job.least < job.most:
-            self._elastic.append((len(self._works), job, duration_s))
             self._speeds[job.id] = SpeedCurve()
             self.learn_speeds(view)
-        self._works.append((duration_s, duration_s * job.demand))
         self._ideal_at = (nan, 0.0, 0.0)
+
+    def _reckon(self, job: Job, view: View) -> None:
+        """Note how long ``job`` takes, as far as is known now; twice as long as so far if nobody knows."""
+        duration_s = view.duration_s(job)
+        if duration_s == inf:
+            progress_s = job.progress_at(view.now_s)
+            duration_s = progress_s + max(progress_s, 1.0)
+        if job.least < job.most:
+            self._elastic[job.id] = job, duration_s
+        self._works[job.id] = duration_s, duration_s * job.demand
 
     def learn_speeds(self, view: View) -> None:
         """Learn how fast its elastic jobs are on as many devices as they were measured on."""
-        for _, job, _ in self._elastic:
+        for job, _ in self._elastic.values():
             if job.id in self.jobs:
                 self._speeds[job.id].learn(view.throughput.speeds(job))
 
@@ -109,9 +117,11 @@ class Agent:
         contention = (crowd_s - self._crowd_s) / life_s if life_s > 0 else 1.0
         whole = self._ideal == "times_n"
         size = view.cluster.size if whole else view.cluster.size / max(1.0, contention)
-        for number, job, duration_s in self._elastic:
-            self._works[number] = (duration_s / self._best_rate(job, size), duration_s * job.demand)
-        ideal_s = _joint(self._works, size, self._goal)
+        for job in self.jobs.values():
+            self._reckon(job, view)
+        for job, duration_s in self._elastic.values():
+            self._works[job.id] = (duration_s / self._best_rate(job, size), duration_s * job.demand)
+        ideal_s = _joint(list(self._works.values()), size, self._goal)
         return ideal_s * max(1.0, contention) if whole else ideal_s
 
     def rho(self, view: View, crowd_s: float) -> float:

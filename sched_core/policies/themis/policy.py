@@ -183,14 +183,13 @@ class Themis:
                 self._arrive(job, view)
         self._crowd_s += len(self.agents) * (view.now_s - self._counted_s)
         self._counted_s = view.now_s
-        ended: list[Agent] = []
         for job in view.changes.finished:
             self._forget(job)
-            agent = self.agents.get(_app(job))
-            if agent is not None and agent.jobs.pop(job.id, None) is not None:
-                ended.append(agent)
+            if (agent := self.agents.get(_app(job))) is not None:
+                agent.jobs.pop(job.id, None)
         # Only now: several jobs of an app may have finished at once.
-        stopped = [job for agent in ended for job in self._tuner.finished(agent.jobs.values())]
+        won = [agent for job in view.changes.succeeded if (agent := self.agents.get(_app(job))) is not None]
+        stopped = [job for agent in won for job in self._tuner.succeeded(agent.jobs.values())]
         for job in view.changes.arrived:
             self._arrive(job, view)
         if self._tuner.watches:

@@ -18,7 +18,7 @@ TunerKind = Literal["none", "first", "halving"]
 
 
 class Tuner:
-    """Ends jobs of an app: the rest with the first that finishes, or the worse half at every rung.
+    """Ends jobs of an app: the rest with the first that succeeds, or the worse half at every rung.
 
     Parameters
     ----------
@@ -37,8 +37,8 @@ class Tuner:
         self._first_rung_s = rung_s
         self._rung_s: dict[str, float] = {}
 
-    def finished(self, rest: Iterable[Job]) -> list[Job]:
-        """A job of an app finished: those of the ``rest`` to stop."""
+    def succeeded(self, rest: Iterable[Job]) -> list[Job]:
+        """A job of an app ended well: those of the ``rest`` to stop."""
         return list(rest) if self.goal == "first" else []
 
     def worse_half(self, app: str, jobs: Sequence[Job], view: View) -> list[Job]:

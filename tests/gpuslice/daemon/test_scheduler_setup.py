@@ -22,6 +22,11 @@ def test_defragmenting_and_sockets_reach_the_core() -> None:
         Setup(devices, "gandiva", {"defragment": "true"}).make_core()
 
 
+@pytest.mark.parametrize("policy", ["srtf", "srsf", "sjf", "chronus", "themis"])
+def test_policies_that_must_know_running_times_go_by_what_jobs_tell(policy: str) -> None:
+    assert Setup((DeviceName("cpu", 0),), policy).make_policy().needs_durations
+
+
 @pytest.mark.parametrize(
     ("policy", "settings", "pack", "found"),
     [

@@ -19,7 +19,7 @@ from gpuslice.sched_core.sim.outcome import Outcome
 from gpuslice.sched_core.slowdown import Slowdown
 from gpuslice.sched_core.traces.trace import Trace
 
-from .worlds import check, jct_s, same, simulate, trace, traces, view
+from .worlds import Known, check, jct_s, same, simulate, trace, traces, view
 
 
 @given(traces(), st.sampled_from(["none", "first", "halving"]), st.sampled_from(["lease", "devices"]))
@@ -59,6 +59,14 @@ def test_two_first_models_at_one_instant_both_finish() -> None:
     assert outcome.finish_s.tolist() == [1000, 1000, 1000]
 
 
+def test_a_job_that_failed_ends_no_search() -> None:
+    rows = [(0, 2, 500), (0, 2, 1000), (0, 2, 3000)]
+    attempts = [((500.0, "user"),), ((600.0, "transient"), (400.0, "")), ((3000.0, ""),)]
+    outcome = simulate(trace(*rows, app=["x"] * 3).changed(attempts=attempts), Themis(tuner="first"))
+    assert outcome.stopped.tolist() == [False, False, True]
+    assert outcome.finish_s.tolist() == [500, 1000, 1000]
+
+
 def test_halving_keeps_the_better_half_at_every_rung() -> None:
     jobs = trace(*[(0, 2, 5000)] * 4, app=["x"] * 4)
     outcome = simulate(jobs, Themis(tuner="halving", rung_s=500, lease_s=500))
@@ -93,6 +101,20 @@ def test_the_ideal_is_a_share_of_the_devices() -> None:
     # With two apps half of the 8 devices is all it can use; with four apps, half of what it can use.
     assert agent.ideal_s(moment, crowd_s=1000.0) == 1000.0
     assert agent.ideal_s(moment, crowd_s=2000.0) == 2000.0
+
+
+def test_the_ideal_follows_what_is_known_of_running_times_and_counts_each_job_once() -> None:
+    moment = view("1x4", ("a", 4, 0.0), ("b", 4, 100.0), now_s=500.0)
+    first, second = moment.jobs.values()
+    agent = Agent("x", 0.0, "all", Slowdown(), crowd_s=0.0)
+    agent.add(first, moment)
+    agent.add(second, moment)
+    assert agent.ideal_s(moment, crowd_s=500.0) == 100.0
+    moment.knowledge = Known({"a": 300.0, "b": 100.0})
+    assert agent.ideal_s(moment, crowd_s=500.5) == pytest.approx(400.0, rel=0.01)
+    del agent.jobs["b"]  # its owner holds it back
+    agent.add(second, moment)
+    assert agent.ideal_s(moment, crowd_s=500.6) == pytest.approx(400.0, rel=0.01)
 
 
 def test_leftovers_go_to_those_that_were_not_asked() -> None:
