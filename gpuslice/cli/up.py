@@ -133,6 +133,7 @@ def command(
         quantum_s = None if quantum is None else config.parse_duration(quantum)
         options = scheduler_setup.options(policy, settings or [], quantum_s, pack=pack, defragment=defragment)
         names = scheduler_setup.parse_devices(devices)
+        crowded = scheduler_setup.crowded(names)
         memory_bytes = scheduler_setup.device_memory(names)
         others = None
         if ray is None and replicate_every:
@@ -166,6 +167,8 @@ def command(
                 print(f"scheduling {', '.join(map(str, setup.devices))} in {directory}", flush=True)
                 if tcp is not None:
                     print(f"listening at {client_socket.endpoints[-1]}", flush=True)
+            if crowded:
+                starter.tell(crowded)
             starter.ready()
 
         daemon.serve(

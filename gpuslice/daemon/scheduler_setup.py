@@ -115,9 +115,8 @@ class Setup:
 
     def environ(self) -> dict[str, str]:
         """The settings that every job gets."""
-        slots = max(((device.index or 0) + 1 for device in self.devices if device.kind == "cpu"), default=0)
         values = {
-            "cpu_slots": str(slots),
+            "cpu_slots": str(_slots(self.devices)),
             "ramdisk_limit": self.ramdisk_limit,
             "spill_dir": self.spill_dir,
             "spill_limit": self.spill_limit,
@@ -153,6 +152,24 @@ def parse_devices(text: str) -> tuple[DeviceName, ...]:
     for name in names:
         command.check(Settings(device=str(name), cpu_slots=(name.index or 0) + 1))
     return tuple(names)
+
+
+def crowded(devices: Sequence[DeviceName], cores: int | None = None) -> str:
+    """What to say if the slots of the host among ``devices`` are more than its cores; else nothing.
+
+    ``cores`` are those that this process may use; asked for if not given.
+    """
+    slots = _slots(devices)
+    cores = cores or len(os.sched_getaffinity(0))
+    if slots <= cores:
+        return ""
+    shared = f"{slots} slots share {cores} core{'s' if cores > 1 else ''}"
+    return f"{shared}: jobs that run at the same time slow each other down"
+
+
+def _slots(devices: Sequence[DeviceName]) -> int:
+    """Into how many slots the host is divided, if ``devices`` are to be there."""
+    return max(((device.index or 0) + 1 for device in devices if device.kind == "cpu"), default=0)
 
 
 def device_memory(devices: Sequence[DeviceName]) -> int:

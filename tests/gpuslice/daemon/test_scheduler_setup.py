@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuslice.daemon.scheduler_setup import Setup, options
+from gpuslice.daemon.scheduler_setup import Setup, crowded, options, parse_devices
 from gpuslice.errors import ConfigError, UsageError
 from gpuslice.types import DeviceName
 
@@ -20,6 +20,19 @@ def test_defragmenting_and_sockets_reach_the_core() -> None:
         Setup(devices, "fifo", made, sockets=3).make_core()
     with pytest.raises(ConfigError, match="gandiva places jobs itself"):
         Setup(devices, "gandiva", {"defragment": "true"}).make_core()
+
+
+@pytest.mark.parametrize(
+    ("text", "cores", "said"),
+    [
+        ("cpu:2", 2, ""),
+        ("null", 1, ""),
+        ("cpu:99", 2, "99 slots share 2 cores: jobs that run at the same time slow each other down"),
+        ("cpu:0,cpu:2", 1, "3 slots share 1 core: jobs that run at the same time slow each other down"),
+    ],
+)
+def test_more_slots_than_cores_are_told_of(text: str, cores: int, said: str) -> None:
+    assert crowded(parse_devices(text), cores) == said
 
 
 @pytest.mark.parametrize("policy", ["srtf", "srsf", "sjf", "chronus", "themis"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,6 +15,13 @@ from .bench import Bench, children
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
     return tmp_path / "s"
+
+
+@pytest.fixture
+def ramdisks() -> Iterator[Path]:
+    """Where each node has a RAM disk of its own."""
+    with tempfile.TemporaryDirectory(prefix="gpuslice-test-", dir="/dev/shm") as made:
+        yield Path(made)
 
 
 @pytest.fixture

@@ -26,9 +26,7 @@ from tests.gpuslice.elastic.checks import check_close, check_epochs, check_equal
 
 from ...patience import PATIENCE_S
 from .. import torchrun_elastic
-from .test_gangs_on_nodes import Gangs, ramdisks
-
-__all__ = ["ramdisks"]
+from .test_gangs_on_nodes import Gangs
 
 TRAINING, TORCHRUN = str(Path(training.__file__)), str(Path(torchrun_elastic.__file__))
 #: The scripts import modules of the tests.

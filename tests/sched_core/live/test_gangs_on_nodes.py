@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -202,12 +201,6 @@ class Gangs(Site):
         self.scheduler.close()
         for agent in self.agents.values():
             agent.wait(PATIENCE_S)
-
-
-@pytest.fixture
-def ramdisks() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="gpuslice-test-", dir="/dev/shm") as directory:
-        yield Path(directory)
 
 
 @pytest.fixture(params=[PATIENCE_S])
