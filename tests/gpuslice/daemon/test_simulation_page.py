@@ -63,10 +63,10 @@ def test_deadlines_are_a_column_where_there_are_some() -> None:
 
 
 def test_pictures_become_coarser_rather_than_larger(monkeypatch: pytest.MonkeyPatch) -> None:
-    fine = len(page(outcomes(3000, "20x8")))
+    fine = len(page(outcomes(1000, "8x8")))
     assert fine < 1_000_000
     monkeypatch.setattr(simulation_page, "_PICTURES_BYTES", 180_000)
-    coarse = page(outcomes(3000, "20x8"))
+    coarse = page(outcomes(1000, "8x8"))
     pictures = re.findall(r'<figure class="gantt">.*?</figure>', coarse, re.DOTALL)
     assert sum(map(len, pictures)) <= 180_000 < fine
 
