@@ -31,7 +31,7 @@ while done < 40 or not Path(sys.argv[1]).exists():
 """
 STEADY = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.gangs]
 
 
 def test_a_gang_moves_onto_one_socket_when_a_job_leaves(shell: Shell, tmp_path: Path) -> None:

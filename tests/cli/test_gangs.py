@@ -21,7 +21,7 @@ RANKS = 4
 #: How long a collective may take, once all ranks train; the gang is parked for longer.
 TIMEOUT_S, PARKED_S = 8.0, 9.0
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.gangs]
 
 
 def digests(directory: Path) -> dict[str, dict[str, str]]:

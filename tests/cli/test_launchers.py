@@ -15,7 +15,7 @@ from .waiting import until
 SCRIPT = Path(__file__).parents[1] / "gpuslice" / "launched.py"
 STEADY = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.gangs]
 
 
 @pytest.mark.parametrize("how", ["spawn", "lightning"])

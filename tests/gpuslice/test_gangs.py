@@ -23,7 +23,7 @@ EPOCHS = "2"
 SUSPENDS = "2,3,6,9,11,15,18,19,23,40,50"
 ALL_ALIVE = ("0", "0")
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.gangs]
 
 
 def digests(directory: Path) -> dict[str, dict[str, str]]:

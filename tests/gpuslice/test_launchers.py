@@ -30,6 +30,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, servers: Servers) -> l
 
 
 @pytest.mark.slow
+@pytest.mark.gangs
 @pytest.mark.parametrize("how", ["spawn", "fork", "lightning"])
 def test_every_rank_parks_at_its_boundaries(
     quick_workshop: Workshop, undisturbed: list[str], how: str
@@ -47,6 +48,7 @@ def test_every_rank_parks_at_its_boundaries(
 
 
 @pytest.mark.slow
+@pytest.mark.gangs
 def test_the_only_rank_parks_and_not_the_process_that_started_it(quick_workshop: Workshop) -> None:
     alone, parked = quick_workshop.directory / "alone", quick_workshop.directory / "parked"
     for directory in (alone, parked):

@@ -51,6 +51,7 @@ def ramdisk() -> Iterator[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.gangs
 def test_parameters_divided_among_ranks_are_divided_anew(tmp_path: Path, ramdisk: str) -> None:
     """1 -> 3 -> 1 ranks, of which two are parked away with parts of the state that the third goes on with."""
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": PATHS}
@@ -90,6 +91,7 @@ class Watched(Optimus):
 
 
 @pytest.mark.slow
+@pytest.mark.gangs
 def test_optimus_leaves_a_device_idle_on_which_a_job_was_measured_to_be_slower(
     tmp_path: Path, ramdisk: str
 ) -> None:
@@ -126,6 +128,7 @@ def test_optimus_leaves_a_device_idle_on_which_a_job_was_measured_to_be_slower(
 
 
 @pytest.mark.slow
+@pytest.mark.gangs
 def test_killed_as_it_grows_it_begins_again_grows_and_shrinks_for_others(
     tmp_path: Path, ramdisk: str
 ) -> None:

@@ -44,6 +44,7 @@ def digest(text: str) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.gangs
 def test_gangs_that_share_devices_end_as_undisturbed_ones(tmp_path: Path, ramdisk: str) -> None:
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
     argv = (*TORCHRUN, str(SCRIPT), EPOCHS)
@@ -80,6 +81,7 @@ def test_gangs_that_share_devices_end_as_undisturbed_ones(tmp_path: Path, ramdis
 
 
 @pytest.mark.slow
+@pytest.mark.gangs
 def test_a_gang_with_a_collective_pending_at_every_other_boundary_stops_between_them(
     tmp_path: Path, ramdisk: str
 ) -> None:

@@ -34,7 +34,7 @@ EPOCHS = "20"
 RANKS = 4
 NAME = "g"
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.gangs]
 
 
 def digests(directory: Path) -> dict[str, dict[str, str]]:

@@ -44,6 +44,7 @@ def lines(directory: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
+@pytest.mark.gangs
 def test_it_grows_and_shrinks_and_sees_every_sample_once_an_epoch(tmp_path: Path, ramdisk: str) -> None:
     """1 -> 2 -> 1 ranks; the result is that of one rank, but for the order of sums."""
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}

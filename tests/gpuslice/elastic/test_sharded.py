@@ -33,6 +33,7 @@ def train(workshop: Workshop, ranks: int, begin: int, schedule: str, *words: str
 
 
 @pytest.mark.slow
+@pytest.mark.gangs
 def test_resized_training_equals_the_fixed_one_up_to_the_order_of_sums(warm_workshop: Workshop) -> None:
     resized = train(warm_workshop, 3, 1, GROWN)
     (fixed,) = train(warm_workshop, 1, 0, "", "whole")
@@ -46,6 +47,7 @@ def test_resized_training_equals_the_fixed_one_up_to_the_order_of_sums(warm_work
 
 
 @pytest.mark.slow
+@pytest.mark.gangs
 def test_optimizer_and_schedule_are_the_same_bytes_after_each_change(warm_workshop: Workshop) -> None:
     resized = train(warm_workshop, 3, 1, GROWN, "adam")
     check_epochs(resized)
@@ -55,6 +57,7 @@ def test_optimizer_and_schedule_are_the_same_bytes_after_each_change(warm_worksh
 
 
 @pytest.mark.slow
+@pytest.mark.gangs
 def test_a_job_that_was_killed_goes_on_with_another_number_of_ranks(warm_workshop: Workshop) -> None:
     """Rank 0's checkpoint has the whole state."""
     path, words = warm_workshop.directory / "log", ["adam"]

@@ -38,6 +38,7 @@ def train(workshop: Workshop, ranks: int, begin: int, schedule: str, *words: str
 
 
 @pytest.mark.slow
+@pytest.mark.gangs
 def test_resized_training_equals_the_fixed_one_up_to_the_order_of_sums(warm_workshop: Workshop) -> None:
     """Gradient descent on a convex quadratic with a rate below 2 / curvature does not amplify errors.
 
@@ -54,6 +55,7 @@ def test_resized_training_equals_the_fixed_one_up_to_the_order_of_sums(warm_work
 
 
 @pytest.mark.slow
+@pytest.mark.gangs
 def test_the_learning_rate_grows_with_the_batch(warm_workshop: Workshop) -> None:
     resized = train(warm_workshop, 2, 1, "1:2", "scaled", "momentum")
     check_epochs(resized)
@@ -63,6 +65,7 @@ def test_the_learning_rate_grows_with_the_batch(warm_workshop: Workshop) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.gangs
 def test_a_job_that_was_killed_goes_on_with_another_number_of_ranks(warm_workshop: Workshop) -> None:
     """Rank 0's checkpoint is enough for all: the rest of the epoch is dealt out to whoever is there."""
     path = warm_workshop.directory / "log"

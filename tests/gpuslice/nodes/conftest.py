@@ -103,7 +103,7 @@ def rays(started: RayNodes) -> Iterator[RayNodes]:
 
 @pytest.fixture(scope="session")
 def started() -> Iterator[RayNodes]:
-    pytest.importorskip("ray", reason="Ray is not installed: ./x test-nodes")
+    pytest.importorskip("ray", reason="Ray is not installed: ./x test-gangs")
     from ray.cluster_utils import Cluster
 
     root = Path(tempfile.mkdtemp(prefix="gpuslice-test-", dir="/dev/shm"))

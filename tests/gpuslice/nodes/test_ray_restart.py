@@ -20,7 +20,7 @@ pytestmark = pytest.mark.ray
 
 @pytest.fixture
 def ray() -> Iterator[StartedRay]:
-    pytest.importorskip("ray", reason="Ray is not installed: ./x test-nodes")
+    pytest.importorskip("ray", reason="Ray is not installed: ./x test-gangs")
     root = Path(tempfile.mkdtemp(prefix="gpuslice-test-", dir="/dev/shm"))
     made = StartedRay(root, ("a", "b"))
     try:

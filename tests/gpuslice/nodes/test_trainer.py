@@ -33,7 +33,7 @@ def found(directory: Path) -> list[dict[str, object]]:
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    pytest.importorskip("ray.train", reason="Ray Train is not installed: ./x test-nodes")
+    pytest.importorskip("ray.train", reason="Ray Train is not installed: ./x test-gangs")
     made = tmp_path / "found"
     made.mkdir()
     return made

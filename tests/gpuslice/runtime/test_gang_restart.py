@@ -105,6 +105,7 @@ def check_went_on_together(told: str, undisturbed: list[tuple[str, str, str]]) -
 
 
 @pytest.mark.slow
+@pytest.mark.gangs
 def test_a_gang_whose_ranks_died_apart_goes_on_together(
     quick_workshop: Workshop, undisturbed: list[tuple[str, str, str]]
 ) -> None:
@@ -117,6 +118,7 @@ def test_a_gang_whose_ranks_died_apart_goes_on_together(
 
 
 @pytest.mark.slow
+@pytest.mark.gangs
 def test_so_it_does_from_checkpoints_whoever_starts_its_ranks(
     warm_workshop: Workshop, undisturbed: list[tuple[str, str, str]]
 ) -> None:
