@@ -20,7 +20,6 @@ from gpuslice.sched_core.job import Job
 from gpuslice.sched_core.placement.closest import closest
 from gpuslice.sched_core.policies.wrapper import Wrapper
 from gpuslice.sched_core.policy import (
-    Changes,
     Decision,
     Migrate,
     Plan,
