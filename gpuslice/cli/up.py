@@ -77,6 +77,10 @@ def command(
     defragment: Annotated[
         bool, typer.Option("--defragment", help="Gangs move together when a job leaves, where it pays.")
     ] = False,
+    placement: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="Which devices a job gets: consolidated, spread, skew, ..."),
+    ] = "",
     sockets: Annotated[
         int,
         typer.Option(metavar="N", min=1, help="Sockets that the devices lie on, equal parts in their order."),
@@ -131,7 +135,9 @@ def command(
         if not 0 <= switch_share < 1:
             raise UsageError(f"--switch-share {switch_share} is no part of the time", "give 0.03 or the like")
         quantum_s = None if quantum is None else config.parse_duration(quantum)
-        options = scheduler_setup.options(policy, settings or [], quantum_s, pack=pack, defragment=defragment)
+        options = scheduler_setup.options(
+            policy, settings or [], quantum_s, pack=pack, defragment=defragment, placement=placement
+        )
         names = scheduler_setup.parse_devices(devices)
         crowded = scheduler_setup.crowded(names)
         memory_bytes = scheduler_setup.device_memory(names)

@@ -111,6 +111,7 @@ class Setup:
             memory_bytes=self.memory_bytes,
             handover=self.handover,
             sockets=self.sockets,
+            placement=self.options.get("placement", ""),
         )
 
     def environ(self) -> dict[str, str]:
@@ -237,8 +238,9 @@ def options(
     *,
     pack: bool = False,
     defragment: bool = False,
+    placement: str = "",
 ) -> dict[str, str]:
-    """The policy's own settings from ``--set key=value``, ``--quantum``, ``--pack`` and ``--defragment``.
+    """The policy's own settings from ``--set``, ``--quantum``, ``--pack``, ``--defragment``, ``--placement``.
 
     Gandiva packs anyway, unless told not to.
 
@@ -258,6 +260,8 @@ def options(
         found.setdefault("pack_slice_s", str(2.0 if quantum_s is None else quantum_s))
     if defragment:
         found.setdefault("defragment", "true")
+    if placement:
+        found["placement"] = placement
     if policy == "chronus":
         return _leases(found, 60.0 if quantum_s is None else quantum_s)
     takes = [key for key in _QUANTA if key in policy_options(policy)]

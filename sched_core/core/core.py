@@ -82,6 +82,8 @@ class Core:
         Whether jobs may hand devices over directly.
     sockets
         On how many sockets the devices of each node lie, in equal parts and in their order.
+    placement
+        The name of the policy's placement, if one was chosen.
     """
 
     def __init__(
@@ -94,13 +96,14 @@ class Core:
         memory_bytes: int = 0,
         handover: bool = False,
         sockets: int = 1,
+        placement: str = "",
     ) -> None:
         self.devices = tuple(devices)
         #: Jobs whose processes are using a device, by device.
         self.occupants: list[dict[str, Gang]] = [{} for _ in devices]
         self.memory_bytes = memory_bytes
         cluster = _cluster(self.devices, sockets)
-        self.relocations = Relocations(self, cluster)
+        self.relocations = Relocations(self, cluster, placement)
         self.planning = Planning(self, cluster, policy, quotas or {})
         self.switch_costs = SwitchCosts(switch_share, self.devices)
         self.deadlines = Deadlines(self)

@@ -28,6 +28,9 @@ class Relocations:
         Whose.
     cluster
         Its nodes.
+    placement
+        The policy's, by name: with ``spread``, ranks are started on as many nodes as possible, otherwise on
+        as few. With any but ``count`` gangs have devices of as many nodes as the policy has planned.
 
     Attributes
     ----------
@@ -35,8 +38,9 @@ class Relocations:
         The same without the nodes that are lost.
     """
 
-    def __init__(self, core: CoreContract, cluster: Cluster) -> None:
+    def __init__(self, core: CoreContract, cluster: Cluster, placement: str = "") -> None:
         self._core = core
+        self._spread, self._planned = placement == "spread", placement not in ("", "count")
         #: All of it, and what of it can be had now.
         self._cluster = self.cluster = cluster
         self._names = tuple(core.devices[cluster.on(node)[0]].node for node in range(len(cluster.node_sizes)))
@@ -163,8 +167,12 @@ class Relocations:
     def wish(self, job: Gang) -> tuple[int, ...]:
         """Devices where its processes are, instead of those that ``job`` was given; none if there are none.
 
-        Those that nobody has, or jobs whose processes are on the other side, which will have its own.
+        Those that nobody has, or jobs whose processes are on the other side, which will have its own. If a
+        placement was chosen, on as many nodes as planned, unless the job cannot leave its own.
         """
+        planned = self.of(job.placement)
+        if self._planned and self.can_leave(job) and len({*planned}) != len({*_nodes(job, len(planned))}):
+            return ()
         found: list[int] = []
         for node in _nodes(job, len(job.placement)):
             device = next((d for d in self.cluster.on(node) if d not in found and self._fits(job, d)), None)
@@ -210,7 +218,10 @@ class Relocations:
         )
         if job.spec.elastic:
             return tuple(nodes[:1]) * len(job.ranks)
-        slots = [node for node in nodes for _ in range(sizes[node])]
+        if self._spread:
+            slots = [node for number in range(max(sizes)) for node in nodes if number < sizes[node]]
+        else:
+            slots = [node for node in nodes for _ in range(sizes[node])]
         # More ranks than can have devices now wait where they are; they go elsewhere when a node is found.
         return tuple(sorted(islice(cycle(slots), len(job.ranks))))
 

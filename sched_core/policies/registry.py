@@ -12,6 +12,7 @@ import msgspec
 from gpuslice.errors import ConfigError
 from gpuslice.sched_core.options import Table, build, find, options_of
 from gpuslice.sched_core.placement.placement import Placement
+from gpuslice.sched_core.placement.registry import make_placement
 from gpuslice.sched_core.policy import Policy
 from gpuslice.sched_core.slowdown import Slowdown
 
@@ -72,11 +73,17 @@ def policy_names() -> list[str]:
     return [name for name in POLICIES if not name.startswith("published-")]
 
 
+#: Begins the names of a placement's options.
+_PLACEMENT = "placement."
+
+
 class Common(msgspec.Struct, forbid_unknown_fields=True):
     """Options that every policy takes besides its own: lessons of the Philly study.
 
     Attributes
     ----------
+    placement
+        Where jobs go, by name; its own options are ``placement.KEY``. Empty: as the policy does.
     relax_after_s
         Locality is given up by one node for every so many seconds of waiting (``Relaxing``); 0: as placed.
     trial_nodes, trial_s
@@ -91,6 +98,7 @@ class Common(msgspec.Struct, forbid_unknown_fields=True):
         and how much slower on more sockets of one node.
     """
 
+    placement: str = ""
     relax_after_s: float = 0.0
     trial_nodes: int = 0
     trial_s: float = 300.0
@@ -112,6 +120,16 @@ def policy_options(name: str) -> list[str]:
     if name.lower() in _PAPERS:
         raise ConfigError(f"there is no policy {name!r}", _PAPERS[name.lower()])
     return [*options_of("policy", table(name), name), *Common.__struct_fields__]
+
+
+def _placement(name: str, stated: Mapping[str, object], given: Placement | None) -> Placement | None:
+    """The placement that options ask for, or the one that is ``given``."""
+    if stated and not name:
+        raise ConfigError(f"{next(iter(stated))} is of no use without a placement", "state placement, too")
+    if name and given is not None:
+        raise ConfigError(f"there are two placements, {name} and {given.name}", "leave out one of them")
+    options = {key.removeprefix(_PLACEMENT): value for key, value in stated.items()}
+    return make_placement(name, options) if name else given
 
 
 def _defragmenting(policy: Policy, settings: Common, own: Mapping[str, object]) -> Policy:
@@ -149,11 +167,13 @@ def make_policy(
         If there is no such policy or option, or a value does not convert.
     """
     own = dict(options or {})
+    placed = {key: own.pop(key) for key in list(own) if key.startswith(_PLACEMENT)}
     stated = {key: own.pop(key) for key in Common.__struct_fields__ if key in own}
     try:
         settings = msgspec.convert(stated, Common, strict=False)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{stated} is not possible: {error}") from error
+    placement = _placement(settings.placement, placed, placement)
     relaxing: RelaxingPlacement | None = None
     if settings.relax_after_s:
         if not _takes_placement(name):

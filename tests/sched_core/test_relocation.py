@@ -21,6 +21,7 @@ from gpuslice.sched_core.core.events import (
 )
 from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.jobs.states import JobState
+from gpuslice.sched_core.policies.registry import make_policy
 from gpuslice.sched_core.policy import Migrate, Plan, Start, Suspend
 
 from .driver import PROGRAM, Driver, Scripted, notices, suspended, told
@@ -286,3 +287,53 @@ def test_a_job_whose_processes_are_being_ended_is_let_on_no_device() -> None:
     driver.do(RankGone("a", 0))
     assert launches(driver.do(Exited("a", -9)))[0].nodes == ("",)
     assert [message.device for _, _, message in told(driver.hello("a"), wire.Resume)] == ["null:0"]
+
+
+def placed(placement: str, skew: float = 0.1) -> tuple[Driver, list[Command]]:
+    """Jobs x and y train on a device of each of two nodes, and gang g has come; what starting that took."""
+    policy = make_policy("fifo", {"placement": placement} if placement else {})
+    driver = Driver(2, policy, NODES, placement=placement)
+    for job in "xy":
+        driver.submit(job)
+        driver.hello(job)
+        driver.resumed(job)
+        driver.progress(job, 10)
+    assert [driver.core.jobs[job].nodes for job in "xy"] == [(0,), (1,)]
+    started = driver.do(Submitted(JobSpec(id="g", submit_s=driver.now_s, demand=2, skew=skew), PROGRAM))
+    driver.hello("g")
+    return driver, started
+
+
+@pytest.mark.parametrize("placement", ["", "count", "skew"])
+def test_a_gang_that_may_lie_anywhere_has_what_is_free(placement: str) -> None:
+    driver, _ = placed(placement)
+    assert driver.core.jobs["g"].placement == (1, 3)
+
+
+@pytest.mark.parametrize(("placement", "skew"), [("consolidated", 0.1), ("skew", 0.5)])
+def test_a_gang_that_is_to_be_on_one_node_waits_for_it(placement: str, skew: float) -> None:
+    driver, started = placed(placement, skew)
+    assert launches(started)[0].nodes == ("", "")
+    assert not driver.core.jobs["g"].running
+    driver.do(RankGone("x", 0))
+    driver.do(Exited("x", 0))
+    assert driver.core.jobs["g"].lease == (0, 1)
+
+
+def test_a_gang_that_is_spread_is_started_and_has_devices_on_both_nodes() -> None:
+    driver, started = placed("spread")
+    assert launches(started)[0].nodes == ("", "b")
+    assert driver.core.jobs["g"].lease == (1, 3)
+
+
+@pytest.mark.parametrize(("placement", "nodes"), [("", (0, 0)), ("spread", (0, 1))])
+def test_where_a_placement_was_chosen_its_own_node_counts_only_if_it_is_such_a_place(
+    placement: str, nodes: tuple[int, int]
+) -> None:
+    policy = Scripted()
+    driver = Driver(2, policy, NODES, placement=placement)
+    idle(policy, driver, "g", 2)
+    gang = driver.core.jobs["g"]
+    gang.nodes = (0, 0)
+    plan(driver, policy, Start("g", (0, 2)))
+    assert driver.core.relocations.of(gang.placement) == nodes

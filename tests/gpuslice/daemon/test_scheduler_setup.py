@@ -6,6 +6,9 @@ import pytest
 
 from gpuslice.daemon.scheduler_setup import Setup, crowded, options, parse_devices
 from gpuslice.errors import ConfigError, UsageError
+from gpuslice.sched_core.core.events import Submitted
+from gpuslice.sched_core.job import JobSpec
+from gpuslice.sched_core.jobs.program import Program
 from gpuslice.types import DeviceName
 
 PACKS = {"pack": "true", "pack_slice_s": "2.0"}
@@ -20,6 +23,17 @@ def test_defragmenting_and_sockets_reach_the_core() -> None:
         Setup(devices, "fifo", made, sockets=3).make_core()
     with pytest.raises(ConfigError, match="gandiva places jobs itself"):
         Setup(devices, "gandiva", {"defragment": "true"}).make_core()
+
+
+def test_a_placement_reaches_policy_and_core() -> None:
+    made = options("fifo", ["placement.threshold=0.4"], None, placement="skew")
+    assert made == {"placement": "skew", "placement.threshold": "0.4"}
+    devices = tuple(DeviceName("cpu", 0).on(node) for node in ("", "b"))
+    core = Setup(devices, "fifo", options("fifo", [], None, placement="spread")).make_core()
+    core.handle(Submitted(JobSpec(id="g", submit_s=0.0, demand=2), Program(("true",), "/")), 0.0)
+    assert core.jobs["g"].nodes == (0, 1)
+    with pytest.raises(ConfigError, match="gandiva places jobs itself"):
+        Setup(devices, "gandiva", {"placement": "spread"}).make_core()
 
 
 @pytest.mark.parametrize(
