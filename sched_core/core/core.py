@@ -266,6 +266,7 @@ class Core:
         job.late, job.missed, job.state_nodes = False, 0, job.nodes
         self.relocations.confine(job)
         self.order(Notice("began", job.id, {"setup_s": job.setup_s}))
+        self.relocations.arrived(job, now)
         if job.placed and now < job.since_s < inf:
             job.since_s = now
             self.planning.begun(job)

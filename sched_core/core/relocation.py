@@ -110,21 +110,40 @@ class Relocations:
         """End the processes of ``job``, which is parked, so that others can be started at its devices."""
         if job.relocating or not self.can_leave(job):
             return
-        job.relocating = True
+        job.relocating, job.left_s = (
+            True,
+            now if job.state_nodes else None,
+        )  # what has not trained loses no time
         there = ", ".join(self.named(tuple(sorted(set(self.of(job.wanted))))))
         job.history.append((now, f"to be started on {there or 'this node'}"))
         self._core.order(Kill(job.id, "it goes to another node", at_once=True))
 
     def go_on(self, job: Gang, now: float) -> None:
         """No process of ``job`` is left where it was: start it where it is to be now."""
-        former = job.nodes
+        former, left_s = job.nodes, job.left_s
         job.begin_again(now)
         job.relaunches += 1
+        job.left_s, job.gone_s = left_s, now
         self._core.switch_costs.forget(job)
         restarts.launch(self._core, job)
         details = {"from": _listed(self.named(former)), "to": _listed(self.named(job.nodes))}
         self._core.order(Notice("relocated", job.id, details))
         self._core.reconcile_later(job)
+
+    def arrived(self, job: Gang, now: float) -> None:
+        """``job`` trains: if it has come from elsewhere, say how long it stood still and why."""
+        if job.left_s is None or job.gone_s is None or job.first_hello_s is None:
+            return
+        blackout_s = now - job.left_s
+        details = {
+            "blackout_s": blackout_s,
+            "ending_s": job.gone_s - job.left_s,
+            "bringing_s": job.first_hello_s - job.gone_s,
+            "setup_s": now - job.first_hello_s,
+        }
+        job.left_s = job.gone_s = None
+        self._core.switch_costs.relocated(blackout_s)
+        self._core.order(Notice("arrived", job.id, details))
 
     def launch(self, job: Gang) -> Launch:
         """The order to start ``job``, on nodes that are chosen now."""

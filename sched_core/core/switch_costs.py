@@ -6,6 +6,7 @@ progress meanwhile. The fit itself is in ``switch_cost_model``; as with the core
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 from gpuslice.sched_core.jobs.gang import Gang
@@ -14,6 +15,9 @@ from gpuslice.types import DeviceName
 from gpuslice.wire import Resumed, Suspended
 
 from .events import Notice, Plain
+
+#: So many relocations, the newest, tell what the next one takes.
+_RELOCATIONS = 20
 
 
 class SwitchCosts:
@@ -37,6 +41,8 @@ class SwitchCosts:
         self._most: State | None = State(0)
         #: The present switch of each job: seconds by rank and stage, and whether it is on another device now.
         self._present: dict[str, dict[int, dict[str, float]]] = {}
+        #: How long the newest jobs that went to other nodes stood still.
+        self._relocations_s: deque[float] = deque(maxlen=_RELOCATIONS)
         self._moved: dict[str, bool] = {}
 
     def predict_s(self, job: Gang) -> float | None:
@@ -61,12 +67,24 @@ class SwitchCosts:
     def expected_s(self, job: Gang, devices: Sequence[int]) -> float | None:
         """The cost of moving ``job`` there; of one that never moved, that of the largest state that did.
 
-        ``None`` if none did.
+        To another node, the mean of what that took lately. ``None`` if none did.
         """
+        present = job.lease or job.home
+        if present and self._nodes(devices) != self._nodes(present):
+            found = self._relocations_s
+            return sum(found) / len(found) if found else None
         estimate = self.predict(job, devices)
         if estimate is None and self._states:
             estimate = self._costs.switch(State(*self._largest()[:2]))
         return None if estimate is None else estimate.seconds
+
+    def relocated(self, blackout_s: float) -> None:
+        """A job stood still for so long because it went to another node."""
+        self._relocations_s.append(blackout_s)
+
+    def _nodes(self, devices: Sequence[int]) -> tuple[str, ...]:
+        """The node of each rank."""
+        return tuple(self._devices[device].node for device in devices if device < len(self._devices))
 
     def _largest(self) -> State:
         """The largest state that any rank moves."""

@@ -80,6 +80,9 @@ class Gang(Job):
     nodes, state_nodes, relocating
         Where the processes of this attempt are, and where its newest state is, if it has any; rank order.
         Whether the processes are being ended because others are to be started on other nodes.
+    left_s, gone_s
+        When its last relocation began, and when its processes were gone; ``None`` once it trains again, and
+        if it had not trained before.
     launched
         Whether this attempt's command was started; a queued job may have to wait for that (``prestart``).
     first_hello_s
@@ -107,12 +110,12 @@ class Gang(Job):
 
     __slots__ = (
         *("attempt", "blame", "borrowed", "deadline_missed", "ended_s", "exit_code", "failure"),
-        *("fair_share_s", "finishing", "first_hello_s", "fragmentation_s", "given_up", "held", "history"),
-        *("home", "late", "launched", "lease", "lent", "missed", "nodes", "ordered_s", "overshoots"),
-        *("program", "promise", "ranks", "reason", "refusals", "relaunches", "relocating"),
-        *("requested_devices", "retry_at_s", "said", "setup_s", "setup_since_s", "state", "state_nodes"),
-        *("step_time", "stop_at", "successor", "switch_error_s", "switch_predicted_s", "switch_s"),
-        *("trains", "tried", "waited_s", "waits_since", "width", "world"),
+        *("fair_share_s", "finishing", "first_hello_s", "fragmentation_s", "given_up", "gone_s"),
+        *("held", "history", "home", "late", "launched", "lease", "left_s", "lent", "missed", "nodes"),
+        *("ordered_s", "overshoots", "program", "promise", "ranks", "reason", "refusals", "relaunches"),
+        *("relocating", "requested_devices", "retry_at_s", "said", "setup_s", "setup_since_s", "state"),
+        *("state_nodes", "step_time", "stop_at", "successor", "switch_error_s", "switch_predicted_s"),
+        *("switch_s", "trains", "tried", "waited_s", "waits_since", "width", "world"),
     )
 
     def __init__(self, spec: JobSpec, number: int, program: Program) -> None:
@@ -137,6 +140,8 @@ class Gang(Job):
         self.waited_s = self.fair_share_s = self.fragmentation_s = 0.0
         self.waits_since: Since | None = None
         self.first_hello_s: float | None = None
+        self.left_s: float | None = None
+        self.gone_s: float | None = None
         self.setup_since_s: float | None = None
         self.ended_s: float | None = None
         self.switch_predicted_s: float | None = None
@@ -282,7 +287,7 @@ class Gang(Job):
         usual = self.demand if self.spec.relaunch else self.spec.ranks
         self.ranks = tuple(map(Rank, range(ranks or usual)))
         self.width = self.world = 0
-        self.ended_s = self.blame = self.first_hello_s = None
+        self.ended_s = self.blame = self.first_hello_s = self.left_s = self.gone_s = None
         self.stop_at = self.overshoots = self.refusals = self.missed = 0
         self.retry_at_s = when_s
         self.said = ""

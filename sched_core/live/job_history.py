@@ -70,6 +70,7 @@ class Account:
         How often it was suspended and brought back.
     blackout_s
         What that cost it together: every stage but the time it was parked. Of a gang, its slowest rank's.
+        When it went to another node, also the time from then until it trained again.
     bytes_out
         Copied to the RAM disk.
     """
@@ -123,6 +124,12 @@ class Account:
             self._cost_s.clear()
         return ended
 
+    def arrived(self, notice: Notice) -> None:
+        """It has gone to another node, and trains there."""
+        blackout_s = notice.details["blackout_s"]
+        assert isinstance(blackout_s, float)
+        self.blackout_s += blackout_s
+
     def _remember(self, name: str, value: float) -> None:
         if len(self.phase.details) >= _DETAILS and name not in self.phase.details:
             return  # a rank that makes up names
@@ -167,6 +174,9 @@ class JobHistory:
             present = account.phase
             if (job.state, job.lease, job.epoch) != (present.state, present.devices, present.epoch):
                 ended.append(account.moved(job, now))
+        for command in commands:
+            if isinstance(command, Notice) and command.what == "arrived":
+                self.accounts[command.job].arrived(command)
         return ended
 
     def open_phases(self, now: float) -> list[Phase]:

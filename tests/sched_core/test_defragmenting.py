@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from gpuslice import wire
 from gpuslice.errors import UsageError
-from gpuslice.sched_core.core.events import Exited, RankGone
+from gpuslice.sched_core.core.events import Exited, Launch, RankGone
 from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.policies.registry import make_policy
 
-from .driver import Driver, picture, told
+from .driver import Driver, picture, suspended, told
 
 OPTIONS = {"defragment": "true", "apart_sockets": "1.5"}
 
@@ -49,6 +50,43 @@ def test_a_gang_moves_onto_one_socket_and_its_journal_tells_the_same() -> None:
     for event, at_s in driver.journal:
         twin.handle(event, at_s)
     assert picture(twin) == picture(driver.core)
+
+
+def test_a_gang_on_two_nodes_is_started_on_one_with_its_snapshots() -> None:
+    driver = Driver(2, make_policy("fifo", {"defragment": "true", "apart_nodes": "1.5"}), ("", "b"))
+    for job in "ac":
+        driver.submit(job)
+        driver.hello(job)
+        driver.resumed(job)
+        driver.progress(job, 10)
+    driver.submit("g", 2)
+    driver.hello("g")
+    begun_anew(driver)
+    for rank in (0, 1):
+        driver.progress("g", 10, rank)
+    gang = driver.core.jobs["g"]
+    assert (gang.lease, gang.nodes) == ((1, 3), (0, 1))
+    leave(driver, 120.0)
+    assert gang.placement == (1, 3), "half of 120 s is less than a move is taken to cost"
+    driver.now_s += 10.0
+    driver.do(RankGone("c", 0))
+    driver.do(Exited("c", 0))
+    for rank in (0, 1):
+        parked = suspended(gang.epoch, gang.stop_at)
+        driver.say("g", msgspec.structs.replace(parked, restartable=True), rank)
+    begun_anew(driver)
+    assert (gang.state, gang.nodes, gang.failures) == (JobState.RUNNING, (0, 0), 0)
+
+
+def begun_anew(driver: Driver) -> None:
+    """Gang g's processes end, and others begin."""
+    for rank in (0, 1):
+        driver.do(RankGone("g", rank))
+    (launch,) = [one for one in driver.do(Exited("g", -9)) if isinstance(one, Launch)]
+    assert launch.job == "g"
+    driver.hello("g")
+    for rank in (0, 1):
+        driver.resumed("g", rank)
 
 
 @pytest.mark.parametrize(("options", "after_s"), [(OPTIONS, 120.0), ({}, 130.0)])

@@ -154,6 +154,30 @@ def test_a_parked_job_goes_on_elsewhere_from_its_snapshot() -> None:
     assert driver.core.jobs["a"].state_nodes == (1,)
 
 
+def test_how_long_it_stood_still_on_its_way_is_told_and_expected_of_the_next() -> None:
+    policy, driver = one_parked(restartable=True)
+    other = driver.core.jobs["x"]
+    here, there = (driver.core.switch_costs.expected_s(other, (device,)) for device in (0, 1))
+    assert here is not None
+    assert there is None, "nobody has gone there"
+    plan(driver, policy, Start("a", (1,)))
+    former_s = driver.job_history.accounts["a"].blackout_s
+    left_s = driver.core.jobs["a"].left_s
+    assert left_s is not None
+    driver.now_s = left_s + 1.0
+    driver.do(RankGone("a", 0))
+    driver.do(Exited("a", -9))
+    driver.now_s += 4.0
+    driver.hello("a")
+    driver.resumed("a")
+    driver.now_s += 2.0
+    (told_of,) = [note for note in notices(driver.progress("a", 12)) if note.what == "arrived"]
+    assert told_of.details == {"blackout_s": 7.0, "ending_s": 1.0, "bringing_s": 4.0, "setup_s": 2.0}
+    assert driver.job_history.accounts["a"].blackout_s == former_s + 7.0
+    assert driver.core.switch_costs.expected_s(other, (1,)) == 7.0
+    assert not [note for note in notices(driver.progress("a", 13)) if note.what == "arrived"]
+
+
 def test_its_owner_moves_a_job_to_another_node() -> None:
     policy, driver = one_begun()
     driver.do(Moved("a", ("b/null:0",)))
