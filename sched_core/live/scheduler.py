@@ -64,11 +64,13 @@ _REASON_CHARACTERS = 1000
 #: Notices that nobody needs to worry about.
 _EXPECTED = frozenset(
     {
+        "arrived",
         "began",
         "first_step",
         "guaranteed",
         "packed",
         "relaunched",
+        "relocated",
         "resized",
         "switched",
         "timed",
