@@ -165,6 +165,8 @@ class Core:
             case NodeLost() | NodeFound():
                 self.relocations.take(event, now)
                 self.planning.use(self.relocations.cluster)
+            case Noted(what="state_waits"):
+                self.relocations.strand(self._known(event.job, event))
             case Noted():
                 return []
         self._reconciliation.update(now)

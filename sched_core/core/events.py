@@ -116,7 +116,10 @@ class Measured(msgspec.Struct, frozen=True, tag="measured"):
 
 
 class Noted(msgspec.Struct, frozen=True, tag="noted"):
-    """Something the core had to say (``Notice``); changes nothing, is kept for people."""
+    """Something the core had to say (``Notice``); changes nothing, is kept for people.
+
+    But for ``state_waits``: the state of a job cannot be brought now to where its processes are to be.
+    """
 
     what: str
     job: str = ""

@@ -242,6 +242,11 @@ class Planning:
             del self.move_requests[job.id]
             self._moves.carry_out(job, now)
             self._moves.granted(job, moved=True)
+            self._core.relocations.turn_back(job, now)
+        for job, home in self._core.relocations.returning():
+            job.requested_devices = home
+            self._moves.carry_out(job, now)
+            self._core.relocations.begin(job, now)
         for job in self.bound_jobs.strays(self._eligible):
             self._moves.send_home(job, now)
         self._moves.settle_on_nodes(now)

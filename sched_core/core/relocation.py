@@ -46,6 +46,9 @@ class Relocations:
         self._names = tuple(core.devices[cluster.on(node)[0]].node for node in range(len(cluster.node_sizes)))
         self._lost: set[int] = set()
         self._everywhere = tuple(range(len(self._names)))
+        #: Jobs whose state cannot be brought now; and those that their owners have sent where they are to be.
+        self._stranded: dict[str, Gang] = {}
+        self._sent: set[str] = set()
 
     @property
     def lost(self) -> frozenset[str]:
@@ -118,6 +121,41 @@ class Relocations:
         job.history.append((now, f"to be started on {there or 'this node'}"))
         self._core.order(Kill(job.id, "it goes to another node", at_once=True))
 
+    def turn_back(self, job: Gang, now: float) -> None:
+        """Go where the owner of ``job`` wants it, also if it is on its way to another node."""
+        self._sent.add(job.id)
+        if job.gone_s is not None and job.first_hello_s is None and self.misplaced(job):
+            self.begin(job, now)
+
+    def strand(self, job: Gang) -> None:
+        """The state of ``job`` cannot be brought now to where its processes are to be."""
+        self._stranded[job.id] = job
+
+    def returning(self) -> list[tuple[Gang, tuple[int, ...]]]:
+        """Jobs whose state cannot be brought, and free devices where it is; not those that were sent."""
+        found: list[tuple[Gang, tuple[int, ...]]] = []
+        for job in list(self._stranded.values()):
+            home = self._home(job) if job.running and job.id not in self._sent else ()
+            if job.state.ended or job.relocating or job.gone_s is None or job.first_hello_s is not None:
+                del self._stranded[job.id]  # it has arrived, or is to go elsewhere
+            elif home:
+                del self._stranded[job.id]
+                found.append((job, home))
+        return found
+
+    def _home(self, job: Gang) -> tuple[int, ...]:
+        """Devices that nobody has where the state of ``job`` is, as many as it is to have, or none."""
+        home: list[int] = []
+        for node in self._state_nodes(job)[: len(job.placement)]:
+            free = (
+                d for d in self.cluster.on(node) if d not in home and self._core.holders(d) in ([], [job])
+            )
+            device = next(free, None)
+            if device is None:
+                return ()
+            home.append(device)
+        return tuple(home)
+
     def go_on(self, job: Gang, now: float) -> None:
         """No process of ``job`` is left where it was: start it where it is to be now."""
         former, left_s = job.nodes, job.left_s
@@ -132,6 +170,7 @@ class Relocations:
 
     def arrived(self, job: Gang, now: float) -> None:
         """``job`` trains: if it has come from elsewhere, say how long it stood still and why."""
+        self._sent.discard(job.id)
         if job.left_s is None or job.gone_s is None or job.first_hello_s is None:
             return
         blackout_s = now - job.left_s

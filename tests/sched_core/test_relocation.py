@@ -16,6 +16,7 @@ from gpuslice.sched_core.core.events import (
     Moved,
     NodeFound,
     NodeLost,
+    Noted,
     RankGone,
     Submitted,
 )
@@ -176,6 +177,56 @@ def test_how_long_it_stood_still_on_its_way_is_told_and_expected_of_the_next() -
     assert driver.job_history.accounts["a"].blackout_s == former_s + 7.0
     assert driver.core.switch_costs.expected_s(other, (1,)) == 7.0
     assert not [note for note in notices(driver.progress("a", 13)) if note.what == "arrived"]
+
+
+def on_its_way(driver: Driver) -> None:
+    """The processes of job a are gone, and others are to be started on node b, where nothing arrives."""
+    driver.do(RankGone("a", 0))
+    (launch,) = launches(driver.do(Exited("a", -9)))
+    assert (launch.nodes, launch.origin) == (("b",), ("",))
+
+
+def test_a_job_whose_state_cannot_be_brought_returns_when_a_device_is_free_where_it_is() -> None:
+    policy, driver = one_parked(restartable=True)
+    plan(driver, policy, Start("a", (1,)))
+    on_its_way(driver)
+    policy.next = lambda view: Plan([])
+    assert not kills(driver.do(Noted("state_waits", "a")))
+    assert [order.job for order in kills(plan(driver, policy, Suspend("x")))] == ["a"]
+    policy.next = lambda view: Plan([])
+    driver.say("x", suspended(driver.core.jobs["x"].epoch, 11))
+    (launch,) = launches(driver.do(Exited("a", -9)))
+    assert (launch.nodes, launch.origin) == (("",), ())
+    driver.hello("a")
+    driver.resumed("a")
+    driver.progress("a", 12)
+    job = driver.core.jobs["a"]
+    assert (job.state, job.lease, job.failures) == (JobState.RUNNING, (0,), 0)
+
+
+def test_a_job_that_has_arrived_does_not_return() -> None:
+    policy, driver = one_parked(restartable=True)
+    plan(driver, policy, Start("a", (1,)))
+    on_its_way(driver)
+    driver.do(Noted("state_waits", "a"))
+    driver.hello("a")
+    assert not kills(plan(driver, policy, Suspend("x")))
+    policy.next = lambda view: Plan([])
+    assert not kills(driver.say("x", suspended(driver.core.jobs["x"].epoch, 11)))
+    assert driver.core.jobs["a"].nodes == (1,)
+
+
+def test_a_job_whose_owner_has_sent_it_waits_until_it_can_go_or_is_called_back() -> None:
+    policy, driver = one_begun()
+    driver.do(Moved("a", ("b/null:0",)))
+    policy.next = lambda view: Plan([])
+    report = suspended(driver.core.jobs["a"].epoch, 11)
+    driver.say("a", msgspec.structs.replace(report, restartable=True))
+    on_its_way(driver)
+    assert not kills(driver.do(Noted("state_waits", "a")))
+    assert driver.core.jobs["a"].nodes == (1,)
+    assert kills(driver.do(Moved("a", ("null:0",))))
+    assert launches(driver.do(Exited("a", -9)))[0].nodes == ("",)
 
 
 def test_its_owner_moves_a_job_to_another_node() -> None:

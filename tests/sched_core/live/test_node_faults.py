@@ -209,6 +209,16 @@ def test_a_job_waits_until_its_state_can_be_brought(mover: Mover) -> None:
     assert len(mover.site.notes("state_waits")) == 1
 
 
+def test_a_job_whose_state_waits_can_be_moved_back(mover: Mover) -> None:
+    job = mover.go()
+    mover.site.scheduler.apply_request(Moved("a", ("null:0",)))
+    mover.site.run(lambda: job.state is JobState.RUNNING)
+    assert (job.lease, job.nodes, job.failures) == ((0,), (0,), 0)
+    assert not mover.site.remote.transfers.under_way("a")  # type: ignore[union-attr]
+    (mover.site.directory / "enough").touch()
+    assert mover.site.finish("a") == [JobState.SUCCEEDED]
+
+
 def test_a_job_whose_state_waits_can_be_cancelled(mover: Mover) -> None:
     mover.go()
     mover.site.scheduler.apply_request(Cancelled("a", "enough"))
