@@ -193,7 +193,12 @@ class Relocations:
         return Launch(job.id, job.program, job.attempt, self.named(job.nodes), self.origin(job))
 
     def origin(self, job: Gang) -> tuple[str, ...]:
-        """Where the state of each rank that keeps some is, if that is not where its process is."""
+        """Where the state of each rank that keeps some is, if that is not where its process is.
+
+        A command that is started anew for other devices has its own, wherever it keeps that.
+        """
+        if job.spec.relaunch:
+            return ()
         state = self._state_nodes(job)[: job.keepers]
         return self.named(state) if state != job.nodes[: len(state)] else ()
 
