@@ -169,7 +169,7 @@ class Relocations:
         self._core.reconcile_later(job)
 
     def arrived(self, job: Gang, now: float) -> None:
-        """``job`` trains: if it has come from elsewhere, say how long it stood still and why."""
+        """``job`` trains: if other processes had to be started, say how long it stood still and why."""
         self._sent.discard(job.id)
         if job.left_s is None or job.gone_s is None or job.first_hello_s is None:
             return
@@ -181,7 +181,8 @@ class Relocations:
             "setup_s": now - job.first_hello_s,
         }
         job.left_s = job.gone_s = None
-        self._core.switch_costs.relocated(blackout_s)
+        if not job.spec.relaunch:
+            self._core.switch_costs.relocated(blackout_s)
         self._core.order(Notice("arrived", job.id, details))
 
     def launch(self, job: Gang) -> Launch:

@@ -70,6 +70,7 @@ def end_to_relaunch(core: CoreContract, job: Gang, now: float) -> None:
     A script that hears of it by SIGTERM has its state back, and may save it, until the next boundary.
     """
     job.move(Trigger.RELAUNCH, now)
+    job.left_s = now if job.trains else None
     core.switch_costs.forget(job)
     core.order(Notice("relaunched", job.id, {"from": len(job.ranks), "to": len(job.wanted)}))
     core.order(Kill(job.id, "it is started anew for other devices", patient=True))
@@ -83,7 +84,9 @@ def relaunch_if_gone(core: CoreContract, job: Gang, now: float) -> None:
     core.vacate(job, now)
     job.move(Trigger.RETRY, now)
     job.relaunches += 1
+    left_s = None if job.held else job.left_s
     job.begin_again(now, ranks=len(job.wanted))
+    job.left_s, job.gone_s = left_s, now
     if job.running:
         job.since_s = inf  # it makes progress once its ranks are on their devices
     if not job.held:

@@ -81,8 +81,8 @@ class Gang(Job):
         Where the processes of this attempt are, and where its newest state is, if it has any; rank order.
         Whether the processes are being ended because others are to be started on other nodes.
     left_s, gone_s
-        When its last relocation began, and when its processes were gone; ``None`` once it trains again, and
-        if it had not trained before.
+        When its last relocation or relaunch began, and when its processes were gone; ``None`` once it trains
+        again, and if it had not trained before.
     launched
         Whether this attempt's command was started; a queued job may have to wait for that (``prestart``).
     first_hello_s

@@ -70,7 +70,7 @@ class Account:
         How often it was suspended and brought back.
     blackout_s
         What that cost it together: every stage but the time it was parked. Of a gang, its slowest rank's.
-        When it went to another node, also the time from then until it trained again.
+        When other processes were started for other devices, also the time until it trained again.
     bytes_out
         Copied to the RAM disk.
     """
@@ -125,7 +125,7 @@ class Account:
         return ended
 
     def arrived(self, notice: Notice) -> None:
-        """It has gone to another node, and trains there."""
+        """It trains in other processes, which were started for other devices."""
         blackout_s = notice.details["blackout_s"]
         assert isinstance(blackout_s, float)
         self.blackout_s += blackout_s

@@ -94,6 +94,22 @@ def test_it_ends_at_one_boundary_and_begins_with_as_many_ranks_as_devices() -> N
     assert (driver.job.attempt, driver.job.failures) == (2, 0)
 
 
+def test_how_long_it_stood_still_is_told_when_it_trains_again() -> None:
+    driver = Relaunched()
+    driver.want(0, 1)
+    driver.park()
+    driver.now_s += 2.0
+    driver.end()
+    driver.now_s += 3.0
+    driver.hello(JOB)
+    driver.now_s += 4.0
+    for rank in (0, 1):
+        driver.resumed(JOB, rank)
+    told_of = [note.details for note in notices(driver.progress(JOB, 10)) if note.what == "arrived"]
+    assert told_of == [{"blackout_s": 9.0, "ending_s": 2.0, "bringing_s": 3.0, "setup_s": 4.0}]
+    assert driver.job_history.accounts[JOB].blackout_s >= 9.0
+
+
 def test_a_move_of_the_same_number_is_a_suspend_like_any_other() -> None:
     driver = Relaunched()
     driver.want(2)
