@@ -243,8 +243,8 @@ class Planning:
             self._moves.carry_out(job, now)
             self._moves.granted(job, moved=True)
             self._core.relocations.turn_back(job, now)
-        for job, home in self._core.relocations.returning():
-            job.requested_devices = home
+        while (returning := self._core.relocations.returning()) is not None:
+            job, job.requested_devices = returning
             self._moves.carry_out(job, now)
             self._core.relocations.begin(job, now)
         for job in self.bound_jobs.strays(self._eligible):

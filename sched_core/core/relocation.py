@@ -124,37 +124,43 @@ class Relocations:
     def turn_back(self, job: Gang, now: float) -> None:
         """Go where the owner of ``job`` wants it, also if it is on its way to another node."""
         self._sent.add(job.id)
-        if job.gone_s is not None and job.first_hello_s is None and self.misplaced(job):
+        if _on_its_way(job) and self.misplaced(job):
             self.begin(job, now)
 
     def strand(self, job: Gang) -> None:
         """The state of ``job`` cannot be brought now to where its processes are to be."""
         self._stranded[job.id] = job
 
-    def returning(self) -> list[tuple[Gang, tuple[int, ...]]]:
-        """Jobs whose state cannot be brought, and free devices where it is; not those that were sent."""
-        found: list[tuple[Gang, tuple[int, ...]]] = []
+    def returning(self) -> tuple[Gang, tuple[int, ...]] | None:
+        """A job whose state cannot be brought, and devices where it is; not one that was sent."""
         for job in list(self._stranded.values()):
-            home = self._home(job) if job.running and job.id not in self._sent else ()
-            if job.state.ended or job.relocating or job.gone_s is None or job.first_hello_s is not None:
-                del self._stranded[job.id]  # it has arrived, or is to go elsewhere
-            elif home:
+            home = self._home(job) if job.running and self._waits(job) else ()
+            if home or not _on_its_way(job):
                 del self._stranded[job.id]
-                found.append((job, home))
-        return found
+            if home:
+                return job, home
+        return None
+
+    def _waits(self, job: Gang) -> bool:
+        """Whether the state of ``job`` cannot be brought, and nobody insists on it."""
+        return job.id in self._stranded and job.id not in self._sent and _on_its_way(job)
 
     def _home(self, job: Gang) -> tuple[int, ...]:
-        """Devices that nobody has where the state of ``job`` is, as many as it is to have, or none."""
+        """Devices where the state of ``job`` is, as many as it is to have, or none.
+
+        Nobody has them, or jobs whose state cannot be brought there: they can have those of ``job``.
+        """
         home: list[int] = []
         for node in self._state_nodes(job)[: len(job.placement)]:
-            free = (
-                d for d in self.cluster.on(node) if d not in home and self._core.holders(d) in ([], [job])
-            )
-            device = next(free, None)
+            usable = (d for d in self.cluster.on(node) if d not in home and self._is_home(job, d))
+            device = next(usable, None)
             if device is None:
                 return ()
             home.append(device)
         return tuple(home)
+
+    def _is_home(self, job: Gang, device: int) -> bool:
+        return all(holder is job or self._waits(holder) for holder in self._core.holders(device))
 
     def go_on(self, job: Gang, now: float) -> None:
         """No process of ``job`` is left where it was: start it where it is to be now."""
@@ -288,6 +294,12 @@ class Relocations:
             slots = [node for node in nodes for _ in range(sizes[node])]
         # More ranks than can have devices now wait where they are; they go elsewhere when a node is found.
         return tuple(sorted(islice(cycle(slots), len(job.ranks))))
+
+
+def _on_its_way(job: Gang) -> bool:
+    """Whether processes of ``job`` are to be started on another node, and none has greeted yet."""
+    under_way = job.gone_s is not None and job.first_hello_s is None
+    return under_way and not job.relocating and not job.state.ended
 
 
 def _nodes(job: Gang, count: int) -> tuple[int, ...]:

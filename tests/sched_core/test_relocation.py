@@ -23,7 +23,7 @@ from gpuslice.sched_core.core.events import (
 from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.policies.registry import make_policy
-from gpuslice.sched_core.policy import Migrate, Plan, Start, Suspend
+from gpuslice.sched_core.policy import Migrate, Plan, Start, Suspend, View
 
 from .driver import PROGRAM, Driver, Scripted, notices, suspended, told
 
@@ -202,6 +202,51 @@ def test_a_job_whose_state_cannot_be_brought_returns_when_a_device_is_free_where
     driver.progress("a", 12)
     job = driver.core.jobs["a"]
     assert (job.state, job.lease, job.failures) == (JobState.RUNNING, (0,), 0)
+
+
+class Quiet(Scripted):
+    """Plans nothing that it was not told to."""
+
+    def plan(self, view: View) -> Plan:
+        self.next = self.next or (lambda view: Plan())
+        return super().plan(view)
+
+
+def follow(driver: Driver, policy: Scripted, leaving: str, coming: str, device: int) -> Launch:
+    """``coming`` gets the device of ``leaving``, on another node than its own; where it is started."""
+    plan(driver, policy, Suspend(leaving), Start(coming, (device,)))
+    report = suspended(driver.core.jobs[leaving].epoch, driver.core.jobs[leaving].stop_at)
+    driver.say(leaving, msgspec.structs.replace(report, restartable=True))
+    driver.do(RankGone(coming, 0))
+    (launch,) = launches(driver.do(Exited(coming, -9)))
+    return launch
+
+
+def test_two_jobs_that_wait_for_each_other_s_nodes_both_return() -> None:
+    """Each time the device of a job's own node is another's, until none can go where it is to be."""
+    policy = Quiet()
+    driver = Driver(1, policy, NODES)
+    for job in "abc":
+        driver.submit(job)
+        driver.hello(job)
+    for job, device in (("a", 0), ("b", 1)):
+        plan(driver, policy, Start(job, (device,)))
+        driver.resumed(job)
+        driver.progress(job, 10)
+    assert follow(driver, policy, "b", "c", 1).nodes == ("b",)
+    driver.hello("c")
+    driver.resumed("c")
+    driver.progress("c", 10)
+    assert follow(driver, policy, "a", "b", 0).nodes == ("",)
+    assert follow(driver, policy, "c", "a", 1).nodes == ("b",)
+    assert not kills(driver.do(Noted("state_waits", "b")))
+    assert {order.job for order in kills(driver.do(Noted("state_waits", "a")))} == {"a", "b"}
+    for job, node, device in (("a", "", 0), ("b", "b", 1)):
+        (launch,) = launches(driver.do(Exited(job, -9)))
+        assert (launch.nodes, launch.origin) == ((node,), ())
+        driver.hello(job)
+        driver.resumed(job)
+        assert driver.core.jobs[job].lease == (device,)
 
 
 def test_a_job_that_has_arrived_does_not_return() -> None:
