@@ -113,10 +113,9 @@ class Relocations:
         """End the processes of ``job``, which is parked, so that others can be started at its devices."""
         if job.relocating or not self.can_leave(job):
             return
-        job.relocating, job.left_s = (
-            True,
-            now if job.state_nodes else None,
-        )  # what has not trained loses no time
+        job.relocating = True
+        if job.left_s is None and job.state_nodes:  # what has not trained loses no time
+            job.left_s = now
         there = ", ".join(self.named(tuple(sorted(set(self.of(job.wanted))))))
         job.history.append((now, f"to be started on {there or 'this node'}"))
         self._core.order(Kill(job.id, "it goes to another node", at_once=True))

@@ -190,6 +190,8 @@ def test_a_job_whose_state_cannot_be_brought_returns_when_a_device_is_free_where
     policy, driver = one_parked(restartable=True)
     plan(driver, policy, Start("a", (1,)))
     on_its_way(driver)
+    left_s = driver.core.jobs["a"].left_s
+    assert left_s is not None
     policy.next = lambda view: Plan([])
     assert not kills(driver.do(Noted("state_waits", "a")))
     assert [order.job for order in kills(plan(driver, policy, Suspend("x")))] == ["a"]
@@ -199,7 +201,8 @@ def test_a_job_whose_state_cannot_be_brought_returns_when_a_device_is_free_where
     assert (launch.nodes, launch.origin) == (("",), ())
     driver.hello("a")
     driver.resumed("a")
-    driver.progress("a", 12)
+    (arrived,) = [note for note in notices(driver.progress("a", 12)) if note.what == "arrived"]
+    assert arrived.details["blackout_s"] == driver.now_s - left_s, "since it left, not since it returns"
     job = driver.core.jobs["a"]
     assert (job.state, job.lease, job.failures) == (JobState.RUNNING, (0,), 0)
 
