@@ -25,7 +25,6 @@ from .slots import (
     OWNER,
     SLOTS,
     Owner,
-    announced,
     published,
     read_owner,
     restartable,
@@ -356,14 +355,6 @@ class RamDisk:
     def boundaries(self, job: str, rank: int = 0) -> set[int]:
         """Of which boundaries a rank of a named job has a published restartable snapshot, alive or not."""
         return set(restartable_files(self.home(job, rank), self.spilled))
-
-    def being_written(self, job: str, rank: int = 0) -> set[int]:
-        """Of which boundary a rank of a named job writes a checkpoint now, if it does."""
-        return announced(self.home(job, rank))
-
-    def comparing(self) -> FileLock:
-        """Held while a rank compares its snapshots with those of others, and forgets some."""
-        return FileLock.wait(self.directory / "comparing")
 
     def _stores(self) -> list[Path]:
         """The directories of all stores, by name; of those that are spilled, they need not exist."""

@@ -3,7 +3,6 @@
 - ``owner``: locked by the living process; says who that is
 - ``A.gsnp``, ``B.gsnp``: the two slots
 - ``A.<32 hex digits>``, ``B.<...>``: pieces of the one or the other, which other ranks may have, too
-- ``writing.<boundary>``: while a checkpoint of that boundary is being written, for the other ranks to see
 - ``swap``: a socket, while its process waits for another one to leave the device (``switch``)
 - ``room``, ``spare``: sockets, while its process is parked, or its job runs (``room_requests``)
 """
@@ -25,7 +24,6 @@ from gpuslice.checkpoint.format.reader import open_snapshot, record_of
 from gpuslice.errors import SnapshotError
 
 SLOTS = ("A.gsnp", "B.gsnp")
-_WRITING = "writing."
 OWNER = "owner"
 _OWNER_LIMIT_BYTES = 4096
 
@@ -86,19 +84,6 @@ def restartable(directory: Path) -> Iterator[Record]:
         if record.restartable:
             with suppress(SnapshotError), open_snapshot(directory / SLOTS[record.slot]):
                 yield record
-
-
-def announcement(directory: Path, boundary: int) -> Path:
-    """The file that says that a checkpoint of that boundary is being written; it is empty."""
-    return directory / f"{_WRITING}{boundary}"
-
-
-def announced(directory: Path) -> set[int]:
-    """Of which boundaries there is such a file; none where there is no store."""
-    with suppress(FileNotFoundError):
-        names = [name.removeprefix(_WRITING) for name in os.listdir(directory) if name.startswith(_WRITING)]
-        return {int(name) for name in names if name.isdecimal()}
-    return set()
 
 
 def pieces_of(slot: Path) -> list[Path]:

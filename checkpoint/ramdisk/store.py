@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from .budget import Budget, Own
 from .room_requests import SOCKET, SPARE, RoomListener
 from .shared_pieces import SharedPieces
 from .slot import Slot
-from .slots import SLOTS, announced, announcement, published, settle
+from .slots import SLOTS, published, settle
 from .spill import Pause, SpillDirectory, carry_on
 from .writer import SharedSnapshotWriter, SnapshotWriter
 
@@ -56,12 +56,13 @@ class JobStore:
         self._lock = lock
         self.slots = [Slot(directory, slot, budget, spill, self._own(slot)) for slot in range(len(SLOTS))]
         self._writer: SnapshotWriter | None = None
-        self._announcement: Path | None = None
         self._content: Content | None = None
         #: Whether somebody knows the path of a snapshot here and may read it at any time: then all stay.
         self.handed_out = False
         #: Whether each snapshot must be one file, with nothing in common with other ranks'.
         self.whole_files = False
+        #: Called, in the thread of its writer, when a snapshot has been published or given up.
+        self.finished: Callable[[], object] | None = None
         self._warming: threading.Thread | None = None
         self._spare_listener: RoomListener | None = None
         self._recover()
@@ -74,8 +75,6 @@ class JobStore:
 
     def _recover(self) -> None:
         """See what a process that died left here and in the spill directory."""
-        for boundary in announced(self.directory):
-            announcement(self.directory, boundary).unlink()
         for record in published(self.directory):
             self.slots[record.slot].record = record
         if self._spill is None:
@@ -105,9 +104,7 @@ class JobStore:
         for slot in self.slots:
             slot.arena.bind(on_map, on_unmap, node)
 
-    def begin(
-        self, layout: Layout, *, share: bool = False, resume: bool = False, boundary: int | None = None
-    ) -> SnapshotWriter:
+    def begin(self, layout: Layout, *, share: bool = False, resume: bool = False) -> SnapshotWriter:
         """Make room for a snapshot and begin to write it.
 
         Parameters
@@ -117,8 +114,6 @@ class JobStore:
             is then taken as it is needed: the writer, too, may raise ``RamDiskFullError``.
         resume
             Leave the slot's bytes where they are for `SnapshotWriter.missing`, which has to be called.
-        boundary
-            Of a checkpoint, for the other ranks to see that it is being written (`RamDisk.being_written`).
 
         Raises
         ------
@@ -150,10 +145,6 @@ class JobStore:
             memory = slot.arena.ensure(_room(layout))
             slot.forget()
             self._writer = SnapshotWriter(slot.arena, memory, layout, record, self._content, finish)
-        if boundary is not None and self._peers:
-            self._announcement = announcement(self.directory, boundary)
-            with suppress(OSError):  # there are no files left: then nobody waits for it
-                self._announcement.touch(0o600)
         return self._writer
 
     def _pieces(self, slot: Slot, layout: Layout, record: Record) -> SharedPieces:
@@ -218,6 +209,11 @@ class JobStore:
             raise damage
         return found
 
+    @property
+    def boundaries(self) -> list[int]:
+        """Of the published snapshots that another process can go on from, the newest one last."""
+        return [record.boundary for record in reversed(self._records()) if record.restartable]
+
     def forget_after(self, boundary: int) -> None:
         """Forget the snapshots of later boundaries: the job goes on from this one."""
         self._check_open()
@@ -239,15 +235,15 @@ class JobStore:
         """Note what a writer published in ``slot``, or forget it."""
         self._check_open()
         self._writer = None
-        said, self._announcement = self._announcement, None
-        if said is not None:
-            said.unlink(missing_ok=True)
         if snapshot is None:
             slot.forget()
-            return
-        slot.publish(snapshot)
-        self._generation = snapshot.generation
-        self._content = snapshot.content
+        else:
+            slot.publish(snapshot)
+            self._generation = snapshot.generation
+            self._content = snapshot.content
+        finished = self.finished
+        if finished is not None:
+            finished()
 
     def offering(self, snapshot: SnapshotFile) -> AbstractContextManager[object]:
         """Inside the block, whose job is parked, other processes may have the room of its slots.

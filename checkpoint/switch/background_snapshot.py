@@ -85,7 +85,7 @@ class BackgroundSnapshot:
         watched = _patient(owned, state.tensors, hasty)
         storages = {tensor.untyped_storage()._cdata for _, tensor in watched}
         self._watched = [(path, tensor, tensor._version) for path, tensor in watched]
-        self._writer = store.begin(plan.layout, share=device.torch_device.type == "cpu", boundary=boundary)
+        self._writer = store.begin(plan.layout, share=device.torch_device.type == "cpu")
         # The copying thread cannot know on which streams the last step may still be running.
         device.synchronize()
         try:

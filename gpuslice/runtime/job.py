@@ -27,9 +27,9 @@ from gpuslice.errors import (
     SuspendRefusedError,
     UsageError,
 )
+from gpuslice.runtime.common_snapshots import CommonSnapshots, agree, newest_common
 from gpuslice.runtime.current import runtime
 from gpuslice.runtime.ending import say, undisturbed, whole_or_ended
-from gpuslice.runtime.gang_restart import agree
 from gpuslice.runtime.progress import Progress, goal
 from gpuslice.runtime.runtime import Runtime
 from gpuslice.types import DeviceName
@@ -150,7 +150,8 @@ class Job:
         -------
         bool
             Whether one was begun. None is taken for a job without a name, on the way back to where a
-            restarted job was, and in a ``job.batches`` loop within another.
+            restarted job was, in a ``job.batches`` loop within another, and by a rank that is ahead of
+            another one's checkpoint, or cannot learn what the others have.
 
         Raises
         ------
@@ -334,10 +335,13 @@ def _go_on(job: Job, process: Runtime) -> None:
         say(f"job {process.settings.job} has ended; nothing is left to do")
         sys.exit()
     snapshots = process.store.restartable()
-    boundary = agree(snapshots, process.identity.world_size)
+    agreed = agree(snapshots, process.identity.world_size)
+    boundary = newest_common(agreed)
     chosen = None if boundary is None else snapshots.pop(boundary)
     for other in snapshots.values():
         other.close()
+    if len(agreed) > 1:
+        process.common_snapshots = CommonSnapshots(process.store, process.identity.rank, agreed)
     process.store.forget_after(-1 if chosen is None else chosen.boundary)
     if chosen is not None:
         job._go_on_from(chosen)

@@ -34,8 +34,8 @@ from gpuslice.runtime import foreign_processes
 from gpuslice.runtime.attached import Attached
 from gpuslice.runtime.boundaries import BoundaryCounter
 from gpuslice.runtime.checkpoints import Checkpoints, Schedule, obstacle
+from gpuslice.runtime.common_snapshots import CommonSnapshots
 from gpuslice.runtime.ending import end_parked, ended_well, ours, say
-from gpuslice.runtime.gang_restart import keep_common, make_room
 from gpuslice.runtime.leased_gpu import open_target, show_first
 from gpuslice.runtime.membership import Membership
 from gpuslice.runtime.run_report import Report
@@ -72,6 +72,8 @@ class Runtime:
         How its device is emptied.
     membership
         Which ranks of an elastic job train, if a scheduler says so.
+    common_snapshots
+        What the ranks of a named gang know of each other's snapshots, if each goes on from its own.
 
     Raises
     ------
@@ -85,6 +87,7 @@ class Runtime:
         self.boundaries = boundaries
         self.attached: Attached | None = None
         self.membership: Membership | None = None
+        self.common_snapshots: CommonSnapshots | None = None
         self.gate = ThreadGate()
         self.memory_limit = MemoryLimit(settings.memory, say)
         self._groups = ParkedGroups(boundaries.call_at_next, recreate=settings.recreate_groups, tell=say)
@@ -260,8 +263,9 @@ class Runtime:
         parking = self._groups.parking(self.boundary, self.device)
         with ours("the suspend"), self.memory_limit.lifted(), parking as release:
             pending_collectives.refuse()
-            if self.attached is not None and not self.attached.replicated:
-                keep_common(self.ramdisk, self.store, self.identity)
+            if self.common_snapshots is not None:
+                self.common_snapshots.keep()
+                self.boundaries.call_at_next(self._listen)
             if self.device.name.kind != "cpu":
                 foreign_processes.refuse(self.ramdisk.directory)
             record = self.switch.suspend(
@@ -354,8 +358,20 @@ class Runtime:
         if attached is None or not self.interruptible() or not attached.restartable(explicit=explicit):
             return None
         self.switch.settle()  # making it, too, has the device page-lock the store's arenas
-        if not attached.replicated and not make_room(self.ramdisk, self.store, self.identity):
+        common = self.common_snapshots
+        if common is None:
+            return self._snapshot(attached, hasty)
+        if not common.make_room(self.boundary):
             return None
+        self.boundaries.call_at_next(self._listen)
+        try:
+            return self._snapshot(attached, hasty)
+        except BaseException:
+            common.announce()  # that it is not being written
+            raise
+
+    def _snapshot(self, attached: Attached, hasty: Collection[str]) -> BackgroundSnapshot:
+        """Begin it, wherever it can be begun."""
         if self.slot_preparation is not None:
             self.slot_preparation.store_used()
         self.gate.close()
@@ -366,6 +382,11 @@ class Runtime:
             )
         finally:
             self.gate.open()
+
+    def _listen(self, boundary: int) -> None:
+        """Until all have the snapshot that was begun last."""
+        if self.common_snapshots is not None and not self.common_snapshots.listen():
+            self.boundaries.call_at_next(self._listen)
 
     def write_report(self) -> None:
         """Update the report file."""
@@ -384,6 +405,7 @@ class Runtime:
         """
         if "store" not in self.__dict__:
             return
+        self.store.finished = None  # the other ranks, too, come to their end
         try:
             self._settle_resume()
         except GpusliceError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from gpuslice.checkpoint.format.layout import Layout
 from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
 from gpuslice.errors import EnvironmentUnusableError
 
@@ -29,6 +30,35 @@ def test_a_later_snapshot_can_be_forgotten(disk: RamDisk, save: Save) -> None:
         store.forget_after(-1)
         assert store.restartable() == {}
         assert newest_of(disk, "gang") is None
+
+
+def test_it_tells_when_a_snapshot_was_published_or_given_up_and_which_there_are(
+    disk: RamDisk, save: Save
+) -> None:
+    found: list[list[int]] = []
+    with disk.open_store("gang") as store:
+        store.finished = lambda: found.append(store.boundaries)
+        save(store, boundary=3, restartable=True)
+        save(store, boundary=4, restartable=False)
+        save(store, boundary=6, restartable=True)
+        store.begin(Layout(())).abort()
+    assert found == [[3], [3], [3, 6], [6]]
+
+
+def test_what_an_earlier_version_left_in_a_store_goes_with_it(disk: RamDisk, save: Save) -> None:
+    """A file for each checkpoint that was being written, and one for a lock."""
+    store = disk.open_store("gang")
+    save(store, boundary=3, restartable=True)
+    store.abandon()
+    (store.directory / "writing.4").touch()
+    (disk.directory / "comparing").touch()
+    with disk.open_store("gang") as store:
+        assert list(store.restartable()) == [3]
+        save(store, boundary=4, restartable=True)
+    assert sorted(path.name for path in store.directory.iterdir()) == ["B.gsnp", "owner"]
+    disk.open_store("gang").close(keep=False)
+    assert disk.listing() == []
+    assert not store.directory.exists()
 
 
 def test_a_device_that_cannot_let_go_of_an_arena_leaves_nothing_in_the_ram_disk(

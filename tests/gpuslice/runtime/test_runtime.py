@@ -7,18 +7,22 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
+import torch.distributed as dist
 
 from gpuslice.checkpoint.named import lazy_optimizer_state
 from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
 from gpuslice.checkpoint.ramdisk.room_requests import SPARE, request_room
 from gpuslice.config import Settings
-from gpuslice.errors import ConfigError, EnvironmentUnusableError, UsageError
+from gpuslice.errors import ConfigError, EnvironmentUnusableError, RamDiskFullError, UsageError
 from gpuslice.launch.rank_identity import RankIdentity
 from gpuslice.runtime import ending
 from gpuslice.runtime.boundaries import BoundaryCounter
+from gpuslice.runtime.common_snapshots import Announcements, CommonSnapshots
 from gpuslice.runtime.runtime import Runtime
+from gpuslice.runtime.shared_value import SharedValue
 from gpuslice.types import DeviceName
 
 
@@ -184,6 +188,67 @@ def test_a_rank_of_a_gang_that_failed_keeps_its_snapshots_but_no_thread(
     spilling.boundaries.mark()  # exit handlers may train
     spilling.store.spare()
     assert not gives(spilling)
+
+
+def test_a_rank_of_a_gang_says_which_snapshots_it_has(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = dist.HashStore()
+    limited = msgspec.structs.replace(settings, job="gang", ramdisk_limit="5MiB")
+    job = Runtime(limited, RankIdentity(0, 0, 2, 1), BoundaryCounter())
+    job.attached = Script()
+    job.common_snapshots = CommonSnapshots(job.store, 0, [set(), set()], SharedValue(lambda: group))
+
+    def said() -> tuple[tuple[int, ...], int | None]:
+        mine = msgspec.json.decode(group.get("gpuslice/snapshots"), type=Announcements)[0]
+        return mine.has, mine.writing
+
+    assert said() == ((), None)
+    job.boundary = 2
+    assert job.checkpoint(explicit=True)
+    assert said() == ((), 2)
+    job.checkpoints.settle()
+    assert said() == ((2,), None)
+    job.attached.weights = torch.arange(1e6)
+    job.boundary = 4
+    with pytest.raises(RamDiskFullError):
+        job.checkpoint(explicit=True)
+    assert said() == ((2,), None), "nobody is to wait for it"
+    job.attached.weights = torch.arange(1e3)
+    job.suspend(explicit=True)
+    assert said() == ((2, 4), None)
+    job.resume()
+    monkeypatch.setattr("gpuslice.runtime.runtime.ended_well", lambda: True)
+    job.close()
+    assert said() == ((2, 4), None), "the store may have gone before"
+
+
+def test_it_listens_until_the_others_have_what_it_has(settings: Settings) -> None:
+    group = dist.HashStore()
+    named = msgspec.structs.replace(settings, job="gang")
+    ranks = [Runtime(named, RankIdentity(rank, rank, 2, 2), BoundaryCounter()) for rank in range(2)]
+    asked: list[str] = []
+    for rank, one in enumerate(ranks):
+        one.attached, one.boundary = Script(), 2
+        value = SharedValue(lambda: group)
+        one.common_snapshots = CommonSnapshots(one.store, rank, [set(), set()], value)
+        assert one.checkpoint(explicit=True)
+    first, second = ranks
+    update = first.common_snapshots._value.update  # type: ignore[union-attr]
+    first.common_snapshots._value.update = lambda change: asked.append("") or update(change)  # type: ignore[union-attr, method-assign, func-returns-value]
+    first.boundaries.mark()
+    assert not asked, "it has yet to publish its own"
+    first.checkpoints.settle()
+    del asked[:]
+    for boundary in range(2):
+        first.boundaries.mark()
+        assert len(asked) == boundary + 1
+    second.checkpoints.settle()
+    for _ in range(2):
+        first.boundaries.mark()
+    assert len(asked) == 3
+    for one in ranks:
+        one.close()
 
 
 def test_a_script_that_knows_a_snapshot_keeps_its_slots(spilling: Runtime) -> None:

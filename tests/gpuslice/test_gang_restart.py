@@ -10,25 +10,39 @@ from pathlib import Path
 import pytest
 
 from gpuslice.errors import UsageError
-from gpuslice.runtime.gang_restart import agree, newest_common
+from gpuslice.runtime.common_snapshots import agree, newest_common
 
-from ...patience import PATIENCE_S
-from ..conftest import Workshop, finish_ranks
-from ..warm.process import Servers
+from ..patience import PATIENCE_S
+from .conftest import Workshop, finish_ranks
+from .warm.process import Servers
 
-#: Rank 1 kills itself where rank 0 goes on to the next suspend, once each has left a snapshot.
+#: Rank 1 kills itself where rank 0 goes on to the next suspend, once each has left a snapshot. If DIES_FIRST
+#: is set, rank 0 kills itself in its suspend; rank 1 comes to that only when rank 0 has gone, with the store.
 TRAIN = """
 import hashlib, os, signal, sys, time
-import torch, torch.distributed as dist
+import psutil, torch, torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 import gpuslice
 from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
+from gpuslice.checkpoint.switch import switch
 from gpuslice.config import load
+from gpuslice.runtime.current import runtime
 
 dist.init_process_group("gloo")
 rank, deadly = dist.get_rank(), int(sys.argv[1])
+pid = torch.tensor(os.getpid())
+dist.broadcast(pid, 0)
+dies_first = int(os.environ.get("DIES_FIRST", "0"))
+if dies_first and rank == 0:
+    switch.copy_out = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+
+def has_died(pid):
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 def main():
     torch.manual_seed(3)
@@ -48,6 +62,12 @@ def main():
                 dist.all_reduce(parameter.grad)
             optimizer.step()
             done += 1
+            if done == dies_first:
+                while not runtime().common_snapshots.listen():
+                    time.sleep(0.01)
+                dist.barrier()
+                while rank == 1 and not has_died(int(pid)):
+                    time.sleep(0.01)
             if rank == 1 and done == deadly:
                 disk = RamDisk.from_settings(load())
                 while not all(disk.boundaries("gang", each) for each in (0, 1)):
@@ -131,3 +151,24 @@ def test_so_it_does_from_checkpoints_whoever_starts_its_ranks(
     survivor.communicate(timeout=PATIENCE_S)
     told = finish_ranks(warm_workshop.start_ranks(2, [*drill, "0"]))
     check_went_on_together("".join(told), undisturbed)
+
+
+@pytest.mark.slow
+@pytest.mark.gangs
+def test_so_it_does_if_the_rank_with_the_store_is_killed_before_others_are_suspended(
+    warm_workshop: Workshop, undisturbed: list[tuple[str, str, str]]
+) -> None:
+    warm_workshop.write("train.py", TRAIN)
+    drill = warm_workshop.command("--job", "gang", "--checkpoint-every", "3", "train.py", "0")
+    suspended = warm_workshop.command(
+        "--job", "gang", "--checkpoint-every", "3", "--suspend-every", "8", "train.py", "0"
+    )
+    warm_workshop.environ["DIES_FIRST"] = "6"
+    killed, survivor = warm_workshop.start_ranks(2, suspended)
+    told = killed.communicate(timeout=PATIENCE_S)[1]
+    assert killed.returncode == -signal.SIGKILL, told
+    told = survivor.communicate(timeout=PATIENCE_S)[1]
+    assert survivor.returncode != 0
+    assert "the store of the process group is not available" in told, told
+    del warm_workshop.environ["DIES_FIRST"]
+    check_went_on_together("".join(finish_ranks(warm_workshop.start_ranks(2, drill))), undisturbed)
