@@ -1,7 +1,7 @@
 """A DistributedDataParallel training that names its state: attached_ddp.py EPOCHS [FILE].
 
 Rank 0 prints the digest of model and optimizer. Without FILE, or before there is one of that name, it goes
-slowly, so that it would take many minutes.
+slowly, so that it would take a while. HELD_CHECKPOINTS is the file of held_checkpoints.py.
 """
 
 from __future__ import annotations
@@ -24,6 +24,10 @@ import gpuslice
 
 dist.init_process_group("gloo")
 rank = dist.get_rank()
+if "HELD_CHECKPOINTS" in os.environ:
+    import held_checkpoints
+
+    held_checkpoints.arm(Path(os.environ["HELD_CHECKPOINTS"]), rank)
 torch.manual_seed(0)
 data = TensorDataset(torch.randn(320, 16), torch.randn(320, 1))
 layers = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.Dropout(0.2), torch.nn.Linear(64, 1))

@@ -41,7 +41,7 @@ from .test_nodes import AGENT, Site
 SCRIPT = Path(__file__).parents[1] / "attached_ddp.py"
 BRING = Path(__file__).with_name("bring.py")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-EPOCHS = "6"
+EPOCHS = "20"
 OTHERS = ("b", "c")
 #: Two slots on each of three nodes: 0, 1 here, 2, 3 on b, 4, 5 on c.
 SLOTS = 2
@@ -132,9 +132,10 @@ class Gangs(Site):
         self.ramdisk("").mkdir(mode=0o700, exist_ok=True)
         self.run(lambda: all(node.joined for node in self.remote.nodes.values()))
 
-    def gang(self, *devices: int, **spec: int) -> Gang:
+    def gang(self, *devices: int, checkpoint_every: int = 0, **spec: int) -> Gang:
         """A gang of two that trains on ``devices``."""
-        settings = Settings(device="cpu:0", ramdisk_dir=str(self.ramdisk("")), checkpoint_every=0)
+        place = str(self.ramdisk(""))
+        settings = Settings(device="cpu:0", ramdisk_dir=place, checkpoint_every=checkpoint_every)
         environ = command.environment(settings, {**os.environ, "OMP_NUM_THREADS": "1"})
         program = Program((*TORCHRUN, str(SCRIPT), EPOCHS, str(self.enough)), "/", environ)
         spec_of = JobSpec(id="g", submit_s=0.0, demand=len(devices), **spec)
