@@ -1,6 +1,6 @@
 """What a decision of the live core takes with 10,000 devices and more and more jobs in line.
 
-    python benchmarks/scale/core.py OUT.json [--waiting 0,1000,10000] [--budget 120]
+    python benchmarks/scale/core.py OUT.json [--waiting 0,1000] [--node-devices 8] [--policy las] ...
 
 The core is the one that runs live; its shell is replaced by answers: every process says Hello at once,
 and every resume succeeds. All devices are taken, N jobs wait, then jobs end and others arrive in turn.
@@ -16,6 +16,7 @@ import os
 import platform
 import resource
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +51,8 @@ class OutOfTimeError(Exception):
 class Shell:
     """A core with processes that do at once what they are told."""
 
-    def __init__(self, devices: int, policy: str, budget_s: float) -> None:
-        self.core = Core([DeviceName("null", index) for index in range(devices)], make_policy(policy))
+    def __init__(self, devices: Sequence[DeviceName], policy: str, budget_s: float) -> None:
+        self.core = Core(devices, make_policy(policy))
         self.now_s = 0.0
         self.running: list[str] = []
         #: (kind of event, seconds of processor time).
@@ -97,11 +98,17 @@ class Shell:
         self.do(Exited(name, 0))
 
 
-def decisions(devices: int, waiting: int, policy: str, budget_s: float) -> dict[str, Any]:
+def decisions(devices: int, per_node: int, waiting: int, policy: str, budget_s: float) -> dict[str, Any]:
     """Times of single events with ``waiting`` jobs in line."""
-    found: dict[str, Any] = {"devices": devices, "waiting": waiting, "policy": policy}
+    found: dict[str, Any] = {
+        "devices": devices,
+        "node_devices": per_node,
+        "waiting": waiting,
+        "policy": policy,
+    }
+    names = [DeviceName("null", index % per_node, _node(index // per_node)) for index in range(devices)]
     try:
-        shell = Shell(devices, policy, budget_s)
+        shell = Shell(names, policy, budget_s)
         for _ in range(devices + waiting):
             shell.submit()
     except OutOfTimeError:
@@ -127,11 +134,17 @@ def decisions(devices: int, waiting: int, policy: str, budget_s: float) -> dict[
     return found
 
 
+def _node(number: int) -> str:
+    """The name of a node; the first one is the scheduler's own."""
+    return f"n{number}" if number else ""
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--waiting", default="0,1000,10000,100000")
     parser.add_argument("--devices", default="10,100,1000,10000")
+    parser.add_argument("--node-devices", type=int, default=0, help="of each node; 0: all are on one")
     parser.add_argument("--policy", default="2das")
     parser.add_argument(
         "--budget", type=float, default=120.0, help="seconds of processor time for one length"
@@ -145,7 +158,8 @@ def main() -> None:
     }
     for devices in map(int, asked.devices.split(",")):
         for waiting in map(int, asked.waiting.split(",")):
-            result["decisions"].append(decisions(devices, waiting, asked.policy, asked.budget))
+            per_node = asked.node_devices or devices
+            result["decisions"].append(decisions(devices, per_node, waiting, asked.policy, asked.budget))
             print(result["decisions"][-1], flush=True)
     asked.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
