@@ -87,29 +87,34 @@ def test_a_gang_of_which_any_rank_was_killed_goes_on_bit_for_bit(
         assert of_rank == {kind: value for kind, value in undisturbed[name].items() if kind != "done"}
 
 
+@pytest.mark.parametrize("ranks", [2, 4])
 def test_a_gang_goes_on_in_one_that_stands_by_when_it_leaves_and_when_a_rank_is_killed(
-    quick_workshop: Workshop, undisturbed: dict[str, dict[str, str]]
+    quick_workshop: Workshop, undisturbed: dict[str, dict[str, str]], ranks: int
 ) -> None:
     """The first leaves, the second is killed, the third ends; each stands by before that."""
     leaves, dies = quick_workshop.directory / "leaves", quick_workshop.directory / "dies"
     with ExitStack() as running:
-        first = running.enter_context(gang(quick_workshop, "first", ("all", "4"), leaves))
-        has_begun(quick_workshop, "first")
-        second = running.enter_context(gang(quick_workshop, "second", ("1", "5"), dies, "--standby"))
-        stand_by(second)
+        first = running.enter_context(gang(quick_workshop, "first", ("all", "4"), leaves, ranks=ranks))
+        has_begun(quick_workshop, "first", ranks)
+        second = running.enter_context(
+            gang(quick_workshop, "second", (str(ranks - 1), "5"), dies, "--standby", ranks=ranks)
+        )
+        stand_by(second, ranks)
         leaves.touch()
         told = first.communicate(timeout=PATIENCE_S)[1]
         assert first.returncode == 0, told
-        has_begun(quick_workshop, "second")
-        third = running.enter_context(gang(quick_workshop, "third", ALL_ALIVE, leaves, "--standby"))
-        stand_by(third)
+        has_begun(quick_workshop, "second", ranks)
+        third = running.enter_context(
+            gang(quick_workshop, "third", ALL_ALIVE, leaves, "--standby", ranks=ranks)
+        )
+        stand_by(third, ranks)
         dies.touch()
         told = second.communicate(timeout=PATIENCE_S)[1]
-        was_killed(quick_workshop, "second", 1, second.returncode, told)
+        was_killed(quick_workshop, "second", ranks - 1, second.returncode, told, ranks)
         told = third.communicate(timeout=PATIENCE_S)[1]
         assert third.returncode == 0, told
     found = digests(quick_workshop.directory / "third")
-    assert len(found) == 2
+    assert len(found) == ranks
     for name, of_rank in found.items():
         assert int(of_rank.pop("done")) <= int(undisturbed[name]["done"]) - 6, "it has begun anew"
         assert of_rank == {kind: value for kind, value in undisturbed[name].items() if kind != "done"}
@@ -117,11 +122,11 @@ def test_a_gang_goes_on_in_one_that_stands_by_when_it_leaves_and_when_a_rank_is_
 
 @contextmanager
 def gang(
-    workshop: Workshop, name: str, dies: tuple[str, str], when: Path, *flags: str
+    workshop: Workshop, name: str, dies: tuple[str, str], when: Path, *flags: str, ranks: int = 2
 ) -> Iterator[subprocess.Popen[str]]:
-    """Two ranks; who is to die or leave does so when there is that file."""
+    """Who is to die or leave does so when there is that file."""
     (workshop.directory / name).mkdir()
-    words = (str(SCRIPT), str(workshop.directory / name), "2", EPOCHS, *dies)
+    words = (str(SCRIPT), str(workshop.directory / name), str(ranks), EPOCHS, *dies)
     command = workshop.command("--job", "gang", "--checkpoint-every", "2", *flags, *words)
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with workshop.start(command, {"GANG_SLOW_UNTIL": str(when)}, **pipes) as process:
@@ -131,10 +136,10 @@ def gang(
             process.kill()
 
 
-def was_killed(workshop: Workshop, name: str, rank: int, code: int, told: str) -> None:
+def was_killed(workshop: Workshop, name: str, rank: int, code: int, told: str, ranks: int = 2) -> None:
     """The gang has failed because of that rank; which rank's end it tells is a matter of chance."""
     assert code != 0
-    assert (workshop.directory / name / f"killed.2.{rank}").exists(), told
+    assert (workshop.directory / name / f"killed.{ranks}.{rank}").exists(), told
 
 
 def begins(workshop: Workshop, name: str) -> int:
@@ -149,24 +154,24 @@ def has_checkpoint(workshop: Workshop) -> None:
     until(lambda: bool(disk.boundaries("gang", 0) & disk.boundaries("gang", 1)))
 
 
-def stand_by(process: subprocess.Popen[str]) -> None:
-    """Until both ranks have said that they do."""
+def stand_by(process: subprocess.Popen[str], ranks: int) -> None:
+    """Until all ranks have said that they do."""
     assert process.stderr is not None
     waiting = 0
-    while waiting < 2:
+    while waiting < ranks:
         line = process.stderr.readline()
         assert line, "it has ended"
         waiting += line.count("standing by for job gang")
 
 
-def has_begun(workshop: Workshop, name: str) -> None:
-    """Until both ranks have the job and train."""
-    until(lambda: all(file.exists() for file in beginnings(workshop, name)))
+def has_begun(workshop: Workshop, name: str, ranks: int) -> None:
+    """Until all ranks have the job and train."""
+    until(lambda: all(file.exists() for file in beginnings(workshop, name, ranks)))
 
 
-def beginnings(workshop: Workshop, name: str) -> list[Path]:
+def beginnings(workshop: Workshop, name: str, ranks: int = 2) -> list[Path]:
     """What the ranks write as they begin: how many batches the gang has behind it."""
-    return [workshop.directory / name / f"began.2.{rank}" for rank in range(2)]
+    return [workshop.directory / name / f"began.{ranks}.{rank}" for rank in range(ranks)]
 
 
 def until(holds: Callable[[], bool]) -> None:

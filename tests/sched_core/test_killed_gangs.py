@@ -109,7 +109,7 @@ def test_each_of_four_ranks_killed_at_every_moment(
     undisturbed, ours, fast = (tmp_path / name for name in ("undisturbed", "ours", "fast"))
     undisturbed.mkdir()
     ours.mkdir()
-    environ = {**os.environ, "OMP_NUM_THREADS": "1", "GANG_KINDS": "ddp fsdp plain"}
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "GANG_KINDS": "ddp fsdp tensor_parallel plain"}
     words = (str(RANKS), EPOCHS, "0", "0")
     alone = subprocess.Popen([sys.executable, SCRIPT, str(undisturbed), *words], env=environ)
     core = Core([DeviceName("cpu", slot) for slot in range(RANKS)], Fifo())
