@@ -122,8 +122,11 @@ class Relocations:
 
     def turn_back(self, job: Gang, now: float) -> None:
         """Go where the owner of ``job`` wants it, also if it is on its way to another node."""
+        if not self.misplaced(job):
+            self._sent.discard(job.id)
+            return
         self._sent.add(job.id)
-        if _on_its_way(job) and self.misplaced(job):
+        if _on_its_way(job):
             self.begin(job, now)
 
     def strand(self, job: Gang) -> None:

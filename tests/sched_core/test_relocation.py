@@ -277,6 +277,19 @@ def test_a_job_whose_owner_has_sent_it_waits_until_it_can_go_or_is_called_back()
     assert launches(driver.do(Exited("a", -9)))[0].nodes == ("",)
 
 
+def test_a_job_whose_owner_wants_it_where_it_is_returns_as_others_do() -> None:
+    policy, driver = one_begun()
+    driver.do(Moved("a", ("null:0",)))
+    park(policy, driver, "a", restartable=True)
+    idle(policy, driver, "y")
+    begun(policy, driver, "x")
+    plan(driver, policy, Start("a", (1,)))
+    on_its_way(driver)
+    policy.next = lambda view: Plan([])
+    driver.do(Noted("state_waits", "a"))
+    assert [order.job for order in kills(plan(driver, policy, Suspend("x")))] == ["a"]
+
+
 def test_its_owner_moves_a_job_to_another_node() -> None:
     policy, driver = one_begun()
     driver.do(Moved("a", ("b/null:0",)))
