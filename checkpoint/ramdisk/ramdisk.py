@@ -268,7 +268,7 @@ class RamDisk:
                 spilled.take(directory / SLOTS[record.slot], directory.name, record.slot)
             if records:
                 with self._budget.lock():
-                    settle(directory, None)
+                    settle(directory)
         return info if records else None
 
     def _relieve(self, helps: Callable[[Path], bool], own: Own) -> Iterator[None]:
@@ -318,6 +318,9 @@ class RamDisk:
     def collect(self, *, everything: bool = False) -> list[StoreInfo]:
         """Remove what dead processes left; what belongs to living ones is never touched.
 
+        A named job's snapshots that another process can go on from stay, the older one, too: a rank may be
+        ahead of the others of its gang, on whichever node they are.
+
         Parameters
         ----------
         everything
@@ -342,9 +345,7 @@ class RamDisk:
 
     def _clear(self, directory: Path, *, wanted: bool) -> bool:
         """Remove of a dead store what is not wanted any more; whether anything is left."""
-        left = directory.exists() and settle(
-            directory, next(restartable(directory), None) if wanted else None
-        )
+        left = directory.exists() and settle(directory, [*restartable(directory)] if wanted else ())
         for entry in [] if self.spilled is None else self.spilled.entries(directory.name):
             if wanted and not entry.is_useless():
                 left = True

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Container, Iterator
+from collections.abc import Collection, Container, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -103,19 +103,18 @@ def remove_pieces(slot: Path, kept: Container[str] = ()) -> None:
                 (slot.parent / name).unlink(missing_ok=True)
 
 
-def settle(directory: Path, record: Record | None) -> bool:
+def settle(directory: Path, kept: Collection[Record] = ()) -> bool:
     """Throw away what a dead store no longer needs; the caller holds its lock and the RAM disk's.
 
-    Keeps the snapshot of ``record``, if there is one; otherwise nothing. Returns whether the directory
-    is still there.
+    Keeps the snapshots of the records that are ``kept``. Returns whether the directory is still there.
     """
-    needed = set()
-    if record is not None:
+    needed = {OWNER} if kept else set()
+    for record in kept:
         pieces = (piece.name for piece in pieces_of(directory / SLOTS[record.slot]))
-        needed = {OWNER, SLOTS[record.slot], *pieces}
+        needed |= {SLOTS[record.slot], *pieces}
     for entry in list(os.scandir(directory)):
         if entry.name not in needed:
             os.unlink(entry.path)
-    if record is None:
+    if not kept:
         directory.rmdir()
-    return record is not None
+    return bool(kept)

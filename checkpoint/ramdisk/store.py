@@ -325,8 +325,7 @@ class JobStore:
         for slot in self.slots:
             if slot.record is not kept:
                 slot.drop_spilled()
-        here = kept is not None and not self.slots[kept.slot].spilled
-        settle(self.directory, kept if here else None)
+        settle(self.directory, () if kept is None or self.slots[kept.slot].spilled else [kept])
 
     def abandon(self) -> None:
         """Let go of the store without touching what lies in it, as if the process had died."""

@@ -175,6 +175,19 @@ def test_a_store_that_is_closed_keeps_one_snapshot_or_nothing(disk: RamDisk, sav
     assert [info.job for info in disk.collect(everything=True)] == ["kept"]
 
 
+def test_collect_leaves_a_killed_gang_the_snapshot_that_all_of_its_ranks_have(
+    disk: RamDisk, actor: Actor
+) -> None:
+    for rank, boundaries in enumerate([(2, 4), (2,)]):
+        process = actor()
+        process.ask("open", job="gang", rank=rank)
+        for boundary in boundaries:
+            process.ask("save", boundary=boundary)
+        process.kill()
+    assert disk.collect() == []
+    assert disk.boundaries("gang", 0) & disk.boundaries("gang", 1) == {2}
+
+
 def test_collect_takes_the_dead_and_spares_the_living(disk: RamDisk, actor: Actor, save: Save) -> None:
     dead, unnamed, living = actor(), actor(), actor()
     dead.ask("open", job="named")
