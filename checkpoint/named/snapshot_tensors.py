@@ -7,7 +7,7 @@ import functools
 import os
 import warnings
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -80,7 +80,7 @@ class Source:
 
     def copy_into(self, live: torch.Tensor, node: TensorNode) -> None:
         """Copy the entry into a live tensor of the same shape and dtype; strides and devices may differ."""
-        with torch.inference_mode(live.is_inference()), torch.no_grad():
+        with _mode_of(live), torch.no_grad():
             target, source = live.detach(), self.view(node)
             if target.is_conj() or target.is_neg():
                 target.copy_(source)
@@ -191,6 +191,14 @@ class Maker:
 def same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
     """Whether two tensors of one shape and dtype hold the same bytes."""
     return torch.equal(*(tensor.reshape(-1).contiguous().view(torch.uint8) for tensor in (first, second)))
+
+
+def _mode_of(tensor: torch.Tensor) -> AbstractContextManager[object]:
+    """In which ``tensor`` can be written to; entered only where that is another one."""
+    inference = tensor.is_inference()
+    return (
+        nullcontext() if torch.is_inference_mode_enabled() == inference else torch.inference_mode(inference)
+    )
 
 
 def _once(tensor: torch.Tensor) -> torch.Tensor:
