@@ -17,6 +17,7 @@ import msgspec
 import pytest
 
 from gpuslice.checkpoint.format.reader import open_snapshot
+from gpuslice.checkpoint.ramdisk.listing import restartable_files
 from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
 from gpuslice.checkpoint.ramdisk.room_requests import request_room
 from gpuslice.checkpoint.ramdisk.slots import OWNER
@@ -108,14 +109,17 @@ class Scene:
                 player.ask("suspend")
 
     def bury(self, name: str) -> None:
-        """``name`` is dead: its newest restartable snapshot is whole, and nothing else is left of it."""
+        """``name`` is dead: its restartable snapshots are whole, and nothing else is left of it."""
         self.players.pop(name).kill()
         self.disk.collect()
         path = newest_of(self.disk, name)
         assert path is not None
-        with open_snapshot(path) as snapshot:
-            snapshot.verify()
-        assert {entry.name for entry in path.parent.iterdir()} == {OWNER, path.name}
+        files = set(restartable_files(path.parent).values())
+        assert path in files
+        for file in files:
+            with open_snapshot(file) as snapshot:
+                snapshot.verify()
+        assert set(path.parent.iterdir()) == {path.parent / OWNER, *files}
 
     def replace(self, name: str) -> None:
         """Somebody else in the place of one that is dead."""
