@@ -21,8 +21,8 @@ from gpuslice.sched_core.policy import Migrate, Plan, Start, Suspend
 from gpuslice.types import DeviceName
 
 from .driver import PROGRAM, Driver, Scripted, notices, suspended
+from .relocating import kills, launches
 from .test_lost_nodes import WRAPPED, World, world
-from .test_relocation import kills, launches
 
 #: Policies that give devices, and what makes them do so within the time that a job of the tests takes.
 GIVING: list[tuple[str, dict[str, Any]]] = [

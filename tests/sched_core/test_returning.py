@@ -1,0 +1,122 @@
+"""Jobs whose state cannot be brought to another node, which go on where it is."""
+
+from __future__ import annotations
+
+import msgspec
+
+from gpuslice.sched_core.core.events import (
+    Exited,
+    Launch,
+    Moved,
+    Noted,
+    RankGone,
+)
+from gpuslice.sched_core.jobs.states import JobState
+from gpuslice.sched_core.policy import Plan, Start, Suspend, View
+
+from .driver import Driver, Scripted, notices, suspended
+from .relocating import NODES, begun, idle, kills, launches, on_its_way, one_begun, one_parked, park, plan
+
+
+def test_a_job_whose_state_cannot_be_brought_returns_when_a_device_is_free_where_it_is() -> None:
+    policy, driver = one_parked(restartable=True)
+    plan(driver, policy, Start("a", (1,)))
+    on_its_way(driver)
+    left_s = driver.core.jobs["a"].left_s
+    assert left_s is not None
+    policy.next = lambda view: Plan([])
+    assert not kills(driver.do(Noted("state_waits", "a")))
+    assert [order.job for order in kills(plan(driver, policy, Suspend("x")))] == ["a"]
+    policy.next = lambda view: Plan([])
+    driver.say("x", suspended(driver.core.jobs["x"].epoch, 11))
+    (launch,) = launches(driver.do(Exited("a", -9)))
+    assert (launch.nodes, launch.origin) == (("",), ())
+    driver.hello("a")
+    driver.resumed("a")
+    (arrived,) = [note for note in notices(driver.progress("a", 12)) if note.what == "arrived"]
+    assert arrived.details["blackout_s"] == driver.now_s - left_s, "since it left, not since it returns"
+    job = driver.core.jobs["a"]
+    assert (job.state, job.lease, job.failures) == (JobState.RUNNING, (0,), 0)
+
+
+class Quiet(Scripted):
+    """Plans nothing that it was not told to."""
+
+    def plan(self, view: View) -> Plan:
+        self.next = self.next or (lambda view: Plan())
+        return super().plan(view)
+
+
+def follow(driver: Driver, policy: Scripted, leaving: str, coming: str, device: int) -> Launch:
+    """``coming`` gets the device of ``leaving``, on another node than its own; where it is started."""
+    plan(driver, policy, Suspend(leaving), Start(coming, (device,)))
+    report = suspended(driver.core.jobs[leaving].epoch, driver.core.jobs[leaving].stop_at)
+    driver.say(leaving, msgspec.structs.replace(report, restartable=True))
+    driver.do(RankGone(coming, 0))
+    (launch,) = launches(driver.do(Exited(coming, -9)))
+    return launch
+
+
+def test_two_jobs_that_wait_for_each_other_s_nodes_both_return() -> None:
+    """Each time the device of a job's own node is another's, until none can go where it is to be."""
+    policy = Quiet()
+    driver = Driver(1, policy, NODES)
+    for job in "abc":
+        driver.submit(job)
+        driver.hello(job)
+    for job, device in (("a", 0), ("b", 1)):
+        plan(driver, policy, Start(job, (device,)))
+        driver.resumed(job)
+        driver.progress(job, 10)
+    assert follow(driver, policy, "b", "c", 1).nodes == ("b",)
+    driver.hello("c")
+    driver.resumed("c")
+    driver.progress("c", 10)
+    assert follow(driver, policy, "a", "b", 0).nodes == ("",)
+    assert follow(driver, policy, "c", "a", 1).nodes == ("b",)
+    assert not kills(driver.do(Noted("state_waits", "b")))
+    assert {order.job for order in kills(driver.do(Noted("state_waits", "a")))} == {"a", "b"}
+    for job, node, device in (("a", "", 0), ("b", "b", 1)):
+        (launch,) = launches(driver.do(Exited(job, -9)))
+        assert (launch.nodes, launch.origin) == ((node,), ())
+        driver.hello(job)
+        driver.resumed(job)
+        assert driver.core.jobs[job].lease == (device,)
+
+
+def test_a_job_that_has_arrived_does_not_return() -> None:
+    policy, driver = one_parked(restartable=True)
+    plan(driver, policy, Start("a", (1,)))
+    on_its_way(driver)
+    driver.do(Noted("state_waits", "a"))
+    driver.hello("a")
+    assert not kills(plan(driver, policy, Suspend("x")))
+    policy.next = lambda view: Plan([])
+    assert not kills(driver.say("x", suspended(driver.core.jobs["x"].epoch, 11)))
+    assert driver.core.jobs["a"].nodes == (1,)
+
+
+def test_a_job_whose_owner_has_sent_it_waits_until_it_can_go_or_is_called_back() -> None:
+    policy, driver = one_begun()
+    driver.do(Moved("a", ("b/null:0",)))
+    policy.next = lambda view: Plan([])
+    report = suspended(driver.core.jobs["a"].epoch, 11)
+    driver.say("a", msgspec.structs.replace(report, restartable=True))
+    on_its_way(driver)
+    assert not kills(driver.do(Noted("state_waits", "a")))
+    assert driver.core.jobs["a"].nodes == (1,)
+    assert kills(driver.do(Moved("a", ("null:0",))))
+    assert launches(driver.do(Exited("a", -9)))[0].nodes == ("",)
+
+
+def test_a_job_whose_owner_wants_it_where_it_is_returns_as_others_do() -> None:
+    policy, driver = one_begun()
+    driver.do(Moved("a", ("null:0",)))
+    park(policy, driver, "a", restartable=True)
+    idle(policy, driver, "y")
+    begun(policy, driver, "x")
+    plan(driver, policy, Start("a", (1,)))
+    on_its_way(driver)
+    policy.next = lambda view: Plan([])
+    driver.do(Noted("state_waits", "a"))
+    assert [order.job for order in kills(plan(driver, policy, Suspend("x")))] == ["a"]
