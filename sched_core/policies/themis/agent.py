@@ -72,11 +72,8 @@ class Agent:
         self._ideal_at = (nan, 0.0, 0.0)
 
     def _reckon(self, job: Job, view: View) -> None:
-        """Note how long ``job`` takes, as far as is known now; twice as long as so far if nobody knows."""
-        duration_s = view.duration_s(job)
-        if duration_s == inf:
-            progress_s = job.progress_at(view.now_s)
-            duration_s = progress_s + max(progress_s, 1.0)
+        """Note how long ``job`` takes, as far as is known now."""
+        duration_s = _duration_s(job, view)
         if job.least < job.most:
             self._elastic[job.id] = job, duration_s
         self._works[job.id] = duration_s, duration_s * job.demand
@@ -202,10 +199,18 @@ class Agent:
         return max(shared_s, 1e-9) / max(self.ideal_s(view, crowd_s), 1e-9)
 
 
+def _duration_s(job: Job, view: View) -> float:
+    """All work, in seconds of a dedicated run; twice what was done if it has needed more than it said."""
+    duration_s = view.duration_s(job)
+    if duration_s < inf:
+        return duration_s
+    progress_s = job.progress_at(view.now_s)
+    return progress_s + max(progress_s, 1.0)
+
+
 def _left_s(job: Job, view: View) -> float:
-    """Work left, in seconds of a dedicated run; as much as was done if it has needed more than it said."""
-    left_s = view.remaining_s(job)
-    return left_s if left_s < inf else max(job.progress_at(view.now_s), 1.0)
+    """What is left of that."""
+    return _duration_s(job, view) - job.progress_at(view.now_s)
 
 
 def _joint(works: Sequence[tuple[float, float]], devices: float, goal: Goal) -> float:
