@@ -105,15 +105,23 @@ class CommonSnapshots:
         This one.
     agreed
         What each rank has, as all of them have agreed on at the start.
+    call_at_next
+        Calls what it is given at the next boundary.
     value
         What the ranks share.
     """
 
     def __init__(
-        self, store: JobStore, rank: int, agreed: Sequence[Collection[int]], value: SharedValue | None = None
+        self,
+        store: JobStore,
+        rank: int,
+        agreed: Sequence[Collection[int]],
+        call_at_next: Callable[[Callable[[int], None]], object],
+        value: SharedValue | None = None,
     ) -> None:
         self._store = store
         self._rank = rank
+        self._call_at_next, self._listening = call_at_next, False
         self._world_size = len(agreed)
         self._value = value or SharedValue()
         self._changes = 0
@@ -152,6 +160,17 @@ class CommonSnapshots:
 
         return self._say(decide) and not awaited
 
+    def _listen_on(self) -> None:
+        """Listen at each boundary from the next one on, until there is nothing more to hear."""
+        if not self._listening:
+            self._listening = True
+            self._call_at_next(self._listen_at)
+
+    def _listen_at(self, boundary: int) -> None:
+        self._listening = False
+        if not self.listen():
+            self._listen_on()
+
     def make_room(self, boundary: int) -> bool:
         """Before a checkpoint, keep the newest snapshot that all ranks have.
 
@@ -175,6 +194,7 @@ class CommonSnapshots:
         if room:
             self._writing = True
             self._forget_after(common)
+            self._listen_on()
         return room
 
     def keep(self) -> None:
@@ -194,6 +214,7 @@ class CommonSnapshots:
             self._complain()
             common = self._common
         self._forget_after(common)
+        self._listen_on()
 
     @property
     def _has(self) -> tuple[int, ...]:

@@ -341,7 +341,9 @@ def _go_on(job: Job, process: Runtime) -> None:
     for other in snapshots.values():
         other.close()
     if len(agreed) > 1:
-        process.common_snapshots = CommonSnapshots(process.store, process.identity.rank, agreed)
+        process.common_snapshots = CommonSnapshots(
+            process.store, process.identity.rank, agreed, process.boundaries.call_at_next
+        )
     process.store.forget_after(-1 if chosen is None else chosen.boundary)
     if chosen is not None:
         job._go_on_from(chosen)

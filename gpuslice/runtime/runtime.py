@@ -265,7 +265,6 @@ class Runtime:
             pending_collectives.refuse()
             if self.common_snapshots is not None:
                 self.common_snapshots.keep()
-                self.boundaries.call_at_next(self._listen)
             if self.device.name.kind != "cpu":
                 foreign_processes.refuse(self.ramdisk.directory)
             record = self.switch.suspend(
@@ -363,7 +362,6 @@ class Runtime:
             return self._snapshot(attached, hasty)
         if not common.make_room(self.boundary):
             return None
-        self.boundaries.call_at_next(self._listen)
         try:
             return self._snapshot(attached, hasty)
         except BaseException:
@@ -382,11 +380,6 @@ class Runtime:
             )
         finally:
             self.gate.open()
-
-    def _listen(self, boundary: int) -> None:
-        """Until all have the snapshot that was begun last."""
-        if self.common_snapshots is not None and not self.common_snapshots.listen():
-            self.boundaries.call_at_next(self._listen)
 
     def write_report(self) -> None:
         """Update the report file."""

@@ -62,7 +62,8 @@ class Rank:
         self.busy = False
         self.store = disk.open_store(JOB, number, ranks=range(RANKS))
         value = SharedValue(lambda: group)  # type: ignore[arg-type, return-value]
-        self.common = CommonSnapshots(self.store, number, [set() for _ in range(RANKS)], value)
+        nothing = [set[int]() for _ in range(RANKS)]
+        self.common = CommonSnapshots(self.store, number, nothing, lambda listen: None, value)
         self._writing: tuple[SnapshotWriter, int] | None = None
 
     @contextmanager

@@ -197,7 +197,8 @@ def test_a_rank_of_a_gang_says_which_snapshots_it_has(
     limited = msgspec.structs.replace(settings, job="gang", ramdisk_limit="5MiB")
     job = Runtime(limited, RankIdentity(0, 0, 2, 1), BoundaryCounter())
     job.attached = Script()
-    job.common_snapshots = CommonSnapshots(job.store, 0, [set(), set()], SharedValue(lambda: group))
+    value, at_next = SharedValue(lambda: group), job.boundaries.call_at_next
+    job.common_snapshots = CommonSnapshots(job.store, 0, [set(), set()], at_next, value)
 
     def said() -> tuple[tuple[int, ...], int | None]:
         mine = msgspec.json.decode(group.get("gpuslice/snapshots"), type=Announcements)[0]
@@ -223,6 +224,18 @@ def test_a_rank_of_a_gang_says_which_snapshots_it_has(
     assert said() == ((2, 4), None), "the store may have gone before"
 
 
+def test_it_listens_once_at_a_boundary_whatever_it_has_begun(settings: Settings) -> None:
+    group, asked = dist.HashStore(), []
+    job = Runtime(msgspec.structs.replace(settings, job="gang"), RankIdentity(0, 0, 2, 1), BoundaryCounter())
+    common = CommonSnapshots(job.store, 0, [set(), set()], asked.append, SharedValue(lambda: group))
+    assert common.make_room(2)
+    common.keep()
+    assert len(asked) == 1
+    asked[0](3)
+    assert len(asked) == 2, "it has yet to publish its own"
+    job.close()
+
+
 def test_it_listens_until_the_others_have_what_it_has(settings: Settings) -> None:
     group = dist.HashStore()
     named = msgspec.structs.replace(settings, job="gang")
@@ -230,8 +243,8 @@ def test_it_listens_until_the_others_have_what_it_has(settings: Settings) -> Non
     asked: list[str] = []
     for rank, one in enumerate(ranks):
         one.attached, one.boundary = Script(), 2
-        value = SharedValue(lambda: group)
-        one.common_snapshots = CommonSnapshots(one.store, rank, [set(), set()], value)
+        value, at_next = SharedValue(lambda: group), one.boundaries.call_at_next
+        one.common_snapshots = CommonSnapshots(one.store, rank, [set(), set()], at_next, value)
         assert one.checkpoint(explicit=True)
     first, second = ranks
     update = first.common_snapshots._value.update  # type: ignore[union-attr]
