@@ -41,9 +41,14 @@ def is_kept(form: Form) -> bool:
 
 @cache
 def kept_in() -> Path:
-    """Where compiled code is kept: a folder named after its sources, as numba itself looks at one of them."""
+    """Where compiled code is kept: a folder for these sources, where and as they were installed.
+
+    Numba itself looks only at one of them, and at the others not at all. What was compiled of the same
+    sources in another environment it compiles again.
+    """
     sources = hashlib.sha256()
     for path in sorted(Path(__file__).parent.glob("*.py")):
+        sources.update(f"{path} {path.stat().st_mtime_ns}\n".encode())
         sources.update(path.read_bytes())
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.environ.get("HOME", "/"), ".cache")
     return Path(base, "gpuslice", f"simulator-{sources.hexdigest()[:16]}")

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.distributed import checkpoint
 
 from gpuslice.checkpoint.format.layout import TensorSpec
 from gpuslice.checkpoint.format.reader import SnapshotFile, open_snapshot
@@ -22,6 +21,8 @@ Save = Callable[..., SnapshotFile]
 
 def loaded(path: Path, like: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """What torch reads into empty tensors."""
+    from torch.distributed import checkpoint  # takes a second, which every worker's collection would
+
     tensors = {name: torch.empty_like(tensor) for name, tensor in like.items()}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
