@@ -12,12 +12,20 @@ from gpuslice.sched_core.core.events import (
     RankGone,
 )
 from gpuslice.sched_core.jobs.states import JobState
-from gpuslice.sched_core.policy import Migrate, Plan, Start, Suspend
+from gpuslice.sched_core.policy import Migrate, Plan, Start, Suspend, View
 
 from .driver import Driver, Scripted, suspended
 
 #: The scheduler's own node, whose devices have no prefix, and another.
 NODES = ("", "b")
+
+
+class Quiet(Scripted):
+    """Plans nothing that it was not told to."""
+
+    def plan(self, view: View) -> Plan:
+        self.next = self.next or (lambda view: Plan())
+        return super().plan(view)
 
 
 def launches(commands: list[Command]) -> list[Launch]:
@@ -28,52 +36,49 @@ def kills(commands: list[Command]) -> list[Kill]:
     return [command for command in commands if isinstance(command, Kill)]
 
 
-def plan(driver: Driver, policy: Scripted, *decisions: Start | Suspend | Migrate) -> list[Command]:
+def plan(driver: Driver, policy: Quiet, *decisions: Start | Suspend | Migrate) -> list[Command]:
     policy.next = lambda view: Plan(list(decisions))
     driver.core.planning.due = True
     return list(driver.wake())
 
 
-def idle(policy: Scripted, driver: Driver, job: str, ranks: int = 1) -> list[Command]:
+def idle(driver: Driver, job: str, ranks: int = 1) -> list[Command]:
     """``job`` has its processes and no device; what starting them took."""
-    policy.next = lambda view: Plan([])
     commands = driver.submit(job, ranks)
-    policy.next = lambda view: Plan([])
     driver.hello(job)
     return commands
 
 
-def begun(policy: Scripted, driver: Driver, job: str) -> None:
+def begun(policy: Quiet, driver: Driver, job: str) -> None:
     """``job`` runs on device 0."""
-    idle(policy, driver, job)
+    idle(driver, job)
     plan(driver, policy, Start(job, (0,)))
     driver.resumed(job)
-    policy.next = lambda view: Plan([])
     driver.progress(job, 10)
     assert driver.state(job) is JobState.RUNNING
 
 
-def one_begun() -> tuple[Scripted, Driver]:
+def one_begun() -> tuple[Quiet, Driver]:
     """Job a runs on device 0."""
-    policy = Scripted()
+    policy = Quiet()
     driver = Driver(1, policy, NODES)
     begun(policy, driver, "a")
     return policy, driver
 
 
-def park(policy: Scripted, driver: Driver, job: str, *, restartable: bool) -> None:
+def park(policy: Quiet, driver: Driver, job: str, *, restartable: bool) -> None:
     plan(driver, policy, Suspend(job))
-    policy.next = lambda view: Plan([])
     report = suspended(driver.core.jobs[job].epoch, 11)
     driver.say(job, msgspec.structs.replace(report, restartable=restartable))
     assert driver.state(job) is JobState.SUSPENDED
+    assert not driver.core.jobs[job].relocating
 
 
-def one_parked(*, restartable: bool) -> tuple[Scripted, Driver]:
+def one_parked(*, restartable: bool) -> tuple[Quiet, Driver]:
     """Job a is parked; y waits on node b, and x runs on device 0."""
     policy, driver = one_begun()
     park(policy, driver, "a", restartable=restartable)
-    assert launches(idle(policy, driver, "y"))[0].nodes == ("b",)
+    assert launches(idle(driver, "y"))[0].nodes == ("b",)
     begun(policy, driver, "x")
     return policy, driver
 

@@ -12,10 +12,22 @@ from gpuslice.sched_core.core.events import (
     RankGone,
 )
 from gpuslice.sched_core.jobs.states import JobState
-from gpuslice.sched_core.policy import Plan, Start, Suspend, View
+from gpuslice.sched_core.policy import Start, Suspend
 
-from .driver import Driver, Scripted, notices, suspended
-from .relocating import NODES, begun, idle, kills, launches, on_its_way, one_begun, one_parked, park, plan
+from .driver import Driver, notices, suspended
+from .relocating import (
+    NODES,
+    Quiet,
+    begun,
+    idle,
+    kills,
+    launches,
+    on_its_way,
+    one_begun,
+    one_parked,
+    park,
+    plan,
+)
 
 
 def test_a_job_whose_state_cannot_be_brought_returns_when_a_device_is_free_where_it_is() -> None:
@@ -24,10 +36,8 @@ def test_a_job_whose_state_cannot_be_brought_returns_when_a_device_is_free_where
     on_its_way(driver)
     left_s = driver.core.jobs["a"].left_s
     assert left_s is not None
-    policy.next = lambda view: Plan([])
     assert not kills(driver.do(Noted("state_waits", "a")))
     assert [order.job for order in kills(plan(driver, policy, Suspend("x")))] == ["a"]
-    policy.next = lambda view: Plan([])
     driver.say("x", suspended(driver.core.jobs["x"].epoch, 11))
     (launch,) = launches(driver.do(Exited("a", -9)))
     assert (launch.nodes, launch.origin) == (("",), ())
@@ -39,15 +49,7 @@ def test_a_job_whose_state_cannot_be_brought_returns_when_a_device_is_free_where
     assert (job.state, job.lease, job.failures) == (JobState.RUNNING, (0,), 0)
 
 
-class Quiet(Scripted):
-    """Plans nothing that it was not told to."""
-
-    def plan(self, view: View) -> Plan:
-        self.next = self.next or (lambda view: Plan())
-        return super().plan(view)
-
-
-def follow(driver: Driver, policy: Scripted, leaving: str, coming: str, device: int) -> Launch:
+def follow(driver: Driver, policy: Quiet, leaving: str, coming: str, device: int) -> Launch:
     """``coming`` gets the device of ``leaving``, on another node than its own; where it is started."""
     plan(driver, policy, Suspend(leaving), Start(coming, (device,)))
     report = suspended(driver.core.jobs[leaving].epoch, driver.core.jobs[leaving].stop_at)
@@ -91,15 +93,13 @@ def test_a_job_that_has_arrived_does_not_return() -> None:
     driver.do(Noted("state_waits", "a"))
     driver.hello("a")
     assert not kills(plan(driver, policy, Suspend("x")))
-    policy.next = lambda view: Plan([])
     assert not kills(driver.say("x", suspended(driver.core.jobs["x"].epoch, 11)))
     assert driver.core.jobs["a"].nodes == (1,)
 
 
 def test_a_job_whose_owner_has_sent_it_waits_until_it_can_go_or_is_called_back() -> None:
-    policy, driver = one_begun()
+    _, driver = one_begun()
     driver.do(Moved("a", ("b/null:0",)))
-    policy.next = lambda view: Plan([])
     report = suspended(driver.core.jobs["a"].epoch, 11)
     driver.say("a", msgspec.structs.replace(report, restartable=True))
     on_its_way(driver)
@@ -113,10 +113,9 @@ def test_a_job_whose_owner_wants_it_where_it_is_returns_as_others_do() -> None:
     policy, driver = one_begun()
     driver.do(Moved("a", ("null:0",)))
     park(policy, driver, "a", restartable=True)
-    idle(policy, driver, "y")
+    idle(driver, "y")
     begun(policy, driver, "x")
     plan(driver, policy, Start("a", (1,)))
     on_its_way(driver)
-    policy.next = lambda view: Plan([])
     driver.do(Noted("state_waits", "a"))
     assert [order.job for order in kills(plan(driver, policy, Suspend("x")))] == ["a"]
