@@ -166,10 +166,8 @@ class Relocations:
 
     def go_on(self, job: Gang, now: float) -> None:
         """No process of ``job`` is left where it was: start it where it is to be now."""
-        former, left_s = job.nodes, job.left_s
-        job.begin_again(now)
-        job.relaunches += 1
-        job.left_s, job.gone_s = left_s, now
+        former = job.nodes
+        job.begin_elsewhere(now)
         self._core.switch_costs.forget(job)
         restarts.launch(self._core, job)
         details = {"from": _listed(self.named(former)), "to": _listed(self.named(job.nodes))}

@@ -83,10 +83,7 @@ def relaunch_if_gone(core: CoreContract, job: Gang, now: float) -> None:
         return
     core.vacate(job, now)
     job.move(Trigger.RETRY, now)
-    job.relaunches += 1
-    left_s = None if job.held else job.left_s
-    job.begin_again(now, ranks=len(job.wanted))
-    job.left_s, job.gone_s = left_s, now
+    job.begin_elsewhere(now, ranks=len(job.wanted))
     if job.running:
         job.since_s = inf  # it makes progress once its ranks are on their devices
     if not job.held:

@@ -293,6 +293,13 @@ class Gang(Job):
         self.said = ""
         self.step_time = StepTime()
 
+    def begin_elsewhere(self, now: float, ranks: int = 0) -> None:
+        """The same for a job without failures, of which no process is left: since it left it stands still."""
+        left_s = None if self.held else self.left_s
+        self.begin_again(now, ranks)
+        self.left_s, self.gone_s = left_s, now
+        self.relaunches += 1
+
     @property
     def members(self) -> tuple[Rank, ...]:
         """The ranks that have a part in its lease, or had in the last one; all, before the first."""
