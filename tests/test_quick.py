@@ -21,6 +21,7 @@ def compiler(graph, inputs):
 def train():
     model(torch.ones(1, 2)).sum().backward()
     optimizer.step()
+torch.randperm(3, generator=torch.Generator().manual_seed(1))
 graphs = []
 torch.use_deterministic_algorithms(True)
 model = torch.nn.Linear(2, 2)

@@ -5,7 +5,7 @@ and again, and once more at the end, would be 40 % of the processor time of a sh
 
 What an optimizer needs, and DDP and FSDP, too, is ``torch._dynamo``: a second of processor time, though they
 only tell it to stay out. Deterministic algorithms only set an option of ``torch._inductor``. Here both are
-loaded as soon as anybody asks them for more than that. Of ``import torch`` itself a third goes to
+loaded as soon as anybody asks them for more than that. Of ``import torch`` itself a sixth goes to
 ``torch._meta_registrations``: shapes of results for tensors without memory, of which compilers and sharded
 tensors make some. It is loaded with these.
 """
@@ -99,7 +99,7 @@ SHAPES, USES_SHAPES = "torch._meta_registrations", ("torch.distributed.tensor", 
 
 
 class EmptyLoader:
-    """Loads nothing."""
+    """Loads nothing but what ``torch.Generator`` needs, and torch has loaded with these."""
 
     @staticmethod
     def create_module(spec: ModuleSpec) -> None:
@@ -107,7 +107,7 @@ class EmptyLoader:
 
     @staticmethod
     def exec_module(module: ModuleType) -> None:
-        pass
+        import_module("torch._prims.rng_prims")
 
 
 def load_shapes() -> None:
