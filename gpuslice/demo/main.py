@@ -59,7 +59,7 @@ def run(
     clock = MonotonicClock()
     begun_s = clock.now()
     report_directory = report_directory.resolve()
-    logs = _make_logs(report_directory)
+    logs = _make_logs(report_directory, trainings)
     console.print(f"Each training on its own, without gpuslice ({len(trainings)} processes side by side)")
 
     def done(name: str, code: int) -> None:
@@ -112,10 +112,14 @@ def _share(
     return recorder
 
 
-def _make_logs(report_directory: Path) -> Path:
+def _make_logs(report_directory: Path, trainings: Sequence[Training]) -> Path:
+    """The directory for the scripts' output, without what they wrote there before."""
     logs = report_directory / "logs"
     try:
         logs.mkdir(parents=True, exist_ok=True)
+        for training in trainings:
+            for former in logs.glob(f"*/{training.name}.*"):
+                former.unlink()
     except OSError as error:
         raise UsageError(
             f"cannot write to {report_directory}: {error.strerror}", "choose another --report-dir"

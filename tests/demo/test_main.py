@@ -5,9 +5,11 @@ from __future__ import annotations
 import ast
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Iterator
@@ -36,8 +38,7 @@ class Running:
     def __init__(self, directory: Path, *arguments: str) -> None:
         self.mark = uuid.uuid4().hex
         self.directory = directory
-        self.temporary = directory / "tmp"
-        self.temporary.mkdir()
+        self.temporary = Path(tempfile.mkdtemp())  # a scheduler's socket needs a short path
         self.shm_before = on_ramdisk()
         environ = {**os.environ, MARK: self.mark, "HOME": str(directory), "TMPDIR": str(self.temporary)}
         self.process = subprocess.Popen(
@@ -63,10 +64,12 @@ class Running:
     def read_until(self, *words: str) -> None:
         """Until it has written a line with all of ``words``."""
         assert self.process.stdout is not None
+        written = ""
         for line in self.process.stdout:
+            written += line
             if all(word in line for word in words):
                 return
-        raise AssertionError(f"it never wrote a line with {words}")
+        raise AssertionError(f"it never wrote a line with {words}, only:\n{written}")
 
     def scheduler(self) -> Client:
         """The one of the jobs that share."""
@@ -107,6 +110,7 @@ def running(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Running]
     for process in found.marked():
         with suppress(psutil.NoSuchProcess):  # it has ended since
             process.kill()
+    shutil.rmtree(found.temporary)
 
 
 @pytest.fixture(autouse=True)
@@ -183,6 +187,18 @@ def test_ctrl_c_while_jobs_share_leaves_nothing_behind(running: Running) -> None
     code, output = running.wait()
     assert code == 130, output
     assert running.left_over() == []
+
+
+def test_what_scripts_wrote_in_a_former_demonstration_is_not_taken_for_their_output(tmp_path: Path) -> None:
+    for training in TRAININGS:
+        for run in ("undisturbed", "shared"):
+            output = tmp_path / "logs" / run / f"{training.name}.out"
+            output.parent.mkdir(parents=True, exist_ok=True)
+            output.write_text(f"digest {'0' * 64}\n", encoding="utf-8")
+    notes = tmp_path / "logs" / "shared" / "notes.txt"
+    notes.touch()
+    demo._make_logs(tmp_path, TRAININGS)
+    assert [path for path in (tmp_path / "logs").rglob("*") if path.is_file()] == [notes]
 
 
 def job(name: str, **changes: object) -> JobResult:
