@@ -5,9 +5,7 @@ and again, and once more at the end, would be 40 % of the processor time of a sh
 
 What an optimizer needs, and DDP and FSDP, too, is ``torch._dynamo``: a second of processor time, though they
 only tell it to stay out. Deterministic algorithms only set an option of ``torch._inductor``. Here both are
-loaded as soon as anybody asks them for more than that. Of ``import torch`` itself a sixth goes to
-``torch._meta_registrations``: shapes of results for tensors without memory, of which compilers and sharded
-tensors make some. It is loaded with these.
+loaded as soon as anybody asks them for more than that.
 """
 
 from __future__ import annotations
@@ -42,7 +40,6 @@ class Deferred(ModuleType):
         spec = self.__spec__
         assert spec is not None
         assert isinstance(spec.loader, OptionsLoader)
-        load_shapes()
         self.__class__ = ModuleType  # type: ignore[assignment]
         self.__loader__ = spec.loader = spec.loader.loader
         self.__path__ = spec.submodule_search_locations or []
@@ -94,39 +91,11 @@ class OptionsLoader:
         del module.__path__
 
 
-#: Left out of ``import torch``, and loaded before whatever uses it.
-SHAPES, USES_SHAPES = "torch._meta_registrations", ("torch.distributed.tensor", "torch.testing")
-
-
-class EmptyLoader:
-    """Loads nothing but what ``torch.Generator`` needs, and torch has loaded with these."""
-
-    @staticmethod
-    def create_module(spec: ModuleSpec) -> None:
-        pass
-
-    @staticmethod
-    def exec_module(module: ModuleType) -> None:
-        import_module("torch._prims.rng_prims")
-
-
-def load_shapes() -> None:
-    """Load what was left out of ``import torch``, unless that has been done."""
-    left_out = sys.modules.get(SHAPES)
-    if left_out is not None and isinstance(left_out.__loader__, EmptyLoader):
-        del sys.modules[SHAPES]
-        import_module(SHAPES)
-
-
 class DeferredFinder:
     """Finds these packages where the path finder does, before which it stands."""
 
     @staticmethod
     def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        if name in USES_SHAPES:
-            load_shapes()
-        if name == SHAPES and not hasattr(sys.modules["torch"], "_meta_registrations"):
-            return ModuleSpec(name, EmptyLoader())  # type: ignore[arg-type]
         if name not in DEFERRED:
             return None
         spec = PathFinder.find_spec(name, path)  # type: ignore[arg-type]
