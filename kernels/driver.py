@@ -114,7 +114,8 @@ class Process:
             self._cuda = ctypes.CDLL("libcuda.so.1")
         except OSError as error:
             raise EnvironmentUnusableError(
-                f"there is no NVIDIA driver: {error}", "use --route tensor"
+                f"there is no NVIDIA driver: {error}",
+                f"install driver {MINIMUM_DRIVER} or newer",
             ) from error
         # A restore needs it; once per process it costs nothing more.
         self._call("cuInit", ctypes.c_uint(0))
@@ -183,7 +184,7 @@ class Process:
         kind, meaning = _EXPLANATIONS.get(
             code, (EnvironmentUnusableError, "see CUresult in NVIDIA's documentation")
         )
-        raise kind(f"{where} returned CUDA error {code}: {meaning}", "use --route tensor")
+        raise kind(f"{where} returned CUDA error {code}: {meaning}", "run the job with --route tensor")
 
 
 def _pair(old: UUID, new: UUID) -> GpuPair:

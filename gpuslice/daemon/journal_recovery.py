@@ -138,7 +138,7 @@ def _unfinished(journal: Journal, setup: Setup) -> list[str]:
 def _refuse_unfinished(directory: Path, journal: Journal, setup: Setup) -> None:
     if unfinished := _unfinished(journal, setup):
         raise ConfigError(
-            f"{', '.join(unfinished)} of the last scheduler in {directory} have not ended; it had "
+            f"jobs of the last scheduler in {directory} have not ended ({', '.join(unfinished)}); it had "
             f"--devices {','.join(map(str, setup.devices))} --policy {setup.policy}",
             "start it with the same options, or choose another --state-dir",
         )

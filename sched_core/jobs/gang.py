@@ -377,6 +377,6 @@ class Gang(Job):
         """The error for something that cannot happen now, with the job's history."""
         past = "; ".join(f"{when:.3f} s: {what}" for when, what in self.history)
         return IllegalTransitionError(
-            f"job {self.id} is {self.state.value}, so {what!r} is impossible",
+            f"{what!r} is impossible while job {self.id} is in the state '{self.state.value}'",
             f"its history: {past or 'none'}",
         )

@@ -211,7 +211,9 @@ def test_an_illegal_event_tells_the_story_and_changes_nothing() -> None:
     driver = Driver()
     driver.running_pair()
     before = picture(driver.core)
-    with pytest.raises(IllegalTransitionError, match=r"job a is running.*all ranks on the device -> running"):
+    with pytest.raises(
+        IllegalTransitionError, match=r"job a is in the state 'running'.*all ranks on the device -> running"
+    ):
         driver.parked("a", 11)
     with pytest.raises(IllegalTransitionError, match="no job 'z'"):
         driver.do(Exited("z", 0))
