@@ -88,6 +88,9 @@ def logs(job: str, *, follow: bool = False, stderr: bool = False, state_dir: str
                 ended = not follow or client.wait(job, _LOG_LOOK_AGAIN_S) is not None
                 while part := client.read_log(job, offset, err=stderr):
                     offset += _print(part)
+            if not offset and not stderr and client.read_log(job, err=True):
+                hint = f"job {job} has printed nothing; see `gpuslice logs --err {job}`"
+                print(f"gpuslice: {hint}", file=sys.stderr)
         except EnvironmentUnusableError:
             if not _left_with_its_jobs(log):
                 raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from math import inf
 
+from gpuslice.config import format_size
 from gpuslice.errors import UsageError
 from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.jobs.gang import Gang
@@ -47,7 +48,8 @@ def check_submission(core: CoreContract, spec: JobSpec) -> None:
     most_bytes = max(spec.device_memory_bytes, spec.most_memory_bytes)
     if core.memory_bytes and most_bytes > core.memory_bytes:
         raise UsageError(
-            f"job {spec.id} asks for {most_bytes} bytes on each device of {core.memory_bytes}",
+            f"job {spec.id} asks for {format_size(most_bytes)} on each device,"
+            f" which has {format_size(core.memory_bytes)}",
             "ask for less memory, or for more devices",
         )
 

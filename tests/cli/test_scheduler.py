@@ -198,6 +198,21 @@ def test_down_with_drain_lets_jobs_finish_and_takes_no_more(shell: Shell) -> Non
     assert job in ends
 
 
+@pytest.mark.parametrize(("printed", "hint"), [("", True), ("something", False)])
+def test_who_reads_the_empty_log_of_a_job_is_told_that_it_wrote_to_stderr(
+    shell: Shell, capfd: pytest.CaptureFixture[str], printed: str, hint: bool
+) -> None:
+    shell.up()
+    script = f"import sys; print({printed!r}, end=''); sys.exit('no data')"
+    shell("submit", "--name", "a", "--", sys.executable, "-c", script)
+    assert talk.logs("a", follow=True, state_dir=shell.directory) == 0
+    captured = capfd.readouterr()
+    assert captured.out == printed
+    assert ("gpuslice logs --err a" in captured.err) == hint
+    assert talk.logs("a", stderr=True, state_dir=shell.directory) == 0
+    assert capfd.readouterr() == ("no data\n", "")
+
+
 @pytest.mark.parametrize("ends", [True, False], ids=["drained", "killed"])
 def test_whoever_follows_a_log_sees_its_end_when_the_scheduler_leaves_with_the_job(
     shell: Shell, ends: bool, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]

@@ -130,7 +130,7 @@ def test_waiting_for_others_is_neither_delay_and_scattered_devices_are_fragmenta
 
 def test_a_job_that_needs_more_memory_than_a_device_has_is_refused() -> None:
     driver = Driver(2, memory_bytes=100)
-    with pytest.raises(UsageError, match="asks for 101 bytes on each device of 100"):
+    with pytest.raises(UsageError, match="asks for 101 B on each device, which has 100 B"):
         submit(driver, "a", memory=101)
     submit(driver, "a", memory=100)
 
@@ -186,7 +186,7 @@ def test_it_is_not_started_again_with_the_same_limit() -> None:
 
 def test_a_job_that_may_grow_beyond_a_device_is_refused() -> None:
     driver = Driver(1, memory_bytes=100)
-    with pytest.raises(UsageError, match="asks for 200 bytes on each device of 100"):
+    with pytest.raises(UsageError, match="asks for 200 B on each device, which has 100 B"):
         driver.do(
             Submitted(JobSpec(id="a", submit_s=0.0, device_memory_bytes=40, most_memory_bytes=200), PROGRAM)
         )
