@@ -24,6 +24,7 @@ _CHUNKS_AT_ONCE = 32
 #: What to do about a snapshot that is not what was written.
 DAMAGED = "use another snapshot; this one cannot be restored"
 _PIECE_REMEDY = "copy all files of its directory, or `gpuslice ramdisk export` it"
+_MISSING = "`gpuslice ramdisk ls --json` names the snapshots that there are"
 
 
 class SnapshotFile:
@@ -176,7 +177,7 @@ def open_snapshot(path: Path) -> SnapshotFile:
     AddressSpaceError
         If this process may not map as much.
     """
-    with _opened(path, f"there is no snapshot {path}") as descriptor:
+    with _opened(path, f"there is no snapshot {path}", _MISSING) as descriptor:
         return read_snapshot(descriptor, path)
 
 
@@ -194,12 +195,12 @@ def read_snapshot(descriptor: int, path: Path) -> SnapshotFile:
 
 def record_of(path: Path) -> Record:
     """The record of a snapshot file, of which nothing else is read; raises as `open_snapshot`."""
-    with _opened(path, f"there is no snapshot {path}") as descriptor, _naming(path):
+    with _opened(path, f"there is no snapshot {path}", _MISSING) as descriptor, _naming(path):
         return _read_record(descriptor)[0]
 
 
 @contextmanager
-def _opened(path: Path, missing: str, remedy: str = "") -> Iterator[int]:
+def _opened(path: Path, missing: str, remedy: str) -> Iterator[int]:
     try:
         descriptor = open_checked(path)
     except FileNotFoundError as error:
