@@ -24,7 +24,7 @@ _CHUNKS_AT_ONCE = 32
 #: What to do about a snapshot that is not what was written.
 DAMAGED = "use another snapshot; this one cannot be restored"
 _PIECE_REMEDY = "copy all files of its directory, or `gpuslice ramdisk export` it"
-_MISSING = "`gpuslice ramdisk ls --json` names the snapshots that there are"
+_MISSING = "`gpuslice ramdisk ls` lists the jobs that have one"
 
 
 class SnapshotFile:
