@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 from rich.console import Console
@@ -24,6 +25,9 @@ from .screen import open_screen
 from .sharing import run_sharing, torch_name
 from .training import TRAININGS, Training, digest, last_loss, steady
 from .undisturbed import run_undisturbed
+
+#: Where in the report's ``logs`` the output of each run is.
+_UNDISTURBED, _SHARED = "undisturbed", "shared"
 
 
 def run(
@@ -67,14 +71,14 @@ def run(
         console.print(f"{elapsed_s:6.2f} s  {name} ended with exit code {code}", highlight=False)
 
     environ = steady(os.environ)
-    digests = run_undisturbed(trainings, torch_name(device), environ, logs / "undisturbed", clock, done)
+    digests = run_undisturbed(trainings, torch_name(device), environ, logs / _UNDISTURBED, clock, done)
     console.print(
         f"The same scripts sharing {device}, {quantum_s:g} s or a multiple at a time", highlight=False
     )
-    recorder = _share(trainings, device, quantum_s, logs / "shared", clock, console)
+    recorder = _share(trainings, device, quantum_s, logs / _SHARED, clock, console)
     jobs = []
     for training in trainings:
-        output = logs / "shared" / f"{training.name}.out"
+        output = logs / _SHARED / f"{training.name}.out"
         both = (digest(output), digests[training.name])
         jobs.append(report.job_result(training, recorder.jobs[training.name], both, last_loss(output)))
     about = {"device": str(device), "quantum_s": quantum_s, "wall_s": clock.now() - begun_s}
@@ -117,8 +121,8 @@ def _make_logs(report_directory: Path, trainings: Sequence[Training]) -> Path:
     logs = report_directory / "logs"
     try:
         logs.mkdir(parents=True, exist_ok=True)
-        for training in trainings:
-            for former in logs.glob(f"*/{training.name}.*"):
+        for run, training in product((_UNDISTURBED, _SHARED), trainings):
+            for former in (logs / run).glob(f"{training.name}.*"):
                 former.unlink()
     except OSError as error:
         raise UsageError(

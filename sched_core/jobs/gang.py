@@ -294,7 +294,7 @@ class Gang(Job):
         self.step_time = StepTime()
 
     def begin_elsewhere(self, now: float, ranks: int = 0) -> None:
-        """The same for a job without failures, of which no process is left: since it left it stands still."""
+        """Become a job whose processes start elsewhere. It stands still since it left, unless it is held."""
         left_s = None if self.held else self.left_s
         self.begin_again(now, ranks)
         self.left_s, self.gone_s = left_s, now

@@ -195,10 +195,12 @@ def test_what_scripts_wrote_in_a_former_demonstration_is_not_taken_for_their_out
             output = tmp_path / "logs" / run / f"{training.name}.out"
             output.parent.mkdir(parents=True, exist_ok=True)
             output.write_text(f"digest {'0' * 64}\n", encoding="utf-8")
-    notes = tmp_path / "logs" / "shared" / "notes.txt"
-    notes.touch()
+    (tmp_path / "logs" / "mine").mkdir()
+    others = {tmp_path / "logs" / "shared" / "notes.txt", tmp_path / "logs" / "mine" / "wine.out"}
+    for path in others:
+        path.touch()
     demo._make_logs(tmp_path, TRAININGS)
-    assert [path for path in (tmp_path / "logs").rglob("*") if path.is_file()] == [notes]
+    assert {path for path in (tmp_path / "logs").rglob("*") if path.is_file()} == others
 
 
 def job(name: str, **changes: object) -> JobResult:

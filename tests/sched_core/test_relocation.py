@@ -11,11 +11,13 @@ from gpuslice.sched_core.core.events import (
     Cancelled,
     Command,
     Exited,
+    Held,
     Kill,
     Moved,
     NodeFound,
     NodeLost,
     RankGone,
+    Released,
     Submitted,
 )
 from gpuslice.sched_core.job import JobSpec
@@ -114,6 +116,26 @@ def test_how_long_it_stood_still_on_its_way_is_told_and_expected_of_the_next() -
     assert driver.job_history.accounts["a"].blackout_s == former_s + 7.0
     assert driver.core.switch_costs.expected_s(other, (1,)) == 7.0
     assert not [note for note in notices(driver.progress("a", 13)) if note.what == "arrived"]
+
+
+def test_the_time_for_which_its_owner_holds_a_job_on_its_way_is_not_the_way_s() -> None:
+    policy, driver = one_parked(restartable=True)
+    plan(driver, policy, Start("a", (1,)))
+    driver.do(Held("a"))
+    driver.do(RankGone("a", 0))
+    assert launches(driver.do(Exited("a", -9)))[0].nodes == ("",)  # it has no devices now
+    driver.hello("a")
+    driver.now_s += 3600.0
+    driver.do(Released("a"))
+    plan(driver, policy, Start("a", (1,)))
+    again_s = driver.now_s
+    driver.do(RankGone("a", 0))
+    driver.do(Exited("a", -9))
+    driver.hello("a")
+    driver.resumed("a")
+    driver.now_s += 2.0
+    (arrived,) = [note for note in notices(driver.progress("a", 12)) if note.what == "arrived"]
+    assert arrived.details["blackout_s"] == driver.now_s - again_s
 
 
 def test_its_owner_moves_a_job_to_another_node() -> None:
