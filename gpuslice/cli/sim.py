@@ -240,7 +240,7 @@ def _lines(what: str, total: int) -> Callable[[int], None]:
 
 
 def _say_that_it_compiles() -> None:
-    sys.stderr.write("gpuslice: compiling the simulator, once on this machine; about half a minute\n")
+    sys.stderr.write("gpuslice: compiling the simulator, once for this installation; about half a minute\n")
 
 
 def _complete(outcomes: list[Outcome], requests: list[Request]) -> bool:

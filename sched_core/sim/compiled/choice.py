@@ -41,14 +41,12 @@ def is_kept(form: Form) -> bool:
 
 @cache
 def kept_in() -> Path:
-    """Where compiled code is kept: a folder for these sources, where and as they were installed.
+    """Where compiled code is kept: a folder named after its sources, and where they are.
 
-    Numba itself looks only at one of them, and at the others not at all. What was compiled of the same
-    sources in another environment it compiles again.
+    Numba itself looks at the contents of one of them only, and uses nothing that was compiled elsewhere.
     """
-    sources = hashlib.sha256()
+    name = hashlib.sha256(str(Path(__file__).parent).encode())
     for path in sorted(Path(__file__).parent.glob("*.py")):
-        sources.update(f"{path} {path.stat().st_mtime_ns}\n".encode())
-        sources.update(path.read_bytes())
+        name.update(path.read_bytes())
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.environ.get("HOME", "/"), ".cache")
-    return Path(base, "gpuslice", f"simulator-{sources.hexdigest()[:16]}")
+    return Path(base, "gpuslice", f"simulator-{name.hexdigest()[:16]}")
