@@ -89,8 +89,9 @@ def logs(job: str, *, follow: bool = False, stderr: bool = False, state_dir: str
                 while part := client.read_log(job, offset, err=stderr):
                     offset += _print(part)
             if not offset and not stderr and client.read_log(job, err=True):
-                hint = f"job {job} has printed nothing; see `gpuslice logs --err {job}`"
-                print(f"gpuslice: {hint}", file=sys.stderr)
+                sys.stderr.write(
+                    f"gpuslice: job {job} has printed nothing; see `gpuslice logs --err {job}`\n"
+                )
         except EnvironmentUnusableError:
             if not _left_with_its_jobs(log):
                 raise
