@@ -110,7 +110,7 @@ class Agent:
         self._names = GpuNames()
         runtime.gate.carry_out = self._names.in_other_threads
         #: The device that the script's own names mean.
-        self._first = runtime.leased
+        self._first = runtime.in_use.name
         self._link = Link(
             settings.socket,
             identity,
@@ -145,8 +145,8 @@ class Agent:
         self._link.send(Resumed(epoch=order.epoch, boundary=self._boundaries.count, stages_s={}))
 
     def _begin(self, device: str) -> None:
-        self._runtime.take_lease(DeviceName.parse(device))
-        self._first = self._runtime.leased
+        self._runtime.in_use.take_lease(DeviceName.parse(device), self._runtime.identity.local_rank)
+        self._first = self._runtime.in_use.name
         self._note_lease(device)
         self._orders.listen()
         self._watch.start()
@@ -254,9 +254,9 @@ class Agent:
             self._report(self._orders.decline("a signal asks the script to end"))
         try:
             self._names.pause()
-            target = self._runtime.gpus.inside(DeviceName.parse(order.device)) if order else None
+            target = self._runtime.in_use.gpus.inside(DeviceName.parse(order.device)) if order else None
             record = self._runtime.resume(target, swap=swap)
-            self._names.follow(self._first, self._runtime.leased)
+            self._names.follow(self._first, self._runtime.in_use.name)
         except GpusliceError as error:
             if self._runtime.whole:
                 end(error)
@@ -336,7 +336,7 @@ class Agent:
         return [hello, *(said for said in (self._last_suspended, self._bye) if said is not None)]
 
     def _progress(self) -> Progress:
-        boundaries, leased, attached = self._boundaries, self._runtime.leased, self._runtime.attached
+        boundaries, leased, attached = self._boundaries, self._runtime.in_use.name, self._runtime.attached
         logged_losses.follow_libraries()
         if self._orders.phase is Phase.RUNNING:
             self._memory.look(leased, boundaries.steps)
@@ -348,7 +348,7 @@ class Agent:
             loss=logged_losses.newest(),
             went_on_from=boundaries.went_on_from,
             unleased=self._unleased.look(
-                leased, self._runtime.gpus, lambda: self._orders.phase is Phase.RUNNING
+                leased, self._runtime.in_use.gpus, lambda: self._orders.phase is Phase.RUNNING
             ),
             peak_bytes=self._memory.most_bytes,
             samples=0 if attached is None else attached.samples,

@@ -56,7 +56,7 @@ class Handovers:
         successor, device = self._orders.successor, self._runtime.device
         if successor is None:
             return None
-        leased = str(self._runtime.gpus.outside(device.name))
+        leased = str(self._runtime.in_use.gpus.outside(device.name))
         terms = Terms(predecessor=self._job, successor=successor.job, epoch=successor.epoch, device=leased)
         directory = self._runtime.ramdisk.home(successor.job, 0)  # whoever expects a device has one rank
         return Successor(directory, terms, overlapped=device.duplex)
@@ -92,7 +92,7 @@ class Handovers:
     def _meet(self, expected: Expect, successor: SuccessorEnd) -> HandedDevice | None:
         order = Resume(epoch=expected.epoch, device=expected.device)
         device = self._runtime.device
-        held = str(self._runtime.gpus.outside(device.name))
+        held = str(self._runtime.in_use.gpus.outside(device.name))
         if device.duplex and held == expected.device and successor.offered_bytes:
             if self._orders.come(expected):
                 return HandedDevice(order, successor)

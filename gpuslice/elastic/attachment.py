@@ -75,8 +75,8 @@ def attach(
     launched = group.width_of()
     if ranks is not None and not 1 <= ranks <= launched:
         raise UsageError(f"{ranks} ranks cannot begin: {launched} were started", "start as many")
-    if world._device.type == "cuda" and not process.device_known:
-        process.move_in(DeviceName("cuda", world._device.index))
+    if world._device.type == "cuda" and not process.in_use.known:
+        process.in_use.move_in(DeviceName("cuda", world._device.index))
     process.boundaries.leave_to_script()
     process.attached = world
     world.enter(launched if ranks is None else ranks)

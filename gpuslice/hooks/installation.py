@@ -183,9 +183,9 @@ def _begin(job: Runtime, *, replaces: int = 0) -> None:
         at_end(_end_threads, watch.stop, os.getpid())
         watch.start()
     if not job.settings.socket:
-        job.move_in()
+        job.in_use.move_in()
     at_end(_end_threads, job.memory_limit.end, os.getpid())
-    job.memory_limit.begin(job.leased)
+    job.memory_limit.begin(job.in_use.name)
     at_end(_finish, job, controller, os.getpid())
 
 

@@ -288,8 +288,8 @@ def attach(job: str | None = None, /, **named: object) -> Job:
     if job is not None:
         process.name_job(job)
     gpu = next((t.device for _, t in described.tensors if t.device.type == "cuda"), None)
-    if gpu is not None and not process.device_known:
-        process.move_in(DeviceName("cuda", gpu.index))
+    if gpu is not None and not process.in_use.known:
+        process.in_use.move_in(DeviceName("cuda", gpu.index))
     attached = Job(process, named)
     if process.settings.job:
         _go_on(attached, process)

@@ -21,22 +21,19 @@ from gpuslice.checkpoint.switch.swap_endpoints import Successor, SuccessorEnd
 from gpuslice.checkpoint.switch.switch import Switch
 from gpuslice.config import Settings
 from gpuslice.errors import GpusliceError, SuspendedStateError, SuspendRefusedError, UsageError
-from gpuslice.kernels import Device, open_device
-from gpuslice.kernels.cuda import allocator_memory
+from gpuslice.kernels import Device
 from gpuslice.kernels.routes import choose
 from gpuslice.kernels.vmm.shim import loaded
 from gpuslice.launch.command import rank_path
-from gpuslice.launch.device_choice import HOST, found_device, named_device
 from gpuslice.launch.rank_identity import RankIdentity
-from gpuslice.launch.visible_gpus import VisibleGpus
 from gpuslice.limits.memory_limit import MemoryLimit
 from gpuslice.runtime import foreign_processes
 from gpuslice.runtime.attached import Attached
 from gpuslice.runtime.boundaries import BoundaryCounter
 from gpuslice.runtime.checkpoints import Checkpoints, Schedule, obstacle
 from gpuslice.runtime.common_snapshots import CommonSnapshots
+from gpuslice.runtime.device_in_use import DeviceInUse, open_target
 from gpuslice.runtime.ending import end_parked, ended_well, ours, say
-from gpuslice.runtime.leased_gpu import open_target, show_first
 from gpuslice.runtime.membership import Membership
 from gpuslice.runtime.run_report import Report
 from gpuslice.runtime.slot_preparation import SlotPreparation
@@ -58,6 +55,8 @@ class Runtime:
 
     Attributes
     ----------
+    in_use
+        The device that this rank computes on.
     attached
         The job that ``gpuslice.attach`` made, if the script did.
     report
@@ -94,15 +93,8 @@ class Runtime:
         self.slot_preparation: SlotPreparation | None = None
         self.report = Report(self._report_path(), job=settings.job, rank=identity.rank)
         self.checkpoints = Checkpoints(self.report)
-        wanted = Route(settings.route)
-        named = named_device(settings.device, wanted)
-        #: How this process numbers the scheduler's GPUs; alike without one.
-        self.gpus = VisibleGpus()
-        #: If not, every suspend looks where the script's state is.
-        self.device_known = named is not None
-        self._first_device = named or HOST
-        self._device_name = identity.device(self._first_device)
-        self.route = choose(wanted, self._device_name)
+        self.in_use = DeviceInUse(settings, identity, self._leave_device)
+        self.route = choose(Route(settings.route), self.in_use.name)
         # From the beginning, because it has to see the optimizers' steps.
         self._lazy = LazyResume() if settings.lazy_resume else None
 
@@ -124,10 +116,7 @@ class Runtime:
             )
         self.identity = identity
         self.report.set_rank(identity.rank, self._report_path())
-        if self.device_known and not self.settings.socket:
-            name = identity.device(self._first_device)
-            if name != self._device_name:
-                self.move_in(name)
+        self.in_use.set_rank(identity)
 
     def name_job(self, name: str) -> None:
         """Give the job a name, unless the launcher gave it one; before its first suspend."""
@@ -144,10 +133,10 @@ class Runtime:
     def boundary(self, count: int) -> None:
         self.boundaries.count = count
 
-    @cached_property
+    @property
     def device(self) -> Device:
         """The device this rank computes on, opened on first use."""
-        return open_device(self._device_name, cpu_slots=self.settings.cpu_slots)
+        return self.in_use.device
 
     @cached_property
     def ramdisk(self) -> RamDisk:
@@ -182,31 +171,10 @@ class Runtime:
         """Whether the job's state is away."""
         return "switch" in self.__dict__ and self.switch.suspended
 
-    def move_in(self, name: DeviceName | None = None) -> None:
-        """Compute on the device from now on (before there is any state to move)."""
-        if name is not None:
-            self._settle_on(name)
-        # The whole host is where the script already is; its number of threads stays its own.
-        if self._device_name.index is not None:
-            self.device.pin()
-
-    def take_lease(self, name: DeviceName) -> None:
-        """Compute on the scheduler's device from now on; refused if the script has hidden it."""
-        self.gpus = show_first(name, self.settings.visible_gpus, self.identity.local_rank)
-        self.move_in(self.gpus.inside(name))
-
-    @property
-    def leased(self) -> DeviceName:
-        """Where it computes, without opening the device."""
-        opened: Device | None = self.__dict__.get("device")
-        return self._device_name if opened is None else opened.name
-
-    def _settle_on(self, name: DeviceName) -> None:
+    def _leave_device(self) -> None:
+        """Another one takes its place; the switch is made anew for that, when it is needed."""
         self._settle_resume()
-        self.device_known = True
-        self._device_name = name
-        for made in ("device", "switch"):  # made anew, for this device, when they are needed
-            self.__dict__.pop(made, None)
+        self.__dict__.pop("switch", None)
 
     def _settle_resume(self) -> None:
         """Wait for what a lazy resume has yet to bring; without a switch there was none."""
@@ -214,10 +182,8 @@ class Runtime:
             self.switch.settle()
 
     def _look_for_state(self) -> None:
-        """Settle on a GPU if nobody named a device and the script has begun to use one."""
-        held = None if self.device_known or self.suspended else allocator_memory.held_by_gpu()
-        if held is not None and (found := found_device(*held)) != HOST:
-            self._settle_on(found)
+        if not self.suspended:
+            self.in_use.look_for_state()
 
     def interruptible(self) -> bool:
         """Whether the main thread may park here: not inside backward, a graph capture or a collective."""
@@ -294,7 +260,7 @@ class Runtime:
             self._groups.restore(self.device, moves=target is not None)
             record = self.switch.resume(target, swap=swap)
         if target is not None:
-            self.__dict__["device"] = target
+            self.in_use.device = target
         self.memory_limit.restore(self.device.name)
         self._groups.back()
         self.report.add(record)

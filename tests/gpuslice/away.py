@@ -167,7 +167,7 @@ def train(controller: str, device: Faulty, directory: Path, *, lazy: bool) -> Sc
     )
     runtime = Runtime(settings, RankIdentity(), BoundaryCounter())
     runtime._lazy = LazyResume(smallest_bytes=1) if lazy else None
-    runtime.__dict__["device"] = device
+    runtime.in_use.device = device
     gpuslice.runtime.current._runtime = runtime
     state = Script()
     try:

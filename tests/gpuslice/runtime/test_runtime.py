@@ -91,14 +91,14 @@ def test_each_rank_of_a_node_has_a_device_of_its_own() -> None:
 
 
 def test_a_device_that_nobody_named_is_the_host_until_a_gpu_is_used(job: Runtime) -> None:
-    assert not job.device_known
+    assert not job.in_use.known
     assert job.interruptible()
     assert job.suspend(explicit=False).device == "cpu"
     job.resume()
 
 
 def test_a_named_device_is_never_looked_for() -> None:
-    assert Runtime(Settings(device="cpu"), RankIdentity(), BoundaryCounter()).device_known
+    assert Runtime(Settings(device="cpu"), RankIdentity(), BoundaryCounter()).in_use.known
 
 
 def test_a_route_that_does_not_exist_here_is_refused_before_anything_else() -> None:

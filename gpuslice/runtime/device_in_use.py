@@ -1,0 +1,143 @@
+"""The device on which a process computes: named by its user, leased by a scheduler, or found by its state."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from gpuslice.config import Settings
+from gpuslice.errors import EnvironmentUnusableError, SuspendRefusedError
+from gpuslice.kernels import Device, open_device
+from gpuslice.kernels.cuda import allocator_memory, runtime_calls
+from gpuslice.launch.device_choice import HOST, found_device, named_device
+from gpuslice.launch.rank_identity import RankIdentity
+from gpuslice.launch.visible_gpus import VISIBLE, VisibleGpus, hides_all
+from gpuslice.types import DeviceName, Route
+
+
+class DeviceInUse:
+    """The device of one rank; opened on first use.
+
+    Parameters
+    ----------
+    settings
+        What the launcher handed down.
+    identity
+        Which rank this is.
+    leaving
+        Called before another device takes the place of this one.
+
+    Attributes
+    ----------
+    known
+        Whether somebody said which. If not, every suspend looks where the script's state is.
+    gpus
+        How this process numbers the scheduler's GPUs; alike without one.
+    """
+
+    def __init__(self, settings: Settings, identity: RankIdentity, leaving: Callable[[], None]) -> None:
+        named = named_device(settings.device, Route(settings.route))
+        self.known = named is not None
+        self.gpus = VisibleGpus()
+        self._settings = settings
+        self._leaving = leaving
+        self._first_rank = named or HOST
+        self._chosen = identity.device(self._first_rank)
+        self._opened: Device | None = None
+
+    @property
+    def device(self) -> Device:
+        """Opened if it is not yet."""
+        if self._opened is None:
+            self._opened = open_device(self._chosen, cpu_slots=self._settings.cpu_slots)
+        return self._opened
+
+    @device.setter
+    def device(self, device: Device) -> None:
+        """The state came back there."""
+        self._opened = device
+
+    @property
+    def name(self) -> DeviceName:
+        """Its name, without opening it."""
+        return self._chosen if self._opened is None else self._opened.name
+
+    def set_rank(self, identity: RankIdentity) -> None:
+        """Move in on the device of this rank; one that a scheduler leased, or that was found, stays."""
+        if self.known and not self._settings.socket:
+            name = identity.device(self._first_rank)
+            if name != self._chosen:
+                self.move_in(name)
+
+    def move_in(self, name: DeviceName | None = None) -> None:
+        """Compute there, or where it was chosen, from now on (before there is any state to move)."""
+        if name is not None:
+            self._settle_on(name)
+        # The whole host is where the script already is; its number of threads stays its own.
+        if self._chosen.index is not None:
+            self.device.pin()
+
+    def take_lease(self, name: DeviceName, local_rank: int) -> None:
+        """Compute on the scheduler's device from now on; refused if the script has hidden it.
+
+        The first leased GPU becomes the one that the script's names mean (``launch.visible_gpus``).
+        """
+        self.gpus = _show_first(name, self._settings.visible_gpus, local_rank)
+        self.move_in(self.gpus.inside(name))
+
+    def look_for_state(self) -> None:
+        """Settle on a GPU if nobody named a device and the script has begun to use one."""
+        held = None if self.known else allocator_memory.held_by_gpu()
+        if held is not None and (found := found_device(*held)) != HOST:
+            self._settle_on(found)
+
+    def _settle_on(self, name: DeviceName) -> None:
+        self._leaving()
+        self.known = True
+        self._chosen = name
+        self._opened = None
+
+
+def open_target(name: DeviceName | None, home: Device, cpu_slots: int) -> Device | None:
+    """The device to move to, none if that is home; one that is not there is refused like a state that cannot.
+
+    Raises
+    ------
+    SuspendRefusedError
+        If it is not there.
+    """
+    if name is None or name == home.name:
+        return None
+    try:
+        return open_device(name, cpu_slots=cpu_slots)
+    except EnvironmentUnusableError as error:
+        raise SuspendRefusedError(error.message, error.remedy) from error
+
+
+def _show_first(leased: DeviceName, all_gpus: str, local_rank: int) -> VisibleGpus:
+    """Have this process see the leased GPU where its script looks for it, if CUDA has yet to begin.
+
+    Parameters
+    ----------
+    leased
+        As the scheduler calls it.
+    all_gpus
+        What the scheduler shows its jobs; empty if it does not know.
+
+    Returns
+    -------
+    VisibleGpus
+        How the process numbers the scheduler's GPUs.
+    """
+    if leased.kind != "cuda" or not all_gpus:
+        return VisibleGpus()
+    shown = os.environ.get(VISIBLE)
+    if runtime_calls.driver_has_begun():
+        return VisibleGpus.as_begun(all_gpus, shown)
+    own = all_gpus if shown is None else shown
+    if hides_all(own):
+        return VisibleGpus()
+    gpus = VisibleGpus.for_lease(all_gpus, leased.index or 0, local_rank=local_rank, own=own)
+    if gpus.variable:
+        runtime_calls.show_gpus(VISIBLE, gpus.variable, hides_all)
+    return gpus
