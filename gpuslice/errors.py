@@ -38,6 +38,11 @@ class GpusliceError(Exception):
     def __str__(self) -> str:
         return f"{self.message} ({self.remedy})" if self.remedy else self.message
 
+    @property
+    def lines(self) -> str:
+        """What a command says of it on stderr."""
+        return "".join(f"gpuslice: {text}\n" for text in (self.message, self.remedy) if text)
+
 
 class UsageError(GpusliceError):
     """The command line or an API call is wrong."""

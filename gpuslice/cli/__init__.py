@@ -58,9 +58,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         status = _run(arguments)
         sys.stdout.flush()
     except GpusliceError as error:
-        sys.stderr.write(f"gpuslice: {error.message}\n")
-        if error.remedy:
-            sys.stderr.write(f"gpuslice: {error.remedy}\n")
+        sys.stderr.write(error.lines)
         status = error.exit_code
     except BrokenPipeError:
         # What is left in the buffer is for nobody; Python would complain of it at exit.

@@ -1,11 +1,11 @@
-"""``gpuslice cancel``: end a job."""
+"""``gpuslice cancel``: end jobs."""
 
 from __future__ import annotations
 
 from . import talk
-from .options import JobArgument, Json, StateDir
+from .options import JobsArgument, Json, StateDir
 
 
-def command(job: JobArgument, as_json: Json = False, state_dir: StateDir = None) -> int:
-    """End a job; returns at once, `gpuslice wait` tells when it is gone."""
-    return talk.cancel(job, as_json=as_json, state_dir=state_dir)
+def command(jobs: JobsArgument, as_json: Json = False, state_dir: StateDir = None) -> int:
+    """End jobs; returns at once, `gpuslice wait` tells when they are gone."""
+    return talk.cancel(jobs, as_json=as_json, state_dir=state_dir)

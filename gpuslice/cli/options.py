@@ -28,6 +28,9 @@ def _jobs_like(incomplete: str) -> list[str]:
 JobArgument = Annotated[
     str, Argument(metavar="JOB", help="A job's id, as `submit` printed it.", complete=_jobs_like)
 ]
+JobsArgument = Annotated[
+    list[str], Argument(metavar="JOB...", help="Ids of jobs, as `submit` printed them.", complete=_jobs_like)
+]
 Json = Annotated[bool, Option("--json", help="Print JSON; the keys are documented and stay.")]
 CheckpointEvery = Annotated[
     int | None,

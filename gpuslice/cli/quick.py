@@ -45,9 +45,14 @@ def read(taken: Mapping[str, Parameter], words: Sequence[str]) -> dict[str, Any]
         elif arguments and _is_rest(arguments[0], word, left):
             given[arguments.pop(0).name] = [word, *left]
             left = []
-        elif not arguments or not word or not _set(given, arguments.pop(0), word):
+        elif not arguments or not word or not _set(given, _next(arguments), word):
             return None
     return None if any(one.required and one.name not in given for one in taken.values()) else given
+
+
+def _next(arguments: list[Parameter]) -> Parameter:
+    """The argument that the next word is for; one that takes many stays."""
+    return arguments[0] if arguments[0].many else arguments.pop(0)
 
 
 def _is_rest(argument: Parameter, word: str, left: Sequence[str]) -> bool:

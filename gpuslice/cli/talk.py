@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -48,23 +50,36 @@ def ps(*, as_json: bool = False, watch: bool = False, state_dir: str | Path | No
 
 
 def wait(
-    job: str,
+    jobs: Sequence[str],
     *,
     as_json: bool = False,
     timeout: str | None = None,
     state_dir: str | Path | None = None,
 ) -> int:
-    """Wait for the end of a job; its exit code is ours."""
-    timeout_s = None if timeout is None else parse_duration(timeout)
+    """Wait for the end of all of ``jobs``; the first exit code that is not 0 is ours."""
+    ends_s = None if timeout is None else time.monotonic() + parse_duration(timeout)
+    status = 0
     with connect(state_dir) as client:
-        ended = client.wait(job, timeout_s)
-    if ended is None:
-        return TIMED_OUT
-    if as_json:
-        print(msgspec.json.encode(ended).decode())
-    elif ended.reason:
-        sys.stderr.write(f"gpuslice: {job} {ended.state}: {ended.reason}\n")
-    return exit_status(ended)
+        _check_known(client, jobs)
+        for job in jobs:
+            ended = client.wait(job, None if ends_s is None else max(0.0, ends_s - time.monotonic()))
+            if ended is None:
+                return TIMED_OUT
+            if as_json:
+                print(msgspec.json.encode(ended).decode(), flush=True)
+            elif ended.reason:
+                sys.stderr.write(f"gpuslice: {job} {ended.state}: {ended.reason}\n")
+            status = status or exit_status(ended)
+    return status
+
+
+def _check_known(client: Client, jobs: Sequence[str]) -> None:
+    """Refuse a name of which there is no job, before anything is done with the others."""
+    if len(jobs) > 1:  # of a single one the scheduler says it
+        known = {one.id for one in client.jobs()}
+        for job in jobs:
+            if job not in known:
+                raise UsageError(f"there is no job {job!r}", "`gpuslice ps` lists them")
 
 
 def exit_status(job: JobInfo) -> int:
@@ -88,10 +103,10 @@ def logs(job: str, *, follow: bool = False, stderr: bool = False, state_dir: str
                 ended = not follow or client.wait(job, _LOG_LOOK_AGAIN_S) is not None
                 while part := client.read_log(job, offset, err=stderr):
                     offset += _print(part)
-            if not offset and not stderr and client.read_log(job, err=True):
-                sys.stderr.write(
-                    f"gpuslice: job {job} has printed nothing; see `gpuslice logs --err {job}`\n"
-                )
+            if not offset and not stderr:
+                wrote = client.read_log(job, err=True)
+                hint = f"; see `gpuslice logs --err {job}`" if wrote else "" if follow else " so far"
+                sys.stderr.write(f"gpuslice: job {job} has printed nothing{hint}\n")
         except EnvironmentUnusableError:
             if not _left_with_its_jobs(log):
                 raise
@@ -144,25 +159,37 @@ def _line(event: EventInfo) -> str:
     return f"{event.at_s:.3f}\t{who}\t{event.what}\t{details}"
 
 
-def cancel(job: str, *, as_json: bool = False, state_dir: str | Path | None = None) -> int:
-    """End a job."""
+def cancel(jobs: Sequence[str], *, as_json: bool = False, state_dir: str | Path | None = None) -> int:
+    """End jobs."""
+    return _each(jobs, Client.cancel, as_json, state_dir)
+
+
+def suspend(jobs: Sequence[str], *, as_json: bool = False, state_dir: str | Path | None = None) -> int:
+    """Keep jobs off the devices."""
+    return _each(jobs, Client.suspend, as_json, state_dir)
+
+
+def resume(jobs: Sequence[str], *, as_json: bool = False, state_dir: str | Path | None = None) -> int:
+    """Let suspended jobs take part again."""
+    return _each(jobs, Client.resume, as_json, state_dir)
+
+
+def _each(
+    jobs: Sequence[str], ask: Callable[[Client, str], None], as_json: bool, state_dir: str | Path | None
+) -> int:
+    """Ask it of each job, also if it is refused for another; the first refusal's exit code is ours."""
+    status = 0
     with connect(state_dir) as client:
-        client.cancel(job)
-    return _done(as_json, id=job)
-
-
-def suspend(job: str, *, as_json: bool = False, state_dir: str | Path | None = None) -> int:
-    """Keep a job off the devices."""
-    with connect(state_dir) as client:
-        client.suspend(job)
-    return _done(as_json, id=job)
-
-
-def resume(job: str, *, as_json: bool = False, state_dir: str | Path | None = None) -> int:
-    """Let a suspended job take part again."""
-    with connect(state_dir) as client:
-        client.resume(job)
-    return _done(as_json, id=job)
+        _check_known(client, jobs)
+        for job in jobs:
+            try:
+                ask(client, job)
+            except UsageError as error:
+                sys.stderr.write(error.lines)
+                status = status or error.exit_code
+            else:
+                _done(as_json, id=job)
+    return status
 
 
 def migrate(job: str, *, to: str, as_json: bool = False, state_dir: str | Path | None = None) -> int:

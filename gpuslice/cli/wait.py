@@ -1,4 +1,4 @@
-"""``gpuslice wait``: until a job has ended."""
+"""``gpuslice wait``: until jobs have ended."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ from typing import Annotated
 
 from . import talk
 from .declare import Option
-from .options import JobArgument, Json, StateDir
+from .options import JobsArgument, Json, StateDir
 
 
 def command(
-    job: JobArgument,
+    jobs: JobsArgument,
     as_json: Json = False,
     timeout: Annotated[str | None, Option(metavar="60s", help="Wait no longer.")] = None,
     state_dir: StateDir = None,
 ) -> int:
-    """Wait until a job has ended.
+    """Wait until all of these jobs have ended.
 
-    Exits with the job's exit code (128 + n for signal n), 124 if it takes too long.
+    Exits with the job's exit code (128 + n for signal n), 124 if it takes too long. Of several jobs the first
+    exit code, in their order here, that is not 0.
     """
-    return talk.wait(job, as_json=as_json, timeout=timeout, state_dir=state_dir)
+    return talk.wait(jobs, as_json=as_json, timeout=timeout, state_dir=state_dir)

@@ -296,5 +296,7 @@ def _part(log: Path, offset: int) -> bytes:
         with log.open("rb") as file:
             file.seek(offset)
             return file.read(_LOG_PART_BYTES)
+    except FileNotFoundError:
+        return b""  # it has yet to be started
     except (OSError, ValueError, OverflowError) as error:
         raise EnvironmentUnusableError(f"cannot read {log}: {error}", "see the scheduler's logs") from error

@@ -1,7 +1,7 @@
 """A training that names its state: attached.py EPOCHS [FILE] prints the digest of the finished model.
 
-After 100 steps it goes slowly until FILE exists, so that it would take many minutes. How many steps this
-process made goes to stderr.
+After 100 steps and before FILE exists, each step is slower than the last one, so that the training does not
+end while a test still needs it. How many steps this process made goes to stderr.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ for _ in job.epochs(int(sys.argv[1])):
         optimizer.step()
         made += 1
         if made > 100 and not all(Path(word).exists() for word in sys.argv[2:]):
-            time.sleep(0.2)
+            time.sleep(0.1 * 2 ** (made / 100))
 digest = hashlib.sha256()
 for parameter in model.parameters():
     digest.update(parameter.detach().numpy().tobytes())

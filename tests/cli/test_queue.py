@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
+import pytest
+
+from gpuslice.cli import talk
 from gpuslice.client.client import Client
 
 from ..patience import PATIENCE_S
@@ -41,6 +47,32 @@ def test_jobs_that_were_never_started_are_started_by_the_next_scheduler(shell: S
     assert ended.state == "succeeded"
     found = {job.id: job for job in client.jobs()}[jobs[3]]
     assert (found.state, found.started) == ("cancelled", False)
+    shell("down")
+
+
+def test_the_log_of_a_job_that_has_yet_to_be_started_is_empty_and_can_be_followed(
+    shell: Shell, capfd: pytest.CaptureFixture[str]
+) -> None:
+    shell(*OPTIONS)
+    client, script = shell.client(), "import os, time\nwhile not os.path.exists({!r}): time.sleep(0.05)"
+    enough = shell.directory / "enough"
+    ahead = [client.submit(["--", sys.executable, "-c", script.format(str(enough))]) for _ in range(2)]
+    told = client.submit(["--", "echo", "told"])
+    assert started(client) == ahead
+    assert talk.logs(told, state_dir=shell.directory) == 0
+    assert capfd.readouterr() == ("", f"gpuslice: job {told} has printed nothing so far\n")
+    assert talk.logs(told, stderr=True, state_dir=shell.directory) == 0
+    assert capfd.readouterr() == ("", "")
+    with subprocess.Popen(
+        [sys.executable, "-m", "gpuslice", "logs", told, "-f", "--state-dir", str(shell.directory)],
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as following:
+        with pytest.raises(subprocess.TimeoutExpired):
+            following.wait(0.5)
+        enough.touch()
+        assert following.communicate(timeout=PATIENCE_S)[0] == "told\n"
+        assert following.returncode == 0
     shell("down")
 
 

@@ -103,7 +103,7 @@ def test_ordinary_lines_are_read_quickly(line: str) -> None:
         "ps --state-dir --json",
         "ps --state-dir=",
         "wait",
-        "wait a b",
+        "weight a 2 b",
         "migrate job",
         "submit --steps two train.py",
         "submit --on-boundary-timeout sleep train.py",

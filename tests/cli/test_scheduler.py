@@ -50,6 +50,37 @@ def test_programs_are_told_in_json(shell: Shell) -> None:
     shell("down")
 
 
+def test_several_jobs_are_waited_for_and_told_what_to_do(
+    shell: Shell, capfd: pytest.CaptureFixture[str]
+) -> None:
+    shell.up()
+    seven, three, good = (
+        shell("submit", "--name", f"exits-{code}", "--", "sh", "-c", f"exit {code}").strip()
+        for code in (7, 3, 0)
+    )
+    said = shell("wait", good, three, seven, code=3)
+    assert "exit code 3" in said
+    assert "exit code 7" in said
+    assert shell("wait", good, good) == ""
+    assert talk.wait([good, seven], as_json=True, state_dir=shell.directory) == 7
+    ended = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+    assert [(one["id"], one["exit_code"]) for one in ended] == [(good, 0), (seven, 7)]
+    jobs = [shell.submit(10**6) for _ in range(2)]
+    assert shell("wait", good, *jobs, "--timeout", "10ms", code=124) == ""
+    assert "there is no job 'c'" in shell("cancel", jobs[0], "c", jobs[1], code=2)
+    assert not any(info.ended for info in shell.client().jobs() if info.id in jobs), "c was to stop all"
+    assert "impossible" in shell("suspend", jobs[0], good, jobs[1], code=2)
+    assert all(until(shell.client(), job, lambda info: info.state == "suspended") for job in jobs)
+    assert shell("resume", *jobs) == ""
+    assert talk.cancel([jobs[0], good, jobs[1]], as_json=True, state_dir=shell.directory) == 2
+    told = capfd.readouterr()
+    assert [json.loads(line)["id"] for line in told.out.splitlines()] == jobs
+    assert "impossible" in told.err
+    assert talk.wait(jobs, state_dir=shell.directory) in (143, 137)
+    assert [line.split()[2] for line in capfd.readouterr().err.splitlines()] == ["cancelled:"] * 2
+    shell("down")
+
+
 def test_every_order_is_answered_in_json_if_that_is_wanted(shell: Shell) -> None:
     shell("up", "--devices", "null:1")
     job = shell.submit(10**6)

@@ -1,7 +1,8 @@
 """A DistributedDataParallel training that names its state: attached_ddp.py EPOCHS [FILE].
 
-Rank 0 prints the digest of model and optimizer. Without FILE, or before there is one of that name, it goes
-slowly, so that it would take a while. HELD_CHECKPOINTS is the file of held_checkpoints.py.
+Rank 0 prints the digest of model and optimizer. Before there is FILE, each epoch is slower than the last one,
+so that the training does not end while a test still needs it. HELD_CHECKPOINTS is the file of
+held_checkpoints.py.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ for epoch in job.epochs(int(sys.argv[1])):
         torch.nn.functional.mse_loss(model(inputs), targets).backward()
         optimizer.step()
         if not enough.exists():
-            time.sleep(0.1)
+            time.sleep(0.1 * 2 ** (epoch / 3))
 state = io.BytesIO()
 torch.save([model.state_dict(), optimizer.state_dict()], state)
 if rank == 0:
