@@ -91,7 +91,8 @@ class Suspended(Message, tag="suspended", frozen=True):
 
     ``tensors``: of how many storages it consists; ``route``: how the device was emptied; 0 and empty in
     journals of older versions. ``bound``: why it can only resume on the device that it left; empty: on any.
-    ``restartable``: whether another process can go on from the snapshot.
+    ``restartable``: whether another process can go on from the snapshot. ``restartable_later``: whether, if
+    not, one can from that of a later boundary.
     """
 
     epoch: Count
@@ -103,6 +104,7 @@ class Suspended(Message, tag="suspended", frozen=True):
     route: Label = ""
     bound: Text = ""
     restartable: bool = False
+    restartable_later: bool = False
 
 
 class Resumed(Message, tag="resumed", frozen=True):

@@ -109,6 +109,7 @@ _BY_NAME = {
     "route": LABEL,
     "relaunch": FLAG,
     "restartable": FLAG,
+    "restartable_later": FLAG,
     "running": FLAG,
     "samples": COUNT,
     "stages_s": STAGES,

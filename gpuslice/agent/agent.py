@@ -228,6 +228,7 @@ class Agent:
             route=record.route,
             bound=self._runtime.obstacle_to_moves(),
             restartable=self._runtime.switch.restartable,
+            restartable_later=self._runtime.restartable_later,
         )
         if leased:
             self._link.send(self._last_suspended)

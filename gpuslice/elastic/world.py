@@ -170,6 +170,11 @@ class World:
         """Whether another process could go on from here; rank 0's state is everybody's."""
         return self.rank == 0 and self._between_batches and self._gathered
 
+    @property
+    def restartable_later(self) -> bool:
+        """Whether another process could go on from a later boundary."""
+        return self.rank == 0
+
     def enter(self, ranks: int) -> None:
         """Begin with so many ranks, or as the scheduler says; a rank that is not needed waits."""
         if self.rank == 0 and self._process.settings.job:

@@ -34,3 +34,8 @@ class Attached(Protocol):
     def restartable(self, *, explicit: bool) -> bool:
         """Whether that is consistent now. ``explicit``: the script marked this boundary itself."""
         ...
+
+    @property
+    def restartable_later(self) -> bool:
+        """Whether it will be, at a later boundary, as far as can be told."""
+        ...

@@ -258,6 +258,11 @@ class Job:
         """Whether another process could go on from here; ``explicit``: the script itself asked to stop."""
         return self._progress.restartable(explicit=explicit)
 
+    @property
+    def restartable_later(self) -> bool:
+        """Whether another process could go on from a later boundary, as far as can be told."""
+        return self._progress.restartable_later
+
 
 def attach(job: str | None = None, /, **named: object) -> Job:
     """Name the state of this training script.

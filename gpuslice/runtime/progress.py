@@ -141,6 +141,11 @@ class Progress:
             return True
         return self._fetching and self._pass is not None and self._pass.batches != _length(self._loader)
 
+    @property
+    def restartable_later(self) -> bool:
+        """Whether the script goes through our loops, so that it most likely comes to such a place."""
+        return self._target is not None or self._position != Position() or self._depth > 0
+
     def epochs(self, count: int) -> Iterator[int]:
         """The epochs of one loop that are not over."""
         loop = self._position.loop

@@ -278,6 +278,12 @@ class Runtime:
         """Whether the job's state is where the script expects it: neither away nor lost."""
         return "switch" not in self.__dict__ or self.switch.whole
 
+    @property
+    def restartable_later(self) -> bool:
+        """While the job is suspended: whether another process can go on, but from a later boundary only."""
+        later = self.attached is not None and self.attached.restartable_later
+        return later and not self.switch.restartable
+
     def offering(self) -> AbstractContextManager[object]:
         """Inside the block, while the job is suspended, its room in the RAM disk is there for others."""
         assert self.switch.snapshot is not None

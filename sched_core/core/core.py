@@ -302,7 +302,7 @@ class Core:
         job.reason, job.ended_s, job.blame, job.failure = reason, now, blame, ""
         self.deadlines.judge(job, now)
         self._reconciliation.forget(job)
-        self.planning.move_requests.pop(job.id, None)
+        self.planning.moves.forget(job)
         self.switch_costs.forget(job)
         self.planning.withdraw(job, now, well=trigger is Trigger.SUCCEED)
         if trigger is Trigger.SUCCEED:

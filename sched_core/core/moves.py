@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.ledger import Ledger
 
 from .contract import CoreContract
+from .events import Notice
+
+#: Beyond that, waiting for more boundaries makes no difference.
+_MOST_DOUBLINGS = 16
 
 
 class PlannedDevices(Protocol):
@@ -19,6 +23,14 @@ class PlannedDevices(Protocol):
     def take(self, job: Gang, now: float) -> None: ...
     def give(self, job: Gang, devices: Sequence[int], now: float, *, shared: bool) -> None: ...
     def start_again(self) -> None: ...
+
+
+class _Grant(NamedTuple):
+    """Devices for a job, others than it had (``moved``), for which its owner ``asked``."""
+
+    job: Gang
+    moved: bool
+    asked: bool
 
 
 class Moves:
@@ -35,17 +47,53 @@ class Moves:
     def __init__(self, core: CoreContract, plan: PlannedDevices) -> None:
         self._core = core
         self._plan = plan
-        #: Jobs that were given devices where their processes are not, and whether that was on purpose.
-        self._granted: dict[str, tuple[Gang, bool]] = {}
+        #: Jobs that their owner wants on other devices (``requested_devices``).
+        self._requested: dict[str, Gang] = {}
+        #: Of those that have come back from a former try, at which boundary, and how many tries there were.
+        self._tried: dict[str, tuple[int, int]] = {}
+        #: Jobs that were given devices where their processes are not.
+        self._granted: dict[str, _Grant] = {}
 
-    def granted(self, job: Gang, *, moved: bool) -> None:
-        """``job`` has been given devices, or (``moved``) others than it had."""
+    def request(self, job: Gang, devices: tuple[int, ...]) -> None:
+        """The owner of ``job`` wants it on ``devices``."""
+        self.forget(job)
+        job.requested_devices = devices
+        self._requested[job.id] = job
+
+    def forget(self, job: Gang) -> None:
+        """It is not to be moved any more."""
+        job.requested_devices = ()
+        self._requested.pop(job.id, None)
+        self._tried.pop(job.id, None)
+
+    def is_due(self, job: Gang) -> bool:
+        """Whether ``job`` is to be moved now: if it has come back from a former try, it trains on first.
+
+        Between two tries it passes 1, 3, 7, 15 boundaries, and so on.
+        """
+        if job.id not in self._requested or not job.running:
+            return False
+        boundary, tries = self._tried.get(job.id, (0, 0))
+        pause = 2 ** min(tries, _MOST_DOUBLINGS) - 1
+        return not tries or (bool(job.lease) and _boundary(job) >= boundary + pause)
+
+    def carry_out_requests(self, now: float) -> None:
+        """Put jobs where their owners want them."""
+        for job in [job for job in self._requested.values() if self.is_due(job)]:
+            del self._requested[job.id]
+            wish, job.requested_devices = job.requested_devices, ()
+            self.carry_out(job, wish, now)
+            self.granted(job, moved=True, asked=True)
+            self._core.relocations.turn_back(job, now)
+
+    def granted(self, job: Gang, *, moved: bool, asked: bool = False) -> None:
+        """``job`` has been given devices, others than it had (``moved``), as its owner wants (``asked``)."""
         if job.launched and self._core.relocations.misplaced(job):
-            self._granted[job.id] = job, moved
+            self._granted[job.id] = _Grant(job, moved, asked)
 
     def settle_on_nodes(self, now: float) -> None:
         """Let jobs have devices where their processes are, if that costs nobody else any."""
-        for job, moved in list(self._granted.values()):
+        for job, moved, asked in list(self._granted.values()):
             leaves = self._core.relocations.can_leave(job)
             # Of a command that is started anew it is known while it has a lease.
             cannot = job.spec.relaunch and not leaves
@@ -54,13 +102,32 @@ class Moves:
                 del self._granted[job.id]
             elif not stays and (wish := self._core.relocations.wish(job)):
                 del self._granted[job.id]
-                job.requested_devices = wish
-                self.carry_out(job, now)
+                if asked:
+                    self._come_back(job, now)
+                self.carry_out(job, wish, now)
             elif not job.lease or cannot:  # it has parked, so it is known whether it can go on elsewhere
                 del self._granted[job.id]
                 if not leaves:
+                    if asked:
+                        self._come_back(job, now)
                     self._plan.take(job, now)
                     self._plan.start_again()
+
+    def _come_back(self, job: Gang, now: float) -> None:
+        """``job`` cannot go where its owner wants it: only its own process can go on from its snapshot.
+
+        If others will be able to go on from a later one, this is tried again.
+        """
+        devices = ", ".join(str(self._core.devices[device]) for device in job.placement)
+        if job.portable_later and not job.spec.relaunch:
+            boundary, tries = _boundary(job), self._tried.get(job.id, (0, 0))[1] + 1
+            self.request(job, job.placement)
+            self._tried[job.id] = boundary, tries
+        else:
+            self.forget(job)
+        again = job.id in self._requested
+        job.history.append((now, f"not moved to {devices}{' yet' if again else ''}"))
+        self._core.order(Notice("not_moved", job.id, {"to": devices, "again": again}))
 
     def send_home(self, job: Gang, now: float) -> None:
         """Put ``job`` where its state can come back; if another's can come back only there, it waits."""
@@ -71,12 +138,10 @@ class Moves:
             self._plan.take(job, now)
             self._plan.start_again()
             return
-        job.requested_devices = job.home_placement
-        self.carry_out(job, now)
+        self.carry_out(job, job.home_placement, now)
 
-    def carry_out(self, job: Gang, now: float) -> None:
-        """Put ``job`` where its owner wants it; whoever is there goes where it comes from."""
-        wish, job.requested_devices = job.requested_devices, ()
+    def carry_out(self, job: Gang, wish: tuple[int, ...], now: float) -> None:
+        """Put ``job`` on the devices ``wish``; whoever is there goes where it comes from."""
         if wish == job.placement:
             return
         ledger = self._plan.ledger
@@ -106,3 +171,8 @@ class Moves:
             return devices
         left = tuple(device for device in other.placement if device not in swap)
         return left if len(left) >= other.least else ()
+
+
+def _boundary(job: Gang) -> int:
+    """The boundary that all ranks of ``job`` have passed."""
+    return min(rank.boundary for rank in job.members)

@@ -120,8 +120,7 @@ def _move(core: CoreContract, job: Gang, event: Moved, now: float) -> None:
         )
     core.relocations.check_usable(wish)
     job.history.append((now, f"to be moved to {', '.join(event.devices)}"))
-    job.requested_devices = wish
-    core.planning.move_requests[job.id] = job
+    core.planning.moves.request(job, wish)
 
 
 def _weigh(core: CoreContract, job: Gang, event: Weighted, now: float) -> None:

@@ -69,6 +69,8 @@ class Planning:
         Why jobs wait.
     ledger
         Who shall hold which device.
+    moves
+        Where jobs are to be, against the policy's plan.
     computations
         What the policy wants computed.
     estimates
@@ -112,10 +114,8 @@ class Planning:
         self._view.device_memory_bytes = core.memory_bytes
         #: Jobs that are held from now on; the policy is still to be told.
         self._withheld: list[Gang] = []
-        #: Jobs that their owner wants on other devices.
-        self.move_requests: dict[str, Gang] = {}
         self.bound_jobs = BoundJobs()
-        self._moves = Moves(core, self)
+        self.moves = Moves(core, self)
         #: What was last reported of the policy; not said twice in a row.
         self._complaint = ""
         #: How often it failed in a row.
@@ -205,6 +205,10 @@ class Planning:
         """What the policy wanted computed is there."""
         self.due |= self.computations.take(computed)
 
+    def advanced(self, job: Gang) -> None:
+        """``job`` has passed boundaries."""
+        self.due |= self.moves.is_due(job)
+
     def begun(self, job: Gang) -> None:
         """``job``, which has devices, makes progress from now on, or it is known from when."""
         if job.running and job.id in self._eligible and not self._view.changes.reset:
@@ -238,18 +242,14 @@ class Planning:
                 self._adopt(plan, now)
                 self._note_guarantees(now)
                 self.throughput.tell()
-        for job in [job for job in self.move_requests.values() if job.running]:
-            del self.move_requests[job.id]
-            self._moves.carry_out(job, now)
-            self._moves.granted(job, moved=True)
-            self._core.relocations.turn_back(job, now)
+        self.moves.carry_out_requests(now)
         while (returning := self._core.relocations.returning()) is not None:
-            job, job.requested_devices = returning
-            self._moves.carry_out(job, now)
+            job, home = returning
+            self.moves.carry_out(job, home, now)
             self._core.relocations.begin(job, now)
         for job in self.bound_jobs.strays(self._eligible):
-            self._moves.send_home(job, now)
-        self._moves.settle_on_nodes(now)
+            self.moves.send_home(job, now)
+        self.moves.settle_on_nodes(now)
 
     def _plan(self, now: float) -> Plan | None:
         """A plan that can be carried out, or ``None``."""
@@ -325,7 +325,7 @@ class Planning:
                 grants.append((decision, job))
         for grant, job in grants:
             self.give(job, grant.devices, now, shared=grant.shared)
-            self._moves.granted(job, moved=isinstance(grant, Migrate))
+            self.moves.granted(job, moved=isinstance(grant, Migrate))
         if self._policy.needs_durations and not all(job.running for job in self._eligible.values()):
             # Estimates change although nothing happens.
             self.wake_s = min(now + _ASK_AGAIN_S, inf if self.wake_s is None else self.wake_s)

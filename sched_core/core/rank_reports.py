@@ -230,6 +230,7 @@ class RankReports:
         rank.step = max(rank.step, step)
         if not job.trains and (boundary or step):
             self._core.begin(job, now)
+        self._core.planning.advanced(job)
 
     def _resumed(self, job: Gang, rank: Rank, message: Resumed, now: float) -> None:
         # A Resume that was said again after a Hello is obeyed even if the first one was refused meanwhile.
@@ -248,7 +249,7 @@ class RankReports:
         if rank.phase is not RankPhase.ON or not (job.state is JobState.SUSPENDING or called_off):
             raise job.illegal(f"Suspended of rank {rank.number}, which is {rank.phase.value}")
         rank.phase, rank.stuck, rank.bound = RankPhase.PARKED, "", message.bound
-        rank.portable = message.restartable
+        rank.portable, rank.portable_later = message.restartable, message.restartable_later
         if message.bound:
             self._core.planning.bound_jobs.add(job)
         job.home = job.lease or job.home

@@ -81,8 +81,7 @@ class Relocations:
         """Let ``job`` have nothing to do with lost nodes."""
         planning = self._core.planning
         if self._is_lost(job.requested_devices):
-            planning.move_requests.pop(job.id, None)
-            job.requested_devices = ()
+            planning.moves.forget(job)
             job.history.append((now, "not to be moved: a node is lost"))
         if not job.processes_gone and self._lost.intersection(job.nodes):
             planning.withhold(job, now)

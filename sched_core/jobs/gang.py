@@ -202,6 +202,11 @@ class Gang(Job):
         return all(rank.portable for rank in self.members[: self.keepers])
 
     @property
+    def portable_later(self) -> bool:
+        """Whether they will be able to, if it trains on."""
+        return all(rank.portable or rank.portable_later for rank in self.members[: self.keepers])
+
+    @property
     def may_grow(self) -> bool:
         """Whether its memory limit may become larger."""
         return self.spec.device_memory_bytes < self.spec.most_memory_bytes

@@ -33,8 +33,9 @@ class Rank:
         The boundary of the snapshot that its process has gone on from; 0 without one.
     bound
         While it is parked: why it can only resume on the device that it left; else empty.
-    portable
-        While it is parked: whether another process can go on from its snapshot.
+    portable, portable_later
+        While it is parked: whether another process can go on from its snapshot; if not, whether one can from
+        that of a later boundary.
     """
 
     __slots__ = (
@@ -45,6 +46,7 @@ class Rank:
         "phase",
         "pid",
         "portable",
+        "portable_later",
         "step",
         "stuck",
         "unleased",
@@ -59,4 +61,4 @@ class Rank:
         self.pid = 0
         self.step = 0
         self.stuck = self.bound = self.unleased = ""
-        self.portable = False
+        self.portable = self.portable_later = False

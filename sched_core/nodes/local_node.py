@@ -15,13 +15,14 @@ from gpuslice.clock import Clock
 from gpuslice.sched_core.core.events import Exited, RankGone
 from gpuslice.sched_core.jobs.program import Program
 
-from . import exit_record, rendezvous
+from . import exit_record
 from .endpoint import bind, logs_directory
 from .node import Connection, Reports, Sought
 from .orphans import kill_orphans
 from .process_ends import PAUSE_MS, ProcessEnds
 from .processes import GRACE_S, Processes
 from .rank_socket import RankSocket
+from .rendezvous import Ports
 
 SOCKET = "scheduler.sock"
 
@@ -78,6 +79,7 @@ class LocalNode:
         #: Every process of every job; one descriptor for a poller, however many they are.
         self._watched = select.epoll()
         self._ends = ProcessEnds(self.ranks)
+        self._ports = Ports()
 
     def fileno(self) -> int:
         """A descriptor that can be read when a process has ended: time to ``reap``."""
@@ -97,7 +99,7 @@ class LocalNode:
 
     def find_port(self, job: str, attempt: int) -> None:
         """Tell at which port of this machine the ranks of that attempt are to meet."""
-        port = rendezvous.port(self.processes.log(f"{job}~{attempt}", "port"))
+        port = self._ports.find(job, self.processes.log(f"{job}~{attempt}", "port"))
         self._reports.port_found(job, attempt, port)
 
     def find(self, sought: Sought) -> None:
@@ -183,6 +185,8 @@ class LocalNode:
 
     def _tell_end(self, end: Exited | RankGone) -> None:
         """A command has ended, or a rank; if a command was killed, what it had started goes, too."""
-        if isinstance(end, Exited) and end.code == exit_record.KILLED:
-            kill_orphans(end.job, self.endpoint)
+        if isinstance(end, Exited):
+            self._ports.release(end.job)
+            if end.code == exit_record.KILLED:
+                kill_orphans(end.job, self.endpoint)
         self._reports.ended(self._name, end)

@@ -10,24 +10,54 @@ from pathlib import Path
 _log = logging.getLogger(__name__)
 
 
-def port(path: Path) -> int:
-    """The port that was chosen before, or one that is free now on every address of this machine.
+class Ports:
+    """Ports of this machine, each for the ranks of one job.
 
-    Somebody else may take it before the ranks do; then this attempt fails.
-
-    Parameters
-    ----------
-    path
-        Where the choice is written down, so that later calls return the same port.
+    A socket that is bound and does not listen keeps others from being given the port. Who asks for that very
+    port, and sets ``SO_REUSEADDR`` as torch's ``TCPStore`` does, gets it.
     """
-    with suppress(OSError, ValueError):
-        return int(path.read_text())
+
+    def __init__(self) -> None:
+        self._held: dict[str, socket.socket] = {}
+
+    def find(self, job: str, path: Path) -> int:
+        """The port that was chosen before, or one that is free now on every address of this machine.
+
+        Somebody who asks for that very port may have it before the ranks do; then this attempt fails.
+
+        Parameters
+        ----------
+        path
+            Where the choice is written down, so that later calls return the same port.
+        """
+        self.release(job)
+        with suppress(OSError, ValueError):
+            return int(path.read_text())
+        self._held[job] = held = _bound()
+        port: int = held.getsockname()[1]
+        try:
+            path.write_text(f"{port}\n")
+        except OSError as error:  # it is told all the same, but another one to whoever asks again
+            _log.warning("cannot write %s: %s", path, error.strerror)
+        return port
+
+    def release(self, job: str) -> None:
+        """The ranks of ``job`` have no use for their port any more."""
+        held = self._held.pop(job, None)
+        if held is not None:
+            held.close()
+
+
+def _bound() -> socket.socket:
+    """A socket that is bound to a free port of every address, which it can share."""
     both = socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if both else socket.AF_INET
-    with socket.create_server(("", 0), family=family, dualstack_ipv6=both) as server:
-        found: int = server.getsockname()[1]
+    found = socket.socket(socket.AF_INET6 if both else socket.AF_INET)
     try:
-        path.write_text(f"{found}\n")
-    except OSError as error:  # it is told all the same, but another one to whoever asks again
-        _log.warning("cannot write %s: %s", path, error.strerror)
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if both:
+            found.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        found.bind(("", 0))
+    except OSError:
+        found.close()
+        raise
     return found

@@ -48,10 +48,14 @@ def train(rank: int, directory: str, epochs: int) -> None:
     gc.collect()
 
 
+#: Bound to the port at which the ranks meet, so that nobody else is given it before.
+kept = socket.socket()
+
+
 def free_port() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
+    kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    kept.bind(("127.0.0.1", 0))
+    return str(kept.getsockname()[1])
 
 
 def multiprocessing(how: str, directory: str, epochs: int) -> None:

@@ -168,6 +168,69 @@ def test_its_owner_cannot_move_such_a_job_for_ever() -> None:
     assert driver.core.jobs["a"].lease == (0,)
 
 
+def parked_on_its_way_to_b(driver: Driver, boundary: int, *, restartable: bool, later: bool) -> list[Command]:
+    """Job a is told to leave for node b, and parks."""
+    report = suspended(driver.core.jobs["a"].epoch, boundary)
+    return driver.say("a", msgspec.structs.replace(report, restartable=restartable, restartable_later=later))
+
+
+def test_a_job_that_parks_where_it_cannot_be_moved_goes_from_a_later_boundary() -> None:
+    """As one does that parks after the last batch of an epoch. It trains on for longer after every try."""
+    _, driver = one_begun()
+    job = driver.core.jobs["a"]
+    orders = driver.do(Moved("a", ("b/null:0",)))
+    boundary = 10
+    for trains in (1, 3, 7):
+        assert [order.stop_at for _, _, order in told(orders, wire.Suspend)] == [boundary + 1]
+        boundary += 1
+        commands = parked_on_its_way_to_b(driver, boundary, restartable=False, later=True)
+        assert not kills(commands)
+        (note,) = [note for note in notices(commands) if note.what == "not_moved"]
+        assert note.details == {"to": "b/null:0", "again": True}
+        assert job.lease == (0,)
+        driver.resumed("a")
+        assert not told(driver.progress("a", boundary + trains - 1), wire.Suspend)
+        assert job.requested_devices == (1,), "people are shown where it goes"
+        boundary += trains
+        orders = driver.progress("a", boundary)
+    commands = parked_on_its_way_to_b(driver, boundary + 1, restartable=True, later=False)
+    assert kills(commands)
+    assert job.requested_devices == ()
+    driver.do(RankGone("a", 0))
+    assert launches(driver.do(Exited("a", -9)))[0].nodes == ("b",)
+
+
+def test_its_owner_is_told_that_a_job_cannot_be_moved_at_all() -> None:
+    _, driver = one_begun()
+    driver.do(Moved("a", ("b/null:0",)))
+    commands = parked_on_its_way_to_b(driver, 11, restartable=False, later=False)
+    (note,) = [note for note in notices(commands) if note.what == "not_moved"]
+    assert note.details == {"to": "b/null:0", "again": False}
+    driver.resumed("a")
+    assert not told(driver.progress("a", 1000), wire.Suspend)
+    assert driver.core.jobs["a"].requested_devices == ()
+
+
+def test_a_move_that_is_to_be_tried_again_is_forgotten_for_another_one() -> None:
+    _, driver = one_begun()
+    driver.do(Moved("a", ("b/null:0",)))
+    parked_on_its_way_to_b(driver, 11, restartable=False, later=True)
+    driver.do(Moved("a", ("null:0",)))
+    driver.resumed("a")
+    assert not told(driver.progress("a", 1000), wire.Suspend)
+    assert driver.core.jobs["a"].requested_devices == ()
+
+
+def test_nor_is_a_job_moved_to_a_node_that_was_lost_meanwhile() -> None:
+    _, driver = one_begun()
+    driver.do(Moved("a", ("b/null:0",)))
+    parked_on_its_way_to_b(driver, 11, restartable=False, later=True)
+    driver.resumed("a")
+    driver.do(NodeLost("b"))
+    assert not told(driver.progress("a", 1000), wire.Suspend)
+    assert driver.core.jobs["a"].requested_devices == ()
+
+
 def test_the_ranks_of_a_gang_follow_each_other_on_each_node() -> None:
     policy = Quiet()
     driver = Driver(2, policy, NODES)

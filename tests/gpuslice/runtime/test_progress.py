@@ -168,9 +168,21 @@ def test_every_kind_of_boundary(start: Callable[..., Process], boundary: int) ->
 
 def test_which_boundaries_are_restartable(start: Callable[..., Process]) -> None:
     process = start()
+    assert not process.job.restartable_later, "it may have loops of its own"
     process.run()
     training, evaluation = [True] * 4 + [False], [True] * 2 + [False]
     assert process.restartable == (training + evaluation) * EPOCHS
+    assert process.job.restartable_later
+
+
+def test_before_its_first_pass_over_a_loader_ends_a_job_is_known_to_be_restartable_later(
+    start: Callable[..., Process],
+) -> None:
+    process = start()
+    for _ in process.job.batches(process.loader):
+        assert process.job.restartable_later
+        break
+    assert not start().job.restartable_later
 
 
 def test_without_random_states_the_end_differs(

@@ -39,6 +39,8 @@ class Script:
     def named_state(self) -> dict[str, object]:
         return {"weights": self.weights}
 
+    restartable_later = True
+
     def restartable(self, *, explicit: bool) -> bool:
         return explicit
 
@@ -82,6 +84,19 @@ def test_a_job_whose_state_is_not_at_hand_is_not_suspended(job: Runtime) -> None
     assert job.interruptible()
     script.interruptible = False
     assert not job.interruptible()
+
+
+@pytest.mark.parametrize("explicit", [True, False])
+def test_it_tells_of_later_boundaries_only_if_this_one_is_no_place_for_a_restart(
+    job: Runtime, explicit: bool
+) -> None:
+    job.suspend(explicit=explicit)
+    assert not job.restartable_later, "it is not attached"
+    job.resume()
+    job.attached = Script()
+    job.suspend(explicit=explicit)
+    assert job.restartable_later == (not explicit)
+    job.resume()
 
 
 def test_each_rank_of_a_node_has_a_device_of_its_own() -> None:

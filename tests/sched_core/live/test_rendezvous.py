@@ -7,9 +7,11 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from torch.distributed import TCPStore
 
 from gpuslice.sched_core.core.events import Cancelled, Moved, NodeLost
 from gpuslice.sched_core.jobs.gang import Gang
@@ -30,19 +32,39 @@ print("port", os.environ["MASTER_PORT"], flush=True)
 
 
 def test_a_port_is_free_and_remains_that_of_its_attempt(tmp_path: Path) -> None:
-    first = rendezvous.port(tmp_path / "g~0.port")
+    ports = rendezvous.Ports()
+    first = ports.find("g", tmp_path / "g~0.port")
     with socket.create_server(("", first)):
-        assert rendezvous.port(tmp_path / "g~0.port") == first
-        assert rendezvous.port(tmp_path / "g~1.port") != first
+        assert ports.find("g", tmp_path / "g~0.port") == first
+        assert ports.find("g", tmp_path / "g~1.port") != first
+    ports.release("g")
+
+
+@pytest.mark.parametrize("libuv", [True, False])
+def test_nobody_is_given_it_but_who_asks_for_it_as_torch_does(tmp_path: Path, libuv: bool) -> None:
+    ports = rendezvous.Ports()
+    port = ports.find("g", tmp_path / "g~0.port")
+    with socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind(("127.0.0.1", port))
+    patience = timedelta(seconds=PATIENCE_S)
+    ranks = TCPStore("127.0.0.1", port, is_master=True, timeout=patience, use_libuv=libuv)
+    ranks.set("met", "here")
+    assert ranks.get("met") == b"here"
+    del ranks
+    ports.release("g")
+    with socket.create_server(("127.0.0.1", port)):
+        ports.release("g")  # it has none now
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff"])
 def test_one_that_could_not_be_written_down_is_chosen_anew(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "g~0.port"
     path.write_bytes(content)
-    found = rendezvous.port(path)
-    assert rendezvous.port(path) == found
-    assert rendezvous.port(tmp_path / "gone" / "g~0.port") > 0
+    ports = rendezvous.Ports()
+    found = ports.find("g", path)
+    assert ports.find("g", path) == found
+    assert ports.find("h", tmp_path / "gone" / "g~0.port") > 0
+    ports.release("h")
 
 
 class Apart(Site):
