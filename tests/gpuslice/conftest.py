@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -16,6 +14,7 @@ import pytest
 
 from ..conftest import QUICK
 from ..patience import PATIENCE_S
+from ..ports import unused_port
 from .warm.process import Servers
 
 Finished = subprocess.CompletedProcess[str]
@@ -69,20 +68,13 @@ class Workshop:
 
     def start_ranks(self, ranks: int, command: list[str]) -> list[subprocess.Popen[str]]:
         """The ranks of a gang, as a launcher starts them; `finish_ranks` has what they print."""
-        common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": self._kept_port(), "WORLD_SIZE": str(ranks)}
+        port = str(unused_port())
+        common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(ranks)}
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         return [
             self.start(command, {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}, **pipes)
             for rank in range(ranks)
         ]
-
-    def _kept_port(self) -> str:
-        """A port that nobody is given, as long as the workshop is there, but who asks for it."""
-        with socket.socket() as kept:
-            kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            kept.bind(("127.0.0.1", 0))
-            weakref.finalize(self, os.close, os.dup(kept.fileno()))
-            return str(kept.getsockname()[1])
 
     def start(
         self, command: list[str], environ: Mapping[str, str] = MappingProxyType({}), **pipes: Any

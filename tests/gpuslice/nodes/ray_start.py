@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ import psutil
 from gpuslice.nodes.plan import Found, Wanted
 
 from ...patience import PATIENCE_S
+from ...ports import unused_port
 
 _OBJECTS_BYTES = 100 << 20
 
@@ -24,8 +24,7 @@ class StartedRay:
 
     def __init__(self, root: Path, names: tuple[str, ...]) -> None:
         self._root, self._names = root, names
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.address = f"127.0.0.1:{free.getsockname()[1]}"
+        self.address = f"127.0.0.1:{unused_port()}"
         self._commands: list[subprocess.Popen[bytes]] = []
 
     def ramdisk(self, name: str) -> Path:

@@ -27,7 +27,6 @@ from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.program import Program
 from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.live.scheduler import Scheduler
-from gpuslice.sched_core.nodes.endpoint import host_and_port
 from gpuslice.sched_core.nodes.local_node import rank_endpoint
 from gpuslice.sched_core.nodes.remote_nodes import RemoteNodes
 from gpuslice.sched_core.policies.rr import RoundRobin
@@ -88,7 +87,6 @@ class Gangs(Site):
             lost_after_s=self.lost_after_s,
             transfer=self.bring,
         )
-        self.port = host_and_port(self.remote.endpoint)[1]
         self.scheduler = Scheduler(
             self.core, self.directory / "s", keep_jobs=keep, observer=self._observe, remote=self.remote
         )

@@ -29,7 +29,6 @@ from gpuslice.sched_core.jobs.program import Program
 from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.live.scheduler import Scheduler
 from gpuslice.sched_core.nodes import curve
-from gpuslice.sched_core.nodes.endpoint import host_and_port
 from gpuslice.sched_core.nodes.remote_nodes import RemoteNodes
 from gpuslice.sched_core.nodes.transfers import Command as TransferCommand
 from gpuslice.sched_core.policies.rr import RoundRobin
@@ -37,6 +36,7 @@ from gpuslice.types import DeviceName
 from gpuslice.wire import Hello
 
 from ...patience import PATIENCE_S
+from ...ports import unused_port
 from .bench import RANK, alive
 from .test_process_ends import RANKS, STEPS
 
@@ -65,7 +65,7 @@ class Site:
         self.detour = ""
         self.keys = directory / "keys"
         self.lost_after_s = lost_after_s
-        self.port = "*"
+        self.port = unused_port()
         self.lived: list[tuple[Event, float]] = []
         self.agent: subprocess.Popen[bytes] | None = None
         if not self.keys.exists():
@@ -84,7 +84,6 @@ class Site:
             lost_after_s=self.lost_after_s,
             transfer=self.transfer,
         )
-        self.port = host_and_port(self.remote.endpoint)[1]
         self.scheduler = Scheduler(
             self.core, self.directory / "s", keep_jobs=keep, observer=self._observe, remote=self.remote
         )
