@@ -55,7 +55,7 @@ def trained(*words: str, directory: Path) -> list[str]:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    return [line for line in done.stdout.splitlines() if line.startswith("digest")]
+    return sorted(line for line in done.stdout.splitlines() if line.startswith("digest"))
 
 
 def check(command: list[str], run: list[str], directory: Path) -> None:
