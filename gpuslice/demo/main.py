@@ -17,6 +17,8 @@ from gpuslice.config import Settings
 from gpuslice.errors import UsageError
 from gpuslice.launch import command
 from gpuslice.sched_core.core.events import Command, Event
+from gpuslice.sched_core.nodes.endpoint import check_path
+from gpuslice.sched_core.nodes.local_node import rank_endpoint
 from gpuslice.types import DeviceName
 
 from . import report
@@ -59,6 +61,8 @@ def run(
         raise UsageError(f"{device} is not the host's only slot", "give cpu, or a GPU such as cuda:0")
     device = DeviceName(device.kind, device.index or 0)
     command.check(Settings(device=str(device)))
+    with _scheduler_directory() as name:
+        check_path(rank_endpoint(Path(name)))  # what is refused later is refused now
     trainings = [replace(one, steps=steps or one.steps) for one in TRAININGS]
     clock = MonotonicClock()
     begun_s = clock.now()
@@ -104,8 +108,7 @@ def _share(
         recorder.observe(event, now, commands)
         screen.observe(event, now, commands)
 
-    # The socket's path must be short and its directory private, which the report's may not be.
-    with tempfile.TemporaryDirectory(prefix="gpuslice-") as name:
+    with _scheduler_directory() as name:
         directory = Path(name)
         try:
             with screen:
@@ -114,6 +117,11 @@ def _share(
             if (directory / "logs").is_dir():
                 shutil.copytree(directory / "logs", logs, dirs_exist_ok=True)
     return recorder
+
+
+def _scheduler_directory() -> tempfile.TemporaryDirectory[str]:
+    """The socket's path must be short and its directory private, which the report's may not be."""
+    return tempfile.TemporaryDirectory(prefix="gpuslice-")
 
 
 def _make_logs(report_directory: Path, trainings: Sequence[Training]) -> Path:

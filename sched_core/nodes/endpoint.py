@@ -76,6 +76,21 @@ def logs_directory(directory: Path) -> Path:
     return logs
 
 
+def check_path(endpoint: str) -> None:
+    """Refuse a local endpoint whose path is too long for a socket.
+
+    Raises
+    ------
+    EnvironmentUnusableError
+        Naming the path.
+    """
+    path = endpoint.removeprefix("ipc://")
+    if len(os.fsencode(path)) > _MAX_SOCKET_PATH_BYTES:
+        raise EnvironmentUnusableError(
+            f"{path} is too long for a socket ({_MAX_SOCKET_PATH_BYTES} bytes)", "choose a shorter directory"
+        )
+
+
 def bind(context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> zmq.Socket[bytes]:
     """A ROUTER socket at ``endpoint`` that only this user can reach.
 
@@ -84,11 +99,7 @@ def bind(context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> zmq.Socket[b
     EnvironmentUnusableError
         If the path is too long for a socket.
     """
-    path = endpoint.removeprefix("ipc://")
-    if len(os.fsencode(path)) > _MAX_SOCKET_PATH_BYTES:
-        raise EnvironmentUnusableError(
-            f"{path} is too long for a socket ({_MAX_SOCKET_PATH_BYTES} bytes)", "choose a shorter directory"
-        )
+    check_path(endpoint)
     socket = _router(context)
     # libzmq creates the socket file with the mode that the umask leaves.
     former = os.umask(0o077)

@@ -282,6 +282,20 @@ def test_a_device_that_is_not_here_is_exit_code_3(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_temporary_directory_too_deep_for_a_socket_is_exit_code_3_before_anything_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    deep = tmp_path / ("deep" * 25)
+    deep.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(deep))
+    with pytest.raises(SystemExit, match="3"):
+        main(["demo", "--report-dir", str(tmp_path / "report")])
+    captured = capsys.readouterr()
+    assert "is too long for a socket" in captured.err
+    assert captured.out == ""
+    assert not list(deep.iterdir())
+
+
 @pytest.mark.parametrize("name", [training.name for training in TRAININGS])
 def test_the_scripts_know_nothing_of_gpuslice(name: str) -> None:
     source = (SCRIPTS / f"{name}.py").read_text(encoding="utf-8")
