@@ -71,6 +71,7 @@ class Process:
         """As a controller: suspend, resume, and perhaps die."""
         self.boundaries.stop_at = boundary + 1
         self.restartable.append(self.job.restartable(explicit=False))
+        assert self.job.restartable_later
         if boundary in self.die_at:
             self.suspend(explicit=False)
             raise KilledError
@@ -129,6 +130,15 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
             process.loader._iterator = None
 
 
+def run_undisturbed(
+    start: Callable[..., Process], loader: str = "shuffle"
+) -> tuple[Process, tuple[Any, ...]]:
+    """A whole run, and its digest."""
+    process = start(loader)
+    process.run()
+    return process, process.digest()
+
+
 def continued(start: Callable[..., Process], loader: str, *boundaries: int) -> Process:
     """A run that dies at each of the boundaries and starts again in another process."""
     process = start(loader)
@@ -148,9 +158,7 @@ def continued(start: Callable[..., Process], loader: str, *boundaries: int) -> P
 
 @pytest.mark.parametrize("loader", LOADERS)
 def test_a_restarted_run_ends_like_an_undisturbed_one(start: Callable[..., Process], loader: str) -> None:
-    undisturbed = start(loader)
-    undisturbed.run()
-    expected = undisturbed.digest()
+    undisturbed, expected = run_undisturbed(start, loader)
     # Five boundaries in training (the last one finds the loader exhausted), three in evaluation, per epoch.
     assert undisturbed.boundaries.count == EPOCHS * (5 + 3)
     killed = continued(start, loader, 3, 11)
@@ -160,9 +168,7 @@ def test_a_restarted_run_ends_like_an_undisturbed_one(start: Callable[..., Proce
 
 @pytest.mark.parametrize("boundary", [1, 2, 4, 6, 7, 9, 14, 15])
 def test_every_kind_of_boundary(start: Callable[..., Process], boundary: int) -> None:
-    undisturbed = start()
-    undisturbed.run()
-    expected = undisturbed.digest()
+    _, expected = run_undisturbed(start)
     assert continued(start, "shuffle", boundary).digest() == expected
 
 
@@ -170,27 +176,13 @@ def test_which_boundaries_are_restartable(start: Callable[..., Process]) -> None
     process = start()
     assert not process.job.restartable_later, "it may have loops of its own"
     process.run()
-    training, evaluation = [True] * 4 + [False], [True] * 2 + [False]
-    assert process.restartable == (training + evaluation) * EPOCHS
-    assert process.job.restartable_later
-
-
-def test_before_its_first_pass_over_a_loader_ends_a_job_is_known_to_be_restartable_later(
-    start: Callable[..., Process],
-) -> None:
-    process = start()
-    for _ in process.job.batches(process.loader):
-        assert process.job.restartable_later
-        break
-    assert not start().job.restartable_later
+    assert process.restartable == ([True] * 4 + [False] + [True] * 2 + [False]) * EPOCHS
 
 
 def test_without_random_states_the_end_differs(
     start: Callable[..., Process], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    undisturbed = start()
-    undisturbed.run()
-    expected = undisturbed.digest()
+    _, expected = run_undisturbed(start)
     monkeypatch.setattr(process_rng, "restore", lambda states, gpus=None: None)
     assert continued(start, "shuffle", 3).digest() != expected
 
@@ -198,9 +190,7 @@ def test_without_random_states_the_end_differs(
 def test_without_the_start_of_the_pass_the_order_differs(
     start: Callable[..., Process], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    undisturbed = start("generator")
-    undisturbed.run()
-    expected = undisturbed.digest()
+    _, expected = run_undisturbed(start, "generator")
     monkeypatch.setattr("gpuslice.runtime.progress.set_generator_state", lambda generator, state: None)
     assert continued(start, "generator", 3).digest() != expected
 
@@ -280,6 +270,7 @@ def test_batches_without_epochs(start: Callable[..., Process]) -> None:
         seen: list[object] = []
         for epoch in range(3):
             for batch in process.job.batches("abc"):
+                assert process.job.restartable_later
                 seen.append((epoch, batch))
                 if len(seen) == die_at:
                     process.suspend(explicit=True)
