@@ -130,10 +130,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
             process.loader._iterator = None
 
 
-def run_undisturbed(
-    start: Callable[..., Process], loader: str = "shuffle"
-) -> tuple[Process, tuple[Any, ...]]:
-    """A whole run, and its digest."""
+def whole_run(start: Callable[..., Process], loader: str = "shuffle") -> tuple[Process, tuple[Any, ...]]:
     process = start(loader)
     process.run()
     return process, process.digest()
@@ -158,7 +155,7 @@ def continued(start: Callable[..., Process], loader: str, *boundaries: int) -> P
 
 @pytest.mark.parametrize("loader", LOADERS)
 def test_a_restarted_run_ends_like_an_undisturbed_one(start: Callable[..., Process], loader: str) -> None:
-    undisturbed, expected = run_undisturbed(start, loader)
+    undisturbed, expected = whole_run(start, loader)
     # Five boundaries in training (the last one finds the loader exhausted), three in evaluation, per epoch.
     assert undisturbed.boundaries.count == EPOCHS * (5 + 3)
     killed = continued(start, loader, 3, 11)
@@ -168,7 +165,7 @@ def test_a_restarted_run_ends_like_an_undisturbed_one(start: Callable[..., Proce
 
 @pytest.mark.parametrize("boundary", [1, 2, 4, 6, 7, 9, 14, 15])
 def test_every_kind_of_boundary(start: Callable[..., Process], boundary: int) -> None:
-    _, expected = run_undisturbed(start)
+    _, expected = whole_run(start)
     assert continued(start, "shuffle", boundary).digest() == expected
 
 
@@ -182,7 +179,7 @@ def test_which_boundaries_are_restartable(start: Callable[..., Process]) -> None
 def test_without_random_states_the_end_differs(
     start: Callable[..., Process], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, expected = run_undisturbed(start)
+    _, expected = whole_run(start)
     monkeypatch.setattr(process_rng, "restore", lambda states, gpus=None: None)
     assert continued(start, "shuffle", 3).digest() != expected
 
@@ -190,7 +187,7 @@ def test_without_random_states_the_end_differs(
 def test_without_the_start_of_the_pass_the_order_differs(
     start: Callable[..., Process], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, expected = run_undisturbed(start, "generator")
+    _, expected = whole_run(start, "generator")
     monkeypatch.setattr("gpuslice.runtime.progress.set_generator_state", lambda generator, state: None)
     assert continued(start, "generator", 3).digest() != expected
 
