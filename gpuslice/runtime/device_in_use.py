@@ -41,8 +41,8 @@ class DeviceInUse:
         self.gpus = VisibleGpus()
         self._settings = settings
         self._leaving = leaving
-        self._first_rank = named or HOST
-        self._chosen = identity.device(self._first_rank)
+        self._of_rank_0 = named or HOST
+        self._chosen = identity.device(self._of_rank_0)
         self._opened: Device | None = None
 
     @property
@@ -65,7 +65,7 @@ class DeviceInUse:
     def set_rank(self, identity: RankIdentity) -> None:
         """Move in on the device of this rank; one that a scheduler leased, or that was found, stays."""
         if self.known and not self._settings.socket:
-            name = identity.device(self._first_rank)
+            name = identity.device(self._of_rank_0)
             if name != self._chosen:
                 self.move_in(name)
 
