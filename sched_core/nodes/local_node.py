@@ -179,6 +179,7 @@ class LocalNode:
         """Watch nothing any more; the socket is the context's to close."""
         self._watched.close()
         self.processes.close()
+        self._ports.close()
 
     def _heard(self, identity: bytes, pid: int, frame: bytes) -> None:
         self._reports.heard(Connection(self._name, identity), pid, frame)

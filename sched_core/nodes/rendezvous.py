@@ -30,9 +30,9 @@ class Ports:
         path
             Where the choice is written down, so that later calls return the same port.
         """
-        self.release(job)
         with suppress(OSError, ValueError):
             return int(path.read_text())
+        self.release(job)
         self._held[job] = held = _bound()
         port: int = held.getsockname()[1]
         try:
@@ -46,6 +46,11 @@ class Ports:
         held = self._held.pop(job, None)
         if held is not None:
             held.close()
+
+    def close(self) -> None:
+        """Keep no port any more."""
+        for job in list(self._held):
+            self.release(job)
 
 
 def _bound() -> socket.socket:
