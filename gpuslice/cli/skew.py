@@ -63,7 +63,10 @@ def _of_script(words: list[str]) -> Skew:
         found = record(words, config.load(), 3, Path(directory))
     skew = found.ranks[0].skew
     if skew is None:
-        raise UsageError("the script's optimizers made no step", "torch.optim's optimizers are looked at")
+        hint = "torch.optim's optimizers are looked at"
+        if found.status:
+            hint = f"it ended with exit code {found.status}; see what it wrote"
+        raise UsageError("the script's optimizers made no step", hint)
     return skew
 
 

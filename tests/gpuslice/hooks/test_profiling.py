@@ -213,6 +213,19 @@ def test_the_command_for_a_factory(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize(
+    ("end", "hint"),
+    [("pass", "torch.optim's optimizers are looked at"), ("raise OSError('no data')", "exit code 1")],
+)
+def test_the_skew_of_a_script_that_makes_no_step(quick_workshop: Workshop, end: str, hint: str) -> None:
+    quick_workshop.write("train.py", f"import torch\n{end}\n")
+    done = command(quick_workshop, "skew", "train.py")
+    told = done.stderr.splitlines()[-2:]
+    assert done.returncode == 2, done.stderr
+    assert told[0] == "gpuslice: the script's optimizers made no step"
+    assert hint in told[1]
+
+
+@pytest.mark.parametrize(
     "words", [["skew"], ["profile"], ["profile", "--steps", "0", "x.py"], ["skew", "no.py"]]
 )
 def test_wrong_command_lines(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
