@@ -72,8 +72,8 @@ for x in torch.utils.data.DataLoader(torch.randn(200, 8), batch_size=2):
     optimizer.step()
     optimizer.zero_grad()
 del model, optimizer  # as in launched.py
-dist.destroy_process_group()
 gc.collect()
+dist.destroy_process_group()
 """
 
 

@@ -42,10 +42,11 @@ def train(rank: int, directory: str, epochs: int) -> None:
                 time.sleep(0.2)
     with open(os.path.join(directory, f"digest.{rank}"), "w") as file:
         file.write(hashlib.sha256(model.module.weight.detach().numpy().tobytes()).hexdigest())
-    # Else a thread of gloo's may free them as Python is finalized: that aborts, in plain torch, too.
+    # First, or the reducer may be the last to hold the group: torch then joins gloo's threads with the GIL
+    # held, for which one of them may wait. Not later, either: as Python is finalized that aborts.
     del model, optimizer
-    dist.destroy_process_group()
     gc.collect()
+    dist.destroy_process_group()
 
 
 #: Bound to the port at which the ranks meet, so that nobody else is given it before.

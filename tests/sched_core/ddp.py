@@ -41,7 +41,8 @@ state = io.BytesIO()
 torch.save([model.state_dict(), optimizer.state_dict()], state)
 if rank == 0:
     print("digest", hashlib.sha256(state.getvalue()).hexdigest())
-# Else a thread of gloo's may free them as Python is finalized: that aborts, in plain torch, too.
+# First, or the reducer may be the last to hold the group: torch then joins gloo's threads with the GIL held,
+# for which one of them may wait. Not later, either: as Python is finalized that aborts.
 del model, optimizer, layers
-dist.destroy_process_group()
 gc.collect()
+dist.destroy_process_group()

@@ -9,6 +9,7 @@ epoch is over; each rank writes down what it saw.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -83,6 +84,8 @@ def main() -> None:
         )
         os.replace(directory / "new.pt", directory / "checkpoint.pt")
     dist.barrier()
+    del model  # see attached_ddp.py
+    gc.collect()
     dist.destroy_process_group()
 
 
