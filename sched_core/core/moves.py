@@ -119,13 +119,13 @@ class Moves:
         If others will be able to go on from a later one, this is tried again.
         """
         devices = ", ".join(str(self._core.devices[device]) for device in job.placement)
-        if job.portable_later and not job.spec.relaunch:
-            boundary, tries = _boundary(job), self._tried.get(job.id, (0, 0))[1] + 1
+        again = job.portable_later and not job.spec.relaunch
+        if again:
+            _, tries = self._tried.get(job.id, (0, 0))
             self.request(job, job.placement)
-            self._tried[job.id] = boundary, tries
+            self._tried[job.id] = _boundary(job), tries + 1
         else:
             self.forget(job)
-        again = job.id in self._requested
         job.history.append((now, f"not moved to {devices}{' yet' if again else ''}"))
         self._core.order(Notice("not_moved", job.id, {"to": devices, "again": again}))
 

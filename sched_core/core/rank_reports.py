@@ -237,7 +237,8 @@ class RankReports:
         again = rank.phase is RankPhase.PARKED and job.state in (JobState.STARTING, JobState.RESUMING)
         if rank.phase is not RankPhase.COMING and not again:
             raise job.illegal(f"Resumed of rank {rank.number}, which is {rank.phase.value}")
-        rank.phase, rank.bound, rank.portable = RankPhase.ON, "", False
+        rank.phase, rank.bound = RankPhase.ON, ""
+        rank.portable = rank.portable_later = False
         self._core.switch_costs.resumed(job, rank.number, message)
         self._advance(job, rank, now, message.boundary)
         self._core.settle(job, now)

@@ -210,7 +210,7 @@ def load_shim() -> None:
     try:
         shim.preload()
     except GpusliceError as error:
-        sys.stderr.write(f"gpuslice: {error.message}\ngpuslice: {error.remedy}\n")
+        sys.stderr.write(error.lines)
         raise SystemExit(error.exit_code) from None
 
 

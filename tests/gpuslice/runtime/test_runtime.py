@@ -32,14 +32,13 @@ class Script:
     replicated = False
     samples = 0
     interruptible = True
+    restartable_later = True
 
     def __init__(self) -> None:
         self.weights = torch.arange(50_000.0)
 
     def named_state(self) -> dict[str, object]:
         return {"weights": self.weights}
-
-    restartable_later = True
 
     def restartable(self, *, explicit: bool) -> bool:
         return explicit
