@@ -58,7 +58,20 @@ def ours() -> ModuleType:
         ),
         (RUN, [PYTHON, "-c", "from multiprocessing.resource_tracker import main;main(9)"], False),
         (RUN, [PYTHON, "/x/torch/_inductor/compile_worker/__main__.py", "--pickler=x"], False),
+        (RUN, [PYTHON, "/x/torch/_inductor/__autotune_main__.py", "--parent=1"], False),
+        (RUN, [PYTHON, "-OBuX", "dev", "-Wignore", "-m", "torch.distributed.run", "train.py"], False),
+        (RUN, [PYTHON, "--check-hash-based-pycs", "never", "/usr/bin/torchrun", "train.py"], False),
+        (RUN, [PYTHON, "-um", "torch.distributed.run", "train.py"], False),
+        # Names and arguments of the user's own that look like those of helpers and launchers.
+        (RUN, [PYTHON, "train_multiprocessing.py"], True),
+        (RUN, [PYTHON, "/home/u/compile_worker_bench/train.py"], True),
+        (RUN, [PYTHON, "train.py", "--ctx", "torch.multiprocessing.spawn"], True),
+        (RUN, [PYTHON, "train.py", "-m", "deepspeed"], True),
+        (RUN, [PYTHON, "-W", "torchrun", "-X", "torchrun", "train.py"], True),
+        (RUN, [PYTHON, "-c", "import train", "-m", "torchrun"], True),
+        (RUN, [PYTHON, "-", "--multiprocessing-fork"], True),
         (RUN, [PYTHON], True),
+        (RUN, [PYTHON, "-m"], True),
     ],
 )
 def test_who_trains(ours: ModuleType, environ: dict[str, str], argv: list[str], trains: bool) -> None:
@@ -78,6 +91,9 @@ def test_who_trains(ours: ModuleType, environ: dict[str, str], argv: list[str], 
         (RUN, [PYTHON, "-c", "from multiprocessing.resource_tracker import main;main(9)"], False),
         (RUN, [PYTHON, "/x/torch/_inductor/compile_worker/__main__.py", "--pickler=x"], False),
         (RUN, [PYTHON, "/usr/bin/torchrun", "train.py"], False),
+        (RUN, [PYTHON, "-c", "from multiprocessing.forkserver import main; main(3, 4)"], True),
+        (RUN | {ARMED: " 1"}, [PYTHON, "train.py", "multiprocessing.resource_tracker"], True),
+        (RUN | {ARMED: " 1"}, [PYTHON, "/home/u/compile_worker/train.py"], True),
     ],
 )
 def test_who_may_become_a_rank(ours: ModuleType, environ: dict[str, str], argv: list[str], may: bool) -> None:

@@ -26,10 +26,10 @@ if TYPE_CHECKING:  # the real `typing` would cost every Python below us some mil
 #: Launchers: they import torch, but their children train.
 LAUNCHERS = {"torchrun", "accelerate", "deepspeed", "torch.distributed.run", "torch.distributed.launch"}
 LAUNCHERS |= {"accelerate.commands.launch", "deepspeed.launcher.runner", "deepspeed.launcher.launch"}
-#: Arguments of helper processes: multiprocessing's children and servers, inductor's compile workers.
-HELPERS = ("--multiprocessing-fork", "multiprocessing.", "compile_worker")
-#: Of those, the ones that never train.
-SERVANTS = ("multiprocessing.resource_tracker", "compile_worker")
+#: How the code begins that multiprocessing gives its children and servers, one of which never trains.
+CHILD, RESOURCE_TRACKER = "from multiprocessing.", "from multiprocessing.resource_tracker"
+#: Scripts that compile for torch; they never train.
+COMPILERS = ("/_inductor/compile_worker/__main__.py", "/_inductor/__autotune_main__.py")
 #: Rank and process that have the hooks. A process of another rank trains, too, and this one after `exec`.
 ARMED = "GPUSLICE_ARMED"
 
@@ -38,24 +38,48 @@ def trains(environ: Mapping[str, str], argv: Sequence[str]) -> bool:
     """Whether this process, with this environment and command line, is one that trains."""
     if "GPUSLICE_LAUNCH" not in environ:
         return False
-    if any(helper in argument for argument in argv[1:] for helper in HELPERS):
+    flag, program = _program(argv)
+    if _compiles(flag, program) or (flag == "c" and program.startswith(CHILD)):
         return False
     if ARMED in environ:
         rank, _, pid = environ[ARMED].partition(" ")
         return rank != environ.get("RANK", rank) or pid == str(os.getpid())
-    return not _launches(argv)
+    return not _launches(flag, program)
 
 
 def may_join(environ: Mapping[str, str], argv: Sequence[str]) -> bool:
     """Whether this process, if it does not train by itself, may yet become a rank of the job."""
-    if "GPUSLICE_LAUNCH" not in environ or _launches(argv):
+    flag, program = _program(argv)
+    if "GPUSLICE_LAUNCH" not in environ or _launches(flag, program) or _compiles(flag, program):
         return False
-    return not any(servant in argument for argument in argv[1:] for servant in SERVANTS)
+    return not (flag == "c" and program.startswith(RESOURCE_TRACKER))
 
 
-def _launches(argv: Sequence[str]) -> bool:
-    program = argv[argv.index("-m") + 1 :] if "-m" in argv[:-1] else argv[1:]
-    return os.path.basename(next((word for word in program if word[:1] != "-"), "")) in LAUNCHERS
+def _program(argv: Sequence[str]) -> tuple[str, str]:
+    """What the interpreter executes: "c" and code, "m" and a module, or an empty string and a script."""
+    words = iter(argv[1:])
+    for word in words:
+        if word[:1] != "-" or word == "-":
+            return "", word
+        if word == "--check-hash-based-pycs":
+            next(words, "")
+        if word[:2] == "--":
+            continue
+        for end, flag in enumerate(word[1:], 2):  # flags may stand together, and before their value
+            if flag in "cmWX":
+                value = word[end:] or next(words, "")
+                if flag in "cm":
+                    return flag, value
+                break
+    return "", ""
+
+
+def _launches(flag: str, program: str) -> bool:
+    return (program if flag == "m" else os.path.basename(program)) in LAUNCHERS and flag != "c"
+
+
+def _compiles(flag: str, program: str) -> bool:
+    return not flag and program.endswith(COMPILERS)
 
 
 #: Ray's trainers, of its present and of its former interface.
