@@ -92,7 +92,10 @@ def _to_complete() -> list[str]:
 
 def _named(arguments: list[str]) -> list[str]:
     """Take the options that name a scheduler off the beginning; whoever asks one finds them again."""
-    while len(arguments) > 1 and arguments[0] in _SCHEDULER:
-        os.environ[_SCHEDULER[arguments[0]]] = arguments[1]
-        arguments = arguments[2:]
+    while arguments:
+        option, equals, value = arguments[0].partition("=")
+        if option not in _SCHEDULER or not (equals or arguments[1:]):
+            break
+        os.environ[_SCHEDULER[option]] = value if equals else arguments[1]
+        arguments = arguments[1 if equals else 2 :]
     return arguments

@@ -60,8 +60,12 @@ def outline(modules: Mapping[str, str]) -> typer.Typer:
     """
     app = _empty()
     for name, path in modules.items():
-        app.command(name, short_help=" ".join(_help(path).partition("\n\n")[0].split()))(lambda: None)
+        app.command(name, short_help=" ".join(_help(path).partition("\n\n")[0].split()))(_misplaced)
     return app
+
+
+def _misplaced() -> None:
+    raise typer.BadParameter("the command comes first, its options after it")
 
 
 def _empty() -> typer.Typer:

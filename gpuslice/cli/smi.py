@@ -51,6 +51,8 @@ def command(
     try:
         with Sampler(readers, _EVERY_S if watch else _FIRST_S, show) as sampler:
             while not shown.wait(_FIRST_S) or watch:
+                if watch:
+                    shown.clear()
                 if not sampler.running:
                     break
     finally:

@@ -61,6 +61,8 @@ from .submission import check, make_spec
 
 _LINGER_MS = 1000
 _REQUESTS_AT_ONCE = 20
+#: A client that waits asks again every two seconds; one that has not asked for so long has gone.
+_FORGET_S = 60.0
 #: Most of a log that one answer holds.
 _LOG_PART_BYTES = 256 << 10
 _UNLESS = "give it more time, or leave out --guaranteed"
@@ -99,10 +101,10 @@ class ClientSocket:
         self._journal = journal
         self._overview = overview
         self._sockets = [bind(scheduler.context, f"ipc://{directory / CLIENT_SOCKET}")]
-        #: Who waits for the end of a job, by job; whoever gave up is still among them.
-        self._awaiting_end: dict[str, dict[_Requester, None]] = {}
-        #: Who waits to hear whether a job's deadline is guaranteed, by job.
-        self._awaiting_guarantee: dict[str, dict[_Requester, None]] = {}
+        #: Who waits for the end of a job, by job, and when each asked last, in this order.
+        self._awaiting_end: dict[str, dict[_Requester, float]] = {}
+        #: Who waits to hear whether a job's deadline is guaranteed, likewise.
+        self._awaiting_guarantee: dict[str, dict[_Requester, float]] = {}
         #: Who waits for the end of the scheduler.
         self._awaiting_shutdown: list[_Requester] = []
         if tcp is not None:
@@ -179,12 +181,10 @@ class ClientSocket:
             case Status():
                 return self._overview.status(request.after, self._scheduler.now(), self.endpoints)
             case Wait():
-                self._awaiting_end.setdefault(self._known(request.job).id, {})[requester] = None
-                self.notify()
+                self._wait(requester, self._awaiting_end.setdefault(self._known(request.job).id, {}))
                 return None
             case Admission():
-                self._awaiting_guarantee.setdefault(self._known(request.job).id, {})[requester] = None
-                self.notify()
+                self._wait(requester, self._awaiting_guarantee.setdefault(self._known(request.job).id, {}))
                 return None
             case Logs():
                 logs = self._scheduler.local.processes
@@ -214,6 +214,15 @@ class ClientSocket:
             case Down():
                 self._down(requester, drain=request.drain)
                 return None
+
+    def _wait(self, requester: _Requester, asked_s: dict[_Requester, float]) -> None:
+        """Note that ``requester`` waits, and forget those who have gone without a word."""
+        now_s = self._scheduler.now()
+        asked_s.pop(requester, None)
+        asked_s[requester] = now_s
+        while asked_s[first := next(iter(asked_s))] < now_s - _FORGET_S:
+            del asked_s[first]
+        self.notify()
 
     def _changed(self, request: OwnerRequest) -> Done:
         try:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 import pytest
 
-from gpuslice.cli import main
-from gpuslice.profiler import hosts
+from gpuslice.cli import main, smi
+from gpuslice.profiler import hosts, sampler
 from gpuslice.profiler.devices import Reading
 from gpuslice.profiler.hosts import HostReader
 from gpuslice.profiler.sampler import DeviceUse, Sampler
@@ -160,3 +160,47 @@ def test_smi_as_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert "no GPUs" in heading or "driver" in heading
     assert header.split("\t")[:4] == ["DEVICE", "NAME", "UTIL", "MEMORY"]
     assert any(row.startswith("cpu:0\t") for row in rows)
+
+
+def test_smi_watches_without_asking_again_and_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Noted(threading.Event):
+        changed = 0
+        answered = 0
+
+        def set(self) -> None:
+            type(self).changed += 1
+            super().set()
+
+        def wait(self, timeout: float | None = None) -> bool:
+            happened = super().wait(timeout)
+            type(self).answered += happened
+            return happened
+
+    class Instruments:
+        """They are read once, and are there for three more questions."""
+
+        def __init__(self, readers: object, every_s: float, show: Callable[[list[Reading]], None]) -> None:
+            self._show, self._left = show, 4
+
+        def __enter__(self) -> Instruments:
+            return self
+
+        def __exit__(self, *failure: object) -> None:
+            pass
+
+        @property
+        def running(self) -> bool:
+            if self._left == 4:
+                self._show([])
+            self._left -= 1
+            return self._left > 0
+
+    monkeypatch.setattr(smi.threading, "Event", Noted)
+    monkeypatch.setattr(sampler, "Sampler", Instruments)
+    with pytest.raises(SystemExit) as ended:
+        main(["smi", "--watch", "--json"])
+    assert ended.value.code == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1
+    assert (Noted.changed, Noted.answered) == (1, 1)

@@ -49,3 +49,24 @@ def test_the_outline_imports_no_command() -> None:
         "except SystemExit: sys.exit(len({'rich', 'numpy', *COMMANDS.values()} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("words", [["--connect=tcp://127.0.0.1:1"], ["--connect", "tcp://127.0.0.1:1"]])
+def test_a_scheduler_elsewhere_is_named_in_both_ways(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("GPUSLICE_CONNECT", "")  # and taken back to what it was
+    monkeypatch.delenv("GPUSLICE_CURVE_KEYS", raising=False)
+    with pytest.raises(SystemExit, match="2"):
+        main([*words, "down"])
+    assert "tcp://127.0.0.1:1 without keys" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["--connect", "--", "down"], ["--", "ps"], ["--curve-keys"]])
+def test_no_command_line_does_nothing_and_says_so_to_nobody(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("GPUSLICE_CONNECT", "")
+    with pytest.raises(SystemExit, match="2"):
+        main(words)
+    assert "gpuslice: " in capsys.readouterr().err
