@@ -1,15 +1,32 @@
-"""How much memory this machine, and the control group that this process is in, can still give."""
+"""How much memory this machine, and the control groups that this process is in, can still give."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from gpuslice.errors import EnvironmentUnusableError
 
 _MEMINFO = Path("/proc/meminfo")
+_OWN_GROUPS = Path("/proc/self/cgroup")
 _CGROUP = Path("/sys/fs/cgroup")
 #: What stands for no limit.
 UNLIMITED_BYTES = 1 << 62
+
+
+class _Files(NamedTuple):
+    """The files of a control group: its limit, what is used, and in which lines the page cache is told."""
+
+    limit: str
+    used: str
+    cached: tuple[str, str]
+
+
+_VERSION_2 = _Files("memory.max", "memory.current", ("active_file", "inactive_file"))
+_VERSION_1 = _Files(
+    "memory.limit_in_bytes", "memory.usage_in_bytes", ("total_active_file", "total_inactive_file")
+)
 
 
 def available_bytes() -> int:
@@ -20,7 +37,12 @@ def available_bytes() -> int:
     EnvironmentUnusableError
         If the kernel does not say.
     """
-    return min(_machine_bytes(), _cgroup_bytes())
+    return min([_machine_bytes(), *(_left_bytes(*group) for group in _limited_groups())])
+
+
+def cgroup_limit_bytes() -> int:
+    """The least limit of this process's control groups; ``UNLIMITED_BYTES`` or more where there is none."""
+    return min([UNLIMITED_BYTES, *(limit_bytes for _, _, limit_bytes in _limited_groups())])
 
 
 def _machine_bytes() -> int:
@@ -30,18 +52,45 @@ def _machine_bytes() -> int:
     raise EnvironmentUnusableError(f"{_MEMINFO} names no MemAvailable", "use Linux 3.14 or newer")
 
 
-def _cgroup_bytes() -> int:
-    """What this process's memory cgroup (version 2) still allows; a huge number where there is no limit.
+def _limited_groups() -> Iterator[tuple[Path, _Files, int]]:
+    """The memory control groups with a limit that hold this process: its own, and all above it."""
+    for group, files in _groups():
+        try:
+            limit = (group / files.limit).read_text(encoding="ascii").strip()
+        except OSError:
+            continue  # the root of all has none; a container may see only the one that is its root
+        if limit.isdigit() and int(limit) < UNLIMITED_BYTES:
+            yield group, files, int(limit)
+
+
+def _groups() -> Iterator[tuple[Path, _Files]]:
+    try:
+        lines = _OWN_GROUPS.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    for line in [*lines, "0::/"]:
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            root, files = _CGROUP, _VERSION_2
+        elif "memory" in controllers.split(","):
+            root, files = _CGROUP / "memory", _VERSION_1
+        else:
+            continue
+        group = root / path.strip("/")
+        yield group, files
+        yield from ((above, files) for above in group.parents if above.is_relative_to(root))
+
+
+def _left_bytes(group: Path, files: _Files, limit_bytes: int) -> int:
+    """What a group still allows.
 
     The kernel drops cached files before it says no; pages of tmpfs are not among them.
     """
     try:
-        limit = (_CGROUP / "memory.max").read_text(encoding="ascii").strip()
-        current = int((_CGROUP / "memory.current").read_text(encoding="ascii"))
-        lines = (_CGROUP / "memory.stat").read_text(encoding="ascii").splitlines()
+        used_bytes = int((group / files.used).read_text(encoding="ascii"))
+        statistics = dict(
+            line.split() for line in (group / "memory.stat").read_text(encoding="ascii").splitlines()
+        )
     except OSError:
         return UNLIMITED_BYTES
-    if limit == "max":
-        return UNLIMITED_BYTES
-    statistics = dict(line.split() for line in lines)
-    return int(limit) - current + int(statistics["active_file"]) + int(statistics["inactive_file"])
+    return limit_bytes - used_bytes + sum(int(statistics[name]) for name in files.cached)

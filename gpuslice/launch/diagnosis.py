@@ -25,6 +25,7 @@ from gpuslice.kernels.routes import Ground, verdicts
 from gpuslice.launch import measured_rates
 from gpuslice.launch.measured_rates import Peer, Rates
 from gpuslice.launch.visible_gpus import cautions, visible
+from gpuslice.memory import cgroup_limit_bytes
 from gpuslice.types import Route
 from gpuslice.version import __version__
 
@@ -340,17 +341,11 @@ def _meminfo() -> dict[str, int]:
 
 
 def _memory() -> MemoryState:
-    meminfo = _meminfo()
-    return MemoryState(meminfo["MemTotal"], meminfo["MemAvailable"], _cgroup_limit(meminfo["MemTotal"]))
-
-
-def _cgroup_limit(total_bytes: int, root: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """The memory limit of this process's control group as a container sees it, version 2 or 1."""
-    for name in ("memory.max", "memory/memory.limit_in_bytes"):
-        text = _read(root / name)
-        if text is not None and text.isdigit() and int(text) < total_bytes:
-            return int(text)
-    return None
+    meminfo, limit_bytes = _meminfo(), cgroup_limit_bytes()
+    total_bytes = meminfo["MemTotal"]
+    return MemoryState(
+        total_bytes, meminfo["MemAvailable"], limit_bytes if limit_bytes < total_bytes else None
+    )
 
 
 def _huge_pages() -> HugePagesState:
