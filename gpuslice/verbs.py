@@ -102,7 +102,7 @@ class Status(Verb, tag="status", frozen=True):
 
 
 class Wait(Verb, tag="wait", frozen=True):
-    """Answer when the job has ended. Asked again every two seconds; who does not is forgotten after a minute."""
+    """Answer when the job has ended; to be asked again every two seconds, as who has gone is forgotten."""
 
     job: JobName
 

@@ -89,7 +89,7 @@ def command(
             "--peer settles policy, placement, cost and speed",
             "leave out --policy, --compare, --set, --placement, --defragment, --cost, --speed",
         )
-    _check_writable(json_out, per_job, html)
+    _check_writable(json=json_out, per_job=per_job, html=html)
     loaded, spared = _load(trace, trace_format, throughputs, cluster if clamp else None, retries)
     measured = None if validate is None else read_measured(validate, loaded)
     base = Request(
@@ -148,13 +148,15 @@ def _names(policy: str | None, compare: str | None) -> list[str]:
     return names
 
 
-def _check_writable(*paths: Path | None) -> None:
+def _check_writable(**paths: Path | None) -> None:
     """Say so before hours of simulation if results have nowhere to go."""
-    for path in paths:
-        if path is not None and not path.parent.is_dir():
-            raise UsageError(f"cannot write {path}: there is no folder {path.parent}")
-        if path is not None and path.is_dir():
-            raise UsageError(f"cannot write {path}: it is a folder", "name a file in it")
+    from gpuslice.launch.command import check_writable
+
+    for name, path in paths.items():
+        if path is not None and (
+            path.is_file() or path.is_dir() or not path.exists()
+        ):  # /dev/stdout is welcome
+            check_writable(f"--{name.replace('_', '-')}", str(path.absolute()))
 
 
 def _requests(base: Request, policies: list[str], settings: list[str]) -> list[Request]:
@@ -259,6 +261,9 @@ def _report(
     from gpuslice.sched_core.sim.validate import validate
 
     found = [] if measured is None else [validate(outcome, measured) for outcome in outcomes]
+    typer.echo(table.render(outcomes))  # first: what cannot be written must not take it along
+    for outcome, distance in zip(outcomes, found, strict=False):
+        typer.echo(table.render_validation(outcome, distance))
     try:
         if per_job is not None:
             for outcome in outcomes:
@@ -269,6 +274,3 @@ def _report(
             html.write_text(simulation_page.page(outcomes), encoding="utf-8")
     except OSError as error:
         raise UsageError(f"cannot write {error.filename}: {error.strerror}") from error
-    typer.echo(table.render(outcomes))
-    for outcome, distance in zip(outcomes, found, strict=False):
-        typer.echo(table.render_validation(outcome, distance))

@@ -12,7 +12,7 @@ from pathlib import Path
 from gpuslice.clock import ContinuedClock
 from gpuslice.config import load
 from gpuslice.daemon import event_log
-from gpuslice.daemon.journal_recovery import open_journal
+from gpuslice.daemon.journal_recovery import continued, open_journal
 from gpuslice.daemon.observer import EventObserver
 from gpuslice.daemon.other_nodes import OtherNodes
 from gpuslice.daemon.replicas import Replicas
@@ -75,6 +75,7 @@ def serve(
         If the directory cannot be used, for instance because the disk is full.
     """
 
+    setup = continued(directory, setup)
     clock = ContinuedClock()
     remote = None if others is None else others.open(clock)
     listeners = _Listeners(setup.make_core())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 
 import msgspec
@@ -42,10 +43,9 @@ def open_journal(directory: Path, setup: Setup, *, accept_loss: bool, warn: Call
     """
     journal = _open(directory, accept_loss=accept_loss, warn=warn)
     try:
-        written = journal.about()
-        former = None if written is None else msgspec.json.decode(written, type=Setup)
+        former = _former(journal)
         if former is not None and former != setup:
-            _refuse_unfinished(directory, journal, former)
+            _refuse_unfinished(directory, journal, former, setup)
             journal.close()
             _set_aside(directory)
             journal = Journal(directory / FILE)
@@ -54,6 +54,31 @@ def open_journal(directory: Path, setup: Setup, *, accept_loss: bool, warn: Call
         journal.close()
         raise
     return journal
+
+
+def continued(directory: Path, setup: Setup) -> Setup:
+    """``setup``, but with the memory that devices had for the last scheduler if its jobs have not ended.
+
+    What kernel and driver say of it changes with their versions, and jobs were accepted by what they said.
+    """
+    try:
+        with Journal(directory / FILE, read_only=True) as journal:
+            former = _former(journal)
+            if former is None or former == setup or _differences(former, setup) != ["memory_bytes"]:
+                return setup
+            return former if _unfinished(journal, former) else setup
+    except GpusliceError:
+        return setup  # there is no journal, or `open_journal` will say what is wrong
+
+
+def _former(journal: Journal) -> Setup | None:
+    written = journal.about()
+    return None if written is None else msgspec.json.decode(written, type=Setup)
+
+
+def _differences(former: Setup, setup: Setup) -> list[str]:
+    """The names of what differs."""
+    return [one.name for one in fields(Setup) if getattr(former, one.name) != getattr(setup, one.name)]
 
 
 def _open(directory: Path, *, accept_loss: bool, warn: Callable[[str], None]) -> Journal:
@@ -121,8 +146,7 @@ def has_unfinished_jobs(directory: Path) -> bool:
     """Whether jobs of the last scheduler in ``directory`` have not ended, as far as can be read."""
     try:
         with Journal(directory / FILE, read_only=True) as journal:
-            written = journal.about()
-            former = None if written is None else msgspec.json.decode(written, type=Setup)
+            former = _former(journal)
             return former is not None and bool(_unfinished(journal, former))
     except GpusliceError:
         return False  # there is none, or `open_journal` will say what is wrong
@@ -135,11 +159,12 @@ def _unfinished(journal: Journal, setup: Setup) -> list[str]:
     return [job.id for job in core.jobs.values() if not (job.state.ended and job.processes_gone)]
 
 
-def _refuse_unfinished(directory: Path, journal: Journal, setup: Setup) -> None:
-    if unfinished := _unfinished(journal, setup):
+def _refuse_unfinished(directory: Path, journal: Journal, former: Setup, setup: Setup) -> None:
+    if unfinished := _unfinished(journal, former):
         raise ConfigError(
             f"jobs of the last scheduler in {directory} have not ended ({', '.join(unfinished)}); it had "
-            f"--devices {','.join(map(str, setup.devices))} --policy {setup.policy}",
+            f"--devices {','.join(map(str, former.devices))} --policy {former.policy}, and what differs is: "
+            f"{', '.join(_differences(former, setup))}",
             "start it with the same options, or choose another --state-dir",
         )
 

@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from gpuslice.errors import EnvironmentUnusableError, GpusliceError, NodeLostErr
 from gpuslice.sched_core.nodes.local_node import rank_endpoint
 from gpuslice.sched_core.nodes.transfers import UNREACHABLE
 
+from .agent_process import LOG
 from .keeper import AgentKeeper
 from .plan import Found, Wanted
 from .ray_nodes import Node, call, connected, ray_module, result
@@ -65,7 +67,7 @@ def begin(wanted: Wanted) -> None:
     """
     nodes = _living(wanted).values()
     for node in nodes:
-        _end(node)
+        _end(wanted, node)
     for node, actor in [(node, _begin(wanted, node)) for node in nodes]:
         ready = actor.ready.remote()
         if not ray_module().wait([ready], timeout=_READY_S)[0]:
@@ -73,7 +75,11 @@ def begin(wanted: Wanted) -> None:
                 f"Ray does not give node {node.name or node.ray_name} to gpuslice within {_READY_S:g} s",
                 "`ray status` shows who has its devices; stop them, or share fewer with --devices",
             )
-        result(ready)
+        if not result(ready) and node.name:
+            raise EnvironmentUnusableError(
+                f"the agent of node {node.name} does not start",
+                f"{_directory(wanted, node)}/{LOG} there says why",
+            )
 
 
 def _begin(wanted: Wanted, node: Found) -> Any:
@@ -84,7 +90,7 @@ def _begin(wanted: Wanted, node: Found) -> Any:
         cpus = row["Resources"].get("CPU", 0)
     affinity = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
     options = {
-        "name": actor_name(node),
+        "name": actor_name(wanted, node),
         "namespace": NAMESPACE,
         "lifetime": "detached",
         "get_if_exists": True,
@@ -94,33 +100,39 @@ def _begin(wanted: Wanted, node: Found) -> Any:
         "num_gpus": wanted.gpus,
         "scheduling_strategy": affinity(node.id, soft=False),
     }
-    directory = f"{wanted.directory}/nodes/{node.name}" if node.name else ""
+    directory = _directory(wanted, node) if node.name else ""
     config = msgspec.json.encode(wanted.agents[node.name]) if node.name else b""
     return ray.remote(AgentKeeper).options(**options).remote(directory, config)
 
 
-def actor_name(node: Found) -> str:
-    """What the actor of ``node`` is called."""
-    return f"gpuslice-agent-{node.name or node.ray_name}"
+def actor_name(wanted: Wanted, node: Found) -> str:
+    """What the actor of ``node`` is called; the scheduler of another directory has its own."""
+    scheduler = blake2b(wanted.directory.encode(), digest_size=4).hexdigest()
+    return f"gpuslice-agent-{node.name or node.ray_name}-{scheduler}"
+
+
+def _directory(wanted: Wanted, node: Found) -> str:
+    """That of what gpuslice keeps on ``node``."""
+    return f"{wanted.directory}/nodes/{node.name}" if node.name else wanted.directory
 
 
 def end(wanted: Wanted) -> None:
     """End the actors; what they keep is told to leave by the scheduler."""
     for node in wanted.nodes:
-        _end(node)
+        _end(wanted, node)
 
 
-def _end(node: Found) -> None:
-    ray = ray_module()
+def _end(wanted: Wanted, node: Found) -> None:
+    ray, name = ray_module(), actor_name(wanted, node)
     try:
-        former = ray.get_actor(actor_name(node), namespace=NAMESPACE)
+        former = ray.get_actor(name, namespace=NAMESPACE)
     except ValueError:
         return
     ray.kill(former, no_restart=True)
     ends_s = time.monotonic() + _READY_S
     while time.monotonic() < ends_s:  # its name is its own until it is gone
         try:
-            ray.get_actor(actor_name(node), namespace=NAMESPACE)
+            ray.get_actor(name, namespace=NAMESPACE)
         except ValueError:
             return
         time.sleep(_LOOK_AGAIN_S)
@@ -178,15 +190,14 @@ def _living(wanted: Wanted) -> dict[str, Found]:
 def _begin_missing(wanted: Wanted, nodes: Iterable[Found]) -> None:
     for node in nodes:
         try:
-            ray_module().get_actor(actor_name(node), namespace=NAMESPACE)
+            ray_module().get_actor(actor_name(wanted, node), namespace=NAMESPACE)
         except ValueError:
             _begin(wanted, node)
 
 
 def _with_flags(wanted: Wanted, node: Found) -> Node:
     """A node as shipments know it: a scheduler's jobs are told apart by the socket at which they report."""
-    directory = f"{wanted.directory}/nodes/{node.name}" if node.name else wanted.directory
-    flags = {"socket": rank_endpoint(Path(directory))}
+    flags = {"socket": rank_endpoint(Path(_directory(wanted, node)))}
     if not node.name and wanted.ramdisk_dir:
         flags["ramdisk_dir"] = wanted.ramdisk_dir
     return Node(node.id, node.ray_name, flags)

@@ -21,6 +21,8 @@ from gpuslice.sched_core.nodes.endpoint import LOCK
 from .agent_process import CONFIG, LOG
 
 _LOOK_AGAIN_S = 0.5
+#: Before an agent that could not be started is started again.
+_TRY_AGAIN_S = 5.0
 #: How long an agent may take to leave its jobs alone, so that another can take its place.
 _LEAVE_S = 10.0
 #: How long one may take to be there.
@@ -35,7 +37,7 @@ class AgentKeeper:
     directory
         The agent's, on its node; empty: it keeps nothing but Ray's resources.
     config
-        What the agent is told (``agent_process.Config``, as JSON).
+        What the agent is told (``plan.Config``, as JSON).
     """
 
     def __init__(self, directory: str, config: bytes) -> None:
@@ -57,8 +59,12 @@ class AgentKeeper:
     def _watch(self) -> None:
         assert self._directory is not None
         while (self._directory / CONFIG).exists():  # it removes it when it has been told to leave
-            if not _running(self._directory):
+            # What keeps it from being started (memory, processes) may pass: it is in the actor's log.
+            try:
                 self._begin_agent()
+            except (OSError, subprocess.CalledProcessError) as error:
+                sys.stderr.write(f"gpuslice: the agent in {self._directory} did not start: {error}\n")
+                time.sleep(_TRY_AGAIN_S)
             time.sleep(_LOOK_AGAIN_S)
 
     def _begin_agent(self) -> None:

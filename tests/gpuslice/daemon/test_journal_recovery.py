@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from gpuslice.daemon.journal_recovery import open_journal
+from gpuslice.daemon.journal_recovery import continued, open_journal
 from gpuslice.daemon.scheduler_setup import Setup
+from gpuslice.errors import ConfigError
 from gpuslice.sched_core.core.events import Submitted
 from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.jobs.program import Program
@@ -111,3 +113,21 @@ def test_a_journal_of_other_options_is_set_aside_with_its_head(tmp_path: Path) -
     open_journal(tmp_path, other, accept_loss=False, warn=refuse_to_warn).close()
     with Journal(tmp_path / "past-1" / FILE) as journal:
         assert journal.about() is not None
+
+
+def test_unfinished_jobs_keep_the_memory_that_they_were_accepted_by(tmp_path: Path) -> None:
+    """A new kernel says of the same machine that it has some pages more."""
+    (tmp_path / "logs").mkdir()
+    before, after = replace(SETUP, memory_bytes=1000), replace(SETUP, memory_bytes=1001)
+    assert continued(tmp_path, after) == after  # there is no journal yet
+    with open_journal(tmp_path, before, accept_loss=False, warn=refuse_to_warn) as journal:
+        assert continued(tmp_path, before) == before
+        assert continued(tmp_path, after) == after  # no job that was accepted
+        spec = JobSpec(id="a", submit_s=0.0)
+        journal.append(Submitted(spec, Program(("true",), "/")), 1.0, quiet=False)
+    assert continued(tmp_path, after) == before
+    other = replace(after, switch_share=0.5, spill_limit="1G")
+    assert continued(tmp_path, other) == other
+    with pytest.raises(ConfigError, match="differs is: switch_share, memory_bytes, spill_limit"):
+        open_journal(tmp_path, other, accept_loss=False, warn=refuse_to_warn)
+    open_journal(tmp_path, continued(tmp_path, after), accept_loss=False, warn=refuse_to_warn).close()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from gpuslice.nodes.agents import actor_name
 from gpuslice.nodes.plan import Found, Wanted
 
 from ...cli.conftest import Shell, shell_in
@@ -56,6 +57,10 @@ class Nodes:
 
     def agent(self, node: str) -> int:
         return int((self.shell.directory / "nodes" / node / "scheduler.pid").read_text())
+
+    def actor(self, node: str) -> str:
+        """What the actor of this scheduler is called that has ``node``."""
+        return actor_name(Wanted(directory=str(self.shell.directory)), Found(node, "", node, ""))
 
     def notes(self, what: str, job: str = "") -> list[dict[str, object]]:
         lines = self.shell("events", "--json").splitlines()

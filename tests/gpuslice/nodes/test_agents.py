@@ -43,7 +43,7 @@ def test_ray_shows_what_is_taken_and_by_whom(nodes: Nodes) -> None:
 
     assert ray.available_resources().get("CPU", 0) == 0
     named = {one["name"] for one in ray.util.list_named_actors(all_namespaces=True)}
-    assert {f"gpuslice-agent-{name}" for name in (nodes.here, *nodes.others)} <= named
+    assert {nodes.actor(name) for name in (nodes.here, *nodes.others)} <= named
 
 
 def test_a_job_goes_from_node_to_node_to_node_bit_for_bit(
@@ -93,7 +93,7 @@ def test_a_job_outlives_the_agent_the_actor_and_the_scheduler(
         assert time.monotonic() < ends_s
         time.sleep(0.1)
     second = nodes.agent(other)
-    name = f"gpuslice-agent-{other}"
+    name = nodes.actor(other)
     ray.kill(ray.get_actor(name, namespace="gpuslice"), no_restart=False)
     assert ray.get(ray.get_actor(name, namespace="gpuslice").ready.remote()) == second
     nodes.shell.kill()

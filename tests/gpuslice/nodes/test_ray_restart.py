@@ -68,7 +68,7 @@ def test_jobs_run_on_while_ray_is_away_and_move_when_it_is_there_again(
     ray.start()
     until(client, near, lambda one: one.devices == (f"{there}/cpu:0",) and one.steps > steps)
     actors = ray.actors()
-    assert all(f"gpuslice-agent-{name}" in actors for name in (nodes.here, there))
+    assert all(nodes.actor(name) in actors for name in (nodes.here, there))
     client.resume(far)
     nodes.enough.touch()
     for job in (near, far):
