@@ -1,4 +1,4 @@
-"""Time as an argument: real clocks for the shells, a virtual one for the simulator and the tests."""
+"""Time as an argument: real clocks for whatever runs, a virtual one for tests."""
 
 from __future__ import annotations
 

@@ -19,6 +19,7 @@ from gpuslice.errors import (
     EnvironmentUnusableError,
     GpusliceError,
     RemoteProtocolError,
+    UnforeseenError,
     UsageError,
 )
 from gpuslice.types import checked, is_word
@@ -28,7 +29,11 @@ from gpuslice.wire import MAX_MESSAGE_BYTES
 #: How often a client that waits looks whether there is still a scheduler, and asks again.
 _LOOK_AGAIN_MS = 2000
 _A = TypeVar("_A")
-_ERRORS: dict[int, type[GpusliceError]] = {2: UsageError, 3: EnvironmentUnusableError}
+_ERRORS: dict[int, type[GpusliceError]] = {
+    1: UnforeseenError,
+    2: UsageError,
+    3: EnvironmentUnusableError,
+}
 
 
 class Client:

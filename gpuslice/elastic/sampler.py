@@ -107,6 +107,8 @@ class ElasticSampler:
         if scaling not in _SCALINGS:
             raise UsageError(f"there is no scaling {scaling!r}", f"choose of {', '.join(_SCALINGS)}")
         self.epoch = self.position = 0
+        #: Samples of former epochs that were trained on; without those that were dropped.
+        self._earlier = 0
         self._length = len(dataset)
         self._batch_size, self._micro_batch_size = batch_size, micro_batch_size
         self._shuffle, self._seed, self._drop_last = shuffle, seed, drop_last
@@ -116,7 +118,7 @@ class ElasticSampler:
     @property
     def samples(self) -> int:
         """How many were dealt out and trained on since the first epoch."""
-        return self.epoch * self._length + self.position
+        return self._earlier + self.position
 
     def more(self, width: int) -> bool:
         """Whether the epoch has another global batch for ``width`` ranks."""
@@ -159,6 +161,7 @@ class ElasticSampler:
 
     def next_epoch(self) -> None:
         """Begin the next epoch."""
+        self._earlier += self.position
         self.epoch, self.position = self.epoch + 1, 0
 
     def _indices(self) -> torch.Tensor:
@@ -187,7 +190,8 @@ class ElasticSampler:
 
     def state_dict(self) -> dict[str, Any]:
         """Epoch and position, and by what they were counted."""
-        return {"epoch": self.epoch, "position": self.position, **self._settings()}
+        progress = {"epoch": self.epoch, "position": self.position, "earlier": self._earlier}
+        return {**progress, **self._settings()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where ``state`` was taken.
@@ -204,3 +208,5 @@ class ElasticSampler:
                     "go on with the same data and batches, or start under another job name",
                 )
         self.epoch, self.position = int(state["epoch"]), int(state["position"])
+        # States of before there was "earlier" have seen whole epochs, as far as they tell.
+        self._earlier = int(state.get("earlier", self.epoch * self._length))

@@ -43,7 +43,7 @@ def check_pid(pid: int) -> None:
     UsageError
         Naming the process.
     """
-    if pid <= 0:
+    if not 0 < pid < 1 << 31:
         raise UsageError(
             f"{pid} is no process", "give the id of one that uses a GPU; `gpuslice smi` lists them"
         )
@@ -99,6 +99,8 @@ def resume(process: Verbs, moves: Mapping[UUID, UUID] | None = None) -> None:
     ------
     SuspendedStateError
         If it is not suspended.
+    UsageError
+        If it is to move and has not left its GPUs.
     DeviceMemoryError
         If the GPU lacks memory; it stays suspended, and the resume may be tried again.
     """
@@ -108,6 +110,10 @@ def resume(process: Verbs, moves: Mapping[UUID, UUID] | None = None) -> None:
         raise SuspendedStateError(f"process {process.pid} is not suspended", "suspend it first")
     if state is ProcessState.CHECKPOINTED:
         process.restore(moves)
+    elif moves is not None:
+        raise UsageError(
+            f"process {process.pid} is only locked and cannot move", "resume it without --to, then suspend it"
+        )
     process.unlock()
 
 
@@ -135,6 +141,8 @@ def moves_to(
         )
     gpus = visible(driver.gpus, environ)
     named = [*targets, *sources]
+    if len(set(named)) < len(named):
+        raise UsageError(f"a GPU is named twice: {', '.join(map(str, named))}", "name each once")
     for number in named:
         if not 0 <= number < len(gpus):
             raise UsageError(f"there is no cuda:{number} here", "see `gpuslice doctor`")

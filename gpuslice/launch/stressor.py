@@ -18,7 +18,7 @@ import msgspec
 from gpuslice.errors import EnvironmentUnusableError, GpusliceError, UsageError
 from gpuslice.profiler.colocation.stress import Phase, StressLog, Window
 
-#: Kinds of load that were asked for, and whether the device is a GPU.
+#: Kinds of load that there are.
 KINDS = ("bandwidth", "compute", "cache", "pcie")
 
 _Unit = Callable[[], None]

@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from gpuslice import verbs
-from gpuslice.errors import RemoteProtocolError
+from gpuslice.client.client import _expect
+from gpuslice.errors import GpusliceError, RemoteProtocolError, UnforeseenError, UsageError
 from gpuslice.wire import MAX_MESSAGE_BYTES
 
 from ..ranges import beyond, within
@@ -80,3 +81,9 @@ def test_each_value_is_within_its_range(request_: verbs.Request) -> None:
 
 def test_each_kind_of_request_is_tested() -> None:
     assert {type(request) for request in REQUESTS} == set(get_args(verbs.Request))
+
+
+@pytest.mark.parametrize(("code", "kind"), [(1, UnforeseenError), (2, UsageError), (9, RemoteProtocolError)])
+def test_a_failure_is_raised_as_what_it_is(code: int, kind: type[GpusliceError]) -> None:
+    with pytest.raises(kind, match="no luck"):
+        _expect(verbs.Failed(error="no luck", remedy="wait", exit_code=code), verbs.Done)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuslice.elastic.sampler import ElasticSampler, MicroBatch
+from gpuslice.elastic.sampler import ElasticSampler, MicroBatch, Scaling
 from gpuslice.errors import RefusedSnapshotError, UsageError
 
 SIZES = st.integers(1, 20).flatmap(lambda batch: st.tuples(st.just(batch), st.integers(1, batch)))
@@ -59,6 +59,22 @@ def test_a_rest_that_fills_no_batch_can_be_dropped(length: int, sizes: tuple[int
     sampler = ElasticSampler(range(length), *sizes, drop_last=True)
     done = train(sampler, [width])
     assert [sum(len(part.indices) for part in parts) for parts in done] == [sizes[0]] * (length // sizes[0])
+
+
+@pytest.mark.parametrize("scaling", ["accumulation", "learning_rate"])
+def test_what_was_dropped_is_not_counted(scaling: Scaling) -> None:
+    sampler = ElasticSampler(range(30), 4, 2, drop_last=True, scaling=scaling)
+    done = [train(sampler, [1])]
+    sampler.next_epoch()
+    done.append(train(sampler, [3]))
+    trained = sum(len(part.indices) for batches in done for parts in batches for part in parts)
+    assert sampler.samples == trained < 60
+    heir = ElasticSampler(range(30), 4, 2, drop_last=True, scaling=scaling)
+    heir.load_state_dict(sampler.state_dict())
+    assert heir.samples == trained
+    before = {name: value for name, value in sampler.state_dict().items() if name != "earlier"}
+    heir.load_state_dict(before)
+    assert heir.samples == 30 + sampler.position
 
 
 def test_epochs_and_seeds_have_orders_of_their_own() -> None:

@@ -95,6 +95,15 @@ def test_without_room_it_stays_suspended() -> None:
     assert process.state is ProcessState.CHECKPOINTED
 
 
+def test_one_that_is_only_locked_is_not_said_to_have_moved() -> None:
+    process = FakeProcess(ProcessState.LOCKED)
+    with pytest.raises(UsageError, match="only locked and cannot move"):
+        adopted.resume(process, {A: B, B: A})
+    assert process.state is ProcessState.LOCKED
+    adopted.resume(process)
+    assert process.state is ProcessState.RUNNING
+
+
 @pytest.mark.parametrize("act", [adopted.suspend, adopted.resume])
 def test_a_lost_process_is_named(act: object) -> None:
     with pytest.raises(EnvironmentUnusableError, match="lost process 7"):
@@ -120,6 +129,8 @@ def test_a_move_names_every_gpu_that_is_visible() -> None:
     assert adopted.moves_to([2], [0], driver, {}) == {A: C, B: B, C: A}
     with pytest.raises(UsageError, match="no cuda:2"):
         adopted.moves_to([2], [0], driver, {"CUDA_VISIBLE_DEVICES": "0,1"})
+    with pytest.raises(UsageError, match="named twice: 1, 1"):
+        adopted.moves_to([1], [1], driver, {})
     with pytest.raises(EnvironmentUnusableError, match="570 cannot move"):
         adopted.moves_to([1], [0], Driver("570.1", "12.8", gpus(A, B)), {})
 
@@ -128,6 +139,7 @@ def test_a_move_names_every_gpu_that_is_visible() -> None:
     ("words", "why"),
     [
         (("0",), "0 is no process"),
+        ((str(1 << 31),), f"{1 << 31} is no process"),
         (("1", "--suspend", "--resume"), "choose one"),
         (("1", "--to", "cuda:0=cuda:1"), "--to without --resume"),
         (("1", "--timeout", "5"), "is for --suspend"),
