@@ -79,7 +79,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     ranks
         How many ranks the scheduler has devices for; 0 without one.
     elastic
-        Whether so many is the most it may have devices for.
+        Whether ``ranks`` is the most that it may have devices for, and may change.
     memory
         Most bytes that each rank may allocate on its device, ``3G`` style, or empty for no limit.
     visible_gpus

@@ -43,12 +43,12 @@ _ALPHABETS = {
 
 #: How many, and which: steps, boundaries, epochs, numbers of events.
 Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
-#: Also one that is never reached.
+#: The number of a boundary; a large one is never reached.
 StopAt = Annotated[int, Meta(ge=0, le=2**62)]
 ByteCount = Annotated[int, Meta(ge=0, le=MAX_BYTES)]
 RankNumber = Annotated[int, Meta(ge=0, lt=MAX_RANKS)]
 RankCount = Annotated[int, Meta(ge=1, le=MAX_RANKS)]
-#: The same, 0: not stated.
+#: A `RankCount`, or 0: not stated.
 OptionalRankCount = Annotated[int, Meta(ge=0, le=MAX_RANKS)]
 #: A process, as a rank calls itself or the kernel does.
 Pid = Annotated[int, Meta(ge=0, lt=2**31)]

@@ -2,7 +2,8 @@
 
 A command module defines ``command``, a function whose annotations declare what it takes (``declare``, or
 typer's own), or ``app``, a ``typer.Typer`` with sub-commands. Commands that only ask the scheduler do their
-work in ``talk``; those named in ``quick`` are called without the parser if their command line is plain.
+work in ``client_commands``; those named in ``fast_parser`` are called without typer if their command line is
+plain.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Sequence
 
 from gpuslice.errors import GpusliceError
 
-from . import quick
+from . import fast_parser
 
 #: Name -> module. Order is the order of ``gpuslice --help``.
 COMMANDS: dict[str, str] = {
@@ -71,8 +72,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _run(arguments: Sequence[str]) -> int:
     arguments = _named(list(arguments))
-    if arguments and arguments[0] in quick.COMMANDS:
-        act = quick.find(COMMANDS[arguments[0]], arguments[1:])
+    if arguments and arguments[0] in fast_parser.COMMANDS:
+        act = fast_parser.find(COMMANDS[arguments[0]], arguments[1:])
         if act is not None:
             return act()
     from . import application

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from . import talk
+from . import client_commands
 from .options import JobsArgument, Json, StateDir
 
 
 def command(jobs: JobsArgument, as_json: Json = False, state_dir: StateDir = None) -> int:
     """End jobs; returns at once, `gpuslice wait` tells when they are gone."""
-    return talk.cancel(jobs, as_json=as_json, state_dir=state_dir)
+    return client_commands.cancel(jobs, as_json=as_json, state_dir=state_dir)

@@ -1,6 +1,6 @@
 """What a command takes, declared at its parameters: ``Annotated[str, Option("--to", help=...)]``.
 
-Both readers of command lines go by it, ``quick`` and the parser (``application``), and it needs neither.
+Both readers of command lines go by it, ``fast_parser`` and typer (``application``), and it needs neither.
 """
 
 from __future__ import annotations

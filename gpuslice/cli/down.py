@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from . import talk
+from . import client_commands
 from .declare import Option
 from .options import Json, StateDir
 
@@ -15,4 +15,4 @@ def command(
     state_dir: StateDir = None,
 ) -> int:
     """Cancel all jobs, or let them finish, and end the scheduler; returns when all is gone."""
-    return talk.down(drain=drain, as_json=as_json, state_dir=state_dir)
+    return client_commands.down(drain=drain, as_json=as_json, state_dir=state_dir)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from . import talk
+from . import client_commands
 from .declare import Option
 from .options import Json, StateDir
 
@@ -15,4 +15,4 @@ def command(
     state_dir: StateDir = None,
 ) -> int:
     """Print what happened to the jobs, one event per line, the oldest first; heartbeats are left out."""
-    return talk.events(follow=follow, as_json=as_json, state_dir=state_dir)
+    return client_commands.events(follow=follow, as_json=as_json, state_dir=state_dir)

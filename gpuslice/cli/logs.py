@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from . import talk
+from . import client_commands
 from .declare import Option
 from .options import JobArgument, Json, StateDir
 
@@ -18,5 +18,5 @@ def command(
 ) -> int:
     """Print a job's output; with --json, where it is kept."""
     if as_json:
-        return talk.log_files(job, state_dir=state_dir)
-    return talk.logs(job, follow=follow, stderr=stderr, state_dir=state_dir)
+        return client_commands.log_files(job, state_dir=state_dir)
+    return client_commands.logs(job, follow=follow, stderr=stderr, state_dir=state_dir)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from . import talk
+from . import client_commands
 from .declare import Option
 from .options import JobArgument, Json, StateDir
 
@@ -19,4 +19,4 @@ def command(
 
     Whoever holds the devices goes where the job comes from.
     """
-    return talk.migrate(job, to=to, as_json=as_json, state_dir=state_dir)
+    return client_commands.migrate(job, to=to, as_json=as_json, state_dir=state_dir)

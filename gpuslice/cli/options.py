@@ -16,7 +16,7 @@ def _jobs_like(incomplete: str) -> list[str]:
     """Ids that begin so, for shell completion; none if nobody can be asked."""
     from gpuslice.errors import GpusliceError
 
-    from .talk import connect
+    from .client_commands import connect
 
     try:
         with connect(None) as client:

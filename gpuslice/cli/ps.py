@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from . import talk
+from . import client_commands
 from .declare import Option
 from .options import Json, StateDir
 
@@ -15,4 +15,4 @@ def command(
     state_dir: StateDir = None,
 ) -> int:
     """List all jobs: state, devices, steps, attained service, slices, exit code."""
-    return talk.ps(as_json=as_json, watch=watch, state_dir=state_dir)
+    return client_commands.ps(as_json=as_json, watch=watch, state_dir=state_dir)

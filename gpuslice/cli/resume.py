@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from . import talk
+from . import client_commands
 from .options import JobsArgument, Json, StateDir
 
 
 def command(jobs: JobsArgument, as_json: Json = False, state_dir: StateDir = None) -> int:
     """Let jobs that were suspended by `gpuslice suspend` take part again."""
-    return talk.resume(jobs, as_json=as_json, state_dir=state_dir)
+    return client_commands.resume(jobs, as_json=as_json, state_dir=state_dir)

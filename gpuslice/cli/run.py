@@ -80,7 +80,7 @@ def command(
         standby=standby or None,
     )
     if settings.route == Route.DRIVER.value:
-        from gpuslice.launch import supervised
+        from gpuslice.launch import driver_route_run
 
-        return supervised.execute(words or [], settings)
+        return driver_route_run.execute(words or [], settings)
     return execute(words or [], settings)

@@ -12,9 +12,9 @@ import msgspec
 from gpuslice import config
 from gpuslice.errors import UsageError
 
+from .client_commands import connect
 from .declare import Option
 from .options import CheckpointEvery, Json, RecreateGroups, Route, StateDir, Words
-from .talk import connect
 
 
 class OnTimeout(Enum):

@@ -15,8 +15,8 @@ from gpuslice.client.client import Client
 from gpuslice.config import parse_duration
 from gpuslice.errors import EnvironmentUnusableError, UsageError
 
+from .client_commands import connect
 from .options import StateDir
-from .talk import connect
 
 _QUIT = frozenset(b"qQ\x1b\x04")
 

@@ -124,14 +124,14 @@ def command(
         said = json.dumps({"pid": pid, "directory": str(directory)})
         print(said if as_json else f"scheduler {pid} runs in {directory}")
         return
-    with background_start.Starter(ready_fd) as starter:
+    with background_start.StartupPipe(ready_fd) as starter:
         for size in filter(None, (ramdisk_limit, spill_limit)):
             config.parse_size(size)
         if spill_limit and spill_dir is None:
             raise UsageError("--spill-limit without --spill-dir", "say where to: --spill-dir DIR")
         if spill_dir is not None:
             private_directory(spill_dir, option="--spill-dir", parents=True)
-        tcp = scheduler_setup.tcp_door(bind, curve_keys)
+        tcp = scheduler_setup.tcp_listener(bind, curve_keys)
         if not 0 <= switch_share < 1:
             raise UsageError(f"--switch-share {switch_share} is no part of the time", "give 0.03 or the like")
         quantum_s = None if quantum is None else config.parse_duration(quantum)
@@ -139,7 +139,7 @@ def command(
             policy, settings or [], quantum_s, pack=pack, defragment=defragment, placement=placement
         )
         names = scheduler_setup.parse_devices(devices)
-        crowded = scheduler_setup.crowded(names)
+        oversubscription_warning = scheduler_setup.oversubscription_warning(names)
         memory_bytes = scheduler_setup.device_memory(names)
         others = None
         if ray is None and replicate_every:
@@ -173,8 +173,8 @@ def command(
                 print(f"scheduling {', '.join(map(str, setup.devices))} in {directory}", flush=True)
                 if tcp is not None:
                     print(f"listening at {client_socket.endpoints[-1]}", flush=True)
-            if crowded:
-                starter.tell(crowded)
+            if oversubscription_warning:
+                starter.tell(oversubscription_warning)
             starter.ready()
 
         daemon.serve(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from . import talk
+from . import client_commands
 from .declare import Option
 from .options import JobsArgument, Json, StateDir
 
@@ -20,4 +20,4 @@ def command(
     Exits with the job's exit code (128 + n for signal n), 124 if it takes too long. Of several jobs the first
     exit code, in their order here, that is not 0.
     """
-    return talk.wait(jobs, as_json=as_json, timeout=timeout, state_dir=state_dir)
+    return client_commands.wait(jobs, as_json=as_json, timeout=timeout, state_dir=state_dir)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from . import talk
+from . import client_commands
 from .declare import Argument
 from .options import JobArgument, Json, StateDir
 
@@ -16,4 +16,4 @@ def command(
     state_dir: StateDir = None,
 ) -> int:
     """Give a job another weight: its share, where the policy knows weights (rr and gandiva do)."""
-    return talk.weight(job, weight, as_json=as_json, state_dir=state_dir)
+    return client_commands.weight(job, weight, as_json=as_json, state_dir=state_dir)

@@ -77,7 +77,7 @@ def _ended(code: int, log: Path, begins: int, *, told: bool) -> SystemExit | Env
     )
 
 
-class Starter:
+class StartupPipe:
     """Whoever started this process, and waits until it can be used; a context manager.
 
     A gpuslice error that ends the context meanwhile is told to them, and ends the process with its code.
@@ -91,7 +91,7 @@ class Starter:
     def __init__(self, descriptor: int | None) -> None:
         self._descriptor = descriptor
 
-    def __enter__(self) -> Starter:
+    def __enter__(self) -> StartupPipe:
         return self
 
     def __exit__(

@@ -81,7 +81,7 @@ def serve(
     listeners = _Listeners(setup.make_core())
     core, observer = listeners.core, listeners.observer
     with (
-        _used(directory),
+        _translated_os_errors(directory),
         _interruption() as (stopped, signalled),
         Scheduler(
             core,
@@ -112,7 +112,7 @@ def serve(
             others.begin(warn)
             listeners.replicas = _replicas(scheduler, others, remote)
         ready(socket)
-        _put_garbage_off()
+        _defer_garbage_collection()
         scheduler.run(lambda: socket.shut_down or bool(stopped))
         if socket.shut_down:
             _discard_snapshots(directory)
@@ -173,10 +173,10 @@ def _recover(
         replay.repeat()
 
     scheduler.restore_core = restore_core
-    scheduler.take_over(_lived(replay, clock), listeners.observer.note)
+    scheduler.take_over(_replayed(replay, clock), listeners.observer.note)
     scheduler.set_aside([one.noted() for one in replay.rejected.values()])
     if replay.rejected:
-        warn(_left_out(replay))
+        warn(_rejected_summary(replay))
 
 
 def _add_housekeeping(
@@ -203,7 +203,7 @@ def _replicas(scheduler: Scheduler, others: OtherNodes, remote: RemoteNodes | No
     )
 
 
-def _lived(replay: Replay, clock: ContinuedClock) -> Iterator[tuple[Event, float, Sequence[Command]]]:
+def _replayed(replay: Replay, clock: ContinuedClock) -> Iterator[tuple[Event, float, Sequence[Command]]]:
     """What ``replay`` tells, one event after the other; then ``clock`` goes on from there."""
     last_s = 0.0
     for event, when_s, commands in replay.advance():
@@ -212,7 +212,7 @@ def _lived(replay: Replay, clock: ContinuedClock) -> Iterator[tuple[Event, float
     clock.continue_from(last_s)
 
 
-def _left_out(replay: Replay) -> str:
+def _rejected_summary(replay: Replay) -> str:
     """One line about the events that were set aside."""
     first = next(iter(replay.rejected.values()))
     about = " ".join(filter(None, (first.event, first.job)))
@@ -223,7 +223,7 @@ def _left_out(replay: Replay) -> str:
 
 
 @contextmanager
-def _used(directory: Path) -> Iterator[None]:
+def _translated_os_errors(directory: Path) -> Iterator[None]:
     """Say of what the system refuses that it did; whatever else goes wrong with files has its own error."""
     try:
         yield
@@ -259,7 +259,7 @@ def _discard_snapshots(directory: Path) -> None:
         event_log.tell("message", f"snapshots of ended jobs stay in the RAM disk: {error}")
 
 
-def _put_garbage_off() -> None:
+def _defer_garbage_collection() -> None:
     """Have garbage collected when nobody waits, not in the midst of a decision; it takes milliseconds."""
     gc.collect()
     gc.freeze()  # what is there by now stays

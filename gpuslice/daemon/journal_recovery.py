@@ -86,7 +86,7 @@ def _open(directory: Path, *, accept_loss: bool, warn: Callable[[str], None]) ->
     try:
         return Journal(path)
     except JournalDamagedError as error:
-        named = JournalDamagedError(path, error.found, _unknown(directory))
+        named = JournalDamagedError(path, error.found, _describe_unknown_jobs(directory))
         if not accept_loss:
             raise named from error
     past = _next_past(directory)
@@ -95,7 +95,7 @@ def _open(directory: Path, *, accept_loss: bool, warn: Callable[[str], None]) ->
     return Journal(path)
 
 
-def _unknown(directory: Path) -> str:
+def _describe_unknown_jobs(directory: Path) -> str:
     """Names the jobs that have logs and are not in what is whole of the journal, and which of them run."""
     known: set[str] = set()
     fresh = directory / "salvaged.sqlite"

@@ -155,7 +155,7 @@ def parse_devices(text: str) -> tuple[DeviceName, ...]:
     return tuple(names)
 
 
-def crowded(devices: Sequence[DeviceName], cores: int | None = None) -> str:
+def oversubscription_warning(devices: Sequence[DeviceName], cores: int | None = None) -> str:
     """What to say if the slots of the host among ``devices`` are more than its cores; else nothing.
 
     ``cores`` are those that this process may use; asked for if not given.
@@ -308,7 +308,7 @@ def _seconds(name: str, text: str) -> float:
     return seconds
 
 
-def tcp_door(bind: str | None, curve_keys: Path | None) -> tuple[str, Path] | None:
+def tcp_listener(bind: str | None, curve_keys: Path | None) -> tuple[str, Path] | None:
     """Where to listen by TCP and the keys for that, from ``--bind`` and ``--curve-keys``; ``None``: nowhere.
 
     Raises

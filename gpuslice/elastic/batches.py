@@ -109,10 +109,10 @@ class Feed:
             for share in sampler.rest(rank, width, even=even)
             for part in (*share.micro_batches, *share.repeated)
         )
-        self.data = iter(DataLoader(dataset, batch_sampler=_Once(indices), **options))
+        self.data = iter(DataLoader(dataset, batch_sampler=_SinglePassBatchSampler(indices), **options))
 
 
-class _Once:
+class _SinglePassBatchSampler:
     """A batch sampler that is iterated over once."""
 
     def __init__(self, indices: Iterator[list[int]]) -> None:

@@ -77,7 +77,7 @@ class World:
         self._backend = backend or ("nccl" if gpus else "gloo")
         self._launched = group.width_of()
         self._store: Store | None = None
-        self._wish = 0
+        self._requested_width = 0
         #: Whether the present boundary was counted before this process came to it.
         self._counted = False
         self._between_batches = False
@@ -160,7 +160,7 @@ class World:
                 f"{width} ranks are not possible: {self._launched} were started",
                 f"choose 1 to {self._launched}, or start more",
             )
-        self._wish = width
+        self._requested_width = width
 
     def named_state(self) -> dict[str, object]:
         """All that another process needs to go on from here."""
@@ -178,7 +178,7 @@ class World:
     def enter(self, ranks: int) -> None:
         """Begin with so many ranks, or as the scheduler says; a rank that is not needed waits."""
         if self.rank == 0 and self._process.settings.job:
-            self._go_on()
+            self._load_newest_snapshot()
         at_end(self._end, os.getpid())
         membership = self._membership
         if membership is not None:
@@ -206,8 +206,8 @@ class World:
         membership = self._membership
         if membership is not None and membership.world != self.number:
             self._form(membership.world, membership.width)
-        elif self._wish and self._wish != self.width:
-            self._change(self._wish)
+        elif self._requested_width and self._requested_width != self.width:
+            self._change(self._requested_width)
         if self._build is not None:
             self._gathered, self._whole = False, {}
 
@@ -221,14 +221,14 @@ class World:
             return
         boundaries = self._process.boundaries
         first = min(boundaries.stop_at, boundaries.save_at)
-        due = first <= boundaries.count + 1 or self._wish not in (0, self.width)
+        due = first <= boundaries.count + 1 or self._requested_width not in (0, self.width)
         agreed = torch.tensor([due], dtype=torch.int32, device=self._device)
         dist.all_reduce(agreed, dist.ReduceOp.MAX)
         if bool(agreed):
             self._whole, self._gathered = self._sharded.gather(), True
 
     def _change(self, width: int) -> None:
-        number, self._wish = self.number, 0
+        number, self._requested_width = self.number, 0
         if self.rank == 0:
             self._connected().set(_key(number), str(width))
         if self.rank < width:
@@ -241,7 +241,7 @@ class World:
         """Wait until this rank is needed, from composition ``number`` on; or end, well, if it never is."""
         store = self._connected()
         while True:
-            while not _told(store, _key(number), _LOOK_AGAIN):
+            while not _key_appears(store, _key(number), _LOOK_AGAIN):
                 pass
             width = int(store.get(_key(number)))
             number += 1
@@ -261,7 +261,7 @@ class World:
         own = state.share(self._named, state.Loaded(self._position(), self._whole), self._device)
         if self._sharded is not None:
             self._sharded.load(own.whole)
-        self._stand_at(own.position)
+        self._restore_position(own.position)
 
     def _rebuild(self, build: Build) -> None:
         """Make what is sharded for the present group; a first one begins as each rank has made its part."""
@@ -281,7 +281,7 @@ class World:
             self._store = group.connect(self.rank, self._launched, os.environ)
         return self._store
 
-    def _go_on(self) -> None:
+    def _load_newest_snapshot(self) -> None:
         """Load the named job's newest snapshot, if there is one."""
         snapshots = self._process.store.restartable()
         newest = max(snapshots, default=-1)
@@ -291,14 +291,14 @@ class World:
         if chosen is not None:
             with chosen:
                 found = state.load(chosen, self._named, verify=self._process.settings.verify)
-                self._stand_at(found.position)
+                self._restore_position(found.position)
                 self._process.boundaries.went_on_from = self._process.boundary
                 self._whole = found.whole
 
     def _position(self) -> dict[str, int]:
         return {"boundary": self._process.boundary, "steps": self._process.boundaries.steps}
 
-    def _stand_at(self, position: Mapping[str, int]) -> None:
+    def _restore_position(self, position: Mapping[str, int]) -> None:
         self._process.boundary, self._process.boundaries.steps = position["boundary"], position["steps"]
 
     def _end(self, pid: int) -> None:
@@ -309,7 +309,7 @@ class World:
         if self.rank == 0 and waiting and ended_well():
             self._store.set(_key(self.number), "0")
             for rank in waiting:  # the store may be this process's
-                _told(self._store, f"gone/{rank}", _LAST_WORDS)
+                _key_appears(self._store, f"gone/{rank}", _LAST_WORDS)
         group.leave()
 
 
@@ -334,7 +334,7 @@ def _key(number: int) -> str:
     return f"next/{number}"
 
 
-def _told(store: Store, key: str, patience: timedelta) -> bool:
+def _key_appears(store: Store, key: str, patience: timedelta) -> bool:
     """Wait for ``key``; whether it is there."""
     try:
         store.wait([key], patience)

@@ -22,7 +22,7 @@ from gpuslice.launch.visible_gpus import visible
 LOCK_TIMEOUT_S = 60.0
 
 
-class Verbs(Protocol):
+class CheckpointableProcess(Protocol):
     """What is asked of `gpuslice.kernels.driver.Process`."""
 
     pid: int
@@ -57,7 +57,7 @@ def check_pid(pid: int) -> None:
         raise UsageError(f"process {pid} belongs to another user", "ask its owner, or be root") from None
 
 
-def suspend(process: Verbs, timeout_s: float = LOCK_TIMEOUT_S) -> None:
+def suspend(process: CheckpointableProcess, timeout_s: float = LOCK_TIMEOUT_S) -> None:
     """Take the process off its GPUs: its memory there lies in the host's, and its CUDA calls wait.
 
     One that was locked already, by a suspend that was cut off, is suspended from there. If the driver
@@ -92,7 +92,7 @@ def suspend(process: Verbs, timeout_s: float = LOCK_TIMEOUT_S) -> None:
         raise
 
 
-def resume(process: Verbs, moves: Mapping[UUID, UUID] | None = None) -> None:
+def resume(process: CheckpointableProcess, moves: Mapping[UUID, UUID] | None = None) -> None:
     """Bring the process back to its GPUs, or to others; one that was only locked goes on.
 
     Raises
@@ -153,7 +153,7 @@ def moves_to(
     return {uuids[old]: uuids[new] for old, new in enumerate(places)}
 
 
-def _refuse_lost(process: Verbs, state: ProcessState) -> None:
+def _refuse_lost(process: CheckpointableProcess, state: ProcessState) -> None:
     if state is ProcessState.FAILED:
         raise EnvironmentUnusableError(
             f"the driver has lost process {process.pid}: an earlier resume failed half way",

@@ -65,30 +65,30 @@ def run_together(
 
 def _alternate(members: Sequence[MeasuredScript], seconds: float) -> None:
     """All at once, then one of them, then all again, until all have trained at once for ``seconds``."""
-    patience = _Patience(members, 10 * seconds + _PATIENCE_S)
-    step_s = _warm_up(members, patience)
+    deadline = _Deadline(members, 10 * seconds + _PATIENCE_S)
+    step_s = _warm_up(members, deadline)
     if len(members) == 1:
-        _train(members, seconds, patience)
+        _train(members, seconds, deadline)
         return
     slice_s = max(seconds / (_SLICES * len(members)), _SLICE_STEPS * step_s)
     together_s = 0.0
     while together_s < seconds:
         for member in members:
-            _train(members, slice_s, patience)
+            _train(members, slice_s, deadline)
             together_s += slice_s
             others = [other for other in members if other is not member]
             for other in others:
                 other.halt()
-            _train([member], slice_s, patience)
+            _train([member], slice_s, deadline)
             for other in others:
                 other.proceed()
 
 
-def _warm_up(members: Sequence[MeasuredScript], patience: _Patience) -> float:
+def _warm_up(members: Sequence[MeasuredScript], deadline: _Deadline) -> float:
     """Wait until all have made enough steps to tell; returns how long the slowest takes for one."""
     began_s: dict[str, float] = {}
     while any(member.intervals < LEAST_INTERVALS for member in members):
-        patience.look()
+        deadline.check()
         for member in members:
             if member.training:
                 began_s.setdefault(member.name, time.monotonic())
@@ -96,25 +96,25 @@ def _warm_up(members: Sequence[MeasuredScript], patience: _Patience) -> float:
     return max((now_s - began_s.get(one.name, now_s)) / one.intervals for one in members)
 
 
-def _train(members: Sequence[MeasuredScript], seconds: float, patience: _Patience) -> None:
+def _train(members: Sequence[MeasuredScript], seconds: float, deadline: _Deadline) -> None:
     """Return when all ``members`` have trained for ``seconds``."""
     trained_s, last_s = 0.0, time.monotonic()
     while trained_s < seconds:
-        patience.look()
+        deadline.check()
         now_s = time.monotonic()
         if all(member.training for member in members):
             trained_s += now_s - last_s
         last_s = now_s
 
 
-class _Patience:
+class _Deadline:
     """Looks after the scripts every now and then, but not for ever."""
 
     def __init__(self, members: Sequence[MeasuredScript], seconds: float) -> None:
         self._members = members
         self._end_s = time.monotonic() + seconds
 
-    def look(self) -> None:
+    def check(self) -> None:
         time.sleep(_LOOK_AGAIN_S)
         for member in self._members:
             member.look()

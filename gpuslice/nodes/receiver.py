@@ -24,7 +24,7 @@ _WORTH_SHARING = 1 / 8
 
 
 @dataclass
-class _Arriving:
+class _IncomingSnapshot:
     """A rank's snapshot on its way.
 
     Attributes
@@ -58,7 +58,7 @@ class Receiver:
         self._replace = replace
         self._portion_bytes = portion_bytes
         self._held: Held | None = None
-        self._arriving: dict[int, _Arriving] = {}
+        self._arriving: dict[int, _IncomingSnapshot] = {}
         #: Pieces that have not arrived, by checksum and length: whose they are, and their numbers there.
         self._wanted: dict[tuple[bytes, int], list[tuple[SnapshotWriter, int, int]]] = {}
 
@@ -79,7 +79,7 @@ class Receiver:
         held, described = _described(offers)
         self._held = held
         share = _are_alike(described.values())
-        with self._giving_back():
+        with self._release_when_full():
             for rank, description in described.items():
                 self._begin(held, rank, description, share=share)
         nbytes = sum(size for description in described.values() for _, size in description.pieces)
@@ -87,7 +87,7 @@ class Receiver:
 
     def _begin(self, held: Held, rank: int, description: Description, *, share: bool) -> None:
         store = open_disk(_tenants(held) | self._flags).open_store(held.job, rank, ranks=held.ranks)
-        arriving = self._arriving[rank] = _Arriving(store, description)
+        arriving = self._arriving[rank] = _IncomingSnapshot(store, description)
         with ExitStack() as opened:
             present = [opened.enter_context(snapshot) for snapshot in store.restartable().values()]
             self._refuse_newer(held, store, present)
@@ -141,7 +141,7 @@ class Receiver:
             raise RemoteProtocolError(f"pieces of rank {portion.rank} came that were not asked for")
         if type(data) is not bytes or len(data) != sum(size for _, size in pieces):
             raise RemoteProtocolError(f"a portion of rank {portion.rank} has another length than its pieces")
-        with self._giving_back():
+        with self._release_when_full():
             self._put(portion, pieces, memoryview(data))
         return len(data)
 
@@ -168,13 +168,13 @@ class Receiver:
         held = self._held
         if held is None or set(self._arriving) != set(held.ranks) or self._wanted:
             raise RemoteProtocolError("the snapshot is not whole yet")
-        with self._giving_back():
+        with self._release_when_full():
             for arriving in self._arriving.values():
                 _publish(arriving)
         self._close()
 
     @contextmanager
-    def _giving_back(self) -> Iterator[None]:
+    def _release_when_full(self) -> Iterator[None]:
         """Where there is no room, what has arrived only stands in the way of others."""
         try:
             yield
@@ -231,7 +231,7 @@ def _is_newest(description: Description, present: Sequence[SnapshotFile]) -> boo
     return False
 
 
-def _publish(arriving: _Arriving) -> None:
+def _publish(arriving: _IncomingSnapshot) -> None:
     description, writer = arriving.description, arriving.writer
     if writer is None:
         return

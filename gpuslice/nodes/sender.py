@@ -130,7 +130,7 @@ class Sender:
             try:
                 snapshot.verify()
             except CorruptSnapshotError:
-                if self._is_still(rank, snapshot):
+                if self._is_unchanged(rank, snapshot):
                     raise
                 continue
             record, arena = snapshot.record, snapshot.arena
@@ -139,10 +139,10 @@ class Sender:
             head = bytes(arena[: record.payload])
             tail = bytes(arena[record.tail : record.position + RECORD_BYTES])
             # A writer tears the header before anything else: if it is whole, so was all that was read.
-            if self._is_still(rank, snapshot):
+            if self._is_unchanged(rank, snapshot):
                 self._offered[rank] = _Offered(snapshot, ranges, keys)
                 return encode(Offer(self._chosen, rank, head, tail, b"".join(keys)))
-        raise self._restless()
+        raise self._moved_too_often()
 
     def portion(self, request: bytes) -> bytes:
         """The bytes of some pieces, as they were when they were offered; raises as `offer`."""
@@ -154,12 +154,12 @@ class Sender:
             pieces = [offered.read(index) for index in wanted.pieces]
             if None not in pieces:
                 return b"".join(piece for piece in pieces if piece is not None)
-            if self._is_still(wanted.rank, offered.snapshot):
+            if self._is_unchanged(wanted.rank, offered.snapshot):
                 raise CorruptSnapshotError(
                     f"{offered.snapshot.path}: its bytes have changed since it was checked", DAMAGED
                 )
             offered.snapshot = self._open(wanted.rank)
-        raise self._restless()
+        raise self._moved_too_often()
 
     @property
     def _chosen(self) -> Held:
@@ -167,7 +167,7 @@ class Sender:
             raise RemoteProtocolError("a snapshot was asked for before it was chosen")
         return self._held
 
-    def _restless(self) -> ReplacedSnapshotError:
+    def _moved_too_often(self) -> ReplacedSnapshotError:
         return ReplacedSnapshotError(
             f"the snapshot of {self._chosen.job} does not stay in one place", "try again later"
         )
@@ -181,9 +181,9 @@ class Sender:
             except SnapshotError:
                 if _file(self._disk, held.job, rank, held.boundary) == file:
                     raise
-        raise self._restless()
+        raise self._moved_too_often()
 
-    def _is_still(self, rank: int, snapshot: SnapshotFile) -> bool:
+    def _is_unchanged(self, rank: int, snapshot: SnapshotFile) -> bool:
         """Whether that snapshot lies where it was opened: then nothing has been written over it yet."""
         held = self._chosen
         try:

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from gpuslice.cli import talk
+from gpuslice.cli import client_commands
 from gpuslice.client.client import Client
 
 from ..patience import PATIENCE_S
@@ -59,9 +59,9 @@ def test_the_log_of_a_job_that_has_yet_to_be_started_is_empty_and_can_be_followe
     ahead = [client.submit(["--", sys.executable, "-c", script.format(str(enough))]) for _ in range(2)]
     told = client.submit(["--", "echo", "told"])
     assert started(client) == ahead
-    assert talk.logs(told, state_dir=shell.directory) == 0
+    assert client_commands.logs(told, state_dir=shell.directory) == 0
     assert capfd.readouterr() == ("", f"gpuslice: job {told} has printed nothing so far\n")
-    assert talk.logs(told, stderr=True, state_dir=shell.directory) == 0
+    assert client_commands.logs(told, stderr=True, state_dir=shell.directory) == 0
     assert capfd.readouterr() == ("", "")
     with subprocess.Popen(
         [sys.executable, "-m", "gpuslice", "logs", told, "-f", "--state-dir", str(shell.directory)],

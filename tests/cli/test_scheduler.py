@@ -12,7 +12,7 @@ import pytest
 import zmq
 
 from gpuslice import verbs
-from gpuslice.cli import main, talk
+from gpuslice.cli import client_commands, main
 from gpuslice.client.client import Client
 from gpuslice.daemon import event_log
 from gpuslice.errors import EnvironmentUnusableError, UsageError
@@ -62,7 +62,7 @@ def test_several_jobs_are_waited_for_and_told_what_to_do(
     assert "exit code 3" in said
     assert "exit code 7" in said
     assert shell("wait", good, good) == ""
-    assert talk.wait([good, seven], as_json=True, state_dir=shell.directory) == 7
+    assert client_commands.wait([good, seven], as_json=True, state_dir=shell.directory) == 7
     ended = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
     assert [(one["id"], one["exit_code"]) for one in ended] == [(good, 0), (seven, 7)]
     jobs = [shell.submit(10**6) for _ in range(2)]
@@ -72,11 +72,11 @@ def test_several_jobs_are_waited_for_and_told_what_to_do(
     assert "impossible" in shell("suspend", jobs[0], good, jobs[1], code=2)
     assert all(until(shell.client(), job, lambda info: info.state == "suspended") for job in jobs)
     assert shell("resume", *jobs) == ""
-    assert talk.cancel([jobs[0], good, jobs[1]], as_json=True, state_dir=shell.directory) == 2
+    assert client_commands.cancel([jobs[0], good, jobs[1]], as_json=True, state_dir=shell.directory) == 2
     told = capfd.readouterr()
     assert [json.loads(line)["id"] for line in told.out.splitlines()] == jobs
     assert "impossible" in told.err
-    assert talk.wait(jobs, state_dir=shell.directory) in (143, 137)
+    assert client_commands.wait(jobs, state_dir=shell.directory) in (143, 137)
     assert [line.split()[2] for line in capfd.readouterr().err.splitlines()] == ["cancelled:"] * 2
     shell("down")
 
@@ -236,11 +236,11 @@ def test_who_reads_the_empty_log_of_a_job_is_told_that_it_wrote_to_stderr(
     shell.up()
     script = f"import sys; print({printed!r}, end=''); sys.exit('no data')"
     shell("submit", "--name", "a", "--", sys.executable, "-c", script)
-    assert talk.logs("a", follow=True, state_dir=shell.directory) == 0
+    assert client_commands.logs("a", follow=True, state_dir=shell.directory) == 0
     captured = capfd.readouterr()
     assert captured.out == printed
     assert ("gpuslice logs --err a" in captured.err) == hint
-    assert talk.logs("a", stderr=True, state_dir=shell.directory) == 0
+    assert client_commands.logs("a", stderr=True, state_dir=shell.directory) == 0
     assert capfd.readouterr() == ("no data\n", "")
 
 
@@ -269,11 +269,11 @@ def test_whoever_follows_a_log_sees_its_end_when_the_scheduler_leaves_with_the_j
 
     monkeypatch.setattr(Client, "wait", wait_too_long)
     if ends:
-        assert talk.logs("told", follow=True, state_dir=shell.directory) == 0
+        assert client_commands.logs("told", follow=True, state_dir=shell.directory) == 0
         assert capfdbinary.readouterr().out == b"begun\nended\n"
     else:
         with pytest.raises(EnvironmentUnusableError, match="no scheduler runs"):
-            talk.logs("told", follow=True, state_dir=shell.directory)
+            client_commands.logs("told", follow=True, state_dir=shell.directory)
 
 
 @pytest.mark.parametrize("how", [[], ["--drain"]])

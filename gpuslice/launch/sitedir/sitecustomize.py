@@ -170,19 +170,19 @@ class _Loader:
         module = sys.modules.get(self._name)
         if module is None or not isinstance(module.__spec__, _Spec) or not module.__spec__._initializing:
             return self._execute
-        self._give_way(module)
+        self._restore_loader(module)
         return self._loader.exec_module
 
     def _execute(self, module: ModuleType) -> None:
         """For those who import without ``import``: `importlib.util.LazyLoader`, for instance."""
-        self._give_way(module)
+        self._restore_loader(module)
         if isinstance(module.__spec__, _Spec):
             module.__spec__.__class__ = importlib.machinery.ModuleSpec  # type: ignore[assignment]
         self.first()
         self._loader.exec_module(module)
         self.then()
 
-    def _give_way(self, module: ModuleType) -> None:
+    def _restore_loader(self, module: ModuleType) -> None:
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
@@ -241,20 +241,20 @@ def load_shim() -> None:
 def install_hooks(early: EarlyThreads | None = None) -> None:
     """Install the hooks; if that fails, say so, and go on without unless the user asked for suspends."""
     os.environ[ARMED] = f"{os.environ.get('RANK', '')} {os.getpid()}"
-    _or_without(lambda: importlib.import_module("gpuslice.hooks.installation").install(early))
+    _install_or_warn(lambda: importlib.import_module("gpuslice.hooks.installation").install(early))
 
 
 def change_trainer(name: str) -> None:
     """Have Ray's trainer in that module call the training function in this process, which is a rank."""
-    _or_without(lambda: importlib.import_module("gpuslice.hooks.ray_trainer").install(name))
+    _install_or_warn(lambda: importlib.import_module("gpuslice.hooks.ray_trainer").install(name))
 
 
 def prepare_candidate() -> None:
     """Have this process notice that it becomes a rank."""
-    _or_without(lambda: importlib.import_module("gpuslice.hooks.candidates").prepare())
+    _install_or_warn(lambda: importlib.import_module("gpuslice.hooks.candidates").prepare())
 
 
-def _or_without(install: Callable[[], None]) -> None:
+def _install_or_warn(install: Callable[[], None]) -> None:
     try:
         install()
     except Exception as error:  # noqa: BLE001 - whatever is wrong with us, it must not break `import torch`
@@ -264,7 +264,7 @@ def _or_without(install: Callable[[], None]) -> None:
             raise SystemExit(3) from None
 
 
-def users_own() -> None:
+def run_user_sitecustomize() -> None:
     """Run the sitecustomize that this one hides, as if it had been found in the first place."""
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != here]
@@ -286,4 +286,4 @@ if __name__ == "sitecustomize":
             sys.meta_path.insert(0, AfterImport(trainer, functools.partial(change_trainer, trainer)))
     elif may_join(os.environ, sys.orig_argv):
         sys.meta_path.insert(0, AfterImport("torch", prepare_candidate, load_shim))
-    users_own()
+    run_user_sitecustomize()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuslice.daemon.scheduler_setup import Setup, crowded, options, parse_devices
+from gpuslice.daemon.scheduler_setup import Setup, options, oversubscription_warning, parse_devices
 from gpuslice.errors import ConfigError, UsageError
 from gpuslice.sched_core.core.events import Submitted
 from gpuslice.sched_core.job import JobSpec
@@ -46,7 +46,7 @@ def test_a_placement_reaches_policy_and_core() -> None:
     ],
 )
 def test_more_slots_than_cores_are_told_of(text: str, cores: int, said: str) -> None:
-    assert crowded(parse_devices(text), cores) == said
+    assert oversubscription_warning(parse_devices(text), cores) == said
 
 
 @pytest.mark.parametrize("policy", ["srtf", "srsf", "sjf", "chronus", "themis"])

@@ -13,7 +13,7 @@ import typer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuslice.cli import COMMANDS, application, quick
+from gpuslice.cli import COMMANDS, application, fast_parser
 from gpuslice.cli.declare import parameters
 
 from ..patience import PATIENCE_S
@@ -43,7 +43,7 @@ class Both:
         self.parser = typer.main.get_command(app)
 
     def quick(self, words: list[str]) -> dict[str, Any] | None:
-        found = quick.read(parameters(self.command), words)
+        found = fast_parser.read(parameters(self.command), words)
         if found is None:
             return None
         self.command(**found)
@@ -54,10 +54,10 @@ class Both:
         return self.calls.pop()
 
 
-BOTH = {name: Both(name) for name in sorted(quick.COMMANDS)}
+BOTH = {name: Both(name) for name in sorted(fast_parser.COMMANDS)}
 
 
-@pytest.mark.parametrize("name", sorted(quick.COMMANDS))
+@pytest.mark.parametrize("name", sorted(fast_parser.COMMANDS))
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_what_is_read_quickly_is_read_as_the_parser_reads_it(name: str, data: st.DataObject) -> None:
@@ -116,20 +116,20 @@ def test_what_is_not_exactly_right_is_left_to_the_parser(line: str) -> None:
     assert BOTH[name].quick(words) is None
 
 
-@pytest.mark.parametrize("name", sorted(quick.COMMANDS))
+@pytest.mark.parametrize("name", sorted(fast_parser.COMMANDS))
 def test_everything_that_a_quick_command_takes_is_declared(name: str) -> None:
     command: Any = importlib.import_module(COMMANDS[name]).command
     assert set(parameters(command)) == {*command.__annotations__} - {"return"}
 
 
-@pytest.mark.parametrize("name", sorted(quick.COMMANDS))
+@pytest.mark.parametrize("name", sorted(fast_parser.COMMANDS))
 def test_nothing_heavy_is_imported_for_an_answer(name: str) -> None:
     words = {"run": ["x"], "submit": ["x"], "migrate": ["j", "--to", "d"], "weight": ["j", "2"]}
     line = words.get(name, [] if name in ("ps", "events", "down", "smi") else ["j"])
     code = (
         "import sys\n"
-        "from gpuslice.cli import COMMANDS, quick\n"
-        f"assert quick.find(COMMANDS[{name!r}], {line!r}) is not None\n"
+        "from gpuslice.cli import COMMANDS, fast_parser\n"
+        f"assert fast_parser.find(COMMANDS[{name!r}], {line!r}) is not None\n"
         f"sys.exit(', '.join(name for name in {HEAVY} if name in sys.modules) or 0)"
     )
     done = subprocess.run(

@@ -136,9 +136,9 @@ def _has_driver(pid: int) -> bool:
         return False
 
 
-def suspend_all(found: Sequence[adopted.Verbs]) -> int:
+def suspend_all(found: Sequence[adopted.CheckpointableProcess]) -> int:
     """All of them or none: if one is refused, those that were suspended before it come back."""
-    done: list[adopted.Verbs] = []
+    done: list[adopted.CheckpointableProcess] = []
     try:
         for process in found:
             adopted.suspend(process)
@@ -155,7 +155,7 @@ def suspend_all(found: Sequence[adopted.Verbs]) -> int:
     return len(done)
 
 
-def resume_all(found: Sequence[adopted.Verbs]) -> int:
+def resume_all(found: Sequence[adopted.CheckpointableProcess]) -> int:
     """All that are not running; an error leaves the rest for the next try."""
     away = [process for process in found if process.state is not ProcessState.RUNNING]
     for process in away:
