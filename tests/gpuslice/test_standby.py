@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 
 import pytest
 
@@ -76,9 +76,15 @@ def tell(process: Process, word: str) -> None:
 
 def finish(process: Process) -> list[str]:
     """Let it go through all its batches; the rest of its output."""
-    stdout, stderr = process.communicate("\n" * 10, timeout=PATIENCE_S)
-    assert process.returncode == 0, stderr
-    return stdout.splitlines()
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
+    # Not by `communicate`, which does not see what came with a line that `hear` has read.
+    with suppress(BrokenPipeError), process.stdin:
+        process.stdin.write("\n" * 10)
+    lines, stderr = process.stdout.read().splitlines(), process.stderr.read()
+    assert process.wait(PATIENCE_S) == 0, stderr
+    return lines
 
 
 @pytest.fixture
