@@ -105,11 +105,6 @@ class Sharded:
             other.load_state_dict(whole["others"][name])
 
 
-def is_sharded(tensor: torch.Tensor) -> bool:
-    """Whether other ranks have parts of it, and FSDP adds its gradient up."""
-    return isinstance(tensor, DTensor)
-
-
 def _check(name: str, module: torch.nn.Module, width: int) -> None:
     """Refuse what is divided otherwise; have gradients added up, not averaged: micro-batches have weights."""
     for path, parameter in module.named_parameters():
