@@ -97,6 +97,8 @@ def read_csv(path: Path) -> Trace:
     """Tiresias' columns, and Chronus' and gpuslice's further ones where they are there."""
     with path.open(encoding="utf-8-sig", newline="") as file:
         columns = next(csv.reader(file, skipinitialspace=True), [])
+    if "user" in columns and "tenant" in columns:
+        raise TraceError(f"{path}, line 1: columns 'user' and 'tenant' both give the tenant", "keep one")
     optional = {column: field for column, field in _OPTIONAL.items() if column in columns}
     ids: list[str] = []
     lines: dict[str, int] = {}

@@ -65,6 +65,12 @@ def test_chronus_columns(tmp_path: Path) -> None:
     assert trace.spec(0).tenant == "vc"
 
 
+def test_two_columns_that_say_the_same_are_refused(tmp_path: Path) -> None:
+    path = write(tmp_path, "job_id,num_gpu,submit_time,duration,user,tenant\na,1,0,9,u,t\n")
+    with pytest.raises(TraceError, match="line 1: columns 'user' and 'tenant' both give the tenant"):
+        read_trace(path)
+
+
 def test_gavel(tmp_path: Path) -> None:
     path = write(tmp_path, GAVEL)
     trace = read_trace(path)
