@@ -53,7 +53,12 @@ def parse_attempts(text: str) -> tuple[Attempt, ...]:
 
 def write_attempts(attempts: tuple[Attempt, ...]) -> str:
     """The opposite of ``parse_attempts``."""
-    return ";".join(f"{took_s:g}:{failure or WELL}" for took_s, failure in attempts)
+    return ";".join(f"{exact(took_s)}:{failure or WELL}" for took_s, failure in attempts)
+
+
+def exact(number: float) -> str:
+    """``number`` with all its digits; a whole number without a point."""
+    return str(int(number)) if number == int(number) else repr(number)
 
 
 def parse_retries(text: str) -> dict[str, int]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .attempts import write_attempts
+from .attempts import exact, write_attempts
 from .trace import Trace
 
 #: Column -> extra of the trace; written where the trace has it.
@@ -71,15 +71,11 @@ def write_csv(trace: Trace, path: Path) -> None:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(header)
         for i in range(len(trace)):
-            row = [trace.ids[i], trace.demand[i], _short(trace.submit_s[i]), _short(trace.duration_s[i])]
+            row = [trace.ids[i], trace.demand[i], exact(trace.submit_s[i]), exact(trace.duration_s[i])]
             row += [column[i] for column in extras.values()]
             if deadlines is not None:
-                row += ["-".join(_short(pair[part]) for pair in deadlines[i]) for part in (0, 1)]
+                row += ["-".join(exact(pair[part]) for pair in deadlines[i]) for part in (0, 1)]
                 row.append(int(not deadlines[i]))
             if trace.attempts is not None:
                 row.append(write_attempts(trace.attempts[i]))
             writer.writerow(row)
-
-
-def _short(number: float) -> str:
-    return str(int(number)) if number == int(number) else repr(number)

@@ -58,6 +58,13 @@ def test_attempts_survive_writing_clamping_and_units(tmp_path: Path) -> None:
     assert stats(trace)["failures"] == {"hardware": 2, "user": 4}
 
 
+def test_long_and_exact_attempts_survive_writing(tmp_path: Path) -> None:
+    trace = read_trace(write(tmp_path, HEADER + "long,1,0,1234568.1234567,1234567:user;1.1234567:ok\n"))
+    write_csv(trace, tmp_path / "again.csv")
+    again = read_trace(tmp_path / "again.csv")
+    assert again.attempts == trace.attempts == [((1234567, "user"), (1.1234567, ""))]
+
+
 def test_philly_tells_failures_by_how_the_job_ended(tmp_path: Path) -> None:
     runs = [
         {
