@@ -234,37 +234,40 @@ class Simulation:
     def _apply(self, plan: Plan, now_s: float) -> None:
         """Release first, then grant; the ledger refuses what is impossible."""
         self._ledger.check_names(plan)
-        grants: list[tuple[Start | Migrate, SimJob]] = []
+        grants: list[tuple[Start | Migrate, SimJob, float]] = []
         for decision in plan.decisions:
             running = None if isinstance(decision, Stop) else not isinstance(decision, Start)
             job = self._ledger.check(self._jobs, decision.job, plan, running=running)
             if isinstance(decision, Start):
-                grants.append((decision, job))
+                grants.append((decision, job, self._resume_s(job)))
             elif isinstance(decision, Migrate):
+                moves = decision.devices != job.placement
+                job.migrations += moves
+                # Who stays has at most to end the resume that it is in.
+                resume_s = self._resume_s(job) if moves else max(0.0, job.since_s - now_s)
                 self._release(job, now_s)
-                job.migrations += 1
-                grants.append((decision, job))
+                grants.append((decision, job, resume_s))
             elif isinstance(decision, Suspend):
                 self._release(job, now_s)
                 job.preemptions += 1
             else:
                 self.outcome.stopped[job.number] = True
                 self._finish(job, now_s)
-        for grant, job in grants:
-            self._grant(job, grant, plan, now_s)
+        for grant, job, resume_s in grants:
+            self._grant(job, grant, plan, now_s, resume_s)
 
-    def _grant(self, job: SimJob, grant: Start | Migrate, plan: Plan, now_s: float) -> None:
+    def _resume_s(self, job: SimJob) -> float:
+        return 0.0 if job.first_start_s is None else self.cost.resume_s(job)
+
+    def _grant(self, job: SimJob, grant: Start | Migrate, plan: Plan, now_s: float, resume_s: float) -> None:
         self._ledger.grant(job, grant.devices, shared=grant.shared, plan=plan)
         self._waits.end(job, now_s)
         job.placement = grant.devices
         job.holds = self._held_by(job)
         if job.first_start_s is None:
             job.first_start_s = self.outcome.first_start_s[job.number] = now_s
-            resume_s = 0.0
-        else:
-            resume_s = self.cost.resume_s(job)
-            job.switching_s += resume_s
-            job.lost_s += resume_s * job.holds
+        job.switching_s += resume_s
+        job.lost_s += resume_s * job.holds
         job.running = True
         job.epoch += 1
         job.granted_s = now_s

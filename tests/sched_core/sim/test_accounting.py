@@ -10,7 +10,7 @@ import pytest
 from gpuslice.sched_core.cluster import Cluster
 from gpuslice.sched_core.policies.registry import make_policy
 from gpuslice.sched_core.policies.wrapper import Wrapper
-from gpuslice.sched_core.policy import Plan, Policy, Start, Suspend, View
+from gpuslice.sched_core.policy import Migrate, Plan, Policy, Start, Suspend, View
 from gpuslice.sched_core.sim.cost import MeasuredCost
 from gpuslice.sched_core.sim.engine import Simulation
 from gpuslice.sched_core.sim.metrics import summary
@@ -106,3 +106,33 @@ def test_what_a_switch_holds_is_shared_out_among_those_on_the_device() -> None:
     assert outcome.busy_s.tolist() == [20 + 2 / 2, 10]
     assert outcome.lost_s.tolist() == [0, 2 / 2 + 2]
     assert outcome.switching_s.tolist() == [0, 4]
+
+
+def test_who_lets_another_on_its_devices_does_not_switch() -> None:
+    """Job 0 gets company at 5, as in a live scheduler without leaving the device."""
+    plans = [
+        Plan([Start("j0", (0,))], 5.0),
+        Plan([Migrate("j0", (0,), shared=True), Start("j1", (0,), shared=True)]),
+    ]
+    outcome = Simulation(
+        trace_of([(0, 1, 10), (0, 1, 5)]), Cluster([1]), Scripted(*plans), cost=FixedCost(4.0)
+    ).run()
+    assert outcome.finish_s.tolist() == [15, 15]
+    assert outcome.migrations.tolist() == [0, 0]
+    assert (outcome.lost_s.tolist(), outcome.switching_s.tolist()) == ([0, 0], [0, 0])
+
+
+def test_who_gets_company_while_it_resumes_still_resumes() -> None:
+    """Job 0 resumes from 3 to 7; the other comes at 5 and takes half of the device."""
+    plans = [
+        Plan([Start("j0", (0,))], 2.0),
+        Plan([Suspend("j0")], 3.0),
+        Plan([Start("j0", (0,))], 5.0),
+        Plan([Migrate("j0", (0,), shared=True), Start("j1", (0,), shared=True)]),
+    ]
+    outcome = Simulation(
+        trace_of([(0, 1, 10), (0, 1, 30)]), Cluster([1]), Scripted(*plans), cost=FixedCost(4.0)
+    ).run()
+    assert outcome.finish_s.tolist() == [7 + 16, 23 + 21]
+    assert outcome.switching_s.tolist() == [4, 0]
+    assert outcome.lost_s.tolist() == [2 + 2 / 2, 0]
