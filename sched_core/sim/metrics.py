@@ -111,7 +111,10 @@ def jain(values: Column) -> float | None:
 
 
 def deadline_misses(outcome: Outcome) -> tuple[int, int, int]:
-    """Jobs that missed their first and their last deadline, and jobs that have any."""
+    """Jobs that missed their first and their last deadline, and jobs that have any.
+
+    Of a job that has not ended, which only an interrupted run has, nothing is known.
+    """
     columns = outcome.trace.extras.get("deadlines", ())
     strict = soft = total = 0
     for index, deadlines in enumerate(columns):
@@ -119,6 +122,8 @@ def deadline_misses(outcome: Outcome) -> tuple[int, int, int]:
             continue
         total += 1
         took_s = outcome.finish_s[index] - outcome.trace.submit_s[index]
+        if np.isnan(took_s):
+            continue
         in_time = not outcome.stopped[index]
         strict += not (in_time and took_s <= deadlines[0][0])
         soft += not (in_time and took_s <= deadlines[-1][0])

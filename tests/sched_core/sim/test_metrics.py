@@ -13,6 +13,8 @@ import pytest
 from gpuslice.errors import UsageError
 from gpuslice.sched_core.cluster import Cluster
 from gpuslice.sched_core.policies.registry import make_policy
+from gpuslice.sched_core.policies.wrapper import Wrapper
+from gpuslice.sched_core.policy import Plan, View
 from gpuslice.sched_core.sim import report
 from gpuslice.sched_core.sim.engine import Simulation
 from gpuslice.sched_core.sim.metrics import finish_time_fairness, jain, spread, summary
@@ -85,6 +87,23 @@ def test_deadlines_strict_and_soft() -> None:
     )
     found = summary(Simulation(trace, Cluster([1]), make_policy("fifo")).run())
     assert (found["deadlines"], found["deadline_misses"], found["deadline_misses_soft"]) == (2, 1, 0)
+
+
+def test_of_an_interrupted_run_only_jobs_that_ended_missed_deadlines() -> None:
+    """The first ends late, the second too late even for its last deadline; the others are unfinished."""
+
+    class Interrupting(Wrapper):
+        def plan(self, view: View) -> Plan:
+            if view.now_s == 10:
+                raise KeyboardInterrupt
+            return self.policy.plan(view)
+
+    deadlines = [((4.0, 1.0), (6.0, 1.0)), ((6.0, 1.0),), ((90.0, 1.0),), ((90.0, 1.0),)]
+    trace = Trace(list("abcd"), [0, 0, 0, 50], [1] * 4, [5] * 4, {"deadlines": deadlines})
+    outcome = Simulation(trace, Cluster([1]), Interrupting(make_policy("fifo"))).run()
+    found = summary(outcome)
+    assert (found["complete"], found["jobs_done"]) == (False, 2)
+    assert (found["deadlines"], found["deadline_misses"], found["deadline_misses_soft"]) == (4, 2, 1)
 
 
 def test_per_job_csv(simulate: Simulate, tmp_path: Path) -> None:
