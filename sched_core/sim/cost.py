@@ -1,4 +1,4 @@
-"""SwitchCosts costs from the command line: none, fixed, from a file of measurements, or from a journal."""
+"""What switching costs: nothing, a fixed time, or what a file of measurements or a journal says."""
 
 from __future__ import annotations
 
@@ -70,6 +70,8 @@ class JournalCost:
         self._costs = CostModel()
         #: What was moved, by model, newest last; all of it under the empty name.
         self._states: dict[str, list[State]] = {"": []}
+        #: What was worked out, by model and bytes: simulations ask at every switch.
+        self._known: dict[tuple[str, int], float] = {}
         models: dict[str, str] = {}
         last: dict[tuple[str, int], State] = {}
         with Journal(path, read_only=True) as journal:
@@ -82,10 +84,16 @@ class JournalCost:
             raise UsageError(f"{path} has no switches", "run jobs that take turns first")
 
     def resume_s(self, job: Job) -> float:
-        states = self._states.get(job.spec.model) or self._states[""]
-        if job.spec.device_memory_bytes:
+        key = job.spec.model, job.spec.device_memory_bytes
+        if key not in self._known:
+            self._known[key] = self._cost_s(*key)
+        return self._known[key]
+
+    def _cost_s(self, model: str, nbytes: int) -> float:
+        states = self._states.get(model) or self._states[""]
+        if nbytes:
             tensors = round(mean(state.tensors for state in states)) if states else 0
-            states = [State(job.spec.device_memory_bytes, tensors)]
+            states = [State(nbytes, tensors)]
         found = [self._costs.switch(state) for state in states]
         return mean(estimate.seconds for estimate in found if estimate is not None)
 
@@ -159,7 +167,10 @@ def parse_time(text: str) -> float:
 
 
 def _pair_s(pair: Mapping[str, Any]) -> float:
-    seconds = float(pair["suspend_s"]) + float(pair["resume_s"])
+    return _checked_s(float(pair["suspend_s"]) + float(pair["resume_s"]))
+
+
+def _checked_s(seconds: float) -> float:
     if not 0 <= seconds < float("inf"):
         raise ValueError(f"{seconds} seconds")
     return seconds
@@ -168,7 +179,7 @@ def _pair_s(pair: Mapping[str, Any]) -> float:
 def _mean_switch_s(switches: list[Mapping[str, Any]]) -> float:
     if not switches:
         raise ValueError("the report has no switches")
-    return sum(float(switch[key]) for switch in switches for key in _STAGES) / len(switches)
+    return _checked_s(sum(float(switch[key]) for switch in switches for key in _STAGES) / len(switches))
 
 
 def _benchmarked_s(benchmarks: list[Mapping[str, Any]]) -> float:

@@ -33,7 +33,7 @@ class SwitchCost(Protocol):
 
 
 class NoCost:
-    """SwitchCosts is free."""
+    """Switching is free."""
 
     def resume_s(self, job: Job) -> float:
         return 0.0

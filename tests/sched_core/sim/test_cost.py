@@ -1,4 +1,4 @@
-"""SwitchCosts costs from text and files."""
+"""What switching costs, from text and files."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from gpuslice.sched_core.core.events import Reported, Submitted
 from gpuslice.sched_core.job import Job, JobSpec
 from gpuslice.sched_core.journal.journal import FILE, Journal
 from gpuslice.sched_core.sim.cost import parse_cost, parse_time
+from gpuslice.sched_core.switch_cost_model import CostModel, Estimate, State
 
 from ..driver import PROGRAM
 
@@ -91,6 +92,26 @@ def test_by_the_journal_of_a_scheduler(tmp_path: Path, monkeypatch: pytest.Monke
     assert parse_cost("measured").resume_s(sized) == pytest.approx(6.0, rel=0.01)
 
 
+def test_the_journal_is_summed_up_once_for_each_kind_of_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cost = parse_cost(f"measured:{journal(tmp_path, *[('small', 10**8, 0.1)] * 5)}")
+    asked: list[State] = []
+    switch = CostModel.switch
+
+    def counted(model: CostModel, state: State) -> Estimate | None:
+        asked.append(state)
+        return switch(model, state)
+
+    monkeypatch.setattr(CostModel, "switch", counted)
+    for nbytes, questions in ((0, 5), (10**9, 1)):
+        asked.clear()
+        for number in range(3):
+            spec = JobSpec(id=str(number), submit_s=0.0, model="small", device_memory_bytes=nbytes)
+            assert cost.resume_s(Job(spec, number)) > 0
+        assert len(asked) == questions
+
+
 def test_without_measurements(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="there is no journal"):
         parse_cost(f"measured:{tmp_path}")
@@ -106,7 +127,10 @@ def test_what_is_no_cost(text: str) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    ['{"benchmarks": []}', "[]", "{", "{}", '{"switches": []}', '{"suspend_s": "x", "resume_s": 1}'],
+    [
+        *('{"benchmarks": []}', "[]", "{", "{}", '{"switches": []}', '{"suspend_s": "x", "resume_s": 1}'),
+        *(json.dumps({"switches": [{**SWITCH, "find_s": wrong_s}]}) for wrong_s in (-9.0, float("nan"))),
+    ],
 )
 def test_files_that_hold_no_cost(tmp_path: Path, content: str) -> None:
     path = tmp_path / "measured.json"
