@@ -95,9 +95,9 @@ def _pinned(cores: frozenset[int]) -> Iterator[DeviceProcess]:
     """The processes that may run on nothing but ``cores``."""
     for process in psutil.process_iter(["username", "name", "memory_info", "cpu_affinity"]):
         found = process.info
-        if found["cpu_affinity"] and cores.issuperset(found["cpu_affinity"]) and found["memory_info"].rss:
-            mib = found["memory_info"].rss / MIB
-            yield DeviceProcess(process.pid, found["username"], found["name"], mib)
+        cpus, memory = found["cpu_affinity"], found["memory_info"]  # None: other users' may be hidden
+        if cpus and cores.issuperset(cpus) and memory and memory.rss:
+            yield DeviceProcess(process.pid, found["username"], found["name"], memory.rss / MIB)
 
 
 def _ranges(cores: frozenset[int]) -> str:

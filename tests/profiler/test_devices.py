@@ -104,6 +104,23 @@ def test_a_slot_is_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     assert first.unavailable["power.draw"] == "only GPUs have it"
 
 
+class Pinned(NamedTuple):
+    """A process as ``psutil.process_iter`` yields it: what may not be read is ``None``."""
+
+    pid: int
+    info: dict[str, Any]
+
+
+def test_processes_of_others_may_hide_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    told: dict[str, Any] = {"username": None, "name": "other", "memory_info": None, "cpu_affinity": [0]}
+    own = {**told, "name": "own", "memory_info": hosts.psutil.Process().memory_info()}
+    found = [Pinned(7, told), Pinned(8, own)]
+    monkeypatch.setattr(hosts.psutil, "process_iter", lambda _: found)
+    first, _ = HostReader(2).read()
+    assert [process.pid for process in first.processes] == [8]
+
+
 class Instruments:
     """Shows what it is told to."""
 
