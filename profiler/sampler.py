@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -59,7 +60,7 @@ class Sampler:
         self._failure: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="gpuslice-sampler", daemon=True)
         self._lock = threading.Lock()
-        self._readings: dict[str, list[Reading]] = {}
+        self._counts: dict[str, _Counts] = {}
 
     def __enter__(self) -> Sampler:
         self._thread.start()
@@ -79,17 +80,16 @@ class Sampler:
     def use(self) -> list[DeviceUse]:
         """What was read so far, by device."""
         with self._lock:
-            kept = {device: list(found) for device, found in self._readings.items()}
-        return [
-            DeviceUse(
-                device,
-                _mean([one.utilization for one in found]),
-                max((one.memory_used for one in found if one.memory_used is not None), default=None),
-                _mean([one.power_draw for one in found]),
-                len(found),
-            )
-            for device, found in kept.items()
-        ]
+            return [
+                DeviceUse(
+                    device,
+                    counts.utilization.mean,
+                    counts.memory_used,
+                    counts.power_draw.mean,
+                    counts.readings,
+                )
+                for device, counts in self._counts.items()
+            ]
 
     def _run(self) -> None:
         try:
@@ -98,13 +98,42 @@ class Sampler:
                 readings = [reading for reader in self._readers for reading in reader.read()]
                 with self._lock:
                     for reading in readings:
-                        self._readings.setdefault(reading.device, []).append(reading)
+                        self._counts.setdefault(reading.device, _Counts()).add(reading)
                 if self._taken is not None:
                     self._taken(readings)
         except Exception as error:  # noqa: BLE001 (raised where the sampler is used)
             self._failure = error
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
+@dataclass(slots=True)
+class _Mean:
+    """The mean of the values that are known."""
+
+    total: float = 0.0
+    values: int = 0
+
+    def add(self, value: float | None) -> None:
+        if value is not None:
+            self.total += value
+            self.values += 1
+
+    @property
+    def mean(self) -> float | None:
+        return self.total / self.values if self.values else None
+
+
+@dataclass(slots=True)
+class _Counts:
+    """What is kept of a device's readings."""
+
+    utilization: _Mean = field(default_factory=_Mean)
+    power_draw: _Mean = field(default_factory=_Mean)
+    memory_used: float | None = None
+    readings: int = 0
+
+    def add(self, reading: Reading) -> None:
+        self.utilization.add(reading.utilization)
+        self.power_draw.add(reading.power_draw)
+        if reading.memory_used is not None:
+            self.memory_used = max(reading.memory_used, self.memory_used or 0.0)
+        self.readings += 1

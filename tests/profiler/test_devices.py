@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -144,6 +145,26 @@ def test_the_sampler_keeps_count() -> None:
     with Sampler([instruments], 0.001) as sampler:
         assert instruments.empty.wait(PATIENCE_S)
         assert sampler.use() == [DeviceUse("cuda:0", pytest.approx(30.0), 500.0, None, 3)]
+
+
+class Watched(Reading, weakref=True):
+    """A reading of which one can tell whether it is still kept."""
+
+
+def test_the_sampler_keeps_no_readings() -> None:
+    kept: list[weakref.ref[Watched]] = []
+
+    class Watching(Instruments):
+        def read(self) -> Sequence[Reading]:
+            found = [Watched(index=one.index, device=one.device) for one in super().read()]
+            kept.extend(map(weakref.ref, found))
+            return found
+
+    instruments = Watching(10.0, 50.0, 30.0)
+    with Sampler([instruments], 0.001) as sampler:
+        assert instruments.empty.wait(PATIENCE_S)
+    assert sampler.use() == [DeviceUse("cuda:0", None, None, None, 3)]
+    assert [reference() for reference in kept] == [None] * 3
 
 
 def test_what_goes_wrong_in_the_thread_is_raised() -> None:
