@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import shlex
 import signal
 import sys
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
 
     RunTask = Callable[[Task], tuple[Run, ...]]
     RunStress = Callable[[Task], tuple[Stressed, ...]]
-
-_MIB = 1 << 20
 
 
 def command(
@@ -77,7 +76,7 @@ def command(
         if path is not None:
             check_writable(option, str(path.absolute()))
     names = unique(scripts)
-    limit_bytes = _memory_bytes(settings)
+    limit_bytes = memory_bytes(settings)
     numbers = (settings.cpu_slots, plan.size, seconds, turn, kinds)
     kept = kept_path(config.state_directory(), commands, device, numbers)
     with KeptTrials(kept) as trials, _ended_like_ctrl_c():
@@ -240,24 +239,30 @@ def _stresser(
     return load
 
 
-def _memory_bytes(settings: config.Settings) -> int | None:
-    """What the device has; checks that there is such a slot."""
+def memory_bytes(settings: config.Settings) -> int | None:
+    """What the device has, by the name that scripts have for it; ``None`` if nobody tells.
+
+    Raises
+    ------
+    EnvironmentUnusableError
+        If there is no such slot, or no driver.
+    """
+    import psutil
+
     from gpuslice.kernels.host.slots import check_slot
-    from gpuslice.profiler.gpus import GpuReader
-    from gpuslice.profiler.hosts import HostReader
+    from gpuslice.kernels.nvml import read_driver
+    from gpuslice.launch.visible_gpus import visible
     from gpuslice.types import DeviceName
 
     device = DeviceName.parse(settings.device)
     if device.kind == "cpu":
         check_slot(device, settings.cpu_slots)
-    reader = HostReader(settings.cpu_slots, processes=False) if device.kind == "cpu" else GpuReader()
-    try:
-        for reading in reader.read():
-            if reading.device == str(device) or device.index is None:
-                return None if reading.memory_total is None else int(reading.memory_total * _MIB)
-    finally:
-        reader.close()
-    return None
+        return int(psutil.virtual_memory().total)
+    driver = read_driver()
+    if driver.problem:
+        raise EnvironmentUnusableError(driver.problem, "see `gpuslice doctor`")
+    gpus, number = visible(driver.gpus, os.environ), device.index or 0
+    return gpus[number].total_bytes if number < len(gpus) else None
 
 
 def _words(script: str) -> list[str]:

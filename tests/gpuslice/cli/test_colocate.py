@@ -11,6 +11,10 @@ from pathlib import Path
 import pytest
 
 from gpuslice.cli import colocate, main
+from gpuslice.config import Settings
+from gpuslice.errors import EnvironmentUnusableError
+from gpuslice.kernels import nvml
+from gpuslice.kernels.nvml import Driver, Gpu
 from gpuslice.launch.colocation import run_together
 from gpuslice.launch.kept_trials import KeptTrials
 from gpuslice.launch.time_slicing import run_sliced
@@ -155,6 +159,21 @@ def test_a_script_that_does_not_train(place: Path, capsys: pytest.CaptureFixture
     (place / "a.py").write_text("print('nothing to do')", encoding="utf-8")
     assert status(["colocate", "a.py", "a.py"]) == 2
     assert "it has to import torch and train" in capsys.readouterr().err
+
+
+def test_the_limit_is_the_memory_of_the_gpu_that_the_scripts_see(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = tuple(Gpu(index, None, f"GPU-{index}", None, (index + 1) << 30, 0) for index in range(2))
+    monkeypatch.setattr(nvml, "read_driver", lambda: Driver("580.65", "13.0", gpus))
+    first, second = (Settings(device=f"cuda:{index}") for index in range(2))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert colocate.memory_bytes(first) == 1 << 30
+    assert colocate.memory_bytes(second) == 2 << 30
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert colocate.memory_bytes(first) == 2 << 30
+    assert colocate.memory_bytes(second) is None
+    monkeypatch.setattr(nvml, "read_driver", lambda: Driver(problem="no driver"))
+    with pytest.raises(EnvironmentUnusableError, match="no driver"):
+        colocate.memory_bytes(first)
 
 
 def test_names_are_unique() -> None:
