@@ -43,9 +43,21 @@ code { font-size: .92em; } .good { color: var(--good); } .bad { color: var(--bad
 """
 
 
+class Good(str):
+    """A cell in the colour of good news."""
+
+    __slots__ = ()
+
+
+class Bad(str):
+    """A cell in the colour of bad news."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table; a cell that begins with ``+`` or ``-`` is coloured as good or bad news."""
+    """A table; ``Good`` and ``Bad`` cells are coloured."""
 
     title: str
     header: Sequence[str]
@@ -85,10 +97,8 @@ def render_table(table: Table) -> str:
 
 
 def _cell(cell: str) -> str:
-    news = {"+": "good", "-": "bad"}.get(cell[:1])
-    if news is None:
-        return f"<td>{escape(cell)}</td>"
-    return f'<td class="{news}">{escape(cell[1:])}</td>'
+    news = ' class="good"' if isinstance(cell, Good) else ' class="bad"' if isinstance(cell, Bad) else ""
+    return f"<td{news}>{escape(cell)}</td>"
 
 
 def swatch(colour: str, opacity: float = 1.0) -> str:

@@ -19,7 +19,7 @@ from gpuslice.profiler.charts import (
     log_axis,
     time_axis,
 )
-from gpuslice.profiler.html import COLOURS, Table, document, render_table, swatch
+from gpuslice.profiler.html import COLOURS, Good, Table, document, render_table, swatch
 from gpuslice.sched_core.sim.metrics import finish_time_fairness, summary
 from gpuslice.sched_core.sim.outcome import Outcome
 
@@ -113,7 +113,7 @@ def _table(outcomes: Sequence[Outcome]) -> Table:
         best = max(known) if better and len(set(known)) > 1 else None
         for row, number in zip(rows, values, strict=True):
             text = "–" if number is None else write(number)
-            row.append(f"+{text}" if number is not None and number * better == best else text)
+            row.append(Good(text) if number is not None and number * better == best else text)
     return Table("Policies", ["policy", *(column[0] for column in shown)], rows)
 
 

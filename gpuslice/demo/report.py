@@ -167,9 +167,9 @@ def show(found: Result, console: Console) -> None:
     rows = _jobs(found)
     for index, header in enumerate(rows.header):
         table.add_column(header, justify="right" if index else "left", no_wrap=True)
-    colours = {"+": "green", "-": "red"}
+    colours: dict[type[str], str] = {html.Good: "green", html.Bad: "red"}
     for row in rows.rows:
-        table.add_row(*(Text(cell[1:], colours[cell[0]]) if cell[:1] in colours else cell for cell in row))
+        table.add_row(*(Text(cell, colours.get(type(cell), "")) for cell in row))
     console.print(table)
     for line in _lead(found):
         console.print(line, highlight=False)
@@ -202,7 +202,7 @@ def _jobs(found: Result) -> html.Table:
             f"{job.resume_mean_s * 1e3:.1f} ms",
             job.undisturbed_digest[:8],
             job.digest[:8],
-            "+yes" if job.equal else "-NO",
+            html.Good("yes") if job.equal else html.Bad("NO"),
         )
         for job in found.jobs
     ]

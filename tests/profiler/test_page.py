@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from gpuslice.profiler.html import Table
+from gpuslice.profiler.html import Bad, Good, Table, render_table
 from gpuslice.profiler.page import Paint, page, picture
 from gpuslice.profiler.timeline import Holding, Span, Timeline
 
@@ -57,7 +57,7 @@ def example_timeline() -> Timeline:
 
 
 def example() -> str:
-    table = Table("Results", ("job", "equal"), [("<b> & ", "+yes"), ("c", "-NO")])
+    table = Table("Results", ("job", "equal"), [("<b> & ", Good("yes")), ("-m c", Bad("NO"))])
     return page("A & <title>", ["Lead <paragraph>."], example_timeline(), PAINTS, [table])
 
 
@@ -129,3 +129,10 @@ def test_the_axis_has_a_handful_of_round_ticks(end_s: float) -> None:
 
 def test_nothing_to_show_is_no_error() -> None:
     read(page("t", [], Timeline(), PAINTS, []))
+
+
+def test_only_cells_that_are_said_to_be_news_have_a_colour() -> None:
+    rows = [("-m pkg.train", Good("+yes")), ("+1", Bad("-NO"))]
+    drawn = render_table(Table("Results", ("job", "equal"), rows))
+    assert '<tr><td>-m pkg.train</td><td class="good">+yes</td></tr>' in drawn
+    assert '<tr><td>+1</td><td class="bad">-NO</td></tr>' in drawn
