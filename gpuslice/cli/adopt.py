@@ -36,7 +36,8 @@ def command(
 
     The driver keeps the state: whoever resumes it need not be who suspended it. Exits with 0; with 2 for no
     such process, or one that is suspended already or not at all; with 3 if the driver is missing, too old,
-    or refuses, or if the GPU lacks memory. After a refusal the process goes on as it was.
+    or refuses, or if the GPU lacks memory. A process that cannot be suspended goes on as it was; one for
+    which the GPU lacks memory stays suspended.
     """
     from gpuslice.kernels.driver import Process
     from gpuslice.launch import adopted

@@ -21,7 +21,7 @@ _SHOWN = 30
 
 
 def page(result: Result) -> str:
-    """``result`` as a page; every figure of the JSON is in a table, at its precision."""
+    """``result`` as a page; the JSON has more figures, and all their digits."""
     state = "" if result.complete else " Interrupted: not all was measured."
     lead = [
         f"On {result.device}, {result.repeats} rounds of {result.seconds:g} s. "

@@ -13,7 +13,7 @@ Span = tuple[float, float]
 
 
 def intersection(one: Sequence[Span], other: Sequence[Span]) -> list[Span]:
-    """The times that lie in a span of either list."""
+    """The times that lie in a span of both lists."""
     both = [(max(a[0], b[0]), min(a[1], b[1])) for a in one for b in other]
     return sorted((begin, end) for begin, end in both if begin < end)
 
