@@ -102,7 +102,7 @@ class DeviceReader(Protocol):
         ...
 
 
-class Gaps:
+class MissingValues:
     """Collects why values are missing.
 
     Parameters
@@ -120,9 +120,9 @@ class Gaps:
         try:
             return question()
         except self._errors as error:
-            self.missing(field, str(error))
+            self.note(field, str(error))
             return None
 
-    def missing(self, field: str, reason: str) -> None:
+    def note(self, field: str, reason: str) -> None:
         """There is no value of ``field``."""
         self.reasons[_KEYS.get(field, field)] = reason

@@ -12,7 +12,7 @@ import pynvml
 from gpuslice.errors import EnvironmentUnusableError
 from gpuslice.kernels.nvml import Gpu, read_driver
 
-from .devices import MIB, DeviceProcess, Gaps, Reading
+from .devices import MIB, DeviceProcess, MissingValues, Reading
 
 #: All NVLinks of a GPU together (the ``scopeId`` of ``nvmlDeviceGetFieldValues``).
 _ALL_LINKS = 0xFFFFFFFF
@@ -61,16 +61,16 @@ class GpuReader:
         pynvml.nvmlShutdown()
 
     def _read(self, gpu: Gpu) -> Reading:
-        gaps = Gaps(pynvml.NVMLError)
-        handle = gaps.ask("device", lambda: pynvml.nvmlDeviceGetHandleByIndex(gpu.index))
+        missing = MissingValues(pynvml.NVMLError)
+        handle = missing.ask("device", lambda: pynvml.nvmlDeviceGetHandleByIndex(gpu.index))
         if handle is None:
             return Reading(
-                index=gpu.index, device=f"cuda:{gpu.index}", name=gpu.name, unavailable=gaps.reasons
+                index=gpu.index, device=f"cuda:{gpu.index}", name=gpu.name, unavailable=missing.reasons
             )
-        rates: Any = gaps.ask("utilization", lambda: pynvml.nvmlDeviceGetUtilizationRates(handle))
-        memory: Any = gaps.ask("memory_used", lambda: pynvml.nvmlDeviceGetMemoryInfo(handle))
-        values: dict[str, Any] = {name: gaps.ask(name, ask) for name, ask in _scalars(handle).items()}
-        values |= {field: self._link_rate(gpu.index, field, handle, gaps) for field in _LINK_FIELDS}
+        rates: Any = missing.ask("utilization", lambda: pynvml.nvmlDeviceGetUtilizationRates(handle))
+        memory: Any = missing.ask("memory_used", lambda: pynvml.nvmlDeviceGetMemoryInfo(handle))
+        values: dict[str, Any] = {name: missing.ask(name, ask) for name, ask in _scalars(handle).items()}
+        values |= {field: self._link_rate(gpu.index, field, handle, missing) for field in _LINK_FIELDS}
         return Reading(
             index=gpu.index,
             device=f"cuda:{gpu.index}",
@@ -79,21 +79,21 @@ class GpuReader:
             utilization=None if rates is None else float(rates.gpu),
             memory_used=None if memory is None else memory.used / MIB,
             memory_total=None if memory is None else memory.total / MIB,
-            throttle_reasons=gaps.ask("throttle_reasons", lambda: _throttle_reasons(handle)),
-            processes=gaps.ask("processes", lambda: _processes(handle)) or (),
-            unavailable=gaps.reasons,
+            throttle_reasons=missing.ask("throttle_reasons", lambda: _throttle_reasons(handle)),
+            processes=missing.ask("processes", lambda: _processes(handle)) or (),
+            unavailable=missing.reasons,
             **values,
         )
 
-    def _link_rate(self, index: int, field: str, handle: Any, gaps: Gaps) -> float | None:
+    def _link_rate(self, index: int, field: str, handle: Any, missing: MissingValues) -> float | None:
         """KiB/s that all links have carried since the last reading."""
-        counter = gaps.ask(field, lambda: _link_counter(handle, _LINK_FIELDS[field]))
+        counter = missing.ask(field, lambda: _link_counter(handle, _LINK_FIELDS[field]))
         if counter is None:
             return None
         now, before = monotonic(), self._counters.get((index, field))
         self._counters[index, field] = now, counter
         if before is None:
-            gaps.missing(field, "a rate takes two readings")
+            missing.note(field, "a rate takes two readings")
             return None
         return (counter - before[1]) / max(now - before[0], 1e-9)
 

@@ -12,7 +12,7 @@ import psutil
 from gpuslice.kernels.host.slots import check_slot, slot_cores
 from gpuslice.types import DeviceName
 
-from .devices import MIB, DeviceProcess, Gaps, Reading
+from .devices import MIB, DeviceProcess, MissingValues, Reading
 
 _ONLY_GPUS = ("power_draw", "power_limit", "pcie_tx", "pcie_rx", "nvlink_tx", "nvlink_rx", "mig", "mps")
 
@@ -49,16 +49,16 @@ class HostReader:
         """Nothing is held."""
 
     def _read(self, index: int, cores: frozenset[int], busy: Sequence[float], memory: Any) -> Reading:
-        gaps = Gaps()
+        missing = MissingValues()
         for field in _ONLY_GPUS:
-            gaps.missing(field, "only GPUs have it")
+            missing.note(field, "only GPUs have it")
         for field in ("temperature", "clock_memory", "throttle_reasons"):
-            gaps.missing(field, "the host does not tell it by core")
+            missing.note(field, "the host does not tell it by core")
         clock = _clock_mhz(cores)
         if clock is None:
-            gaps.missing("clock_sm", "the host does not tell it")
+            missing.note("clock_sm", "the host does not tell it")
         if not busy:
-            gaps.missing("utilization", "the host does not tell it by core")
+            missing.note("utilization", "the host does not tell it by core")
         return Reading(
             index=index,
             device=f"cpu:{index}",
@@ -68,7 +68,7 @@ class HostReader:
             memory_total=memory.total / MIB,
             clock_sm=clock,
             processes=tuple(_pinned(cores)) if self._processes and len(cores) < len(self._all) else (),
-            unavailable=gaps.reasons,
+            unavailable=missing.reasons,
         )
 
 

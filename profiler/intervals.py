@@ -19,8 +19,8 @@ def mean_interval(values: Sequence[float]) -> Interval | None:
     if len(values) < 2:
         return None
     mean, error = float(np.mean(values)), float(scipy.stats.sem(values))
-    reach = float(scipy.stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * error
-    return mean - reach, mean + reach
+    half_width = float(scipy.stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * error
+    return mean - half_width, mean + half_width
 
 
 def median_interval(values: NDArray[np.float64]) -> Interval | None:

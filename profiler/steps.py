@@ -30,7 +30,7 @@ _LONG, _LONG_SIGMAS = 0.5, 6.0
 _SIGMA = 1.4826
 #: Of a change: the least steps on either side, the least relative difference, and the chance of finding any
 #: where there is none.
-_LEAST_STEPS, _LEAST_CHANGE, _SURPRISING = 15, 0.05, 0.01
+_LEAST_STEPS, _LEAST_CHANGE, _SIGNIFICANCE = 15, 0.05, 0.01
 
 
 class Kind(Enum):
@@ -149,10 +149,10 @@ def classify(recording: Recording) -> NDArray[np.object_]:
     # Whatever it is that makes an interval long: it is the part that is longest beyond its own usual length.
     parts = np.stack([fetching_s, after_s, intervals_s - fetching_s - after_s])
     usual_s = np.median(parts[:, settled], axis=1, keepdims=True)
-    blame = np.argmax(parts - usual_s, axis=0)
+    longest_part = np.argmax(parts - usual_s, axis=0)
     long = intervals_s > _limit_s(intervals_s[settled])
-    kinds[long & (blame == 0)] = Kind.DATA_STALL
-    kinds[long & (blame == 1)] = Kind.PAUSE
+    kinds[long & (longest_part == 0)] = Kind.DATA_STALL
+    kinds[long & (longest_part == 1)] = Kind.PAUSE
     kinds[evaluation] = Kind.EVALUATION
     kinds[:begun] = Kind.WARMUP
     return kinds
@@ -187,7 +187,7 @@ def changes(steps_s: Column) -> list[Change]:
     for start, stop in windows:
         if any(start < at < stop for at in found):
             continue
-        at = _change(steps_s[start:stop], _SURPRISING / len(windows))
+        at = _change(steps_s[start:stop], _SIGNIFICANCE / len(windows))
         if at is not None:
             found.append(start + at)
     bounds = [0, *sorted(found), len(steps_s)]
@@ -209,7 +209,7 @@ def _windows(count: int) -> Iterator[tuple[int, int]]:
         length /= sqrt(2)
 
 
-def _change(steps_s: Column, surprising: float) -> int | None:
+def _change(steps_s: Column, significance: float) -> int | None:
     """After how many of ``steps_s`` their level changes; ``None`` if it does not."""
     count = len(steps_s)
     # U after k steps: 2 * (sum of their ranks) - k * (count + 1).
@@ -217,10 +217,10 @@ def _change(steps_s: Column, surprising: float) -> int | None:
     distance = np.abs(2 * ranks - np.arange(1, count + 1) * (count + 1))
     inner = distance[_LEAST_STEPS - 1 : count - _LEAST_STEPS]
     at = int(np.argmax(inner)) + _LEAST_STEPS
-    surprise = 2 * exp(-6.0 * float(inner.max()) ** 2 / (count**3 + count**2))
+    p_value = 2 * exp(-6.0 * float(inner.max()) ** 2 / (count**3 + count**2))
     before_s, after_s = np.median(steps_s[:at]), np.median(steps_s[at:])
     different = abs(after_s - before_s) >= _LEAST_CHANGE * before_s
-    return at if different and surprise <= surprising else None
+    return at if different and p_value <= significance else None
 
 
 def _share(parts_s: Column, steps_s: Column) -> float | None:

@@ -26,7 +26,7 @@ from gpuslice.profiler.colocation.stress import (
     Phase,
     Stressed,
     StressLog,
-    halting,
+    halt_schedule,
     recorded_edges,
     schedule,
     stressed,
@@ -73,7 +73,7 @@ def sweep(
         _until(lambda: job.intervals >= LEAST_INTERVALS, name, 0.0, job.look)
         phases = schedule(kinds, seconds, seed)
         with _stressor(phases, settings, directory / "load") as load:
-            halter = _Halter(job, load, halting(phases))
+            halter = _Halter(job, load, halt_schedule(phases))
             log = load.finish(sum(phase.seconds for phase in phases), halter.look)
         job.proceed()
         job.stop()

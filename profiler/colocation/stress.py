@@ -85,7 +85,7 @@ def schedule(kinds: Sequence[str], seconds: float, seed: int) -> list[Phase]:
     return [pause, *(phase for load in loads for phase in (load, pause))]
 
 
-def halting(phases: Sequence[Phase]) -> list[Span]:
+def halt_schedule(phases: Sequence[Phase]) -> list[Span]:
     """When the job is to be halted, in seconds since ``phases`` began: every other moment of a full load."""
     spans, begin_s = [], 0.0
     for phase in phases:

@@ -19,7 +19,7 @@ from gpuslice.profiler.colocation.stress import (
     StressLog,
     Window,
     curves,
-    halting,
+    halt_schedule,
     recorded_edges,
     schedule,
     stressed,
@@ -118,7 +118,7 @@ def test_a_job_is_compared_with_itself_right_before_and_after() -> None:
 def test_the_reference_is_compared_with_itself_while_the_job_is_halted() -> None:
     """A unit takes 1 ms, and twice that beside the job; the machine slows down by half meanwhile."""
     phases = [Phase("", 0.0, 4.0), Phase("compute", 1.0, 8.0), Phase("", 0.0, 4.0)]
-    halts = halting(phases)
+    halts = halt_schedule(phases)
     assert halts == [(5.0, 6.0), (7.0, 8.0), (9.0, 10.0), (11.0, 12.0)]
     times, steps, units = [0.0], [0.0], []
     while times[-1] < 16.0:
