@@ -57,6 +57,11 @@ def duration(seconds: float) -> str:
     return f"{seconds / _UNITS_S[unit]:.3g} {unit}"
 
 
+def short_time(seconds: float) -> str:
+    """The same in milliseconds below a second."""
+    return f"{seconds * 1e3:.3g} ms" if 0 < seconds < 1 else duration(seconds)
+
+
 def time_axis(title: str, end_s: float) -> Axis:
     """From 0 to ``end_s``, marked in days, hours, minutes or seconds."""
     end_s = end_s or 1.0

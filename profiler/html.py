@@ -107,6 +107,11 @@ def swatch(colour: str, opacity: float = 1.0) -> str:
     return f'<svg viewBox="0 0 14 14" aria-hidden="true">{square}</svg>'
 
 
+def colour_key(entries: Iterable[tuple[str, str]]) -> str:
+    """The key of a picture: a swatch and a name each."""
+    return f'<ul class="key">{"".join(f"<li>{drawn}{escape(name)}</li>" for drawn, name in entries)}</ul>'
+
+
 def round_step(least: float) -> float:
     """The smallest of 1, 2, 5 times a power of ten that is not below ``least``."""
     power = 1e-6

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from .html import COLOURS, Table, document, render_table, round_step, swatch
+from .html import COLOURS, Table, colour_key, document, render_table, round_step, swatch
 from .timeline import Holding, Span, Timeline, Track
 
 _WIDTH = 1100
@@ -79,12 +79,11 @@ def _subjects(timeline: Timeline) -> dict[str, str]:
 
 
 def _key(subjects: dict[str, str], kinds: dict[str, Paint]) -> str:
-    def entry(colour: str, opacity: float, label: str) -> str:
-        return f"<li>{swatch(colour, opacity)}{escape(label)}</li>"
-
-    entries = [entry(colour, 1.0, name) for name, colour in subjects.items()]
-    entries += [entry(paint.colour or "currentColor", paint.opacity, kind) for kind, paint in kinds.items()]
-    return f'<ul class="key">{"".join(entries)}</ul>'
+    entries = [(swatch(colour), name) for name, colour in subjects.items()]
+    entries += [
+        (swatch(paint.colour or "currentColor", paint.opacity), kind) for kind, paint in kinds.items()
+    ]
+    return colour_key(entries)
 
 
 def _picture(timeline: Timeline, subjects: dict[str, str], kinds: dict[str, Paint]) -> str:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from .charts import Axis, Line, cumulative, duration, line_chart
-from .html import COLOURS, Table, document, render_table, round_step, swatch
+from .charts import Axis, Line, cumulative, duration, line_chart, short_time
+from .html import COLOURS, Table, colour_key, document, render_table, round_step, swatch
 from .memory import MemoryUse
 from .recorder import Recording
 from .sampler import DeviceUse
@@ -58,20 +57,23 @@ def summary(profile: Profile) -> list[tuple[str, str]]:
     seconds = profile.step_seconds
     if seconds is not None:
         rows += [
-            ("step time", f"{_time(seconds.median)} (median; {_interval(seconds)})"),
-            ("p10, p90", f"{_time(seconds.p10)}, {_time(seconds.p90)}"),
+            ("step time", f"{short_time(seconds.median)} (median; {_interval(seconds)})"),
+            ("p10, p90", f"{short_time(seconds.p10)}, {short_time(seconds.p90)}"),
             ("jitter", f"{seconds.jitter * _PER_CENT:.1f} %"),
         ]
     if profile.data_share is not None:
         rows.append(("waiting for data", f"{profile.data_share * _PER_CENT:.1f} % of the steps"))
     rows.append(("cores kept busy", f"{profile.cpu_cores:.2f}"))
     rows += [
-        (name.replace("_", " "), f"{phase.count}x, {_time(phase.seconds)} together")
+        (name.replace("_", " "), f"{phase.count}x, {short_time(phase.seconds)} together")
         for name, phase in profile.phases.items()
         if phase.count
     ]
     rows += [
-        ("change", f"at step {one.step}: {_time(one.before_seconds)} to {_time(one.after_seconds)}")
+        (
+            "change",
+            f"at step {one.step}: {short_time(one.before_seconds)} to {short_time(one.after_seconds)}",
+        )
         for one in profile.changes
     ]
     if profile.memory is not None:
@@ -102,7 +104,7 @@ def page(name: str, profile: Profile, recording: Recording) -> str:
         charts = [_over_time(intervals_s, kinds), _distribution(steps_s)]
     table = Table("Figures", ("figure", "value"), summary(profile))
     others = [
-        (str(index), kinds[index].value, _time(intervals_s[index]))
+        (str(index), kinds[index].value, short_time(intervals_s[index]))
         for index in np.flatnonzero((kinds != Kind.STEP) & (kinds != Kind.WARMUP))
     ]
     more = [Table("What was no step", ("interval", "kind", "time"), others)] if others else []
@@ -120,10 +122,9 @@ def _over_time(intervals_s: Any, kinds: Any) -> str:
             name = kind.value.replace("_", " ")
             lines.append(Line(name, at, intervals_s[at.astype(int)] / top_s))
     levels = {share: duration(share * top_s) for share in (0.0, 0.25, 0.5, 0.75, 1.0)}
-    names = zip(COLOURS, lines, strict=False)
-    key = "".join(f"<li>{swatch(colour)}{escape(line.name)}</li>" for colour, line in names)
     chart = line_chart("Time of each interval", axis, lines, levels=levels, dots=True, width=1100)
-    return f'{chart}<ul class="key">{key}</ul>'
+    names = zip(COLOURS, lines, strict=False)
+    return chart + colour_key((swatch(colour), line.name) for colour, line in names)
 
 
 def _distribution(steps_s: Any) -> str:
@@ -140,15 +141,10 @@ def _number_axis(title: str, count: int) -> Axis:
     return Axis(title, 0.0, float(max(count, 1)), marks)
 
 
-def _time(seconds: float) -> str:
-    """A time in the unit that reads best, milliseconds too."""
-    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else duration(seconds)
-
-
 def _interval(seconds: StepSeconds) -> str:
     if seconds.interval is None:
         return "too few independent steps for an interval"
-    low, high = map(_time, seconds.interval)
+    low, high = map(short_time, seconds.interval)
     return f"{seconds.confidence * _PER_CENT:g} %: {low} to {high}"
 
 

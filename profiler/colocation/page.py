@@ -7,8 +7,8 @@ from html import escape
 
 import numpy as np
 
-from gpuslice.profiler.charts import Axis, Line, duration, gantt, holders, line_chart, time_axis
-from gpuslice.profiler.html import COLOURS, Table, document, render_table, round_step, swatch
+from gpuslice.profiler.charts import Axis, Line, gantt, holders, line_chart, short_time, time_axis
+from gpuslice.profiler.html import COLOURS, Table, colour_key, document, render_table, round_step, swatch
 
 from .result import Interval, Result
 from .stress import LEVELS
@@ -182,18 +182,14 @@ def _distribution(name: str, found: dict[str, np.typing.NDArray[np.float64]]) ->
     # The slowest few steps would take all of the width.
     high_s = 1.2 * max(float(np.quantile(values, 0.95)) for values in found.values())
     mark_s = round_step(high_s / 8)
-    marks = {i * mark_s: _time(i * mark_s) for i in range(int(high_s / mark_s) + 1)}
+    marks = {i * mark_s: short_time(i * mark_s) for i in range(int(high_s / mark_s) + 1)}
     lines = [Line(label, values, np.linspace(0, 1, values.size)) for label, values in found.items()]
     chart = line_chart(f"Step times of {name}", Axis("step time", 0.0, high_s, marks), lines, width=1100)
     return chart + _key(lines)
 
 
 def _key(lines: Sequence[Line]) -> str:
-    entries = "".join(
-        f"<li>{swatch(COLOURS[index % len(COLOURS)])}{escape(line.name)}</li>"
-        for index, line in enumerate(lines)
-    )
-    return f'<ul class="key">{entries}</ul>'
+    return colour_key((swatch(COLOURS[index % len(COLOURS)]), line.name) for index, line in enumerate(lines))
 
 
 def _timeline(result: Result) -> str:
@@ -216,7 +212,3 @@ def _timeline(result: Result) -> str:
 
 def _short(name: str) -> str:
     return escape(name if len(name) <= _SHOWN else f"{name[: _SHOWN - 1]}…")
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds * 1e3:.3g} ms" if 0 < seconds < 1 else duration(seconds)

@@ -97,9 +97,17 @@ def halt_schedule(phases: Sequence[Phase]) -> list[Span]:
     return spans
 
 
+def step_edges(recording: Recording) -> Column:
+    """When the steps end, and when the first of them begins, on the host's clock."""
+    if not recording.interval_s:
+        return np.empty(0)
+    edges: Column = recording.begun_s + np.concatenate([[0.0], np.cumsum(recording.interval_s)])
+    return edges
+
+
 def recorded_edges(recordings: Iterable[Recording]) -> list[Column]:
-    """When the steps of each start ended, and when its first began."""
-    return [one.begun_s + np.concatenate([[0.0], np.cumsum(one.interval_s)]) for one in recordings]
+    """The edges of the steps of each start."""
+    return [step_edges(one) for one in recordings]
 
 
 def unit_edges(log: StressLog) -> list[Column]:

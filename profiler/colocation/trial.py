@@ -14,7 +14,7 @@ from gpuslice.profiler.steps import warmup
 
 from .plan import Members, Mode, Task
 from .spans import Column, Span, active, intersection, progress, total_s, without
-from .stress import Stressed
+from .stress import Stressed, step_edges
 
 #: Step times are kept as so many quantiles.
 _QUANTILES = 101
@@ -132,7 +132,7 @@ class _Member:
         self._edges = []
         self.spans: list[Span] = []
         for recording in recordings:
-            edges = _edges(recording)
+            edges = step_edges(recording)
             if edges.size > 1:
                 own = active(edges, halts)
                 begun = warmup(np.diff(own))
@@ -162,7 +162,7 @@ def measure_turns(
         time. Steps that lie in a turn completely give the step times; those in its second half tell how fast
         the member is alone: right after a resume, caches are cold.
     """
-    members = [[_edges(recording) for recording in starts] for starts in recordings]
+    members = [[step_edges(recording) for recording in starts] for starts in recordings]
     whole = [(turns[0][0], turns[-1][1]) for turns in cycles]
     found = []
     for number, (starts, recorded) in enumerate(zip(members, recordings, strict=True)):
@@ -194,15 +194,6 @@ def held_bytes(recording: Recording) -> int | None:
     if memory is None or memory.peak_bytes is None:
         return None
     return memory.peak_bytes + (memory.context_bytes or 0 if recording.clock == "cuda" else 0)
-
-
-def _edges(recording: Recording) -> Column:
-    """When the steps end, and when the first of them begins, on the host's clock."""
-    intervals_s = np.array(recording.interval_s, dtype=np.float64)
-    if not intervals_s.size:
-        return np.empty(0)
-    edges: Column = recording.begun_s + np.concatenate([[0.0], np.cumsum(intervals_s)])
-    return edges
 
 
 def _inside(edges: Column, common: Sequence[Span]) -> Column:
