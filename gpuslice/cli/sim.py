@@ -153,9 +153,8 @@ def _check_writable(**paths: Path | None) -> None:
     from gpuslice.launch.command import check_writable
 
     for name, path in paths.items():
-        if path is not None and (
-            path.is_file() or path.is_dir() or not path.exists()
-        ):  # /dev/stdout is welcome
+        special = path is not None and path.exists() and not (path.is_file() or path.is_dir())
+        if path is not None and not special:  # /dev/stdout is welcome
             check_writable(f"--{name.replace('_', '-')}", str(path.absolute()))
 
 
