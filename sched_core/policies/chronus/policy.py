@@ -28,6 +28,8 @@ class _Question(msgspec.Struct, frozen=True):
 
     start_s: float
     needs: tuple[Need, ...]
+    #: Whether that one runs on until then.
+    stays: bool
 
     @property
     def jobs(self) -> list[str]:
@@ -49,9 +51,9 @@ class Chronus:
     reconsidered with preemption every ``best_effort_lease_s`` and without it whenever devices become free.
 
     Where running times have to be measured first (a live scheduler), a job is admitted once its own is known;
-    for that it runs at once, before all others without a guarantee. One that needs longer than it said loses
-    its guarantee at the next lease, and goes on without. A job that wants a guarantee or nothing is stopped
-    if it cannot have one; it is never stopped later.
+    for that it runs at once, before all others without a guarantee, and if it must, until the next lease.
+    One that needs longer than it said loses its guarantee at the next lease, and goes on without. A job that
+    wants a guarantee or nothing is stopped if it cannot have one; it is never stopped later.
 
     Where the solver takes a while (``View.compute``), a lease begins with the greedy plan and goes on with
     the solver's; nobody loses a guarantee before that. Whom no greedy plan admits stays undecided meanwhile.
@@ -142,9 +144,8 @@ class Chronus:
         if not self._line:
             self._boundary_s = self._best_effort_boundary_s = self._draft = None
             return Plan()
-        lease_is_over = self._boundary_s is not None and now_s >= self._boundary_s
         turn_is_over = self._best_effort_boundary_s is not None and now_s >= self._best_effort_boundary_s
-        holders = self._lease(view) if lease_is_over else self._go_on(view)
+        holders = self._lease(view) if self._lease_is_over(view) else self._go_on(view)
         to_measure = any(not job.running and not view.measured(job) for job in self._undecided.values())
         if holders is not None or turn_is_over or to_measure:
             if holders or (holders is not None and self._leased):
@@ -165,15 +166,15 @@ class Chronus:
 
     def _follow(self, view: View) -> None:
         if view.changes.reset:
-            # Promises are kept whatever else is forgotten.
+            # Promises are kept whatever else is forgotten, and with them the leases until the next boundary.
             self._guaranteed = {name: view.jobs[name] for name in self._guaranteed if name in view.jobs}
             self._promised_s = {name: self._promised_s[name] for name in self._guaranteed}
             self._best_effort &= view.jobs.keys()
-            self._leased, self._undecided, self._questions, self._line = {}, {}, {}, Line()
+            leased = [name for name in self._leased if name in self._guaranteed]
+            self._leased = {name: self._guaranteed[name].placement for name in leased}
+            self._undecided, self._questions, self._line = {}, {}, Line()
             self._running = {job.id: job for job in view.running()}
-            held = set(chain.from_iterable(job.placement for job in self._running.values()))
-            self._free = FreeDevices.besides(view.cluster, held)
-            self._boundary_s = self._best_effort_boundary_s = self._draft = None
+            self._free = view.free()
         for job in view.changes.finished:
             self._guaranteed.pop(job.id, None)
             self._promised_s.pop(job.id, None)
@@ -209,10 +210,14 @@ class Chronus:
         """Guarantee deadlines or not, where that can be told; jobs that are refused are stopped."""
         refused: list[Stop] = []
         for job in list(self._undecided.values()):
-            overdue = view.now_s >= job.spec.due_s
-            if not view.measured(job) and not overdue:
+            if not view.measured(job) and view.now_s < job.spec.due_s:
                 continue
-            admitted = self._admits(job, view)
+            may_stay, asked = job.running and self._draft is None, self._questions.get(job.id)
+            stays = may_stay and asked is not None and asked.stays
+            admitted = self._admits(job, view, stays=stays)
+            if admitted is False and may_stay and not stays:
+                self._questions.pop(job.id, None)
+                stays, admitted = True, self._admits(job, view, stays=True)
             if admitted is None:
                 continue
             del self._undecided[job.id]
@@ -221,6 +226,8 @@ class Chronus:
                 self._guaranteed[job.id] = job
                 self._promised_s[job.id] = self._total_s(job, view)
                 self._rank_again(job, view)
+                if stays:
+                    self._leased[job.id] = job.placement
             else:
                 self._best_effort.add(job.id)
             key = "guaranteed" if admitted else "not_guaranteed"
@@ -229,18 +236,18 @@ class Chronus:
                 refused.append(Stop(job.id, self._why_not(job, view)))
         return refused
 
-    def _admits(self, job: Job, view: View) -> bool | None:
+    def _admits(self, job: Job, view: View, *, stays: bool) -> bool | None:
         """Whether ``job`` can meet a deadline together with all jobs guaranteed already, if that is known."""
-        start_s = _next(view.now_s, self._lease_s)
+        start_s = view.now_s if self._lease_is_over(view) else _next(view.now_s, self._lease_s)
         others = [self._need(other, view, start_s) for other in self._guaranteed.values()]
-        newcomer, capacity = self._need(job, view, start_s), view.cluster.size
+        newcomer, capacity = self._need(job, view, start_s, stays=stays), view.cluster.size
         if any(level.before >= self._horizon for level in newcomer.levels):
             together = [*self._guaranteed.values(), job]
             if overbooked([self._claim(one, view) for one in together], capacity):
                 return False
         if not newcomer.levels:
             return False
-        question = _Question(start_s, (*(need for need in others if need.levels), newcomer))
+        question = _Question(start_s, (*(need for need in others if need.levels), newcomer), stays)
         asked = self._questions.setdefault(job.id, question)
         plan, known = self._planner.admission(asked.needs, capacity, view.compute)
         if not known:
@@ -251,7 +258,7 @@ class Chronus:
             if meets(plan, question.needs, capacity):
                 return True
         del self._questions[job.id]  # the world has changed meanwhile
-        return self._admits(job, view)
+        return self._admits(job, view, stays=stays)
 
     def _claim(self, job: Job, view: View) -> Claim:
         """What ``job`` is to be given until its last deadline."""
@@ -272,10 +279,11 @@ class Chronus:
     def _work_s(self, job: Job, view: View) -> float:
         return max(0.0, view.remaining_s(job)) * self._margin
 
-    def _need(self, job: Job, view: View, start_s: float) -> Need:
-        """What ``job`` needs of a plan that begins at ``start_s``."""
+    def _need(self, job: Job, view: View, start_s: float, *, stays: bool = False) -> Need:
+        """What ``job`` needs of a plan that begins at ``start_s``; if it ``stays``, it runs until then."""
         work_s = self._work_s(job, view)
-        if job.running:
+        # Whoever has no lease may have to go before, and leases may change while a better plan is awaited.
+        if stays or (job.id in self._leased and self._draft is None):
             work_s = max(0.0, work_s - max(0.0, start_s - view.now_s))
         deadlines = [(job.spec.submit_s + after_s - start_s, value) for after_s, value in job.spec.deadlines]
         block = self._block(job, view)
@@ -284,6 +292,9 @@ class Chronus:
     def _block(self, job: Job, view: View) -> int:
         block = round_up(job.demand, max(view.cluster.node_sizes), split=self._split)
         return min(block, view.cluster.size)
+
+    def _lease_is_over(self, view: View) -> bool:
+        return self._boundary_s is not None and view.now_s >= self._boundary_s
 
     def _lease(self, view: View) -> list[Job]:
         """Plan from here on; who holds the first lease. Who can meet no deadline loses the guarantee."""
@@ -295,11 +306,12 @@ class Chronus:
         return self._holders(view, self._finish(self._draft, view))
 
     def _go_on(self, view: View) -> list[Job] | None:
-        """Who holds the rest of the present lease, if there is a better plan than it began with."""
-        if self._draft is None:
-            return None
-        plan = self._finish(self._draft, view)
-        return None if self._draft is not None else self._holders(view, plan)
+        """Who holds the rest of the lease, if there is a better plan or it did not begin as planned."""
+        plan = None if self._draft is None else self._finish(self._draft, view)
+        if plan is not None and self._draft is None:
+            return self._holders(view, plan)
+        holders = [self._guaranteed[name] for name in self._leased]
+        return None if all(job.running for job in holders) else holders
 
     def _finish(self, draft: _Draft, view: View) -> LeasePlan:
         """The best plan there is for ``draft``, which is done with if that is the last word.
@@ -319,9 +331,8 @@ class Chronus:
         return plan
 
     def _holders(self, view: View, plan: LeasePlan) -> list[Job]:
-        return [
-            view.jobs[name] for name, slots in plan.slots.items() if 0 in slots and name in self._guaranteed
-        ]
+        first = [name for name, slots in plan.slots.items() if 0 in slots]
+        return [view.jobs[name] for name in first if name in self._guaranteed]
 
     def _rank_again(self, job: Job, view: View) -> None:
         """``job`` was guaranteed its deadline, or is no longer."""

@@ -6,7 +6,15 @@ import pytest
 
 from gpuslice import wire
 from gpuslice.errors import UsageError
-from gpuslice.sched_core.core.events import Cancelled, Exited, Held, RankGone, Released, Submitted
+from gpuslice.sched_core.core.events import (
+    Cancelled,
+    Exited,
+    Held,
+    RankGone,
+    Released,
+    Submitted,
+    Weighted,
+)
 from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.states import IN_TRANSIT, JobState
@@ -14,6 +22,7 @@ from gpuslice.sched_core.jobs.step_time import StepTime
 from gpuslice.sched_core.policies.chronus.leases import Claim, overbooked
 from gpuslice.sched_core.policies.chronus.policy import Chronus
 from gpuslice.sched_core.policies.fifo import Fifo
+from gpuslice.sched_core.policy import Plan, PolicyError, View
 
 from ..driver import PROGRAM, Driver, notices
 
@@ -199,6 +208,41 @@ def test_what_was_guaranteed_is_not_stopped_when_its_owner_brings_it_back_too_la
     obey(driver)
     train(driver, 4.0)
     assert (job.guaranteed, job.state) == (False, JobState.RUNNING)
+
+
+def test_leases_outlast_a_change_after_which_the_policy_starts_again() -> None:
+    driver = chronus()
+    submit(driver, "endless")
+    train(driver, 1.0)
+    a = submit(driver, "a", steps=100, deadline_s=12.0)
+    train(driver, 3.5)
+    assert driver.core.ledger.holders(0) == (a,), "its lease began at 4 s"
+    submit(driver, "short", steps=10)
+    driver.do(Weighted("endless", 2.0))
+    train(driver, 3.0)
+    assert driver.core.ledger.holders(0) == (a,), "at 6 s only those without a lease are looked at anew"
+
+
+def test_leases_that_could_not_begin_do_when_the_policy_is_asked_again() -> None:
+    class Refused(Chronus):
+        when_s = 8.0
+
+        def plan(self, view: View) -> Plan:
+            plan = super().plan(view)
+            if view.now_s >= self.when_s:
+                self.when_s = 1e9
+                raise PolicyError("not now")
+            return plan
+
+    driver = Driver(1, Refused(lease_s=4.0, best_effort_lease_s=2.0, horizon=20, solver="greedy"))
+    submit(driver, "endless")
+    train(driver, 1.0)
+    a = submit(driver, "a", steps=100, deadline_s=16.0)
+    train(driver, 6.0)
+    assert (a.guaranteed, a.running) == (True, False), "there is time: it has the leases from 8 s on"
+    train(driver, 2.5)
+    assert told_of(driver, "policy_failed") == [""]
+    assert driver.core.ledger.holders(0) == (a,)
 
 
 def test_policies_that_know_no_deadlines_count_the_misses_all_the_same() -> None:

@@ -214,6 +214,8 @@ def test_a_deadline_is_guaranteed_once_the_solver_has_seen_how(hesitant: Driver)
 def test_a_solver_that_fails_costs_guarantees_but_no_plan(hesitant: Driver) -> None:
     job = submit(hesitant, "a", steps=100, deadline_s=60.0)
     train(hesitant, 1.0)
+    hesitant.do(Computed(asked(hesitant).number, error="no licence"))
+    # The second question is whether that would do if it went on until the next lease.
     commands = hesitant.do(Computed(asked(hesitant).number, error="no licence"))
     assert [notice.what for notice in notices(commands)] == ["not_guaranteed"]
     assert job.guaranteed is False

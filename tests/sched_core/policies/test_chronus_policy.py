@@ -67,3 +67,15 @@ def test_results_name_the_solver() -> None:
     assert summary(outcome)["solver"] == outcome.solver
     assert table.render([outcome]).splitlines()[-1] == f"chronus: plans by {outcome.solver}"
     assert summary(simulate(trace((0, 1, 10)), Chronus(solver="greedy")))["solver"] is None
+
+
+def test_a_job_that_runs_without_a_lease_is_not_taken_to_run_until_the_next_one() -> None:
+    # Guaranteed jobs come last at the boundaries of best effort: the first is suspended at 600 for the third.
+    due_s = 2400.0
+    jobs = trace(
+        (10, 1, 1180), (20, 1, 1200), (30, 1, 100), deadlines=[((due_s - 10, 1.0),), ((due_s - 20, 1.0),), ()]
+    )
+    policy = Chronus(solver="greedy")
+    outcome = simulate(jobs, policy, "1x1")
+    met = outcome.finish_s[:2] <= due_s
+    assert policy.counters["guaranteed"] == met.sum() == 1
