@@ -91,6 +91,8 @@ class YarnCapacity(StartingPolicy):
 
     def over_share(self, tenant: str, demand: int) -> bool:
         """Whether ``tenant`` would use more than is guaranteed to it with ``demand`` devices more."""
+        if not self._queues:
+            return False  # nobody has come yet, or it has not even seen the cluster
         return self._over_share(tenant, demand, self.free.cluster.size)
 
     def _over_share(self, tenant: str, demand: int, size: int) -> bool:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from gpuslice.sched_core.core.events import Submitted
+from gpuslice.sched_core.core.events import Event, Limited, Submitted
 from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.policies.yarn_capacity import YarnCapacity
 
 from ..driver import PROGRAM, Driver, notices
 
 
-def waiting_for_its_share(policy: YarnCapacity) -> Driver:
+def waiting_for_its_share(policy: YarnCapacity, *before: Event) -> Driver:
     """Of tenant a, who may have two of four devices, one job holds two, and one waits for 5 s."""
     driver = Driver(4, policy)
+    for event in before:
+        driver.do(event)
     for name in ("held", "waits"):
         driver.do(Submitted(JobSpec(id=name, submit_s=driver.now_s, demand=2, tenant="a"), PROGRAM))
         driver.hello(name)
@@ -40,3 +42,8 @@ def test_a_policy_that_fails_to_say_so_is_reported_and_does_not_end_the_schedule
     assert len(said) == 1
     assert "no books" in str(said[0].details["error"])
     assert driver.core.jobs["a"].running
+
+
+def test_a_policy_that_has_yet_to_see_the_cluster_is_not_given_up() -> None:
+    driver = waiting_for_its_share(YarnCapacity(capacities="a:1,b:1", elastic=False), Limited(4))
+    assert driver.core.planning.waits.delays(driver.core.jobs["waits"], driver.now_s).fair_share_s == 5.0
