@@ -16,7 +16,7 @@ from gpuslice.sched_core.placement.registry import make_placement
 from gpuslice.sched_core.policy import Policy
 from gpuslice.sched_core.slowdown import Slowdown
 
-from .defragmenting.policy import defragmenting
+from .defragmenting.policy import Defragmenting
 from .gandiva.live_packing import Packing
 from .relaxing import Relaxing, RelaxingPlacement
 from .trial_pool import TrialPool
@@ -143,7 +143,7 @@ def _defragmenting(policy: Policy, settings: Common, own: Mapping[str, object]) 
     if hosts:
         raise ConfigError(f"moves do not look at {hosts[0]}", "leave out one of them and defragment")
     slowdown = Slowdown(settings.apart_nodes, racks=settings.apart_racks, sockets=settings.apart_sockets)
-    return defragmenting(policy, slowdown)
+    return Defragmenting(policy, slowdown)
 
 
 def make_policy(

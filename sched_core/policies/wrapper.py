@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuslice.sched_core.policy import Policy, Queues
+from gpuslice.sched_core.policy import Guarantees, Policy, Queues, Shares
 
 
 class Wrapper:
@@ -12,6 +12,11 @@ class Wrapper:
         self.policy = policy
         self.name = policy.name
         self.needs_durations = policy.needs_durations
+        # Only what the policy has: worlds ask which methods there are.
+        if isinstance(policy, Guarantees):
+            self.guaranteed = policy.guaranteed
+        if isinstance(policy, Shares):
+            self.over_share = policy.over_share
 
     def level(self, job: str) -> int | None:
         """The queue of a job, if the policy has queues."""

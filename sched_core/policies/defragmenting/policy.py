@@ -24,7 +24,6 @@ from gpuslice.sched_core.policy import (
     Migrate,
     Plan,
     Policy,
-    Shares,
     View,
 )
 from gpuslice.sched_core.slowdown import Slowdown
@@ -144,20 +143,6 @@ class Defragmenting(Wrapper):
             if saved_s > 0 and (best is None or saved_s > best.saved_s):
                 best = _Move(gang, places, saved_s)
         return best
-
-
-class DefragmentingShares(Defragmenting):
-    """The same around a policy that gives tenants shares."""
-
-    def over_share(self, tenant: str, demand: int) -> bool:
-        """See ``policy.Shares``."""
-        return isinstance(self.policy, Shares) and self.policy.over_share(tenant, demand)
-
-
-def defragmenting(policy: Policy, slowdown: Slowdown) -> Defragmenting:
-    """``policy`` with moves, showing of itself what it showed before."""
-    kind = DefragmentingShares if isinstance(policy, Shares) else Defragmenting
-    return kind(policy, slowdown)
 
 
 def _left_s(job: Job, view: View) -> float:
