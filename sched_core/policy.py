@@ -198,6 +198,19 @@ class View:
         self.compute: Compute = Task.compute
         self.changes = Changes(reset=True)
 
+    def narrowed(self, cluster: Cluster, jobs: Mapping[str, Job]) -> View:
+        """The same world as a policy inside another sees it: ``jobs`` on ``cluster``, both new to it."""
+        inner = View(cluster, jobs)
+        inner.follow(self)
+        return inner
+
+    def follow(self, view: View) -> None:
+        """Take over the present, and what the world knows and does, from the view that this was made of."""
+        self.now_s, self.knowledge, self.losses = view.now_s, view.knowledge, view.losses
+        self.throughput, self.measures_rates = view.throughput, view.measures_rates
+        self.device_memory_bytes, self.least_slice_s = view.device_memory_bytes, view.least_slice_s
+        self.switch_s, self.compute = view.switch_s, view.compute
+
     def slice_s(self, quantum_s: float) -> float:
         """How long slices of ``quantum_s`` have to last: the least multiple that is worth its switches."""
         # What was measured is not exact to the last bit; a whole multiple is not to become the next one.

@@ -62,9 +62,7 @@ class TrialPool(Wrapper):
             self._reset(view)
         changes = self._inner.changes
         decisions = self._follow(view, changes)
-        self._inner.now_s = view.now_s
-        self._inner.losses = view.losses
-        self._inner.least_slice_s = view.least_slice_s
+        self._inner.follow(view)
         for name, due_s in list(self._handed_over_s.items()):
             if due_s <= view.now_s:
                 del self._handed_over_s[name]
@@ -94,9 +92,7 @@ class TrialPool(Wrapper):
         #: Of the rest, also those that cannot be had now.
         self._rest_size = sum(node in rest for node in view.cluster.node_of)
         self._jobs: dict[str, Job] = {}
-        self._inner = View(view.cluster.without(self._pool), self._jobs, view.knowledge, view.now_s)
-        self._inner.compute = view.compute
-        self._inner.measures_rates, self._inner.switch_s = view.measures_rates, view.switch_s
+        self._inner = view.narrowed(view.cluster.without(self._pool), self._jobs)
         held = {device for job in view.running() for device in job.placement}
         pool = view.cluster.without(rest)
         self._pool_size = pool.size

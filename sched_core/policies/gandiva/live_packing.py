@@ -131,7 +131,7 @@ class Packing(Wrapper):
             self._reset(view)
         inner = self._inner
         self._throughput = view.throughput
-        inner.now_s, inner.losses, inner.least_slice_s = view.now_s, view.losses, view.least_slice_s
+        inner.follow(view)
         self._follow(view, inner.changes)
         self._readmit()
         decisions = self._separate(view)
@@ -148,9 +148,7 @@ class Packing(Wrapper):
         self._jobs.clear()
         self._pairs.clear()
         self._returning.clear()
-        self._inner = View(view.cluster, self._jobs, view.knowledge, view.now_s)
-        self._inner.compute = view.compute
-        self._inner.measures_rates, self._inner.switch_s = view.measures_rates, view.switch_s
+        self._inner = view.narrowed(view.cluster, self._jobs)
         first: dict[int, Job] = {}
         for job in view.jobs.values():
             host = first.setdefault(job.placement[0], job) if job.running else job
