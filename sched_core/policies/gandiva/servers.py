@@ -178,7 +178,7 @@ class Servers:
         left = job.demand
         ranked: Iterable[Server] = (self.all[node] for _, node in merge(*self._by_load.values()))
         if not self._alike:
-            ranked = sorted(self.all, key=lambda server: (server.load, -server.size, server.node))
+            ranked = sorted(ranked, key=lambda server: (server.load, -server.size, server.node))
         for server in ranked:
             part = min(left, server.size)
             if server.parts and server.load + _load(job, part, server) > self._overload * _FULL:

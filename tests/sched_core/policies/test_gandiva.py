@@ -60,6 +60,17 @@ def test_a_home_is_found_in_the_order_of_the_paper() -> None:
     assert homes == {"a": 0, "b": 1, "c": 0, "d": 1, "e": 2, "f": 0, "g": 2, "h": 1}
 
 
+def test_a_job_larger_than_a_server_gets_none_that_is_lost() -> None:
+    servers = Servers(Cluster.parse("2x8+1x4").without([0]), overload=4.0)
+    small, large = job("small", 8), job("large", 12)
+    home = servers.find(small)
+    assert home is not None
+    servers.settle(small, home, 0.0)
+    home = servers.find(large)
+    assert home is not None
+    assert [server.node for server in home] == [2, 1]
+
+
 def test_jobs_take_turns_by_the_minute_and_all_start_at_once() -> None:
     outcome = simulate(trace((0, 4, 300), (0, 4, 300), (0, 4, 300)), Gandiva(mode="reactive"), "1x4")
     assert outcome.first_start_s.tolist() == [0, 60, 120]
