@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from math import log
 
@@ -12,7 +13,7 @@ from gpuslice.sched_core.core.core import Core
 from gpuslice.sched_core.core.events import (
     Notice,
 )
-from gpuslice.sched_core.interference import Prior
+from gpuslice.sched_core.interference import MOST, Prior, Sample
 from gpuslice.sched_core.policies.gandiva.live_packing import Packing
 from gpuslice.sched_core.policies.registry import make_policy
 
@@ -72,6 +73,20 @@ def test_a_pair_that_gets_worse_is_given_up_and_not_tried_again() -> None:
     world.run(120.0)
     assert [notice.what for notice in world.said("packed", "unpacked")] == ["packed"] * 2 + ["unpacked"] * 2
     assert len(world.on()) == 1
+
+
+def test_all_pairs_of_a_kind_that_seems_to_get_worse_are_taken_apart() -> None:
+    world = World(WAITS, devices=2)
+    for job in "abcd":
+        world.submit(job, "wait")
+    world.run(120.0)
+    assert [len(world.on(device)) for device in (0, 1)] == [2, 2]
+    samples = world.driver.core.planning.throughput._samples
+    samples["wait", ""] = deque(Sample(steps, 1.0) for steps in (5, 10, 20))
+    samples["wait", "wait"] = deque([Sample(4, 1.0)] * MOST)
+    world.submit("e", "wait")
+    assert not world.said("policy_failed")
+    assert [len(world.on(device)) for device in (0, 1)] == [1, 1]
 
 
 def test_what_is_known_of_a_kind_needs_no_trial() -> None:

@@ -213,7 +213,7 @@ class Packing(Wrapper):
                 packed=not trial,
             )
             if found is not None and not trial and self._doubtful(pair, found):
-                del self._known[_kinds(pair.host, pair.guest)]
+                self._known.pop(_kinds(pair.host, pair.guest), None)  # another pair may be alike
                 decisions += self._part(pair)
                 continue
             if found is not None and found.verdict is not None:
