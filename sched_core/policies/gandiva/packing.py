@@ -16,11 +16,12 @@ from gpuslice.sched_core.policy import View
 
 
 class _Trial(msgspec.Struct, frozen=True):
-    """A pair that is being tried: what guest and host had done, and for how long the guest had run."""
+    """A pair that is being tried: what guest and host had done, and for how long they had run."""
 
     guest_s: float
     host_s: float
-    executed_s: float
+    guest_executed_s: float
+    host_executed_s: float
 
 
 class Packing:
@@ -67,6 +68,7 @@ class Packing:
                         guest.progress_at(view.now_s),
                         host.progress_at(view.now_s),
                         guest.executed_at(view.now_s),
+                        host.executed_at(view.now_s),
                     )
                     return True
         return False
@@ -76,8 +78,12 @@ class Packing:
         undone: list[str] = []
         for guest_id, trial in list(self._trials.items()):
             guest, host = view.jobs[guest_id], view.jobs[self.host_of[guest_id]]
-            elapsed_s = guest.executed_at(view.now_s) - trial.executed_s
-            if elapsed_s < self._trial_s:
+            # Each by its own time: one goes on while the other is brought back.
+            elapsed_s = (
+                guest.executed_at(view.now_s) - trial.guest_executed_s,
+                host.executed_at(view.now_s) - trial.host_executed_s,
+            )
+            if min(elapsed_s) < self._trial_s:
                 continue
             del self._trials[guest_id]
             made_s = (
@@ -85,7 +91,8 @@ class Packing:
                 host.progress_at(view.now_s) - trial.host_s,
             )
             # Progress is counted in seconds of a dedicated run: alone, a second makes one.
-            found = judge_exact([one_s / elapsed_s for one_s in made_s], worth=self._gain)
+            rates = [made / elapsed for made, elapsed in zip(made_s, elapsed_s, strict=True)]
+            found = judge_exact(rates, worth=self._gain)
             if found.verdict is Verdict.PACK:
                 self.kept += 1
             else:

@@ -106,6 +106,13 @@ def test_packing_is_kept_where_it_pays_and_undone_where_it_does_not() -> None:
     assert max(undone.finish_s) == pytest.approx(6120, abs=60)
 
 
+def test_a_pair_is_not_kept_for_what_its_host_does_while_the_guest_is_brought_back() -> None:
+    jobs = trace((0, 4, 3000), (0, 4, 3000), model=["a", "b"])
+    policy = Gandiva()
+    simulate(jobs, policy, "1x4", speed=MeasuredSpeed(SpeedFile(packed=0.5)), cost=FixedCost(62.0))
+    assert (policy.counters["packings_kept"], policy.counters["packings_undone"]) == (0, 1)
+
+
 def test_nobody_is_packed_where_rates_are_not_measured() -> None:
     """A live scheduler takes every job's rate for 1: each pair would seem to make twice the progress."""
     jobs = trace((0, 4, 3000), (0, 4, 3000))
