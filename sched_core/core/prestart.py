@@ -68,7 +68,7 @@ class Prestart:
             self._view.compute = _not_now
             self._next.clear()
             for twin in self._twins.values():
-                twin.running = False
+                twin.running, twin.since_s = False, twin.spec.submit_s
         self.limit = limit
 
     def offer(self, job: Gang, now: float) -> None:

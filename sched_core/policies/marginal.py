@@ -77,7 +77,9 @@ class MarginalPolicy(ABC):
     def _follow(self, view: View) -> None:
         """Take in what happened."""
         if view.changes.reset:
-            self.losses, self.speeds, self._running, self._waiting, self._first = {}, {}, {}, {}, {}
+            # What was seen of jobs is not forgotten.
+            self.losses = {name: seen for name, seen in self.losses.items() if name in view.jobs}
+            self.speeds, self._running, self._waiting, self._first = {}, {}, {}, {}
             self._next_s, self._usable, self._free = view.now_s, 0, view.free()
         for job in view.changes.finished:
             del self.losses[job.id], self.speeds[job.id]
@@ -87,7 +89,8 @@ class MarginalPolicy(ABC):
             else:
                 self._leave_line(job)
         for job in view.jobs.values() if view.changes.reset else view.changes.arrived:
-            self.losses[job.id], self.speeds[job.id] = LossHistory(), SpeedCurve()
+            self.losses.setdefault(job.id, LossHistory())
+            self.speeds[job.id] = SpeedCurve()
             self._note_speeds(job, view)  # of former jobs of its kind
             self._usable += job.most
             if job.running:

@@ -7,7 +7,7 @@ ranking, places jobs and turns the difference into decisions.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 from typing import Any, Generic
 
@@ -59,6 +59,10 @@ class RankedPolicy(ABC, Generic[E]):
     def running_key(self, entry: E, view: View) -> Key:
         """The key of an entry that runs, after a reset."""
         return self.waiting_key(entry, view)
+
+    def reset_order(self, jobs: Iterable[Job]) -> Iterable[Job]:
+        """In which order ``jobs``, which are in order of arrival, get their keys after a reset."""
+        return jobs
 
     def admitted(self, entry: E, view: View) -> None:
         """Fill in a new entry before its first key; after a reset the job may have run before."""
@@ -142,7 +146,7 @@ class RankedPolicy(ABC, Generic[E]):
         self._capacity = view.cluster.size
         self._entries.clear()
         self._asked = 0
-        for job in view.jobs.values():
+        for job in self.reset_order(view.jobs.values()):
             self._admit(job, view)
 
     def _admit(self, job: Job, view: View) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import floor
 
 from gpuslice.errors import ConfigError
@@ -69,8 +69,16 @@ class RoundRobin(RankedPolicy[Turn]):
         self._weights: Counter[float] = Counter()
 
     def _rebuild(self, view: View) -> None:
+        left = {name: entry.slices for name, entry in self._entries.items()}
         self._weights.clear()
         super()._rebuild(view)
+        for entry in self._entries.values():
+            entry.slices = left.get(entry.job.id, 0.0)
+            if entry.running and entry.slices < 1.0 - _TINY:
+                entry.slices += self._share(entry)
+
+    def reset_order(self, jobs: Iterable[Job]) -> Iterable[Job]:
+        return sorted(jobs, key=lambda job: (not job.running, job.since_s))
 
     def admitted(self, entry: Turn, view: View) -> None:
         self._weights[entry.weight] += 1
@@ -86,7 +94,6 @@ class RoundRobin(RankedPolicy[Turn]):
 
     def running_key(self, entry: Turn, view: View) -> Key:
         self._turn += 1
-        entry.slices += self._share(entry)
         return (0, self._turn)
 
     def _share(self, entry: Turn) -> float:

@@ -148,8 +148,13 @@ class Gandiva:
             self._elastic.pop(job.id, None)
             self._servers.leave(job, view.now_s)
             self._head_start_s.pop(job.id, None)
+        # After a reset, those that run find their homes where they are.
+        homes = {job.id: self._servers.around(job) for job in view.running()} if view.changes.reset else {}
         for job in view.jobs.values() if view.changes.reset else view.changes.arrived:
-            self._queue.setdefault(_kind(job), {})[job.id] = job
+            if home := homes.get(job.id):
+                self._enter(job, home, view)
+            else:
+                self._queue.setdefault(_kind(job), {})[job.id] = job
             if job.spec.max_demand > job.demand:
                 self._elastic[job.id] = job
         return bool(view.changes.finished)

@@ -7,6 +7,7 @@ holds devices at a moment is decided by the slices.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from heapq import merge
 
@@ -66,6 +67,7 @@ class Servers:
         #: Devices of the largest node, and whether all are as large.
         self.largest = max(cluster.node_sizes)
         self._alike = cluster.even
+        self._node_of = cluster.node_of
         self._overload = overload
 
     def affinity(self, job: Job) -> int:
@@ -88,6 +90,17 @@ class Servers:
             if found:
                 return [min(found, key=lambda server: (server.load, server.node))]
         return None
+
+    def around(self, job: Job) -> list[Server] | None:
+        """The home that ``job`` has where it runs; ``None`` if its devices lie as those of no home do."""
+        held = Counter(self._node_of[device] for device in job.placement)
+        left = job.demand
+        for node, count in held.items():
+            part = min(left, self.all[node].size)
+            if count < part:
+                return None
+            left -= part
+        return None if left else [self.all[node] for node in held]
 
     def empty(self, job: Job) -> Server | None:
         """The first server that nobody belongs to, and that could take ``job``."""

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gpuslice.sched_core.cluster import Cluster
 from gpuslice.sched_core.job import Job, JobSpec
 from gpuslice.sched_core.knowledge import NoKnowledge
-from gpuslice.sched_core.policy import Policy, View
+from gpuslice.sched_core.policy import Changes, Plan, Policy, View
 from gpuslice.sched_core.sim.engine import Simulation
 from gpuslice.sched_core.sim.outcome import Outcome
 from gpuslice.sched_core.traces.trace import Trace
@@ -85,6 +85,20 @@ def same(first: Outcome, second: Outcome) -> bool:
 def jct_s(outcome: Outcome) -> list[float]:
     """Completion times by job."""
     return [float(x) for x in outcome.finish_s - np.array(outcome.trace.submit_s)]
+
+
+class Forgetful:
+    """The policy, which is shown the whole picture anew each time."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy, self.name, self.needs_durations = policy, policy.name, policy.needs_durations
+
+    def plan(self, view: View) -> Plan:
+        view.changes = Changes(reset=True)
+        return self.policy.plan(view)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.policy, name)
 
 
 class Known(NoKnowledge):

@@ -2,32 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
 from gpuslice.sched_core.cluster import Cluster
 from gpuslice.sched_core.job import Job, JobSpec
 from gpuslice.sched_core.policies.registry import make_policy
-from gpuslice.sched_core.policy import Changes, Plan, Policy, View
+from gpuslice.sched_core.policy import Changes, View
 
 from .. import worlds
-
-
-class Forgetful:
-    """The policy, which is shown the whole picture anew each time."""
-
-    def __init__(self, policy: Policy) -> None:
-        self.policy, self.name, self.needs_durations = policy, policy.name, policy.needs_durations
-
-    def plan(self, view: View) -> Plan:
-        view.changes = Changes(reset=True)
-        return self.policy.plan(view)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.policy, name)
-
+from ..worlds import Forgetful
 
 #: Job 0 waits for long while the others come, and is promoted several times.
 STARVED = [(0.0, 1, 30.0), (2.0, 1, 2.0), (4.0, 1, 2.0), (6.0, 1, 2.0), (8.0, 1, 2.0), (9.0, 1, 20.0)]
