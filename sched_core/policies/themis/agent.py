@@ -39,19 +39,29 @@ class Agent:
     slowdown
         S(G) of its jobs' placements.
     crowd_s
-        The arbiter's clock of app-seconds at ``start_s``, to find the average contention N later.
+        The arbiter's clock of app-seconds now, to find the average contention N later.
     ideal
         How T_id is reckoned.
+    seen_s
+        Now, if that is later than ``start_s``: it was held back, or comes from a pool for trials.
     """
 
     def __init__(
-        self, app: str, start_s: float, goal: Goal, slowdown: Slowdown, crowd_s: float, ideal: Ideal = "share"
+        self,
+        app: str,
+        start_s: float,
+        goal: Goal,
+        slowdown: Slowdown,
+        crowd_s: float,
+        ideal: Ideal = "share",
+        seen_s: float | None = None,
     ) -> None:
         self.app = app
         self.start_s = start_s
         self.jobs: dict[str, Job] = {}
         self._goal: Goal = goal
         self._slowdown = slowdown
+        self._seen_s = start_s if seen_s is None else seen_s
         self._crowd_s = crowd_s
         self._ideal = ideal
         #: Of every job the app ever had: (seconds, device-seconds) on dedicated devices.
@@ -104,14 +114,14 @@ class Agent:
         return self._rate(job, count)
 
     def ideal_s(self, view: View, crowd_s: float) -> float:
-        """T_id: the finish time alone on a 1/N share, N the average number of apps during the app's life."""
+        """T_id: the finish time alone on a 1/N share, N the average number of apps since the app was seen."""
         if self._ideal_at[:2] != (view.now_s, crowd_s):
             self._ideal_at = (view.now_s, crowd_s, self._ideal_now_s(view, crowd_s))
         return self._ideal_at[2]
 
     def _ideal_now_s(self, view: View, crowd_s: float) -> float:
-        life_s = view.now_s - self.start_s
-        contention = (crowd_s - self._crowd_s) / life_s if life_s > 0 else 1.0
+        seen_for_s = view.now_s - self._seen_s
+        contention = (crowd_s - self._crowd_s) / seen_for_s if seen_for_s > 0 else 1.0
         whole = self._ideal == "times_n"
         size = view.cluster.size if whole else view.cluster.size / max(1.0, contention)
         for job in self.jobs.values():

@@ -73,16 +73,17 @@ class Themis:
                 "lease_s > 0, 0 <= fairness <= 1, bidders >= 1",
             )
         self._lease_s = lease_s
-        self._settings = (fairness, bidders, payment == "devices", seed)
+        self.arbiter = Arbiter(fairness, bidders, whole_leases=payment == "devices", seed=seed)
+        self.agents: dict[str, Agent] = {}
+        #: ∫ number of apps dt, and up to when.
+        self._crowd_s = 0.0
+        self._counted_s = 0.0
         self._slowdown = Slowdown(spread_slowdown)
         self._ideal: Ideal = ideal
         self._tuner = Tuner(tuner, rung_s)
         self._clear()
 
     def _clear(self) -> None:
-        fairness, bidders, whole_leases, seed = self._settings
-        self.arbiter = Arbiter(fairness, bidders, whole_leases=whole_leases, seed=seed)
-        self.agents: dict[str, Agent] = {}
         self._elastic: dict[str, Job] = {}
         self._lease_end_s: dict[str, float] = {}
         #: The same as (end, number, job), the first first; void if that is no longer the end of a lease.
@@ -90,9 +91,6 @@ class Themis:
         #: Who has devices, and what nobody has.
         self._running: dict[str, Job] = {}
         self._free: FreeDevices
-        #: ∫ number of apps dt, and up to when.
-        self._crowd_s = 0.0
-        self._counted_s = 0.0
 
     @property
     def counters(self) -> dict[str, int]:
@@ -172,17 +170,10 @@ class Themis:
 
     def _follow(self, view: View) -> list[Job]:
         """Bring agents up to date; the jobs that the tuner stops."""
-        if view.changes.reset:
-            self._clear()
-            self._counted_s = view.now_s
-            self._free = view.free()
-            self._running = {job.id: job for job in view.running()}
-            for job in self._running.values():
-                self._lease(job, view.now_s)
-            for job in view.jobs.values():
-                self._arrive(job, view)
         self._crowd_s += len(self.agents) * (view.now_s - self._counted_s)
         self._counted_s = view.now_s
+        if view.changes.reset:
+            self._start_again(view)
         for job in view.changes.finished:
             self._forget(job)
             if (agent := self.agents.get(_app(job))) is not None:
@@ -203,6 +194,20 @@ class Themis:
             self._retire(_app(job))
         return stopped
 
+    def _start_again(self, view: View) -> None:
+        """Take in the whole picture; apps keep their history."""
+        self._clear()
+        self._free = view.free()
+        self._running = {job.id: job for job in view.running()}
+        for job in self._running.values():
+            self._lease(job, view.now_s)
+        for agent in self.agents.values():
+            agent.jobs.clear()
+        for job in view.jobs.values():
+            self._arrive(job, view)
+        for app in list(self.agents):
+            self._retire(app)
+
     def _forget(self, job: Job) -> None:
         if self._running.pop(job.id, None) is not None:
             self._free.give(job.placement)
@@ -213,7 +218,13 @@ class Themis:
         app = _app(job)
         if app not in self.agents:
             self.agents[app] = Agent(
-                app, job.spec.submit_s, self._tuner.goal, self._slowdown, self._crowd_s, self._ideal
+                app,
+                job.spec.submit_s,
+                self._tuner.goal,
+                self._slowdown,
+                self._crowd_s,
+                self._ideal,
+                seen_s=view.now_s,
             )
         self.agents[app].add(job, view)
         if job.least < job.most:

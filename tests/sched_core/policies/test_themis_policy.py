@@ -14,12 +14,13 @@ from gpuslice.sched_core.policies.fifo import Fifo
 from gpuslice.sched_core.policies.themis.agent import Agent
 from gpuslice.sched_core.policies.themis.arbiter import Arbiter, Contender
 from gpuslice.sched_core.policies.themis.policy import Themis
+from gpuslice.sched_core.policy import Changes, Plan, View
 from gpuslice.sched_core.sim.metrics import finish_time_fairness
 from gpuslice.sched_core.sim.outcome import Outcome
 from gpuslice.sched_core.slowdown import Slowdown
 from gpuslice.sched_core.traces.trace import Trace
 
-from .worlds import Known, check, jct_s, same, simulate, trace, traces, view
+from .worlds import Forgetful, Known, check, jct_s, same, simulate, trace, traces, view
 
 
 @given(traces(), st.sampled_from(["none", "first", "halving"]), st.sampled_from(["lease", "devices"]))
@@ -115,6 +116,30 @@ def test_the_ideal_follows_what_is_known_of_running_times_and_counts_each_job_on
     del agent.jobs["b"]  # its owner holds it back
     agent.add(second, moment)
     assert agent.ideal_s(moment, crowd_s=500.6) == pytest.approx(400.0, rel=0.01)
+
+
+def test_contention_is_counted_since_an_app_was_seen() -> None:
+    policy = Themis()
+    moment = view("2x4", ("a", 8, 1000.0), ("b", 8, 1000.0), now_s=500.0)  # submitted at 0
+    for now_s in (500.0, 600.0):
+        moment.now_s = now_s
+        policy.plan(moment)
+        moment.changes = Changes()
+    assert [agent.ideal_s(moment, crowd_s=200.0) for agent in policy.agents.values()] == [2000.0] * 2
+
+
+def test_a_reset_forgets_neither_contention_nor_the_work_that_an_app_has_done() -> None:
+    jobs = trace((0, 4, 1000), *[(0, 4, 9000)] * 5, app=["x", "x", "", "", "", ""])
+    whole = simulate(jobs, Themis(lease_s=600, fairness=0.0))
+    policy = Themis(lease_s=600, fairness=0.0)
+
+    class Again(Forgetful):
+        def plan(self, view: View) -> Plan:
+            # Leases that are forgotten are over: only when they are anyway, nothing else is to change.
+            return super().plan(view) if view.now_s % 600 == 0 else policy.plan(view)
+
+    assert simulate(jobs, Again(policy)).spans == whole.spans
+    assert policy.counters["auctions"] > 0
 
 
 def test_leftovers_go_to_those_that_were_not_asked() -> None:
