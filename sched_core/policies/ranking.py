@@ -157,9 +157,12 @@ class Ranking(Generic[E]):
         if blocked and self._strict:
             return None
         best: E | None = None
+        empty: list[SizeClass] = []
         for size_class, heap in self._waiting.items():
             while heap and (heap[0][2].running or heap[0][2].key is not heap[0][0]):
                 heappop(heap)
+            if not heap:
+                empty.append(size_class)
             if not heap or size_class in blocked:
                 continue
             head = heap[0][2]
@@ -167,6 +170,8 @@ class Ranking(Generic[E]):
                 continue
             if self._strict or head.size <= self.free or self._fits(head):
                 best = head
+        for size_class in empty:
+            del self._waiting[size_class]
         if best is not None and self._strict and not self._fits(best):
             return None
         return best

@@ -78,6 +78,19 @@ def test_blocked_classes_are_passed_over() -> None:
     assert not small.running
 
 
+def test_classes_of_which_nobody_waits_are_looked_at_no_more() -> None:
+    ranking: Ranking[Entry] = Ranking(CAPACITY)
+    entries = [Entry(Job(JobSpec(id=str(n), submit_s=0.0), n), kind=f"of its own: {n}") for n in range(30)]
+    for entry in entries:
+        ranking.add(entry, (entry.job.number,))
+    ranking.repair()
+    assert set(ranking._waiting) == {entry.size_class for entry in entries if not entry.running}
+    for entry in entries:
+        ranking.remove(entry)
+    ranking.repair()
+    assert not ranking._waiting
+
+
 def test_keys_of_running_jobs_may_all_change() -> None:
     ranking: Ranking[Entry] = Ranking(CAPACITY)
     entries = [Entry(Job(JobSpec(id=str(n), submit_s=0.0, demand=4), n), "") for n in range(3)]
