@@ -21,21 +21,19 @@ class Affinity(Consolidated):
     def __init__(self) -> None:
         #: Class by node; out of date for nodes that are empty by now.
         self._class_of: dict[int, int] = {}
-        #: Nodes that were empty when they were chosen for a job, by its id.
-        self._found_empty: dict[str, set[int]] = {}
+        #: Which nodes were empty, by the devices that were chosen: another job of the kind may get them.
+        self._found_empty: dict[tuple[int, ...], set[int]] = {}
 
     def choose(self, job: Job, free: FreeDevices) -> tuple[int, ...] | None:
         devices = self._on_one_node(job.demand, free) or super().choose(job, free)
         if devices is not None:
             sizes, node_of = free.cluster.node_sizes, free.cluster.node_of
             nodes = {node_of[device] for device in devices}
-            self._found_empty[job.id] = {node for node in nodes if len(free.on_node[node]) == sizes[node]}
-            self._node_of = node_of
+            self._found_empty[devices] = {node for node in nodes if len(free.on_node[node]) == sizes[node]}
         return devices
 
     def placed(self, job: Job, devices: tuple[int, ...]) -> None:
-        empty = self._found_empty.pop(job.id, set())
-        for node in empty & {self._node_of[device] for device in devices}:
+        for node in self._found_empty.pop(devices, ()):
             self._class_of[node] = size_class(job.demand)
 
     def _on_one_node(self, wanted: int, free: FreeDevices) -> tuple[int, ...] | None:

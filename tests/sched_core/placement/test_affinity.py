@@ -84,3 +84,13 @@ def test_in_a_simulation_small_jobs_leave_nodes_whole() -> None:
     trace = Trace([str(i) for i in range(5)], [0, 1, 2, 3, 4], [1, 1, 1, 1, 4], [100] * 5)
     outcome = Simulation(trace, Cluster([4, 4]), make_policy("fjf", placement=Affinity())).run()
     assert outcome.first_start_s.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_a_choice_that_another_job_of_its_kind_gets_counts_too() -> None:
+    """``drf`` asks once for all jobs of a kind; the tenant with the least then has what was chosen."""
+    trace = Trace([str(i) for i in range(3)], [0, 0, 1], [2, 2, 2], [100] * 3, {"tenant": ["b", "a", "c"]})
+    outcome = Simulation(
+        trace, Cluster([4, 4]), make_policy("drf", placement=Affinity()), keep_spans=True
+    ).run()
+    nodes = [{device // 4 for device in span.devices} for span in outcome.spans]
+    assert nodes == [{0}, {0}, {1}]
