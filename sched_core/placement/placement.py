@@ -24,7 +24,10 @@ class Placement(Protocol):
         ...
 
     def kind(self, job: Job) -> str:
-        """Jobs of equal demand and equal kind fit or do not fit alike; lets policies try only one of them."""
+        """Jobs of equal demand and equal kind fit or do not fit alike; lets policies try only one of them.
+
+        It may change while ``job`` runs, when more becomes known of it.
+        """
         ...
 
     def placed(self, job: Job, devices: tuple[int, ...]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from math import inf
 from typing import Any, Generic
 
@@ -141,7 +142,8 @@ class RankedPolicy(ABC, Generic[E]):
         return self._spared_until_s if wake_s is None else min(wake_s, self._spared_until_s)
 
     def _rebuild(self, view: View) -> None:
-        self.ranking: Ranking[E] = Ranking(view.cluster.size, strict=self.strict)
+        kind = partial(kind_of, self.placement)
+        self.ranking: Ranking[E] = Ranking(view.cluster.size, strict=self.strict, kind=kind)
         self._free = view.free()
         self._capacity = view.cluster.size
         self._entries.clear()

@@ -59,9 +59,14 @@ class Ranking(Generic[E]):
         Number of devices.
     strict
         The first waiting job that does not fit blocks all behind it, instead of being passed over.
+    kind
+        The placement's kind of a job, asked whenever it begins to wait: it may change while a job runs.
     """
 
-    def __init__(self, capacity: int, *, strict: bool = False) -> None:
+    def __init__(
+        self, capacity: int, *, strict: bool = False, kind: Callable[[Job], str] | None = None
+    ) -> None:
+        self._kind = kind
         self.free = capacity
         self.running: list[tuple[Key, E]] = []
         self._strict = strict
@@ -82,6 +87,8 @@ class Ranking(Generic[E]):
             if self._expired is not None:
                 self._young.add(entry)
         else:
+            if self._kind is not None:
+                entry.size_class = (entry.size, self._kind(entry.job))
             self._pushed += 1  # Stale items may have the key of another entry; entries do not compare.
             heappush(self._waiting.setdefault(entry.size_class, []), (key, self._pushed, entry))
 

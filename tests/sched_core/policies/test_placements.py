@@ -7,11 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuslice.errors import ConfigError
+from gpuslice.sched_core.placement.nodes import SkewAware
 from gpuslice.sched_core.placement.registry import PLACEMENTS, make_placement
 from gpuslice.sched_core.policies.registry import make_policy
+from gpuslice.sched_core.policy import Changes, Plan, Start, View
 from gpuslice.sched_core.traces.trace import Trace
 
-from .worlds import check, same, simulate, trace, traces
+from .worlds import check, same, simulate, trace, traces, view
 
 PLACED = [
     "fifo",
@@ -69,3 +71,36 @@ def test_policies_that_place_jobs_themselves_refuse_one(policy: str) -> None:
         make_policy(policy, placement=make_placement("spread"))
     with pytest.raises(ConfigError, match="places jobs itself"):
         make_policy(policy, {"placement": "spread"})
+
+
+def carry_out(plan: Plan, moment: View) -> None:
+    """Let jobs have what ``plan`` says, one second later."""
+    moment.now_s += 1.0
+    moment.changes = Changes()
+    for decision in plan.decisions:
+        job = moment.jobs[decision.job]
+        job.running = isinstance(decision, Start)
+        job.since_s = moment.now_s
+        if isinstance(decision, Start):
+            job.placement = decision.devices
+
+
+def test_a_job_whose_skew_was_measured_holds_up_nobody_who_may_lie_anywhere() -> None:
+    policy = make_policy("srtf", placement=SkewAware())
+    short = [(name, 1, 20.0) for name in "pqrs"]
+    moment = view("4x2", *short, ("spread", 2, 100.0), ("wide", 3, 10.0), ("any", 2, 200.0))
+    jobs = dict(moment.jobs)
+    for node, name in enumerate("pqrs"):
+        jobs[name].running, jobs[name].placement = True, (2 * node,)
+    jobs["spread"].running, jobs["spread"].placement = True, (1, 3)
+    moment.jobs = {name: jobs[name] for name in (*"pqrs", "spread")}
+    carry_out(policy.plan(moment), moment)
+    jobs["spread"].skew, jobs["any"].skew = 0.9, 0.1
+    moment.jobs = jobs
+    moment.changes.arrived += [jobs["wide"], jobs["any"]]
+    carry_out(policy.plan(moment), moment)
+    assert [name for name, job in jobs.items() if not job.running] == ["spread", "any"]
+    left = jobs.pop("p")
+    moment.changes.finished.append(left)
+    carry_out(policy.plan(moment), moment)
+    assert [name for name, job in jobs.items() if not job.running] == ["spread"], "no node has room for it"
