@@ -154,7 +154,7 @@ class TrialPool(Wrapper):
         """Whether ``job`` can have its trial on the pool, and go elsewhere then."""
         if not job.within:
             return job.demand <= self._pool_size
-        largest = max(view.cluster.node_sizes[node] for node in self._pool)
+        largest = max((view.cluster.node_sizes[node] for node in self._pool if node in job.within), default=0)
         return job.demand <= largest and not job.spec.relaunch
 
     def _devices(self, job: Job) -> tuple[int, ...] | None:

@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 
 from gpuslice.errors import ConfigError
 from gpuslice.sched_core.policies.registry import make_policy
+from gpuslice.sched_core.policy import Start
 from gpuslice.sched_core.traces.trace import Trace
 
-from .worlds import check, same, simulate, trace, traces
+from .worlds import check, same, simulate, trace, traces, view
 
 POLICIES = ["fifo", "srtf", "2das", "yarn-cs", "themis", "chronus", "gandiva", "optimus"]
 
@@ -44,6 +45,13 @@ def test_a_job_that_is_larger_than_the_rest_is_stopped_and_the_others_go_on(name
     assert outcome.finish_s[1] == 10
     assert outcome.executed_s.tolist() == [500, 0, 500]
     assert policy.counters["too_large_for_trials"] == 1  # type: ignore[attr-defined]
+
+
+def test_a_job_that_may_not_be_on_the_pool_holds_up_no_trial() -> None:
+    moment = view("3x4", ("elsewhere", 1, 1000.0), ("tried", 1, 1000.0))
+    moment.jobs["elsewhere"].within = (0, 1)
+    decisions = make_policy("fifo", {"trial_nodes": 1, "trial_s": 100}).plan(moment).decisions
+    assert set(decisions) == {Start("elsewhere", (0,)), Start("tried", (8,))}
 
 
 def test_a_pool_that_leaves_too_little_is_refused() -> None:
