@@ -12,7 +12,7 @@ class Slaq(MarginalPolicy):
     """Largest predicted decrease of the loss per device over the next interval (section 4).
 
     Losses of different jobs are compared as shares of each job's largest decrease so far. Jobs without a
-    curve yet come first: they learn fastest.
+    curve yet come first: they learn fastest. docs/policies.md says where this is not as in the paper.
 
     Parameters
     ----------

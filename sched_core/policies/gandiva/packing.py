@@ -54,7 +54,7 @@ class Packing:
                 self._trials.pop(guest, None)
 
     def propose(self, candidates: Sequence[Job], utilization: Mapping[str, float], view: View) -> bool:
-        """Start a trial with the two jobs of least utilization that may get along; one at a time."""
+        """Start a trial with the two ``candidates`` of least utilization that may get along, if any."""
         paired = self.paired
         alone = sorted(
             (job for job in candidates if job.id not in paired),

@@ -41,9 +41,9 @@ JOB = np.dtype(
     + [(name, np.int32) for name in ("preemptions", "promotions", "whole", "rest", "after")],
     align=True,
 )
-#: All jobs of one demand. ``room`` is the clock of ``waiting.Waits`` that runs while that many devices are
-#: free, since ``since`` if it runs now (``roomy``); ``start`` and ``filled`` say where in ``slots`` a heap
-#: is; ``blocked``: none can be placed now. Three more records for the other heaps.
+#: All jobs of one demand. ``room`` is the clock of ``jobs.wait_reasons.Waits`` that runs while that many
+#: devices are free, since ``since`` if it runs now (``roomy``); ``start`` and ``filled`` say where in
+#: ``slots`` a heap is; ``blocked``: none can be placed now. Three more records for the other heaps.
 GROUP = np.dtype(
     [
         ("room", np.float64),

@@ -1,4 +1,4 @@
-"""The published ``gandiva`` over arrays (``policies/published_gandiva.py``): jobs of a node set take turns.
+"""The published ``gandiva`` over arrays (``policies/published/gandiva.py``): jobs of a node set take turns.
 
 Which nodes a set has makes no difference to when jobs run, so nodes are only counted.
 """
