@@ -9,7 +9,7 @@ from gpuslice.errors import ConfigError
 from gpuslice.sched_core.cluster import FreeDevices
 from gpuslice.sched_core.job import Job
 
-from .nodes import Consolidated
+from .nodes import Consolidated, fewest_nodes
 from .placement import StatelessPlacement
 
 
@@ -41,9 +41,7 @@ class Topology(StatelessPlacement):
             if job.demand <= size and (devices := self._in_groups(job.demand, size, free)) is not None:
                 return devices
         whole = self._nodes.choose(job, free)
-        if whole is not None or not self._relax or job.demand > free.total:
-            return whole
-        return self._fewest_nodes(job.demand, free)
+        return fewest_nodes(job.demand, free) if whole is None and self._relax else whole
 
     def _in_groups(self, wanted: int, size: int, free: FreeDevices) -> tuple[int, ...] | None:
         """``wanted`` devices of the fullest group of ``size`` that has them."""
@@ -58,12 +56,3 @@ class Topology(StatelessPlacement):
                 if len(group) >= wanted and (best is None or len(group) < len(best)):
                     best = group
         return None if best is None else tuple(best[:wanted])
-
-    def _fewest_nodes(self, wanted: int, free: FreeDevices) -> tuple[int, ...]:
-        chosen: list[int] = []
-        for nodes in reversed(free.nodes_with):
-            for node in nodes:
-                chosen += free.on_node[node][: wanted - len(chosen)]
-                if len(chosen) == wanted:
-                    return tuple(chosen)
-        return tuple(chosen)
