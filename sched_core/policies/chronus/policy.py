@@ -152,10 +152,10 @@ class Chronus:
                 self._free = FreeDevices(view.cluster)
                 blocks = [Request(job, self._block(job, view)) for job in holders]
                 self._leased = place_blocks(blocks, self._free)
-                housed = self._still_housed()
+                keeping = self._keeping_devices()
             else:
-                housed = self._others()
-            decisions = self._anew(view, housed)
+                keeping = self._others()
+            decisions = self._reassign(view, keeping)
         else:
             newcomers = self._line.shortest(self._free.total)
             decisions = difference(sorted(newcomers, key=_number), local_search(newcomers, self._free))
@@ -364,20 +364,20 @@ class Chronus:
         """Who runs without a lease."""
         return {name: job for name, job in self._running.items() if name not in self._leased}
 
-    def _still_housed(self) -> dict[str, Job]:
+    def _keeping_devices(self) -> dict[str, Job]:
         """Those of whom no new lease has the devices, which are taken."""
-        housed = {name: job for name, job in self._others().items() if self._free.has(job.placement)}
-        for job in housed.values():
+        keeping = {name: job for name, job in self._others().items() if self._free.has(job.placement)}
+        for job in keeping.values():
             self._free.take(job.placement)
-        return housed
+        return keeping
 
-    def _anew(self, view: View, housed: Mapping[str, Job]) -> list[Decision]:
-        """Decide anew who has what leases leave; of those that run, ``housed`` may keep what they have."""
+    def _reassign(self, view: View, keeping: Mapping[str, Job]) -> list[Decision]:
+        """Decide anew who has what leases leave; of those that run, ``keeping`` may keep what they have."""
         for name in self._leased:
             self._line.remove(view.jobs[name])
-        room = self._free.total + sum(len(job.placement) for job in housed.values())
+        room = self._free.total + sum(len(job.placement) for job in keeping.values())
         chosen = self._line.shortest(room, [(self._key(job, view), job) for job in self._others().values()])
-        leaving = {**housed}
+        leaving = {**keeping}
         target = dict(self._leased)
         for job in chosen:
             if leaving.pop(job.id, None) is not None:

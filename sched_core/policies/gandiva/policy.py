@@ -106,10 +106,10 @@ class Gandiva:
         return {**self._counts, "packings_kept": self._packing.kept, "packings_undone": self._packing.undone}
 
     def plan(self, view: View) -> Plan:
-        """House who arrived, move who should move, give the slice to whose turn it is."""
+        """Assign servers to who arrived, move who should move, give the slice to whose turn it is."""
         departed = self._follow(view)
         now_s = view.now_s
-        self._house(view)
+        self._assign_servers(view)
         if departed and self._migrates:
             self._balance(view)
         if self._looks and now_s >= self._next_look_s:
@@ -159,7 +159,7 @@ class Gandiva:
                 self._elastic[job.id] = job
         return bool(view.changes.finished)
 
-    def _house(self, view: View) -> None:
+    def _assign_servers(self, view: View) -> None:
         """Find homes for those that queue, in order of arrival."""
         # Servers only fill up here: where one job of a kind found no home, the next will not either.
         lines = dict(self._queue)

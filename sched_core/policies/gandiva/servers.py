@@ -115,7 +115,7 @@ class Servers:
             if server.node not in shunned
             and server.parts
             and server.wanted + job.demand <= server.size
-            and _may_house(server, job)
+            and _can_host(server, job)
         ]
         kind = self.affinity(job)
         return min(fitting, key=lambda s: (s.affinity != kind, -s.wanted, s.node), default=None)
@@ -179,7 +179,7 @@ class Servers:
             server = self.all[node]
             if server.parts and load + job.spec.weight * job.demand / self.largest > limit * _FULL:
                 return None  # on none of the others it would be less
-            if _may_house(server, job) and (
+            if _can_host(server, job) and (
                 not server.parts or load + job.spec.weight * job.demand / server.size <= limit * _FULL
             ):
                 return server
@@ -203,7 +203,7 @@ class Servers:
         return None
 
 
-def _may_house(server: Server, job: Job) -> bool:
+def _can_host(server: Server, job: Job) -> bool:
     """Whether ``server`` is large enough for ``job``, and one that it may be on."""
     return job.demand <= server.size and (not job.within or server.node in job.within)
 

@@ -128,7 +128,7 @@ class PublishedDlas(Mlfq):
         if due_s < inf and not entry.running:
             heappush(self._rises, (due_s, entry.job.number, next(self._watched), entry))
 
-    def _sink(self, entry: MlfqEntry, view: View) -> None:
+    def _demote(self, entry: MlfqEntry, view: View) -> None:
         entry.level += 1
         self._expect(entry, self._demotion_s(entry, view.now_s))
         self._watch(entry, view.now_s)

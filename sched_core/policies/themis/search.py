@@ -26,8 +26,8 @@ class Bidder:
         The largest value in the bid.
     ways
         What is better than nothing, and nothing; most valuable first.
-    tastes
-        By node, a number for all that the bid says of it: nodes of equal taste can be swapped.
+    node_classes
+        By node, a number for all that the bid says of it: nodes of one class can be swapped.
     """
 
     def __init__(self, bid: Bid, nodes: int) -> None:
@@ -41,13 +41,13 @@ class Bidder:
         self.ways.append((bid.nothing / self.most, 0, (), -1))
         self.ways.sort(key=lambda way: (-way[0], way[1]))
         self.best_of_size: dict[int, float] = {}
-        tastes: list[list[tuple[float, ...]]] = [[] for _ in range(nodes)]
+        said: list[list[tuple[float, ...]]] = [[] for _ in range(nodes)]
         for value, size, counts, index in self.ways:
             self.best_of_size[size] = max(value, self.best_of_size.get(size, 0.0))
             for node, count in counts:
-                tastes[node].append((value, size, count, -1 if len(counts) == 1 else index))
+                said[node].append((value, size, count, -1 if len(counts) == 1 else index))
         known: dict[tuple[object, ...], int] = {}
-        self.tastes = [known.setdefault(tuple(sorted(taste)), len(known)) for taste in tastes]
+        self.node_classes = [known.setdefault(tuple(sorted(ways)), len(known)) for ways in said]
 
     def worth(self, choice: int) -> float:
         """The value of option ``choice``."""
@@ -154,7 +154,7 @@ def _marks(offer: Sequence[int], bidders: Sequence[Bidder]) -> list[list[int]]:
     most = max(offer)
     found: list[list[int]] = []
     for node in range(len(offer)):
-        kind = tuple(bidder.tastes[node] for bidder in bidders)
+        kind = tuple(bidder.node_classes[node] for bidder in bidders)
         if kind not in marks:
             marks[kind] = [1 << (shift + bits * room) for room in range(most + 1)]
             shift += bits * (most + 1)

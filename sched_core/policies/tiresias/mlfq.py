@@ -165,9 +165,9 @@ class Mlfq(RankedPolicy[MlfqEntry]):
         due.sort(key=_by_number)
         for entry in due:
             if entry.running:
-                self._sink(entry, view)
+                self._demote(entry, view)
             else:
-                self._rise(entry, view)
+                self._promote(entry, view)
 
     def settled(self, started: Sequence[MlfqEntry], suspended: Sequence[MlfqEntry], view: View) -> None:
         now_s = view.now_s
@@ -196,13 +196,13 @@ class Mlfq(RankedPolicy[MlfqEntry]):
         if entry.job.number in self.promotions:
             self._former[entry.job.number] = entry
 
-    def _sink(self, entry: MlfqEntry, view: View) -> None:
+    def _demote(self, entry: MlfqEntry, view: View) -> None:
         while (due_s := self._demotion_s(entry, view.now_s)) <= view.now_s:
             entry.level += 1
         self._expect(entry, due_s)
         self.requeued(entry, view)
 
-    def _rise(self, entry: MlfqEntry, view: View) -> None:
+    def _promote(self, entry: MlfqEntry, view: View) -> None:
         self.promotions[entry.job.number] = self.promotions.get(entry.job.number, 0) + 1
         entry.level = 0
         entry.entered_s = view.now_s

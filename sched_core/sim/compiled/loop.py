@@ -37,7 +37,7 @@ def advance(w: World, events: int) -> int:
             return MORE
         events -= 1
         now = next_instant(w)
-        happen(w, now)
+        process_arrivals_and_ends(w, now)
         take_order(w, now)
         carry_out(w, now)
         if clock.wake <= now:
@@ -61,7 +61,7 @@ def note(w: World, job: int, now: float, gives: bool) -> None:
 
 
 @compiled
-def happen(w: World, now: float) -> None:
+def process_arrivals_and_ends(w: World, now: float) -> None:
     """Time passes, jobs end, and others arrive."""
     clock = w.clock[0]
     pass_time(w, now)

@@ -13,7 +13,7 @@ import numpy as np
 from gpuslice.sched_core.policies.published.gandiva import TICK_S, TURN_S
 
 from .arrays import JOINING, PENDING, STARTED, SUSPENDED, World, compiled
-from .loop import MORE, OVER, STUCK, carry_out, happen, next_instant
+from .loop import MORE, OVER, STUCK, carry_out, next_instant, process_arrivals_and_ends
 
 #: A node set: nodes it has, none if there is no such set; its jobs, the first ``capacity`` of which run.
 SET = np.dtype(
@@ -50,7 +50,7 @@ def advance_sets(w: World, n: Sets, events: int) -> int:
         if now == inf:
             return STUCK
         came, ended = clock.arrived, clock.arrived - clock.alive
-        happen(w, now)
+        process_arrivals_and_ends(w, now)
         take_turns(w, n, now, came, clock.arrived - clock.alive > ended)
         carry_out(w, now)
         if clock.wake <= now:
