@@ -253,6 +253,8 @@ class Scheduler:
     def run(self, until: Callable[[], bool], *, timeout_s: float | None = None) -> bool:
         """Serve until ``until()`` is true; ``False`` if that took longer than ``timeout_s``."""
         ends_s = None if timeout_s is None else self._clock.now() + timeout_s
+        if self._remote is not None:
+            self._remote.expect_all()
         try:
             while not until():
                 if ends_s is not None and self._clock.now() >= ends_s:

@@ -61,7 +61,7 @@ class RemoteNode:
     joined
         Whether its agent is connected, as far as we know.
     heard_s
-        When it was last heard of.
+        When it was last heard of, or since when somebody listens.
     running
         The jobs that its agent has found when it joined.
     """
@@ -170,6 +170,11 @@ class RemoteNodes:
             for name in self.addresses
             if name
         }
+
+    def expect_all(self) -> None:
+        """Give each node its whole time to be heard of, from now on: before, nobody listened."""
+        for node in self.nodes.values():
+            node.heard_s = self._clock.now()
 
     @property
     def lost(self) -> frozenset[str]:

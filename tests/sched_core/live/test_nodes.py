@@ -268,6 +268,17 @@ def test_another_scheduler_goes_on_with_jobs_there(site: Site) -> None:
     assert site.finish("a") == [JobState.SUCCEEDED]
 
 
+def test_no_node_is_lost_before_its_agent_could_be_heard(site: Site) -> None:
+    site.begin_agent()
+    site.on_b("a", site.directory / "enough")
+    site.reopen()
+    # So long the journal was read, or the clock went ahead to where it ends.
+    site.remote.nodes["b"].heard_s -= PATIENCE_S
+    (site.directory / "enough").touch()
+    assert site.finish("a") == [JobState.SUCCEEDED]
+    assert not site.happened(NodeLost)
+
+
 def test_a_cancelled_job_that_does_not_listen_is_killed(site: Site) -> None:
     site.begin_agent()
     site.submit("here", site.directory / "never")
