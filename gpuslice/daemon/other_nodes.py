@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from gpuslice.clock import Clock
 from gpuslice.config import load
@@ -21,6 +22,8 @@ from gpuslice.errors import EnvironmentUnusableError, UsageError
 from gpuslice.nodes.plan import Config, Found, Wanted
 from gpuslice.private_directories import private_directory
 from gpuslice.sched_core.nodes import curve
+from gpuslice.sched_core.nodes.endpoint import logs_directory
+from gpuslice.sched_core.nodes.node_logs import identity
 from gpuslice.sched_core.nodes.remote_nodes import LOST_AFTER_S, RemoteNodes
 from gpuslice.types import DeviceName, Word
 
@@ -130,6 +133,8 @@ class OtherNodes:
             If Ray cannot do it, and no jobs are there that could go on without.
         """
         assert self._known is not None
+        logs = identity(logs_directory(self._directory))  # set aside by now, if the journal is another
+        self._agents = {name: replace(config, logs=logs) for name, config in self._agents.items()}
         self._write(self._known)
         try:
             self._ask("begin", self._wanted())
@@ -165,7 +170,7 @@ class OtherNodes:
         assert self._remote is not None
         nodes = tuple(node for node in self.nodes if node.name not in self._remote.lost)
         brought = {"sources": tuple(sources), "targets": tuple(targets)}
-        wanted = msgspec.structs.replace(self._wanted(), nodes=nodes, **brought)
+        wanted = replace(self._wanted(), nodes=nodes, **brought)
         path = self._directory / "nodes" / f"bring-{job}.json"
         path.parent.mkdir(mode=0o700, exist_ok=True)
         path.write_bytes(msgspec.json.encode(wanted))

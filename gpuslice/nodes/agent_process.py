@@ -38,7 +38,13 @@ def main(directory: Path) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     with NodeAgent(
-        known.name, directory, known.endpoint, known.scheduler.encode(), keys, environ=_environ(known)
+        known.name,
+        directory,
+        known.endpoint,
+        known.scheduler.encode(),
+        keys,
+        logs=known.logs,
+        environ=_environ(known),
     ) as agent:
         if agent.run(receiving):
             _discard(directory)

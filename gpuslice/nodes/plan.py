@@ -39,6 +39,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         The agent's own keys.
     gpus
         Whether its devices are GPUs.
+    logs
+        What the scheduler's logs are known by: those of a node are set aside with them.
     """
 
     name: Label
@@ -47,6 +49,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     public: Word
     secret: Word
     gpus: bool = False
+    logs: Word = ""
 
 
 class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -21,13 +21,13 @@ from gpuslice.errors import RemoteProtocolError
 from gpuslice.private_directories import private_directory
 from gpuslice.sched_core.core.events import Exited, RankGone
 
-from . import exit_record
 from .curve import KeyPair
 from .endpoint import LOCK, lock
 from .lease import Lease
 from .local_node import LocalNode, rank_endpoint
 from .log_copies import LogTails
 from .node import Connection, Reports
+from .node_logs import keep_only, running
 from .node_wire import (
     BEAT_S,
     OPTIONS,
@@ -75,6 +75,9 @@ class NodeAgent:
         For the lock, the ranks' socket and the jobs' output; made with mode 0700 if need be.
     endpoint, scheduler, keys
         Of the scheduler, its public key, and ours.
+    logs
+        What the scheduler's logs are known by (``node_logs.identity``); those here that belong to others are
+        set aside.
     environ
         Variables that every job of this node gets, over all others.
 
@@ -92,11 +95,14 @@ class NodeAgent:
         scheduler: bytes,
         keys: KeyPair,
         *,
+        logs: str = "",
         environ: Mapping[str, str] | None = None,
         clock: Clock | None = None,
     ) -> None:
         private_directory(directory, option="--state-dir", parents=True)
         self._lock = lock(directory / LOCK)
+        if logs:
+            keep_only(directory, logs)
         self._directory = directory
         self._environ = dict(environ or {})
         self._clock = clock or MonotonicClock()
@@ -235,9 +241,7 @@ class _Session:
 
     def running(self) -> tuple[str, ...]:
         """The jobs whose commands run here."""
-        records = {path: exit_record.read(path) for path in (self._directory / "logs").glob("*.exit")}
-        alive = [path for path, record in records.items() if record is not None and record.alive]
-        return tuple(sorted({path.stem.partition("~")[0] for path in alive}))
+        return running(self._directory / "logs")
 
     def register(self, poller: zmq.Poller) -> None:
         """What to look at."""

@@ -57,6 +57,8 @@ class Site:
     """A scheduler of one device here and one on each of the others."""
 
     others: tuple[str, ...] = ("b",)
+    #: What the agent is told besides.
+    variables: tuple[str, ...] = ()
 
     def __init__(self, directory: Path, lost_after_s: float, transfer: TransferCommand | None = None) -> None:
         self.directory = directory
@@ -106,7 +108,7 @@ class Site:
     def begin_agent(self) -> None:
         endpoint = self.detour or self.remote.endpoint
         words = ["b", str(self.directory / "b"), endpoint, str(self.keys), f"RANK_LOCKS={self.directory}"]
-        self.agent = subprocess.Popen([sys.executable, str(AGENT), *words])
+        self.agent = subprocess.Popen([sys.executable, str(AGENT), *words, *self.variables])
 
     def kill_agent(self) -> None:
         assert self.agent is not None

@@ -1,0 +1,60 @@
+"""To which journal the logs on a node belong: another journal may have other jobs of the same names."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+from itertools import count
+from pathlib import Path
+
+from . import exit_record
+from .endpoint import logs_directory
+from .local_node import rank_endpoint
+from .orphans import kill_orphans
+
+_FILE = "identity"
+_log = logging.getLogger(__name__)
+
+
+def identity(logs: Path) -> str:
+    """What agents know a scheduler's ``logs`` by, which are set aside together with its journal."""
+    if not (known := _read(logs)):
+        known = secrets.token_hex(8)
+        _write(logs, known)
+    return known
+
+
+def keep_only(directory: Path, known: str) -> None:
+    """Let the logs in an agent's ``directory`` be those of the scheduler whose logs are ``known`` so.
+
+    Others are kept under ``past-N``, and what still runs of their jobs is killed.
+    """
+    logs = logs_directory(directory)
+    if _read(logs) not in ("", known):
+        for job in running(logs):
+            kill_orphans(job, rank_endpoint(directory))
+        past = next(path for number in count(1) if not (path := directory / f"past-{number}").exists())
+        logs.rename(past)
+        _log.info("the scheduler has a new journal; the logs of earlier jobs are in %s", past)
+    _write(logs_directory(directory), known)
+
+
+def running(logs: Path) -> tuple[str, ...]:
+    """The jobs whose commands run, as their ``logs`` tell."""
+    records = {path: exit_record.read(path) for path in logs.glob("*.exit")}
+    alive = [path for path, record in records.items() if record is not None and record.alive]
+    return tuple(sorted({path.stem.partition("~")[0] for path in alive}))
+
+
+def _read(logs: Path) -> str:
+    try:
+        return (logs / _FILE).read_text()
+    except FileNotFoundError:
+        return ""
+
+
+def _write(logs: Path, known: str) -> None:
+    fresh = logs / f"{_FILE}.new"
+    fresh.write_text(known)
+    os.replace(fresh, logs / _FILE)
