@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import zmq
 from gpuslice import config
 from gpuslice.clock import Clock
 from gpuslice.sched_core.core.events import Exited, RankGone
+from gpuslice.sched_core.jobs.failures import telling
 from gpuslice.sched_core.jobs.program import Program
 
 from . import exit_record
@@ -91,9 +93,12 @@ class LocalNode:
         try:
             descriptor = self.processes.launch(job, program, environ, attempt=attempt)
         except (OSError, ValueError) as error:
+            said = f"gpuslice: cannot start: {error}\n"
+            # The reason may be that nothing can be written.
+            with suppress(OSError), self.processes.log(job, "err").open("a") as log:
+                log.write(said)
             # The shell's convention for a command that cannot be executed.
-            self.processes.log(job, "err").write_text(f"gpuslice: cannot start: {error}\n")
-            self._reports.ended(self._name, Exited(job, 127))
+            self._reports.ended(self._name, Exited(job, 127, telling(said)))
             return
         self._watched.register(descriptor, select.EPOLLIN)
 

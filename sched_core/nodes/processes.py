@@ -122,7 +122,12 @@ class Processes:
                 )
             finally:
                 os.close(inherited)
-            descriptor = os.pidfd_open(process.pid)
+            try:
+                descriptor = os.pidfd_open(process.pid)
+            except OSError:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+                raise
             self._commands[descriptor] = _Command(job, attempt, process.pid, process)
         return descriptor
 
