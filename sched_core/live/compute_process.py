@@ -24,7 +24,13 @@ class Computing:
         self._processes: dict[int, tuple[Compute, subprocess.Popen[bytes], int]] = {}
 
     def begin(self, command: Compute) -> int:
-        """Start to compute; returns the descriptor that can be read when it is done."""
+        """Start to compute; returns the descriptor that can be read when it is done.
+
+        Raises
+        ------
+        OSError
+            If the process cannot be started.
+        """
         argument, answer = (os.memfd_create(name) for name in ("argument", "answer"))
         try:
             with os.fdopen(argument, "wb") as file:
@@ -38,7 +44,12 @@ class Computing:
                     pass_fds=[answer],
                     start_new_session=True,
                 )
-            descriptor = os.pidfd_open(process.pid)
+            try:
+                descriptor = os.pidfd_open(process.pid)
+            except OSError:
+                process.kill()
+                process.wait()
+                raise
         except BaseException:
             os.close(answer)
             raise

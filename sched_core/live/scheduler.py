@@ -24,6 +24,7 @@ from gpuslice.sched_core.core.core import Core
 from gpuslice.sched_core.core.events import (
     Command,
     Compute,
+    Computed,
     Event,
     Kill,
     Launch,
@@ -357,11 +358,19 @@ class Scheduler:
             case WakeAt():
                 self._wake_s = command.when_s
             case Compute():
-                self._computed.register(self._computing.begin(command), select.EPOLLIN)
+                self._compute(command)
             case Notice():
                 level = logging.DEBUG if command.what in _EXPECTED else logging.WARNING
                 _log.log(level, "%s %s %s", command.job, command.what, command.details)
                 self._handle(Noted(command.what, command.job, command.details))
+
+    def _compute(self, command: Compute) -> None:
+        try:
+            self._computed.register(self._computing.begin(command), select.EPOLLIN)
+        except OSError as error:
+            told = f"{command.task.function} cannot be begun: {error}"
+            _log.warning("%s", told)
+            self._occur(Computed(command.number, error=told))
 
     def _take_answers(self) -> None:
         ready = {descriptor for descriptor, _ in self._computed.poll(0)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Iterator
@@ -157,6 +158,28 @@ def test_what_cannot_be_computed_is_the_policy_s_failure(
         timeout_s=PATIENCE_S,
     )
     assert office.ps().job_count == 1
+
+
+def test_what_cannot_be_begun_is_answered_and_asked_for_again(
+    functions: Path, offices: list[Office], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(name: str) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    policy = Asking(Task("waits:wait", os.fsencode(functions)))
+    office = Office(tmp_path / "s", policy)
+    offices.append(office)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "memfd_create", refuse)
+        office.submit("a")
+        assert office.scheduler.run(lambda: bool(policy.answers), timeout_s=PATIENCE_S)
+    why = "waits:wait cannot be begun: [Errno 24] Too many open files"
+    assert Computed(1, error=why) in office.events
+    held_open = os.open(functions, os.O_RDWR)
+    os.write(held_open, b"forty-two\n")
+    office.submit("b")
+    assert office.scheduler.run(lambda: b"forty-two\n" in policy.answers, timeout_s=PATIENCE_S)
+    os.close(held_open)
 
 
 def test_a_scheduler_that_leaves_ends_what_it_has_computed(functions: Path, tmp_path: Path) -> None:
