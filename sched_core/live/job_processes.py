@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 
 from gpuslice.sched_core.core.core import Core
@@ -185,7 +186,7 @@ class JobProcesses:
             said = shortened(
                 f"gpuslice: its state could not be brought to {there}: {error}", _SAID_CHARACTERS
             )
-            with self._local.processes.log(name, "err").open("a") as log:
+            with suppress(OSError), self._local.processes.log(name, "err").open("a") as log:
                 log.write(f"{said}\n")
             for node in nodes:
                 self.ended(node, Exited(name, exit_record.KILLED, said))

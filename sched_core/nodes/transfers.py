@@ -6,6 +6,7 @@ import os
 import select
 import subprocess
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import IO, NamedTuple
 
 from gpuslice.errors import EnvironmentUnusableError
@@ -17,7 +18,7 @@ UNREACHABLE = EnvironmentUnusableError.exit_code
 #: The command that brings the newest snapshot of a job to other nodes: its name, from which node each rank's
 #: comes, as far as anybody knows, and where it goes.
 Command = Callable[[str, Sequence[str], Sequence[str]], Sequence[str]]
-#: Called when a state has arrived, with nothing, or with why it has not.
+#: Called when a state has arrived, with nothing, or with why it has not; at once if it cannot be sent at all.
 Done = Callable[[str], object]
 #: Called with why a state is still on its way.
 Waiting = Callable[[str], object]
@@ -116,20 +117,29 @@ class Transfers:
 
     def _begin_queued(self) -> None:
         for wish in list(self._queued):
+            if wish not in self._queued:
+                continue  # given up by somebody who was just told of another
             if not any(one.wish.job == wish.job for one in self._transfers.values()):
                 self._queued.remove(wish)
-                self._start(wish)
+                try:
+                    self._start(wish)
+                except OSError as error:
+                    wish.done(str(error))
 
     def _start(self, wish: _Wish) -> None:
-        errors = os.fdopen(os.memfd_create("errors"), "r+b")
-        process = subprocess.Popen(
-            list(self._command(wish.job, wish.sources, wish.targets)),
-            stdin=subprocess.DEVNULL,
-            stdout=errors,
-            stderr=errors,
-            start_new_session=True,
-        )
-        descriptor = os.pidfd_open(process.pid)
+        with ExitStack() as undo:
+            errors = undo.enter_context(os.fdopen(os.memfd_create("errors"), "r+b"))
+            process = subprocess.Popen(
+                list(self._command(wish.job, wish.sources, wish.targets)),
+                stdin=subprocess.DEVNULL,
+                stdout=errors,
+                stderr=errors,
+                start_new_session=True,
+            )
+            undo.callback(process.wait)
+            undo.callback(process.kill)
+            descriptor = os.pidfd_open(process.pid)
+            undo.pop_all()
         self._transfers[descriptor] = _Transfer(wish, process, errors)
         self._watched.register(descriptor, select.EPOLLIN)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -224,6 +225,25 @@ def test_a_job_whose_state_waits_can_be_cancelled(mover: Mover) -> None:
     mover.site.scheduler.apply_request(Cancelled("a", "enough"))
     assert mover.site.finish("a") == [JobState.CANCELLED]
     assert not mover.site.remote.transfers.under_way("a")  # type: ignore[union-attr]
+
+
+def test_a_job_whose_state_cannot_even_be_sent_has_failed_although_its_log_cannot_be_written(
+    mover: Mover, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = mover.site
+    job = site.submit("a", site.directory / "enough", "--portable")
+    site.run(lambda: job.state is JobState.RUNNING and job.trains)
+
+    def refuse(*_: object) -> None:
+        log = site.scheduler.local.processes.log("a", "err")
+        log.unlink()
+        log.mkdir()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(site.remote.transfers, "_command", refuse)
+    site.scheduler.apply_request(Moved("a", ("b/null:0",)))
+    assert site.finish("a") == [JobState.FAILED]
+    assert "No space left on device" in job.reason
 
 
 def test_if_the_node_is_lost_to_which_a_state_is_brought_the_job_is_started_where_it_is(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import select
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from gpuslice.sched_core.nodes.transfers import Transfers
@@ -83,6 +86,33 @@ def test_what_waits_for_one_that_is_cancelled_is_cancelled_too(made: list[Told])
     told.begin("a", "c")
     told.transfers.cancel("a")
     assert told.finish(2) == [("a", "it was given up"), ("a", "exit code -9")]
+
+
+@pytest.mark.parametrize("refused", ["memfd_create", "pidfd_open"])
+def test_one_that_cannot_be_started_says_why(
+    made: list[Told], monkeypatch: pytest.MonkeyPatch, refused: str
+) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    before = psutil.Process().children()
+    with monkeypatch.context() as patched:
+        patched.setattr(os, refused, refuse)
+        told = begin(made, "import signal; signal.pause()")
+    assert told.done == [("a", "[Errno 24] Too many open files")]
+    assert not told.transfers.under_way("a")
+    assert psutil.Process().children() == before
+
+
+def test_what_follows_one_that_cannot_be_started_is_told_too(
+    made: list[Told], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = begin(made, "pass")
+    told.begin("a", "c")
+    assert select.select([told.transfers.fileno()], [], [], PATIENCE_S)[0]
+    monkeypatch.setattr(told.transfers, "_command", lambda *_: Path("/no/such/wanted").read_text())
+    told.transfers.reap()
+    assert told.done == [("a", ""), ("a", "[Errno 2] No such file or directory: '/no/such/wanted'")]
 
 
 #: Cannot reach a node before the third attempt.
