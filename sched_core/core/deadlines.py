@@ -31,7 +31,7 @@ class Deadlines:
             heapq.heappush(self._coming, (job.spec.due_s, job.number, job))
 
     def due_s(self) -> float:
-        """When the next deadline of a job that has not ended is; infinite if there is none."""
+        """When the next deadline is of a job that can still miss it; infinite if there is none."""
         while self._coming and _over(self._coming[0][2]):
             heapq.heappop(self._coming)
         return self._coming[0][0] if self._coming else inf
@@ -53,4 +53,4 @@ class Deadlines:
 
 
 def _over(job: Gang) -> bool:
-    return job.state.ended and not job.may_restart
+    return job.deadline_missed or job.state in (JobState.SUCCEEDED, JobState.CANCELLED)

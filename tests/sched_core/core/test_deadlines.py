@@ -282,6 +282,25 @@ def test_nobody_is_told_twice_of_a_missed_deadline() -> None:
     assert told_of(driver, "deadline_missed") == ["a"]
 
 
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_a_job_that_has_failed_misses_its_deadline_however_often_it_may_restart(restarts: int) -> None:
+    driver = Driver()
+    for name in "ab":
+        spec = JobSpec(id=name, submit_s=0.0, deadlines=((60.0, 1.0),), max_restarts=restarts)
+        driver.do(Submitted(spec, PROGRAM))
+        driver.hello(name)
+        obey(driver)
+        if name == "a":
+            end(driver, "a", 1)
+    driver.do(Cancelled("b", "not needed"))
+    obey(driver)
+    assert driver.core.jobs["a"].state is JobState.FAILED
+    assert told_of(driver, "deadline_missed") == []
+    driver.wake(61.0)
+    driver.wake(61.0)
+    assert told_of(driver, "deadline_missed") == ["a"]
+
+
 def test_a_pace_is_measured_from_the_first_step_and_follows_what_changes() -> None:
     step_time = StepTime()
     assert step_time.note(1, 30.0)  # building the model took so long
