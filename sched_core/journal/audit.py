@@ -101,9 +101,12 @@ def _open(path: Path) -> sqlite3.Connection:
 
 
 def _noted(path: Path) -> tuple[Head | None, str]:
-    """The head at ``path``, ``None`` if there is none, and what is wrong with it."""
+    """The head at ``path``, ``None`` if there is none, and what is wrong with it.
+
+    Whoever is killed while the file is made leaves it empty.
+    """
     try:
-        return decode(path.read_bytes()), ""
+        return (decode(line) if (line := path.read_bytes()) else None), ""
     except FileNotFoundError:
         return None, ""
     except ValueError as error:

@@ -101,7 +101,7 @@ class Journal:
             self._database = sqlite3.connect(uri, isolation_level=None, uri=True)
             if found is not None:
                 self._prepare(found)
-            self._chained = _is_chained(self._database)
+            self._chained = "chain" in _columns(self._database)
 
     def _audit(self) -> Audit:
         found = audit(self.path)
@@ -115,7 +115,7 @@ class Journal:
         self._database.execute("PRAGMA synchronous = NORMAL")
         self._database.execute("PRAGMA wal_autocheckpoint = 0")  # see tidy_up
         self._head, self._end = HeadFile(path_of(self.path)), found.head
-        if found.head.number and not found.chained:
+        if (columns := _columns(self._database)) and "chain" not in columns:
             # Known before the checksums are there: if this is cut short, it is done again.
             self._head.write(self._end)
             self._head.sync()
@@ -296,5 +296,6 @@ def _goes_back(former: Reported, message: Progress) -> bool:
     return any(old > new for old, new in counts)
 
 
-def _is_chained(database: sqlite3.Connection) -> bool:
-    return "chain" in [row[1] for row in database.execute("PRAGMA table_info(events)")]
+def _columns(database: sqlite3.Connection) -> list[str]:
+    """Those of the events, none if there is no table of them."""
+    return [row[1] for row in database.execute("PRAGMA table_info(events)")]

@@ -215,6 +215,12 @@ def test_a_journal_of_which_a_file_is_gone_is_not_taken_for_a_new_one(left_behin
         Journal(left_behind / FILE)
 
 
+def test_an_end_that_is_empty_is_gone(left_behind: Path) -> None:
+    path_of(left_behind / FILE).write_bytes(b"")
+    with pytest.raises(JournalDamagedError, match="the file that says where it ends is gone"):
+        Journal(left_behind / FILE)
+
+
 def test_an_event_that_was_written_before_its_number_was_noted_counts(left_behind: Path) -> None:
     with Journal(left_behind / FILE) as journal:
         before = journal._end
@@ -256,6 +262,36 @@ def test_a_journal_without_checksums_gets_them(tmp_path: Path, interrupted: bool
     flip(path_of(path), 8 * 30)
     with pytest.raises(JournalDamagedError):
         Journal(path)
+
+
+@pytest.mark.parametrize("introduced", [False, True])
+def test_a_journal_without_checksums_and_events_can_be_written(tmp_path: Path, introduced: bool) -> None:
+    path = tmp_path / FILE
+    database = sqlite3.connect(path)
+    database.executescript(OLD)
+    if introduced:
+        with database:
+            database.execute("INSERT INTO about VALUES ('setup', ?)", (SETUP,))
+    database.close()
+    with Journal(path) as journal:
+        assert journal.about() == (SETUP if introduced else None)
+        journal.append(note(0), 0.0, quiet=False)
+    with Journal(path) as journal:
+        assert [event for event, _ in journal.replay()] == [note(0)]
+
+
+@pytest.mark.parametrize("with_tables", [False, True])
+def test_a_journal_whose_scheduler_was_killed_as_it_was_made_is_a_new_one(
+    tmp_path: Path, with_tables: bool
+) -> None:
+    path = tmp_path / FILE
+    if with_tables:
+        Journal(path).close()
+    path_of(path).write_bytes(b"")
+    with Journal(path) as journal:
+        journal.append(note(0), 0.0, quiet=False)
+    with Journal(path) as journal:
+        assert [event for event, _ in journal.replay()] == [note(0)]
 
 
 def test_whoever_looks_beside_notices_too(left_behind: Path) -> None:
