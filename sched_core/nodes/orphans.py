@@ -17,6 +17,8 @@ from gpuslice.clock import MonotonicClock
 
 #: Far more than dying takes; what hangs in the kernel is not waited for.
 _DYING_S = 1.0
+#: So many are waited for at most: each takes a descriptor.
+_AWAITED = 16
 _log = logging.getLogger(__name__)
 
 
@@ -26,31 +28,39 @@ def kill_orphans(job: str, endpoint: str) -> None:
     It is gone then, as a rule.
     """
     marks = {config.variable("socket"): endpoint, config.variable("job"): job}
-    killed = _signal(marks, signal.SIGKILL)
+    killed, awaited = 0, list[int]()
+    for _, descriptor in _signal(marks, signal.SIGKILL):
+        killed += 1
+        if len(awaited) < _AWAITED:
+            awaited.append(descriptor)
+        else:
+            os.close(descriptor)
     clock = MonotonicClock()
     ends_s = clock.now() + _DYING_S
-    for descriptor in killed.values():
+    for descriptor in awaited:
         end = select.poll()
         end.register(descriptor, select.POLLIN)
         end.poll(max(0.0, ends_s - clock.now()) * 1000.0)
         os.close(descriptor)
     if killed:
-        _log.info("killed %d processes that job %s left behind", len(killed), job)
+        _log.info("killed %d processes that job %s left behind", killed, job)
 
 
 def signal_marked(marks: Mapping[str, str], number: signal.Signals) -> set[int]:
     """Send a signal to every process that was started with all of these variables; which ones there were."""
-    told = _signal(marks, number)
-    for descriptor in told.values():
+    told = set()
+    for pid, descriptor in _signal(marks, number):
         os.close(descriptor)
-    return set(told)
+        told.add(pid)
+    return told
 
 
-def _signal(marks: Mapping[str, str], number: signal.Signals) -> dict[int, int]:
-    """By process that got it, a descriptor that can be read when the process is gone."""
+def _signal(marks: Mapping[str, str], number: signal.Signals) -> Iterator[tuple[int, int]]:
+    """Each process that got it, and a descriptor, to be closed, that can be read when the process is gone."""
     words = [os.fsencode(f"{name}={value}") for name, value in marks.items()]
-    opened = {pid: _signal_one(pid, words, number) for pid in _pids()}
-    return {pid: descriptor for pid, descriptor in opened.items() if descriptor is not None}
+    for pid in _pids():
+        if (descriptor := _signal_one(pid, words, number)) is not None:
+            yield pid, descriptor
 
 
 def _signal_one(pid: int, marks: Sequence[bytes], number: signal.Signals) -> int | None:
