@@ -71,11 +71,12 @@ class LogCopies:
 
 @dataclass
 class _Tail:
-    """How far a file has been sent, and how far of that was stored."""
+    """How far a file has been sent, how far of that was stored, and where it ended when its command did."""
 
     path: Path
     sent: int
     stored: int
+    end: int | None = None
 
 
 class LogTails:
@@ -115,9 +116,14 @@ class LogTails:
                     self._send_next(job, stream, tail)
 
     def drained(self, job: str) -> bool:
-        """Whether all that ``job`` has printed so far is stored; nothing is sent of it any more then."""
+        """Whether all is stored that ``job``, which has ended, had printed when this was asked first.
+
+        Nothing is sent of it any more then. What it left behind may print for ever.
+        """
         tails = self._tails.get(job, {}).values()
-        if all(tail.stored >= _size(tail.path) for tail in tails):
+        for tail in tails:
+            tail.end = _size(tail.path) if tail.end is None else tail.end
+        if all(tail.stored >= (tail.end or 0) for tail in tails):
             self._tails.pop(job, None)
             return True
         return False

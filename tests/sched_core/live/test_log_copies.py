@@ -56,6 +56,21 @@ def test_all_is_copied_however_much_it_is(tmp_path: Path) -> None:
     assert both.tails.drained("a")
 
 
+def test_what_is_printed_after_the_end_holds_nothing_up(tmp_path: Path) -> None:
+    both = Both(tmp_path)
+    both.print(b"all of it")
+    assert not both.tails.drained("a")
+    both.tails.send()
+    both.print(b", and more of a process that was left behind")
+    part = both.sent.pop()
+    both.tails.stored("a", part.stream, both.copies.store("b", part))
+    assert both.tails.drained("a")
+    both.print(b", and more")
+    both.sent.clear()
+    both.tails.send()
+    assert both.sent == []
+
+
 def test_one_part_is_under_way_at_a_time(tmp_path: Path) -> None:
     both = Both(tmp_path)
     both.print(b"x" * (1 << 20))
