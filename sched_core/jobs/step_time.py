@@ -26,6 +26,7 @@ class StepTime(msgspec.Struct):
 
     step: int = 0
     at_s: float = 0.0
+    _first: int = 0
     _from: tuple[int, float] = (0, 0.0)
     _before: tuple[float, float] = (0.0, 0.0)
 
@@ -37,7 +38,7 @@ class StepTime(msgspec.Struct):
         if step > self.step:
             self.step, self.at_s = step, executed_s
         if first:
-            self._from = (step, executed_s)
+            self._first, self._from = step, (step, executed_s)
         return first
 
     def suspended(self) -> None:
@@ -50,7 +51,8 @@ class StepTime(msgspec.Struct):
     def step_s(self) -> float | None:
         """Seconds that a step takes, above 0; ``None`` before enough were made."""
         steps, seconds = self._measured()
-        return seconds / steps if steps >= ENOUGH and seconds > 0 else None
+        enough = self.step - self._first >= ENOUGH and min(steps, seconds) > 0
+        return seconds / steps if enough else None
 
     def _measured(self) -> tuple[float, float]:
         (before, before_s), (begun, begun_s) = self._before, self._from

@@ -315,6 +315,21 @@ def test_a_pace_is_measured_from_the_first_step_and_follows_what_changes() -> No
     assert step_time.step_s == pytest.approx(2.0, rel=0.02)
 
 
+def test_a_pace_is_known_after_three_steps_in_however_many_slices_and_stays_known() -> None:
+    step_time = StepTime()
+    step_time.note(1, 30.0)
+    known = []
+    for step in range(2, 6):
+        step_time.suspended()
+        step_time.note(step, 30.0 + 2.0 * step)
+        known.append(step_time.step_s)
+    assert known[:2] == [None, None]
+    assert known[2] is not None
+    for _ in range(10):
+        step_time.suspended()
+        assert step_time.step_s == pytest.approx(known[3])
+
+
 def test_steps_made_while_no_time_counts_tell_nothing_of_the_pace() -> None:
     driver = Driver()
     job = submit(driver, "a", steps=1000)
