@@ -179,7 +179,9 @@ class End(Generic[_Heard]):
 
     def await_end(self, timeout_s: float) -> bool:
         """Wait for the end of the other process; whether it came."""
-        return bool(select.select([self._process], [], [], timeout_s)[0])
+        poller = select.poll()  # which takes descriptors of any number; select does not
+        poller.register(self._process, select.POLLIN)
+        return bool(poller.poll(timeout_s * 1000.0))
 
     def _receive(self) -> bytes:
         try:

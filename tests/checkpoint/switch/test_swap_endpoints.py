@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import resource
 import select
 import signal
 import socket
@@ -336,6 +338,21 @@ def test_a_successor_that_is_gone_holds_nobody_up(ends: tuple[PredecessorEnd, Su
     predecessor.whole()
     predecessor.failed(ValueError())
     assert not predecessor.await_back(SHORT_S)  # its process is this one, and lives on
+
+
+def test_a_process_with_more_open_files_than_select_can_take_still_sees_the_other_s_end(
+    ends: tuple[PredecessorEnd, SuccessorEnd],
+) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    try:
+        predecessor, _ = ends
+        low = predecessor._process
+        predecessor._process = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, 1024)
+        os.close(low)
+        assert not predecessor.await_end(0.0)  # its process is this one, and lives on
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_a_process_that_cannot_be_watched_is_not_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
