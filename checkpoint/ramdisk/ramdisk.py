@@ -6,6 +6,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Collection, Iterator
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from gpuslice.checkpoint.files import store_directory
 from gpuslice.checkpoint.format.layout import PAGE_BYTES
 from gpuslice.checkpoint.locks import FileLock
 from gpuslice.config import Settings, parse_size
-from gpuslice.errors import RamDiskFullError, UsageError
+from gpuslice.errors import GpusliceError, SnapshotError, UsageError
 from gpuslice.types import job_id
 
 from .budget import NOBODY, Budget, Own, Tenant
@@ -263,36 +264,46 @@ class RamDisk:
         if lock is None:
             return None
         with lock:
-            records = list(restartable(directory))
+            records, damaged = list(restartable(directory)), []
             for record in records:
-                spilled.take(directory / SLOTS[record.slot], directory.name, record.slot)
-            if records:
+                try:
+                    spilled.take(directory / SLOTS[record.slot], directory.name, record.slot)
+                except SnapshotError:
+                    damaged.append(record)  # it stays for whoever needs it to find out
+            moved = len(damaged) < len(records)
+            if moved:
                 with self._budget.lock():
-                    settle(directory)
-        return info if records else None
+                    settle(directory, damaged)
+        return info if moved else None
 
     def _relieve(self, helps: Callable[[Path], bool], own: Own) -> Iterator[None]:
-        """Make room step by step, in stores that help: of the dead, of the one that asks, of other jobs.
+        """Make room step by step; one that can make none does not keep the others from it.
 
-        Of these the parked come before those that run; of either, whoever has been so for the shortest time
-        begins: where jobs take turns, it needs its slots last.
+        Raises the first failure when nobody has any more to give.
+        """
+        failure: GpusliceError | None = None
+        for give in self._givers(helps, own):
+            try:
+                while give():
+                    yield
+            except GpusliceError as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
+
+    def _givers(self, helps: Callable[[Path], bool], own: Own) -> Iterator[Callable[[], object]]:
+        """What makes room, and says whether it has: stores of the dead, the one that asks, other jobs.
+
+        Of these the parked come before those that run; of either, whoever has been so for the shortest
+        time begins: where jobs take turns, it needs its slots last.
         """
         for give in (self._discard, self._spill_dead):
             for directory in filter(helps, self._stores()):
-                if give(directory):
-                    yield
-        if own():
-            yield
-        failure: RamDiskFullError | None = None
+                yield partial(give, directory)
+        yield own
         for name in (SOCKET, SPARE):
-            for directory in self._listening(name):
-                try:
-                    while helps(directory) and request_room(directory, name):
-                        yield
-                except RamDiskFullError as error:
-                    failure = failure or error  # somebody else may have what need not be moved
-        if failure is not None:
-            raise failure
+            for directory in filter(helps, self._listening(name)):
+                yield partial(request_room, directory, name)
 
     def _listening(self, name: str) -> list[Path]:
         """The stores whose processes listen at that socket, the latest first."""

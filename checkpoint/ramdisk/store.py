@@ -276,7 +276,16 @@ class JobStore:
         def give(pause: Pause) -> bool:
             if self._warming is not None:
                 self._warming.join()
-            return any(self._vacate(slot, pause, wanted=slot == wanted) for slot in (1 - last, last))
+            failure: GpusliceError | None = None
+            for slot in (1 - last, last):
+                try:
+                    if self._vacate(slot, pause, wanted=slot == wanted):
+                        return True
+                except GpusliceError as error:
+                    failure = failure or error  # the other one may be of no use to anybody
+            if failure is not None:
+                raise failure
+            return False
 
         try:
             return RoomListener(self.directory / name, give)

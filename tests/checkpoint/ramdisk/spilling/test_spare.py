@@ -201,6 +201,38 @@ def test_one_whose_move_fails_does_not_keep_others_from_giving(
             save(dropped, boundary=2, sizes=(20 * MIB,))
 
 
+@pytest.mark.parametrize("whose", ["a dead job's", "own"])
+def test_what_cannot_be_moved_does_not_keep_others_from_giving(
+    disk: RamDisk, place: Path, save: Save, whose: str
+) -> None:
+    full = RamDisk(disk.directory, disk.limit_bytes, spill_directory=place, spill_limit_bytes=MIB)
+    with full.open_store("a") as dropped, full.open_store("b") as asking:
+        save(dropped, boundary=1, sizes=(20 * MIB,), restartable=False)
+        dropped.spare()
+        if whose == "own":
+            save(asking, boundary=1, sizes=(20 * MIB,))
+        else:
+            with full.open_store("dead") as dead:
+                save(dead, boundary=1, sizes=(20 * MIB,))
+        save(asking, boundary=2, sizes=(30 * MIB,)).verify()
+        assert (files(dropped.directory), files(place)) == ([], [])
+        assert full.boundaries("b" if whose == "own" else "dead") >= {1}
+
+
+def test_a_slot_that_cannot_be_moved_does_not_keep_the_other_from_being_dropped(
+    disk: RamDisk, place: Path, save: Save
+) -> None:
+    full = RamDisk(disk.directory, disk.limit_bytes, spill_directory=place, spill_limit_bytes=MIB)
+    with full.open_store("a") as store:
+        save(store, boundary=1)
+        save(store, boundary=2, restartable=False)
+        store.spare()
+        assert request_room(store.directory, SPARE)
+        assert (files(store.directory), files(place)) == (["A.gsnp"], [])
+        with pytest.raises(RamDiskFullError, match="spill"):
+            request_room(store.directory, SPARE)
+
+
 @pytest.mark.parametrize("where", ["lock", "verify", "piece"])
 def test_a_suspend_does_not_wait_for_the_move(
     disk: RamDisk, store: JobStore, place: Path, save: Save, monkeypatch: pytest.MonkeyPatch, where: str

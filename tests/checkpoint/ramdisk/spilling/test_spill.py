@@ -20,7 +20,7 @@ from gpuslice.errors import CorruptSnapshotError, EnvironmentUnusableError, RamD
 
 from ....patience import PATIENCE_S
 from ...conftest import MIB, newest_of
-from .parked import Actor
+from .parked import Actor, Save
 
 
 def leave(disk: RamDisk, job: str = "a", *, boundary: int = 5, nbytes: int = 3 * MIB) -> None:
@@ -150,6 +150,34 @@ def test_damage_where_it_was_spilled_is_found(disk: RamDisk, place: Path) -> Non
     assert not path.exists()
     leave(disk, boundary=7)
     check(disk, boundary=7)
+
+
+def test_a_damaged_snapshot_stays_and_does_not_keep_others_from_being_moved(
+    disk: RamDisk, place: Path, save: Save
+) -> None:
+    with disk.open_store("a") as store:
+        for boundary in (4, 5):
+            newest = save(store, boundary=boundary, sizes=(10 * MIB,))
+        store.abandon()
+    with newest.path.open("r+b") as file:
+        file.seek(2 * MIB)
+        file.write(b"\xff")
+    leave(disk, "b", nbytes=20 * MIB)
+    leave(disk, "c", nbytes=40 * MIB)  # needs the room of both
+    assert {path.name for path in place.glob("*.gsnp")} == {"a.r0.A.gsnp", "b.r0.A.gsnp"}
+    assert [info.job for info in disk.spill()] == ["c"]
+    assert {info.job: info.place for info in disk.listing()} == {
+        "a": Place.RAM,
+        "b": Place.SPILLED,
+        "c": Place.SPILLED,
+    }
+    assert disk.boundaries("a") == {4, 5}
+    with disk.open_store("a") as store:
+        good, damaged = store.restartable().values()
+        with good, damaged:
+            good.verify()
+            with pytest.raises(CorruptSnapshotError, match="storage 0"):
+                damaged.verify()
 
 
 def test_damage_in_the_ram_disk_makes_the_spilled_one_count(disk: RamDisk, place: Path) -> None:
