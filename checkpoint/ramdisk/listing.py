@@ -104,7 +104,7 @@ def store_info(directory: Path, spill: SpillDirectory | None = None) -> StoreInf
     assert match is not None
     owner, alive = read_owner(directory), is_alive(directory)
     entries = [] if spill is None else spill.entries(directory.name)
-    spilled_bytes = sum(entry.path.lstat().st_size for entry in entries)
+    spilled_bytes = sum(entry.size_bytes() for entry in entries)
     here = published(directory)
     spilled = [] if spill is None else spill.records(directory.name)
     # Of one that is in both places the former counts.

@@ -90,8 +90,9 @@ class RoomListener:
             answer = _MADE if self._give(pause) else _NOTHING
         except Interrupted:
             answer = _NOTHING
-        except GpusliceError as error:
-            answer = _FAILED + error.message.encode()[: _ANSWER_BYTES - 1]
+        except (GpusliceError, OSError) as error:
+            message = error.message if isinstance(error, GpusliceError) else str(error)
+            answer = _FAILED + message.encode()[: _ANSWER_BYTES - 1]
         _send(connection, answer)
 
     def __enter__(self) -> Self:

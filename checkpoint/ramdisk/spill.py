@@ -54,6 +54,13 @@ class Spilled:
     slot: int
     path: Path
 
+    def size_bytes(self) -> int:
+        """Of its file; nothing if that was removed meanwhile."""
+        try:
+            return self.path.lstat().st_size
+        except FileNotFoundError:
+            return 0
+
     def record(self) -> Record:
         """Its record, as far as that can be told without reading it all; ``SnapshotError``."""
         record = record_of(self.path)
@@ -122,7 +129,7 @@ class SpillDirectory:
 
     def used_bytes(self) -> int:
         """Bytes of all snapshots here."""
-        return sum(entry.path.lstat().st_size for entry in self.entries())
+        return sum(entry.size_bytes() for entry in self.entries())
 
     @property
     def free_bytes(self) -> int:
@@ -183,7 +190,7 @@ class SpillDirectory:
         """Remove what any process left that died while it wrote."""
         with FileLock.wait(self.directory / _LOCK):
             for partial in self.directory.glob(f"*{_PARTIAL}"):
-                os.unlink(partial)
+                partial.unlink(missing_ok=True)
 
     def drop(self, store: str, slot: int) -> None:
         """Remove a snapshot from here, if there is one."""

@@ -15,7 +15,8 @@ import pytest
 from gpuslice.checkpoint.format.layout import Layout, StorageSpec
 from gpuslice.checkpoint.ramdisk.listing import Place
 from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
-from gpuslice.checkpoint.ramdisk.room_requests import SOCKET, request_room
+from gpuslice.checkpoint.ramdisk.room_requests import SOCKET, RoomListener, request_room
+from gpuslice.checkpoint.ramdisk.spill import Pause, Spilled
 from gpuslice.checkpoint.ramdisk.store import JobStore
 from gpuslice.errors import RamDiskFullError
 
@@ -52,6 +53,32 @@ def test_a_spill_directory_that_fails_costs_a_parked_job_nothing(
     assert holds(snapshot, 1)
     store.bring_back(snapshot)
     assert [info.place for info in disk.listing()] == [Place.RAM]
+
+
+def test_an_error_of_the_system_is_an_answer_and_others_may_ask_afterwards(tmp_path: Path) -> None:
+    failures = [FileNotFoundError(errno.ENOENT, "No such file or directory")]
+
+    def give(pause: Pause) -> bool:
+        pause()
+        if failures:
+            raise failures.pop()
+        return True
+
+    with RoomListener(tmp_path / SOCKET, give):
+        with pytest.raises(RamDiskFullError, match=r"could make none: .*No such file"):
+            request_room(tmp_path)
+        assert request_room(tmp_path)
+
+
+def test_a_snapshot_that_is_just_removed_is_no_error(
+    disk: RamDisk, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever counts what is spilled has no lock of those that come back."""
+    assert disk.spilled is not None
+    gone = Spilled("a.r0", 0, place / "a.r0.A.gsnp")
+    monkeypatch.setattr(disk.spilled, "entries", lambda store=None: [gone])
+    assert disk.spilled.used_bytes() == 0
+    assert [info.spilled_bytes for info in disk.listing()] == [0]
 
 
 def test_the_listing_says_what_is_under_way(
