@@ -38,7 +38,8 @@ class RoomListener:
     """Listens from its making until it is closed; a context manager.
 
     Forked children, which inherit what it listens at but not its thread, let go of it. ``give`` makes some
-    room, unless the function that it is given calls that off; it says whether there was any.
+    room, unless the function that it is given calls that off; it says whether there was any. ``OSError`` if
+    there can be no socket, ``RuntimeError`` if the system gives no more threads.
     """
 
     def __init__(self, path: Path, give: Callable[[Pause], bool]) -> None:
@@ -47,16 +48,17 @@ class RoomListener:
         self._closing = threading.Event()
         self._path.unlink(missing_ok=True)  # of a process that died meanwhile
         self._listener = socket.socket(socket.AF_UNIX)
+        _open_listeners.add(self)
+        self._thread = threading.Thread(target=self._serve, name=_THREAD, daemon=True)
         try:
             with short_path(path) as address:
                 self._listener.bind(address)
             self._listener.listen()
+            self._thread.start()
         except BaseException:
+            self._path.unlink(missing_ok=True)
             self._listener.close()
             raise
-        _open_listeners.add(self)
-        self._thread = threading.Thread(target=self._serve, name=_THREAD, daemon=True)
-        self._thread.start()
 
     def close(self) -> None:
         """Take it back; what is being moved stays, unless it is moved already. Then no thread is at work."""

@@ -168,7 +168,7 @@ class JobStore:
         Returns
         -------
         threading.Thread or None
-            What is under way; nothing if there is nothing to do, or no room.
+            What is under way; nothing if there is nothing to do, or no room, or no thread for it.
         """
         self.cool()
         arena = self._free_slot().arena
@@ -177,8 +177,10 @@ class JobStore:
             return None
         if 2 * nbytes > self._budget.room_bytes():
             return None
-        self._warming = threading.Thread(target=_prepare, args=(arena, nbytes), name=_THREAD, daemon=True)
-        self._warming.start()
+        warming = threading.Thread(target=_prepare, args=(arena, nbytes), name=_THREAD, daemon=True)
+        with suppress(RuntimeError):  # the system gives no more threads
+            warming.start()
+            self._warming = warming
         return self._warming
 
     def cool(self) -> None:
@@ -289,8 +291,8 @@ class JobStore:
 
         try:
             return RoomListener(self.directory / name, give)
-        except OSError:
-            return None  # not even for a socket is there room: then nobody can ask for it
+        except (OSError, RuntimeError):
+            return None  # there is no room even for a socket, or no thread: then nobody can ask for it
 
     def _vacate(self, slot: int, pause: Pause = carry_on, *, wanted: bool = False) -> bool:
         """Give up the room of a slot, if it has any and nobody needs it here (`Slot.vacate`)."""

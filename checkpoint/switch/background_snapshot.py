@@ -91,8 +91,7 @@ class BackgroundSnapshot:
         try:
             later = self._copy_at_once(plan.extras, storages)
             self._waiting = _Waiting(device, later, self._writer)
-            self._copier = threading.Thread(target=self._copy, name=_THREAD)
-            self._copier.start()
+            self._copier = _in_background(self._copy)
         except BaseException:
             self._writer.abort()
             raise
@@ -110,7 +109,7 @@ class BackgroundSnapshot:
     @property
     def copied(self) -> bool:
         """Whether `check` would not have to wait."""
-        return not self._copier.is_alive()
+        return self._copier is None or not self._copier.is_alive()
 
     @property
     def over(self) -> bool:
@@ -126,7 +125,8 @@ class BackgroundSnapshot:
         """
         with self._lock:
             if not self._checked:
-                self._copier.join()
+                if self._copier is not None:
+                    self._copier.join()
                 self.changed = tuple(path for path, tensor, was in self._watched if tensor._version != was)
                 if not self.changed and self.error is None:
                     self._noting_errors(self._compare)
@@ -143,9 +143,8 @@ class BackgroundSnapshot:
     def publish_soon(self) -> None:
         """After `check`: checksum and publish in the background, unless something went wrong."""
         with self._lock:
-            if self._publisher is None and self._good:
-                self._publisher = threading.Thread(target=self._publish, name=_THREAD)
-                self._publisher.start()
+            if self._publisher is None and self.snapshot is None and self._good:
+                self._publisher = _in_background(self._publish)
 
     @property
     def _good(self) -> bool:
@@ -178,6 +177,17 @@ class BackgroundSnapshot:
             work()
         except Exception as error:  # noqa: BLE001 - `settle` shows it to the training thread
             self.error = error
+
+
+def _in_background(work: Callable[[], object]) -> threading.Thread | None:
+    """Begin it in a thread of its own; where the system gives no more threads, do it here."""
+    thread = threading.Thread(target=work, name=_THREAD)
+    try:
+        thread.start()
+    except RuntimeError:
+        work()
+        return None
+    return thread
 
 
 class _Waiting:

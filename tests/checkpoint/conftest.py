@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -62,6 +63,16 @@ def store(disk: RamDisk) -> Iterator[JobStore]:
 def job() -> Job:
     """A small training after its first step."""
     return Job()
+
+
+@pytest.fixture
+def no_more_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As at a limit on processes."""
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
 
 
 def newest_of(disk: RamDisk, job: str, rank: int = 0) -> Path | None:

@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from gpuslice.checkpoint.format.reader import SnapshotFile
 from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
 from gpuslice.checkpoint.ramdisk.store import JobStore
@@ -84,3 +86,13 @@ def test_no_thread_is_left_when_the_store_is_closed(disk: RamDisk) -> None:
     assert all(name.startswith("gpuslice-") for name in names)
     store.close(keep=False)
     assert set(threading.enumerate()) <= before
+
+
+@pytest.mark.usefixtures("no_more_threads")
+def test_without_more_threads_the_suspend_makes_its_arena(store: JobStore, job: Job) -> None:
+    before = job.digest()
+    switch = Switch(FaultyDevice(), store, gate=SpyGate())
+    assert switch.warm_up() is None
+    switch.suspend(boundary=1)
+    switch.resume()
+    assert job.digest() == before

@@ -127,6 +127,23 @@ def test_what_changes_in_the_next_forward_pass_does_not_wait(device: HeldDevice,
     assert device.waiting == {tensor.untyped_storage()._cdata for tensor in large}
 
 
+@pytest.mark.usefixtures("no_more_threads")
+def test_without_more_threads_the_training_copies_and_publishes_itself(store: JobStore) -> None:
+    training = Training()
+    snapshot = BackgroundSnapshot(CpuDevice(DeviceName.parse("cpu")), store, training.named, boundary=1)
+    assert snapshot.copied
+    snapshot.check()
+    for _ in range(2):
+        snapshot.publish_soon()
+        assert snapshot.over
+    at_boundary = training.state()
+    training.forward_backward()
+    training.optimizer.step()
+    published = snapshot.settle()
+    assert published is not None
+    assert differing(published, at_boundary) == set()
+
+
 def test_a_step_that_does_not_wait_is_noticed(device: HeldDevice, store: JobStore) -> None:
     training = Training()
     device.gate.set()

@@ -70,6 +70,21 @@ def test_an_error_of_the_system_is_an_answer_and_others_may_ask_afterwards(tmp_p
         assert request_room(tmp_path)
 
 
+@pytest.mark.usefixtures("no_more_threads")
+def test_without_more_threads_nobody_listens_and_the_job_parks_all_the_same(
+    disk: RamDisk, store: JobStore, save: Save
+) -> None:
+    snapshot = save(store, boundary=1)
+    before = len(os.listdir("/proc/self/fd"))
+    store.spare()
+    with store.offering(snapshot):
+        assert not request_room(store.directory)
+        assert sorted(os.listdir(store.directory)) == ["A.gsnp", "owner"]
+    assert len(os.listdir("/proc/self/fd")) == before
+    store.bring_back(snapshot)
+    assert holds(snapshot, 1)
+
+
 def test_a_snapshot_that_is_just_removed_is_no_error(
     disk: RamDisk, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
