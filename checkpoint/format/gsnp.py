@@ -9,6 +9,7 @@ written is refused, and no rule has to be kept in two places.
 from __future__ import annotations
 
 import functools
+import math
 import struct
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
@@ -30,6 +31,8 @@ METADATA_LIMIT_BYTES = 64 << 20
 ENTRIES_LIMIT = 1_000_000
 DIMENSIONS_LIMIT = 64
 FILE_LIMIT_BYTES = 1 << 44
+#: Of sizes, strides, offsets and numbers of elements: torch counts in 64 bits with sign.
+_COUNT_LIMIT = 1 << 62
 
 _MAGIC = b"GSNP\r\n\x1a\n"
 _RECORD = struct.Struct("<8sIIQQIIQQQQQQQQ16s16s16sQ64s")
@@ -187,6 +190,8 @@ def _reach(name: str, shape: tuple[int, ...], stride: tuple[int, ...], offset: i
         return f"has {len(shape)} dimensions and {len(stride)} strides"
     if offset < 0 or (shape and (min(shape) < 0 or min(stride) < 0)):
         return "has a negative size, stride or offset"
+    if max(offset, *shape, *stride, math.prod(shape)) >= _COUNT_LIMIT:
+        return "has a size, stride or offset that is too large"
     if 0 in shape:
         return 0
     last = offset

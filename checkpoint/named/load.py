@@ -53,7 +53,17 @@ from .generators import (
     set_generator_state,
 )
 from .shards import load_shard
-from .snapshot_tensors import Maker, Source, alike, into, into_or_new, is_plain, own_state, same_bits
+from .snapshot_tensors import (
+    Maker,
+    Source,
+    alike,
+    check_device,
+    into,
+    into_or_new,
+    is_plain,
+    own_state,
+    same_bits,
+)
 
 Load = Callable[[Maker], Any]
 
@@ -230,6 +240,7 @@ class Checker:
         ]
         owners = [(parameter, group) for group in groups for parameter in group["params"]]
         for number, device in node.devices.items():
+            check_device(device, path)
             self.devices.setdefault(device, owners[number][0].device)
         kept = own_state(optimizer)
         shared: dict[Any, Load] = {key: self.check(saved, None, path) for key, saved in node.shared.items()}

@@ -30,6 +30,30 @@ def tensor_spec(path: str, tensor: torch.Tensor, sid: int) -> TensorSpec:
     return TensorSpec(path, sid, dtype, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
 
 
+def check_device(recorded: str, path: str) -> None:
+    """``RefusedSnapshotError``, naming the path, if what was recorded is the name of no torch device."""
+    try:
+        torch.device(recorded)
+    except RuntimeError as error:
+        raise RefusedSnapshotError(f"{path} was on {recorded!r}, no device") from error
+
+
+def _dtype(spec: TensorSpec) -> torch.dtype:
+    found = getattr(torch, spec.dtype, None)
+    if not isinstance(found, torch.dtype):
+        raise RefusedSnapshotError(
+            f"{spec.path} is {spec.dtype}, which this torch does not know",
+            "use the version of torch that wrote it, or a newer one",
+        )
+    return found
+
+
+def _check_requires_grad(required: bool, spec: TensorSpec) -> None:
+    dtype = _dtype(spec)
+    if required and not (dtype.is_floating_point or dtype.is_complex):
+        raise RefusedSnapshotError(f"{spec.path} was saved as {spec.dtype} that requires a gradient")
+
+
 class Source:
     """Reads the tensors of one snapshot; every storage is verified before it is used.
 
@@ -73,7 +97,7 @@ class Source:
     def tensor(self, spec: TensorSpec) -> torch.Tensor:
         """One of the snapshot's tensors as a CPU tensor over its own memory; only ever to be copied from."""
         self._check(spec.sid)
-        empty = torch.empty(0, dtype=getattr(torch, spec.dtype))
+        empty = torch.empty(0, dtype=_dtype(spec))
         # Storages begin at multiples of 256 bytes, and therefore of every element's size.
         start = self._snapshot.offsets[spec.sid] // empty.element_size() + spec.offset
         return empty.set_(self._memory, start, spec.shape, spec.stride)
@@ -102,25 +126,25 @@ class Source:
 
     def verify(self, node: TensorNode | SparseNode | QuantizedNode) -> None:
         """See whether the entry, and its gradient, can be loaded; ``SnapshotError``, naming it, if not."""
-        if not isinstance(node, TensorNode):
-            parts = [self.view(part) for part in node.parts]
-            try:
-                _assemble(node, parts)
-            except (RuntimeError, ValueError, KeyError) as error:
-                path = self.spec(node.parts[0]).path
-                raise RefusedSnapshotError(f"{path} is no tensor: {error}") from error
+        if isinstance(node, TensorNode):
+            spec = self.spec(node)
+            self._check(spec.sid)
+            check_device(node.device, spec.path)
+            _check_requires_grad(node.requires_grad, spec)
+            if node.grad is not None:
+                self.verify(node.grad)
             return
-        spec = self.spec(node)
-        self._check(spec.sid)
+        if not node.parts:
+            raise RefusedSnapshotError(f"{self._snapshot.path} has a tensor that has no parts")
+        for part in node.parts:
+            self.verify(part)
         try:
-            torch.device(node.device)
-        except RuntimeError as error:
-            raise RefusedSnapshotError(f"{spec.path} was on {node.device!r}, no device") from error
-        dtype = getattr(torch, spec.dtype)
-        if node.requires_grad and not (dtype.is_floating_point or dtype.is_complex):
-            raise RefusedSnapshotError(f"{spec.path} was saved as {spec.dtype} that requires a gradient")
-        if node.grad is not None:
-            self.verify(node.grad)
+            _assemble(node, [self.view(part) for part in node.parts])
+        except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            path = self.spec(node.parts[0]).path
+            raise RefusedSnapshotError(f"{path} is no tensor: {error}") from error
+        if isinstance(node, SparseNode):
+            _check_requires_grad(node.requires_grad, self.spec(node.parts[-1]))
 
     def _check(self, sid: int) -> None:
         """Have a storage's bytes checked, the first time all of them together; ``CorruptSnapshotError``."""
@@ -184,7 +208,7 @@ class Maker:
         key = spec.sid, target
         if key not in self._made:
             self._made[key] = self._source.storage(*key)
-        empty = torch.empty(0, dtype=getattr(torch, spec.dtype), device=target)
+        empty = torch.empty(0, dtype=_dtype(spec), device=target)
         return empty.set_(self._made[key], spec.offset, spec.shape, spec.stride)
 
 

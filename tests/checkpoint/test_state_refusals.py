@@ -121,6 +121,61 @@ def test_integers_that_need_a_gradient_are_refused(store: JobStore, held: Callab
         check(snapshot, {"m": held(torch.zeros(2, dtype=torch.int64))})
 
 
+def _forge(tree: bytes, path: tuple[str | int, ...], value: object) -> bytes:
+    """A tree with something else at the place to which these keys lead."""
+    described = json.loads(tree)
+    *way, last = path
+    holder = described
+    for key in way:
+        holder = holder[key]
+    holder[last] = value
+    return json.dumps(described, separators=(",", ":")).encode()
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "words"),
+    [
+        (("m", 5), True, "was saved as int64 that requires a gradient"),
+        (("m", 3, 1, 2), "nowhere", r"m\[1\] was on 'nowhere'"),
+        (("m", 3, 1, 3), True, r"m\[1\] was saved as int64 that requires a gradient"),
+        (("m", 3), [], "has no parts"),
+        (("m", 2), [2**64], "is no tensor"),
+    ],
+    ids=["gradient", "device", "gradient of a part", "no parts", "size"],
+)
+@pytest.mark.parametrize(
+    "held", [lambda tensor: tensor, lambda tensor: {"a": tensor}], ids=["named", "loose"]
+)
+def test_forged_parts_of_sparse_tensors_are_refused(
+    store: JobStore, held: Callable[[object], object], path: tuple[str | int, ...], value: object, words: str
+) -> None:
+    tensor = torch.ones(3, dtype=torch.int64).to_sparse()
+    snapshot = save(store, {"m": held(tensor)})
+    inside = ("m", 2, 0, *path[1:]) if isinstance(held(tensor), dict) else path
+    snapshot.tree = _forge(snapshot.tree, inside, value)
+    with pytest.raises(RefusedSnapshotError, match=words.replace(r"m\[", r"m.*\[")):
+        check(snapshot, {"m": held(torch.zeros(3, dtype=torch.int64).to_sparse())})
+
+
+def test_an_optimizer_s_device_must_be_one(store: JobStore) -> None:
+    model = nn.Linear(2, 2)
+    named = {"m": model, "o": torch.optim.SGD(model.parameters(), lr=0.1)}
+    snapshot = save(store, named)
+    snapshot.tree = _forge(snapshot.tree, ("o", 5, "1"), "nowhere")
+    with pytest.raises(RefusedSnapshotError, match="o was on 'nowhere', no device"):
+        check(snapshot, named)
+
+
+@pytest.mark.parametrize("held", [lambda tensor: tensor, lambda tensor: [tensor]], ids=["named", "loose"])
+def test_a_dtype_of_a_newer_torch_is_refused(
+    store: JobStore, monkeypatch: pytest.MonkeyPatch, held: Callable[[object], object]
+) -> None:
+    snapshot = save(store, {"m": held(torch.zeros(2, dtype=torch.uint7))})
+    monkeypatch.delattr(torch, "uint7")
+    with pytest.raises(RefusedSnapshotError, match="is uint7, which this torch does not know"):
+        check(snapshot, {"m": held(torch.zeros(2))})
+
+
 @pytest.mark.parametrize(
     "forged",
     [

@@ -138,7 +138,11 @@ def test_placement_neither_overlaps_nor_leaves_holes(sizes: list[int]) -> None:
         (TensorSpec("a", 0, "int8", (2, 2), (99, 1)), "reaches beyond"),
         (TensorSpec("a", 0, "float64", (), (), 13), "reaches beyond"),
         (TensorSpec("a", 0, "float32", (26,), (1,)), "reaches beyond"),
-        (TensorSpec("a", 0, "int8", (2**63,), (2**63,)), "reaches beyond"),
+        (TensorSpec("a", 0, "int8", (2**61,), (2**61,)), "reaches beyond"),
+        (TensorSpec("a", 0, "int8", (1,), (2**62,)), "too large"),
+        (TensorSpec("a", 0, "int8", (0, 2**63), (1, 1)), "too large"),
+        (TensorSpec("a", 0, "int8", (0,), (1,), 2**62), "too large"),
+        (TensorSpec("a", 0, "int8", (2**32, 2**32), (0, 0)), "too large"),
         (TensorSpec("a", 0, "int8", (2,), (-1,), 5), "negative"),
         (TensorSpec("a", 0, "int8", (-2,), (1,)), "negative"),
         (TensorSpec("a", 0, "int8", (1,), (1,), -1), "negative"),
@@ -158,6 +162,7 @@ def test_a_tensor_must_fit_its_storage(tensor: TensorSpec, problem: str) -> None
         TensorSpec("a", 0, "float32", (5, 5), (1, 5)),
         TensorSpec("a", 0, "float64", (), (), 11),
         TensorSpec("a", 0, "float64", (0, 10**9), (1, 1), 99),
+        TensorSpec("a", 0, "int8", (1, 0, 2**61), (2**62 - 1, 2**62 - 1, 0), 2**62 - 1),
     ],
 )
 def test_expanded_transposed_and_empty_tensors_fit(tensor: TensorSpec) -> None:
