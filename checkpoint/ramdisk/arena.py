@@ -71,15 +71,22 @@ class Arena:
         """A mapping of at least ``nbytes``, every page of it present; ``ahead`` of need, nobody makes room.
 
         ``RamDiskFullError`` if there is no room: a file made for this is gone again, an older one as it was.
+        ``EnvironmentUnusableError`` if it cannot be mapped or page-locked: a file made for this is gone, too.
         """
         if self._memory is not None and len(self._memory) >= nbytes:
             return self._memory
+        made = not self.path.exists()
         length = self.extend_file(align(nbytes, STEP_BYTES), ahead=ahead)
-        self._unmap()
-        with self._budget.taking(length):
-            memory = map_file(self._descriptor, length, writable=True)
-            populate(view_address(memory), length)
-        return self._announce(memory)
+        try:
+            self._unmap()
+            with self._budget.taking(length):
+                memory = map_file(self._descriptor, length, writable=True)
+                populate(view_address(memory), length)
+            return self._announce(memory)
+        except BaseException:
+            if made:
+                self.discard(pieces=False)
+            raise
 
     def extend_file(self, nbytes: int, *, ahead: bool = False) -> int:
         """Make the file at least ``nbytes`` long without touching the mapping; returns its length.

@@ -16,7 +16,7 @@ import pytest
 from gpuslice.checkpoint.format.reader import open_snapshot
 from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
 from gpuslice.checkpoint.ramdisk.store import JobStore
-from gpuslice.errors import AddressSpaceError
+from gpuslice.errors import AddressSpaceError, EnvironmentUnusableError
 
 from ..patience import PATIENCE_S
 from .conftest import MIB, Save, newest_of
@@ -95,6 +95,25 @@ def refusals(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> int:
 def test_a_suspend_is_refused(store: JobStore, save: Save, monkeypatch: pytest.MonkeyPatch) -> None:
     assert refusals(monkeypatch, lambda: save(store, boundary=1)) > 0
     assert save(store, boundary=2).boundary == 2
+
+
+@pytest.mark.parametrize("cause", ["no addresses", "no page lock"])
+def test_a_new_arena_that_cannot_be_used_takes_no_room(
+    store: JobStore, save: Save, monkeypatch: pytest.MonkeyPatch, cause: str
+) -> None:
+    def locking(memory: memoryview) -> None:
+        raise EnvironmentUnusableError("cudaHostRegister failed with CUDA error 2")
+
+    with monkeypatch.context() as patch:
+        if cause == "no addresses":
+            failing_at(patch, 1)
+        else:
+            store.bind(locking, lambda memory: None)
+        with pytest.raises(EnvironmentUnusableError):
+            save(store, boundary=1)
+    assert os.listdir(store.directory) == ["owner"]
+    store.bind(lambda memory: None, lambda memory: None)
+    save(store, boundary=2).verify()
 
 
 def test_what_was_spilled_stays_there_until_it_can_come_back(
