@@ -137,7 +137,7 @@ class RamDisk:
         ends_s = time.monotonic() + _PATIENCE_S
         while (lock := self._claim(directory)) is None:
             owner = read_owner(directory)
-            if owner is not None and not psutil.pid_exists(owner.pid) and time.monotonic() < ends_s:
+            if owner is not None and not owner.lives and time.monotonic() < ends_s:
                 time.sleep(_LOOK_AGAIN_S)
                 continue
             process = f"process {owner.pid}" if owner else "another process"

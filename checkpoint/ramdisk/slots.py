@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import msgspec
+import psutil
 
 from gpuslice.checkpoint.files import open_checked, write_at
 from gpuslice.checkpoint.format.gsnp import Record
@@ -29,9 +30,9 @@ _OWNER_LIMIT_BYTES = 4096
 
 
 class Owner(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Who holds a store; for people to read. The lock on the file, not this, says who is alive.
+    """Who holds a store; for people to read. The lock on the file, not this, says who has it.
 
-    ``started_s``, in seconds since 1970, is when the process started: a reused pid is not mistaken for it.
+    ``started_s``, in seconds since 1970, is when the process started.
     ``tenant`` is whose bytes the store's are, ``scheduler`` the directory of the one whose job it is.
     """
 
@@ -42,6 +43,16 @@ class Owner(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tenant: str = ""
     tenant_limit_bytes: int | None = None
     scheduler: str = ""
+
+    @property
+    def lives(self) -> bool:
+        """Whether the process is there: no zombie, and no later one that has its pid."""
+        try:
+            process = psutil.Process(self.pid)
+            later = process.create_time() >= self.started_s + 1.0
+            return not later and process.status() != psutil.STATUS_ZOMBIE
+        except psutil.Error:
+            return False
 
 
 def write_owner(descriptor: int, owner: Owner) -> None:

@@ -15,7 +15,7 @@ from gpuslice.checkpoint.format.layout import Layout, StorageSpec
 from gpuslice.checkpoint.locks import FileLock
 from gpuslice.checkpoint.ramdisk.listing import Place
 from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
-from gpuslice.checkpoint.ramdisk.slots import OWNER
+from gpuslice.checkpoint.ramdisk.slots import OWNER, Owner, write_owner
 from gpuslice.errors import CorruptSnapshotError, EnvironmentUnusableError, RamDiskFullError, UsageError
 
 from ....patience import PATIENCE_S
@@ -230,13 +230,22 @@ def test_a_crash_at_any_step_leaves_it_whole_in_one_place(shm: Path, tmp_path: P
     assert places == {("RAM",), ("spilled",), ("RAM", "spilled")}
 
 
-def test_a_job_that_starts_while_its_snapshot_is_moved_waits_for_it(disk: RamDisk, actor: Actor) -> None:
+@pytest.mark.parametrize("end", ["gone", "zombie", "number used again"])
+def test_a_job_that_starts_while_its_snapshot_is_moved_waits_for_it(
+    disk: RamDisk, actor: Actor, end: str
+) -> None:
     process = actor()
     process.ask("open", job="a")
     process.ask("save", boundary=5)
-    process.kill()
+    if end == "zombie":
+        process.process.kill()
+        os.waitid(os.P_PID, process.process.pid, os.WEXITED | os.WNOWAIT)
+    else:
+        process.kill()
     mover = FileLock.attempt(disk.directory / "a.r0" / OWNER)
     assert mover is not None
+    if end == "number used again":
+        write_owner(mover.descriptor, Owner("a", 0, os.getpid(), 1.0))
     found: list[int] = []
 
     def start() -> None:
