@@ -23,7 +23,7 @@ from .layout import CHUNK_BYTES, LARGE_BYTES, PAGE_BYTES, Placement, align
 SMALL_PIECE_BYTES = 64 << 10
 KEY_BYTES = 16
 TRAILER_BYTES = PAGE_BYTES
-_MAGIC = b"GSNPcut\n"
+TRAILER_MAGIC = b"GSNPcut\n"
 _TRAILER = struct.Struct("<8sQQ16s")
 
 
@@ -54,7 +54,7 @@ def piece_ranges(placement: Placement) -> tuple[tuple[int, int], ...]:
 def keys_and_trailer(cut_bytes: int, keys: Sequence[bytes]) -> bytes:
     """What follows the record in a rest, of which so many bytes between header and tail are in pieces."""
     joined = b"".join(keys)
-    page = _TRAILER.pack(_MAGIC, cut_bytes, len(keys), fingerprint(joined))
+    page = _TRAILER.pack(TRAILER_MAGIC, cut_bytes, len(keys), fingerprint(joined))
     page = page.ljust(TRAILER_BYTES - 8, b"\0")
     return joined.ljust(align(len(joined), PAGE_BYTES), b"\0") + page + struct.pack("<Q", digest(page))
 
@@ -71,7 +71,7 @@ class FileParts:
         self.length, self.cut_bytes = os.fstat(descriptor).st_size, 0
         self.keys: tuple[bytes, ...] = ()
         page = read_at(descriptor, TRAILER_BYTES, max(0, self.length - TRAILER_BYTES))
-        if page.startswith(_MAGIC):  # the last page of a whole file is its record
+        if page.startswith(TRAILER_MAGIC):  # which ends no whole file
             self._read_trailer(page)
 
     def _read_trailer(self, page: bytes) -> None:

@@ -10,6 +10,8 @@ from pathlib import Path
 from gpuslice.checkpoint.files import flush, open_checked, write_at
 from gpuslice.checkpoint.format.checksums import ArenaChecksums
 from gpuslice.checkpoint.format.layout import align
+from gpuslice.checkpoint.format.pieces import TRAILER_BYTES, TRAILER_MAGIC
+from gpuslice.checkpoint.format.safetensors_header import PREAMBLE_BYTES
 from gpuslice.kernels.host.memory_files import map_file, remove
 from gpuslice.kernels.host.numa import near
 from gpuslice.kernels.host.process_memory import populate, view_address
@@ -122,6 +124,15 @@ class Arena:
         with self._budget.taking(len(data)):
             write_at(self._descriptor, data, position)
             flush(self._descriptor)
+
+    def tear(self) -> None:
+        """Overwrite what makes the open file a snapshot: nothing half written can be taken for one.
+
+        A trailer, too, which would have a longer one in pieces seen in a whole one that is written over it.
+        """
+        self.write(bytes(PREAMBLE_BYTES), 0)
+        length = os.fstat(self._descriptor).st_size
+        self.write(bytes(len(TRAILER_MAGIC)), max(0, length - TRAILER_BYTES))
 
     def _announce(self, memory: memoryview) -> memoryview:
         """Use a mapping only after the device has taken it."""

@@ -61,8 +61,8 @@ class Slot:
         """There is no snapshot in it any more, nor is one of it in the spill directory."""
         if self.record is not None and not self.spilled:
             self.arena.extend_file(PREAMBLE_BYTES)  # opens what a former process left
-        if self.arena.opened:  # tear its header: nothing half written can be taken for a snapshot
-            self.arena.write(bytes(PREAMBLE_BYTES), 0)
+        if self.arena.opened:
+            self.arena.tear()
         self.record = None
         self._close_file()
         self.drop_spilled()

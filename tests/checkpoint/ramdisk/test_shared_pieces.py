@@ -57,13 +57,20 @@ def state(seed: int = 1) -> State:
 
 
 def save(
-    store: JobStore, host: Device, storages: State, *, boundary: int = 1, restartable: bool = True
+    store: JobStore,
+    host: Device,
+    storages: State,
+    *,
+    boundary: int = 1,
+    restartable: bool = True,
+    value: object = None,
 ) -> SnapshotFile:
     """As a suspend does it."""
     specs = (StorageSpec(one.nbytes, "cpu", f"storage-{sid}") for sid, one in enumerate(storages))
     with store.begin(Layout(tuple(specs)), share=True) as writer:
         writer.take(host, zip([one.untyped_storage() for one in storages], writer.offsets, strict=True))
-        return writer.publish(tree.encode(store.rank), [], boundary=boundary, restartable=restartable)
+        described = tree.encode(store.rank if value is None else value)
+        return writer.publish(described, [], boundary=boundary, restartable=restartable)
 
 
 def holds(snapshot: SnapshotFile, storages: State) -> bool:
@@ -269,6 +276,19 @@ def test_a_rank_alone_and_a_handed_out_path_have_whole_files(disk: RamDisk, host
             snapshot = save(store, host, state(boundary), boundary=boundary)
             assert pieces_of(snapshot.path) == []
             assert holds(snapshot, state(boundary))
+
+
+def test_a_whole_file_in_a_slot_that_was_longer_in_pieces_is_whole(disk: RamDisk, host: Device) -> None:
+    with disk.open_store("ddp", 0, ranks=range(2)) as store:
+        for boundary in (1, 2):
+            save(store, host, state(), boundary=boundary, value="x" * 20 * MIB)
+        store.whole_files = True
+        for boundary in (3, 4):
+            snapshot = save(store, host, state(boundary), boundary=boundary)
+            with open_snapshot(snapshot.path) as read:
+                read.verify()
+                assert (read.boundary, holds(read, state(boundary))) == (boundary, True)
+        assert store.boundaries == [3, 4]
 
 
 def test_ranks_at_the_same_moment_write_each_piece_once(disk: RamDisk, actor: Callable[..., Any]) -> None:
