@@ -1,7 +1,7 @@
 """GSNP/2, the snapshot file: record and metadata, to bytes and back. No input or output here.
 
-A file is a safetensors header (header.py), the payload (layout.py), and a tail of metadata, checksum
-table and record; docs/snapshot-format.md has every byte. Each part has exactly one legal form, so
+A file is a safetensors header (safetensors_header.py), the payload (layout.py), and a tail of metadata,
+checksum table and record; docs/snapshot-format.md has every byte. Each part has exactly one legal form, so
 reading is decoding, encoding again and comparing: what is not byte for byte what we would have
 written is refused, and no rule has to be kept in two places.
 """

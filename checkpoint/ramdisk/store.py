@@ -111,7 +111,8 @@ class JobStore:
         ----------
         share
             Have in common with the other ranks' snapshots what is equal, if there are other ranks here. Room
-            is then taken as it is needed: the writer, too, may raise ``RamDiskFullError``.
+            is then taken as it is needed: what the slot held is given up first, and the writer, too, may
+            raise ``RamDiskFullError``. The newest restartable snapshot is as it was even then.
         resume
             Leave the slot's bytes where they are for `SnapshotWriter.missing`, which has to be called.
 

@@ -54,7 +54,7 @@ class BackgroundSnapshot:
     Raises
     ------
     SuspendRefusedError, UsageError, RamDiskFullError
-        As for a suspend; nothing was touched and every older snapshot is as it was.
+        As for a suspend; the state and the newest restartable snapshot are as they were.
     """
 
     def __init__(

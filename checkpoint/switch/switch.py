@@ -156,7 +156,7 @@ class Switch:
         SuspendRefusedError, UsageError
             If something cannot be suspended or saved; names it. Nothing was touched.
         RamDiskFullError
-            If the RAM disk has no room. Nothing was touched.
+            If the RAM disk has no room. The state and the newest restartable snapshot are as they were.
         RollbackError
             If emptying the device failed, and undoing that, too: the state is lost. Other threads stay
             stopped, and every later call raises the same.
