@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
 import stat
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, TypeVar
 
 from gpuslice.errors import (
     CorruptSnapshotError,
@@ -17,6 +20,7 @@ from gpuslice.errors import (
 )
 from gpuslice.private_directories import private_directory
 
+_Owner = TypeVar("_Owner")
 _SAFE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
@@ -119,15 +123,44 @@ def short_path(path: Path) -> Iterator[str]:
         os.close(descriptor)
 
 
-def flush(descriptor: int) -> None:
-    """Have what was written to an open file or directory on the medium, if its file system has one."""
-    os.fsync(descriptor)  # nothing at all where files are memory (tmpfs)
+def listen(path: Path, kind: socket.SocketKind) -> socket.socket:
+    """A socket that listens at ``path``, in place of one of a former process; forked children close theirs.
+
+    ``OSError`` if there can be none.
+    """
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, kind)
+    try:
+        with short_path(path) as address:
+            listener.bind(address)
+        listener.listen()
+    except BaseException:
+        listener.close()
+        raise
+    closed_in_children(listener, socket.socket.close)
+    return listener
+
+
+def closed_in_children(owner: _Owner, close: Callable[[_Owner], object]) -> None:
+    """Have every forked child call ``close(owner)`` first of all, as long as ``owner`` lives."""
+    _inherited[owner] = close
+
+
+_inherited: weakref.WeakKeyDictionary[Any, Callable[[Any], object]] = weakref.WeakKeyDictionary()
+
+
+def _close_in_child() -> None:
+    for owner, close in list(_inherited.items()):
+        close(owner)
+
+
+os.register_at_fork(after_in_child=_close_in_child)
 
 
 def flush_directory(directory: Path) -> None:
     """Have the names in a directory on the medium, if its file system has one."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        flush(descriptor)
+        os.fsync(descriptor)
     finally:
         os.close(descriptor)

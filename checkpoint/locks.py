@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import fcntl
 import os
-import weakref
 from pathlib import Path
 from typing import Self
 
-from .files import open_checked
+from .files import closed_in_children, open_checked
 
 
 class FileLock:
@@ -21,7 +20,7 @@ class FileLock:
 
     def __init__(self, path: Path) -> None:
         self.descriptor = open_checked(path, os.O_RDWR | os.O_CREAT)
-        _open_locks.add(self)
+        closed_in_children(self, FileLock.release)
 
     @classmethod
     def wait(cls, path: Path) -> Self:
@@ -66,14 +65,3 @@ class FileLock:
 
     def __exit__(self, *_: object) -> None:
         self.release()
-
-
-_open_locks: weakref.WeakSet[FileLock] = weakref.WeakSet()
-
-
-def _release_in_child() -> None:
-    for lock in list(_open_locks):
-        lock.release()
-
-
-os.register_at_fork(after_in_child=_release_in_child)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from gpuslice.checkpoint.files import flush, open_checked, write_at
+from gpuslice.checkpoint.files import open_checked, write_at
 from gpuslice.checkpoint.format.checksums import ArenaChecksums
 from gpuslice.checkpoint.format.layout import align
 from gpuslice.checkpoint.format.pieces import TRAILER_BYTES, TRAILER_MAGIC
@@ -123,7 +123,7 @@ class Arena:
         """
         with self._budget.taking(len(data)):
             write_at(self._descriptor, data, position)
-            flush(self._descriptor)
+            os.fsync(self._descriptor)
 
     def tear(self) -> None:
         """Overwrite what makes the open file a snapshot: nothing half written can be taken for one.

@@ -8,16 +8,14 @@ meanwhile ends them; so nobody waits for the dead, and nobody reads a state from
 
 from __future__ import annotations
 
-import os
 import socket
 import threading
-import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
-from gpuslice.checkpoint.files import short_path
+from gpuslice.checkpoint.files import listen, short_path
 from gpuslice.errors import GpusliceError, RamDiskFullError
 
 from .spill import Interrupted, Pause
@@ -46,14 +44,9 @@ class RoomListener:
         self._path = path
         self._give = give
         self._closing = threading.Event()
-        self._path.unlink(missing_ok=True)  # of a process that died meanwhile
-        self._listener = socket.socket(socket.AF_UNIX)
-        _open_listeners.add(self)
+        self._listener = listen(path, socket.SOCK_STREAM)
         self._thread = threading.Thread(target=self._serve, name=_THREAD, daemon=True)
         try:
-            with short_path(path) as address:
-                self._listener.bind(address)
-            self._listener.listen()
             self._thread.start()
         except BaseException:
             self._path.unlink(missing_ok=True)
@@ -111,17 +104,6 @@ def _send(connection: socket.socket, data: bytes) -> bool:
     except OSError:
         return False
     return True
-
-
-_open_listeners: weakref.WeakSet[RoomListener] = weakref.WeakSet()
-
-
-def _let_go_in_child() -> None:
-    for listener in list(_open_listeners):
-        listener._listener.close()
-
-
-os.register_at_fork(after_in_child=_let_go_in_child)
 
 
 def request_room(directory: Path, name: str = SOCKET) -> bool:

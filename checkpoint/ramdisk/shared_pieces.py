@@ -17,7 +17,7 @@ from collections.abc import Container, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from gpuslice.checkpoint.files import flush, open_checked, write_at
+from gpuslice.checkpoint.files import open_checked, write_at
 from gpuslice.checkpoint.format.checksums import ChecksumRecorder, fingerprint
 from gpuslice.checkpoint.format.layout import Placement
 from gpuslice.checkpoint.format.pieces import KEY_BYTES, Piece, piece_ranges
@@ -272,7 +272,7 @@ def _fill(descriptor: int, path: Path, data: memoryview) -> None:
     """Write a new piece, and let the others have it."""
     try:
         write_at(descriptor, data, 0)
-        flush(descriptor)
+        os.fsync(descriptor)
     except BaseException:
         path.unlink(missing_ok=True)
         raise

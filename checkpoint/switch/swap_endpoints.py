@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
-from gpuslice.checkpoint.files import short_path
+from gpuslice.checkpoint.files import listen, short_path
 from gpuslice.errors import HandoverError
 
 from .swap_protocol import (
@@ -276,14 +276,9 @@ class SwapListener:
         self._terms = terms
         self._portion_bytes = portion_bytes
         self._patience_s = patience_s
-        self._socket = new_socket()
         try:
-            self._path.unlink(missing_ok=True)  # of a former process, which has died
-            with short_path(self._path) as address:
-                self._socket.bind(address)
-            self._socket.listen()
+            self._socket = listen(self._path, socket.SOCK_SEQPACKET)
         except OSError as error:
-            self._socket.close()
             raise HandoverError(f"there can be no socket in {directory}: {error.strerror}") from error
 
     def fileno(self) -> int:

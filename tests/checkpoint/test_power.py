@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from xxhash import xxh3_128
 
-from gpuslice.checkpoint import files
 from gpuslice.checkpoint.format import tree
 from gpuslice.checkpoint.format.layout import Layout, StorageSpec
 from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
@@ -139,13 +138,12 @@ def test_whatever_is_lost_every_snapshot_that_counts_is_whole(shm: Path, saved: 
 def test_a_flush_that_is_missing_is_noticed(
     shm: Path, monkeypatch: pytest.MonkeyPatch, forgotten: str
 ) -> None:
-    real = files.flush
+    flushed = Medium.flushed
 
-    def flush(descriptor: int) -> None:
-        if (forgotten == "names") != os.path.isdir(f"/proc/self/fd/{descriptor}"):
-            real(descriptor)
+    def some_flushed(medium: Medium, path: Path) -> None:
+        if (forgotten == "names") != path.is_dir():
+            flushed(medium, path)
 
-    for module in ("files", "ramdisk.arena"):
-        monkeypatch.setattr(f"gpuslice.checkpoint.{module}.flush", flush)
+    monkeypatch.setattr(Medium, "flushed", some_flushed)
     with pytest.raises((AssertionError, CorruptSnapshotError)):
         test_whatever_is_lost_every_snapshot_that_counts_is_whole(shm, 1)
