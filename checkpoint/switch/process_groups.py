@@ -114,14 +114,11 @@ class ParkedGroups:
 
     def _decline(self, device: Device) -> None:
         if self._asks(_nccl_backends(device), device):
-            self._agree(NOBODY, timedelta())
+            _agreed(self._parked, timedelta(), consent=False)
 
     def _asks(self, found: Sequence[GroupBackend], device: Device) -> bool:
         """Whether the ranks ask each other; all of them have the same groups."""
         return bool(found) and (self._recreate or bool(_communicators(found, device)))
-
-    def _agree(self, ranks: int, patience: timedelta) -> bool:
-        return agree(_store(), self._parked, ranks, patience)
 
     def _release(self, record: SwitchRecord, device: Device) -> None:
         """Release what all ranks can, and note what stays."""
@@ -142,7 +139,7 @@ class ParkedGroups:
         """Have NCCL release what it can; bytes that are gone, and that stay."""
         memory = [(one, one.memory()) for one in _communicators(found, device)]
         known = [(one, nbytes) for one, nbytes in memory if nbytes is not None]
-        if known and self._agree(dist.get_world_size(), _PATIENCE_PARKED):
+        if known and _agreed(self._parked, _PATIENCE_PARKED):
             self._released = [one for one, _ in memory if one.suspend()]
         gone = sum(nbytes.suspendable_bytes for one, nbytes in known if one in self._released)
         kept = sum(nbytes.persistent_bytes for _, nbytes in known)
@@ -161,7 +158,7 @@ class ParkedGroups:
         obstacle = next(filter(None, (backend.obstacle() for backend in found)), "")
         memory = [one.memory() for one in _communicators(found, device)]
         known = sum(one.suspendable_bytes + one.persistent_bytes for one in memory if one is not None)
-        if not self._agree(NOBODY if obstacle else dist.get_world_size(), _PATIENCE_PARKED):
+        if not _agreed(self._parked, _PATIENCE_PARKED, consent=not obstacle):
             if obstacle:
                 what = "the communicators of this rank cannot be made anew and stay"
                 self._say(f"{what} on {device.name} while the job is parked: {obstacle}", remedy="")
@@ -251,18 +248,19 @@ class ParkedGroups:
         self.back()
 
 
-def _agreed(question: str, patience: timedelta) -> bool:
-    return agree(_store(), question, dist.get_world_size(), patience)
+def _agreed(question: str, patience: timedelta, *, consent: bool = True) -> bool:
+    store = dist.distributed_c10d._get_default_store()
+    return agree(store, question, dist.get_world_size() if consent else VETO, patience)
 
 
-#: As the number of ranks: it asks for no consent and gives none.
-NOBODY = 0
+#: As the number of ranks: one that gives no consent, so that there is none.
+VETO = 0
 
 
 def agree(store: Store, name: str, ranks: int, patience: timedelta) -> bool:
     """Whether all ranks have asked this within the patience of each. All of them get the same answer.
 
-    Who gives none (``NOBODY``), or has lost the store, makes it no for those that have not got theirs.
+    Who gives none (``VETO``), or has lost the store, makes it no for those that have not got theirs.
     """
     try:
         if ranks and store.add(f"{name}/ranks", 1) == ranks:
@@ -273,10 +271,6 @@ def agree(store: Store, name: str, ranks: int, patience: timedelta) -> bool:
         return bool(store.compare_set(name, "", "no") == b"yes")
     except dist.DistError:
         return False
-
-
-def _store() -> Store:
-    return dist.distributed_c10d._get_default_store()
 
 
 def _nccl_backends(device: Device) -> list[GroupBackend]:

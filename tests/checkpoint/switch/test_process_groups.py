@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from gpuslice.checkpoint.switch.process_groups import EXTENSION, NOBODY, ParkedGroups, agree
+from gpuslice.checkpoint.switch.process_groups import EXTENSION, VETO, ParkedGroups, agree
 from gpuslice.checkpoint.switch.record import SwitchRecord
 from gpuslice.errors import RamDiskFullError
 from gpuslice.kernels import open_device
@@ -46,7 +46,7 @@ def test_a_rank_that_cannot_says_so_and_nobody_waits_for_it() -> None:
     store = dist.HashStore()
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(agree, store, "here", RANKS, LONG)
-        assert not agree(store, "here", NOBODY, NONE)
+        assert not agree(store, "here", VETO, NONE)
         assert not waiting.result(PATIENCE_S)
 
 
