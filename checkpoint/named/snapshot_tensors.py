@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from gpuslice.checkpoint.discover.tensor_parts import SPARSE_PARTS
-from gpuslice.checkpoint.format.layout import TensorSpec
+from gpuslice.checkpoint.format.layout import StorageSpec, TensorSpec
 from gpuslice.checkpoint.format.nodes import QuantizedNode, SparseNode, TensorNode
 from gpuslice.checkpoint.format.reader import SnapshotFile
 from gpuslice.errors import CorruptSnapshotError, RefusedSnapshotError
@@ -28,6 +28,31 @@ def tensor_spec(path: str, tensor: torch.Tensor, sid: int) -> TensorSpec:
     """How a snapshot describes a strided tensor over storage ``sid``."""
     dtype = str(tensor.dtype).removeprefix("torch.")
     return TensorSpec(path, sid, dtype, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
+
+
+class NumberedStorages:
+    """Storages that a snapshot has because of named tensors, behind those that it has anyway.
+
+    Parameters
+    ----------
+    specs
+        Of the others; grows.
+    sids
+        Their numbers by ``_cdata``.
+    """
+
+    def __init__(self, specs: list[StorageSpec], sids: dict[int, int]) -> None:
+        self.specs = specs
+        self.storages: list[torch.UntypedStorage] = []
+        self._sids = sids
+
+    def sid_of(self, storage: torch.UntypedStorage, path: str) -> int:
+        """The number of a storage, which gets one if it has none yet."""
+        if storage._cdata not in self._sids:
+            self._sids[storage._cdata] = len(self.specs)
+            self.specs.append(StorageSpec(storage.nbytes(), str(storage.device), path))
+            self.storages.append(storage)
+        return self._sids[storage._cdata]
 
 
 def check_device(recorded: str, path: str) -> None:

@@ -15,11 +15,11 @@ import torch
 from gpuslice.checkpoint.files import write_at
 from gpuslice.checkpoint.format.checksums import chunk_digests
 from gpuslice.checkpoint.format.gsnp import Record
-from gpuslice.checkpoint.format.layout import Layout, StorageSpec
+from gpuslice.checkpoint.format.layout import Layout
 from gpuslice.checkpoint.format.safetensors_header import Content, header_room
 from gpuslice.kernels.host.memory_files import map_file
 
-from .snapshot_tensors import tensor_spec
+from .snapshot_tensors import NumberedStorages, tensor_spec
 from .state import NamedState
 
 
@@ -47,16 +47,15 @@ def write_state(descriptor: int, state: NamedState) -> None:
     UsageError
         If a tensor is none that can be described, or what is no tensor is too large.
     """
-    storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage() for _, tensor in state.tensors}
-    sids = {key: sid for sid, key in enumerate(storages)}
-    specs = [tensor_spec(path, one, sids[one.untyped_storage()._cdata]) for path, one in state.tensors]
-    labels = {spec.sid: spec.path for spec in reversed(specs)}
-    rows = enumerate(storages.values())
-    layout = Layout(tuple(StorageSpec(one.nbytes(), str(one.device), labels[sid]) for sid, one in rows))
+    numbered = NumberedStorages([], {})
+    specs = [
+        tensor_spec(path, one, numbered.sid_of(one.untyped_storage(), path)) for path, one in state.tensors
+    ]
+    layout = Layout(tuple(numbered.specs))
     content = Content.build(layout, header_room(layout), specs)
     os.truncate(descriptor, content.placement.end)
     memory = file_bytes(descriptor)
-    for storage, offset in zip(storages.values(), content.placement.offsets, strict=True):
+    for storage, offset in zip(numbered.storages, content.placement.offsets, strict=True):
         whole = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
         memory[offset : offset + storage.nbytes()].copy_(whole)
     digests = chunk_digests(memory.numpy().data, content.placement.chunks)

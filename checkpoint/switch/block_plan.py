@@ -11,13 +11,13 @@ import msgspec
 import torch
 
 from gpuslice.checkpoint.format.layout import Layout, StorageSpec
-from gpuslice.checkpoint.named.snapshot_tensors import tensor_spec
+from gpuslice.checkpoint.named.snapshot_tensors import NumberedStorages, tensor_spec
 from gpuslice.errors import SuspendRefusedError
 from gpuslice.kernels import Device, Way
 from gpuslice.kernels.undo import undone_by
 from gpuslice.kernels.vmm.shim import Block, Vmm
 
-from .capture_plan import CapturePlan, Extras
+from .capture_plan import CapturePlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ def plan_blocks(shim: Vmm, device: Device, named: Sequence[tuple[str, torch.Tens
     found = (block for gpu in device.name.indices for block in shim.blocks(gpu))
     blocks = sorted(found, key=lambda block: block.address)
     starts = [block.address for block in blocks]
-    extras = Extras(
+    extras = NumberedStorages(
         [
             StorageSpec(block.nbytes, f"cuda:{block.device}", f"block at {block.address:#x}")
             for block in blocks

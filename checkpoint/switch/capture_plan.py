@@ -13,7 +13,7 @@ import torch
 from gpuslice.checkpoint.discover.storages import LiveStorage
 from gpuslice.checkpoint.format.layout import Layout, StorageSpec, TensorSpec
 from gpuslice.checkpoint.format.reader import SnapshotFile
-from gpuslice.checkpoint.named.snapshot_tensors import tensor_spec
+from gpuslice.checkpoint.named.snapshot_tensors import NumberedStorages, tensor_spec
 from gpuslice.checkpoint.ramdisk.writer import SnapshotWriter
 from gpuslice.errors import SuspendRefusedError
 from gpuslice.kernels import Device, Way
@@ -156,7 +156,7 @@ def plan_capture(
         else:
             taken.append(one)
             ways.append(hold.way)
-    extras = Extras(
+    extras = NumberedStorages(
         [StorageSpec(one.nbytes, str(one.storage.device), one.label) for one in taken],
         {one.key: sid for sid, one in enumerate(taken)},
     )
@@ -177,28 +177,3 @@ def plan_capture(
         tuple(tensors),
         dict(resident),
     )
-
-
-class Extras:
-    """Storages that a snapshot has because of named tensors only, behind those that it has anyway.
-
-    Parameters
-    ----------
-    specs
-        Of the others; grows.
-    sids
-        Their numbers by ``_cdata``.
-    """
-
-    def __init__(self, specs: list[StorageSpec], sids: dict[int, int]) -> None:
-        self.specs = specs
-        self.storages: list[torch.UntypedStorage] = []
-        self._sids = sids
-
-    def sid_of(self, storage: torch.UntypedStorage, path: str) -> int:
-        """The number of a storage, which gets one if it has none yet."""
-        if storage._cdata not in self._sids:
-            self._sids[storage._cdata] = len(self.specs)
-            self.specs.append(StorageSpec(storage.nbytes(), str(storage.device), path))
-            self.storages.append(storage)
-        return self._sids[storage._cdata]
