@@ -88,6 +88,22 @@ def is_full(error: OSError) -> bool:
     return error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT)
 
 
+@contextmanager
+def writing(directory: Path, option: str, full: Callable[[], RamDiskFullError]) -> Iterator[None]:
+    """Inside the block, turn the operating system's refusal to give room in ``directory`` into ``full()``.
+
+    ``EnvironmentUnusableError`` if the file system cannot do what is needed; ``option`` chooses another one.
+    """
+    try:
+        yield
+    except OSError as error:
+        if is_full(error):
+            raise full() from error
+        raise EnvironmentUnusableError(
+            f"cannot write in {directory}: {error.strerror}", f"choose another directory with {option}"
+        ) from error
+
+
 def _no_room(path: Path) -> RamDiskFullError:
     return RamDiskFullError(
         f"there is no room to make {path}", "run `gpuslice ramdisk gc`, or free some memory"

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from gpuslice.checkpoint.files import is_full
+from gpuslice.checkpoint.files import writing
 from gpuslice.checkpoint.locks import FileLock
 from gpuslice.config import format_size
-from gpuslice.errors import EnvironmentUnusableError, RamDiskFullError
+from gpuslice.errors import RamDiskFullError
 from gpuslice.memory import UNLIMITED_BYTES, available_bytes
 
 from .slots import read_owner
@@ -151,21 +152,12 @@ class Budget:
             raise
         return after
 
-    @contextmanager
-    def taking(self, nbytes: int) -> Iterator[None]:
-        """Turn the operating system's refusal to give ``nbytes`` into an error of ours.
+    def taking(self, nbytes: int) -> AbstractContextManager[None]:
+        """Inside the block, turn the operating system's refusal to give ``nbytes`` into an error of ours.
 
         ``RamDiskFullError``, or ``EnvironmentUnusableError`` if the file system cannot do what is needed.
         """
-        try:
-            yield
-        except OSError as error:
-            if is_full(error):
-                raise self.full(nbytes) from error
-            remedy = "choose another directory with --ramdisk-dir"
-            raise EnvironmentUnusableError(
-                f"cannot write in {self.root}: {error.strerror}", remedy
-            ) from error
+        return writing(self.root, "--ramdisk-dir", partial(self.full, nbytes))
 
     def full(self, growth: int) -> RamDiskFullError:
         """The error for ``growth`` bytes that did not fit."""

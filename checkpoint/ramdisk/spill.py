@@ -17,14 +17,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpuslice.checkpoint.files import flush_directory, is_full, write_at
+from gpuslice.checkpoint.files import flush_directory, write_at, writing
 from gpuslice.checkpoint.format.gsnp import Record
 from gpuslice.checkpoint.format.reader import DAMAGED, SnapshotFile, open_snapshot, record_of
 from gpuslice.checkpoint.locks import FileLock
 from gpuslice.config import format_size
 from gpuslice.errors import (
     CorruptSnapshotError,
-    EnvironmentUnusableError,
     RamDiskFullError,
     SnapshotError,
 )
@@ -161,13 +160,12 @@ class SpillDirectory:
         with self._lock(pause):
             self._admit(len(memory))
             try:
-                _write(partial, memory, pause)
-                with open_snapshot(partial) as written:
-                    written.verify(pause)
-                os.replace(partial, target)
-                flush_directory(self.directory)
-            except OSError as error:
-                raise self._refusal(error) from error
+                with writing(self.directory, _OPTION, self._full):
+                    _write(partial, memory, pause)
+                    with open_snapshot(partial) as written:
+                        written.verify(pause)
+                    os.replace(partial, target)
+                    flush_directory(self.directory)
             finally:
                 partial.unlink(missing_ok=True)
 
@@ -215,14 +213,9 @@ class SpillDirectory:
                 "raise --spill-limit, or run `gpuslice ramdisk gc`",
             )
 
-    def _refusal(self, error: OSError) -> RamDiskFullError | EnvironmentUnusableError:
-        if is_full(error):
-            return RamDiskFullError(
-                f"the spill directory {self.directory} is full",
-                f"make room there, or choose another {_OPTION}",
-            )
-        return EnvironmentUnusableError(
-            f"cannot write in {self.directory}: {error.strerror}", f"choose another directory with {_OPTION}"
+    def _full(self) -> RamDiskFullError:
+        return RamDiskFullError(
+            f"the spill directory {self.directory} is full", f"make room there, or choose another {_OPTION}"
         )
 
 
