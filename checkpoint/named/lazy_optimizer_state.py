@@ -22,12 +22,11 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from gpuslice.checkpoint.discover.live_instances import live_instances
+from gpuslice.checkpoint.gate import OWN_PREFIX
 from gpuslice.clock import MonotonicClock
 
 #: Smaller storages come with the rest: copying them takes less than this does.
 LATER_BYTES = 64 << 10
-#: Begins with gpuslice's own prefix, which lets the thread pass the gate (``gpuslice.runtime.thread_gate``).
-_THREAD = "gpuslice-lazy"
 
 
 class StreamTimes(Protocol):
@@ -156,7 +155,7 @@ class Stream:
         If that fails, ``lost`` makes the error for whoever asks.
         """
         self._record = record
-        self._thread = threading.Thread(target=self._run, args=(copy, lost), name=_THREAD)
+        self._thread = threading.Thread(target=self._run, args=(copy, lost), name=f"{OWN_PREFIX}lazy")
         try:
             self._thread.start()
         except RuntimeError:  # the system gives no more threads

@@ -16,14 +16,13 @@ from pathlib import Path
 from typing import Self
 
 from gpuslice.checkpoint.files import listen, short_path
+from gpuslice.checkpoint.gate import OWN_PREFIX
 from gpuslice.errors import GpusliceError, RamDiskFullError
 
 from .spill import Interrupted, Pause
 
 #: While the job is parked, and while it runs.
 SOCKET, SPARE = "room", "spare"
-#: Begins with gpuslice's own prefix, which lets the thread pass the gate (``gpuslice.runtime.thread_gate``).
-_THREAD = "gpuslice-room"
 #: What is said meanwhile, so that silence means that the process is stopped; and the answers.
 _WORKING, _MADE, _NOTHING, _FAILED = b".", b"+", b"-", b"!"
 #: How long one that may be busy with another's wish has for its first sign, and then between two.
@@ -45,7 +44,7 @@ class RoomListener:
         self._give = give
         self._closing = threading.Event()
         self._listener = listen(path, socket.SOCK_STREAM)
-        self._thread = threading.Thread(target=self._serve, name=_THREAD, daemon=True)
+        self._thread = threading.Thread(target=self._serve, name=f"{OWN_PREFIX}room", daemon=True)
         try:
             self._thread.start()
         except BaseException:

@@ -13,6 +13,7 @@ from gpuslice.checkpoint.format.gsnp import RECORD_BYTES, Record
 from gpuslice.checkpoint.format.layout import PAGE_BYTES, Layout, align, place
 from gpuslice.checkpoint.format.reader import SnapshotFile
 from gpuslice.checkpoint.format.safetensors_header import Content, header_room
+from gpuslice.checkpoint.gate import OWN_PREFIX
 from gpuslice.checkpoint.locks import FileLock
 from gpuslice.errors import GpusliceError, SnapshotError, UsageError
 
@@ -24,9 +25,6 @@ from .slot import Slot
 from .slots import SLOTS, published, settle
 from .spill import Pause, SpillDirectory, carry_on
 from .writer import SharedSnapshotWriter, SnapshotWriter
-
-#: Begins with gpuslice's own prefix, which lets the thread pass the gate (``gpuslice.runtime.thread_gate``).
-_THREAD = "gpuslice-warm-up"
 
 
 class JobStore:
@@ -178,7 +176,9 @@ class JobStore:
             return None
         if 2 * nbytes > self._budget.room_bytes():
             return None
-        warming = threading.Thread(target=_prepare, args=(arena, nbytes), name=_THREAD, daemon=True)
+        warming = threading.Thread(
+            target=_prepare, args=(arena, nbytes), name=f"{OWN_PREFIX}warm-up", daemon=True
+        )
         with suppress(RuntimeError):  # the system gives no more threads
             warming.start()
             self._warming = warming

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 from gpuslice.checkpoint.discover.live_instances import live_instances
 from gpuslice.checkpoint.format.checksums import digest
 from gpuslice.checkpoint.format.reader import SnapshotFile
+from gpuslice.checkpoint.gate import OWN_PREFIX
 from gpuslice.checkpoint.named.describe import keeps_own_state_dict
 from gpuslice.checkpoint.named.state import describe
 from gpuslice.checkpoint.ramdisk.store import JobStore
@@ -31,8 +32,6 @@ from .capture_plan import plan_capture
 
 #: Smaller storages are copied at once: all of them together take less time than it takes to watch them.
 WAITING_BYTES = 64 << 10
-#: Begins with gpuslice's own prefix, which lets the thread pass the gate (``gpuslice.runtime.thread_gate``).
-_THREAD = "gpuslice-checkpoint"
 
 
 class BackgroundSnapshot:
@@ -181,7 +180,7 @@ class BackgroundSnapshot:
 
 def _in_background(work: Callable[[], object]) -> threading.Thread | None:
     """Begin it in a thread of its own; where the system gives no more threads, do it here."""
-    thread = threading.Thread(target=work, name=_THREAD)
+    thread = threading.Thread(target=work, name=f"{OWN_PREFIX}checkpoint")
     try:
         thread.start()
     except RuntimeError:
