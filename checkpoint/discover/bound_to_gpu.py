@@ -17,13 +17,13 @@ def held_on(device: torch.device) -> str:
     if device.type != "cuda":
         return ""
     streams, events = live_instances(torch.cuda.Stream, torch.cuda.Event)
-    torchs = torch.cuda.graph.default_capture_stream
-    theirs = [
+    torch_capture_stream = torch.cuda.graph.default_capture_stream
+    user_streams = [
         stream
         for stream in streams
-        if stream is not torchs and stream.cuda_stream not in runtime_calls.own_streams
+        if stream is not torch_capture_stream and stream.cuda_stream not in runtime_calls.own_streams
     ]
-    for what, found in (("stream", theirs), ("event", [event for event in events if event.cuda_event])):
+    for what, found in (("stream", user_streams), ("event", [event for event in events if event.cuda_event])):
         bound = [one for one in found if one.device == device]
         if bound:
             name = name_of_variable(bound)

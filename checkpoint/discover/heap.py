@@ -14,7 +14,7 @@ from itertools import compress
 from typing import Any
 
 
-class _Witness:
+class _FreezeProbe:
     """An object that must be seen in every look at the heap; if it is not, the script froze the heap.
 
     ``gc.get_freeze_count()`` would tell, too, but it walks through all frozen objects.
@@ -23,14 +23,14 @@ class _Witness:
 
 # A script may have frozen its objects before it imported us.
 gc.unfreeze()
-_witness = _Witness()
+_probe = _FreezeProbe()
 
 
 def hide_imports() -> None:
     """Freeze all that is alive, once torch is imported and before the script makes its first tensor."""
-    global _witness
+    global _probe
     gc.freeze()
-    _witness = _Witness()
+    _probe = _FreezeProbe()
 
 
 @contextmanager
@@ -52,9 +52,9 @@ def look(*kinds: type) -> list[list[Any]]:
     """
     gc.collect(1)  # young garbage need not be saved
     families = [_family(kind) for kind in kinds]
-    types = frozenset({_Witness}).union(*families)
+    types = frozenset({_FreezeProbe}).union(*families)
     found = _of(gc.get_objects(), types)
-    if _Witness not in map(type, found):
+    if _FreezeProbe not in map(type, found):
         gc.unfreeze()
         found = _of(gc.get_objects(), types)
     return [_of(found, family) for family in families]

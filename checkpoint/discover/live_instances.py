@@ -20,13 +20,13 @@ def live_instances(*kinds: type) -> list[list[Any]]:
     with torch._C.DisableTorchFunction():
         for number, kind in enumerate(kinds):
             if issubclass(kind, torch.Tensor):
-                keep(found[number])
+                fix_weak_references(found[number])
             elif issubclass(kind, torch.UntypedStorage):
-                found[number] = firmly(found[number])
+                found[number] = with_strong_references(found[number])
     return found
 
 
-def firmly(storages: Sequence[torch.UntypedStorage]) -> list[torch.UntypedStorage]:
+def with_strong_references(storages: Sequence[torch.UntypedStorage]) -> list[torch.UntypedStorage]:
     """Those that are not gone, by references that count.
 
     Some versions of torch destroy a storage's Python object only with the last weak reference to the
@@ -34,11 +34,11 @@ def firmly(storages: Sequence[torch.UntypedStorage]) -> list[torch.UntypedStorag
     it twice.
     """
     there = [one for one in storages if not torch.UntypedStorage._expired(one._cdata)]
-    keep(there)
+    fix_weak_references(there)
     return there
 
 
-def keep(found: Sequence[Any]) -> None:
+def fix_weak_references(found: Sequence[Any]) -> None:
     """Tell torch of references to tensors or storages, without which they keep nothing alive."""
     for one in found:
         one._fix_weakref()

@@ -19,7 +19,7 @@ from gpuslice.kernels import Device
 from gpuslice.kernels.host.process_memory import overlapping
 
 from . import foreign_arrays, heap
-from .live_instances import firmly, keep, name_of
+from .live_instances import fix_weak_references, name_of, with_strong_references
 from .tensor_parts import describe_tensor, strided_parts
 
 _use_count: Callable[[torch.Tensor], int] = torch.Tensor._use_count  # type: ignore[attr-defined]
@@ -81,13 +81,13 @@ def _storages(
     tensors: list[torch.Tensor], storages: list[torch.UntypedStorage], device: Device
 ) -> list[LiveStorage]:
     with torch.no_grad(), torch._C.DisableTorchFunction():
-        keep(tensors)
+        fix_weak_references(tensors)
         live = with_gradients(tensors)
         found: dict[int, LiveStorage] = {}
         for tensor in live:
             for part in strided_parts(tensor):
                 _add(found, part.untyped_storage(), part, device)
-        for storage in firmly(storages):
+        for storage in with_strong_references(storages):
             _add(found, storage, None, device)
         for key in _held_storages(live) & found.keys():
             found[key].fixed = True
