@@ -22,9 +22,9 @@ from .swap_protocol import (
     FromPredecessor,
     FromSuccessor,
     Gave,
-    Gone,
-    Left,
     Offer,
+    PeerClosed,
+    PeerExited,
     Terms,
     Whole,
     from_predecessor,
@@ -56,37 +56,37 @@ class PredecessorEnd(End[FromSuccessor]):
 
     def offer(self, terms: Terms, nbytes: int) -> None:
         """Say what will be given back before the end, and hear whether the successor can use it."""
-        self.insist(Offer(VERSION, terms, nbytes))
+        self.send(Offer(VERSION, terms, nbytes))
         if not nbytes:
             return
         try:
-            answer = self.hear(min(_ANSWER_S, self.patience_s))
-        except (Gone, Left, HandoverError) as error:
+            answer = self.receive(min(_ANSWER_S, self.patience_s))
+        except (PeerExited, PeerClosed, HandoverError) as error:
             self.problem = f"whoever was to come has gone away {error}".rstrip()
         else:
             self.problem = answer.problem if isinstance(answer, Answer) else "whoever was to come is silent"
 
     def gave(self, nbytes: int) -> None:
         """The device has ``nbytes`` back, in all so far. What there is no room to say, the next one says."""
-        self.tell(Gave(nbytes))
+        self.try_send(Gave(nbytes))
 
     def whole(self) -> None:
         """Everything is published, and nothing is left on the device."""
-        self.insist(Whole())
+        self.send(Whole())
 
     def failed(self, error: BaseException) -> None:
         """Everything is wanted back."""
-        self.insist(Failed(f"{type(error).__name__}: {error}"[:_ERROR_CHARACTERS]))
+        self.send(Failed(f"{type(error).__name__}: {error}"[:_ERROR_CHARACTERS]))
 
     def await_back(self, timeout_s: float) -> bool:
         """Wait until nothing of the successor's is on the device; whether that is so."""
         deadline_s = time.monotonic() + timeout_s
         while not self._back:
             try:
-                heard = self.hear(max(0.0, deadline_s - time.monotonic()))
-            except Gone:
+                heard = self.receive(max(0.0, deadline_s - time.monotonic()))
+            except PeerExited:
                 self._back = True
-            except (Left, HandoverError):  # no more is to be expected of it: only its end is certain
+            except (PeerClosed, HandoverError):  # no more is to be expected of it: only its end is certain
                 self._back = self.await_end(max(0.0, deadline_s - time.monotonic()))
                 break
             else:
@@ -161,8 +161,8 @@ class SuccessorEnd(End[FromPredecessor]):
 
     def is_offered(self) -> bool:
         """Hear the predecessor's first words; whether it offers this very swap."""
-        with suppress(Gone, Left, HandoverError):
-            match self.hear(min(_ANSWER_S, self.patience_s)):
+        with suppress(PeerExited, PeerClosed, HandoverError):
+            match self.receive(min(_ANSWER_S, self.patience_s)):
                 case Offer(version, terms, nbytes) if (version, terms) == (VERSION, self._terms):
                     self.offered_bytes = nbytes
                     return True
@@ -171,7 +171,7 @@ class SuccessorEnd(End[FromPredecessor]):
     def answer(self, problem: str = "") -> None:
         """Say whether it is worth giving anything back before the end, or else why not."""
         if self.offered_bytes:
-            self.insist(Answer(problem[:_ERROR_CHARACTERS]))
+            self.send(Answer(problem[:_ERROR_CHARACTERS]))
 
     def take_in(self) -> None:
         """Hear what has been said, without waiting for more; ``HandoverError`` as below."""
@@ -213,11 +213,11 @@ class SuccessorEnd(End[FromPredecessor]):
     def _listen(self, timeout_s: float) -> bool:
         """Take in one message; whether there was one."""
         try:
-            heard = self.hear(timeout_s)
-        except Gone:
+            heard = self.receive(timeout_s)
+        except PeerExited:
             self.vacated = True
             return True
-        except Left:
+        except PeerClosed:
             if not self.await_end(self.patience_s):
                 raise self._error("left the swap without a word") from None
             self.vacated = True
@@ -245,7 +245,7 @@ class SuccessorEnd(End[FromPredecessor]):
 
     def back(self) -> None:
         """Nothing of ours is on the device, and nothing will be by this swap."""
-        self.insist(Back())
+        self.send(Back())
 
 
 class SwapListener:

@@ -92,11 +92,11 @@ _Heard = TypeVar("_Heard")
 _encode = msgspec.msgpack.Encoder().encode
 
 
-class Gone(Exception):
+class PeerExited(Exception):
     """The process at the other end no longer exists: what it had, the system has back."""
 
 
-class Left(Exception):
+class PeerClosed(Exception):
     """The other process has closed its end; it may live on, with whatever it has on the device."""
 
 
@@ -136,7 +136,7 @@ class End(Generic[_Heard]):
         except OSError as error:
             raise HandoverError(f"cannot be watched, process {pid}: {error.strerror}") from error
 
-    def tell(self, message: FromPredecessor | FromSuccessor) -> bool:
+    def try_send(self, message: FromPredecessor | FromSuccessor) -> bool:
         """Send, if the other still reads; whether that could be done at once."""
         try:
             self._socket.send(_encode(message))
@@ -144,33 +144,33 @@ class End(Generic[_Heard]):
             return False
         return True
 
-    def insist(self, message: FromPredecessor | FromSuccessor) -> None:
+    def send(self, message: FromPredecessor | FromSuccessor) -> None:
         """Send as soon as there is room for it; the other may have gone, or be out of patience by then."""
         deadline_s = time.monotonic() + self.patience_s
-        while not self.tell(message):
+        while not self.try_send(message):
             if self._poll(select.POLLOUT, deadline_s) != {self._socket.fileno(): select.POLLOUT}:
                 return
 
-    def hear(self, timeout_s: float) -> _Heard | None:
+    def receive(self, timeout_s: float) -> _Heard | None:
         """The next thing that the other has to say; ``None`` if that takes longer.
 
         Raises
         ------
-        Gone
+        PeerExited
             If its process no longer exists, and it has no more to say.
-        Left
+        PeerClosed
             If it has closed the connection.
         HandoverError
             If it says something that is no message.
         """
         ready = self._poll(select.POLLIN, time.monotonic() + timeout_s)
         if self._socket.fileno() in ready:
-            data = self._receive()
+            data = self._read()
             if not data:
-                raise Left
+                raise PeerClosed
             return self._decode(data)
         if ready:
-            raise Gone
+            raise PeerExited
         return None
 
     def filenos(self) -> tuple[int, ...]:
@@ -183,7 +183,7 @@ class End(Generic[_Heard]):
         poller.register(self._process, select.POLLIN)
         return bool(poller.poll(timeout_s * 1000.0))
 
-    def _receive(self) -> bytes:
+    def _read(self) -> bytes:
         try:
             return self._socket.recv(_MESSAGE_BYTES)
         except OSError:  # it was closed with something of ours unread

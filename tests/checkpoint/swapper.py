@@ -264,15 +264,15 @@ class Player:
     def arm(self, number: int, action: str) -> None:
         """Have something happen in a later step of the device, or of the talk."""
         fault = self.device.fault = Fault(number, action, self._say)
-        tell = swap_protocol.End.tell
+        try_send = swap_protocol.End.try_send
 
         def told(end: Any, message: Any) -> bool:
             # Whoever ends before its offer was never there.
             if fault.action in ("kill", "stop") and not isinstance(message, swap_protocol.Offer):
                 fault.step()
-            return tell(end, message)
+            return try_send(end, message)
 
-        swap_protocol.End.tell = told  # type: ignore[method-assign]
+        swap_protocol.End.try_send = told  # type: ignore[method-assign]
 
     def left(self) -> int:
         """How many steps too few there were for the fault; at most 0 if it happened. Disarms it."""
