@@ -1,7 +1,7 @@
 """xxh3 of chunks: every byte lies in one, and is read once, if possible by the thread that copies it.
 
 A `ChecksumRecorder` watches a copy into an arena: it notes the checksums that the snapshot will
-carry, and lets chunks be that have not changed since the arena's last snapshot. A `ChecksumVerifier` watches
+carry, and skips chunks that have not changed since the arena's last snapshot. A `ChecksumVerifier` watches
 the copy back.
 """
 
@@ -77,7 +77,7 @@ class ChecksumRecorder:
     """Inspector of a copy into ``memory``.
 
     On the host every byte is hashed where it comes from, so a copy that went wrong shows when it is taken
-    back. A chunk is let be only if 128 bits of hash say that the arena has it already: version counters of
+    back. A chunk is skipped only if 128 bits of hash say that the arena has it already: version counters of
     tensors do not see what NumPy, ``.data`` or a C extension write.
     """
 

@@ -148,7 +148,7 @@ class Arena:
             self._unmapping(memory)
 
     def close(self) -> None:
-        """Withdraw the mapping and close the file, whatever those say who want to know; the file stays."""
+        """Withdraw the mapping and close the file, even if the unmap hook raises; the file stays."""
         try:
             self._unmap()
         finally:

@@ -110,9 +110,9 @@ class Budget:
     ) -> int:
         """Make the open file at least ``nbytes`` long, with every page allocated.
 
-        The pages of the first ``allocated_bytes`` exist already, or are not needed. ``own`` gives up what the
-        one who asks needs less than this room, and says whether there was any; without it nobody is asked for
-        room. Returns the new length.
+        The pages of the first ``allocated_bytes`` exist already, or are not needed. ``own`` frees this
+        store's other slot and says whether it freed any; without it nobody is asked for room. Returns the new
+        length.
         ``RamDiskFullError`` if a limit, file system or memory forbid it: the file is as it was before.
         """
         try:

@@ -49,7 +49,7 @@ class Slot:
         self._written = weakref.ref(snapshot)
 
     def open(self) -> SnapshotFile:
-        """Its snapshot, where it lies; the slot is not vacated until that is closed. ``SnapshotError``."""
+        """Its snapshot, where it lies; the slot is not freed until that is closed. ``SnapshotError``."""
         assert self.record is not None
         if self.spilled and self._spill is not None:
             return self._spill.open(self._store, self.record)
@@ -57,7 +57,7 @@ class Slot:
         self._readers.add(snapshot)
         return snapshot
 
-    def forget(self) -> None:
+    def invalidate(self) -> None:
         """There is no snapshot in it any more, nor is one of it in the spill directory."""
         if self.record is not None and not self.spilled:
             self.arena.extend_file(PREAMBLE_BYTES)  # opens what a former process left
@@ -68,7 +68,7 @@ class Slot:
         self.drop_spilled()
         remove_pieces(self.arena.path)
 
-    def clear(self, *, pieces: bool = True) -> None:
+    def remove_file(self, *, pieces: bool = True) -> None:
         """Remove its file, then the rest: it holds nothing any more, but perhaps ``pieces``."""
         self._close_file()
         self.arena.discard(pieces=pieces)
@@ -97,7 +97,7 @@ class Slot:
             self.arena.discard()
             self.record = spilled
 
-    def vacate(self, pause: Pause = carry_on, *, wanted: bool = False) -> bool:
+    def free_memory(self, pause: Pause = carry_on, *, wanted: bool = False) -> bool:
         """Give up its room, if it has any and nobody reads it; what is needed is moved.
 
         A snapshot that another process can go on from is needed, or if it is ``wanted``.

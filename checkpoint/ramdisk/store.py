@@ -135,14 +135,14 @@ class JobStore:
         )
         finish = partial(self._finish, slot)
         if share and self._peers and layout.nbytes and not self.whole_files:
-            slot.clear(pieces=not resume)
+            slot.remove_file(pieces=not resume)
             pieces, turn = self._pieces(slot, layout, record), self.rank / (len(self._peers) + 1) % 1
             self._writer = SharedSnapshotWriter(
                 slot.arena, pieces, layout, record, self._content, finish, turn
             )
         else:
             memory = slot.arena.ensure(_room(layout))
-            slot.forget()
+            slot.invalidate()
             self._writer = SnapshotWriter(slot.arena, memory, layout, record, self._content, finish)
         return self._writer
 
@@ -155,7 +155,7 @@ class JobStore:
 
     def _own(self, slot: int) -> Own:
         """What makes room for a snapshot in that slot: the other one."""
-        return partial(self._vacate, 1 - slot)
+        return partial(self._free_memory, 1 - slot)
 
     def warm_up(self, layout: Layout, *, share: bool = False) -> threading.Thread | None:
         """Begin to make the arena for the next snapshot ready, if it is cold, for a state like ``layout``.
@@ -223,7 +223,7 @@ class JobStore:
         self.cool()
         for record in self._records():
             if record.boundary > boundary:
-                self.slots[record.slot].forget()
+                self.slots[record.slot].invalidate()
 
     def _free_slot(self) -> Slot:
         """The slot without the newest restartable snapshot; the first one if there is none.
@@ -239,7 +239,7 @@ class JobStore:
         self._check_open()
         self._writer = None
         if snapshot is None:
-            slot.forget()
+            slot.invalidate()
         else:
             slot.publish(snapshot)
             self._generation = snapshot.generation
@@ -282,7 +282,7 @@ class JobStore:
             failure: GpusliceError | None = None
             for slot in (1 - last, last):
                 try:
-                    if self._vacate(slot, pause, wanted=slot == wanted):
+                    if self._free_memory(slot, pause, wanted=slot == wanted):
                         return True
                 except GpusliceError as error:
                     failure = failure or error  # the other one may be of no use to anybody
@@ -295,9 +295,9 @@ class JobStore:
         except (OSError, RuntimeError):
             return None  # there is no room even for a socket, or no thread: then nobody can ask for it
 
-    def _vacate(self, slot: int, pause: Pause = carry_on, *, wanted: bool = False) -> bool:
-        """Give up the room of a slot, if it has any and nobody needs it here (`Slot.vacate`)."""
-        return not self.handed_out and self.slots[slot].vacate(pause, wanted=wanted)
+    def _free_memory(self, slot: int, pause: Pause = carry_on, *, wanted: bool = False) -> bool:
+        """Give up the room of a slot, if it has any and nobody needs it here (`Slot.free_memory`)."""
+        return not self.handed_out and self.slots[slot].free_memory(pause, wanted=wanted)
 
     def bring_back(self, snapshot: SnapshotFile) -> None:
         """Have the bytes of a snapshot at hand that others may have spilled (`Slot.bring_back`)."""

@@ -123,7 +123,7 @@ def test_what_was_spilled_stays_there_until_it_can_come_back(
     with disk.open_store("a") as store:
         snapshot = save(store, boundary=1)
         expected = bytes(snapshot.view(0))
-        assert refusals(monkeypatch, lambda: store.slots[snapshot.record.slot].vacate()) > 0
+        assert refusals(monkeypatch, lambda: store.slots[snapshot.record.slot].free_memory()) > 0
         assert sorted(os.listdir(place)) == ["a.r0.A.gsnp", "lock"]
         assert refusals(monkeypatch, lambda: store.bring_back(snapshot)) > 0
         snapshot.verify()

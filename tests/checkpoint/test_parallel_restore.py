@@ -65,7 +65,7 @@ with disk.open_store("gang", rank) as store:
             switch.suspend(boundary=1)
             say("parked")
         elif verb == "spill":
-            say(store.slots[switch.snapshot.record.slot].vacate(wanted=True))
+            say(store.slots[switch.snapshot.record.slot].free_memory(wanted=True))
         elif verb == "hold":
             held, = words
             say("told")
