@@ -47,7 +47,7 @@ class BackgroundSnapshot:
         The objects to save (``state.describe``); the snapshot is restartable.
     boundary
         Where the job stands.
-    hasty
+    copy_at_once
         Paths of tensors that must not wait.
 
     Raises
@@ -63,7 +63,7 @@ class BackgroundSnapshot:
         named: Mapping[str, object],
         *,
         boundary: int,
-        hasty: Collection[str] = (),
+        copy_at_once: Collection[str] = (),
     ) -> None:
         state = describe(named)
         plan = plan_capture(device, (), state.tensors, alone=True)
@@ -81,7 +81,7 @@ class BackgroundSnapshot:
         self._checked = False
         self._publisher: threading.Thread | None = None
         owned = [] if _counters_unreliable(device) else list(_owned(named))
-        watched = _patient(owned, state.tensors, hasty)
+        watched = _deferrable(owned, state.tensors, copy_at_once)
         storages = {tensor.untyped_storage()._cdata for _, tensor in watched}
         self._watched = [(path, tensor, tensor._version) for path, tensor in watched]
         self._writer = store.begin(plan.layout, share=device.torch_device.type == "cpu")
@@ -89,7 +89,7 @@ class BackgroundSnapshot:
         device.synchronize()
         try:
             later = self._copy_at_once(plan.extras, storages)
-            self._waiting = _Waiting(device, later, self._writer)
+            self._deferred = _DeferredCopy(device, later, self._writer)
             self._copier = _in_background(self._copy)
         except BaseException:
             self._writer.abort()
@@ -103,7 +103,7 @@ class BackgroundSnapshot:
 
     def _copy(self) -> None:
         # What the training might change meanwhile is hashed where it arrives, when `publish` finds it unseen.
-        self._noting_errors(self._waiting.copy)
+        self._noting_errors(self._deferred.copy)
 
     @property
     def copied(self) -> bool:
@@ -134,7 +134,7 @@ class BackgroundSnapshot:
 
     def _compare(self) -> None:
         """Whether the bytes are still those that were copied."""
-        changed = self._waiting.changed()
+        changed = self._deferred.changed()
         self.changed = tuple(
             path for path, tensor, _ in self._watched if tensor.untyped_storage()._cdata in changed
         )
@@ -189,7 +189,7 @@ def _in_background(work: Callable[[], object]) -> threading.Thread | None:
     return thread
 
 
-class _Waiting:
+class _DeferredCopy:
     """Storages that are copied while somebody could change them, and whether anybody has.
 
     Before they wait, every chunk's checksum is noted, or the mark of a device that makes one where the bytes
@@ -256,10 +256,10 @@ def _owned(named: Mapping[str, object]) -> Iterator[torch.Tensor]:
                     yield value
 
 
-def _patient(
+def _deferrable(
     owned: Sequence[torch.Tensor],
     named: Sequence[tuple[str, torch.Tensor]],
-    hasty: Collection[str],
+    copy_at_once: Collection[str],
 ) -> list[tuple[str, torch.Tensor]]:
     """Those named tensors whose storages can wait to be copied.
 
@@ -271,7 +271,7 @@ def _patient(
         if _watchable(tensor):
             owners[tensor.untyped_storage()._cdata] += 1
     ours = Counter(tensor.untyped_storage()._cdata for _, tensor in named)
-    barred = {tensor.untyped_storage()._cdata for path, tensor in named if path in hasty}
+    barred = {tensor.untyped_storage()._cdata for path, tensor in named if path in copy_at_once}
     found = []
     for path, tensor in named:
         storage = tensor.untyped_storage()

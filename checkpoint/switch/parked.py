@@ -42,7 +42,7 @@ def empty(
     *,
     verify: bool,
 ) -> None:
-    """Take the memory away and weigh what is left; if that fails half-way, bring back what is gone.
+    """Take the memory away and record what is left; if that fails half-way, bring back what is gone.
 
     Raises
     ------
@@ -56,7 +56,7 @@ def empty(
 
     with undone_by(undo, "emptying the device"):
         plan.empty(device)
-        record.weigh(plan, device)
+        record.record_memory(plan, device)
 
 
 def bring_back(

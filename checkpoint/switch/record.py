@@ -74,7 +74,7 @@ class SwitchRecord:
     registrations: int = 0
     page_faults: dict[str, int] = field(default_factory=dict)
 
-    def weigh(self, plan: CapturePlan, device: Device) -> None:
+    def record_memory(self, plan: CapturePlan, device: Device) -> None:
         """Note how many bytes a suspend has moved and left, now that ``device`` is empty."""
         self.bytes_copied = plan.layout.nbytes
         self.storages = len(plan.layout.storages)

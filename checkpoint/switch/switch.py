@@ -189,7 +189,7 @@ class Switch:
                     with stages.stage("free_s"):
                         empty(plan, self.device, snapshot, stages.record, verify=self._verify)
                 else:
-                    stages.record.weigh(plan, self.device)
+                    stages.record.record_memory(plan, self.device)
         except RollbackError as error:
             self._lose(error)
             raise

@@ -348,7 +348,7 @@ class Runtime:
         try:
             self.device.synchronize()
             return BackgroundSnapshot(
-                self.device, self.store, attached.named_state(), boundary=self.boundary, hasty=hasty
+                self.device, self.store, attached.named_state(), boundary=self.boundary, copy_at_once=hasty
             )
         finally:
             self.gate.open()

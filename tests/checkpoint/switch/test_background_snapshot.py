@@ -164,7 +164,7 @@ def test_a_step_that_does_not_wait_is_noticed(device: HeldDevice, store: JobStor
     # What changed is copied at once the next time.
     device.gate.clear()
     at_boundary = training.state()
-    third = begin(device, store, training, boundary=3, hasty=second.changed)
+    third = begin(device, store, training, boundary=3, copy_at_once=second.changed)
     training.forward_backward()
     training.optimizer.step()
     device.gate.set()
@@ -180,7 +180,7 @@ def test_the_comparison_sees_a_torn_copy(
     at_boundary = training.state()
     snapshot = begin(device, store, training)
     monkeypatch.setattr(snapshot, "_watched", [])
-    snapshot._waiting._digests.clear()
+    snapshot._deferred._digests.clear()
     training.forward_backward()
     training.optimizer.step()
     device.gate.set()
