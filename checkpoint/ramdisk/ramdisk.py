@@ -234,7 +234,7 @@ class RamDisk:
             return tenants(self._stores())
 
     def spill(self) -> list[StoreInfo]:
-        """Move the restartable snapshots of dead named jobs to the spill directory.
+        """Move the restartable snapshots of dead named jobs to the spill directory; damaged ones stay.
 
         Returns
         -------
