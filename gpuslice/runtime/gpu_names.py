@@ -17,6 +17,7 @@ from torch._C import _len_torch_function_stack
 from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 from torch.utils import _device
 
+from gpuslice.kernels.cuda import runtime_calls
 from gpuslice.types import DeviceName
 
 #: They take a GPU's number as it is.
@@ -80,7 +81,8 @@ class GpuNames(TorchFunctionMode):
         if not self._installed:
             return func(*args, **kwargs)
         index = self._present.index
-        if getattr(self._threads, "index", self._home) != index:
+        # Not in a fork, such as a worker of a DataLoader: it cannot use CUDA, and has this mode all the same.
+        if runtime_calls.has_begun() and getattr(self._threads, "index", self._home) != index:
             torch.cuda.set_device(index)
             self._threads.index = index
         return self.__torch_function__(func, types, args, kwargs)

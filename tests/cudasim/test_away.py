@@ -177,6 +177,31 @@ def test_generators_and_current_devices_follow_a_job() -> None:
     assert own.get_state().equal(expected.get_state())
 
 
+def test_threads_of_a_fork_go_on_after_a_move() -> None:
+    """They are under the gate, as all threads; a DataLoader's worker feeds its queue from one."""
+    torch.ones(1, device="cuda:0")
+    names, gate = GpuNames(), ThreadGate()
+    gate.carry_out = names.in_other_threads
+    sizes: list[int] = []
+
+    def feed() -> None:
+        with gate.mode():
+            sizes.extend(torch.ones(2).size())
+
+    try:
+        names.follow(DeviceName("cuda", 0), DeviceName("cuda", 1))
+        pid = os.fork()
+        if pid == 0:
+            thread = threading.Thread(target=feed)
+            thread.start()
+            thread.join()
+            os._exit(0 if sizes == [2] else 1)
+        assert os.waitpid(pid, 0)[1] == 0
+    finally:
+        names.pause()
+        assert _pop_mode() is names  # type: ignore[no-untyped-call]
+
+
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
     directory = tmp_path_factory.mktemp("undisturbed")

@@ -102,6 +102,18 @@ def test_a_device_of_the_scripts_is_the_present_one(names: GpuNames) -> None:
     assert torch.device("cuda", 1).index == 1
 
 
+def test_other_threads_get_the_present_gpu_only_where_cuda_has_begun(
+    names: GpuNames, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a fork it has not, and its threads run under the same mode: a DataLoader's worker has one."""
+    current: list[int] = []
+    monkeypatch.setattr("torch.cuda.set_device", current.append)
+    for begun, expected in ((False, []), (True, [2]), (True, [2])):
+        monkeypatch.setattr("gpuslice.kernels.cuda.runtime_calls.has_begun", lambda begun=begun: begun)
+        assert names.in_other_threads(len, (), ("ab",), {}) == 2
+        assert current == expected
+
+
 def test_a_default_by_number_is_the_present_one(names: GpuNames, monkeypatch: pytest.MonkeyPatch) -> None:
     def make(**kwargs: object) -> dict[str, object]:
         return kwargs
