@@ -102,7 +102,7 @@ class MemoryLimit:
             self._share()
         elif self.limit_bytes and device.kind == "cuda" and device != self._device:
             self._device = device
-            self._limit_gpu()
+            _at_cuda_begin(self._limit_gpu)  # a job may have moved before its script begins CUDA
 
     def explain(self, error: BaseException) -> str:
         """What to say of ``error``, which ends the script, if it comes of this limit; else nothing.

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from gpuslice.limits.memory_limit import asked_bytes
+from gpuslice.limits import memory_limit
+from gpuslice.limits.memory_limit import MemoryLimit, asked_bytes
+from gpuslice.types import DeviceName
 
 from ...patience import PATIENCE_S
 
@@ -117,6 +120,17 @@ def test_what_a_worker_has_taken_another_one_cannot_take(tmp_path: Path, start: 
     assert (done.returncode, done.stdout) == (0, f"[{300 * MIB}, 0]\n"), done.stderr
     refused = (tmp_path / "refused").read_text(encoding="utf-8")
     assert "can't allocate memory: you tried to allocate 314572800 bytes" in refused
+
+
+def test_a_job_that_moves_before_its_script_begins_cuda_does_not_begin_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    due: list[Callable[[], None]] = []
+    monkeypatch.setattr(memory_limit, "_at_cuda_begin", due.append)
+    limit = MemoryLimit("1G", print)
+    limit.begin(DeviceName("cuda", 0))
+    limit.restore(DeviceName("cuda", 1))
+    assert len(due) == 2
 
 
 def test_a_limit_needs_a_device(tmp_path: Path) -> None:
