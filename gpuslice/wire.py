@@ -201,13 +201,6 @@ class Forget(Message, tag="forget", frozen=True):
     epoch: Count
 
 
-class Cancel(Message, tag="cancel", frozen=True):
-    """End now: the job was cancelled or its lease is void."""
-
-    epoch: Count
-    reason: Text
-
-
 class Dismiss(Message, tag="dismiss", frozen=True):
     """The job is through without you, a rank that waits: end well."""
 
@@ -226,7 +219,7 @@ class Replaced(Message, tag="replaced", frozen=True):
 
 
 FromAgent = Hello | Progress | Profiled | Suspended | Resumed | Overshot | Refused | Declined | Bye
-ToAgent = Welcome | Suspend | Resume | Expect | Forget | Cancel | Dismiss | Rejected | Replaced
+ToAgent = Welcome | Suspend | Resume | Expect | Forget | Dismiss | Rejected | Replaced
 
 _encoder = msgspec.msgpack.Encoder()
 _from_agent = msgspec.msgpack.Decoder(FromAgent)

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import importlib
 import os
-import signal
 import sys
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import NoReturn
 
@@ -32,7 +31,7 @@ from gpuslice.errors import (
 )
 from gpuslice.profiler.skew import Skew
 from gpuslice.runtime import foreign_processes, logged_losses
-from gpuslice.runtime.ending import die_parked, end, leave_parked, say, undisturbed, whole_or_ended
+from gpuslice.runtime.ending import end, leave_parked, say, undisturbed, whole_or_ended
 from gpuslice.runtime.gpu_names import GpuNames
 from gpuslice.runtime.membership import Membership
 from gpuslice.runtime.runtime import Runtime
@@ -41,7 +40,6 @@ from gpuslice.types import DeviceName, shortened
 from gpuslice.wire import (
     PROTOCOL_VERSION,
     Bye,
-    Cancel,
     Dismiss,
     Expect,
     Forget,
@@ -96,7 +94,7 @@ class Agent:
             raise ConfigError("a scheduled job needs a name", "set GPUSLICE_JOB")
         self._runtime = runtime
         self._boundaries = runtime.boundaries
-        self._orders = Orders(runtime.boundaries, _terminate)
+        self._orders = Orders(runtime.boundaries)
         self._handovers = Handovers(runtime, self._orders, self._report)
         self._last_suspended: Suspended | None = None
         self._bye: Bye | None = None
@@ -134,8 +132,6 @@ class Agent:
         if self._orders.quiet_for(_AT_ONCE_S):
             _import_ahead()
         order = self._orders.await_order()
-        if isinstance(order, Cancel):
-            self._die(order)
         if isinstance(order, Dismiss):
             sys.exit()
         assert order is not None  # no signal is held back: there is no state yet
@@ -170,9 +166,9 @@ class Agent:
         if not self._orders.arrive(boundary):
             return late
         whole = whole_or_ended(lambda: self._runtime.whole)
-        with undisturbed(self._orders.interrupt, late=late) as held, whole:
+        with undisturbed(self._orders.interrupt, late=late), whole:
             if self._suspend(boundary, leased=leased):
-                self._stay_parked(held)
+                self._stay_parked()
         return late
 
     def _profiled(self, skew: Skew) -> None:
@@ -234,16 +230,11 @@ class Agent:
             self._link.send(self._last_suspended)
         return True
 
-    def _stay_parked(self, held: Collection[int]) -> None:
+    def _stay_parked(self) -> None:
         while True:
             with self._runtime.offering():
                 order = self._handovers.await_order()
-            if isinstance(order, Cancel):
-                if signal.SIGTERM not in held:
-                    self._die(order)
-                say(f"cancelled: {order.reason}")
-                signal.raise_signal(signal.SIGTERM)  # is noted, and interrupts the next wait
-            elif isinstance(order, Dismiss):
+            if isinstance(order, Dismiss):
                 self._end_parked()
             elif self._come_back(order):
                 return
@@ -297,11 +288,6 @@ class Agent:
         self.finish()
         self.end_threads()
         leave_parked()
-
-    def _die(self, order: Cancel) -> NoReturn:
-        say(f"cancelled: {order.reason}")
-        self._runtime.write_report()
-        die_parked(signal.SIGTERM)
 
     def _refuse(self, error: GpusliceError, *, running: bool) -> None:
         self._link.send(
@@ -366,8 +352,6 @@ class Agent:
                 return self._orders.expect(message)
             case Forget():
                 return self._orders.forget(message)
-            case Cancel():
-                return self._orders.cancel(message)
             case Dismiss():
                 return self._orders.dismiss(message)
             case Replaced():
@@ -394,7 +378,3 @@ def _import_ahead() -> None:
     # Whatever is wrong with it, the script will hear of it from torch, or never need it.
     with warnings.catch_warnings(action="ignore"), suppress(ImportError):
         importlib.import_module("torch._dynamo")
-
-
-def _terminate() -> None:
-    os.kill(os.getpid(), signal.SIGTERM)

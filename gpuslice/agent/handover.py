@@ -16,7 +16,7 @@ from gpuslice.checkpoint.switch.swap_endpoints import Successor, SuccessorEnd, S
 from gpuslice.checkpoint.switch.swap_protocol import Terms
 from gpuslice.errors import HandoverError
 from gpuslice.runtime.runtime import Runtime
-from gpuslice.wire import Cancel, Dismiss, Expect, FromAgent, Resume
+from gpuslice.wire import Dismiss, Expect, FromAgent, Resume
 
 
 class HandedDevice(NamedTuple):
@@ -61,7 +61,7 @@ class Handovers:
         directory = self._runtime.ramdisk.home(successor.job, 0)  # whoever expects a device has one rank
         return Successor(directory, terms, overlapped=device.duplex)
 
-    def await_order(self) -> Resume | Cancel | Dismiss | HandedDevice | None:
+    def await_order(self) -> Resume | Dismiss | HandedDevice | None:
         """Wait for a lease, the end or a device; ``None`` if a signal asks the script to end."""
         while True:
             expected = self._orders.expected

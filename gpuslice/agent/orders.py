@@ -5,16 +5,15 @@ thread counts a boundary before it looks at ``stop_at``; the I/O thread sets ``s
 the count. So one of them sees the other, and where both do (the count *is* ``stop_at``), the lock decides:
 the main thread parks, or the I/O thread takes ``stop_at`` back and answers ``Overshot``.
 
-    phase      Resume      Suspend                       Expect      Cancel, Dismiss
+    phase      Resume      Suspend                       Expect      Dismiss
     WAITING    grant       stale                         Declined    end without the script's own code
-    RUNNING    new epoch   stop there, or Overshot       Declined    SIGTERM
-    PARKED     grant       remembered for after Resume   expected    SIGTERM, once the state is back
-    ON_LEAVE   grant       remembered for after Resume   Declined    SIGTERM
+    RUNNING    new epoch   stop there, or Overshot       Declined    nothing
+    PARKED     grant       remembered for after Resume   expected    end without the script's own code
+    ON_LEAVE   grant       remembered for after Resume   Declined    nothing
 
-An epoch smaller than the newest one makes any order stale; stale orders change nothing. So does a Dismiss of
-a rank that runs: only one that waits is dismissed. What is expected, a device that another job may hand over,
-ends by coming to it, by a Resume, or by Declined, after which the rank does not come to it: the lock decides
-that, too.
+An epoch smaller than the newest one makes any order stale; stale orders change nothing. What is expected,
+a device that another job may hand over, ends by coming to it, by a Resume, or by Declined, after which the
+rank does not come to it: the lock decides that, too.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ import select
 import threading
 import time
 import weakref
-from collections.abc import Callable
 from contextlib import suppress
 from enum import Enum
 
@@ -32,7 +30,6 @@ from gpuslice.runtime.boundaries import NEVER, BoundaryCounter
 from gpuslice.runtime.ending import ENDING_SIGNALS
 from gpuslice.types import shortened
 from gpuslice.wire import (
-    Cancel,
     Declined,
     Dismiss,
     Expect,
@@ -71,8 +68,6 @@ class Orders:
     ----------
     boundaries
         Its ``stop_at`` is ours to set.
-    terminate
-        Ends a running job as SIGTERM would.
 
     Attributes
     ----------
@@ -82,11 +77,10 @@ class Orders:
         The device that may be handed over to this rank, while it is parked.
     """
 
-    def __init__(self, boundaries: BoundaryCounter, terminate: Callable[[], None]) -> None:
+    def __init__(self, boundaries: BoundaryCounter) -> None:
         self.phase = Phase.WAITING
         self.epoch = 0
         self._boundaries = boundaries
-        self._terminate = terminate
         self.successor: Successor | None = None
         self.expected: Expect | None = None
         #: Whether it has come to what it expects, as far as the device is concerned.
@@ -98,7 +92,7 @@ class Orders:
         self._news = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         weakref.finalize(self, os.close, self._news).atexit = False  # the I/O thread may still be there
         self._grant: Resume | None = None
-        self._cancel: Cancel | Dismiss | None = None
+        self._dismissal: Dismiss | None = None
         self._asked_to_end = False
         #: Where to stop after a leave.
         self._later = NEVER
@@ -180,23 +174,11 @@ class Orders:
             boundaries.stop_at = NEVER
             return [Overshot(epoch=self.epoch, boundary=boundaries.count)]
 
-    def cancel(self, order: Cancel) -> list[FromAgent]:
-        """The job is to end."""
-        with self._lock:
-            if order.epoch < self.epoch:
-                return []
-            self._cancel = order
-            self._tell()
-            running = self.phase in (Phase.RUNNING, Phase.ON_LEAVE)
-        if running:
-            self._terminate()
-        return []
-
     def dismiss(self, order: Dismiss) -> list[FromAgent]:
         """The job is through without this rank."""
         with self._lock:
             if order.epoch >= self.epoch and self.phase in (Phase.WAITING, Phase.PARKED):
-                self._cancel = order
+                self._dismissal = order
                 self._tell()
         return []
 
@@ -214,7 +196,7 @@ class Orders:
                 return False
             self._boundaries.stop_at = NEVER
             listening, self._listening = self._listening, False
-            if listening or self._cancel is not None:
+            if listening or self._dismissal is not None:
                 return False
             if self.phase is Phase.ON_LEAVE:
                 self._boundaries.stop_at, self._later = max(self._later, boundary + 1), NEVER
@@ -275,15 +257,15 @@ class Orders:
             self._await_news((), left_s * 1e3)
         return self.expected is None and not self.called
 
-    def await_order(self) -> Resume | Cancel | Dismiss | None:
+    def await_order(self) -> Resume | Dismiss | None:
         """Wait for a lease or the end; ``None`` if a signal asks the script to end (``interrupt``)."""
         while not self.called:
             self._await_news((), _LOOK_AGAIN_MS)
         with self._lock:
             if self._asked_to_end:
                 return None
-            if self._cancel is not None:
-                return self._cancel
+            if self._dismissal is not None:
+                return self._dismissal
             grant, self._grant, self.expected = self._grant, None, None
             return grant
 
@@ -325,4 +307,4 @@ class Orders:
             return self._called()
 
     def _called(self) -> bool:
-        return self._grant is not None or self._cancel is not None or self._asked_to_end
+        return self._grant is not None or self._dismissal is not None or self._asked_to_end

@@ -144,15 +144,6 @@ def as_ours(error: BaseException, step: str) -> GpusliceError:
     return SwitchFailedError(f"{step} failed: {text}")
 
 
-def die_parked(signum: signal.Signals) -> NoReturn:
-    """End a job whose state is away by a signal, past the script's own handler for it."""
-    _flush()
-    signal.signal(signum, signal.SIG_DFL)
-    os.kill(os.getpid(), signum)
-    # Only a blocked signal comes this far.
-    os._exit(128 + signum)
-
-
 def leave_parked() -> NoReturn:
     """End a process well whose state is away and is not needed any more: its own code must not run."""
     _flush()

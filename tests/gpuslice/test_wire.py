@@ -34,7 +34,6 @@ TO_AGENT = [
     wire.Resume(epoch=2, device="cuda:1"),
     wire.Resume(epoch=2, device="cuda:1", width=3, world=2),
     wire.Dismiss(epoch=2),
-    wire.Cancel(epoch=2, reason="cancelled"),
     wire.Rejected(error="e", remedy="r"),
     wire.Replaced(),
 ]

@@ -48,7 +48,7 @@ class Rank:
     def __init__(self, job: str) -> None:
         self.job = job
         self.boundaries = BoundaryCounter()
-        self.orders = Orders(self.boundaries, lambda: None)
+        self.orders = Orders(self.boundaries)
         self.inbox: list[wire.ToAgent] = []
         self.outbox: list[wire.FromAgent] = []
         self.standing: wire.Suspended | None = None

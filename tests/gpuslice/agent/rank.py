@@ -10,15 +10,11 @@ from gpuslice.wire import Resume, Suspend
 
 
 class Rank:
-    """Orders with a counter; ``terminated`` notes the SIGTERMs it would have sent itself."""
+    """Orders with a counter."""
 
     def __init__(self) -> None:
         self.boundaries = BoundaryCounter()
-        self.terminated = 0
-        self.orders = Orders(self.boundaries, self._terminate)
-
-    def _terminate(self) -> None:
-        self.terminated += 1
+        self.orders = Orders(self.boundaries)
 
     def running(self, *, epoch: int = 1, boundary: int = 0) -> Rank:
         self.orders.resume(Resume(epoch=epoch, device="cpu"))

@@ -13,7 +13,6 @@ from gpuslice.agent.agent import Agent
 from gpuslice.checkpoint.ramdisk.room_requests import request_room
 from gpuslice.wire import (
     Bye,
-    Cancel,
     Hello,
     Overshot,
     Profiled,
@@ -173,7 +172,7 @@ def test_the_scheduler_may_die_and_come_back(
         third = ScriptedScheduler(tmp_path)
         try:
             assert third.welcome().boundary > parked.boundary  # it has run on meanwhile
-            third.say(Cancel(epoch=2, reason="enough"))
+            process.send_signal(signal.SIGTERM)
             assert end(process)[0] == -signal.SIGTERM
         finally:
             third.close()

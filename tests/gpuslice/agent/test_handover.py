@@ -16,7 +16,6 @@ import zmq
 from gpuslice.wire import (
     PROTOCOL_VERSION,
     Bye,
-    Cancel,
     Declined,
     Expect,
     Forget,
@@ -283,15 +282,6 @@ def test_nobody_waits_for_an_successor_that_has_died_at_its_door(duo: Duo, numbe
     duo.stop("b", 1, Successor(job="a", epoch=2))
     duo.grant("b", 2)
     duo.end_as_undisturbed("b")
-
-
-def test_an_successor_that_is_cancelled_at_its_door_ends(duo: Duo) -> None:
-    duo.start(TRAIN)
-    duo.open_door()
-    duo.say("a", Cancel(epoch=1, reason="by the user"))
-    code, _, err = duo.end("a")
-    assert code == -signal.SIGTERM
-    assert "cancelled: by the user" in err
 
 
 def test_an_successor_that_is_asked_to_end_leaves_its_door_first(duo: Duo) -> None:

@@ -11,7 +11,6 @@ from gpuslice.agent.orders import Phase
 from gpuslice.runtime.boundaries import NEVER
 from gpuslice.runtime.ending import ENDING_SIGNALS
 from gpuslice.wire import (
-    Cancel,
     Dismiss,
     Overshot,
     Resume,
@@ -106,20 +105,6 @@ def test_a_lease_sent_twice_does_not_end_the_next_stay(rank: Rank) -> None:
     assert rank.orders.await_order() == Resume(epoch=3, device="cpu:1")
 
 
-def test_a_cancel_terminates_a_running_job(rank: Rank) -> None:
-    rank.running()
-    rank.orders.cancel(Cancel(epoch=1, reason="by the user"))
-    assert rank.terminated == 1
-
-
-def test_a_cancel_is_handed_to_a_parked_main_thread(rank: Rank) -> None:
-    rank.parked(boundary=4)
-    rank.orders.cancel(Cancel(epoch=0, reason="stale"))
-    rank.orders.cancel(Cancel(epoch=1, reason="by the user"))
-    assert rank.orders.await_order() == Cancel(epoch=1, reason="by the user")
-    assert rank.terminated == 0
-
-
 def test_a_rank_that_waits_is_dismissed(rank: Rank) -> None:
     rank.orders.dismiss(Dismiss(epoch=4))
     assert rank.orders.await_order() == Dismiss(epoch=4)
@@ -134,16 +119,6 @@ def test_a_rank_that_runs_is_not_dismissed(rank: Rank) -> None:
     rank.running(boundary=3)
     rank.orders.dismiss(Dismiss(epoch=9))
     assert not rank.orders.called
-    assert rank.terminated == 0
-
-
-def test_a_cancelled_job_does_not_park_any_more(rank: Rank) -> None:
-    rank.running(boundary=3)
-    rank.orders.suspend(Suspend(epoch=1, stop_at=4))
-    rank.orders.cancel(Cancel(epoch=1, reason="by the user"))
-    rank.boundaries.count = 4
-    assert not rank.orders.arrive(4)
-    assert rank.boundaries.stop_at == NEVER
 
 
 @pytest.mark.parametrize("signum", sorted(ENDING_SIGNALS))
@@ -218,13 +193,6 @@ def test_a_stop_that_a_job_on_leave_has_reached_comes_one_later(rank: Rank) -> N
     assert rank.boundaries.stop_at == 6
 
 
-def test_a_cancel_terminates_a_job_on_leave(rank: Rank) -> None:
-    on_leave(rank, 4)
-    rank.orders.cancel(Cancel(epoch=1, reason="by the user"))
-    assert rank.terminated == 1
-    assert not rank.orders.arrive(5)
-
-
 def test_where_a_former_lease_was_to_end_is_forgotten_with_it(rank: Rank) -> None:
     rank.parked(boundary=4)
     rank.orders.suspend(Suspend(epoch=1, stop_at=9))  # it was called off and told again meanwhile
@@ -262,5 +230,5 @@ def test_quiet_is_no_order_for_so_long(rank: Rank) -> None:
 
 
 def test_the_end_of_a_job_ends_the_quiet(rank: Rank) -> None:
-    rank.orders.cancel(Cancel(epoch=0, reason="by the user"))
+    rank.orders.dismiss(Dismiss(epoch=0))
     assert not rank.orders.quiet_for(60.0)

@@ -1,4 +1,4 @@
-"""A parked job is cancelled or gets a signal: real scripts in their processes, a real ROUTER socket here."""
+"""A parked job gets a signal: real scripts in their processes, a real ROUTER socket here."""
 
 from __future__ import annotations
 
@@ -9,26 +9,11 @@ from contextlib import contextmanager
 
 from gpuslice.wire import (
     Bye,
-    Cancel,
     Progress,
 )
 
 from ..conftest import Workshop
 from .scripted_scheduler import ENDLESS, TRAIN, ScriptedScheduler, end, job
-
-
-def test_a_parked_job_that_is_cancelled_runs_none_of_its_code(
-    workshop: Workshop, scheduler: ScriptedScheduler
-) -> None:
-    with job(workshop, scheduler, ENDLESS, "--report", "r.json") as process:
-        scheduler.welcome()
-        scheduler.grant(1)
-        scheduler.park(1)
-        scheduler.say(Cancel(epoch=1, reason="by the user"))
-        code, out, err = end(process)
-    assert (code, out) == (-signal.SIGTERM, "started\n")
-    assert "gpuslice: cancelled: by the user" in err
-    assert (workshop.directory / "r.json").is_file()
 
 
 def test_ctrl_c_while_parked_gives_the_script_its_state_back(
@@ -110,14 +95,3 @@ def test_a_script_that_goes_on_parks_at_its_next_boundary(
             assert scheduler.hear(Progress).boundary == boundary + 1
         assert scheduler.grant(2).boundary == boundary + 1
         scheduler.hear(Progress, lambda progress: progress.boundary > boundary + 1)
-
-
-def test_a_cancelled_parked_job_runs_its_handler_for_sigterm(
-    workshop: Workshop, scheduler: ScriptedScheduler
-) -> None:
-    with job_with_handlers(workshop, scheduler) as (process, _):
-        scheduler.say(Cancel(epoch=1, reason="by the user"))
-        scheduler.hear(Bye)
-        code, out, err = end(process)
-    assert (code, out) == (7, "SIGTERM True\n")
-    assert "gpuslice: cancelled: by the user" in err
