@@ -24,6 +24,7 @@ from gpuslice.errors import (
     AddressSpaceError,
     ConfigError,
     DeviceMemoryError,
+    EnvironmentUnusableError,
     GpusliceError,
     HandoverError,
     RamDiskFullError,
@@ -138,7 +139,7 @@ class Agent:
         self._take_part(order)
         self._orders.run_on()
         self._begin(order.device)
-        self._link.send(Resumed(epoch=order.epoch, boundary=self._boundaries.count, stages_s={}))
+        self._send(Resumed(epoch=order.epoch, boundary=self._boundaries.count, stages_s={}))
 
     def _begin(self, device: str) -> None:
         self._runtime.in_use.take_lease(DeviceName.parse(device), self._runtime.identity.local_rank)
@@ -157,7 +158,7 @@ class Agent:
         """
         if not self._began:
             self._began = True
-            self._link.send(self._progress())  # when the set-up was over matters for what counts as service
+            self._send(self._progress())  # when the set-up was over matters for what counts as service
         leased, late = self._orders.phase is Phase.RUNNING, list[int]()
         if not self._runtime.may_park():
             if self._runtime.identity.world_size > 1:
@@ -173,7 +174,7 @@ class Agent:
 
     def _profiled(self, skew: Skew) -> None:
         """The optimizers have made their first steps: tell what they train, on which placement may depend."""
-        self._link.send(
+        self._send(
             Profiled(
                 epoch=self._orders.epoch,
                 tensors=skew.tensors,
@@ -192,7 +193,8 @@ class Agent:
             return
         boundaries = self._boundaries
         self._bye = Bye(epoch=self._orders.epoch, boundary=boundaries.count, step=boundaries.steps)
-        self._link.send(self._bye)
+        with suppress(EnvironmentUnusableError):  # the script has ended, whoever hears of it
+            self._link.send(self._bye)
 
     def end_threads(self) -> None:
         """Send what was said, and end the I/O thread and the watchdog's."""
@@ -227,7 +229,7 @@ class Agent:
             restartable_later=self._runtime.restartable_later,
         )
         if leased:
-            self._link.send(self._last_suspended)
+            self._send(self._last_suspended)
         return True
 
     def _stay_parked(self) -> None:
@@ -267,7 +269,7 @@ class Agent:
         self._take_part(order)
         self._orders.run_on()
         self._note_lease(order.device)
-        self._link.send(
+        self._send(
             Resumed(
                 epoch=self._orders.epoch,
                 boundary=self._boundaries.count,
@@ -290,7 +292,7 @@ class Agent:
         leave_parked()
 
     def _refuse(self, error: GpusliceError, *, running: bool) -> None:
-        self._link.send(
+        self._send(
             Refused(
                 epoch=self._orders.epoch,
                 boundary=self._boundaries.count,
@@ -303,7 +305,16 @@ class Agent:
 
     def _report(self, messages: Sequence[FromAgent]) -> None:
         for message in messages:
+            self._send(message)
+
+    def _send(self, message: FromAgent) -> None:
+        """Without a link the job could never be suspended, or resumed, again: it ends."""
+        try:
             self._link.send(message)
+        except GpusliceError as error:
+            if self._runtime.whole:
+                end(error)
+            raise
 
     # What follows runs in the I/O thread.
 

@@ -8,20 +8,26 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import TypeVar
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from gpuslice.clock import Clock, MonotonicClock
-from gpuslice.errors import RemoteProtocolError
+from gpuslice.errors import EnvironmentUnusableError, RemoteProtocolError
 from gpuslice.runtime.ending import say
 from gpuslice.wire import FromAgent, Progress, ToAgent, decode_to_agent, encode
 
 HEARTBEAT_S = 0.5
 #: How long the last words may take to leave when the process ends.
 LINGER_MS = 1000
+#: How often the main thread, with a message that nobody takes, looks whether the I/O thread is still there.
+_LOOK_AGAIN_MS = 200
 _OUTBOX = "inproc://outbox"
 _END = b""
+
+_T = TypeVar("_T")
 
 
 class Link:
@@ -64,7 +70,9 @@ class Link:
         self._context = zmq.Context()
         self._unsent: deque[bytes] = deque()
         self._greeted = False
+        self._told: set[str] = set()
         self._outbox = self._context.socket(zmq.PUSH)
+        self._outbox.setsockopt(zmq.SNDTIMEO, _LOOK_AGAIN_MS)
         self._thread = threading.Thread(target=self._run, name="gpuslice-link", daemon=True)
 
     def start(self) -> None:
@@ -76,13 +84,30 @@ class Link:
         self._thread.start()
 
     def send(self, message: FromAgent) -> None:
-        """Hand a message to the I/O thread; for the main thread only."""
-        self._outbox.send(encode(message))
+        """Hand a message to the I/O thread; for the main thread only.
+
+        Raises
+        ------
+        EnvironmentUnusableError
+            If that thread has ended: the scheduler will hear nothing more.
+        """
+        self._hand_over(encode(message))
+
+    def _hand_over(self, frame: bytes) -> None:
+        while self._thread.is_alive():
+            with suppress(zmq.Again):
+                self._outbox.send(frame)
+                return
+        raise EnvironmentUnusableError(
+            "the thread that talks to the scheduler has ended",
+            "its traceback is on stderr",
+        )
 
     def close(self) -> None:
         """Send what was handed over, if the scheduler is there, and end the thread, if there is one."""
         if self._thread.ident is not None:
-            self._outbox.send(_END)
+            with suppress(EnvironmentUnusableError):
+                self._hand_over(_END)
             self._thread.join()
         self._context.destroy(linger=LINGER_MS)
 
@@ -111,9 +136,9 @@ class Link:
             ready = dict(poller.poll(max(0, round((beat_s - self._clock.now()) * 1e3))))
             due = self._clock.now() >= beat_s
             if ready.get(dealer, 0) & zmq.POLLIN:
-                self._unsent.extend(encode(answer) for answer in self._receive(dealer.recv_multipart()))
+                self._unsent += self._receive(dealer.recv_multipart())
             ending = self._inbox in ready and self._collect() is _END
-            beat = encode(self._progress()) if due and self._greeted and not self.silent else None
+            beat = self._beat() if due and self._greeted and not self.silent else None
             # As late as possible: while this thread was kept from running another scheduler may have come.
             while monitor.poll(0):
                 self._follow(recv_monitor_message(monitor)["event"])
@@ -141,12 +166,34 @@ class Link:
         self._unsent.append(frame)
         return None
 
-    def _receive(self, frames: list[bytes]) -> Sequence[FromAgent]:
+    def _receive(self, frames: list[bytes]) -> Sequence[bytes]:
+        return self._attempt("obey the scheduler", lambda: self._obey(frames[-1])) or ()
+
+    def _obey(self, frame: bytes) -> Sequence[bytes]:
         try:
-            return self._handle(decode_to_agent(frames[-1]))
+            message = decode_to_agent(frame)
         except RemoteProtocolError as error:
             say(f"dropped what the scheduler sent: {error.message}")
             return ()
+        return [encode(answer) for answer in self._handle(message)]
+
+    def _beat(self) -> bytes | None:
+        return self._attempt("make a heartbeat", lambda: encode(self._progress()))
+
+    def _attempt(self, what: str, act: Callable[[], _T]) -> _T | None:
+        """The result, or none: a moment without file descriptors, say, must not end this thread.
+
+        The same failure is said once. Nor must it end because stderr is closed or full.
+        """
+        try:
+            return act()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the next order and heartbeat may do
+            text = f"could not {what}: {type(error).__name__}: {error}"
+            if text not in self._told:
+                self._told.add(text)
+                with suppress(OSError, ValueError, AttributeError):
+                    say(text)
+            return None
 
     def _flush(self, dealer: zmq.Socket[bytes]) -> None:
         while self._unsent and self._send(dealer, self._unsent[0]):

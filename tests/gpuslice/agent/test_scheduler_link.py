@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +13,7 @@ import zmq
 
 from gpuslice.agent.scheduler_link import HEARTBEAT_S, Link
 from gpuslice.clock import Clock, MonotonicClock
+from gpuslice.errors import EnvironmentUnusableError
 from gpuslice.wire import (
     PROTOCOL_VERSION,
     Bye,
@@ -93,16 +95,24 @@ class Rank:
     def __init__(self, endpoint: str, clock: Clock | None = None) -> None:
         self.heard: queue.Queue[ToAgent] = queue.Queue()
         self.greeting: list[FromAgent] = [HELLO]
+        #: What makes the next heartbeats, or takes the next messages.
+        self.beats: queue.SimpleQueue[Callable[[], Progress]] = queue.SimpleQueue()
+        self.failures: queue.SimpleQueue[Exception] = queue.SimpleQueue()
         self.link = Link(
             endpoint,
             "job:0",
             greeting=lambda: self.greeting,
-            progress=lambda: BEAT,
+            progress=self._progress,
             handle=self._handle,
             clock=clock,
         )
 
+    def _progress(self) -> Progress:
+        return BEAT if self.beats.empty() else self.beats.get()()
+
     def _handle(self, message: ToAgent) -> Sequence[FromAgent]:
+        if not self.failures.empty():
+            raise self.failures.get()
         self.heard.put(message)
         return [OVERSHOT] if isinstance(message, Suspend) else []
 
@@ -155,6 +165,53 @@ def test_nonsense_is_dropped_and_said(
     scheduler.say(encode(Welcome(version=PROTOCOL_VERSION)))
     assert rank.heard.get(timeout=PATIENCE_S) == Welcome(version=PROTOCOL_VERSION)
     assert capsys.readouterr().err.count("dropped what the scheduler sent") == 4
+
+
+def no_descriptor() -> Progress:
+    raise OSError(24, "Too many open files")
+
+
+def test_a_heartbeat_and_an_order_that_fail_end_nothing(
+    scheduler: Scheduler, rank: Rank, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert [scheduler.hear() for _ in range(2)] == [HELLO, BEAT]
+    for _ in range(2):
+        rank.beats.put(no_descriptor)
+    rank.failures.put(RuntimeError("a bug"))
+    scheduler.say(encode(Suspend(epoch=1, stop_at=5)))
+    scheduler.say(encode(Suspend(epoch=1, stop_at=6)))
+    assert scheduler.hear_other_than_beats() == OVERSHOT
+    assert rank.heard.get(timeout=PATIENCE_S) == Suspend(epoch=1, stop_at=6)
+    while not rank.beats.empty():
+        assert scheduler.hear() == BEAT
+    assert scheduler.hear() == BEAT
+    said = capsys.readouterr().err
+    assert said.count("could not make a heartbeat: OSError: [Errno 24] Too many open files") == 1
+    assert said.count("could not obey the scheduler: RuntimeError: a bug") == 1
+
+
+def test_a_closed_stderr_ends_nothing(
+    scheduler: Scheduler, rank: Rank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert scheduler.hear() == HELLO
+    closed = io.StringIO()
+    closed.close()
+    monkeypatch.setattr("sys.stderr", closed)
+    scheduler.say(b"\xc1nonsense")
+    scheduler.say(encode(Suspend(epoch=1, stop_at=5)))
+    assert scheduler.hear_other_than_beats() == OVERSHOT
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_whoever_has_something_to_say_hears_that_nobody_is_there_to_send_it(endpoint: str) -> None:
+    rank = Rank(endpoint)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rank.link, "_serve", lambda *sockets: 1 // 0)
+        rank.link.start()
+        rank.link._thread.join()
+    with pytest.raises(EnvironmentUnusableError, match="has ended"):
+        rank.link.send(OVERSHOT)
+    rank.link.close()
 
 
 def test_a_new_scheduler_is_greeted_and_hears_nothing_outdated(endpoint: str, rank: Rank) -> None:
