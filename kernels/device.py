@@ -173,7 +173,8 @@ class Device(ABC):
     def reserve(self, pairs: Sequence[tuple[torch.UntypedStorage, int]]) -> None:
         """Give freed storages their bytes back: all of them, or none and ``DeviceMemoryError``.
 
-        A storage that already has its size is left alone.
+        A storage that already has its size is left alone. Where its pages were dropped, there must be memory
+        for them, too.
         """
 
     def allocate(self, sizes: Sequence[int]) -> list[torch.UntypedStorage]:

@@ -39,5 +39,9 @@ class NullDevice(CpuDevice):
         """Nothing moves, so there is nothing to inspect."""
         return Transfer()
 
+    def reserve(self, pairs: Sequence[tuple[torch.UntypedStorage, int]]) -> None:
+        """Those that were freed have kept it."""
+        super().reserve([one for one in pairs if one[0].nbytes() != one[1]])
+
     def free(self, storages: Sequence[torch.UntypedStorage]) -> None:
         """They keep their memory."""

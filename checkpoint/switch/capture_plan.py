@@ -120,8 +120,7 @@ class CapturePlan:
     def reserve(self, device: Device, sids: Iterable[int] | None = None) -> None:
         """Take the memory of these back, or of all: all of it or none; ``DeviceMemoryError``."""
         wanted = range(len(self.storages)) if sids is None else sids
-        freed = (sid for sid in wanted if self.ways[sid] is Way.FREED)
-        device.reserve([(self.storages[sid], self.layout.sizes[sid]) for sid in freed])
+        device.reserve([(self.storages[sid], self.layout.sizes[sid]) for sid in wanted])
 
     def copying_in(
         self, device: Device, snapshot: SnapshotFile, keys: Iterable[int], *, verify: bool

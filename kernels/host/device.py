@@ -14,6 +14,7 @@ from gpuslice.errors import DeviceMemoryError
 from gpuslice.kernels.device import Device, DeviceMemory, Hold, Way
 from gpuslice.kernels.transfer import Inspector, Marks, Pairs, Transfer
 from gpuslice.kernels.undo import undone_by
+from gpuslice.memory import available_bytes
 from gpuslice.types import DeviceName
 
 from . import copies
@@ -21,6 +22,7 @@ from .memory_files import no_address_space
 from .process_memory import (
     PAGE_BYTES,
     AddressSpace,
+    absent_bytes,
     drop_pages,
     overlapping,
     resident_anonymous_bytes,
@@ -115,12 +117,14 @@ class CpuDevice(Device):
     def reserve(self, pairs: Sequence[tuple[torch.UntypedStorage, int]]) -> None:
         missing = [one for one in pairs if one[0].nbytes() != one[1]]
         missing_bytes = sum(nbytes for _, nbytes in missing)
+        there = [one for one in pairs if one[0].nbytes() == one[1]]
+        needed_bytes = missing_bytes + sum(absent_bytes(one.data_ptr(), nbytes) for one, nbytes in there)
         # Linux promises memory that is not there, and kills later.
-        available_bytes = psutil.virtual_memory().available
-        if missing_bytes > available_bytes:
+        found_bytes = available_bytes()
+        if needed_bytes > found_bytes:
             raise DeviceMemoryError(
-                f"{self.name} lacks the memory to take back {missing_bytes} bytes: "
-                f"{available_bytes} are available",
+                f"{self.name} lacks the memory to take back {needed_bytes} bytes: "
+                f"{found_bytes} are available",
                 "free some and resume again; the snapshot is kept",
             )
 

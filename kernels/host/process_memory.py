@@ -174,6 +174,11 @@ def whole_pages(address: int, nbytes: int) -> tuple[int, int]:
     return first, max(0, last - first)
 
 
+def absent_bytes(address: int, nbytes: int) -> int:
+    """How much memory the whole pages inside a range of a mapping have yet to get."""
+    return _absent_pages(*whole_pages(address, nbytes)) * PAGE_BYTES
+
+
 def drop_pages(address: int, nbytes: int) -> None:
     """Give the whole pages inside a range back to the kernel; they read as zeros afterwards.
 

@@ -9,7 +9,9 @@ import threading
 import weakref
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from gpuslice.checkpoint.gate import NoGate
 from gpuslice.checkpoint.named import process_rng
@@ -176,6 +178,21 @@ def test_out_of_memory_at_resume_can_be_tried_again(store: JobStore, job: Job) -
     switch.resume()
     assert gate.closed == 0
     assert job.digest() == before
+
+
+def test_memory_is_there_for_pages_that_were_dropped_or_nothing_is_taken(
+    store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    array = np.ones(1 << 20)
+    kept = torch.from_numpy(array)
+    switch = Switch(FaultyDevice(), store, gate=SpyGate())
+    switch.suspend(boundary=1)
+    with monkeypatch.context() as patch:
+        patch.setattr("gpuslice.kernels.host.device.available_bytes", lambda: 1 << 20)
+        with pytest.raises(DeviceMemoryError, match="lacks the memory"):
+            switch.resume()
+    switch.resume()
+    assert kept.sum().item() == 1 << 20
 
 
 def test_a_failing_copy_in_gives_the_memory_back(store: JobStore, job: Job) -> None:

@@ -117,6 +117,29 @@ def test_memory_that_the_host_does_not_have_is_not_promised(device: CpuDevice) -
     assert empty.nbytes() == 0
 
 
+def test_memory_that_the_control_group_does_not_allow_is_not_taken(
+    device: CpuDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    empty = torch.ones(1000).untyped_storage()
+    device.free([empty])
+    monkeypatch.setattr("gpuslice.kernels.host.device.available_bytes", lambda: 3999)
+    with pytest.raises(DeviceMemoryError, match="take back 4000 bytes: 3999 are available"):
+        device.reserve([(empty, 4000)])
+    assert empty.nbytes() == 0
+
+
+def test_pages_that_were_dropped_need_memory_again(
+    device: CpuDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = torch.from_numpy(np.ones(MIB)).untyped_storage()
+    pairs = [(storage, storage.nbytes())]
+    monkeypatch.setattr("gpuslice.kernels.host.device.available_bytes", lambda: 4 * MIB)
+    device.reserve(pairs)
+    device.discard([storage])
+    with pytest.raises(DeviceMemoryError, match="lacks the memory"):
+        device.reserve(pairs)
+
+
 @pytest.fixture
 def cores() -> Iterator[set[int]]:
     """This process's cores and threads, put back afterwards."""
