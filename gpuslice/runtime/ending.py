@@ -11,7 +11,7 @@ import multiprocessing.util
 import os
 import signal
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NoReturn, cast
@@ -158,7 +158,7 @@ def _flush() -> None:
 @contextmanager
 def undisturbed(
     notice: Callable[[int], None] | None = None, *, late: list[int] | None = None
-) -> Iterator[Collection[int]]:
+) -> Iterator[None]:
     """Hold back the script's signal handlers (Ctrl-C among them) until the block has ended.
 
     A handler may raise or look at tensors; neither may happen while some of them are empty. Signals
@@ -171,11 +171,6 @@ def undisturbed(
     late
         Gets the signals that arrived, for the caller to `deliver`, if the block ends without an exception;
         otherwise their handlers run as the block ends.
-
-    Yields
-    ------
-    Collection of int
-        The signals that are held back here.
     """
     waiting: list[int] = []
 
@@ -186,17 +181,28 @@ def undisturbed(
 
     handlers = {signum: signal.getsignal(signum) for signum in signal.valid_signals()}
     held = {signum: handler for signum, handler in handlers.items() if callable(handler)}
-    for signum in held:
-        signal.signal(signum, note)
     try:
-        yield held.keys()
+        for signum in held:
+            signal.signal(signum, note)
+        yield
         if late is not None:
             late += waiting
             waiting.clear()
     finally:
-        for signum, handler in held.items():
-            signal.signal(signum, handler)
-        _deliver_here(waiting)
+        try:
+            _restore([*held.items()])
+        finally:
+            _deliver_here(waiting)
+
+
+def _restore(handlers: list[tuple[int, Any]]) -> None:
+    """Put all handlers in place, though one that is may run, and raise, before the next."""
+    while handlers:
+        try:
+            signal.signal(*handlers[-1])
+            handlers.pop()
+        finally:
+            _restore(handlers)
 
 
 def _deliver_here(signals: list[int]) -> None:

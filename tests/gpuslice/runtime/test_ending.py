@@ -59,6 +59,44 @@ def test_ctrl_c_is_raised_after_the_block() -> None:
     assert done == ["whole block"]
 
 
+class Interrupted(Exception):
+    """What a script's handler raises."""
+
+
+@pytest.mark.parametrize("moment", [(True, False), (False, True)], ids=["install", "restore"])
+def test_a_signal_amid_the_handlers_leaves_none_of_them_replaced(
+    monkeypatch: pytest.MonkeyPatch, received: list[int], moment: tuple[bool, bool]
+) -> None:
+    """``signal.signal`` runs handlers that are due before it does anything."""
+
+    def handler(signum: int, frame: FrameType | None) -> None:
+        raise Interrupted
+
+    former = {number: signal.signal(number, handler) for number in (signal.SIGALRM, signal.SIGUSR2)}
+    real, once = signal.signal, []
+
+    def disturbed(signum: int, new: object) -> object:
+        theirs = [one for one in former if signal.getsignal(one) is handler]
+        due = len(theirs) == 1 and (signum == theirs[0], new is handler) == moment
+        if due and not once:
+            once.append(signum)
+            signal.raise_signal(theirs[0])
+        return real(signum, new)  # type: ignore[arg-type]
+
+    try:
+        monkeypatch.setattr("signal.signal", disturbed)
+        with pytest.raises(Interrupted), undisturbed():
+            signal.raise_signal(signal.SIGUSR1)
+        assert once
+        assert [signal.getsignal(number) for number in former] == [handler, handler]
+        signal.raise_signal(signal.SIGUSR1)
+        assert received == [signal.SIGUSR1] * (1 + moment[1])
+    finally:
+        monkeypatch.undo()
+        for number, before in former.items():
+            real(number, before)
+
+
 def test_end_says_what_and_the_remedy_in_two_lines(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as info:
         end(RamDiskFullError("the RAM disk is full", "make room"))
