@@ -96,7 +96,8 @@ class MemoryLimit:
         """Keep it again: the state is back, on ``device``. What the process has more now is ours."""
         if self._lifted_bytes:
             with self._lock:
-                self._soft_bytes += max(0, private_bytes(os.getpid()) - self._lifted_bytes)
+                ours_bytes = max(0, private_bytes(os.getpid()) - self._lifted_bytes)
+                self._soft_bytes = bounded(self._soft_bytes + ours_bytes, self._former_bytes)
                 self._lifted_bytes = 0
                 self._set_host(self._soft_bytes)
             self._share()
@@ -166,7 +167,9 @@ class MemoryLimit:
             return self._workers.allow(max(0, self._soft_bytes - others_bytes - own_bytes))
 
     def _set_host(self, soft_bytes: int) -> None:
-        resource.setrlimit(resource.RLIMIT_DATA, (soft_bytes, _hard()))
+        """As far as the hard limit allows, which the script may lower at any time."""
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (bounded(soft_bytes, hard), hard))
 
     def _limit_gpu(self) -> None:
         if torch.cuda.get_allocator_backend() == "pluggable":
@@ -202,10 +205,6 @@ def _stacks_bytes() -> int:
     soft_bytes, _ = resource.getrlimit(resource.RLIMIT_STACK)
     each_bytes = _STACK_BYTES if soft_bytes == resource.RLIM_INFINITY else soft_bytes
     return each_bytes * (_THREADS + torch.get_num_threads())
-
-
-def _hard() -> int:
-    return resource.getrlimit(resource.RLIMIT_DATA)[1]
 
 
 def _at_cuda_begin(act: Any) -> None:

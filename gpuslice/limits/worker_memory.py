@@ -127,8 +127,9 @@ def private_bytes(pid: int) -> int:
 
 
 def bounded(soft_bytes: int, *bounds: int) -> int:
-    """A soft limit that is within all ``bounds`` that are limits at all."""
-    return min([soft_bytes, *(bound for bound in bounds if bound != resource.RLIM_INFINITY)])
+    """The least of these that are limits at all."""
+    infinity = resource.RLIM_INFINITY
+    return min((bound for bound in (soft_bytes, *bounds) if bound != infinity), default=infinity)
 
 
 def _below(pid: int) -> list[int]:

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from resource import RLIM_INFINITY
+from unittest.mock import Mock
 
 import pytest
 
@@ -131,6 +133,48 @@ def test_a_job_that_moves_before_its_script_begins_cuda_does_not_begin_it(
     limit.begin(DeviceName("cuda", 0))
     limit.restore(DeviceName("cuda", 1))
     assert len(due) == 2
+
+
+class Kernel:
+    """Limits and memory of this process, as the limit sees them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, limits: tuple[int, int]) -> None:
+        self.limits, self.has_bytes = limits, 100 * MIB
+        monkeypatch.setattr("resource.getrlimit", lambda which: self.limits)
+        monkeypatch.setattr("resource.setrlimit", self._set)
+        monkeypatch.setattr(memory_limit, "private_bytes", lambda pid: self.has_bytes)
+        monkeypatch.setattr(memory_limit, "Watch", lambda share: Mock())
+        monkeypatch.setattr("gpuslice.limits.worker_memory._below", lambda pid: [])
+
+    def _set(self, which: int, limits: tuple[int, int]) -> None:
+        if limits[1] != RLIM_INFINITY and not 0 <= limits[0] <= limits[1]:
+            raise ValueError("current limit exceeds maximum limit")
+        self.limits = limits
+
+
+@pytest.mark.parametrize("soft", [150 * MIB, 200 * MIB])
+def test_what_gpuslice_takes_raises_it_no_higher_than_it_was_and_could_be(
+    monkeypatch: pytest.MonkeyPatch, soft: int
+) -> None:
+    kernel = Kernel(monkeypatch, (soft, 200 * MIB))
+    limit, cpu = MemoryLimit("1G", print), DeviceName("cpu", None)
+    limit.begin(cpu)
+    for _ in range(2):
+        with limit.lifted():
+            kernel.has_bytes += 20 * MIB
+        limit.restore(cpu)
+        assert kernel.limits == (soft, 200 * MIB)
+
+
+def test_a_hard_limit_that_the_script_lowers_later_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = Kernel(monkeypatch, (RLIM_INFINITY, RLIM_INFINITY))
+    limit, cpu = MemoryLimit("1G", print), DeviceName("cpu", None)
+    limit.begin(cpu)
+    kernel.limits = (200 * MIB, 200 * MIB)
+    with limit.lifted():
+        assert kernel.limits == (200 * MIB, 200 * MIB)
+    limit.restore(cpu)
+    assert kernel.limits == (200 * MIB, 200 * MIB)
 
 
 def test_a_limit_needs_a_device(tmp_path: Path) -> None:
