@@ -71,10 +71,9 @@ class SlotPreparation:
     def _at_boundary(self, boundary: int) -> None:
         counter = self._boundaries
         # Adam's state comes with the first step; where there is none, gradients with the first pass.
-        if counter.steps < 2 and not (counter.amid_graphs and boundary > 1):
+        complete = counter.steps >= 2 or (counter.amid_graphs and boundary > 1)
+        if not complete or not self._may_suspend():
             counter.call_at_next(self._at_boundary)
-            return
-        if not self._may_suspend():
             return
         with suppress(GpusliceError):  # whatever is in the way, the suspend will say so
             if self.warming is None:

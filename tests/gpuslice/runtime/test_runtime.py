@@ -306,6 +306,19 @@ def test_slots_in_use_are_given_when_they_no_longer_are(
     assert gives(spilling)
 
 
+def test_a_boundary_at_which_it_cannot_be_suspended_is_no_reason_to_prepare_never(job: Runtime) -> None:
+    job.keep_ready()
+    assert job.slot_preparation is not None
+    job.boundaries.steps = 2
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gpuslice.checkpoint.discover.pending_collectives.pending", lambda: True)
+        job.boundaries.mark()
+    assert job.slot_preparation.warming is None
+    job.boundaries.mark()
+    assert job.slot_preparation.warming is not None
+    job.slot_preparation.warming.join()
+
+
 def test_a_ram_disk_that_cannot_be_used_stops_no_training(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     job = Runtime(Settings(ramdisk_dir=str(tmp_path / "file")), RankIdentity(), BoundaryCounter())
