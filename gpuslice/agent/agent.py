@@ -98,6 +98,7 @@ class Agent:
         self._orders = Orders(runtime.boundaries)
         self._handovers = Handovers(runtime, self._orders, self._report)
         self._last_suspended: Suspended | None = None
+        self._skew: Skew | None = None
         self._bye: Bye | None = None
         self._began = False
         self._replaces = replaces
@@ -174,14 +175,15 @@ class Agent:
 
     def _profiled(self, skew: Skew) -> None:
         """The optimizers have made their first steps: tell what they train, on which placement may depend."""
-        self._send(
-            Profiled(
-                epoch=self._orders.epoch,
-                tensors=skew.tensors,
-                nbytes=skew.bytes,
-                largest_bytes=skew.largest_bytes,
-            )
-        )
+        self._skew = skew
+        self._report(self._trained())
+
+    def _trained(self) -> list[Profiled]:
+        if self._skew is None:
+            return []
+        tensors, nbytes, largest_bytes = self._skew.tensors, self._skew.bytes, self._skew.largest_bytes
+        epoch = self._orders.epoch
+        return [Profiled(epoch=epoch, tensors=tensors, nbytes=nbytes, largest_bytes=largest_bytes)]
 
     def _note_lease(self, device: str) -> None:
         """For a process that this one starts, which may be the one that trains."""
@@ -331,7 +333,8 @@ class Agent:
             parked=self._orders.phase is not Phase.RUNNING,
             replaces=self._replaces,
         )
-        return [hello, *(said for said in (self._last_suspended, self._bye) if said is not None)]
+        last = (said for said in (self._last_suspended, self._bye) if said is not None)
+        return [hello, *self._trained(), *last]
 
     def _progress(self) -> Progress:
         boundaries, leased, attached = self._boundaries, self._runtime.in_use.name, self._runtime.attached

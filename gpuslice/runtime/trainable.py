@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
+import threading
 import traceback
 import weakref
 from collections.abc import Callable, Iterable
@@ -46,12 +48,15 @@ class Optimizers:
 
 
 def report_skew(report: Callable[[Skew], None]) -> None:
-    """Call ``report`` with the job's skew after its first optimizer steps; costs nothing from then on."""
-    optimizers, steps = Optimizers(), 0
+    """Call ``report`` with the job's skew after its first optimizer steps; costs nothing from then on.
+
+    Those of the main thread in this process: other threads have models of their own, and so have its forks.
+    """
+    optimizers, steps, own = Optimizers(), 0, (os.getpid(), threading.main_thread().ident)
 
     def stepped(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         nonlocal steps
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or (os.getpid(), threading.get_ident()) != own:
             return
         optimizers.saw(optimizer)
         steps += 1

@@ -19,7 +19,18 @@ from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.promise import Promise
 from gpuslice.sched_core.jobs.rank import Rank, RankPhase
 from gpuslice.sched_core.jobs.states import JobState
-from gpuslice.wire import Bye, Declined, Expect, Forget, FromAgent, Hello, Progress, Resumed, Successor
+from gpuslice.wire import (
+    Bye,
+    Declined,
+    Expect,
+    Forget,
+    FromAgent,
+    Hello,
+    Profiled,
+    Progress,
+    Resumed,
+    Successor,
+)
 
 from .contract import CoreContract
 
@@ -129,7 +140,7 @@ class Handovers:
                 pass
             case Hello(parked=False) if not left:
                 pass
-            case Progress() | Bye() if come and not left:
+            case Progress() | Profiled() | Bye() if come and not left:
                 pass
             case _:
                 raise successor.illegal(

@@ -11,6 +11,7 @@ import pytest
 
 from gpuslice.agent.agent import Agent
 from gpuslice.checkpoint.ramdisk.room_requests import request_room
+from gpuslice.profiler.skew import measure_skew
 from gpuslice.wire import (
     Bye,
     Hello,
@@ -202,8 +203,7 @@ def test_a_tenant_s_limit_is_a_reason_to_refuse(workshop: Workshop, scheduler: S
         scheduler.hear(Progress, lambda progress: progress.boundary > refused.boundary)
 
 
-def test_a_scheduler_that_comes_when_the_script_has_ended_hears_that_too() -> None:
-    """The greeting replaces what was on its way to the last one, the Bye among it."""
+def without_a_scheduler() -> Agent:
     runtime = Mock()
     runtime.settings.socket, runtime.settings.job, runtime.identity.rank = "ipc://nowhere", "job", 0
     runtime.identity.world_size, runtime.boundaries.count, runtime.boundaries.steps = 1, 9, 8
@@ -211,7 +211,22 @@ def test_a_scheduler_that_comes_when_the_script_has_ended_hears_that_too() -> No
     agent._link.close()
     agent._link = Mock(silent=False)
     assert [type(message) for message in agent._greeting()] == [Hello]
+    return agent
+
+
+def test_a_scheduler_that_comes_when_the_script_has_ended_hears_that_too() -> None:
+    """The greeting replaces what was on its way to the last one, the Bye among it."""
+    agent = without_a_scheduler()
     agent.finish()
     bye = Bye(epoch=0, boundary=9, step=8)
     assert [type(agent._greeting()[0]), *agent._greeting()[1:]] == [Hello, bye]
-    agent._link.send.assert_called_once_with(bye)
+    agent._link.send.assert_called_once_with(bye)  # type: ignore[attr-defined]
+
+
+def test_a_scheduler_that_comes_after_the_first_steps_hears_what_is_trained() -> None:
+    agent = without_a_scheduler()
+    agent._profiled(measure_skew([100, 300]))
+    told = Profiled(epoch=0, tensors=2, nbytes=400, largest_bytes=300)
+    agent._link.send.assert_called_once_with(told)  # type: ignore[attr-defined]
+    agent._orders.take_over(3)
+    assert agent._greeting()[1:] == [Profiled(epoch=3, tensors=2, nbytes=400, largest_bytes=300)]

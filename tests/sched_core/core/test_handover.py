@@ -112,6 +112,15 @@ def test_a_scheduler_that_comes_back_hears_of_it_from_the_greetings(driver: Driv
     run_as_told(driver)
 
 
+def test_what_the_successor_trains_is_learnt_from_its_greeting(driver: Driver) -> None:
+    hello = wire.Hello(version=2, job="a", rank=0, world_size=1, pid=1, boundary=12, epoch=2, parked=False)
+    driver.say("a", hello)
+    assert driver.say("a", wire.Profiled(epoch=2, tensors=4, nbytes=1000, largest_bytes=800)) == []
+    driver.parked("b", 11)
+    run_as_told(driver)
+    assert driver.core.jobs["a"].skew == pytest.approx(0.8)
+
+
 def test_who_greets_before_anything_has_happened_is_told_again(driver: Driver) -> None:
     parked = wire.Hello(version=2, job="a", rank=0, world_size=1, pid=1, boundary=11, epoch=1)
     commands = driver.say("a", parked)
