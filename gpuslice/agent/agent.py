@@ -213,6 +213,7 @@ class Agent:
                 raise
             say(error.message, error.remedy)
             if leased:
+                self._memory.begin(self._runtime.in_use.name)
                 self._orders.run_on()
                 self._refuse(error, running=True)
             else:
@@ -267,7 +268,7 @@ class Agent:
             self._orders.take_leave()
             return True
         self._last_suspended = None
-        self._memory.begin()
+        self._memory.begin(self._runtime.in_use.name)
         self._take_part(order)
         self._orders.run_on()
         self._note_lease(order.device)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Callable
 
 import torch
 
@@ -17,20 +17,25 @@ _WARM_UP_STEPS = 3
 class PeakMemory:
     """Of this process: on a GPU what torch's allocator reserves, on the host its anonymous resident memory.
 
-    Moving the state takes memory, too, which does not count: the peak is counted anew after each move.
+    Moving the state takes memory, too, which does not count. On the host the peak is counted anew after each
+    move. On a GPU it is the script's to reset: as long as there is none above that of the moves, what is
+    reserved when somebody looks counts.
     """
 
     def __init__(self) -> None:
         self._most_bytes = 0
+        #: The peak of the GPU when training went on last.
+        self._moving_bytes = 0
 
-    def begin(self) -> None:
+    def begin(self, leased: DeviceName) -> None:
         """The state is on the device, and training goes on."""
         reset_peak()
+        self._moving_bytes = _reserved_bytes(torch.cuda.max_memory_reserved, leased)
 
     def look(self, leased: DeviceName, steps: int) -> int:
         """Bytes, up to now; 0: not known. Call it while the job trains, in any thread."""
         if steps >= _WARM_UP_STEPS:
-            self._most_bytes = max(self._most_bytes, _peak_bytes(leased))
+            self._most_bytes = max(self._most_bytes, self._peak_bytes(leased))
         return self._most_bytes
 
     @property
@@ -38,11 +43,16 @@ class PeakMemory:
         """What was seen last."""
         return self._most_bytes
 
+    def _peak_bytes(self, leased: DeviceName) -> int:
+        if leased.kind != "cuda":
+            return peak_anonymous_bytes() or 0
+        peak_bytes = _reserved_bytes(torch.cuda.max_memory_reserved, leased)
+        if peak_bytes > self._moving_bytes:
+            return peak_bytes
+        return _reserved_bytes(torch.cuda.memory_reserved, leased)
 
-def _peak_bytes(leased: DeviceName) -> int:
-    if leased.kind == "cuda":
-        if not runtime_calls.has_begun():
-            return 0
-        ask = functools.partial(torch.cuda.max_memory_reserved, leased.index or 0)
-        return int(allocator_memory.statistics(ask) or 0)
-    return peak_anonymous_bytes() or 0
+
+def _reserved_bytes(ask: Callable[[int], int], leased: DeviceName) -> int:
+    if leased.kind != "cuda" or not runtime_calls.has_begun():
+        return 0
+    return int(allocator_memory.statistics(lambda: ask(leased.index or 0)) or 0)

@@ -23,7 +23,7 @@ def touch(nbytes: int) -> mmap.mmap:
 
 def test_the_peak_is_known_after_the_first_steps_and_stays() -> None:
     memory = PeakMemory()
-    memory.begin()
+    memory.begin(CPU)
     assert memory.look(CPU, 2) == memory.most_bytes == 0
     before = memory.look(CPU, 3)
     assert before > 0
@@ -36,8 +36,25 @@ def test_the_peak_is_known_after_the_first_steps_and_stays() -> None:
 
 def test_what_moving_the_state_takes_does_not_count() -> None:
     memory = PeakMemory()
-    memory.begin()
+    memory.begin(CPU)
     before = memory.look(CPU, 3)
     touch(NBYTES).close()
-    memory.begin()
+    memory.begin(CPU)
     assert memory.look(CPU, 4) < before + NBYTES // 2
+
+
+def test_what_moving_the_state_takes_on_a_gpu_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's peak counts on, as the script may look at it."""
+    gpu, has = DeviceName("cuda", 1), {"peak": 10, "now": 8}
+    monkeypatch.setattr("gpuslice.kernels.cuda.runtime_calls.has_begun", lambda: True)
+    monkeypatch.setattr("torch.cuda.max_memory_reserved", lambda index: has["peak"])
+    monkeypatch.setattr("torch.cuda.memory_reserved", lambda index: has["now"])
+    memory = PeakMemory()
+    assert memory.look(gpu, 3) == 10
+    has.update(peak=50)
+    memory.begin(gpu)
+    assert memory.look(gpu, 4) == 10
+    has.update(now=12)
+    assert memory.look(gpu, 5) == 12
+    has.update(peak=60)
+    assert memory.look(gpu, 6) == 60
