@@ -44,6 +44,7 @@ class OutermostCalls:
         self._main = threading.main_thread().ident
         self._original_call, self._original_eval = nn.Module.__call__, nn.Module.eval
         self._watched: type | None = None
+        self._hook: _OnLookup | None = None
         nn.Module.eval = _OnLookup(nn.Module.eval, self._evaluates)  # type: ignore[method-assign, assignment]
         self._watch(nn.Module)
 
@@ -55,18 +56,23 @@ class OutermostCalls:
     def _watch(self, kind: type | None) -> None:
         """Watch the calls of modules of this class from now on, and no others."""
         former, self._watched = self._watched, kind
-        if former is nn.Module:
-            nn.Module.__call__ = self._original_call  # type: ignore[method-assign]
-        elif former is not None:
-            del former.__call__
+        # While torch.fx traces, it has a function of its own in the place of that of nn.Module.
+        if former is not None and vars(former).get("__call__") is self._hook:
+            if former is nn.Module:
+                nn.Module.__call__ = self._original_call  # type: ignore[method-assign]
+            else:
+                del former.__call__
         if kind is not None:
-            setattr(kind, "__call__", _OnLookup(self._original_call, self._called))  # noqa: B010
+            look_up = _OnLookup if kind is nn.Module else _OnLookupInSubclass
+            self._hook = look_up(self._original_call, self._called)
+            setattr(kind, "__call__", self._hook)  # noqa: B010
 
     def _evaluates(self, module: object) -> None:
         if _thread.get_ident() != self._main or torch.compiler.is_compiling():
             return
         self._boundaries.expect_calls()
-        if self._watched is not nn.Module:
+        # Having traced, torch.fx leaves what it has found by asking for it: the function, not the hook.
+        if vars(nn.Module)["__call__"] is self._original_call:
             self._watch(nn.Module)
 
     def _called(self, module: object) -> None:
@@ -110,3 +116,11 @@ class _OnLookup:
             return self._original
         self._notice(module)
         return MethodType(self._original, module)
+
+
+class _OnLookupInSubclass(_OnLookup):
+    """The same for ``__call__`` of a subclass: it is called by what ``nn.Module`` has there at the time."""
+
+    def __get__(self, module: object | None, owner: type | None = None) -> Callable[..., Any]:
+        self._original = nn.Module.__call__
+        return super().__get__(module, owner)

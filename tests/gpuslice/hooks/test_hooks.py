@@ -11,6 +11,7 @@ from types import FrameType
 
 import pytest
 import torch
+import torch.fx
 import torch.utils.checkpoint
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
@@ -343,6 +344,33 @@ def test_where_nothing_else_is_calls_of_the_model_are_boundaries(
             model(torch.ones(1, 2))
         assert counter.count == before + 4
     assert type(model).__call__ is call
+
+
+def test_evaluation_is_watched_though_torch_fx_has_traced(counter: BoundaryCounter) -> None:
+    model = Twice()
+    torch.fx.symbolic_trace(model)
+    model.eval()
+    with torch.no_grad():
+        for _ in range(EVALUATION_CALLS + 4):
+            model(torch.ones(1, 2))
+    assert counter.count == 4
+
+
+def test_torch_fx_traces_the_same_graph_while_a_class_of_modules_is_watched(counter: BoundaryCounter) -> None:
+    def operations() -> list[str]:
+        return [node.op for node in torch.fx.symbolic_trace(Twice()).graph.nodes]
+
+    linear, call = nn.Linear(2, 2), nn.Linear.__call__
+    with torch.no_grad():
+        for _ in range(EVALUATION_CALLS + 1):
+            linear(torch.ones(1, 2))
+    assert "__call__" in vars(nn.Linear)
+    assert operations() == ["placeholder", "call_module", "call_module", "output"]
+    before = counter.count
+    with torch.no_grad():
+        linear(torch.ones(1, 2))
+    assert counter.count == before + 1
+    assert nn.Linear.__call__ is call
 
 
 def test_calls_that_an_optimizer_s_step_follows_are_no_boundaries(counter: BoundaryCounter) -> None:
