@@ -27,7 +27,10 @@ class AfterBackward:
 
     def __init__(self, ended: Callable[[], None]) -> None:
         def step() -> None:
-            if sys.exc_info()[0] is None:
+            # What it failed with has come through it; what its caller may be handling has not.
+            error = sys.exc_info()[1]
+            trace = None if error is None else error.__traceback__
+            if trace is None or trace.tb_frame is not sys._getframe(1):
                 ended()
 
         # Between two graphs of a compiled function dynamo compiles whatever is called, this and all below

@@ -292,6 +292,21 @@ def test_a_backward_pass_that_fails_is_no_boundary_and_shows_no_frame_of_ours(
     assert "run_backward" in str(frames[-1].line)
 
 
+def test_backward_passes_amid_the_handling_of_an_error_are_boundaries(
+    counter: BoundaryCounter, no_optimizer: None
+) -> None:
+    """As of a loop that is run again with smaller batches, where the first attempt ran out of memory."""
+    loss = torch.ones(3, requires_grad=True).square().sum()
+    loss.backward()
+    try:
+        loss.backward()
+    except RuntimeError:
+        descend(torch.ones(3, requires_grad=True), 2)
+        with pytest.raises(RuntimeError, match="a second time"):
+            loss.backward()
+    assert counter.count == 3
+
+
 def test_backward_passes_of_other_threads_are_no_boundaries(
     counter: BoundaryCounter, no_optimizer: None
 ) -> None:
