@@ -90,7 +90,7 @@ struct block {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct block *blocks;
 static size_t count, capacity;
-static char message[256];
+static _Thread_local char message[256];
 
 static int failed(int code, const char *format, ...) {
     va_list arguments;

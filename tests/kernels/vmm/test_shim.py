@@ -115,6 +115,25 @@ assert [block.address for block in shim.blocks(0) if block.mapped] == sorted(add
 """)
 
 
+def test_what_failed_is_said_to_the_thread_that_saw_it(scenario: Scenario) -> None:
+    scenario("""
+import threading
+take(4 * MIB)
+shim.release(0)
+os.environ["FAKE_CUDA_BYTES"] = str(MIB)
+said = []
+def resume():
+    try:
+        shim.reserve(0)
+    except DeviceMemoryError:
+        said.append(shim._shim.gpuslice_vmm_message())
+thread = threading.Thread(target=resume)
+thread.start()
+thread.join()
+assert len(said) == 1 and said[0] and not shim._shim.gpuslice_vmm_message()
+""")
+
+
 @pytest.mark.parametrize("call", ["cuMemMap", "cuMemSetAccess"])
 def test_a_resume_that_fails_while_mapping_takes_nothing(scenario: Scenario, call: str) -> None:
     scenario(
