@@ -82,9 +82,7 @@ def agree(boundaries: Collection[int], world_size: int) -> list[set[int]]:
             f"a named job of {world_size} ranks is attached before they can agree where to go on",
             "call torch.distributed.init_process_group before gpuslice.attach",
         )
-    gpu = dist.get_backend() == "nccl"
-    device = torch.device("cuda", torch.cuda.current_device()) if gpu else torch.device("cpu")
-    mine = torch.full((_MOST,), _NONE, dtype=torch.int64, device=device)
+    mine = torch.full((_MOST,), _NONE, dtype=torch.int64, device=_device_of_collectives())
     newest = sorted(boundaries)[-_MOST:]
     mine[: len(newest)] = torch.tensor(newest, dtype=torch.int64)
     everybody = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
@@ -92,6 +90,14 @@ def agree(boundaries: Collection[int], world_size: int) -> list[set[int]]:
     found = [set(row.tolist()) - {_NONE} for row in everybody]
     common = newest_common(found)
     return [{one for one in of_rank if common is not None and one <= common} for of_rank in found]
+
+
+def _device_of_collectives() -> torch.device:
+    """The host, if the process group takes tensors of it; else the GPU."""
+    host = torch.device("cpu")
+    if host in dist.distributed_c10d._get_default_group()._device_types:
+        return host
+    return torch.device("cuda", torch.cuda.current_device())
 
 
 class CommonSnapshots:

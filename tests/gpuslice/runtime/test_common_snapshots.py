@@ -6,15 +6,18 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
+import torch
 import torch.distributed as dist
 
 from gpuslice.checkpoint.format.layout import Layout, StorageSpec
 from gpuslice.checkpoint.format.tree import encode
 from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
 from gpuslice.checkpoint.ramdisk.writer import SnapshotWriter
+from gpuslice.runtime import common_snapshots
 from gpuslice.runtime.common_snapshots import Announcements, CommonSnapshots, newest_common
 from gpuslice.runtime.shared_value import SharedValue
 
@@ -312,3 +315,16 @@ def test_in_a_process_group_made_anew_nobody_is_believed_to_have_nothing(gang: G
     assert list(map(gang.boundaries, range(RANKS))) == [{2, 4}, {4, 6}, {4, 6}], "the first knows not all"
     together(gang, 7, 8)
     assert list(map(gang.boundaries, range(RANKS))) == [{7, 8}] * RANKS
+
+
+@pytest.mark.parametrize(
+    ("kinds", "device"), [(("cpu",), "cpu"), (("cpu", "cuda"), "cpu"), (("cuda",), "cuda:3")]
+)
+def test_ranks_agree_by_tensors_that_their_group_takes(
+    monkeypatch: pytest.MonkeyPatch, kinds: tuple[str, ...], device: str
+) -> None:
+    """Whatever its backend is called: ``nccl``, ``cuda:nccl``, or both by their device."""
+    group = SimpleNamespace(_device_types=[torch.device(kind) for kind in kinds])
+    monkeypatch.setattr("torch.distributed.distributed_c10d._get_default_group", lambda: group)
+    monkeypatch.setattr("torch.cuda.current_device", lambda: 3)
+    assert common_snapshots._device_of_collectives() == torch.device(device)
