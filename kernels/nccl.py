@@ -10,7 +10,6 @@ import ctypes
 import functools
 import os
 from dataclasses import dataclass
-from enum import IntEnum
 
 from gpuslice.errors import DeviceMemoryError, SwitchFailedError
 
@@ -18,13 +17,8 @@ from gpuslice.errors import DeviceMemoryError, SwitchFailedError
 FIRST_VERSION = 22907
 _SUSPEND_MEM = 0x01  # NCCL_SUSPEND_MEM
 _UNHANDLED_CUDA_ERROR = 1
-
-
-class _Statistic(IntEnum):
-    """``ncclCommMemStat_t``."""
-
-    SUSPENDABLE = 0
-    PERSISTENT = 2
+#: Of ``ncclCommMemStat_t``.
+_SUSPENDABLE, _PERSISTENT = 0, 2
 
 
 @functools.cache
@@ -70,7 +64,7 @@ class Communicator:
         if _library() is None:
             return None
         found = []
-        for statistic in (_Statistic.SUSPENDABLE, _Statistic.PERSISTENT):
+        for statistic in (_SUSPENDABLE, _PERSISTENT):
             value = ctypes.c_uint64()
             if self._call("ncclCommMemStats", ctypes.c_int(statistic), ctypes.byref(value)):
                 return None  # its memory manager is switched off

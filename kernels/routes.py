@@ -58,10 +58,12 @@ def read_version_file(path: Path) -> TorchBuild:
 class Verdict:
     """Whether a route can be taken on a device; if not, why, and what to do about it."""
 
-    route: Route
-    available: bool
     reason: str = ""
     remedy: str = ""
+
+    @property
+    def available(self) -> bool:
+        return not self.reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +95,7 @@ class Ground:
 def verdicts(kind: str, ground: Ground) -> dict[Route, Verdict]:
     """The verdict on each of the three routes for devices of a kind (``cpu``, ``cuda``, ``null``)."""
     judges = {Route.TENSOR: _tensor, Route.VMM: _vmm, Route.DRIVER: _driver}
-    found = {}
-    for route, judge in judges.items():
-        reason, remedy = judge(kind, ground)
-        found[route] = Verdict(route, not reason, reason, remedy)
-    return found
+    return {route: Verdict(*judge(kind, ground)) for route, judge in judges.items()}
 
 
 def choose(wanted: Route, device: DeviceName, ground: Ground | None = None) -> Route:

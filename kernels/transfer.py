@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     import torch
@@ -49,43 +49,12 @@ class Transfer:
         )
 
 
-class Inspector(Protocol):
-    """Sees every chunk of a copy, in any order and from several threads.
-
-    Chunks begin at multiples of ``CHUNK_BYTES`` of their storage.
-    """
-
-    def __call__(self, offset: int, data: memoryview) -> bool:
-        """Look at a chunk before it is copied.
-
-        Parameters
-        ----------
-        offset
-            Where it lies, or will lie, in the arena.
-        data
-            The bytes to be copied.
-
-        Returns
-        -------
-        bool
-            Whether to copy it; no, if the target has these very bytes already.
-        """
-        ...
-
-
-class Marks(Protocol):
-    """Keeps the marks that a GPU makes of chunks where they are: 128 bits, the same for the same bytes only.
-
-    What a mark is a function of is the device's own business (digest.cu): marks are compared with marks,
-    never with checksums, and never leave the process.
-    """
-
-    def __call__(self, offset: int, mark: int) -> bool:
-        """Note the mark of the chunk for this offset of the arena.
-
-        Returns
-        -------
-        bool
-            Whether the arena holds that very chunk there already. Then it is neither copied nor inspected.
-        """
-        ...
+#: Looks at a chunk before it is copied, given where it lies, or will lie, in the arena, and its bytes. Says
+#: whether to copy it; no, if the target has these very bytes already. Chunks come in any order and from
+#: several threads, and begin at multiples of ``CHUNK_BYTES`` of their storage.
+Inspector: TypeAlias = Callable[[int, memoryview], bool]
+#: Notes the mark that a GPU makes of the chunk for an offset of the arena: 128 bits, the same for the same
+#: bytes only. Says whether the arena holds that very chunk there already; then it is neither copied nor
+#: inspected. What a mark is a function of is the device's own business (digest.cu): marks are compared with
+#: marks, never with checksums, and never leave the process.
+Marks: TypeAlias = Callable[[int, int], bool]

@@ -16,6 +16,8 @@ import torch
 
 from gpuslice.errors import DeviceMemoryError
 
+from . import runtime_calls
+
 #: One segment for many storages has about this many bytes.
 SEGMENT_BYTES = 512 << 20
 #: The allocator gives smaller storages a share of segments anyway.
@@ -37,24 +39,22 @@ def held_by_gpu() -> tuple[int, list[int]] | None:
 
     An allocator that keeps no count is taken to hold one byte on the current GPU.
     """
-    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    counts = _counts()
+    if not counts:
         return None
     current = torch.cuda.current_device()
-    counts = [statistics(functools.partial(torch.cuda.memory_allocated, gpu)) for gpu in _gpus()]
     return current, [int(gpu == current) if count is None else count for gpu, count in enumerate(counts)]
 
 
 def held_elsewhere(index: int) -> dict[int, int]:
     """Bytes of live tensors on every GPU that holds some, but for one; of any thread's asking."""
-    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        return {}
-    others = (gpu for gpu in _gpus() if gpu != index)
-    counts = {gpu: statistics(functools.partial(torch.cuda.memory_allocated, gpu)) for gpu in others}
-    return {gpu: count for gpu, count in counts.items() if count}
+    return {gpu: count for gpu, count in enumerate(_counts()) if count and gpu != index}
 
 
-def _gpus() -> range:
-    return range(torch.cuda.device_count())
+def _counts() -> list[int | None]:
+    """Bytes of live tensors on each GPU as far as they are counted; none before this process begins CUDA."""
+    gpus = range(torch.cuda.device_count()) if runtime_calls.has_begun() else ()
+    return [statistics(functools.partial(torch.cuda.memory_allocated, gpu)) for gpu in gpus]
 
 
 def segments(gpus: Collection[int]) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 import torch
 
-from gpuslice.kernels.host.copies import at_work, run
+from gpuslice.kernels.host.copies import at_work, check, run
 from gpuslice.kernels.host.process_memory import view_address
 from gpuslice.kernels.transfer import Inspector, Marks, Pairs, Transfer
 
@@ -55,7 +55,7 @@ class GpuCopy:
         self._storages = [storage for storage, _ in pairs]
         self._addresses = [storage.data_ptr() for storage in self._storages]
         self._places = [Place(offset, storage.nbytes()) for storage, offset in pairs]
-        copy_plan.check(self._places, len(arena))
+        check(self._places, len(arena))
         self._arena = arena
         self._bytes = bytes_of_memory(arena)
         self._base = view_address(arena) if arena.nbytes else 0

@@ -93,13 +93,6 @@ class Packed:
             yield piece, span.staged + piece.offset - span.offset
 
 
-def check(places: Sequence[Place], arena_bytes: int) -> None:
-    """Raise ``ValueError`` unless every storage lies inside the arena."""
-    for offset, nbytes in places:
-        if not 0 <= offset <= arena_bytes - nbytes:
-            raise ValueError(f"a storage of {nbytes} bytes does not fit at {offset} of {arena_bytes} bytes")
-
-
 def small(places: Sequence[Place], pack_bytes: int = PACK_BYTES) -> list[int]:
     """Numbers of the storages that are worth packing; none, if it is only one."""
     found = [number for number, place in enumerate(places) if 0 < place.nbytes < pack_bytes]

@@ -84,13 +84,19 @@ class CudaEngine:
     ----------
     index
         Of the GPU, as torch counts.
+
+    Attributes
+    ----------
+    kernels
+        There once `kernels_missing` has said that none are missing.
     """
+
+    kernels: GpuKernels
 
     def __init__(self, index: int) -> None:
         self._index = index
         self._lock = threading.Lock()
         self._streams: list[torch.cuda.Stream] = []
-        self._kernels: GpuKernels | None = None
         self._missing: str | None = None
 
     def lanes(self) -> Sequence[CudaLane]:
@@ -103,28 +109,18 @@ class CudaEngine:
             stream.wait_stream(current)
         return [CudaLane(stream, self) for stream in self._streams]
 
-    @property
-    def kernels(self) -> GpuKernels:
-        """Raises ``EnvironmentUnusableError`` where `kernels_missing` says why there are none."""
-        if self._kernels is None:
-            raise EnvironmentUnusableError(self._missing or "the GPU kernels are not loaded")
-        return self._kernels
-
     def kernels_missing(self) -> str:
         """Why there are no kernels, or an empty string.
 
-        Also loads them: before the first copy, or that takes as long as CuPy takes to compile.
+        Also compiles them (seconds, once per machine: CuPy keeps them) and loads them: before the first copy,
+        or that takes as long.
         """
         with self._lock:
             if self._missing is None:
-                self._missing = self._load()
+                try:
+                    with runtime_calls.on_gpu(self._index):
+                        self.kernels = GpuKernels()
+                    self._missing = ""
+                except EnvironmentUnusableError as error:
+                    self._missing = error.message
             return self._missing
-
-    def _load(self) -> str:
-        """Compile the kernels (seconds, once per machine: CuPy keeps them) and load them."""
-        try:
-            with runtime_calls.on_gpu(self._index):
-                self._kernels = GpuKernels()
-        except EnvironmentUnusableError as error:
-            return error.message
-        return ""

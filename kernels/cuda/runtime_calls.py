@@ -16,7 +16,6 @@ import torch
 
 #: ``cudaStreamNonBlocking``: it does not wait for the default stream, nor that one for it.
 _NON_BLOCKING = 1
-_UNMADE = -1
 #: ``cudaStreamCaptureModeRelaxed``: what this thread calls is no matter of captures in other threads.
 _RELAXED = 2
 #: ``CUDA_ERROR_NOT_INITIALIZED``
@@ -143,19 +142,13 @@ own_streams: set[int] = set()
 
 def make_stream(index: int) -> torch.cuda.Stream:
     """A stream of its own; torch's constructor would make the whole pool of streams, 128 of them."""
-    stream = _make_stream(index)
+    library, pointer = _library(), ctypes.c_void_p()
+    create = None if library is None else library.cudaStreamCreateWithPriority
+    with torch.cuda.device(index):
+        if create is None or create(ctypes.byref(pointer), _NON_BLOCKING, 0) != 0:
+            spend_error()
+            stream = torch.cuda.Stream(index)  # type: ignore[no-untyped-call]
+        else:
+            stream = torch.cuda.ExternalStream(pointer.value or 0, index)  # type: ignore[no-untyped-call]
     own_streams.add(stream.cuda_stream)
     return stream
-
-
-def _make_stream(index: int) -> torch.cuda.Stream:
-    library = _library()
-    pointer = ctypes.c_void_p()
-    with torch.cuda.device(index):
-        made = _UNMADE
-        if library is not None:
-            made = library.cudaStreamCreateWithPriority(ctypes.byref(pointer), _NON_BLOCKING, 0)
-        if made != 0:
-            spend_error()
-            return torch.cuda.Stream(index)  # type: ignore[no-untyped-call]
-        return torch.cuda.ExternalStream(pointer.value or 0, index)  # type: ignore[no-untyped-call]

@@ -83,14 +83,20 @@ def _pieces(pairs: Pairs) -> list[Piece]:
     return [(storage.data_ptr(), offset, storage.nbytes()) for storage, offset in pairs]
 
 
-def _batches(places: Iterable[Piece], arena_bytes: int) -> Iterator[list[Piece]]:
+def check(places: Iterable[tuple[int, int]], arena_bytes: int) -> None:
+    """Raise ``ValueError`` unless every storage, given its offset and bytes, lies inside the arena."""
+    for offset, nbytes in places:
+        if not 0 <= offset <= arena_bytes - nbytes:
+            raise ValueError(f"a storage of {nbytes} bytes does not fit at {offset} of {arena_bytes} bytes")
+
+
+def _batches(places: Sequence[Piece], arena_bytes: int) -> Iterator[list[Piece]]:
     """Large ranges chunk by chunk, small ones together, in about equal portions of work."""
     batch: list[Piece] = []
     room = CHUNK_BYTES
+    check(((offset, nbytes) for _, offset, nbytes in places), arena_bytes)
     for piece in places:
         address, offset, nbytes = piece
-        if not 0 <= offset <= arena_bytes - nbytes:
-            raise ValueError(f"a storage of {nbytes} bytes does not fit at {offset} of {arena_bytes} bytes")
         if nbytes > CHUNK_BYTES:
             for start in range(0, nbytes, CHUNK_BYTES):
                 yield [(address + start, offset + start, min(CHUNK_BYTES, nbytes - start))]

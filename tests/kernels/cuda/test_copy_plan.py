@@ -134,10 +134,3 @@ def test_blocks_are_portions_of_about_the_same_size(monkeypatch: pytest.MonkeyPa
 def test_chunks_that_follow_each_other_are_one_copy() -> None:
     pieces = [Piece(1, 0, 10, 4), Piece(1, 4, 14, 4), Piece(1, 12, 22, 4), Piece(2, 16, 26, 4)]
     assert list(copy_plan.copies(pieces)) == [Piece(1, 0, 10, 8), Piece(1, 12, 22, 4), Piece(2, 16, 26, 4)]
-
-
-@pytest.mark.parametrize("place", [Place(-1, 4), Place(97, 4), Place(0, 101)])
-def test_what_does_not_fit_the_arena_is_refused(place: Place) -> None:
-    copy_plan.check([Place(96, 4)], 100)
-    with pytest.raises(ValueError, match="does not fit"):
-        copy_plan.check([Place(0, 1), place], 100)

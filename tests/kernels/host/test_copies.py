@@ -179,3 +179,10 @@ def _default_interrupt() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize("place", [(-1, 4), (97, 4), (0, 101)])
+def test_what_does_not_fit_the_arena_is_refused(place: tuple[int, int]) -> None:
+    copies.check([(96, 4)], 100)
+    with pytest.raises(ValueError, match="does not fit"):
+        copies.check([(0, 1), place], 100)
