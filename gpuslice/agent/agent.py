@@ -16,7 +16,7 @@ from typing import NoReturn
 
 from gpuslice.agent.boundary_watchdog import BoundaryWatchdog
 from gpuslice.agent.handover import HandedDevice, Handovers
-from gpuslice.agent.orders import Orders, Phase
+from gpuslice.agent.orders import ERROR_CHARACTERS, Orders, Phase
 from gpuslice.agent.peak_memory import PeakMemory
 from gpuslice.agent.scheduler_link import Link
 from gpuslice.agent.unleased_memory import UnleasedMemory
@@ -61,8 +61,6 @@ from gpuslice.wire import (
 
 #: The lease's epoch and device, for processes that this one starts.
 _LEASE = "GPUSLICE_LEASE"
-#: Of an error that the scheduler is told.
-_ERROR_CHARACTERS = 4096
 #: A lease that was there for the asking comes within this.
 _AT_ONCE_S = 0.5
 #: Another attempt, with more room, may not meet these.
@@ -300,8 +298,8 @@ class Agent:
                 epoch=self._orders.epoch,
                 boundary=self._boundaries.count,
                 running=running,
-                error=shortened(error.message, _ERROR_CHARACTERS),
-                remedy=shortened(error.remedy, _ERROR_CHARACTERS),
+                error=shortened(error.message, ERROR_CHARACTERS),
+                remedy=shortened(error.remedy, ERROR_CHARACTERS),
                 retryable=isinstance(error, _RETRYABLE) or (not running and isinstance(error, _STILL_PARKED)),
             )
         )

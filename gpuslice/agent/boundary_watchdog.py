@@ -9,13 +9,14 @@ import sys
 import sysconfig
 import threading
 import time
-from collections.abc import Callable, Iterator
-from types import FrameType, ModuleType
+from collections.abc import Callable
+from types import FrameType
 
 from gpuslice.checkpoint.discover import pending_collectives
 from gpuslice.checkpoint.gate import OWN_PREFIX
 from gpuslice.runtime.boundaries import BoundaryCounter
 from gpuslice.runtime.ending import say
+from gpuslice.runtime.thread_gate import knows_torch, stack
 from gpuslice.types import shortened
 
 #: So long without a boundary is worth a word.
@@ -135,19 +136,13 @@ class BoundaryWatchdog:
             self._tell(f"the script {what}: its main thread is at {location}", _REMEDY)
 
 
-def _stack(frame: FrameType | None) -> Iterator[FrameType]:
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
-
-
 def _module(frame: FrameType) -> str:
     return str(frame.f_globals.get("__name__"))
 
 
 def _is_ours(frame: FrameType) -> bool:
     """Whether the main thread parks, or does something else for gpuslice."""
-    return any(_module(one).startswith("gpuslice.") for one in _stack(frame))
+    return any(_module(one).startswith("gpuslice.") for one in stack(frame))
 
 
 def _is_users(frame: FrameType) -> bool:
@@ -157,26 +152,17 @@ def _is_users(frame: FrameType) -> bool:
 
 def _location(frame: FrameType) -> str:
     """File, line and function of the innermost frame that is the user's, not a library's."""
-    found = next(filter(_is_users, _stack(frame)), frame)
+    found = next(filter(_is_users, stack(frame)), frame)
     code = found.f_code
     return shortened(f"{code.co_filename}:{found.f_lineno}, in {code.co_name}", _PLACE_CHARACTERS)
 
 
 def _computes(frame: FrameType) -> bool:
     """Whether this is torch at work, or code that uses it; not an import."""
-    stack = list(_stack(frame))
-    if any(_module(one).startswith("importlib.") for one in stack):
+    frames = list(stack(frame))
+    if any(_module(one).startswith("importlib.") for one in frames):
         return False
     return any(
         name.startswith("torch.") and not name.startswith("torch.multiprocessing")
-        for name in map(_module, stack)
-    ) or _knows_torch(next(filter(_is_users, stack), frame))
-
-
-def _knows_torch(frame: FrameType) -> bool:
-    """Whether the frame's module has torch, or something of it, among its names."""
-    for value in list(frame.f_globals.values()):
-        home = value.__name__ if isinstance(value, ModuleType) else type(value).__module__
-        if isinstance(home, str) and home.partition(".")[0] == "torch":
-            return True
-    return False
+        for name in map(_module, frames)
+    ) or knows_torch(next(filter(_is_users, frames), frame))

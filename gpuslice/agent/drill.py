@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from gpuslice import config
 from gpuslice.agent.boundary_watchdog import BoundaryWatchdog
@@ -42,17 +42,9 @@ class Drill:
 
     def at_boundary(self, boundary: int) -> Sequence[int]:
         """Suspend and resume; ends the job, by an error's exit code, if that is not possible."""
-        runtime, late = self._runtime, list[int]()
-        if not runtime.may_park():
-            return late
-        with undisturbed(late=late), whole_or_ended(lambda: runtime.whole):
-            try:
-                runtime.suspend(explicit=runtime.boundaries.explicit)
-                runtime.resume()
-            except GpusliceError as error:
-                if runtime.whole:
-                    end(error)
-                raise
+        if not self._runtime.may_park():
+            return []
+        late = stay_suspended(self._runtime)
         self._ask(boundary)
         return late
 
@@ -69,6 +61,27 @@ class Drill:
         else:
             position = bisect_right(self._at, after)
             self._runtime.boundaries.stop_at = self._at[position] if position < len(self._at) else NEVER
+
+
+def stay_suspended(runtime: Runtime, wait: Callable[[], object] = lambda: None) -> Sequence[int]:
+    """Suspend the job, ``wait``, and resume it; an error ends the job, by its exit code.
+
+    Returns
+    -------
+    Sequence of int
+        The signals whose handlers could not run meanwhile.
+    """
+    late: list[int] = []
+    with undisturbed(late=late), whole_or_ended(lambda: runtime.whole):
+        try:
+            runtime.suspend(explicit=runtime.boundaries.explicit)
+            wait()
+            runtime.resume()
+        except GpusliceError as error:
+            if runtime.whole:
+                end(error)
+            raise
+    return late
 
 
 def from_settings(runtime: Runtime) -> Drill | None:

@@ -42,7 +42,7 @@ from gpuslice.wire import (
 )
 
 #: Of an error that the scheduler is told.
-_ERROR_CHARACTERS = 4096
+ERROR_CHARACTERS = 4096
 #: How often the parked main thread looks for itself: a signal may come just before it waits.
 _LOOK_AGAIN_MS = 500
 #: A ``stop_at`` from here on is never reached: a suspend that was called off.
@@ -152,7 +152,7 @@ class Orders:
     def _decline(self, epoch: int, error: str) -> Declined:
         self._declined = max(self._declined, epoch)
         self.expected, self._coming = None, False
-        return Declined(epoch=epoch, error=shortened(error, _ERROR_CHARACTERS))
+        return Declined(epoch=epoch, error=shortened(error, ERROR_CHARACTERS))
 
     def suspend(self, order: Suspend) -> list[FromAgent]:
         """A boundary to stop at."""

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from gpuslice.errors import GpusliceError
+from gpuslice.agent.drill import stay_suspended
 from gpuslice.launch.command import rank_path
 from gpuslice.launch.step_control import StepControl
 from gpuslice.runtime.boundaries import NEVER
-from gpuslice.runtime.ending import end, undisturbed, whole_or_ended
 from gpuslice.runtime.runtime import Runtime
 
 
@@ -35,19 +34,9 @@ class Turns:
 
     def at_boundary(self, boundary: int) -> Sequence[int]:
         """Suspend until it is this job's turn; an error ends the job by its exit code."""
-        runtime, late = self._runtime, list[int]()
-        if not self._control.away or not runtime.may_park():
-            return late
-        with undisturbed(late=late), whole_or_ended(lambda: runtime.whole):
-            try:
-                runtime.suspend(explicit=runtime.boundaries.explicit)
-                self._control.await_turn()
-                runtime.resume()
-            except GpusliceError as error:
-                if runtime.whole:
-                    end(error)
-                raise
-        return late
+        if not self._control.away or not self._runtime.may_park():
+            return []
+        return stay_suspended(self._runtime, self._control.await_turn)
 
     def finish(self) -> None:
         """The others go on without this job."""

@@ -63,7 +63,7 @@ def install(early: EarlyThreads | None = None) -> None:
     SystemExit
         After a message, with the error's exit code, if what the user asked for is impossible here.
     """
-    uncaught.install(lambda error: runtime().memory_limit.explain(error))
+    _explain_errors()
     try:
         job = runtime()
         if early is not None:
@@ -102,7 +102,7 @@ def join(rank: int, world_size: int) -> None:
                 _check_ranks(runtime(), identity)
                 runtime().set_rank(identity)
             return
-        uncaught.install(lambda error: runtime().memory_limit.explain(error))
+        _explain_errors()
         job = renew(identity)
         _check_ranks(job, identity)
         if job.settings.profile:
@@ -126,7 +126,7 @@ def take_over(boundary: int) -> Sequence[int]:
         As `install`.
     """
     launcher = process_groups.below_a_launcher(os.environ)
-    uncaught.install(lambda error: runtime().memory_limit.explain(error))
+    _explain_errors()
     try:
         job = own()
         if job.settings.ranks > 1 or not launcher:
@@ -140,6 +140,10 @@ def take_over(boundary: int) -> Sequence[int]:
     controller = job.boundaries.controller
     asked = controller is not None and boundary >= job.boundaries.stop_at
     return controller.at_boundary(boundary) if controller is not None and asked else ()
+
+
+def _explain_errors() -> None:
+    uncaught.install(lambda error: runtime().memory_limit.explain(error))
 
 
 def _joined(rank: int, world_size: int) -> None:

@@ -181,7 +181,7 @@ class ThreadGate:
         """A thread that no gate stops and whose code knows torch."""
         early = self._early.idents if self._early is not None else ()
         for name, ident, frame in self._others():
-            if ident not in self._modes and ident not in early and _knows_torch(frame):
+            if ident not in self._modes and ident not in early and any(map(knows_torch, stack(frame))):
                 return name
         return None
 
@@ -253,25 +253,29 @@ def _compilers() -> set[int | None]:
     return {thread.ident for thread in getattr(pool(), "_threads", ())}
 
 
-def _knows_torch(frame: FrameType | None) -> bool:
-    """Whether a function on a stack belongs to a module that has imported torch or something of it."""
-    while frame is not None:
-        for value in list(frame.f_globals.values()):
-            if isinstance(value, ModuleType):
-                home = value.__name__
-            else:  # where a class or function comes from, or the class of a tensor
-                home = (value if isinstance(value, type | FunctionType) else type(value)).__module__
-            if isinstance(home, str) and home.split(".")[0] == "torch":
-                return True
-        frame = frame.f_back
+def knows_torch(frame: FrameType) -> bool:
+    """Whether a function belongs to a module that has imported torch or something of it."""
+    for value in list(frame.f_globals.values()):
+        if isinstance(value, ModuleType):
+            home = value.__name__
+        else:  # where a class or function comes from, or the class of a tensor
+            home = (value if isinstance(value, type | FunctionType) else type(value)).__module__
+        if isinstance(home, str) and home.split(".")[0] == "torch":
+            return True
     return False
+
+
+def stack(frame: FrameType | None) -> Iterator[FrameType]:
+    """A frame and those below it."""
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
 
 
 def _torch_module(frame: FrameType | None) -> str | None:
     """Name of the innermost torch module on a stack, or ``None``."""
-    while frame is not None:
-        name = frame.f_globals.get("__name__", "")
+    for one in stack(frame):
+        name = one.f_globals.get("__name__", "")
         if name == "torch" or name.startswith("torch."):
             return str(name)
-        frame = frame.f_back
     return None
