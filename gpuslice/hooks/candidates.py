@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from gpuslice.hooks import process_groups
 from gpuslice.hooks.hooks import count_boundaries
-from gpuslice.hooks.lone_members import watch_for_training
+from gpuslice.hooks.single_rank_groups import watch_for_training
 from gpuslice.runtime import foreign_processes
 from gpuslice.runtime.boundaries import counter
 

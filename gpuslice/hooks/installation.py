@@ -16,7 +16,7 @@ from gpuslice.checkpoint.discover.heap import hide_imports
 from gpuslice.errors import GpusliceError, UsageError
 from gpuslice.hooks import elastic_jobs, process_groups, profiling
 from gpuslice.hooks.hooks import count_boundaries
-from gpuslice.hooks.lone_members import watch_for_training
+from gpuslice.hooks.single_rank_groups import watch_for_training
 from gpuslice.launch.rank_identity import ARMED, RankIdentity
 from gpuslice.runtime import foreign_processes, uncaught
 from gpuslice.runtime.boundaries import NEVER, BoundaryCounter, Controller

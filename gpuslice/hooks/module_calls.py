@@ -79,7 +79,7 @@ class OutermostCalls:
         if _thread.get_ident() != self._main:
             return
         boundaries = self._boundaries
-        if not boundaries.calls_count:
+        if not boundaries.counts_module_calls:
             self._watch(None)
             return
         # All in one function: it is called for every layer, until it is known which class is outermost.

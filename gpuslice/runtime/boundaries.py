@@ -53,7 +53,7 @@ class BoundaryCounter:
         Whether the script marks its boundaries itself; then the hooks count none.
     amid_graphs
         Whether the latest boundary is of a backward pass or a call: graphs may be alive that go on.
-    calls_count
+    counts_module_calls
         Whether there was no batch, step or backward pass since the script began to evaluate.
     went_on_from
         Where the snapshot of a former process was taken that this one has gone on from; 0 without one.
@@ -78,10 +78,10 @@ class BoundaryCounter:
         "_steps_since_fetch",
         "amid_graphs",
         "callback_at",
-        "calls_count",
         "compiled_step",
         "controller",
         "count",
+        "counts_module_calls",
         "explicit",
         "hooked",
         "recorder",
@@ -108,7 +108,7 @@ class BoundaryCounter:
         self._steps_since_fetch = LOADERLESS_STEPS
         self._backwards_since_step = STEPLESS_BACKWARDS
         self._calls_since = 0
-        self.calls_count = True
+        self.counts_module_calls = True
         self.compiled_step = False
         self.amid_graphs = False
 
@@ -116,7 +116,7 @@ class BoundaryCounter:
         """A DataLoader is about to fetch a batch for the main thread; returns the signals to deliver."""
         self.settle_steps()
         self._steps_since_fetch = self._backwards_since_step = 0
-        self.calls_count = False
+        self.counts_module_calls = False
         return self._cross() if self._by_hooks else ()
 
     def stepped(self) -> Sequence[int]:
@@ -136,7 +136,7 @@ class BoundaryCounter:
         self.steps += 1
         self._steps_since_fetch += 1
         self._backwards_since_step = 0
-        self.calls_count = False
+        self.counts_module_calls = False
 
     @property
     def _loaderless(self) -> bool:
@@ -146,7 +146,7 @@ class BoundaryCounter:
         """An outermost backward pass has ended in the main thread; returns the signals to deliver."""
         stepped = self.compiled_step and self.settle_steps()
         self._backwards_since_step += 1
-        self.calls_count = False
+        self.counts_module_calls = False
         counts = self._backwards_since_step > STEPLESS_BACKWARDS or (stepped and self._loaderless)
         return self._cross(True) if counts and self._by_hooks else ()
 
@@ -157,7 +157,7 @@ class BoundaryCounter:
     def expect_calls(self) -> None:
         """The script begins to evaluate: calls of modules count, until something better does."""
         self._calls_since = 0
-        self.calls_count = True
+        self.counts_module_calls = True
 
     def calling(self) -> Sequence[int]:
         """An outermost module is about to be called in the main thread; returns the signals to deliver."""

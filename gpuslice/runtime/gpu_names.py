@@ -36,7 +36,7 @@ class GpuNames(TorchFunctionMode):
         self._home = 0
         self._installed = False
         #: Draws on the present GPU for the script's generators of the first one.
-        self._twin: torch.Generator | None = None
+        self._substitute_generator: torch.Generator | None = None
         self._threads = threading.local()
 
     def pause(self) -> None:
@@ -115,15 +115,15 @@ class GpuNames(TorchFunctionMode):
         self, own: torch.Generator, func: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]
     ) -> Any:
         """Call with a generator of the present GPU in place of ``own``, which goes on as if it had drawn."""
-        if self._twin is None or self._twin.device != self._present:
-            self._twin = torch.Generator(self._present)
-        twin = self._twin
-        twin.set_state(own.get_state())
-        values = [twin if value is own else value for value in args]
+        if self._substitute_generator is None or self._substitute_generator.device != self._present:
+            self._substitute_generator = torch.Generator(self._present)
+        substitute = self._substitute_generator
+        substitute.set_state(own.get_state())
+        values = [substitute if value is own else value for value in args]
         try:
-            return func(*values, **{name: twin if it is own else it for name, it in kwargs.items()})
+            return func(*values, **{name: substitute if it is own else it for name, it in kwargs.items()})
         finally:
-            own.set_state(twin.get_state())
+            own.set_state(substitute.get_state())
 
     def _renamed(self, value: Any, *, by_number: bool) -> Any:
         if isinstance(value, torch.device):

@@ -133,10 +133,10 @@ class ThreadGate:
                 )
             self._left.wait(_LOOK_AGAIN_S)
             self._left.clear()
-        if stranger := self._stranger():
+        if ungated := self._ungated_thread():
             self.open()
             raise SuspendRefusedError(
-                f"thread {stranger!r} may use torch at any time, and is older than gpuslice in this process",
+                f"thread {ungated!r} may use torch at any time, and is older than gpuslice in this process",
                 "start it after `import torch`, as a threading.Thread, and the script by `gpuslice run`",
             )
 
@@ -177,7 +177,7 @@ class ThreadGate:
                 return name, module
         return None
 
-    def _stranger(self) -> str | None:
+    def _ungated_thread(self) -> str | None:
         """A thread that no gate stops and whose code knows torch."""
         early = self._early.idents if self._early is not None else ()
         for name, ident, frame in self._others():

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 import torch
 
-from gpuslice.kernels.host.copies import at_work, check, run
+from gpuslice.kernels.host.copies import check, copy_threads, run
 from gpuslice.kernels.host.process_memory import view_address
 from gpuslice.kernels.transfer import Inspector, Marks, Pairs, Transfer
 
@@ -65,7 +65,7 @@ class GpuCopy:
 
     def out(self, inspect: Inspector | None, marks: Marks | None) -> Transfer:
         """Copy into the arena; chunks that ``marks`` knows are left out."""
-        with _settled(self._engine.lanes()) as lanes:
+        with _synchronized(self._engine.lanes()) as lanes:
             packed, direct = self._plan()
             if marks is not None:
                 direct = self._changed(direct, lanes[0], marks)
@@ -77,17 +77,17 @@ class GpuCopy:
                 self._inspect(inspect, step)
 
             # What has arrived is inspected while the rest is queued: without page-locks that is the copying.
-            with at_work(arrive, self._threads if inspect else 0) as inspected:
+            with copy_threads(arrive, self._threads if inspect else 0) as inspected:
                 for number, step in enumerate(steps):
                     lane = lanes[number % len(lanes)]
                     self._queue(lane, step, out=True)
                     if inspect is not None:
-                        inspected((lane.flag(), step))
+                        inspected((lane.record_event(), step))
         return self._transfer()
 
     def back(self, inspect: Inspector | None) -> Transfer:
         """Copy from the arena; every piece leaves it after it was inspected."""
-        with _settled(self._engine.lanes()) as lanes:
+        with _synchronized(self._engine.lanes()) as lanes:
             steps = self._steps(*self._plan(), lanes)
             locks = [threading.Lock() for _ in lanes]
 
@@ -202,7 +202,7 @@ def bytes_of_storage(storage: torch.UntypedStorage) -> torch.Tensor:
 
 
 @contextmanager
-def _settled(lanes: Sequence[CudaLane]) -> Iterator[Sequence[CudaLane]]:
+def _synchronized(lanes: Sequence[CudaLane]) -> Iterator[Sequence[CudaLane]]:
     """Leave only when nothing is under way on any lane, whatever arrives meanwhile; that is raised then."""
     try:
         yield lanes

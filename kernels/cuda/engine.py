@@ -57,7 +57,7 @@ class CudaLane:
         except torch.OutOfMemoryError:
             return None
 
-    def flag(self) -> Callable[[], None]:
+    def record_event(self) -> Callable[[], None]:
         """A function that returns when all that is queued by now is over."""
         # Blocking, not spinning: the host's cores are other jobs', too.
         event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]

@@ -61,7 +61,7 @@ def copy_in(pairs: Pairs, arena: memoryview, inspect: Inspector | None, threads:
     def copy(piece: Piece) -> None:
         address, offset, nbytes = piece
         if inspect is None or inspect(offset, arena[offset : offset + nbytes]):
-            pages.ready(address, nbytes)
+            pages.collapse(address, nbytes)
             _move(address, base + offset, nbytes)
 
     run(_batches(places, len(arena)), copy, threads)
@@ -125,13 +125,13 @@ def run(batches: Iterable[Sequence[_Work]], work: Callable[[_Work], None], threa
         for piece in batch:
             work(piece)
 
-    with at_work(work_through, min(threads, len(todo))) as hand_over:
+    with copy_threads(work_through, min(threads, len(todo))) as submit:
         for batch in todo:
-            hand_over(batch)
+            submit(batch)
 
 
 @contextmanager
-def at_work(work: Callable[[_Work], None], threads: int) -> Iterator[Callable[[_Work], None]]:
+def copy_threads(work: Callable[[_Work], None], threads: int) -> Iterator[Callable[[_Work], None]]:
     """A function that hands a piece to threads, which begin at once; the block ends when all is done.
 
     Raises
@@ -142,7 +142,7 @@ def at_work(work: Callable[[_Work], None], threads: int) -> Iterator[Callable[[_
     pieces: SimpleQueue[tuple[_Work] | None] = SimpleQueue()
     failures: list[BaseException] = []
 
-    def labour() -> None:
+    def worker_loop() -> None:
         while (given := pieces.get()) is not None:
             if not failures:
                 try:
@@ -151,13 +151,13 @@ def at_work(work: Callable[[_Work], None], threads: int) -> Iterator[Callable[[_
                     failures.append(error)
         pieces.put(None)  # for the next one
 
-    crew = [
-        threading.Thread(target=labour, name=f"gpuslice-copy-{number}", daemon=True)
+    workers = [
+        threading.Thread(target=worker_loop, name=f"gpuslice-copy-{number}", daemon=True)
         for number in range(1, min(threads, _MAX_THREADS))
     ]
     try:
         with suppress(RuntimeError):  # the system gives no more threads; fewer do the same, later
-            for thread in crew:
+            for thread in workers:
                 thread.start()
         yield lambda piece: pieces.put((piece,))
     except BaseException as error:  # noqa: BLE001 - raised below, when the others have stopped
@@ -165,8 +165,8 @@ def at_work(work: Callable[[_Work], None], threads: int) -> Iterator[Callable[[_
     while True:
         try:
             pieces.put(None)
-            labour()  # the caller's thread, too
-            for thread in crew:
+            worker_loop()  # the caller's thread, too
+            for thread in workers:
                 # Without an ident it has not begun. If it still will (its start was interrupted, which is a
                 # failure noted by now), it sees the failure before it touches anything.
                 if thread.ident is not None:

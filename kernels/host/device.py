@@ -161,6 +161,6 @@ def _hold(storage: torch.UntypedStorage, fixed: bool, alone: bool, space: Addres
         return Hold(Way.RESIDENT, "its address must stay and it is too small to drop pages")
     if not alone:
         return Hold(Way.RESIDENT, "another thread could read the NumPy memory under it")
-    if not space.is_plain(first, nbytes):
+    if not space.is_private_anonymous(first, nbytes):
         return Hold(Way.RESIDENT, "its memory is not private, anonymous and writable")
     return _DISCARDED

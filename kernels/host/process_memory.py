@@ -86,7 +86,7 @@ class HugePages:
         for first, count in _runs(sorted(self._blocks)):
             advise(first * HUGE_PAGE_BYTES, count * HUGE_PAGE_BYTES, _MADV_HUGEPAGE)
 
-    def ready(self, address: int, nbytes: int) -> None:
+    def collapse(self, address: int, nbytes: int) -> None:
         """Before a range is written: put the blocks that it lies in together, by whichever thread."""
         for block in self._blocks.intersection(_blocks(address, nbytes)):
             self._blocks.discard(block)
@@ -196,7 +196,7 @@ class AddressSpace:
     """``/proc/self/maps`` at the first question: which ranges are private, anonymous and writable."""
 
     @functools.cached_property
-    def _plain(self) -> list[tuple[int, int]]:
+    def _private_anonymous(self) -> list[tuple[int, int]]:
         """Start and end of each such range, as large as can be."""
         found: list[tuple[int, int]] = []
         for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines():
@@ -209,7 +209,7 @@ class AddressSpace:
                 found.append((start, end))
         return found
 
-    def is_plain(self, address: int, nbytes: int) -> bool:
+    def is_private_anonymous(self, address: int, nbytes: int) -> bool:
         """Whether all of a range is private, anonymous and writable: dropping its pages is ours alone."""
-        index = bisect.bisect_right(self._plain, (address, sys.maxsize)) - 1
-        return index >= 0 and address + nbytes <= self._plain[index][1]
+        index = bisect.bisect_right(self._private_anonymous, (address, sys.maxsize)) - 1
+        return index >= 0 and address + nbytes <= self._private_anonymous[index][1]

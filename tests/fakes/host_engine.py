@@ -69,7 +69,7 @@ class HostLane:
         self._launch("host_mark", pieces, words.ctypes.data)
         return combine(words)
 
-    def flag(self) -> Callable[[], None]:
+    def record_event(self) -> Callable[[], None]:
         over = threading.Event()
         self._queue.append(over.set)
 

@@ -137,11 +137,11 @@ def test_calls_are_boundaries_where_nothing_better_is(counter: BoundaryCounter) 
 @pytest.mark.parametrize("better", ["fetching", "stepped", "backward_ended"])
 def test_calls_do_not_count_any_more_after_something_better(counter: BoundaryCounter, better: str) -> None:
     counter.calling()
-    assert counter.calls_count
+    assert counter.counts_module_calls
     getattr(counter, better)()
-    assert not counter.calls_count
+    assert not counter.counts_module_calls
     counter.expect_calls()
-    assert counter.calls_count
+    assert counter.counts_module_calls
 
 
 def test_a_step_of_compiled_code_is_counted_at_what_comes_next(counter: BoundaryCounter) -> None:

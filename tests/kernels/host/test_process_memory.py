@@ -62,7 +62,7 @@ def test_huge_pages_change_no_byte() -> None:
     array = np.arange(3 * HUGE_PAGE_BYTES, dtype=np.uint8)
     address, half = view_address(memoryview(array)), array.nbytes // 2
     pages = HugePages([(address + half + 100, half - 100), (address, half), (8, 16)])
-    pages.ready(address, array.nbytes)
+    pages.collapse(address, array.nbytes)
     assert np.array_equal(array, np.arange(3 * HUGE_PAGE_BYTES, dtype=np.uint8))
 
 
@@ -99,7 +99,7 @@ def test_blocks_of_which_some_pages_are_there_are_put_together_once(monkeypatch:
     )
     assert kernel.asked == [(process_memory._MADV_HUGEPAGE, 10, 5), (process_memory._MADV_HUGEPAGE, 18, 1)]
     for start, count in ((9, 2), (10, 2), (11, 2), (12, 3), (16, 1), (18, 1)):
-        pages.ready(start * block, count * block)
+        pages.collapse(start * block, count * block)
     assert kernel.asked[2:] == [(process_memory._MADV_COLLAPSE, torn, 1) for torn in (10, 11, 14, 18)]
 
 
@@ -107,7 +107,7 @@ def test_for_little_memory_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> 
     kernel, most = Kernel(), process_memory._WORTH_ASKING_BYTES
     monkeypatch.setattr(process_memory, "_libc", kernel)
     monkeypatch.setattr(process_memory, "_huge_pages_are_allowed", lambda: True)
-    HugePages([(most, most // 2), (3 * most, most // 2 - 1)]).ready(most, most)
+    HugePages([(most, most // 2), (3 * most, most // 2 - 1)]).collapse(most, most)
     assert not kernel.asked
     HugePages([(most, most // 2), (3 * most, most // 2)])
     assert kernel.asked
@@ -117,7 +117,7 @@ def test_where_the_machine_forbids_huge_pages_none_are_asked_for(monkeypatch: py
     kernel = Kernel()
     monkeypatch.setattr(process_memory, "_libc", kernel)
     monkeypatch.setattr(process_memory, "_huge_pages_are_allowed", lambda: False)
-    HugePages([(0, 10 * HUGE_PAGE_BYTES)]).ready(0, 10 * HUGE_PAGE_BYTES)
+    HugePages([(0, 10 * HUGE_PAGE_BYTES)]).collapse(0, 10 * HUGE_PAGE_BYTES)
     assert not kernel.asked
 
 
@@ -126,9 +126,9 @@ def test_which_memory_is_plain() -> None:
     with mmap.mmap(-1, 1 << 20, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS) as shared:
         space = AddressSpace()
         view = memoryview(shared)
-        assert space.is_plain(view_address(memoryview(array)), array.nbytes)
-        assert not space.is_plain(view_address(view), 1 << 20)
-        assert not space.is_plain(view_address(memoryview(array)), 1 << 45)
+        assert space.is_private_anonymous(view_address(memoryview(array)), array.nbytes)
+        assert not space.is_private_anonymous(view_address(view), 1 << 20)
+        assert not space.is_private_anonymous(view_address(memoryview(array)), 1 << 45)
         view.release()
 
 

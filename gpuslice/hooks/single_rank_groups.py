@@ -15,10 +15,10 @@ from gpuslice.runtime.boundaries import BoundaryCounter
 def watch_for_training(boundaries: BoundaryCounter, take_over: Callable[[int], Sequence[int]]) -> None:
     """This process is alone in its group: call ``take_over`` at the first boundary that it trains at."""
     if process_groups.below_a_launcher(os.environ):
-        boundaries.controller, boundaries.stop_at = _Alone(boundaries, take_over), 1
+        boundaries.controller, boundaries.stop_at = _SingleRankController(boundaries, take_over), 1
 
 
-class _Alone:
+class _SingleRankController:
     """Controls the only member of a process group until it trains."""
 
     def __init__(self, boundaries: BoundaryCounter, take_over: Callable[[int], Sequence[int]]) -> None:
@@ -28,7 +28,7 @@ class _Alone:
     def at_boundary(self, boundary: int) -> Sequence[int]:
         """Take the parent's rank over, if this process has made a step or ends a backward pass here."""
         boundaries = self._boundaries
-        if not (boundaries.steps or (boundaries.amid_graphs and not boundaries.calls_count)):
+        if not (boundaries.steps or (boundaries.amid_graphs and not boundaries.counts_module_calls)):
             return ()
         boundaries.forget_controller()
         return self._take_over(boundary)
