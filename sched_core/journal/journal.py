@@ -22,12 +22,11 @@ from gpuslice.wire import NOT_A_VALUE, Progress
 
 from .audit import Audit, audit
 from .head import START, Head, HeadFile, checksum, link, path_of
-from .repair import SCHEMA, migrate
+from .repair import INSERT, SCHEMA, migrate
 
 FILE = "journal.sqlite"
 #: So many entries are worth a checkpoint of SQLite's log.
 _MANY = 500
-_INSERT = "INSERT INTO events (number, at_s, event, chain) VALUES (?, ?, ?, ?)"
 _encoder = msgspec.msgpack.Encoder()
 #: What is noted in the place of an event whose values are none that an event may have, with the reason.
 UNREADABLE = "unreadable"
@@ -173,9 +172,7 @@ class Journal:
             self._heartbeats.pop(rank, None)
             self._heartbeats[rank] = (now, event)
             return
-        self._insert([*self._heartbeats.values(), (now, event)])
-        self._written |= {rank: beat for rank, (_, beat) in self._heartbeats.items()}
-        self._heartbeats.clear()
+        self._insert_after_heartbeats((now, event))
 
     def tidy_up(self) -> None:
         """Move what was written from SQLite's log to its proper place, if it is much.
@@ -211,9 +208,7 @@ class Journal:
     def flush(self) -> None:
         """Write down heartbeats that were put off."""
         if self._heartbeats:
-            self._insert(list(self._heartbeats.values()))
-            self._written |= {rank: beat for rank, (_, beat) in self._heartbeats.items()}
-            self._heartbeats.clear()
+            self._insert_after_heartbeats()
 
     def after(self, number: int, most: int) -> list[tuple[int, float, Event]]:
         """At most ``most`` events that follow event ``number``, with number and time."""
@@ -246,6 +241,12 @@ class Journal:
             reason = shortened(explain(error), _REASON_CHARACTERS)
             return Noted(UNREADABLE, details={"number": number, "reason": reason})
 
+    def _insert_after_heartbeats(self, *entries: tuple[float, Event]) -> None:
+        """Write the heartbeats that were put off, then ``entries``."""
+        self._insert([*self._heartbeats.values(), *entries])
+        self._written |= {rank: beat for rank, (_, beat) in self._heartbeats.items()}
+        self._heartbeats.clear()
+
     def _insert(self, entries: list[tuple[float, Event]]) -> None:
         """Write ``entries``, all or none."""
         rows: list[tuple[int, float, bytes, bytes]] = []
@@ -258,11 +259,11 @@ class Journal:
         self._fresh += len(rows)
         with self._told():
             if len(rows) == 1:
-                self._database.execute(_INSERT, rows[0])  # a transaction by itself
+                self._database.execute(INSERT, rows[0])  # a transaction by itself
             else:
                 with self._database:
                     self._database.execute("BEGIN")
-                    self._database.executemany(_INSERT, rows)
+                    self._database.executemany(INSERT, rows)
         self._note(end)
 
     def _note(self, end: Head) -> None:

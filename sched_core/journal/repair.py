@@ -13,7 +13,7 @@ CREATE TABLE IF NOT EXISTS about (name TEXT PRIMARY KEY, value BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS events
     (number INTEGER PRIMARY KEY, at_s REAL NOT NULL, event BLOB NOT NULL, chain BLOB NOT NULL DEFAULT x'');
 """
-_INSERT = "INSERT INTO events (number, at_s, event, chain) VALUES (?, ?, ?, ?)"
+INSERT = "INSERT INTO events (number, at_s, event, chain) VALUES (?, ?, ?, ?)"
 
 
 def migrate(database: sqlite3.Connection) -> None:
@@ -40,7 +40,7 @@ def salvage(damaged: Path, found: Audit, path: Path) -> None:
             chain = START
             for number, at_s, event in whole(damaged, found):
                 chain = link(chain, number, at_s, event)
-                database.execute(_INSERT, (number, at_s, event, chain))
+                database.execute(INSERT, (number, at_s, event, chain))
             if found.setup is not None:
                 rows = [("setup", found.setup), ("setup_sum", checksum(found.setup))]
                 database.executemany("INSERT INTO about VALUES (?, ?)", rows)
