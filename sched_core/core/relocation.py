@@ -169,7 +169,7 @@ class Relocations:
         job.begin_elsewhere(now)
         self._core.switch_costs.forget(job)
         restarts.launch(self._core, job)
-        details = {"from": _listed(self.named(former)), "to": _listed(self.named(job.nodes))}
+        details = {"from": listed(self.named(former)), "to": listed(self.named(job.nodes))}
         self._core.order(Notice("relocated", job.id, details))
         self._core.reconcile_later(job)
 
@@ -306,6 +306,6 @@ def _nodes(job: Gang, count: int) -> tuple[int, ...]:
     return job.nodes[:1] * count if job.spec.elastic else job.nodes[:count]
 
 
-def _listed(names: tuple[str, ...]) -> str:
-    """Each of ``names`` once; the scheduler's own node has none."""
+def listed(names: Sequence[str]) -> str:
+    """Each of ``names``, of nodes, once; the scheduler's own node has none."""
     return ",".join(name or "here" for name in dict.fromkeys(names))

@@ -8,6 +8,7 @@ from functools import partial
 
 from gpuslice.sched_core.core.core import Core
 from gpuslice.sched_core.core.events import Event, Exited, Launch, NodeFound, NodeLost, Noted, RankGone
+from gpuslice.sched_core.core.relocation import listed
 from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.program import Program
@@ -158,8 +159,8 @@ class JobProcesses:
             return
         self._awaited[attempt] = [node]
         targets = self._nodes_of(job)[: len(origin)]
-        arrived = partial(self._arrived, *attempt, _listed(targets))
-        waiting = partial(self._waits, *attempt, _listed(targets))
+        arrived = partial(self._arrived, *attempt, listed(targets))
+        waiting = partial(self._waits, *attempt, listed(targets))
         self._transfers.begin(job.id, origin, targets, arrived, waiting)
 
     def _start_later(self, node: str, job: Gang) -> None:
@@ -269,8 +270,3 @@ def _grace_s(job: Gang) -> float:
     if job.relocating:
         return 0.0
     return PATIENT_GRACE_S if job.state is JobState.RELAUNCHING else GRACE_S
-
-
-def _listed(nodes: Sequence[str]) -> str:
-    """Each of ``nodes`` once, for people."""
-    return ",".join(node or "here" for node in dict.fromkeys(nodes))
