@@ -166,7 +166,7 @@ class Core:
                 self.relocations.take(event, now)
                 self.planning.use(self.relocations.cluster)
             case Noted(what="state_waits"):
-                self.relocations.strand(self._known(event.job, event))
+                self.relocations.mark_state_unreachable(self._known(event.job, event))
             case Noted():
                 return []
         self._reconciliation.update(now)
@@ -226,13 +226,13 @@ class Core:
                 self.order(notice)
             self.planning.due = True
         elif job.all_parked() and job.allows(Trigger.ALL_PARKED):
-            if job.misfit and not job.through and not job.successor:
+            if job.needs_relaunch and not job.reached_max_steps and not job.successor:
                 restarts.end_to_relaunch(self, job, now)
                 return
             job.move(Trigger.ALL_PARKED, now)
             self.vacate(job, now)
             self.relocations.confine(job)
-            if job.through:
+            if job.reached_max_steps:
                 self.end(job, Trigger.SUCCEED, f"it has made its {job.spec.max_steps} steps", now)
 
     def grant(self, job: Gang, devices: tuple[int, ...], now: float) -> None:

@@ -20,8 +20,8 @@ class PlannedDevices(Protocol):
 
     @property
     def ledger(self) -> Ledger: ...
-    def take(self, job: Gang, now: float) -> None: ...
-    def give(self, job: Gang, devices: Sequence[int], now: float, *, shared: bool) -> None: ...
+    def unassign(self, job: Gang, now: float) -> None: ...
+    def assign(self, job: Gang, devices: Sequence[int], now: float, *, shared: bool) -> None: ...
     def start_again(self) -> None: ...
 
 
@@ -84,7 +84,7 @@ class Moves:
             wish, job.requested_devices = job.requested_devices, ()
             self.carry_out(job, wish, now)
             self.granted(job, moved=True, asked=True)
-            self._core.relocations.turn_back(job, now)
+            self._core.relocations.redirect(job, now)
 
     def granted(self, job: Gang, *, moved: bool, asked: bool = False) -> None:
         """``job`` has been given devices, others than it had (``moved``), as its owner wants (``asked``)."""
@@ -110,7 +110,7 @@ class Moves:
                 if not leaves:
                     if asked:
                         self._come_back(job, now)
-                    self._plan.take(job, now)
+                    self._plan.unassign(job, now)
                     self._plan.start_again()
 
     def _come_back(self, job: Gang, now: float) -> None:
@@ -135,7 +135,7 @@ class Moves:
         others.pop(job.id, None)
         apart = not job.may_be_on(set(self._core.relocations.of(job.home_placement)))
         if apart or any(other.bound for other in others.values()):
-            self._plan.take(job, now)
+            self._plan.unassign(job, now)
             self._plan.start_again()
             return
         self.carry_out(job, job.home_placement, now)
@@ -154,10 +154,10 @@ class Moves:
         for other in others.values():
             moves.append((other, self._exchanged(other, swap), ledger.shares(other)))
         for moved, _, _ in moves:
-            self._plan.take(moved, now)
+            self._plan.unassign(moved, now)
         for moved, devices, shared in moves:
             if devices:
-                self._plan.give(moved, devices, now, shared=shared)
+                self._plan.assign(moved, devices, now, shared=shared)
                 moved.migrations += bool(moved.lease)
         self._plan.start_again()
 

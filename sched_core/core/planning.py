@@ -184,16 +184,16 @@ class Planning:
         self.withdraw(job, now)
         self.return_later(job)
 
-    def keep(self, job: Gang, now: float) -> None:
+    def keep_current(self, job: Gang, now: float) -> None:
         """Let ``job`` have what it really holds; whoever was to follow it there waits again."""
         if job.running:
-            self.take(job, now)
+            self.unassign(job, now)
         for device in job.lease:
             for other in self._core.holders(device):
                 if device not in other.lease:
-                    self.take(other, now)
+                    self.unassign(other, now)
         shared = any(self.ledger.holders(device) for device in job.lease)
-        self.give(job, job.lease, now, shared=shared)
+        self.assign(job, job.lease, now, shared=shared)
         self.start_again()
         self.due = True
 
@@ -247,7 +247,7 @@ class Planning:
             job, home = returning
             self.moves.carry_out(job, home, now)
             self._core.relocations.begin(job, now)
-        for job in self.bound_jobs.strays(self._eligible):
+        for job in self.bound_jobs.planned_elsewhere(self._eligible):
             self.moves.send_home(job, now)
         self.moves.settle_on_nodes(now)
 
@@ -318,13 +318,13 @@ class Planning:
                 self._stop(job, decision.reason, now)
                 continue
             if isinstance(decision, Suspend | Migrate):
-                self.take(job, now)
+                self.unassign(job, now)
                 job.preemptions += isinstance(decision, Suspend)
                 job.migrations += isinstance(decision, Migrate) and decision.devices != job.placement
             if isinstance(decision, Start | Migrate):
                 grants.append((decision, job))
         for grant, job in grants:
-            self.give(job, grant.devices, now, shared=grant.shared)
+            self.assign(job, grant.devices, now, shared=grant.shared)
             self.moves.granted(job, moved=isinstance(grant, Migrate))
         if self._policy.needs_durations and not all(job.running for job in self._eligible.values()):
             # Estimates change although nothing happens.
@@ -368,7 +368,7 @@ class Planning:
         """Let the policy forget what it knows: the world is not as it planned."""
         self._view.changes = self._view.changes.outdated()
 
-    def take(self, job: Gang, now: float) -> None:
+    def unassign(self, job: Gang, now: float) -> None:
         """Take its devices from ``job``, which waits for others from now on."""
         job.settle(now)
         self.ledger.release(job)
@@ -376,7 +376,7 @@ class Planning:
         self.waits.begin(job, now)
         self._core.reconcile_later(job)
 
-    def give(self, job: Gang, devices: Sequence[int], now: float, *, shared: bool) -> None:
+    def assign(self, job: Gang, devices: Sequence[int], now: float, *, shared: bool) -> None:
         """Enter ``devices`` in the ledger for ``job``, which has none."""
         devices = self._core.relocations.in_order(devices)
         self.ledger.grant(job, devices, shared=shared, plan=Plan())

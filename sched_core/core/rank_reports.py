@@ -86,7 +86,7 @@ class RankReports:
                 self._note_where_it_began(job, rank, message.went_on_from)
                 self._time(job, message.step, now)
                 self._core.trials.check_progress(job, now)
-                if job.through:
+                if job.reached_max_steps:
                     self._core.finish(job, now)
             case Profiled():
                 if job.spec.skew is None and message.nbytes:

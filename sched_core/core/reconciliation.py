@@ -79,13 +79,13 @@ class Reconciliation:
             core.switch_costs.begun(job)
             job.overshoots = 0
             # The first boundary is before the first mini-batch, which a job's first slice is for.
-            if not job.misfit:
+            if not job.needs_relaunch:
                 core.handovers.promise(job, now)
             core.reports.aim(job, max(1, *(rank.boundary for rank in job.ranks)) + 1)
         elif job.promise is not None:
             if job.wanted != (job.promise.device,):
                 core.handovers.withdraw(job)
-        elif job.misfit and job.launched and job.allows(Trigger.RELAUNCH):
+        elif job.needs_relaunch and job.launched and job.allows(Trigger.RELAUNCH):
             if job.state is not JobState.SUSPENDING:
                 restarts.end_to_relaunch(core, job, now)
         elif job.state in (JobState.QUEUED, JobState.SUSPENDED) and job.wanted and self._can_enter(job):

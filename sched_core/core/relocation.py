@@ -90,7 +90,7 @@ class Relocations:
             self._core.trials.leave(job, now)
             self._core.trials.enter(job)
         if job.running and self._is_lost(job.placement):
-            planning.take(job, now)
+            planning.unassign(job, now)
 
     def _is_lost(self, devices: tuple[int, ...]) -> bool:
         """Whether one of ``devices`` is on a lost node."""
@@ -119,7 +119,7 @@ class Relocations:
         job.history.append((now, f"to be started on {there or 'this node'}"))
         self._core.order(Kill(job.id, "it goes to another node", at_once=True))
 
-    def turn_back(self, job: Gang, now: float) -> None:
+    def redirect(self, job: Gang, now: float) -> None:
         """Go where the owner of ``job`` wants it, also if it is on its way to another node."""
         if not self.misplaced(job):
             self._sent.discard(job.id)
@@ -128,7 +128,7 @@ class Relocations:
         if _on_its_way(job):
             self.begin(job, now)
 
-    def strand(self, job: Gang) -> None:
+    def mark_state_unreachable(self, job: Gang) -> None:
         """The state of ``job`` cannot be brought now to where its processes are to be."""
         self._stranded[job.id] = job
 

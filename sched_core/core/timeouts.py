@@ -76,7 +76,7 @@ def handle_late(core: CoreContract, job: Gang, now: float) -> None:
         core.reports.call_off(job, now)
     elif stopping and core.planning.knows(job):
         # What its owner wants off the devices, or has no part of the quota, stays told to stop.
-        core.planning.keep(job, now)
+        core.planning.keep_current(job, now)
         core.reports.call_off(job, now)
 
 

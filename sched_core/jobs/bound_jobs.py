@@ -20,7 +20,7 @@ class BoundJobs:
         """``job`` has parked, and can resume only there."""
         self._jobs[job.id] = job
 
-    def strays(self, eligible: Container[str]) -> list[Gang]:
+    def planned_elsewhere(self, eligible: Container[str]) -> list[Gang]:
         """Of the ``eligible`` ones those that are to run where they cannot resume, in order of arrival."""
         for job in [job for job in self._jobs.values() if job.state.ended or not job.bound]:
             del self._jobs[job.id]

@@ -187,7 +187,7 @@ class Gang(Job):
         return self.attempt - self.relaunches
 
     @property
-    def misfit(self) -> bool:
+    def needs_relaunch(self) -> bool:
         """Whether it is wanted on another number of devices than its command was started for."""
         return self.spec.relaunch and bool(self.wanted) and len(self.wanted) != len(self.ranks)
 
@@ -212,7 +212,7 @@ class Gang(Job):
         return self.spec.device_memory_bytes < self.spec.most_memory_bytes
 
     @property
-    def through(self) -> bool:
+    def reached_max_steps(self) -> bool:
         """Whether it has made all the steps that its owner wants."""
         most = self.spec.max_steps
         return bool(most) and max(rank.step for rank in self.ranks) >= most

@@ -28,7 +28,7 @@ class Delays:
 
 @dataclass(frozen=True, slots=True)
 class Since:
-    """When a job began to wait, what its clocks showed then, and whether it waits for its tenant's quota.
+    """When a job began to wait, what its stopwatches showed then, whether it waits for its tenant's quota.
 
     A job that is not started yet could not use what is free: of ``fragmentation_s`` it has ``None``.
     """
@@ -50,7 +50,7 @@ class Waiter(Protocol):
     fragmentation_s: float
 
 
-class Clock:
+class Stopwatch:
     """Runs now and then.
 
     Nothing is added up while it runs, so that a replayed journal gives the same sums to the last bit.
@@ -76,9 +76,9 @@ class Clock:
 
 
 class Waits:
-    """Clocks that run while a job waits.
+    """Stopwatches that run while a job waits.
 
-    All jobs of one size, and of one tenant where shares matter, have two clocks in common, one for each
+    All jobs of one size, and of one tenant where shares matter, have two stopwatches in common, one for each
     delay; a job only remembers what they showed.
 
     Parameters
@@ -93,12 +93,12 @@ class Waits:
         self._free = free
         self._over_share = over_share
         #: By tenant, "" where shares do not matter, and size: fair share, fragmentation.
-        self._clocks: dict[tuple[str, int], tuple[Clock, Clock]] = {}
+        self._stopwatches: dict[tuple[str, int], tuple[Stopwatch, Stopwatch]] = {}
 
     def update(self, now: float) -> None:
-        """Start and stop the clocks; to be called after whatever changed what is free."""
+        """Start and stop the stopwatches; to be called after whatever changed what is free."""
         free, over_share = self._free(), self._over_share
-        for (tenant, size), (fair, fragmented) in self._clocks.items():
+        for (tenant, size), (fair, fragmented) in self._stopwatches.items():
             over = over_share is not None and over_share(tenant, size)
             fair.run(now, on=over)
             fragmented.run(now, on=free >= size and not over)
@@ -133,9 +133,9 @@ class Waits:
                     fragmented_s = fragmented.at(now) - since.fragmentation_s
         return Delays(job.waited_s + waited_s, job.fair_share_s + fair_s, job.fragmentation_s + fragmented_s)
 
-    def _of(self, job: Waiter) -> tuple[Clock, Clock]:
-        """The clocks of ``job``; new ones show nothing and stand still until the next ``update``."""
+    def _of(self, job: Waiter) -> tuple[Stopwatch, Stopwatch]:
+        """The stopwatches of ``job``; new ones show nothing and stand still until the next ``update``."""
         key = ("" if self._over_share is None else job.spec.tenant, job.demand)
-        if key not in self._clocks:
-            self._clocks[key] = (Clock(), Clock())
-        return self._clocks[key]
+        if key not in self._stopwatches:
+            self._stopwatches[key] = (Stopwatch(), Stopwatch())
+        return self._stopwatches[key]

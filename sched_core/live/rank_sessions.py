@@ -64,10 +64,10 @@ class RankSessions:
         except JournalError:
             raise
         except GpusliceError as error:
-            _log.info("rejected a message of %s: %s", self._peers.get(connection, "a stranger"), error)
+            _log.info("rejected a message of %s: %s", self._peers.get(connection, "an unknown sender"), error)
             self._send(connection, rejection(error.message, error.remedy))
         except Exception as error:  # noqa: BLE001 - a message is no reason to end; told and logged
-            _log.exception("a message of %s failed", self._peers.get(connection, "a stranger"))
+            _log.exception("a message of %s failed", self._peers.get(connection, "an unknown sender"))
             told = rejection(f"{type(error).__name__}: {error}", "scheduler.jsonl says more")
             self._send(connection, told)
 

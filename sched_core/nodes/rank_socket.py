@@ -83,7 +83,7 @@ class RankSocket:
             try:
                 pid = _sender(frames)
             except GpusliceError as error:
-                _log.info("rejected a message of a stranger: %s", error)
+                _log.info("rejected a message of an unknown sender: %s", error)
                 self.send(identity, wire.encode(rejection(error.message, error.remedy)))
                 continue
             self._connections[identity] = _End(frames[0].get(zmq.SRCFD), pid)
