@@ -25,6 +25,7 @@ class Renewed(Site):
     def renew(self) -> None:
         """As ``down`` and ``up`` with other options while the node cannot be reached."""
         self.kill_agent()
+        self.scheduler.local.end_all()
         self.scheduler.close()
         (self.directory / "s" / "logs").rename(self.directory / "past")
         self.lived.clear()
