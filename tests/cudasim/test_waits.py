@@ -89,7 +89,7 @@ def test_without_the_wait_for_arrivals_bytes_are_missing(
         streams.append(self._stream.cuda_stream)
 
     monkeypatch.setattr(CudaLane, "wait", nobody_waits)
-    monkeypatch.setattr(CudaLane, "flag", lambda self: lambda: None)
+    monkeypatch.setattr(CudaLane, "record_event", lambda self: lambda: None)
     lanes = CudaEngine.lanes
 
     def held_lanes(self: CudaEngine) -> Sequence[object]:
