@@ -15,12 +15,13 @@ class FileLock:
 
     The kernel drops the lock when the last descriptor of its open file closes. A forked child (a
     DataLoader's worker, say) inherits the descriptor and would keep the lock after its parent's
-    death, so children close theirs first of all.
+    death, so children close theirs first of all. One that was forked while another thread was about to
+    make the lock does not know of it: so whoever has the lock takes it back before closing the file.
     """
 
     def __init__(self, path: Path) -> None:
         self.descriptor = open_checked(path, os.O_RDWR | os.O_CREAT)
-        closed_in_children(self, FileLock.release)
+        closed_in_children(self, FileLock._close)
 
     @classmethod
     def wait(cls, path: Path) -> Self:
@@ -56,6 +57,12 @@ class FileLock:
 
     def release(self) -> None:
         """Let go of it; harmless if it was let go before."""
+        if self.descriptor >= 0:
+            fcntl.flock(self.descriptor, fcntl.LOCK_UN)
+            self._close()
+
+    def _close(self) -> None:
+        """Close the file; the lock is let go of when nobody else has that open file."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1

@@ -11,6 +11,7 @@ import pytest
 
 from gpuslice.checkpoint.format import tree
 from gpuslice.checkpoint.format.reader import SnapshotFile, open_snapshot
+from gpuslice.checkpoint.locks import FileLock
 from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
 from gpuslice.checkpoint.ramdisk.slots import OWNER
 from gpuslice.config import Settings
@@ -229,6 +230,26 @@ def test_a_forked_worker_does_not_keep_its_dead_parent_alive(disk: RamDisk, acto
     assert (info.alive, info.boundary) == (False, 1)
     disk.open_store("a").close(keep=False)
     assert leftovers(disk) == []
+
+
+def test_a_lock_that_was_let_go_is_free_whoever_has_inherited_it(tmp_path: Path) -> None:
+    """A thread may have opened the file, and not yet said that children are to close it, in a fork."""
+    lock = FileLock.wait(tmp_path / "lock")
+    inherited = os.dup(lock.descriptor)
+    lock.release()
+    free = FileLock.attempt(tmp_path / "lock")
+    os.close(inherited)
+    assert free is not None
+    free.release()
+
+
+def test_a_forked_child_does_not_take_a_lock_from_its_parent(tmp_path: Path) -> None:
+    with FileLock.wait(tmp_path / "lock") as lock:
+        child = os.fork()
+        if child == 0:
+            os._exit(int(lock.held))
+        assert os.waitpid(child, 0)[1] == 0
+        assert FileLock.attempt(tmp_path / "lock") is None
 
 
 def test_a_store_is_no_use_in_a_forked_child(disk: RamDisk, actor: Actor) -> None:
