@@ -189,7 +189,10 @@ class RamDisk:
         return None
 
     def _has_ended_well(self, directory: Path, waiting: Callable[[], object] | None) -> bool:
-        """Wait for the end of the process that has this store, if there is one; whether it took it away."""
+        """Wait for the end of the process that has this store, if there is one; whether it left nothing.
+
+        The store is gone, too, when all that it left is spilled, by itself or by who needed the room.
+        """
         with self._budget.lock():
             if not (directory / OWNER).exists():
                 return False
@@ -198,7 +201,8 @@ class RamDisk:
             if waiting is not None:
                 waiting()
             lock.take()
-            return lock.removed
+            spilled = [] if self.spilled is None else self.spilled.records(directory.name)
+            return lock.removed and not any(record.restartable for record in spilled)
 
     def _claim(self, directory: Path) -> FileLock | None:
         """The lock of a store, made when missing; ``None`` if a living process has it."""

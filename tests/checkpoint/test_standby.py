@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import pytest
 
 from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
+from gpuslice.checkpoint.ramdisk.slots import settle
 from gpuslice.checkpoint.ramdisk.store import JobStore
 from gpuslice.errors import UsageError
 
@@ -78,3 +80,25 @@ def test_a_good_end_leaves_nothing(disk: RamDisk, save: Save) -> None:
     first.close(keep=False)
     assert waiting.result() is None
     assert not list(disk.directory.glob("j.*"))
+
+
+@pytest.mark.parametrize("by_itself", [True, False], ids=["its own process", "another process"])
+def test_what_was_spilled_is_taken_over_though_its_store_is_gone(
+    shm: Path, place: Path, save: Save, by_itself: bool
+) -> None:
+    disk = RamDisk(shm / "disk", 64 << 20, spill_directory=place)
+    first = disk.open_store("j")
+    waiting = Waiting(disk)
+    save(first, boundary=7)
+    if by_itself:
+        assert first._free_memory(0)
+        first.close(keep=True)
+    else:  # as one that was quicker to take the lock of the dead
+        assert disk.spilled is not None
+        with first._lock:
+            disk.spilled.take(first.slots[0].arena.path, first.directory.name, 0)
+            settle(first.directory)
+    store = waiting.result()
+    assert store is not None
+    assert store.boundaries == [7]
+    store.close(keep=False)
