@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
-from gpuslice.checkpoint.files import listen, short_path
+from gpuslice.checkpoint.files import closed_in_children, listen, short_path
 from gpuslice.checkpoint.gate import OWN_PREFIX
 from gpuslice.errors import GpusliceError, RamDiskFullError
 
@@ -29,6 +29,8 @@ _WORKING, _MADE, _NOTHING, _FAILED = b".", b"+", b"-", b"!"
 _FIRST_SIGN_S = 10.0
 _SILENCE_S = 120.0
 _ANSWER_BYTES = 4096
+#: How soon it looks again for those that ask after it could not accept one.
+_AGAIN_S = 0.1
 
 
 class RoomListener:
@@ -67,11 +69,15 @@ class RoomListener:
             try:
                 connection, _ = self._listener.accept()
             except OSError:
-                if self._closing.is_set():
+                if self._closing.wait(_AGAIN_S):
                     return
-                raise
+                continue  # the process has no more descriptors; it may have some again
+            # A child that is forked meanwhile would keep who asks from hearing of our death, and of the end.
+            closed_in_children(connection, socket.socket.close)
             with connection:
                 self._answer(connection)
+                with suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
 
     def _answer(self, connection: socket.socket) -> None:
         def pause() -> None:
@@ -84,7 +90,7 @@ class RoomListener:
             answer = _MADE if self._give(pause) else _NOTHING
         except Interrupted:
             answer = _NOTHING
-        except (GpusliceError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - who asked gets it; the next one may have more luck
             message = error.message if isinstance(error, GpusliceError) else str(error)
             answer = _FAILED + message.encode()[: _ANSWER_BYTES - 1]
         _send(connection, answer)

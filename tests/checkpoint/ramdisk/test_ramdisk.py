@@ -243,6 +243,7 @@ def test_a_lock_that_was_let_go_is_free_whoever_has_inherited_it(tmp_path: Path)
     free.release()
 
 
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_does_not_take_a_lock_from_its_parent(tmp_path: Path) -> None:
     with FileLock.wait(tmp_path / "lock") as lock:
         child = os.fork()

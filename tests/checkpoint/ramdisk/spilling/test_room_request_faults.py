@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from gpuslice.checkpoint.files import short_path
 from gpuslice.checkpoint.format.layout import Layout, StorageSpec
 from gpuslice.checkpoint.ramdisk.listing import Place
 from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
@@ -67,6 +68,59 @@ def test_an_error_of_the_system_is_an_answer_and_others_may_ask_afterwards(tmp_p
     with RoomListener(tmp_path / SOCKET, give):
         with pytest.raises(RamDiskFullError, match=r"could make none: .*No such file"):
             request_room(tmp_path)
+        assert request_room(tmp_path)
+
+
+def test_who_asked_hears_the_end_though_a_child_has_inherited_the_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accept = socket.socket.accept
+    inherited: list[socket.socket] = []
+
+    def accepted(listener: socket.socket) -> Any:
+        connection, address = accept(listener)
+        inherited.append(connection.dup())
+        return connection, address
+
+    monkeypatch.setattr(socket.socket, "accept", accepted)
+    with RoomListener(tmp_path / SOCKET, lambda pause: True), socket.socket(socket.AF_UNIX) as asker:
+        asker.settimeout(PATIENCE_S)
+        with short_path(tmp_path / SOCKET) as address:
+            asker.connect(address)
+        assert [asker.recv(9), asker.recv(9), asker.recv(9)][-1] == b""
+    inherited[0].close()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_child_that_is_forked_during_a_move_has_no_part_in_it(tmp_path: Path) -> None:
+    counts: list[int] = []
+
+    def sockets() -> int:
+        return sum(path.is_socket() for path in Path("/proc/self/fd").iterdir())
+
+    def give(pause: Pause) -> bool:
+        before, child = sockets(), os.fork()
+        if child == 0:
+            os._exit(sockets())
+        counts[:] = before, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        return True
+
+    with RoomListener(tmp_path / SOCKET, give):
+        assert request_room(tmp_path)
+    before, inherited = counts
+    assert inherited == before - 2  # the listener, and what it has accepted
+
+
+def test_a_listener_survives_the_lack_of_descriptors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    accept, failures = socket.socket.accept, [OSError(errno.EMFILE, os.strerror(errno.EMFILE))]
+
+    def fails(listener: socket.socket) -> Any:
+        if failures:
+            raise failures.pop()
+        return accept(listener)
+
+    monkeypatch.setattr(socket.socket, "accept", fails)
+    with RoomListener(tmp_path / SOCKET, lambda pause: True):
         assert request_room(tmp_path)
 
 
