@@ -35,6 +35,8 @@ def open_checked(path: Path, flags: int = os.O_RDONLY) -> int:
         For a symbolic link, anything but a regular file, a foreign owner, or a file others may write.
     RamDiskFullError
         If it is to be made and there is no room.
+    EnvironmentUnusableError
+        If there are no more descriptors, which says nothing of the file.
     """
     try:
         descriptor = os.open(path, flags | _SAFE, 0o600)
@@ -43,6 +45,10 @@ def open_checked(path: Path, flags: int = os.O_RDONLY) -> int:
     except OSError as error:
         if is_full(error):
             raise _no_room(path) from error
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise EnvironmentUnusableError(
+                f"cannot open {path}: {error.strerror}", "raise the limit on open files (`ulimit -n`)"
+            ) from error
         cause = "it is a symbolic link" if error.errno == errno.ELOOP else error.strerror
         raise RefusedSnapshotError(f"cannot open {path}: {cause}", _REMEDY) from error
     problem = _problem(os.fstat(descriptor))

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
+from typing import Any
+
 import pytest
 
 from gpuslice.checkpoint.format.layout import Layout
@@ -75,3 +79,24 @@ def test_a_device_that_cannot_let_go_of_an_arena_leaves_nothing_in_the_ram_disk(
         store.close(keep=False)
     assert disk.listing() == []
     assert not list(store.directory.parent.rglob("*.gsnp"))
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE], ids=["EMFILE", "ENFILE"])
+def test_a_snapshot_that_lacks_a_descriptor_only_is_not_taken_for_none(
+    disk: RamDisk, save: Save, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    with disk.open_store("a") as store:
+        save(store, boundary=7)
+    real = os.open
+
+    def fails(path: Any, *arguments: Any, **options: Any) -> int:
+        if str(path).endswith(".gsnp"):
+            raise OSError(code, os.strerror(code))
+        return real(path, *arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", fails)
+        for use in (lambda: disk.open_store("a"), disk.collect, disk.listing, lambda: disk.boundaries("a")):
+            with pytest.raises(EnvironmentUnusableError, match=os.strerror(code)):
+                use()
+    assert disk.boundaries("a") == {7}
