@@ -189,10 +189,7 @@ class RamDisk:
         return None
 
     def _has_ended_well(self, directory: Path, waiting: Callable[[], object] | None) -> bool:
-        """Wait for the end of the process that has this store, if there is one; whether it left nothing.
-
-        The store is gone, too, when all that it left is spilled, by itself or by who needed the room.
-        """
+        """Wait for the end of the process that has this store, if any; whether it left nothing anywhere."""
         with self._budget.lock():
             if not (directory / OWNER).exists():
                 return False
@@ -322,13 +319,15 @@ class RamDisk:
                 self._discard(directory)
 
     def _discard(self, directory: Path) -> bool:
-        """Remove what a dead named job left if nobody can go on from it; whether that made room."""
+        """Remove what a dead named job left here if nobody can go on from it; whether that made room."""
         with self._budget.lock():
             if not directory.exists():
                 return False  # it has nothing but what was spilled
             info = store_info(directory, self.spilled)
             of_use = info.alive or info.job is None or any(one.restartable for one in published(directory))
-            return not of_use and not self._clear(directory, wanted=True)
+            if not of_use:
+                self._clear(directory, wanted=True)
+            return not of_use
 
     def collect(self, *, everything: bool = False) -> list[StoreInfo]:
         """Remove what dead processes left; what belongs to living ones is never touched.

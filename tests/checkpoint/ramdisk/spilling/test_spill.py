@@ -99,6 +99,16 @@ def test_a_job_that_needs_room_gets_it_from_cold_snapshots(disk: RamDisk) -> Non
     assert [(info.job, info.spilled) for info in disk.listing()] == [("cold", True), ("warm", False)]
 
 
+def test_a_job_that_needs_room_gets_what_was_half_written_beside_a_spilled_snapshot(disk: RamDisk) -> None:
+    leave(disk)
+    disk.spill()
+    killed = disk.open_store("a")
+    killed.begin(Layout((StorageSpec(40 * MIB),)))
+    killed.abandon()
+    leave(disk, "other", nbytes=40 * MIB)
+    check(disk)
+
+
 def test_a_job_goes_on_where_the_ram_disk_has_no_room_for_what_it_had(
     disk: RamDisk, shm: Path, place: Path
 ) -> None:
