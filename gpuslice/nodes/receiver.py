@@ -31,11 +31,14 @@ class _IncomingSnapshot:
     ----------
     writer
         ``None`` if the very snapshot is here already.
+    published
+        Whether it is whole here.
     """
 
     store: JobStore
     description: Description
     writer: SnapshotWriter | None = None
+    published: bool = False
 
 
 class Receiver:
@@ -92,6 +95,7 @@ class Receiver:
             present = [opened.enter_context(snapshot) for snapshot in store.restartable().values()]
             self._refuse_newer(held, store, present)
             if _is_newest(description, present):
+                arriving.published = True
                 return
             writer = arriving.writer = store.begin(description.layout, share=share, resume=True)
             for snapshot in [] if share else present:
@@ -175,10 +179,16 @@ class Receiver:
 
     @contextmanager
     def _release_when_full(self) -> Iterator[None]:
-        """Where there is no room, what has arrived only stands in the way of others."""
+        """Where there is no room, what has arrived only stands in the way of others.
+
+        A rank that has the whole snapshot keeps its older one, too: the others may have no newer one.
+        """
         try:
             yield
         except RamDiskFullError:
+            for arriving in self._arriving.values():
+                if arriving.published:
+                    arriving.store.abandon()
             self._close()
             raise
 
@@ -243,3 +253,4 @@ def _publish(arriving: _IncomingSnapshot) -> None:
         restartable=record.restartable,
         expected=description.digests,
     )
+    arriving.published = True

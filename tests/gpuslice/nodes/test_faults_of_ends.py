@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gpuslice.checkpoint.ramdisk.budget import Tenant
 from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
 from gpuslice.checkpoint.ramdisk.slots import pieces_of, read_owner
+from gpuslice.checkpoint.ramdisk.writer import SnapshotWriter
 from gpuslice.errors import (
     CorruptSnapshotError,
     RamDiskFullError,
@@ -18,7 +20,7 @@ from gpuslice.errors import (
 )
 from gpuslice.nodes.sender import Sender
 
-from .ends import JOB, a_receiver, a_sender, flipped, gangs, portions, transfer
+from .ends import GANGS, JOB, a_receiver, a_sender, flipped, gangs, portions, transfer
 from .synthetic import SIZES, Storages, boundaries, found, storages, take
 
 
@@ -170,6 +172,32 @@ def test_a_full_ram_disk_is_as_before(source: Path, target: Path, contents: list
     assert [found(target, JOB, 1, rank) for rank in range(ranks)] == before
     assert RamDisk(target).used_bytes <= limit - 8_000_000
     transfer(sender, held, a_receiver(target))  # nobody holds the stores
+
+
+@pytest.mark.parametrize("contents", [GANGS["different"], GANGS["alike"]], ids=["different", "alike"])
+def test_ranks_keep_what_they_have_in_common_though_one_cannot_be_published(
+    source: Path, target: Path, contents: list[Storages], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = [storages(8), storages(9)]
+    take(target, JOB, 1, before)
+    take(source, JOB, 2, contents)
+    publish = SnapshotWriter.publish
+
+    def fails(writer: SnapshotWriter, *arguments: Any, **options: Any) -> Any:
+        if writer._record.rank == 1:
+            raise RamDiskFullError("there is no room for what is not tensors")
+        return publish(writer, *arguments, **options)
+
+    for _ in range(2):  # the second time the first rank has it already
+        with monkeypatch.context() as patch:
+            patch.setattr(SnapshotWriter, "publish", fails)
+            with pytest.raises(RamDiskFullError):
+                transfer(*a_sender(source), a_receiver(target))
+        assert boundaries(target, JOB, 2) == [{1, 2}, {1}]
+        assert [found(target, JOB, 1, rank) for rank in range(2)] == before
+    transfer(*a_sender(source), a_receiver(target))
+    assert boundaries(target, JOB, 2) == [{2}, {2}]
+    assert [found(target, JOB, 2, rank) for rank in range(2)] == contents
 
 
 def test_the_tenant_of_a_job_has_its_limit_on_the_target_too(source: Path, target: Path) -> None:
