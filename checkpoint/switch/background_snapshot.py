@@ -85,9 +85,9 @@ class BackgroundSnapshot:
         storages = {tensor.untyped_storage()._cdata for _, tensor in watched}
         self._watched = [(path, tensor, tensor._version) for path, tensor in watched]
         self._writer = store.begin(plan.layout, share=device.torch_device.type == "cpu")
-        # The copying thread cannot know on which streams the last step may still be running.
-        device.synchronize()
         try:
+            # The copying thread cannot know on which streams the last step may still be running.
+            device.synchronize()
             later = self._copy_at_once(plan.extras, storages)
             self._deferred = _DeferredCopy(device, later, self._writer)
             self._copier = _in_background(self._copy)

@@ -349,6 +349,21 @@ def test_a_copy_that_fails_leaves_the_older_snapshot(device: HeldDevice, store: 
     assert sorted(store.restartable()) == [1, 3]
 
 
+def test_a_signal_while_the_device_is_awaited_leaves_the_store_of_use(
+    device: HeldDevice, store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    training = Training()
+    with monkeypatch.context() as patch:
+        patch.setattr(device, "synchronize", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            begin(device, store, training)
+    device.gate.set()
+    assert begin(device, store, training).settle() is not None
+
+
 def test_one_that_is_not_wanted_is_given_up(device: HeldDevice, store: JobStore) -> None:
     training = Training()
     snapshot = begin(device, store, training)
