@@ -8,7 +8,9 @@ never the training.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -19,7 +21,7 @@ from gpuslice.clock import Clock, MonotonicClock
 from gpuslice.errors import GpusliceError
 from gpuslice.runtime.attached import Attached
 from gpuslice.runtime.boundaries import BoundaryCounter
-from gpuslice.runtime.ending import say
+from gpuslice.runtime.ending import say, undisturbed
 from gpuslice.runtime.run_report import Report
 
 #: Starts a snapshot that copies the tensors of these paths at once; ``None`` where none can be taken.
@@ -56,27 +58,34 @@ class Checkpoints:
         GpusliceError
             If the state cannot be saved or the RAM disk is full; the previous checkpoint stays.
         """
-        self.settle()
-        self._watch_steps()
-        began_s = self._clock.now()
-        self._current = start(self._hasty)
-        self._blocked_s = self._clock.now() - began_s
-        return self._current is not None
+        with _without_handlers():
+            self.settle()
+            self._watch_steps()
+            began_s = self._clock.now()
+            self._current = start(self._hasty)
+            self._blocked_s = self._clock.now() - began_s
+            return self._current is not None
 
     def advance(self) -> None:
         """In the main thread, between two batches: do what does not have to wait."""
         current = self._current
         if current is not None and current.copied:
-            current.check()
-            current.publish_soon()
-            if current.over:
-                self.settle()
+            with _without_handlers():
+                current.check()
+                current.publish_soon()
+                if current.over:
+                    self.settle()
 
     def settle(self, *, keep: bool = True) -> None:
         """Bring the one under way to its end: published, or given up. The store may be used afterwards."""
-        current, self._current = self._current, None
-        if current is None:
+        if self._current is None:
             return
+        with _without_handlers():
+            current, self._current = self._current, None
+            if current is not None:
+                self._end(current, keep=keep)
+
+    def _end(self, current: BackgroundSnapshot, *, keep: bool) -> None:
         began_s = self._clock.now()
         snapshot = current.settle(keep=keep)
         self._blocked_s += self._clock.now() - began_s
@@ -104,13 +113,24 @@ class Checkpoints:
         if current is None or torch.compiler.is_compiling():
             return
         began_s = self._clock.now()
-        current.check()
-        current.publish_soon()
+        with _without_handlers():
+            current.check()
+            current.publish_soon()
         self._blocked_s += self._clock.now() - began_s
 
     def _forget(self) -> None:
         """A forked child has neither the threads nor the store."""
         self._current = None
+
+
+def _without_handlers() -> AbstractContextManager[None]:
+    """Inside the block the script's signal handlers wait, which run in the main thread.
+
+    One that raises would leave the store with a snapshot that is being written for ever; one that suspends
+    the job would wait for what it has interrupted.
+    """
+    main = threading.current_thread() is threading.main_thread()
+    return undisturbed() if main else nullcontext()
 
 
 def obstacle(attached: Attached | None, job: str) -> str | None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import random
 import signal
+import threading
 from collections.abc import Collection
 from pathlib import Path
+from typing import cast
 
 import pytest
+import torch
 
 from gpuslice.checkpoint.format.reader import open_snapshot
 from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
@@ -211,3 +214,55 @@ def test_why_there_are_no_checkpoints_is_said_once(capsys: pytest.CaptureFixture
     job.obstacle = "no checkpoints: because"
     job.cross(10)
     assert (job.at, capsys.readouterr().err) == ([], "gpuslice: no checkpoints: because\n")
+
+
+class Interrupted:
+    """Stands in for a snapshot during whose every step Ctrl-C comes; ``done`` are those that were ended."""
+
+    boundary, nbytes, error, changed = 1, 0, None, ()
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+
+    def start(self, hasty: Collection[str]) -> BackgroundSnapshot:
+        self.step("start")
+        return cast("BackgroundSnapshot", self)
+
+    def step(self, name: str) -> None:
+        signal.raise_signal(signal.SIGINT)
+        self.done.append(name)
+
+    def check(self) -> None:
+        self.step("check")
+
+    def publish_soon(self) -> None:
+        self.step("publish")
+
+    def settle(self, *, keep: bool) -> None:
+        self.step("settle")
+
+
+def test_ctrl_c_waits_for_every_step_of_a_checkpoint() -> None:
+    snapshot, checkpoints = Interrupted(), Checkpoints(Report(None))
+    with pytest.raises(KeyboardInterrupt):
+        checkpoints.begin(snapshot.start)
+    assert checkpoints.under_way
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)])
+    with pytest.raises(KeyboardInterrupt):
+        optimizer.step()
+    with pytest.raises(KeyboardInterrupt):
+        checkpoints.settle()
+    assert snapshot.done == ["start", "check", "publish", "settle"]
+    assert not checkpoints.under_way
+
+
+def test_a_step_in_another_thread_waits_for_the_copy_too() -> None:
+    snapshot, checkpoints = Interrupted(), Checkpoints(Report(None))
+    snapshot.step = snapshot.done.append  # type: ignore[method-assign]
+    checkpoints.begin(snapshot.start)
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)])
+    thread = threading.Thread(target=optimizer.step)
+    thread.start()
+    thread.join()
+    checkpoints.settle()
+    assert snapshot.done == ["start", "check", "publish", "settle"]
