@@ -286,7 +286,10 @@ class SwapListener:
         return self._socket.fileno()
 
     def await_predecessor(self, timeout_s: float) -> SuccessorEnd | None:
-        """Wait for the predecessor, which connects before its suspend copies; ``None`` if it does not."""
+        """Wait for the predecessor, which connects before its suspend copies; ``None`` if it does not.
+
+        ``HandoverError`` if it cannot be let in for lack of descriptors, say.
+        """
         deadline_s = time.monotonic() + timeout_s
         while True:
             self._socket.settimeout(max(0.0, deadline_s - time.monotonic()))
@@ -294,6 +297,8 @@ class SwapListener:
                 connection, _ = self._socket.accept()
             except (TimeoutError, BlockingIOError):
                 return None
+            except OSError as error:
+                raise HandoverError(f"nobody can be let in at {self._path}: {error.strerror}") from error
             try:
                 successor = SuccessorEnd(connection, self._terms, self._patience_s, self._portion_bytes)
             except HandoverError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import resource
@@ -353,6 +354,17 @@ def test_a_process_with_more_open_files_than_select_can_take_still_sees_the_othe
         assert not predecessor.await_end(0.0)  # its process is this one, and lives on
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_successor_without_descriptors_declines_and_stays_parked(
+    tmp_path: Path, listener: SwapListener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(_: socket.socket) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(socket.socket, "accept", fails)
+    with pytest.raises(HandoverError, match=f"{tmp_path}.*{os.strerror(errno.EMFILE)}"):
+        listener.await_predecessor(0.0)
 
 
 def test_a_process_that_cannot_be_watched_is_not_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
