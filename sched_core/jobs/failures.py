@@ -65,6 +65,9 @@ _EXCEPTION = re.compile(
 _MISTAKE = re.compile(r"CUDA error: device-side assert triggered")
 #: What launchers say of the failure of somebody else.
 _HEARSAY = re.compile(r"ChildFailedError|CalledProcessError|SignalException|ProcessRaisedException")
+#: What torchrun says of ranks that it ended itself; where its summary tells of them, and of the cause.
+_ENDED_BY_LAUNCHER = "closing signal SIG"
+_OTHERS, _CAUSE = "\nFailures:\n", "\nRoot Cause (first observed failure):\n"
 _HANDLING = "During handling of the above exception"
 #: The process was in the wrong, not whoever ended it.
 _CRASHES = {signal.SIGSEGV, signal.SIGILL, signal.SIGFPE, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS}
@@ -73,9 +76,18 @@ _COMMAND_CODES = {126: "its command cannot be executed", 127: "its command does 
 
 def telling(text: str) -> str:
     """The lines of ``text``, the end of a job's stderr, that say why it ended; at most a few."""
-    lines = text.rsplit(ATTEMPT_MARK, 1)[-1].splitlines()
+    lines = _without_ended_by_launcher(text.rsplit(ATTEMPT_MARK, 1)[-1])
     kept = [line.strip()[:_LINE_CHARACTERS] for line in lines if _tells(line)]
     return "\n".join(kept[-_KEPT_LINES:])
+
+
+def _without_ended_by_launcher(text: str) -> list[str]:
+    """The lines of ``text`` but for those on ranks that torchrun ended because another one had failed."""
+    before, cause, after = text.rpartition(_CAUSE)
+    if not cause:
+        return text.splitlines()
+    lines = before.rsplit(_OTHERS, 1)[0].splitlines()
+    return [line for line in lines if _ENDED_BY_LAUNCHER not in line] + after.splitlines()
 
 
 def _tells(line: str) -> bool:

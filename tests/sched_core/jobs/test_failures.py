@@ -30,6 +30,24 @@ TORCHRUN = (
     + TRACEBACK
     + "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:\n"
 )
+#: What torchrun says of a gang: first of a rank that it ended itself, then of the rank that was the cause.
+TORCHRUN_SUMMARY = (
+    "W1126 torch/distributed/elastic/multiprocessing/api.py: Sending process 12 closing signal SIGTERM\n"
+    + TORCHRUN
+    + """============================================================
+train.py FAILED
+------------------------------------------------------------
+Failures:
+[1]:
+  rank      : 1 (local_rank: 1)
+  exitcode  : -15 (pid: 12)  (SIGTERM)
+  traceback : Signal 15 (SIGTERM) received by PID 12
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  rank      : 0 (local_rank: 0)
+"""
+)
 
 
 @pytest.mark.parametrize(
@@ -96,6 +114,26 @@ TORCHRUN = (
             "[rank0]: ValueError: bad batch\n[rank1]: RuntimeError: Connection closed by peer\n" + TORCHRUN,
             "user",
             "ValueError: bad batch",
+        ),
+        # A rank that the launcher ended because another one had failed says nothing of the cause.
+        (
+            1,
+            "t.py: error: unrecognized arguments: --l\n" + TORCHRUN_SUMMARY + "  exitcode  : 2 (pid: 11)\n",
+            "user",
+            "exit code 1",
+        ),
+        (
+            1,
+            TORCHRUN_SUMMARY + "  traceback : Signal 9 (SIGKILL) received by PID 11\n",
+            "infrastructure",
+            "SIGKILL",
+        ),
+        # Nothing of this kind is said if the launcher itself was ended.
+        (
+            1,
+            "W1126 torch/distributed/elastic: Sending process 12 closing signal SIGTERM",
+            "infrastructure",
+            "SIGTERM",
         ),
         # What was being dealt with is not the failure; what caused it is.
         (
