@@ -157,6 +157,8 @@ def run(modules: Mapping[str, str], arguments: Sequence[str]) -> int:
         status = app(args=list(arguments), prog_name="gpuslice", standalone_mode=False)
     except ParserError as error:
         command = " ".join(["gpuslice", *modules]) if len(modules) == 1 else "gpuslice"
+        if context := getattr(error, "ctx", None):  # of the command below it, as `gpuslice ramdisk verify`
+            command = context.command_path
         what = cast(Any, error).format_message()
         sys.stderr.write(f"gpuslice: {what}\ngpuslice: see `{command} --help`\n")
         return 2

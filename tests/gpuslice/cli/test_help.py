@@ -70,3 +70,21 @@ def test_no_command_line_does_nothing_and_says_so_to_nobody(
     with pytest.raises(SystemExit, match="2"):
         main(words)
     assert "gpuslice: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        ("ramdisk verify", "gpuslice ramdisk verify"),
+        ("ramdisk ls --nothing", "gpuslice ramdisk ls"),
+        ("ramdisk nothing", "gpuslice ramdisk"),
+        ("wait --timeout", "gpuslice wait"),
+        ("nothing", "gpuslice"),
+    ],
+)
+def test_a_wrong_command_line_is_answered_with_the_help_of_its_own_command(
+    words: str, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(words.split())
+    assert capsys.readouterr().err.splitlines()[-1] == f"gpuslice: see `{command} --help`"
