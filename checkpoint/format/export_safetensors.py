@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from gpuslice.errors import EnvironmentUnusableError
+from gpuslice.errors import EnvironmentUnusableError, UsageError
 
 from .dtypes import DTYPES
 from .layout import TensorSpec
@@ -33,9 +33,13 @@ def export_safetensors(snapshot: SnapshotFile, path: Path) -> int:
     ------
     CorruptSnapshotError
         If a storage is damaged; ``path`` is as it was before.
+    UsageError
+        If ``path`` is a directory.
     EnvironmentUnusableError
         If ``path`` cannot be written.
     """
+    if path.is_dir():
+        raise UsageError(f"{path} is a directory", "name a file in it")
     named = list(named_tensors(snapshot))
     with written_beside(path) as partial, partial.open("xb") as file:
         file.write(_header(named))

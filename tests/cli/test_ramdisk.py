@@ -245,6 +245,18 @@ def test_an_export_that_cannot_be_written_leaves_nothing(disk: RamDisk, tmp_path
     assert os.listdir(tmp_path) == ["disk"]
 
 
+@pytest.mark.parametrize("out", [".", "..", "/"])
+def test_an_export_to_a_directory_is_refused_by_its_name(
+    disk: RamDisk, store: JobStore, tmp_path: Path, out: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gpuslice.cli.ramdisk import export
+
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=f"{re.escape(out)} is a directory"):
+        export(str(saved(disk)), Path(out))
+    assert os.listdir(tmp_path) == ["disk"]
+
+
 def test_a_job_stands_for_its_newest_snapshot(
     disk: RamDisk, store: JobStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
