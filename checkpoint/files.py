@@ -82,7 +82,7 @@ def store_directory(path: Path) -> None:
         If it is anything else or cannot be made.
     """
     try:
-        private_directory(path, option="--ramdisk-dir")
+        private_directory(path, option="--ramdisk-dir or GPUSLICE_RAMDISK_DIR")
     except EnvironmentUnusableError as error:
         if isinstance(error.__cause__, OSError) and is_full(error.__cause__):
             raise _no_room(path) from error

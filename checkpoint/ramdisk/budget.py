@@ -157,7 +157,7 @@ class Budget:
 
         ``RamDiskFullError``, or ``EnvironmentUnusableError`` if the file system cannot do what is needed.
         """
-        return writing(self.root, "--ramdisk-dir", partial(self.full, nbytes))
+        return writing(self.root, "--ramdisk-dir or GPUSLICE_RAMDISK_DIR", partial(self.full, nbytes))
 
     def full(self, growth: int) -> RamDiskFullError:
         """The error for ``growth`` bytes that did not fit."""
