@@ -125,7 +125,7 @@ def check_driver_is_loaded(settings: Settings, device: DeviceName) -> None:
     if device.kind == "cuda" and not _has_nvidia_driver():
         asked, instead = f"--route {settings.route}", "--route tensor"
         if settings.device:
-            asked, instead = str(device), "--device cpu"
+            asked, instead = str(device), "the device cpu"
         raise EnvironmentUnusableError(
             f"{asked} needs an NVIDIA driver, and none is loaded", f"use {instead} or see `gpuslice doctor`"
         )

@@ -79,8 +79,9 @@ def test_settings_that_cannot_work_are_named(settings: Settings, named: str) -> 
 
 def test_a_gpu_without_a_driver_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "_has_nvidia_driver", lambda: False)
-    with pytest.raises(EnvironmentUnusableError, match="cuda:1 needs an NVIDIA driver"):
+    with pytest.raises(EnvironmentUnusableError, match="cuda:1 needs an NVIDIA driver") as refused:
         command.check(Settings(device="cuda:1"))
+    assert refused.value.remedy == "use the device cpu or see `gpuslice doctor`"  # `up` has --devices
 
 
 def test_paths_do_not_depend_on_where_the_script_goes(
