@@ -37,8 +37,9 @@ class Trials:
         self._lenders: dict[str, Gang] = {}
 
     def enter(self, job: Gang) -> None:
-        """``job``, which is ready, waits for its trial."""
-        self._waiting[job.id] = job
+        """``job``, which is ready, waits for its trial; not if its processes were started anew for that."""
+        if job.id not in self._trying:
+            self._waiting[job.id] = job
 
     def leave(self, job: Gang, now: float) -> None:
         """End the trial of ``job``, if it has one, or its waiting for it; it gives back what it borrowed."""

@@ -17,6 +17,7 @@ from gpuslice.sched_core.policies.registry import make_policy
 from gpuslice.sched_core.policy import Policy
 
 from ..driver import PROGRAM, Driver, notices, told
+from ..relocating import NODES
 from .test_deadlines import end, obey
 
 BATCHES = 5
@@ -241,6 +242,21 @@ def test_several_are_tried_one_after_the_other_on_one_device() -> None:
     driver.progress("b", BATCHES + 1)
     obey(driver)
     assert driver.state("old0") is JobState.RUNNING
+
+
+def test_a_job_that_is_started_on_another_node_for_its_trial_is_tried_there() -> None:
+    driver = Driver(1, Fifo(), NODES)
+    submit(driver, "old", trial=False)  # on the first node, so the next job is started on the other one
+    driver.do(Cancelled("old", "enough"))
+    job = submit(driver, "new")
+    driver.do(RankGone("old", 0))
+    driver.do(Exited("old", -9))
+    assert (job.borrowed, job.nodes, job.relocating) == ((0,), (1,), True)
+    driver.do(RankGone("new", 0))
+    driver.do(Exited("new", -9))
+    assert job.nodes == (0,)
+    driver.hello("new")
+    assert (job.borrowed, job.state, job.lease) == ((0,), JobState.STARTING, (0,))
 
 
 @pytest.mark.parametrize("policy", ["rr", "2das", "las", "gittins", "srtf", "gandiva"])
