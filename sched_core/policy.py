@@ -104,6 +104,13 @@ class Changes:
         fresh.succeeded = self.succeeded
         return fresh
 
+    def withdrawn(self, job: Job) -> None:
+        """``job`` has finished; of one that has only just arrived the policy need not know."""
+        if job in self.arrived:
+            self.arrived.remove(job)
+        else:
+            self.finished.append(job)
+
 
 class Task(msgspec.Struct, frozen=True):
     """Something that may take seconds to compute; the same argument has the same answer.

@@ -164,7 +164,7 @@ class Planning:
         self._core.prestart.leave(job)
         self._dated.pop(job.id, None)
         if self._eligible.pop(job.id, None) is not None and not self._view.changes.reset:
-            self._view.changes.finished.append(job)
+            self._view.changes.withdrawn(job)
         if job.running:
             job.settle(now)
             self.ledger.release(job)

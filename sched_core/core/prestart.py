@@ -154,7 +154,7 @@ class Prestart:
         self._first.pop(job.id, None)
         self._next.pop(job.id, None)
         if (twin := self._twins.pop(job.id, None)) is not None and not self._view.changes.reset:
-            self._view.changes.finished.append(twin)
+            self._view.changes.withdrawn(twin)
 
     def _ask(self, now: float) -> None:
         """Have the copy of the policy say who comes next, if anybody came or left."""

@@ -259,6 +259,19 @@ def test_a_job_that_is_started_on_another_node_for_its_trial_is_tried_there() ->
     assert (job.borrowed, job.state, job.lease) == ((0,), JobState.STARTING, (0,))
 
 
+@pytest.mark.parametrize("policy", ["rr", "2das", "las", "srtf", "drf", "chronus"])
+def test_a_job_whose_trial_has_all_its_steps_in_it_disturbs_no_policy(policy: str) -> None:
+    driver = Driver(1, make_policy(policy, {}))
+    spec = JobSpec(id="a", submit_s=driver.now_s, trial_batches=BATCHES, max_steps=BATCHES)
+    driver.do(Submitted(spec, PROGRAM))
+    driver.hello("a")
+    driver.resumed("a")
+    message = wire.Progress(epoch=1, boundary=BATCHES + 1, step=BATCHES)
+    assert [notice.what for notice in notices(driver.say("a", message))] == ["began", "trial_passed"]
+    obey(driver)
+    assert driver.state("a") is JobState.SUCCEEDED
+
+
 @pytest.mark.parametrize("policy", ["rr", "2das", "las", "gittins", "srtf", "gandiva"])
 def test_every_policy_goes_on_as_if_nothing_had_been(policy: str) -> None:
     driver = crowded(make_policy(policy, {}))
