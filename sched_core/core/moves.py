@@ -94,6 +94,9 @@ class Moves:
     def settle_on_nodes(self, now: float) -> None:
         """Let jobs have devices where their processes are, if that costs nobody else any."""
         for job, moved, asked in list(self._granted.values()):
+            if job.state.ended:  # it counts as running until its next attempt
+                del self._granted[job.id]
+                continue
             leaves = self._core.relocations.can_leave(job)
             # Of a command that is started anew it is known while it has a lease.
             cannot = job.spec.relaunch and not leaves

@@ -211,6 +211,15 @@ def test_its_owner_is_told_that_a_job_cannot_be_moved_at_all() -> None:
     assert driver.core.jobs["a"].requested_devices == ()
 
 
+def test_a_job_that_ends_on_its_way_is_given_no_device_again() -> None:
+    _, driver = one_begun()
+    driver.do(Moved("a", ("b/null:0",)))
+    driver.do(Cancelled("a", "enough"))
+    driver.do(RankGone("a", 0))
+    driver.do(Exited("a", -9))
+    assert [driver.core.holders(device) for device in range(2)] == [[], []]
+
+
 def test_a_move_that_is_to_be_tried_again_is_forgotten_for_another_one() -> None:
     _, driver = one_begun()
     driver.do(Moved("a", ("b/null:0",)))
