@@ -162,6 +162,7 @@ class Moves:
             if devices:
                 self._plan.assign(moved, devices, now, shared=shared)
                 moved.migrations += bool(moved.lease)
+                self.granted(moved, moved=True)
         self._plan.start_again()
 
     def _exchanged(self, other: Gang, swap: Mapping[int, int]) -> tuple[int, ...]:

@@ -255,6 +255,8 @@ class Relocations:
         if not holders or job in holders:
             return True
         (other, *more) = holders
+        if other.id in self._sent and self.misplaced(other):
+            return False  # its owner wants it here
         lone = not more and len(other.ranks) == 1 == len(job.ranks) and not other.lease
         return lone and (not other.launched or other.nodes == self.of(job.placement))
 

@@ -220,6 +220,26 @@ def test_a_job_that_ends_on_its_way_is_given_no_device_again() -> None:
     assert [driver.core.holders(device) for device in range(2)] == [[], []]
 
 
+@pytest.mark.parametrize("order", ["ab", "ba"])
+def test_a_job_that_cannot_follow_an_exchange_to_another_node_waits_for_its_own(order: str) -> None:
+    policy, driver = one_begun()
+    idle(driver, "b")
+    plan(driver, policy, Start("b", (1,)))
+    driver.resumed("b")
+    driver.progress("b", 10)
+    driver.do(Moved("a", ("b/null:0",)))
+    for name in order:
+        report = suspended(driver.core.jobs[name].epoch, 11)
+        driver.say(name, msgspec.structs.replace(report, restartable=name == "a"))
+    a, b = (driver.core.jobs[name] for name in "ab")
+    assert (a.wanted, a.relocating, b.wanted) == ((1,), True, ())
+    driver.do(Cancelled("a", "enough"))
+    driver.do(RankGone("a", 0))
+    driver.do(Exited("a", -9))
+    plan(driver, policy, Start("b", (0,)))
+    assert b.lease == (1,)
+
+
 def test_a_move_that_is_to_be_tried_again_is_forgotten_for_another_one() -> None:
     _, driver = one_begun()
     driver.do(Moved("a", ("b/null:0",)))
