@@ -88,7 +88,7 @@ class Moves:
 
     def granted(self, job: Gang, *, moved: bool, asked: bool = False) -> None:
         """``job`` has been given devices, others than it had (``moved``), as its owner wants (``asked``)."""
-        if job.launched and self._core.relocations.misplaced(job):
+        if job.launched and (job.lent or self._core.relocations.misplaced(job)):
             self._granted[job.id] = _Grant(job, moved, asked)
 
     def settle_on_nodes(self, now: float) -> None:
@@ -97,6 +97,8 @@ class Moves:
             if job.state.ended:  # it counts as running until its next attempt
                 del self._granted[job.id]
                 continue
+            if job.lent and job.running:
+                continue  # it is wanted nowhere while others are tried on its devices
             leaves = self._core.relocations.can_leave(job)
             # Of a command that is started anew it is known while it has a lease.
             cannot = job.spec.relaunch and not leaves

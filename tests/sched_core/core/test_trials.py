@@ -7,17 +7,17 @@ from collections.abc import Callable
 import pytest
 
 from gpuslice import wire
-from gpuslice.sched_core.core.events import Cancelled, Exited, Held, RankGone, Released, Submitted
+from gpuslice.sched_core.core.events import Cancelled, Exited, Held, Moved, RankGone, Released, Submitted
 from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.policies.chronus.policy import Chronus
 from gpuslice.sched_core.policies.fifo import Fifo
 from gpuslice.sched_core.policies.registry import make_policy
-from gpuslice.sched_core.policy import Policy
+from gpuslice.sched_core.policy import Policy, Start
 
 from ..driver import PROGRAM, Driver, notices, told
-from ..relocating import NODES
+from ..relocating import NODES, Quiet, begun, plan
 from .test_deadlines import end, obey
 
 BATCHES = 5
@@ -257,6 +257,26 @@ def test_a_job_that_is_started_on_another_node_for_its_trial_is_tried_there() ->
     assert job.nodes == (0,)
     driver.hello("new")
     assert (job.borrowed, job.state, job.lease) == ((0,), JobState.STARTING, (0,))
+
+
+def test_a_lender_that_cannot_leave_its_node_is_not_moved_from_it_meanwhile() -> None:
+    policy = Quiet()
+    driver = Driver(1, policy, NODES)
+    begun(policy, driver, "old")
+    submit(driver, "other", trial=False)
+    plan(driver, policy, Start("other", (1,)))
+    driver.resumed("other")
+    job = submit(driver, "new")
+    assert (job.borrowed, job.nodes) == ((0,), (0,))
+    old = driver.core.jobs["old"]
+    driver.parked("old", 11)
+    assert old.lent
+    driver.do(Moved("old", ("b/null:0",)))
+    driver.parked("other", 11)
+    driver.resumed("new")
+    driver.progress("new", BATCHES + 1)
+    assert not old.lent
+    assert not old.running, "it waits for a device of its own node"
 
 
 @pytest.mark.parametrize("policy", ["rr", "2das", "las", "srtf", "drf", "chronus"])
