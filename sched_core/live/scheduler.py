@@ -310,6 +310,8 @@ class Scheduler:
         for command in commands:
             if isinstance(command, Tell):
                 self._guarded(command, self._ranks.tell, command)
+            elif isinstance(command, WakeAt):  # before events that follow at once from others
+                self._wake_s = command.when_s
         self._guarded(event, self._late_observer, event, now, commands)
         self.housekeeping.happened(now)
         for command in commands:
@@ -348,15 +350,13 @@ class Scheduler:
 
     def _perform(self, command: Command) -> None:
         match command:
-            case Tell():
-                pass  # has been sent
+            case Tell() | WakeAt():
+                pass  # has been done
             case Launch():
                 self._processes.launch(command)
             case Kill():
                 grace_s = 0.0 if command.at_once else PATIENT_GRACE_S if command.patient else GRACE_S
                 self._processes.end(command.job, grace_s=grace_s)
-            case WakeAt():
-                self._wake_s = command.when_s
             case Compute():
                 self._compute(command)
             case Notice():

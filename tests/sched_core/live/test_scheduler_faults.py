@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -53,6 +54,24 @@ def test_a_job_is_started_again_after_a_failure_that_was_not_its_users(
     assert [(event.what, event.details["class"]) for event in noted] == [("failed", "resource")] * 2
     assert bench.output("a") == "begins\n" * 3
     assert "attempt 3" in bench.output("a", "err")
+
+
+def test_a_command_that_cannot_be_started_is_tried_again_in_time(
+    open_bench: Callable[[int], Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its end is known before all is done that its start was part of, when to wake up next included."""
+    bench = open_bench(1)
+    launch, refusals = bench.scheduler.local.processes.launch, [OSError("Too many open files")] * 2
+
+    def refuse(*words: Any, **options: Any) -> int:
+        if refusals:
+            raise refusals.pop()
+        return launch(*words, **options)
+
+    monkeypatch.setattr(bench.scheduler.local.processes, "launch", refuse)
+    spec = JobSpec(id="a", submit_s=0.0, max_restarts=2, deadlines=((1e9, 1.0),))
+    bench.scheduler.submit(spec, Program((sys.executable, "-c", ""), "/", dict(os.environ)))
+    assert bench.finish() == {"a": JobState.SUCCEEDED}
 
 
 @pytest.mark.parametrize("kill", [False, True])
