@@ -45,6 +45,7 @@ from .throughput import MeasuredThroughput
 #: After a failure the policy is asked again by itself, later each time.
 _ASK_AGAIN_S = 1.0
 _ASK_AGAIN_AT_MOST_S = 60.0
+_MOST_DOUBLINGS = 10
 
 
 class Planning:
@@ -260,7 +261,8 @@ class Planning:
         except Exception as error:  # noqa: BLE001 (a policy may be anybody's code; it must not take the jobs along)
             self._complain(error, plan)
             self.start_again()
-            self.wake_s = now + min(_ASK_AGAIN_S * 2**self._failures, _ASK_AGAIN_AT_MOST_S)
+            doublings = min(self._failures, _MOST_DOUBLINGS)
+            self.wake_s = now + min(_ASK_AGAIN_S * 2**doublings, _ASK_AGAIN_AT_MOST_S)
             self._failures += 1
             return None
         finally:

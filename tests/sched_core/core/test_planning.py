@@ -73,6 +73,9 @@ def test_a_policy_that_keeps_failing_is_reported_once_and_asked_less_and_less_of
         waits[-1] -= driver.now_s
     assert said == 1
     assert waits == [1, 2, 4, 8, 16, 32, 60, 60, 60, 60]
+    for _ in range(1100):
+        policy.next = unknown
+        assert not notices(driver.wake()), "however often"
     driver.wake()
     policy.next = unknown
     assert len(notices(driver.wake())) == 1, "it had recovered in between"
