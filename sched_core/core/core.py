@@ -218,7 +218,8 @@ class Core:
         """See whether the ranks of ``job`` have all got where they were told to go."""
         if job.all_on() and job.allows(Trigger.ALL_ON):
             job.move(Trigger.ALL_ON, now)
-            if job.placed:
+            if job.placed and not job.lent:
+                job.settle(now)  # it may have been there all the while, and have refused to leave
                 job.since_s = job.counts_from(now)
                 self.planning.begun(job)
             job.first_start_s = now if job.first_start_s is None else job.first_start_s
@@ -226,6 +227,7 @@ class Core:
                 self.order(notice)
             self.planning.due = True
         elif job.all_parked() and job.allows(Trigger.ALL_PARKED):
+            job.stand_still(now)
             if job.needs_relaunch and not job.reached_max_steps and not job.successor:
                 restarts.end_to_relaunch(self, job, now)
                 return

@@ -7,8 +7,6 @@ too early are sent on. No rank waits for another inside the training loop.
 
 from __future__ import annotations
 
-from math import inf
-
 from gpuslice.sched_core.jobs.failures import Kind
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.rank import Rank, RankPhase
@@ -262,6 +260,7 @@ class RankReports:
         elif called_off:
             if job.allows(Trigger.LATE_PARK):
                 job.move(Trigger.LATE_PARK, now)
+                job.stand_still(now)
                 self._core.reconcile_later(job)
             self._core.resume_rank(job, rank.number)
         elif len(job.ranks) > 1 and message.boundary != job.stop_at:
@@ -273,9 +272,7 @@ class RankReports:
     def _left(self, job: Gang, now: float) -> None:
         """``job`` has parked though it was to go on, and its successor may have come: that one goes on."""
         job.move(Trigger.LEFT, now)
-        if job.running and not job.borrowed:
-            job.settle(now)
-            job.since_s = inf
+        job.stand_still(now)
         self._core.vacate(job, now)
         self._core.reconcile_later(job)
 

@@ -241,6 +241,12 @@ class Gang(Job):
             stays = self.state is JobState.RUNNING and self.lease == self.placement
             self.since_s = self.counts_from(now) if stays else inf
 
+    def stand_still(self, now: float) -> None:
+        """Make no progress until it is back on its devices, if it is to have some by the policy's plan."""
+        if self.running and not self.borrowed:
+            self.settle(now)
+            self.since_s = inf
+
     def executed_at(self, now_s: float) -> float:
         return super().executed_at(now_s) + self._tried_s(now_s)
 

@@ -11,8 +11,9 @@ from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.jobs.gang import SETUP_AT_MOST_S
 from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.policies.registry import make_policy
+from gpuslice.sched_core.policy import Migrate, Plan
 
-from .driver import PROGRAM, Driver, devices, notices, picture, told
+from .driver import PROGRAM, Driver, Scripted, devices, notices, picture, refused, told
 
 
 def queues(threshold_s: float = 5.0) -> Driver:
@@ -110,3 +111,44 @@ def test_the_set_up_of_every_attempt_is_shown_and_none_counts() -> None:
     assert job.ended_s is not None
     assert job.setup_at(job.ended_s) == 7.0
     assert picture(replayed(driver)) == picture(driver.core)
+
+
+def test_the_time_between_refusals_to_leave_counts() -> None:
+    policy = Scripted()
+    driver = Driver(2, policy)
+    enter(driver, "a")
+    driver.resumed("a")
+    driver.progress("a", 1)
+    job = driver.core.jobs["a"]
+    policy.next = lambda _: Plan([Migrate("a", (1,))])
+    driver.core.planning.due = True
+    driver.wake(1.0)
+    assert job.service_at(driver.now_s) == 1.0
+    for _ in range(3):
+        driver.say("a", refused(1, 1, running=True))
+        assert driver.state("a") is JobState.RUNNING
+        driver.wake(4.0)
+        assert driver.state("a") is JobState.SUSPENDING
+    assert job.service_at(driver.now_s) == 13.0
+    driver.parked("a", job.stop_at)
+    driver.now_s += 5.0
+    driver.resumed("a")
+    assert job.lease == (1,)
+    assert job.service_at(driver.now_s + 1.0) == 14.0
+
+
+def test_the_time_for_which_a_job_lends_its_devices_does_not_count_if_it_was_on_its_way_back() -> None:
+    driver = queues()
+    enter(driver, "a")
+    driver.do(Submitted(JobSpec(id="b", submit_s=driver.now_s, trial_batches=3), PROGRAM))
+    driver.hello("b")
+    job = driver.core.jobs["a"]
+    assert (job.state, job.lent) == (JobState.STARTING, True)
+    driver.resumed("a")
+    driver.progress("a", 1)
+    driver.now_s += 1.0
+    driver.parked("a", job.stop_at)
+    driver.resumed("b")
+    driver.wake(50.0)
+    assert driver.state("b") is JobState.RUNNING
+    assert job.service_at(driver.now_s) == 0.0
