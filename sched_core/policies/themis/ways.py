@@ -32,6 +32,7 @@ def ways(
     before: int | None = None
     held = len(first.placement)
     suits = held == first.least or (first.least < held <= widest and gains(first, held))
+    suits = suits and first.may_be_on(offer.cluster.nodes(first.placement))
     if suits and offer.has(first.placement):
         # Ties go to the first option: a job that has run stays where it was.
         counts = where(first.placement, offer.cluster)

@@ -12,9 +12,10 @@ from gpuslice.sched_core.placement.registry import PLACEMENTS, make_placement
 from gpuslice.sched_core.policies.gandiva.servers import Servers
 from gpuslice.sched_core.policies.optimus import Optimus
 from gpuslice.sched_core.policies.ranked import choose_devices
+from gpuslice.sched_core.policies.registry import make_policy
 from gpuslice.sched_core.policy import Changes, Decision, Migrate, Start, Suspend, View
 
-from .worlds import view
+from .worlds import Known, view
 
 
 def job(name: str, number: int, least: int = 1, most: int = 2, *, on: tuple[int, ...] = ()) -> Job:
@@ -112,6 +113,16 @@ def test_one_that_cannot_leave_its_node_finds_a_home_there_or_none() -> None:
         servers.settle(other, [servers.all[1]], 0.0)
     assert servers.find(picky) is None
     assert servers.roomy(picky, []) is None
+
+
+@pytest.mark.parametrize("policy", ["drf", "optimus", "srtf", "themis", "gandiva"])
+def test_no_policy_starts_it_on_a_node_that_it_may_not_be_on_any_more(policy: str) -> None:
+    """It was to go there, and then it parked with a state that cannot leave its node."""
+    picky = job("e", 0)
+    picky.placement, picky.within = (2, 3), (0,)
+    moment = View(Cluster.parse("2x2"), {"e": picky}, Known({"e": 100.0}))
+    decisions = make_policy(policy, {}).plan(moment).decisions
+    assert [isinstance(decision, Start) and decision.devices[0] in (0, 1) for decision in decisions] == [True]
 
 
 def test_one_that_is_larger_than_what_is_left_of_the_nodes_waits() -> None:
