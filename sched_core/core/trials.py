@@ -94,6 +94,9 @@ class Trials:
     def _choose(self, job: Gang) -> tuple[int, ...]:
         """Devices to be borrowed, those where least is disturbed; none if not enough of them can be."""
         taken = {device for other in self._trying.values() for device in other.borrowed}
+        if job.width:  # its trial was broken off, and where else it could go on is not known
+            present = job.lease or job.home
+            return present if taken.isdisjoint(present) else ()
         free = FreeDevices.besides(self._core.relocations.cluster, taken)
         nodes = [list(devices) for devices in free.on_node]
         groups = nodes if job.within else [list(chain.from_iterable(nodes))]

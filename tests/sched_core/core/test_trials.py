@@ -259,6 +259,19 @@ def test_a_job_that_is_started_on_another_node_for_its_trial_is_tried_there() ->
     assert (job.borrowed, job.state, job.lease) == ((0,), JobState.STARTING, (0,))
 
 
+def test_a_trial_that_its_owner_has_broken_off_goes_on_where_it_was() -> None:
+    driver = Driver(1, Fifo(), NODES)
+    job = submit(driver, "new")
+    driver.resumed("new")
+    driver.progress("new", 1)
+    driver.do(Held("new"))
+    driver.parked("new", job.stop_at)
+    submit(driver, "old", trial=False)
+    driver.do(Moved("old", ("null:0",)))  # so that a trial disturbs nobody on the other node
+    driver.do(Released("new"))
+    assert (job.borrowed, job.nodes) == ((0,), (0,))
+
+
 def test_a_lender_that_cannot_leave_its_node_is_not_moved_from_it_meanwhile() -> None:
     policy = Quiet()
     driver = Driver(1, policy, NODES)
