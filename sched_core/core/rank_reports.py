@@ -212,11 +212,13 @@ class RankReports:
         stopping = job.state is JobState.SUSPENDING or _called_off(job)
         if rank.phase is RankPhase.COMING:
             if not message.parked or (present and stopping and message.boundary > rank.boundary):
-                rank.phase = RankPhase.ON  # its Resumed was lost
+                _came_back(rank)  # its Resumed was lost
             else:
                 self._core.resume_rank(job, rank.number)
         elif rank.phase is RankPhase.PARKED and not message.parked:
-            raise job.illegal(f"Hello of rank {rank.number}, which runs though it is parked")
+            if not _told_to_come(job):
+                raise job.illegal(f"Hello of rank {rank.number}, which runs though it is parked")
+            _came_back(rank)
         self._advance(job, rank, now, message.boundary)
         if stopping and rank.phase is not RankPhase.PARKED:
             self._core.tell(job, rank.number, self._stop(job))
@@ -231,12 +233,10 @@ class RankReports:
         self._core.planning.advanced(job)
 
     def _resumed(self, job: Gang, rank: Rank, message: Resumed, now: float) -> None:
-        # A Resume that was said again after a Hello is obeyed even if the first one was refused meanwhile.
-        again = rank.phase is RankPhase.PARKED and job.state in (JobState.STARTING, JobState.RESUMING)
+        again = rank.phase is RankPhase.PARKED and _told_to_come(job)
         if rank.phase is not RankPhase.COMING and not again:
             raise job.illegal(f"Resumed of rank {rank.number}, which is {rank.phase.value}")
-        rank.phase, rank.bound = RankPhase.ON, ""
-        rank.portable = rank.portable_later = False
+        _came_back(rank)
         self._core.switch_costs.resumed(job, rank.number, message)
         self._advance(job, rank, now, message.boundary)
         self._core.settle(job, now)
@@ -303,6 +303,20 @@ class RankReports:
         job.retry_at_s = now + min(_RETRY_S * 2 ** min(job.refusals, _MOST_DOUBLINGS), _MAX_RETRY_S)
         job.refusals += 1
         self._core.reconcile_later(job)
+
+
+def _told_to_come(job: Gang) -> bool:
+    """Whether a parked rank may come back all the same.
+
+    A Resume that was said again after a Hello is obeyed even if the first one was refused meanwhile.
+    """
+    return job.state in (JobState.STARTING, JobState.RESUMING)
+
+
+def _came_back(rank: Rank) -> None:
+    """``rank`` is on its device; what was said of its parked state does not count any more."""
+    rank.phase, rank.bound = RankPhase.ON, ""
+    rank.portable = rank.portable_later = False
 
 
 def _takes_over(rank: Rank, message: Hello) -> bool:

@@ -10,7 +10,7 @@ from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.policy import Plan, Start, Suspend
 
-from .driver import Driver, Scripted, suspended, told
+from .driver import Driver, Scripted, refused, suspended, told
 
 WHY = "float32 [5] cannot move to another device: C++ code refers to it"
 
@@ -100,3 +100,22 @@ def test_of_two_with_one_home_one_waits() -> None:
     driver.wake()
     jobs = driver.core.jobs
     assert {job: jobs[job].placement for job in "ab" if jobs[job].running} == {"a": (0,)}
+
+
+@pytest.mark.parametrize("refused_before", [False, True])
+def test_a_job_whose_resumed_was_lost_is_back_and_bound_no_more(*, refused_before: bool) -> None:
+    driver = Driver()
+    driver.running_pair()
+    driver.wake()
+    job = driver.core.jobs["a"]
+    driver.say("a", bound(1, job.stop_at))
+    driver.resumed("b")
+    driver.progress("b", 1)
+    driver.wake()
+    driver.parked("b", driver.core.jobs["b"].stop_at)
+    assert (job.state, job.bound) == (JobState.RESUMING, True)
+    if refused_before:
+        driver.say("a", refused(job.epoch, job.stop_at, running=False))
+    hello = wire.Hello(version=1, job="a", rank=0, world_size=1, pid=1, epoch=job.epoch, parked=False)
+    driver.say("a", hello)
+    assert (job.state, job.bound) == (JobState.RUNNING, False)
