@@ -79,7 +79,7 @@ class Hooks:
     def _backward_ended(self) -> None:
         if torch._C._current_graph_task_id() != -1 or threading.get_ident() != self._main:
             return
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
             return
         boundaries = self._boundaries
         if not self._has_run_backward:

@@ -186,7 +186,12 @@ class Runtime:
             self.in_use.look_for_state()
 
     def interruptible(self) -> bool:
-        """Whether the main thread may park here: not inside backward, a graph capture or a collective."""
+        """Whether the main thread may park here: not inside backward, a graph capture or a collective.
+
+        Nor in a function that torch.func transforms: its tensors are wrappers without memory.
+        """
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            return False
         self._look_for_state()
         in_backward = torch._C._current_graph_task_id() != -1
         if in_backward or (self.attached is not None and not self.attached.interruptible):

@@ -279,6 +279,21 @@ def test_a_backward_pass_within_another_is_no_boundary(counter: BoundaryCounter,
     assert counter.count == 1
 
 
+def test_nothing_within_a_function_transform_is_a_boundary(
+    counter: BoundaryCounter, no_optimizer: None
+) -> None:
+    """There every tensor is a wrapper without memory, and nothing can be swept or suspended."""
+    model, inputs = nn.Linear(2, 2), torch.ones(3, 2)
+    torch.func.grad(lambda x: x.square().sum())(inputs)
+    torch.func.jacrev(torch.square)(inputs)
+    with torch.no_grad():
+        for _ in range(EVALUATION_CALLS + 1):
+            torch.func.vmap(model)(inputs)
+    assert counter.count == 0
+    model(inputs).sum().backward()
+    assert counter.count == 1
+
+
 def test_a_backward_pass_that_fails_is_no_boundary_and_shows_no_frame_of_ours(
     counter: BoundaryCounter, no_optimizer: None
 ) -> None:

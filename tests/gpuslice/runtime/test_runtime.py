@@ -344,6 +344,13 @@ def test_no_parking_inside_backward(job: Runtime) -> None:
     assert job.interruptible()
 
 
+def test_no_parking_within_a_function_transform(job: Runtime) -> None:
+    """As at a boundary that the script marks, or a batch that it fetches, in what it has transformed."""
+    seen: list[bool] = []
+    torch.func.vmap(lambda x: seen.append(job.may_park()) or x)(torch.ones(2))
+    assert (seen, job.may_park()) == ([False], True)
+
+
 def test_the_launcher_s_name_for_the_job_wins(settings: Settings) -> None:
     named = Runtime(Settings(job="from-launcher"), RankIdentity(), BoundaryCounter())
     named.name_job("from-script")
