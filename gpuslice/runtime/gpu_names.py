@@ -22,8 +22,12 @@ from gpuslice.types import DeviceName
 
 #: They take a GPU's number as it is.
 _BY_NUMBER = (torch.Tensor.to, torch.Tensor.cuda)
-#: What of torch sets the current GPU of a thread by its number.
-_CURRENT_DEVICE = ("_cuda_setDevice", "_cuda_exchangeDevice")
+#: What of torch sets the current GPU of a thread by its number, where its callers look that up.
+_CURRENT_DEVICE = (
+    (torch._C, "_cuda_setDevice"),
+    (torch.cuda, "_exchange_device"),
+    (torch.cuda, "_maybe_exchange_device"),
+)
 
 
 class GpuNames(TorchFunctionMode):
@@ -63,9 +67,9 @@ class GpuNames(TorchFunctionMode):
         def following(call: Callable[[int], Any]) -> Callable[[int], Any]:
             return lambda index: call(self._number(index))
 
-        for name in _CURRENT_DEVICE:
-            if hasattr(torch._C, name):
-                setattr(torch._C, name, following(getattr(torch._C, name)))
+        for module, name in _CURRENT_DEVICE:
+            if hasattr(module, name):
+                setattr(module, name, following(getattr(module, name)))
 
     def _number(self, index: int) -> int:
         return self._present.index if index == self._named else index

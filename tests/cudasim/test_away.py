@@ -162,7 +162,11 @@ def test_generators_and_current_devices_follow_a_job() -> None:
             seen.extend([torch.ones(2, device="cuda:0"), torch.ones(2, device="cuda")])
 
     try:
-        names.follow(DeviceName("cuda", 0), DeviceName("cuda", 1))
+        with torch.cuda.device(0):
+            names.follow(DeviceName("cuda", 0), DeviceName("cuda", 1))
+        assert torch.ones(2, device="cuda").device.index == 1, "a block that began before the move has ended"
+        with torch.cuda.device(0):
+            assert torch.ones(2, device="cuda").device.index == 1
         drawn = torch.randn(8, device="cuda:0", generator=own)
         assert (drawn.device.index, drawn.tolist()) == (1, numbers[1])
         torch.cuda.set_device(0)
