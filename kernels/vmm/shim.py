@@ -1,7 +1,8 @@
 """The vmm route: torch's segments live at addresses that stay while their memory goes away (see vmm.c).
 
-`preload` must run before ``import torch``. The shim then stands in for ``cudaMalloc`` and ``cudaFree`` of
-every library that links the CUDA runtime dynamically, torch's caching allocator above all.
+`preload` must run before ``import torch``. The shim then stands in for ``cudaMalloc``, ``cudaFree`` and
+``cudaDeviceEnablePeerAccess`` of every library that links the CUDA runtime dynamically, torch's caching
+allocator above all.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@
 #include <string.h>
 
 enum { SUCCESS = 0, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, NO_SYMBOL = 500, MAX_DEVICES = 64 };
+enum { PEER_ALREADY_ENABLED = 704 };
 enum { ATTRIBUTE_VMM = 102, TYPE_PINNED = 1, LOCATION_DEVICE = 1, ACCESS_READ_WRITE = 3 };
 
 /* Smaller requests are not torch's, whose smallest segment has 2 MiB; each would take a whole granule. */
@@ -74,6 +75,7 @@ static struct {
     int (*malloc)(void **, size_t);
     int (*free)(void *);
     int (*device)(int *);
+    int (*enable_peer)(int, unsigned);
 } runtime;
 
 /* What Python sees of a block; `kernels/vmm/shim.py` has the same structure. */
@@ -90,6 +92,8 @@ struct block {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct block *blocks;
 static size_t count, capacity;
+/* Whether a device may use the memory of another one: [who][whose]. */
+static unsigned char peers[MAX_DEVICES][MAX_DEVICES];
 static _Thread_local char message[256];
 
 static int failed(int code, const char *format, ...) {
@@ -125,6 +129,7 @@ static int need_runtime(void) {
     if (!library) return failed(NOT_INITIALIZED, "no libcudart is loaded");
     runtime.free = (int (*)(void *))dlsym(library, "cudaFree");
     runtime.device = (int (*)(int *))dlsym(library, "cudaGetDevice");
+    runtime.enable_peer = (int (*)(int, unsigned))dlsym(library, "cudaDeviceEnablePeerAccess");
     int (*allocate)(void **, size_t) = (int (*)(void **, size_t))dlsym(library, "cudaMalloc");
     if (!allocate || !runtime.free || !runtime.device) return failed(NO_SYMBOL, "libcudart lacks cudaMalloc");
     runtime.malloc = allocate;
@@ -165,10 +170,19 @@ static struct properties properties_on(int device) {
     return properties;
 }
 
+/* For the block's device, and those that were enabled to use its memory: that counts for cudaMalloc's only. */
+static int set_access(struct block *block) {
+    struct access access[MAX_DEVICES];
+    size_t users = 0;
+    for (int device = 0; device < MAX_DEVICES; device++)
+        if (device == block->info.device || peers[device][block->info.device])
+            access[users++] = (struct access){{LOCATION_DEVICE, device}, ACCESS_READ_WRITE};
+    return driver.set_access(block->info.address, block->mapped_bytes, access, users);
+}
+
 static int map(struct block *block) {
-    struct access access = {{LOCATION_DEVICE, block->info.device}, ACCESS_READ_WRITE};
     TRY(driver.map(block->info.address, block->mapped_bytes, 0, block->handle, 0));
-    int code = driver.set_access(block->info.address, block->mapped_bytes, &access, 1);
+    int code = set_access(block);
     if (code != SUCCESS) {
         driver.unmap(block->info.address, block->mapped_bytes);
         return failed(code, "cuMemSetAccess: CUDA error %d", code);
@@ -274,6 +288,29 @@ int cudaFree(void *address) {
         code = need_runtime();
         if (code == SUCCESS) code = runtime.free(address);
     }
+    pthread_mutex_unlock(&lock);
+    return code;
+}
+
+static int enable_peer(int whose, unsigned flags) {
+    int who;
+    TRY(need_runtime());
+    if (!runtime.enable_peer) return failed(NO_SYMBOL, "libcudart lacks cudaDeviceEnablePeerAccess");
+    TRY(runtime.device(&who));
+    int code = runtime.enable_peer(whose, flags);
+    /* Whoever is told that it was enabled before goes on as well. */
+    if (code != SUCCESS && code != PEER_ALREADY_ENABLED) return code;
+    if (who < 0 || who >= MAX_DEVICES || whose < 0 || whose >= MAX_DEVICES || peers[who][whose]) return code;
+    peers[who][whose] = 1;
+    for (size_t i = 0; i < count; i++)
+        if (blocks[i].info.device == whose && blocks[i].info.mapped) TRY(set_access(&blocks[i]));
+    return code;
+}
+
+/* Also enables it for the blocks: those of today, and those that are mapped from now on. */
+int cudaDeviceEnablePeerAccess(int whose, unsigned flags) {
+    pthread_mutex_lock(&lock);
+    int code = enable_peer(whose, flags);
     pthread_mutex_unlock(&lock);
     return code;
 }

@@ -135,9 +135,16 @@ int cuMemUnmap(uint64_t address, size_t nbytes) {
     int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
     return mmap((void *)address, nbytes, PROT_NONE, flags, -1, 0) == MAP_FAILED ? 1 : 0;
 }
+static long last_access;
+/* A bit for each device that the last call gave access. */
+long fake_last_access(void) { return last_access; }
 int cuMemSetAccess(uint64_t address, size_t nbytes, const int *access, size_t count) {
     SCRIPTED;
-    if (count != 1 || access[0] != 1 || access[2] != 3) return 1;
+    if (!count) return 1;
+    for (size_t i = 0; i < count; i++)
+        if (access[3 * i] != 1 || access[3 * i + 2] != 3) return 1;
+    last_access = 0;
+    for (size_t i = 0; i < count; i++) last_access |= 1L << access[3 * i + 1];
     return mprotect((void *)address, nbytes, PROT_READ | PROT_WRITE) ? 1 : 0;
 }
 

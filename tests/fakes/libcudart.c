@@ -16,6 +16,11 @@ int cudaGetDevice(int *present) {
     *present = device;
     return 0;
 }
+int cudaDeviceEnablePeerAccess(int peer, unsigned flags) {
+    static int enabled[8][8];
+    if (flags || peer == device) return 1;
+    return enabled[device][peer]++ ? 704 : 0;
+}
 int cudaMalloc(void **address, size_t nbytes) {
     allocations += nbytes > 0;
     *address = nbytes ? malloc(nbytes) : NULL;

@@ -5,13 +5,13 @@
 
 namespace sim {
 
-struct Side { char* at; bool device, pageable; };
+struct Side { char* at; bool device, pageable; Block block; };
 
 static int resolve(const void* p, size_t n, Side* side) {
-    *side = {(char*)p, is_device(p), false};
+    *side = {(char*)p, is_device(p), false, {}};
     if (side->device) {
         side->at = shadow(p);
-        if (find_block(p, n)) return OK;
+        if (find_block(p, n, &side->block)) return OK;
         fprintf(stderr, "cudasim: a copy of %zu bytes at %p, which is no device memory\n", n, p);
         return INVALID_VALUE;
     }
@@ -39,11 +39,21 @@ static void move(Stream& stream, char* to, const char* from, size_t n) {
     }
 }
 
-int copy(void* to, const void* from, size_t n, Stream& stream, bool asynchronous) {
+/// Memory that was mapped is another device's only by cuMemSetAccess, whatever peers were enabled.
+static bool reaches(const Block& block, int device) {
+    return !block.mapped_for || (block.mapped_for >> device & 1);
+}
+
+int copy(void* to, const void* from, size_t n, Stream& stream, bool asynchronous, bool peers) {
     if (!n) return OK;
     Side target, source;
     if (int code = resolve(to, n, &target)) return code;
     if (int code = resolve(from, n, &source)) return code;
+    if (target.device && source.device && target.block.device != source.block.device && !peers &&
+        !(reaches(target.block, stream.device) && reaches(source.block, stream.device))) {
+        fprintf(stderr, "cudasim: a copy of %zu bytes between devices, of mapped memory that one may not use\n", n);
+        return INVALID_VALUE;
+    }
     count(target, source, n);
     char *at = target.at, *of = source.at;
     if (stream.capture) {

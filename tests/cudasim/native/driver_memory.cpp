@@ -101,13 +101,21 @@ API cuMemMap(Address at, size_t n, size_t offset, Address handle, unsigned long 
 }
 API cuMemSetAccess(Address at, size_t n, const Access* access, size_t count) {
     CALL;
-    if (count != 1 || access->location.type != ON_DEVICE || access->flags != READ_WRITE) return sim::INVALID_VALUE;
+    uint64_t devices = 0;
+    for (size_t i = 0; i < count; i++) {
+        if (access[i].location.type != ON_DEVICE || access[i].flags != READ_WRITE) return sim::INVALID_VALUE;
+        if (access[i].location.id < 0 || access[i].location.id >= sim::settings().devices) return sim::INVALID_DEVICE;
+        devices |= uint64_t(1) << access[i].location.id;
+    }
     std::lock_guard guard(m);
     if (!mapped_within(at, n)) return sim::INVALID_VALUE;
     for (auto i = mappings.lower_bound(at); i != mappings.end() && i->first < at + n; ++i) {
-        if (mprotect(sim::shadow((void*)i->first), i->second.bytes, PROT_READ | PROT_WRITE)) return sim::OUT_OF_MEMORY;
-        sim::poison(i->first, i->second.bytes);
-        sim::add_block(i->first, i->second.bytes, physical[i->second.handle].device);
+        sim::Block block{};
+        if (!sim::find_block((void*)i->first, 1, &block)) {  // nobody has had access yet
+            if (mprotect(sim::shadow((void*)i->first), i->second.bytes, PROT_READ | PROT_WRITE)) return sim::OUT_OF_MEMORY;
+            sim::poison(i->first, i->second.bytes);
+        }
+        sim::add_block(i->first, i->second.bytes, physical[i->second.handle].device, block.mapped_for | devices);
     }
     return sim::OK;
 }

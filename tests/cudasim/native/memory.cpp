@@ -57,9 +57,9 @@ void fence(uintptr_t address, size_t n) {
     if (mmap((void*)(address + SPAN), whole(n), PROT_NONE, flags, -1, 0) == MAP_FAILED) abort();
 }
 
-void add_block(uintptr_t address, size_t n, int device) {
+void add_block(uintptr_t address, size_t n, int device, uint64_t mapped_for) {
     std::lock_guard guard(m);
-    blocks[address] = {n, device};
+    blocks[address] = {n, device, mapped_for};
 }
 
 void remove_block(uintptr_t address) {

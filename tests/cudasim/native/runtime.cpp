@@ -235,7 +235,7 @@ API cudaMemcpy(void* to, const void* from, size_t n, cudaMemcpyKind) {
 API cudaMemcpyPeerAsync(void* to, int, const void* from, int, size_t n, cudaStream_t stream) {
     CALL;
     FIND_STREAM(s, stream);
-    return result(sim::copy(to, from, n, *s, true));
+    return result(sim::copy(to, from, n, *s, true, true));
 }
 API cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t height,
                       cudaMemcpyKind, cudaStream_t stream) {

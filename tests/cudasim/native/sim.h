@@ -88,7 +88,8 @@ int stuck(int code);
 
 inline bool is_device(const void* p) { return (uintptr_t)p - BASE < SPAN; }
 inline char* shadow(const void* p) { return (char*)p + (is_device(p) ? SPAN : 0); }
-struct Block { size_t bytes; int device; };
+/// `mapped_for`: of memory that was mapped (`cuMemMap`), a bit for each device that may use it; else 0.
+struct Block { size_t bytes; int device; uint64_t mapped_for; };
 /// Whether a live block holds the whole range, and on which device it is.
 bool find_block(const void* p, size_t n, Block* found = nullptr);
 int allocate(void** p, size_t n, int device);
@@ -96,7 +97,7 @@ int release(void* p);
 uintptr_t reserve_addresses(size_t n);
 void poison(uintptr_t address, size_t n);
 void fence(uintptr_t address, size_t n);
-void add_block(uintptr_t address, size_t n, int device);
+void add_block(uintptr_t address, size_t n, int device, uint64_t mapped_for = 0);
 void remove_block(uintptr_t address);
 /// Take all blocks away from, or give them back to, whoever would use them (a checkpointed process).
 void protect_all(bool accessible);
@@ -159,7 +160,8 @@ int wait_event(Stream& stream, Event& event);
 
 // ---- copies.cpp
 
-int copy(void* to, const void* from, size_t n, Stream& stream, bool asynchronous);
+/// `peers`: whether the caller has said of which devices the memory is (`cudaMemcpyPeerAsync`).
+int copy(void* to, const void* from, size_t n, Stream& stream, bool asynchronous, bool peers = false);
 int copy_rows(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t rows, Stream& stream);
 int fill(void* to, int value, size_t n, Stream& stream);
 

@@ -86,6 +86,25 @@ assert cuda.fake_context_depth() == 1, "the caller's context is what it was"
 """)
 
 
+def test_blocks_are_for_the_devices_that_were_enabled_to_use_them(scenario: Scenario) -> None:
+    """Enabling peers counts for what cudaMalloc gives; memory that is mapped has its own list of users."""
+    scenario("""
+take(2 * MIB, 1, device=1)
+assert cuda.fake_last_access() == 0b10
+runtime.cudaSetDevice(0)
+assert consumer.enable(1) == 0
+assert cuda.fake_last_access() == 0b11, "a block that was there"
+take(2 * MIB, 2, device=1)
+assert cuda.fake_last_access() == 0b11, "a later one"
+shim.release(1)
+shim.reserve(1)
+assert cuda.fake_last_access() == 0b11, "one that is back"
+take(2 * MIB, 3, device=0)
+assert cuda.fake_last_access() == 0b01, "access goes one way"
+assert consumer.enable(1) == 704
+""")
+
+
 def test_a_suspended_block_can_be_freed(scenario: Scenario) -> None:
     scenario("""
 first, second = take(2 * MIB), take(2 * MIB)
@@ -202,6 +221,7 @@ def test_structures_are_those_of_cuda_h(tmp_path: Path) -> None:
         "TYPE_PINNED == CU_MEM_ALLOCATION_TYPE_PINNED && LOCATION_DEVICE == CU_MEM_LOCATION_TYPE_DEVICE",
         "ACCESS_READ_WRITE == CU_MEM_ACCESS_FLAGS_PROT_READWRITE",
         "OUT_OF_MEMORY == CUDA_ERROR_OUT_OF_MEMORY",
+        "PEER_ALREADY_ENABLED == CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED",
     ]
     text = "".join(f'_Static_assert({check}, "{check}");\n' for check in checks)
     source.write_text(
