@@ -62,7 +62,12 @@ class CudaLane:
         # Blocking, not spinning: the host's cores are other jobs', too.
         event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         event.record(self._stream)
-        return event.synchronize
+
+        def wait() -> None:
+            with runtime_calls.outside_captures():  # in whatever thread
+                event.synchronize()
+
+        return wait
 
     def wait(self) -> None:
         self._stream.synchronize()

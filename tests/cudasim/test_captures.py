@@ -9,7 +9,10 @@ import pytest
 import torch
 
 from gpuslice.kernels import Device, open_device
+from gpuslice.kernels.cuda.copy_plan import BLOCK_BYTES
 from gpuslice.types import DeviceName
+
+from ..patience import PATIENCE_S
 
 GPU = DeviceName.parse("cuda:0")
 
@@ -49,11 +52,20 @@ def copy_there_and_back(device: Device, storage: torch.UntypedStorage) -> None:
     device.copy_in([(storage, 0)], arena)
 
 
-@pytest.mark.parametrize("work", [page_lock, copy_there_and_back])
-def test_a_capture_goes_on_beside_it(work: Callable[[Device, torch.UntypedStorage], None]) -> None:
+def copy_and_inspect(device: Device, storage: torch.UntypedStorage) -> None:
+    """Two blocks, by two threads: each waits for its block, and then for the other thread."""
+    both = threading.Barrier(2)
+    device.copy_out([(storage, 0)], memoryview(bytearray(storage.nbytes())), lambda *_: both.wait(PATIENCE_S))
+
+
+@pytest.mark.parametrize("work", [page_lock, copy_there_and_back, copy_and_inspect])
+def test_a_capture_goes_on_beside_it(
+    work: Callable[[Device, torch.UntypedStorage], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpuslice.kernels.cuda.device._threads", lambda: 2)
     device = open_device(GPU)
-    other = torch.arange(1 << 19, device="cuda:0")
-    before = other.tolist()
+    other = torch.arange(2 * BLOCK_BYTES // 8, device="cuda:0")
+    before = other.cpu()
     copy_there_and_back(device, other.untyped_storage())  # what is made once is made before
     assert beside_a_capture(lambda: work(device, other.untyped_storage())) == [3.0] * 8
-    assert other.tolist() == before
+    assert other.cpu().equal(before)

@@ -352,6 +352,7 @@ API cudaEventSynchronize(cudaEvent_t event) {
     CALL;
     FIND_EVENT(e, event);
     CHECK(!e->capture, CAPTURED_EVENT);
+    UNSAFE;
     if (e->stream) e->stream->wait(e->ticket);
     return waited();
 }
