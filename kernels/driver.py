@@ -29,7 +29,8 @@ MINIMUM_DRIVER_FOR_MOVES = 580
 _OUT_OF_MEMORY = 2
 #: What the codes mean here; the driver's own text is too general.
 _EXPLANATIONS: Mapping[int, tuple[type[EnvironmentUnusableError], str]] = {
-    1: (EnvironmentUnusableError, "there is no such process, or it is not yours"),
+    # Of a fork that has the library from its parent and has not begun CUDA some drivers say 1, others 3.
+    1: (NoCudaError, "there is no such process, it is not yours, or it uses no CUDA"),
     3: (NoCudaError, "the driver is not initialized here, or the process uses no CUDA"),
     100: (EnvironmentUnusableError, "there is no GPU"),
     600: (SuspendRefusedError, "the process was still busy when the time to lock it was over"),

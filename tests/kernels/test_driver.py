@@ -84,7 +84,7 @@ assert seen.raw == old.bytes + new.bytes
 @pytest.mark.parametrize(
     ("script", "code"),
     [
-        ("", "refused(EnvironmentUnusableError, lambda: Process(1).state, 'no such process')"),
+        ("", "refused(NoCudaError, lambda: Process(1).state, 'no such process')"),
         ("", "refused(SuspendRefusedError, lambda: Process(PID).lock(timeout_ms=1), 'still busy')"),
         ("cuInit:1:100", "refused(EnvironmentUnusableError, lambda: Process(PID), 'there is no GPU')"),
         (
