@@ -132,7 +132,7 @@ def moves_to(
     UsageError
         For a GPU that is not here, or one that is named twice.
     EnvironmentUnusableError
-        If the driver cannot move processes.
+        If the driver cannot move processes, or not between what is visible (instances of MIG).
     """
     if driver.major < MINIMUM_DRIVER_FOR_MOVES:
         raise EnvironmentUnusableError(
@@ -146,6 +146,12 @@ def moves_to(
     for number in named:
         if not 0 <= number < len(gpus):
             raise UsageError(f"there is no cuda:{number} here", "see `gpuslice doctor`")
+    for number, gpu in enumerate(gpus):
+        if not (gpu.uuid or "").startswith("GPU-"):
+            raise EnvironmentUnusableError(
+                f"the driver moves processes between whole GPUs, and cuda:{number} is no whole GPU",
+                "resume without --to",
+            )
     places = list(range(len(gpus)))
     for source, target in zip(sources, targets, strict=True):
         places[source], places[target] = places[target], places[source]

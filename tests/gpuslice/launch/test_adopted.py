@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from uuid import UUID
 
 import pytest
@@ -133,6 +134,10 @@ def test_a_move_names_every_gpu_that_is_visible() -> None:
         adopted.moves_to([1], [1], driver, {})
     with pytest.raises(EnvironmentUnusableError, match="570 cannot move"):
         adopted.moves_to([1], [0], Driver("570.1", "12.8", gpus(A, B)), {})
+    first, second = gpus(A, B)
+    divided = replace(first, instances=(replace(first, uuid=f"MIG-{C}"),))
+    with pytest.raises(EnvironmentUnusableError, match="cuda:0 is no whole GPU"):
+        adopted.moves_to([1], [0], Driver("580.1", "13.0", (divided, second)), {})
 
 
 @pytest.mark.parametrize(
