@@ -104,8 +104,9 @@ class Job:
     def suspend(self) -> Snapshot:
         """Move the job's state to the RAM disk and free its device memory.
 
-        Until `resume` no tensor of the job may be touched. Call this last in a loop's body: a process that
-        restarts from the snapshot goes on with the next batch, or with the next epoch.
+        Until `resume` no tensor of the job may be touched. Call this last in the body of a `batches` loop,
+        or behind it: a process that restarts from the snapshot goes on with the next batch, or with the next
+        epoch. An epoch without such a loop begins anew.
 
         Raises
         ------
