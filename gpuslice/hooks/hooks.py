@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch._C._functorch import peek_interpreter_stack
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import dataloader
 
@@ -79,7 +80,7 @@ class Hooks:
     def _backward_ended(self) -> None:
         if torch._C._current_graph_task_id() != -1 or threading.get_ident() != self._main:
             return
-        if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
+        if torch.compiler.is_compiling() or peek_interpreter_stack() is not None:
             return
         boundaries = self._boundaries
         if not self._has_run_backward:

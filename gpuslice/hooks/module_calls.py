@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._C._functorch import peek_interpreter_stack
 
 from gpuslice.runtime.boundaries import BoundaryCounter
 from gpuslice.runtime.ending import deliver
@@ -25,7 +26,6 @@ _WITHIN = nn.Module._call_impl.__code__
 
 
 _graph_task, _grad_enabled = torch._C._current_graph_task_id, torch.is_grad_enabled
-_transform = torch._C._functorch.peek_interpreter_stack
 
 
 class OutermostCalls:
@@ -91,7 +91,7 @@ class OutermostCalls:
             frame = frame.f_back
         if _graph_task() != -1 or (_grad_enabled() and self._optimizing()) or torch.compiler.is_compiling():
             return
-        if _transform() is not None:
+        if peek_interpreter_stack() is not None:
             return
         if self._watched is nn.Module:
             self._narrow(type(module))

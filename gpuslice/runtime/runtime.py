@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 import torch
+from torch._C._functorch import peek_interpreter_stack
 
 from gpuslice.checkpoint.discover import live_graphs, pending_collectives
 from gpuslice.checkpoint.named.lazy_optimizer_state import LazyResume
@@ -190,7 +191,7 @@ class Runtime:
 
         Nor in a function that torch.func transforms: its tensors are wrappers without memory.
         """
-        if torch._C._functorch.peek_interpreter_stack() is not None:
+        if peek_interpreter_stack() is not None:
             return False
         self._look_for_state()
         in_backward = torch._C._current_graph_task_id() != -1
