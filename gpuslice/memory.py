@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -58,16 +59,19 @@ def _limited_groups() -> Iterator[tuple[Path, _Files, int]]:
         try:
             limit = (group / files.limit).read_text(encoding="ascii").strip()
         except OSError:
-            continue  # the root of all has none; a container may see only the one that is its root
+            continue
         if limit.isdigit() and int(limit) < UNLIMITED_BYTES:
             yield group, files, int(limit)
 
 
-def _groups() -> Iterator[tuple[Path, _Files]]:
+@functools.cache
+def _groups() -> tuple[tuple[Path, _Files], ...]:
+    """Those that may have limits; asked once, as a process stays where it was started."""
     try:
         lines = _OWN_GROUPS.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         lines = []
+    found: list[tuple[Path, _Files]] = []
     for line in [*lines, "0::/"]:
         _, controllers, path = line.split(":", 2)
         if not controllers:
@@ -77,8 +81,10 @@ def _groups() -> Iterator[tuple[Path, _Files]]:
         else:
             continue
         group = root / path.strip("/")
-        yield group, files
-        yield from ((above, files) for above in group.parents if above.is_relative_to(root))
+        places = [group, *(above for above in group.parents if above.is_relative_to(root))]
+        # The root of all has no limit, and a container may see only the group that is its root.
+        found += [(place, files) for place in places if (place / files.limit).exists()]
+    return tuple(dict.fromkeys(found))
 
 
 def _left_bytes(group: Path, files: _Files, limit_bytes: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,13 +12,15 @@ from gpuslice.errors import EnvironmentUnusableError
 
 
 @pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A machine with 1 GiB available and no control group."""
     monkeypatch.setattr(memory, "_MEMINFO", tmp_path / "meminfo")
     monkeypatch.setattr(memory, "_OWN_GROUPS", tmp_path / "self")
     monkeypatch.setattr(memory, "_CGROUP", tmp_path)
     (tmp_path / "meminfo").write_text("MemTotal: 4194304 kB\nMemAvailable: 1048576 kB\n")
-    return tmp_path
+    memory._groups.cache_clear()
+    yield tmp_path
+    memory._groups.cache_clear()
 
 
 def test_without_a_control_group_it_is_the_machine_s(machine: Path) -> None:
