@@ -55,7 +55,7 @@ def command(
 
     Ctrl-C keeps what was measured; the same command goes on from there.
     """
-    from gpuslice.launch.command import check, check_writable, command_line
+    from gpuslice.launch.command import check, check_outputs, command_line
     from gpuslice.launch.kept_trials import KeptTrials, kept_path
     from gpuslice.profiler.colocation.plan import Plan
     from gpuslice.profiler.colocation.result import make_result
@@ -71,10 +71,7 @@ def command(
     settings = check(config.load(device=device))
     kinds = _stress_kinds(stress, settings) if stress else ()
     plan = Plan(len(scripts), subsets or 2, repeats, kinds, sample)
-    outputs = (("--json", json), ("--csv", csv), ("--html", html))
-    for option, path in outputs:
-        if path is not None:
-            check_writable(option, str(path.absolute()))
+    check_outputs({"--json": json, "--csv": csv, "--html": html})
     names = unique(scripts)
     limit_bytes = memory_bytes(settings)
     numbers = (settings.cpu_slots, plan.size, seconds, turn, kinds)

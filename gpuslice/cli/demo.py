@@ -12,7 +12,7 @@ import msgspec
 import typer
 
 from gpuslice.errors import UsageError
-from gpuslice.launch.command import check_writable
+from gpuslice.launch.command import check_outputs
 from gpuslice.types import MAX_SECONDS, DeviceName
 
 
@@ -40,8 +40,7 @@ def command(
 
     if not 0 < quantum <= MAX_SECONDS:
         raise UsageError(f"--quantum {quantum} is not a time", "give a positive number of seconds")
-    if json is not None and (json.is_file() or not json.exists()):  # /dev/stdout is welcome
-        check_writable("--json", str(json.absolute()))
+    check_outputs({"--json": json}, devices=True)
     signal.signal(signal.SIGTERM, _end)
     console = Console()
     found = main.run(DeviceName.parse(device), quantum, report_dir, steps, console)

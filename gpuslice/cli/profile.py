@@ -35,13 +35,14 @@ def command(
     The script ends after --steps steps; those of its warm-up do not count (docs/profiling.md). Ranks beyond 0
     go to FILE.rank1.json and so on. The exit code is the script's own.
     """
+    from gpuslice.launch.command import check_outputs
     from gpuslice.launch.recording import record
     from gpuslice.profiler.sampler import Sampler
 
     if steps < 1:
         raise UsageError(f"--steps {steps}", "record at least one")
     settings = config.load(device=device)
-    _check_writable(json, html)
+    check_outputs({"--json": json, "--html": html})
     readers = _readers(settings)
     try:
         with TemporaryDirectory(prefix="gpuslice-profile-") as directory:
@@ -88,11 +89,3 @@ def _tell(
     print(title)
     for figure, value in summary(profile):
         print(f"  {figure + ':':22}{value}")
-
-
-def _check_writable(*paths: Path | None) -> None:
-    from gpuslice.launch.command import check_writable
-
-    for option, path in zip(("--json", "--html"), paths, strict=True):
-        if path is not None:
-            check_writable(option, str(path.absolute()))

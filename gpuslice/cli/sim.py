@@ -78,6 +78,7 @@ def command(
 
     Exit code 2 if the trace, the cluster or an option is wrong. Ctrl-C reports what is known so far.
     """
+    from gpuslice.launch.command import check_outputs
     from gpuslice.sched_core.sim.run import Request
     from gpuslice.sched_core.sim.validate import read_measured
 
@@ -89,7 +90,8 @@ def command(
             "--peer settles policy, placement, cost and speed",
             "leave out --policy, --compare, --set, --placement, --defragment, --cost, --speed",
         )
-    _check_writable(json=json_out, per_job=per_job, html=html)
+    # Before hours of simulation.
+    check_outputs({"--json": json_out, "--per-job": per_job, "--html": html}, devices=True)
     loaded, spared = _load(trace, trace_format, throughputs, cluster if clamp else None, retries)
     measured = None if validate is None else read_measured(validate, loaded)
     base = Request(
@@ -146,16 +148,6 @@ def _names(policy: str | None, compare: str | None) -> list[str]:
     if twice is not None:
         raise UsageError(f"--compare names {twice} twice", "name every policy once")
     return names
-
-
-def _check_writable(**paths: Path | None) -> None:
-    """Say so before hours of simulation if results have nowhere to go."""
-    from gpuslice.launch.command import check_writable
-
-    for name, path in paths.items():
-        special = path is not None and path.exists() and not (path.is_file() or path.is_dir())
-        if path is not None and not special:  # /dev/stdout is welcome
-            check_writable(f"--{name.replace('_', '-')}", str(path.absolute()))
 
 
 def _requests(base: Request, policies: list[str], settings: list[str]) -> list[Request]:

@@ -30,13 +30,12 @@ def command(
     """
     import msgspec
 
-    from gpuslice.launch.command import check_writable
+    from gpuslice.launch.command import check_outputs
 
     words, json = _last_json(words or [], json)
     if bool(words) == bool(model):
         raise UsageError("give a script, or --model", "one of the two")
-    if json is not None:
-        check_writable("--json", str(json.absolute()))
+    check_outputs({"--json": json})
     skew = _of_script(words) if words else _of_factory(model or "")
     if json is not None:
         json.write_bytes(msgspec.json.encode(skew) + b"\n")

@@ -158,6 +158,22 @@ def execute(words: Sequence[str], settings: Settings) -> NoReturn:
         raise UsageError(f"cannot execute {command[0]}: {error.strerror}", "check the command") from error
 
 
+def check_outputs(outputs: Mapping[str, Path | None], *, devices: bool = False) -> None:
+    """Refuse, before the work is done, what could not be written at the end (`check_writable`).
+
+    Parameters
+    ----------
+    outputs
+        Files by option; ``None``: not wanted.
+    devices
+        Whether something else that is no directory, such as ``/dev/stdout``, will do, too.
+    """
+    for option, path in outputs.items():
+        if path is None or (devices and path.exists() and not (path.is_file() or path.is_dir())):
+            continue
+        check_writable(option, str(path.absolute()))
+
+
 def check_writable(option: str, path: str) -> None:
     """Refuse a file that could not be written at the end, by trying it.
 

@@ -102,3 +102,14 @@ def test_the_environment_carries_settings_and_hooks_and_nothing_of_an_outer_run(
     assert inner[command.LAUNCH] == str(os.getpid())
     assert command.ARMED not in inner
     assert command.environment(settings, {})["PYTHONPATH"] == str(command.SITEDIR)
+
+
+def test_what_is_written_at_the_end_is_checked_before(tmp_path: Path) -> None:
+    command.check_outputs({"--json": tmp_path / "a.json", "--html": None})
+    command.check_outputs({"--json": Path("/dev/null")}, devices=True)
+    for devices in (False, True):
+        with pytest.raises(UsageError, match=f"--html {tmp_path} is a directory"):
+            command.check_outputs({"--json": tmp_path / "a.json", "--html": tmp_path}, devices=devices)
+    with pytest.raises(UsageError, match="--json /dev/null is not a regular file"):
+        command.check_outputs({"--json": Path("/dev/null")})
+    assert list(tmp_path.iterdir()) == []
