@@ -11,6 +11,7 @@ import subprocess
 import sys
 
 from gpuslice.sched_core.core.events import Compute, Computed
+from gpuslice.sched_core.nodes.processes import watch
 from gpuslice.sched_core.policy import Task
 
 #: Jobs that train come first.
@@ -44,12 +45,7 @@ class Computing:
                     pass_fds=[answer],
                     start_new_session=True,
                 )
-            try:
-                descriptor = os.pidfd_open(process.pid)
-            except OSError:
-                process.kill()
-                process.wait()
-                raise
+            descriptor = watch(process)
         except BaseException:
             os.close(answer)
             raise

@@ -74,6 +74,22 @@ class _Rank(NamedTuple):
     pid: int
 
 
+def watch(process: subprocess.Popen[bytes]) -> int:
+    """A descriptor that can be read when ``process``, which leads a process group, has ended.
+
+    Raises
+    ------
+    OSError
+        If there is none left. Nobody would hear of its end then, so it is killed, with its group.
+    """
+    try:
+        return os.pidfd_open(process.pid)
+    except OSError:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        raise
+
+
 class Processes:
     """Every process of every job of one scheduler.
 
@@ -122,12 +138,7 @@ class Processes:
                 )
             finally:
                 os.close(inherited)
-            try:
-                descriptor = os.pidfd_open(process.pid)
-            except OSError:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-                raise
+            descriptor = watch(process)
             self._commands[descriptor] = _Command(job, attempt, process.pid, process)
         return descriptor
 

@@ -11,6 +11,8 @@ from typing import IO, NamedTuple
 
 from gpuslice.errors import EnvironmentUnusableError
 
+from .processes import watch
+
 #: Of what it wrote that tells why it failed.
 _SAID_BYTES = 4096
 #: What the command exits with if nothing is wrong but that a node cannot be reached now.
@@ -136,9 +138,7 @@ class Transfers:
                 stderr=errors,
                 start_new_session=True,
             )
-            undo.callback(process.wait)
-            undo.callback(process.kill)
-            descriptor = os.pidfd_open(process.pid)
+            descriptor = watch(process)
             undo.pop_all()
         self._transfers[descriptor] = _Transfer(wish, process, errors)
         self._watched.register(descriptor, select.EPOLLIN)
