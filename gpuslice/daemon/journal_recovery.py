@@ -19,6 +19,7 @@ from gpuslice.sched_core.journal.journal import FILE, Journal, JournalDamagedErr
 from gpuslice.sched_core.journal.repair import salvage
 from gpuslice.sched_core.journal.replay import Replay
 from gpuslice.sched_core.nodes import exit_record
+from gpuslice.sched_core.nodes.endpoint import next_past
 
 #: What SQLite keeps beside its file.
 _BESIDE = ("-wal", "-shm")
@@ -89,7 +90,7 @@ def _open(directory: Path, *, accept_loss: bool, warn: Callable[[str], None]) ->
         named = JournalDamagedError(path, error.found, _describe_unknown_jobs(directory))
         if not accept_loss:
             raise named from error
-    past = _next_past(directory)
+    past = next_past(directory)
     _salvage(directory, past)
     warn(f"{named.message}; what was there is in {past}")
     return Journal(path)
@@ -106,8 +107,8 @@ def _describe_unknown_jobs(directory: Path) -> str:
     finally:
         _remove(fresh)
     logs = sorted((directory / "logs").glob("*.exit"))
-    lost = [log for log in logs if log.stem.partition("~")[0] not in known]
-    names = sorted({log.stem.partition("~")[0] for log in lost})
+    lost = [log for log in logs if exit_record.job_of(log) not in known]
+    names = sorted({exit_record.job_of(log) for log in lost})
     running = [found for log in lost if (found := exit_record.read(log)) is not None and found.alive]
     if not names:
         return ""
@@ -169,16 +170,9 @@ def _refuse_unfinished(directory: Path, journal: Journal, former: Setup, setup: 
         )
 
 
-def _next_past(directory: Path) -> Path:
-    number = 1
-    while (past := directory / f"past-{number}").exists():
-        number += 1
-    return past
-
-
 def _set_aside(directory: Path) -> None:
     """Keep what the last scheduler wrote, under other names."""
-    past = _next_past(directory)
+    past = next_past(directory)
     past.mkdir()
     for name in (FILE, path_of(directory / FILE).name, "logs"):
         (directory / name).rename(past / name)

@@ -76,6 +76,14 @@ def logs_directory(directory: Path) -> Path:
     return logs
 
 
+def next_past(directory: Path) -> Path:
+    """Where what another scheduler wrote in ``directory`` is set aside: the first ``past-N`` that is free."""
+    number = 1
+    while (past := directory / f"past-{number}").exists():
+        number += 1
+    return past
+
+
 def check_path(endpoint: str) -> None:
     """Refuse a local endpoint whose path is too long for a socket.
 

@@ -36,6 +36,11 @@ class Record:
     code: int | None
 
 
+def job_of(path: Path) -> str:
+    """The job of a record, which names its attempt, too (``Processes``)."""
+    return path.stem.partition("~")[0]
+
+
 def create(path: Path) -> int:
     """An empty, locked record at ``path``, for a supervisor to inherit: its lock is that of all copies."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-from itertools import count
 from pathlib import Path
 
 from . import exit_record
-from .endpoint import logs_directory
+from .endpoint import logs_directory, next_past
 from .local_node import rank_endpoint
 from .orphans import kill_orphans
 
@@ -34,7 +33,7 @@ def keep_only(directory: Path, known: str) -> None:
     if _read(logs) not in ("", known):
         for job in running(logs):
             kill_orphans(job, rank_endpoint(directory))
-        past = next(path for number in count(1) if not (path := directory / f"past-{number}").exists())
+        past = next_past(directory)
         logs.rename(past)
         _log.info("the scheduler has a new journal; the logs of earlier jobs are in %s", past)
     _write(logs_directory(directory), known)
@@ -44,7 +43,7 @@ def running(logs: Path) -> tuple[str, ...]:
     """The jobs whose commands run, as their ``logs`` tell."""
     records = {path: exit_record.read(path) for path in logs.glob("*.exit")}
     alive = [path for path, record in records.items() if record is not None and record.alive]
-    return tuple(sorted({path.stem.partition("~")[0] for path in alive}))
+    return tuple(sorted({exit_record.job_of(path) for path in alive}))
 
 
 def _read(logs: Path) -> str:
