@@ -13,6 +13,8 @@ from enum import Enum
 from math import exp, log, sqrt
 from typing import NamedTuple
 
+#: Part of the time that switching may take, if nobody says otherwise.
+SWITCH_SHARE = 0.03
 #: How much of what was learnt before is kept when something new is.
 _MEMORY = 0.8
 #: Stages that take longer the more bytes there are.

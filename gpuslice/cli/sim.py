@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpuslice.errors import UsageError
-from gpuslice.sched_core.core.core import SWITCH_SHARE
+from gpuslice.sched_core.switch_cost_model import SWITCH_SHARE
 
 if TYPE_CHECKING:
     from gpuslice.sched_core.sim.outcome import Outcome

@@ -10,13 +10,10 @@ from typing import Annotated
 import typer
 
 from gpuslice import config
-from gpuslice.daemon import background_start, daemon, other_nodes, scheduler_setup
-from gpuslice.daemon.interference_profiles import read_profiles
+from gpuslice.daemon import background_start
 from gpuslice.errors import UsageError
 from gpuslice.private_directories import private_directory
-from gpuslice.sched_core.core.core import SWITCH_SHARE
-from gpuslice.sched_core.live.client_socket import ClientSocket
-from gpuslice.types import checked
+from gpuslice.sched_core.switch_cost_model import SWITCH_SHARE
 
 from .options import Json, StateDir
 
@@ -124,6 +121,12 @@ def command(
         said = json.dumps({"pid": pid, "directory": str(directory)})
         print(said if as_json else f"scheduler {pid} runs in {directory}")
         return
+    # Of the process that stays; the one that starts it need not load them.
+    from gpuslice.daemon import daemon, other_nodes, scheduler_setup
+    from gpuslice.daemon.interference_profiles import read_profiles
+    from gpuslice.sched_core.live.client_socket import ClientSocket
+    from gpuslice.types import checked
+
     with background_start.StartupPipe(ready_fd) as starter:
         for size in filter(None, (ramdisk_limit, spill_limit)):
             config.parse_size(size)

@@ -16,12 +16,13 @@ from gpuslice.daemon.interference_profiles import PairPrior, by_scripts
 from gpuslice.errors import ConfigError, UsageError
 from gpuslice.launch import command
 from gpuslice.launch.visible_gpus import VISIBLE, all_visible
-from gpuslice.sched_core.core.core import SWITCH_SHARE, Core
+from gpuslice.sched_core.core.core import Core
 from gpuslice.sched_core.nodes.curve import scheduler_keys
 from gpuslice.sched_core.nodes.endpoint import host_and_port
 from gpuslice.sched_core.policies.gandiva.live_packing import Packing
 from gpuslice.sched_core.policies.registry import POLICIES, make_policy, policy_options
 from gpuslice.sched_core.policy import Policy
+from gpuslice.sched_core.switch_cost_model import SWITCH_SHARE
 from gpuslice.types import MAX_SECONDS, ByteCount, Count, DeviceName, Label, PathText, Word
 
 #: More devices than there can be; `isdigit` would take digits that `int` does not.

@@ -20,6 +20,7 @@ from gpuslice.sched_core.jobs.rank import RankPhase
 from gpuslice.sched_core.jobs.states import JobState, Trigger
 from gpuslice.sched_core.ledger import Ledger
 from gpuslice.sched_core.policy import Policy
+from gpuslice.sched_core.switch_cost_model import SWITCH_SHARE
 from gpuslice.types import DeviceName
 from gpuslice.wire import Dismiss, Expect, Forget, Resume
 from gpuslice.wire import Suspend as SuspendMessage
@@ -58,9 +59,6 @@ from .reconciliation import Reconciliation
 from .relocation import Relocations
 from .switch_costs import SwitchCosts
 from .trials import Trials
-
-#: Part of the time that switching may take.
-SWITCH_SHARE = 0.03
 
 
 class Core:

@@ -12,7 +12,6 @@ from heapq import heappop, heappush
 from math import inf, isnan
 
 from gpuslice.sched_core.cluster import Cluster
-from gpuslice.sched_core.core.core import SWITCH_SHARE
 from gpuslice.sched_core.job import Job, JobSpec
 from gpuslice.sched_core.jobs.wait_reasons import Since, Waits
 from gpuslice.sched_core.ledger import Ledger
@@ -28,6 +27,7 @@ from gpuslice.sched_core.policy import (
     Suspend,
     View,
 )
+from gpuslice.sched_core.switch_cost_model import SWITCH_SHARE
 from gpuslice.sched_core.traces.trace import Trace
 
 from .interrupts import Interrupts

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 
 from gpuslice.errors import UsageError
 from gpuslice.sched_core.cluster import Cluster
-from gpuslice.sched_core.core.core import SWITCH_SHARE
 from gpuslice.sched_core.options import nearest
 from gpuslice.sched_core.placement.registry import make_placement
 from gpuslice.sched_core.policies.registry import make_policy
@@ -22,6 +21,7 @@ from gpuslice.sched_core.sim.engine import Progress, Simulation
 from gpuslice.sched_core.sim.outcome import Outcome
 from gpuslice.sched_core.sim.peer import parse_peer
 from gpuslice.sched_core.sim.speed import parse_speed
+from gpuslice.sched_core.switch_cost_model import SWITCH_SHARE
 from gpuslice.sched_core.traces.trace import Trace
 
 ENGINES = ("auto", "plain", "compiled")

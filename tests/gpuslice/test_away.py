@@ -27,10 +27,9 @@ OURS = {3, 4, 5}
     ("controllers", "kinds", "order"),
     [
         pytest.param("drill", "cuda", "each", id="one kind"),
-        pytest.param("drill", OTHER_KINDS, "each", id="other kinds", marks=pytest.mark.slow),
         # What differs by the controller does not differ by the kind: two kinds a call, in turn.
         pytest.param(
-            "agent,script", f"cuda,{OTHER_KINDS}", "in turn", id="other controllers", marks=pytest.mark.slow
+            "drill,agent,script", f"cuda,{OTHER_KINDS}", "in turn", id="all kinds", marks=pytest.mark.slow
         ),
     ],
 )

@@ -292,7 +292,7 @@ def test_a_whole_file_in_a_slot_that_was_longer_in_pieces_is_whole(disk: RamDisk
 
 
 def test_ranks_at_the_same_moment_write_each_piece_once(disk: RamDisk, actor: Callable[..., Any]) -> None:
-    process, nbytes = actor(), 48 * MIB
+    process, nbytes = actor(), 24 * MIB
     for boundary in (1, 2, 3):
         asked = {"directory": str(disk.directory), "boundary": boundary, "nbytes": nbytes}
         assert process.ask("gang", **asked) == ("ok", [True] * 3)
@@ -308,7 +308,7 @@ def test_ranks_at_the_same_moment_write_each_piece_once(disk: RamDisk, actor: Ca
 
 def test_whoever_dies_while_all_write_leaves_the_others_whole(shm: Path, actor: Callable[..., Any]) -> None:
     process, nbytes = actor(), 12 * MIB
-    for step in range(10, 130, 10):
+    for step in range(10, 130, 20):
         disk = RamDisk(shm / f"step{step}", 256 * MIB)
         asked = {"directory": str(disk.directory), "boundary": 1, "nbytes": nbytes}
         _, survived = process.ask("gang", **asked, die_in=step)

@@ -122,7 +122,7 @@ def test_orders(
     ("policy", "options"),
     [("srtf", {}), ("srsf", {}), ("las", {"quantum_s": "500"}), ("las", {"by_devices": "false"})],
 )
-@settings(max_examples=25, deadline=None)
+@BRIEF
 @given(rows=st.lists(WHOLE, min_size=1, max_size=25) | st.lists(ANY, min_size=1, max_size=25), data=st.data())
 def test_one_key_after_the_other(
     interpreted: Any, policy: str, options: dict[str, object], rows: Any, data: st.DataObject
