@@ -6,10 +6,6 @@ and again, and once more at the end, would be 40 % of the processor time of a sh
 What an optimizer needs, and DDP and FSDP, too, is ``torch._dynamo``: a second of processor time, though they
 only tell it to stay out. Deterministic algorithms only set an option of ``torch._inductor``. Here both are
 loaded as soon as anybody asks them for more than that.
-
-Torch's kernels in Python for tensors of the device "meta" are a quarter of its import. They are loaded with
-the first fake tensors, with the decompositions and with the compiler, and as soon as anybody asks for one. A
-script with tensors on "meta" of its own imports ``device_hint`` from ``torch._meta_registrations`` for them.
 """
 
 from __future__ import annotations
@@ -47,7 +43,6 @@ class Deferred(ModuleType):
         self.__class__ = ModuleType  # type: ignore[assignment]
         self.__loader__ = spec.loader = spec.loader.loader
         self.__path__ = spec.submodule_search_locations or []
-        load_meta_kernels()
         spec.loader.exec_module(self)
         return getattr(self, name)
 
@@ -73,71 +68,6 @@ class Dynamo(Deferred):
         return call
 
 
-class MetaKernels(ModuleType):
-    """``torch._meta_registrations`` before it is loaded."""
-
-    def __getattr__(self, name: str) -> object:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        self.load()
-        return getattr(self, name)
-
-    def load(self) -> None:
-        spec = self.__spec__
-        assert spec is not None
-        assert isinstance(spec.loader, MetaKernelsLoader)
-        self.__class__ = ModuleType  # type: ignore[assignment]
-        self.__loader__ = spec.loader = spec.loader.loader
-        spec.loader.exec_module(self)
-
-
-class MetaKernelsLoader:
-    def __init__(self, loader) -> None:  # type: ignore[no-untyped-def]
-        self.loader = loader
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
-        return MetaKernels(spec.name)
-
-    def exec_module(self, module: ModuleType) -> None:
-        pass
-
-
-def load_meta_kernels() -> None:
-    kernels = sys.modules.get("torch._meta_registrations")
-    if isinstance(kernels, MetaKernels):
-        kernels.load()
-
-
-class DecompositionsLoader:
-    """Loads ``torch._decomp``, and the kernels after it."""
-
-    def __init__(self, loader) -> None:  # type: ignore[no-untyped-def]
-        self.loader = loader
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self.loader.create_module(spec)  # type: ignore[no-any-return]
-
-    def exec_module(self, module: ModuleType) -> None:
-        self.loader.exec_module(module)
-        load_meta_kernels()
-
-
-class FakeTensorsLoader(DecompositionsLoader):
-    """Loads the module of ``FakeTensorMode``, and the kernels with the first of these modes."""
-
-    def exec_module(self, module: ModuleType) -> None:
-        self.loader.exec_module(module)
-        kind = module.FakeTensorMode
-        begin = kind.__init__
-
-        def first(mode: object, *args: object, **options: object) -> None:
-            kind.__init__ = begin
-            load_meta_kernels()
-            begin(mode, *args, **options)
-
-        kind.__init__ = first
-
-
 DEFERRED = {"torch._dynamo": Dynamo, "torch._inductor": Deferred}
 
 
@@ -161,26 +91,17 @@ class OptionsLoader:
         del module.__path__
 
 
-LOADERS = {
-    "torch._dynamo": OptionsLoader,
-    "torch._inductor": OptionsLoader,
-    "torch._meta_registrations": MetaKernelsLoader,
-    "torch._decomp": DecompositionsLoader,
-    "torch._subclasses.fake_tensor": FakeTensorsLoader,
-}
-
-
 class DeferredFinder:
     """Finds these packages where the path finder does, before which it stands."""
 
     @staticmethod
     def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        if name not in LOADERS:
+        if name not in DEFERRED:
             return None
         spec = PathFinder.find_spec(name, path)  # type: ignore[arg-type]
         assert spec is not None
         assert spec.loader is not None
-        spec.loader = LOADERS[name](spec.loader)  # type: ignore[assignment]
+        spec.loader = OptionsLoader(spec.loader)  # type: ignore[assignment]
         return spec
 
 
