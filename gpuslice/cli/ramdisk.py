@@ -177,6 +177,8 @@ def export(
 
 
 def _open(directory: str | None, spill_dir: str | None, spill_limit: str | None = None) -> RamDisk:
+    if directory is not None and not os.path.lexists(directory):
+        raise UsageError(f"--dir {directory} does not exist", "name one that a job has used")
     return RamDisk.from_settings(load(ramdisk_dir=directory, spill_dir=spill_dir, spill_limit=spill_limit))
 
 

@@ -91,7 +91,8 @@ def command(
             "leave out --policy, --compare, --set, --placement, --defragment, --cost, --speed",
         )
     # Before hours of simulation.
-    check_outputs({"--json": json_out, "--per-job": per_job, "--html": html}, devices=True)
+    outputs = {"--json": json_out, "--per-job": per_job, "--html": html}
+    check_outputs(outputs, inputs=(trace, throughputs, validate), devices=True)
     loaded, spared = _load(trace, trace_format, throughputs, cluster if clamp else None, retries)
     measured = None if validate is None else read_measured(validate, loaded)
     base = Request(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -158,20 +158,34 @@ def execute(words: Sequence[str], settings: Settings) -> NoReturn:
         raise UsageError(f"cannot execute {command[0]}: {error.strerror}", "check the command") from error
 
 
-def check_outputs(outputs: Mapping[str, Path | None], *, devices: bool = False) -> None:
+def check_outputs(
+    outputs: Mapping[str, Path | None], *, inputs: Iterable[Path | None] = (), devices: bool = False
+) -> None:
     """Refuse, before the work is done, what could not be written at the end (`check_writable`).
+
+    So is a file that is read, or that two options name: one of the two would be lost.
 
     Parameters
     ----------
     outputs
         Files by option; ``None``: not wanted.
+    inputs
+        Files that are read; ``None``: not given.
     devices
         Whether something else that is no directory, such as ``/dev/stdout``, will do, too.
+
+    Raises
+    ------
+    UsageError
+        Naming the option.
     """
+    taken = {os.path.realpath(path): "what is read" for path in inputs if path is not None}
     for option, path in outputs.items():
         if path is None or (devices and path.exists() and not (path.is_file() or path.is_dir())):
             continue
         check_writable(option, str(path.absolute()))
+        if (other := taken.setdefault(os.path.realpath(path), option)) != option:
+            raise UsageError(f"{option} {path} would overwrite {other}", "name another file")
 
 
 def check_writable(option: str, path: str) -> None:

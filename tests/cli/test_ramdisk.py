@@ -298,6 +298,9 @@ def test_a_file_comes_before_a_job_of_its_name(
 
 def test_an_unusable_directory_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
+    done = gpuslice("ls", "--dir", tmp_path / "typo")
+    assert (done.returncode, (tmp_path / "typo").exists()) == (2, False)
+    assert "does not exist" in done.stderr
     done = gpuslice("ls", "--dir", tmp_path / "file")
     assert done.returncode == 3
     assert "is not a directory" in done.stderr

@@ -118,6 +118,7 @@ def test_several_policies_in_processes(tmp_path: Path) -> None:
         (["--json", "/nowhere/out.json"], "the directory of /nowhere/out.json does not exist"),
         (["--html", "/tmp"], "--html /tmp is a directory"),
         (["--per-job", "/proc/jobs.csv"], "--per-job /proc/jobs.csv cannot be written"),
+        (["--per-job", str(TRACE)], "would overwrite what is read"),
         (["--throughputs", "table.json"], "60_job.csv is csv; only Gavel's traces count steps"),
         (["--policy", "themis", "--set", "tuner=frist"], "did you mean 'first'?"),
         (["--validate", "/nowhere/measured.csv"], "cannot read /nowhere/measured.csv"),

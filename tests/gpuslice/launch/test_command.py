@@ -113,3 +113,16 @@ def test_what_is_written_at_the_end_is_checked_before(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--json /dev/null is not a regular file"):
         command.check_outputs({"--json": Path("/dev/null")})
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_would_overwrite_another_file_of_the_same_command_is_refused(tmp_path: Path) -> None:
+    trace, same = tmp_path / "trace.csv", tmp_path / "same.csv"
+    trace.write_text("id\n")
+    same.symlink_to(trace)
+    command.check_outputs({"--json": tmp_path / "a"}, inputs=(trace, None))
+    for path in (trace, same):
+        with pytest.raises(UsageError, match=f"--per-job {path} would overwrite what is read"):
+            command.check_outputs({"--per-job": path}, inputs=(None, trace))
+    with pytest.raises(UsageError, match=f"--html {tmp_path / 'a'} would overwrite --json"):
+        command.check_outputs({"--json": tmp_path / "a", "--html": tmp_path / "a"})
+    command.check_outputs({"--json": Path("/dev/null"), "--html": Path("/dev/null")}, devices=True)
