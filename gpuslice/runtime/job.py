@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from torch._C._functorch import peek_interpreter_stack
 from torch.utils.data import DataLoader
 
 from gpuslice import config
@@ -117,7 +118,7 @@ class Job:
         RollbackError
             If the device could neither be emptied nor be filled again: the state is lost, end the process.
         """
-        _check_main_thread("job.suspend")
+        _check_place("job.suspend")
         record, away = None, not self._runtime.whole
         try:
             with undisturbed(), whole_or_ended(lambda: away or self._runtime.whole):
@@ -161,7 +162,7 @@ class Job:
         SuspendRefusedError, RamDiskFullError, UsageError
             If the state cannot be saved, or in another thread than the main one; the previous one stays.
         """
-        _check_main_thread("job.checkpoint")
+        _check_place("job.checkpoint")
         if not self._runtime.settings.job:
             warnings.warn(
                 'job.checkpoint() does nothing for a job without a name: gpuslice.attach("NAME", ...)',
@@ -185,7 +186,7 @@ class Job:
         Any other failure ends the process at once, with the error's exit code and the snapshot kept: the
         script must not go on, nor save anything, without its state.
         """
-        _check_main_thread("job.resume")
+        _check_place("job.resume")
         target = None if device is None else DeviceName.parse(device)
         retry = False
         with undisturbed(), whole_or_ended(lambda: self._runtime.whole or retry):
@@ -355,8 +356,14 @@ def _go_on(job: Job, process: Runtime) -> None:
         job._go_on_from(chosen)
 
 
-def _check_main_thread(call: str) -> None:
-    """The main thread is the one that parks: nothing could stop it in the midst of a torch operation."""
+def _check_place(call: str) -> None:
+    """The main thread is the one that parks: nothing could stop it in the midst of a torch operation.
+
+    Nor does it park in a function that torch.func transforms: its tensors are wrappers without memory.
+    """
+    if peek_interpreter_stack() is not None:
+        message = f"{call}() was called in a function that torch.func transforms"
+        raise SuspendRefusedError(message, "call it outside of grad, vmap and the like")
     if threading.current_thread() is not threading.main_thread():
         name = threading.current_thread().name
         raise UsageError(f"{call}() was called in thread {name!r}", "call it in the main thread")

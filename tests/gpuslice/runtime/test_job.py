@@ -14,7 +14,7 @@ from torch import nn
 import gpuslice
 from gpuslice.checkpoint.format import reader
 from gpuslice.config import Settings
-from gpuslice.errors import RefusedSnapshotError, SuspendedStateError, UsageError
+from gpuslice.errors import RefusedSnapshotError, SuspendedStateError, SuspendRefusedError, UsageError
 from gpuslice.launch.rank_identity import RankIdentity
 from gpuslice.runtime.boundaries import BoundaryCounter
 from gpuslice.runtime.runtime import Runtime
@@ -72,6 +72,24 @@ def test_states_are_not_mixed_up(start: Start) -> None:
     with pytest.raises(UsageError, match="'gpu' is not a device"):
         job.resume(device="gpu")
     job.resume(device="cpu")
+
+
+def test_nothing_is_moved_in_a_function_that_torch_transforms(start: Start) -> None:
+    model = nn.Linear(2, 2)
+    job = gpuslice.attach("night", model=model)
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        result = model(x).sum()
+        for call in (job.suspend, job.checkpoint):
+            with pytest.raises(SuspendRefusedError, match="in a function that torch"):
+                call()
+        return result
+
+    x = torch.ones(3, 2)
+    assert torch.equal(torch.func.vmap(loss)(x), model(x).sum(1))
+    torch.testing.assert_close(torch.func.grad(loss)(x), model.weight.detach().sum(0).expand(3, 2))
+    with job.suspended():
+        pass
 
 
 def test_restore_loads_what_it_is_given(start: Start) -> None:
