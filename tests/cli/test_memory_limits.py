@@ -21,7 +21,7 @@ for batch in DataLoader(range(20)):
     kept.append(torch.ones((batch.item() // 5) * 400 * 2**18 + 2**18))
 """
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.trainings]
 
 
 def test_a_job_over_its_limit_ends_alone(shell: Shell, tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ for batch in DataLoader(Data()):
     model(batch).sum().backward()
     optimizer.step()
 """
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.trainings]
 
 
 def pair(shell: Shell, directory: Path, mode: str) -> tuple[Client, list[str]]:

@@ -25,7 +25,7 @@ SCRIPT = str(Path(torchrun_elastic.__file__))
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
 UP = ("up", "--devices", "cpu:2", "--policy", "gandiva", "--quantum", "500ms", "--set", "look_s=0.5")
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.trainings]
 
 
 def relaunching(client: Client, job: str) -> None:

@@ -25,7 +25,7 @@ ATTACHED = Path(__file__).with_name("attached.py")
 HELD = Path(__file__).with_name("held.py")
 STEADY = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.trainings]
 
 
 @cache
