@@ -122,6 +122,11 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         """The ``GPUSLICE_*`` variables that make another process read these settings, file or not."""
         return {variable(field): str(value) for field, value in msgspec.structs.asdict(self).items()}
 
+    @property
+    def ramdisk_directory(self) -> Path:
+        """Where the RAM disk is: the user's own on tmpfs, if nobody says otherwise."""
+        return Path(self.ramdisk_dir or f"/dev/shm/gpuslice-{os.geteuid()}")
+
 
 def variable(field: str) -> str:
     """The environment variable of a setting: ``ramdisk_dir`` -> ``GPUSLICE_RAMDISK_DIR``."""

@@ -74,7 +74,7 @@ class RamDisk:
         tenant: Tenant = NOBODY,
         scheduler: str = "",
     ) -> None:
-        self.directory = directory or default_directory()
+        self.directory = directory or Settings().ramdisk_directory
         store_directory(self.directory)
         self._budget = Budget(self.directory, limit_bytes, tenant)
         self._scheduler = scheduler
@@ -86,7 +86,7 @@ class RamDisk:
         """The RAM disk of a job with these settings, with its tenant's limit."""
         limit_bytes = parse_size(settings.tenant_ramdisk) if settings.tenant_ramdisk else None
         return cls(
-            Path(settings.ramdisk_dir) if settings.ramdisk_dir else None,
+            settings.ramdisk_directory,
             parse_size(settings.ramdisk_limit) if settings.ramdisk_limit else None,
             spill_directory=Path(settings.spill_dir) if settings.spill_dir else None,
             spill_limit_bytes=parse_size(settings.spill_limit) if settings.spill_limit else None,
@@ -378,11 +378,6 @@ class RamDisk:
         if self.spilled is not None:
             found |= {entry.store for entry in self.spilled.entries()}
         return [self.directory / name for name in sorted(found)]
-
-
-def default_directory() -> Path:
-    """Where a user's RAM disk is if nobody says otherwise."""
-    return Path(f"/dev/shm/gpuslice-{os.geteuid()}")
 
 
 def _scheduler(endpoint: str) -> str:

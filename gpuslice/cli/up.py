@@ -122,6 +122,7 @@ def command(
         print(said if as_json else f"scheduler {pid} runs in {directory}")
         return
     # Of the process that stays; the one that starts it need not load them.
+    from gpuslice.checkpoint.files import store_directory
     from gpuslice.daemon import daemon, other_nodes, scheduler_setup
     from gpuslice.daemon.interference_profiles import read_profiles
     from gpuslice.sched_core.live.client_socket import ClientSocket
@@ -142,6 +143,8 @@ def command(
             policy, settings or [], quantum_s, pack=pack, defragment=defragment, placement=placement
         )
         names = scheduler_setup.parse_devices(devices)
+        if any(name.kind != "null" for name in names):
+            store_directory(config.load().ramdisk_directory)
         oversubscription_warning = scheduler_setup.oversubscription_warning(names)
         memory_bytes = scheduler_setup.device_memory(names)
         others = None

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk, default_directory
+from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
 from gpuslice.config import Settings
 from gpuslice.errors import EnvironmentUnusableError, GpusliceError
 from gpuslice.kernels.compiler import find_compiler
@@ -372,7 +372,7 @@ def _read(path: Path) -> str | None:
 
 
 def _ramdisk(settings: Settings) -> RamDiskState:
-    directory = _ramdisk_directory(settings)
+    directory = settings.ramdisk_directory
     if not os.path.lexists(directory):
         return RamDiskState(str(directory), "absent", "")
     try:
@@ -380,10 +380,6 @@ def _ramdisk(settings: Settings) -> RamDiskState:
     except GpusliceError as error:
         return RamDiskState(str(directory), "unusable", str(error))
     return RamDiskState(str(directory), "ready", "")
-
-
-def _ramdisk_directory(settings: Settings) -> Path:
-    return Path(settings.ramdisk_dir) if settings.ramdisk_dir else default_directory()
 
 
 def as_json(diagnosis: Diagnosis) -> str:

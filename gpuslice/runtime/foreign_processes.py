@@ -84,10 +84,9 @@ def _announce() -> None:
 
 
 def _directory() -> Path:
-    from gpuslice.checkpoint.ramdisk.ramdisk import default_directory  # late: few processes come this far
-    from gpuslice.config import load
+    from gpuslice.config import load  # late: few processes come this far
 
-    return Path(load().ramdisk_dir or default_directory())
+    return load().ramdisk_directory
 
 
 def _own_file(directory: Path) -> Path:

@@ -174,6 +174,15 @@ def test_what_is_wrong_with_it_is_told_to_who_starts_it_in_the_background(shell:
     assert "'gpu' is not a device" in shell("up", "--devices", "gpu", code=2)
 
 
+def test_one_whose_jobs_could_have_no_ram_disk_is_refused(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPUSLICE_RAMDISK_DIR", "/proc/nothing")
+    assert "cannot make /proc/nothing" in shell("up", "--devices", "cpu:1", code=3)
+    assert "runs in" in shell("up", "--devices", "null:1"), "without memory there are no snapshots"
+    shell("down")
+
+
 def test_wait_gives_up_with_124_and_cancel_ends_the_job(shell: Shell) -> None:
     shell.up()
     job = shell.submit(10**6, name="endless")
