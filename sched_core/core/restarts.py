@@ -67,10 +67,13 @@ def _grow(job: Gang) -> None:
 def end_to_relaunch(core: CoreContract, job: Gang, now: float) -> None:
     """Ask ``job``, parked or not begun, to end, so that its command is started for as many as it is to have.
 
-    A script that hears of it by SIGTERM has its state back, and may save it, until the next boundary.
+    A script that hears of it by SIGTERM has its state back, and may save it, until the next boundary. One
+    whose processes were to be started on another node is now started there for that many.
     """
     job.move(Trigger.RELAUNCH, now)
-    job.left_s = now if job.trains else None
+    if not job.relocating:
+        job.left_s = now if job.trains else None
+    job.relocating = False
     core.switch_costs.forget(job)
     core.order(Notice("relaunched", job.id, {"from": len(job.ranks), "to": len(job.wanted)}))
     core.order(Kill(job.id, "it is started anew for other devices", patient=True))

@@ -21,7 +21,7 @@ from gpuslice.sched_core.policy import Migrate, Plan, Start, Suspend
 from gpuslice.types import DeviceName
 
 from .driver import PROGRAM, Driver, Scripted, notices, suspended
-from .relocating import kills, launches
+from .relocating import Quiet, idle, kills, launches, plan
 from .test_lost_nodes import WRAPPED, World, world
 
 #: Policies that give devices, and what makes them do so within the time that a job of the tests takes.
@@ -275,6 +275,30 @@ def test_before_it_has_trained_such_a_command_can_go_elsewhere() -> None:
     (launch,) = launches(driver.do(Exited("e", 0)))
     assert launch.nodes == ("b", "b")
     assert driver.core.jobs["e"].within == (0, 1)
+
+
+def test_it_may_get_another_number_of_devices_while_it_goes_elsewhere() -> None:
+    policy = Quiet()
+    driver = Driver(2, policy, NODES)
+    driver.do(Submitted(JobSpec(id="e", submit_s=0.0, max_demand=2, relaunch=True), PROGRAM))
+    driver.hello("e")
+    for name in "wxyz":
+        idle(driver, name)
+    here = [name for name in "wxyz" if driver.core.jobs[name].nodes == (0,)]
+    plan(driver, policy, *(Start(name, (device,)) for device, name in enumerate(here)))
+    (kill,) = kills(plan(driver, policy, Start("e", (2,))))
+    assert kill.reason == "it goes to another node"
+    job = driver.core.jobs["e"]
+    plan(driver, policy, Migrate("e", (2, 3)))
+    assert job.state is JobState.RELAUNCHING
+    for rank in job.there():
+        driver.do(RankGone("e", rank.number))
+    (launch,) = launches(driver.do(Exited("e", -9)))
+    assert launch.nodes == ("b", "b")
+    driver.hello("e")
+    for rank in range(2):
+        driver.resumed("e", rank)
+    assert (job.state, job.lease) == (JobState.RUNNING, (2, 3))
 
 
 @pytest.mark.parametrize("relaunch", [False, True])
