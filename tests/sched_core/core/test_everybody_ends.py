@@ -1,0 +1,342 @@
+"""Whatever has happened: once all do as they are told, every job ends, and no device stays taken."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import pytest
+
+from gpuslice import wire
+from gpuslice.errors import IllegalTransitionError, UsageError
+from gpuslice.sched_core.core.core import Core
+from gpuslice.sched_core.core.events import (
+    Event,
+    Exited,
+    Held,
+    Kill,
+    Limited,
+    Moved,
+    NodeFound,
+    NodeLost,
+    Notice,
+    RankGone,
+    Released,
+    Reported,
+    Submitted,
+    Tell,
+    Weighted,
+    Woken,
+)
+from gpuslice.sched_core.core.rank_reports import NEVER
+from gpuslice.sched_core.job import JobSpec
+from gpuslice.sched_core.jobs.gang import Gang
+from gpuslice.sched_core.jobs.rank import RankPhase
+from gpuslice.sched_core.jobs.states import JobState
+from gpuslice.sched_core.policies.registry import make_policy
+from gpuslice.sched_core.policy import Migrate, Plan, Policy, Start, Suspend, View
+
+from ..driver import PROGRAM, Driver, picture, refused
+
+JOBS = "abcdef"
+POLICIES = ("erratic", "erratic", "rr", "2das", "gittins", "gandiva", "optimus", "themis", "tetris")
+STEPS = 150
+#: In seconds of the core's clock, one boundary each: more than all jobs together need one after the other.
+PATIENCE = 1500
+BOUNDARIES = 40
+
+
+class Erratic:
+    """Starts, moves and suspends jobs as it likes; calm, it starts what there is room for."""
+
+    name = "erratic"
+    needs_durations = False
+
+    def __init__(self, seed: int) -> None:
+        self.calm = False
+        self._seed = seed
+        self._plans = 0
+
+    def plan(self, view: View) -> Plan:
+        self._plans += 1
+        draw = Random(f"{self._seed}-{self._plans}")  # the same plans when the journal is replayed
+        free = {device for node in view.free().on_node for device in node}
+        leaving = [
+            job for job in view.jobs.values() if job.running and not self.calm and draw.random() < 0.25
+        ]
+        waiting = [
+            job for job in view.jobs.values() if not job.running and (self.calm or draw.random() < 0.7)
+        ]
+        for job in leaving:
+            free |= set(job.placement)
+        draw.shuffle(waiting)
+        decisions: list[Start | Suspend | Migrate] = []
+        for job in [*leaving, *waiting]:
+            size, there = draw.randint(job.least, job.most), sorted(free)
+            if job.within:
+                on_nodes = [[d for d in there if view.cluster.node_of[d] == node] for node in job.within]
+                there = draw.choice([found for found in on_nodes if len(found) >= job.least] or [[]])
+                size = min(size, len(there))
+            if len(there) >= size >= job.least and draw.random() < 0.8:
+                devices = tuple(draw.sample(there, size))
+                free -= set(devices)
+                decisions.append((Migrate if job.running else Start)(job.id, devices))
+            elif job.running:
+                decisions.append(Suspend(job.id))
+        return Plan(decisions, wake_at_s=view.now_s + draw.choice([0.5, 1.0, 3.0]))
+
+
+class World:
+    """A core, and ranks, owners, commands and nodes that do anything, until they `cooperate`."""
+
+    def __init__(self, seed: int) -> None:
+        self.draw = draw = Random(seed)
+        self.nodes = draw.choice([("",), ("",), ("", "n1"), ("", "n1", "n2")])
+        self.seed, self._policy = seed, draw.choice(POLICIES)
+        self.options: dict[str, Any] = {
+            "handover": draw.random() < 0.5,
+            "quotas": {"t": 2} if draw.random() < 0.3 else None,
+            "memory_bytes": draw.choice([0, 8]),
+            "placement": draw.choice(["", "", "spread"]),
+        }
+        self.policy = self.make_policy()
+        self.driver = Driver(draw.choice([1, 2, 3]), self.policy, self.nodes, **self.options)
+        self.core = self.driver.core
+        #: What ranks were told and have not done, and jobs whose command was told to end.
+        self.orders: dict[tuple[str, int], list[Any]] = {}
+        self.ending: set[str] = set()
+
+    def make_policy(self) -> Policy:
+        return Erratic(self.seed) if self._policy == "erratic" else make_policy(self._policy, {})
+
+    def attempt(self, event: Event) -> None:
+        before = picture(self.core)
+        try:
+            commands = self.driver.do(event)
+        except (IllegalTransitionError, UsageError):
+            assert picture(self.core) == before
+            return
+        for command in commands:
+            if isinstance(command, Tell):
+                self.orders.setdefault((command.job, command.rank), []).append(command.message)
+            elif isinstance(command, Kill):
+                self.ending.add(command.job)
+            elif isinstance(command, Notice):
+                assert command.what != "policy_failed", command.details
+
+    def anything(self) -> None:
+        """Something happens."""
+        draw, job = self.draw, self.draw.choice(JOBS)
+        self.driver.now_s += draw.choice([0.0, 0.0, 0.01, 0.1, 0.5])
+        gang = self.core.jobs.get(job)
+        if gang is None:
+            return self.submit(job) if draw.random() < 0.2 else None
+        told = sorted(key for key, orders in self.orders.items() if orders)
+        happens = draw.choices(
+            ("answers", "comes", "trains", "dies", "time", "wish", "node"), (25, 15, 15, 12, 14, 6, 4)
+        )[0]
+        if happens == "answers" and told:
+            self.answer(*draw.choice(told))
+        elif happens == "comes":
+            self.come(gang, all_of_them=draw.random() < 0.7)
+        elif happens == "trains":
+            self.train(gang, draw.choice([0, 1, 1, 2, 5]))
+        elif happens == "dies" and (self.ending or draw.random() < 0.15):
+            self.die(draw.choice(sorted(self.ending) or [job]), all_of_it=draw.random() < 0.8)
+        elif happens == "time":
+            self.driver.now_s += draw.choice([0.0, 0.5, 1.0, 3.0, 7.0])
+            self.attempt(Woken())
+        elif happens == "wish":
+            devices = draw.sample(
+                [str(d) for d in self.core.devices], min(gang.demand, len(self.core.devices))
+            )
+            wishes = Held(job), Released(job), Weighted(job, 2.0), Moved(job, tuple(devices))
+            self.attempt(draw.choice(wishes))
+        elif happens == "node" and len(self.nodes) > 1:
+            self.lose_or_find(draw.choice(self.nodes[1:]))
+        return None
+
+    def submit(self, job: str) -> None:
+        draw = self.draw
+        kind = draw.choice(["one", "gang", "joined", "relaunched"])
+        most = draw.choice([2, 3]) if kind in ("joined", "relaunched") else 0
+        spec = JobSpec(
+            id=job,
+            submit_s=self.driver.now_s,
+            demand=2 if kind == "gang" else 1,
+            max_demand=most,
+            relaunch=kind == "relaunched",
+            tenant=draw.choice(["", "t"]),
+            max_restarts=draw.choice([0, 2]),
+            boundary_timeout_s=draw.choice([0.0, 2.0]),
+            kill_when_late=draw.random() < 0.3,
+            trial_batches=draw.choice([0, 0, 3]),
+            iterations=30 if self._policy == "tetris" else draw.choice([0, 30]),
+            device_memory_bytes=draw.choice([0, 2, 4]),
+        )
+        self.attempt(Submitted(spec, PROGRAM))
+
+    def come(self, job: Gang, *, all_of_them: bool = True) -> None:
+        """Its processes greet that have not."""
+        if not job.launched or job.exit_code is not None:
+            return
+        absent = [rank.number for rank in job.ranks if rank.phase is RankPhase.ABSENT]
+        for number in absent if all_of_them else absent[:1]:
+            self.orders.pop((job.id, number), None)
+            ranks = len(job.ranks)
+            hello = wire.Hello(version=1, job=job.id, rank=number, world_size=ranks, pid=1)
+            self.attempt(Reported(job.id, number, hello))
+
+    def train(self, job: Gang, boundaries: int) -> None:
+        newest = max(rank.boundary for rank in job.ranks) + boundaries
+        for rank in job.present(RankPhase.ON):
+            progress = wire.Progress(epoch=job.epoch, boundary=newest, step=max(0, newest - 1))
+            self.attempt(Reported(job.id, rank.number, progress))
+            if job.state.ended:
+                return
+
+    def answer(self, job: str, number: int, *, well: bool = False) -> None:
+        """A rank does the next thing that it was told, or says why not."""
+        order, draw = self.orders[job, number].pop(0), self.draw
+        gang = self.core.jobs[job]
+        if number >= len(gang.ranks):
+            return
+        boundary, luck = gang.ranks[number].boundary, 1.0 if well else draw.random()
+        answer: wire.FromAgent
+        if isinstance(order, wire.Dismiss):
+            self.attempt(RankGone(job, number))
+            return
+        if isinstance(order, wire.Suspend):
+            if order.stop_at >= NEVER or order.epoch < gang.epoch:
+                return  # it was called off
+            if luck < 0.1:
+                answer = refused(order.epoch, boundary, running=True)
+            elif luck < 0.2 or boundary > order.stop_at:
+                answer = wire.Overshot(epoch=order.epoch, boundary=max(boundary, order.stop_at))
+            else:
+                answer = self._suspended(order)
+        elif isinstance(order, wire.Resume):
+            answer = wire.Resumed(epoch=order.epoch, boundary=boundary, stages_s={})
+            if luck < 0.1:
+                answer = refused(order.epoch, boundary, running=False, retryable=draw.random() < 0.9)
+        elif isinstance(order, wire.Expect) and luck > 0.5 and not well:
+            answer = wire.Resumed(epoch=order.epoch, boundary=boundary, stages_s={})
+        else:
+            answer = wire.Declined(epoch=order.epoch, error="not now")
+        self.attempt(Reported(job, number, answer))
+
+    def _suspended(self, order: wire.Suspend) -> wire.Suspended:
+        return wire.Suspended(
+            epoch=order.epoch,
+            boundary=order.stop_at,
+            step=order.stop_at,
+            nbytes=8,
+            stages_s={},
+            bound=self.draw.choice(["", "", "", "a library"]),
+            restartable=self.draw.random() < 0.7,
+            restartable_later=self.draw.random() < 0.5,
+        )
+
+    def die(self, name: str, *, all_of_it: bool = True, code: int | None = None) -> None:
+        """Processes of the job end, and its command."""
+        job, draw = self.core.jobs[name], self.draw
+        attempt = job.attempt
+        if not job.launched:
+            return
+        for rank in list(job.there()):
+            self.attempt(RankGone(name, rank.number, unseen=draw.random() < 0.3))
+            self.orders.pop((name, rank.number), None)
+            if not all_of_it:
+                return
+        if job.exit_code is None and job.launched and job.attempt == attempt:
+            self.ending.discard(name)
+            ended = draw.choice([0, 1, -9, -15, 3]) if code is None else code
+            self.attempt(Exited(name, ended, "MemoryError" if ended == 3 else ""))
+
+    def lose_or_find(self, node: str) -> None:
+        """The processes of a lost node are gone; those of their jobs on other nodes are told to end."""
+        relocations = self.core.relocations
+        if node in relocations.lost:
+            self.attempt(NodeFound(node))
+            return
+        self.attempt(NodeLost(node))
+        for job in list(self.core.jobs.values()):
+            attempt, nodes = job.attempt, relocations.named(job.nodes)
+            if job.processes_gone or node not in nodes:
+                continue
+            for rank in [rank for rank in job.there() if nodes[rank.number] == node]:
+                self.attempt(RankGone(job.id, rank.number))
+                self.orders.pop((job.id, rank.number), None)
+                if job.attempt != attempt:
+                    break
+            if job.attempt == attempt and {*nodes} == {node} and job.exit_code is None:
+                self.ending.discard(job.id)
+                self.attempt(Exited(job.id, -9, f"gpuslice: node {node} was lost"))
+            elif job.attempt == attempt:
+                self.ending.add(job.id)
+
+    def cooperate(self) -> list[Gang]:
+        """From now on all do as they are told; jobs that do not end all the same."""
+        if isinstance(self.policy, Erratic):
+            self.policy.calm = True
+        for node in list(self.core.relocations.lost):
+            self.attempt(NodeFound(node))
+        for job in self.core.jobs.values():
+            self.attempt(Released(job.id))
+        for _ in range(PATIENCE):
+            left = [job for job in self.core.jobs.values() if not (job.state.ended and job.processes_gone)]
+            if not left:
+                return []
+            self.driver.now_s += 1.0
+            self.attempt(Woken())
+            for _ in range(3):
+                self._obey()
+            for job in left:
+                self._go_on(job)
+        return left
+
+    def _obey(self) -> None:
+        for name in sorted(self.ending):
+            self.die(name, code=-9)
+        for job in list(self.core.jobs.values()):
+            if not job.state.ended:
+                self.come(job)
+        for key in sorted(self.orders):
+            while self.orders.get(key):
+                self.answer(*key, well=True)
+
+    def _go_on(self, job: Gang) -> None:
+        """It trains, and ends after so many boundaries; its command ends with the first of its processes."""
+        gone = any(rank.phase in (RankPhase.GONE, RankPhase.LEAVING) for rank in job.ranks)
+        if job.launched and (job.state.ended or gone):
+            self.die(job.id, code=0)
+        elif job.state is JobState.RUNNING:
+            self.train(job, 1)
+            if max(rank.boundary for rank in job.ranks) > BOUNDARIES:
+                self.die(job.id, code=0)
+        elif job.state is JobState.SUSPENDING and not any(
+            self.orders.get((job.id, rank.number)) for rank in job.ranks
+        ):
+            for rank in [rank for rank in job.there() if rank.phase is RankPhase.ON]:  # it connects again
+                size, at = len(job.ranks), {"boundary": rank.boundary, "epoch": job.epoch, "parked": False}
+                hello = wire.Hello(version=1, job=job.id, rank=rank.number, world_size=size, pid=1, **at)
+                self.attempt(Reported(job.id, rank.number, hello))
+
+
+@pytest.mark.filterwarnings("ignore:HiGHS")
+@pytest.mark.parametrize("seeds", [range(25), pytest.param(range(25, 75), marks=pytest.mark.slow)], ids=str)
+def test_once_all_do_as_they_are_told_every_job_ends(seeds: range) -> None:
+    for seed in seeds:
+        world = World(seed)
+        if world.draw.random() < 0.6:
+            world.attempt(Limited(world.draw.choice([0, 1, 2])))
+        for _ in range(STEPS):
+            world.anything()
+        twin = Core(world.core.devices, world.make_policy(), **world.options)
+        for event, now in world.driver.journal:
+            twin.handle(event, now)
+        assert picture(twin) == picture(world.core), f"seed {seed}: replayed it is another core"
+        left = world.cooperate()
+        assert [(job.id, job.state) for job in left] == [], f"seed {seed}"
+        assert world.core.ledger.free == len(world.core.devices), f"seed {seed}"
+        assert not any(world.core.occupants), f"seed {seed}"
