@@ -165,10 +165,10 @@ class SharedPieces:
                     return descriptor
                 _await(descriptor)
                 same = _holds(descriptor, data, nbytes)
-                if same and (path == mine or _link(descriptor, mine)):
-                    with self._mutex:
+                with self._mutex:  # no other thread begins that file meanwhile
+                    if same and (path == mine or _link(descriptor, mine)):
                         self.shared_bytes += nbytes
-                    return descriptor
+                        return descriptor
                 different.add(os.fstat(descriptor).st_ino)
             except BaseException:
                 os.close(descriptor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,13 @@ def test_equal_checksums_are_not_enough(
 ) -> None:
     monkeypatch.setattr(ChecksumRecorder, "sum_at", lambda recorder, offset: 7)
     monkeypatch.setattr(shared_pieces, "fingerprint", lambda data: (7).to_bytes(16))
+    new = shared_pieces._new
+
+    def new_at_last(path: Path, nbytes: int) -> int:
+        time.sleep(0.02)  # the other threads that copy come to the same name meanwhile
+        return new(path, nbytes)
+
+    monkeypatch.setattr(shared_pieces, "_new", new_at_last)
     states = [state(seed) for seed in (1, 2, 1, 2)]
     snapshots = [save(store, host, mine) for store, mine in zip(gang, states, strict=True)]
     for store, snapshot, mine in zip(gang, snapshots, states, strict=True):
