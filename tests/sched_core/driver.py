@@ -38,6 +38,7 @@ class Driver:
         **limits: Any,
     ) -> None:
         there = [device.on(node) for node in nodes for device in devices(device_count)]
+        self._limits = limits
         self.core = Core(there, policy or RoundRobin(quantum_s=QUANTUM_S), **limits)
         self.job_history = JobHistory(self.core)
         self.now_s = 0.25
@@ -52,6 +53,13 @@ class Driver:
             assert (phase.state, phase.devices, phase.epoch) == (job.state, job.lease, job.epoch)
         self.journal.append((event, self.now_s))
         return commands
+
+    def replayed(self, policy: Policy) -> Core:
+        """The core that a new scheduler has from the journal; ``policy`` is what this one's was at first."""
+        core = Core(self.core.devices, policy, **self._limits)
+        for event, now_s in self.journal:
+            core.handle(msgspec.json.decode(msgspec.json.encode(event), type=Event), now_s)
+        return core
 
     def submit(self, job: str, ranks: int = 1) -> list[Command]:
         return self.do(Submitted(JobSpec(id=job, submit_s=self.now_s, demand=ranks), PROGRAM))

@@ -46,10 +46,7 @@ def test_a_gang_moves_onto_one_socket_and_its_journal_tells_the_same() -> None:
         driver.resumed("g", rank)
     gang = driver.core.jobs["g"]
     assert (gang.state, gang.lease, gang.migrations) == (JobState.RUNNING, (1, 0), 1)
-    twin = Driver(4, make_policy("fifo", OPTIONS), sockets=2).core
-    for event, at_s in driver.journal:
-        twin.handle(event, at_s)
-    assert picture(twin) == picture(driver.core)
+    assert picture(driver.replayed(make_policy("fifo", OPTIONS))) == picture(driver.core)
 
 
 def test_a_gang_on_two_nodes_is_started_on_one_with_its_snapshots() -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from gpuslice import wire
-from gpuslice.sched_core.core.core import Core
 from gpuslice.sched_core.core.events import (
     Cancelled,
     Event,
@@ -28,7 +27,7 @@ from gpuslice.sched_core.policies.slaq import Slaq
 from gpuslice.sched_core.policies.themis.policy import Themis
 from gpuslice.sched_core.policy import Policy
 
-from .driver import PROGRAM, Driver, devices, picture, suspended
+from .driver import PROGRAM, Driver, picture, suspended
 
 #: Steps per second on so many devices.
 Speed = Callable[[int], float]
@@ -195,9 +194,7 @@ def test_a_scheduler_made_anew_from_the_journal_knows_the_same(make: Callable[..
         cluster.add(name, speed, expected_s=1000.0)
     cluster.go(20.0)
     assert cluster.measured
-    again = Core(devices(4), _quick(make))
-    for event, now in cluster.journal:
-        again.handle(event, now)
+    again = cluster.replayed(_quick(make))
     assert picture(again) == picture(cluster.core)
     for name in ("e", "f"):
         speeds = cluster.core.planning.throughput.speeds(cluster.core.jobs[name])

@@ -10,14 +10,12 @@ from __future__ import annotations
 import random
 from contextlib import suppress
 
-import msgspec
 import pytest
 
 from gpuslice import wire
 from gpuslice.agent.orders import Orders, Phase
 from gpuslice.errors import IllegalTransitionError
 from gpuslice.runtime.boundaries import BoundaryCounter
-from gpuslice.sched_core.core.core import Core
 from gpuslice.sched_core.core.events import (
     Cancelled,
     Command,
@@ -340,7 +338,5 @@ def test_two_are_never_on_one_device_and_all_get_on(first: int) -> None:
         for job, rank in world.ranks.items():
             if world.policy == "rr" and not core.jobs[job].state.ended:  # the others promise no turn
                 assert rank.boundaries.count > passed[job], (seed, job, list(core.jobs[job].history))
-        twin = Core(core.devices, make_policy(world.policy, POLICIES[world.policy]), handover=True)
-        for event, now in world.driver.journal:
-            twin.handle(msgspec.json.decode(msgspec.json.encode(event), type=Event), now)
-        assert picture(twin) == picture(core), seed
+        replayed = world.driver.replayed(make_policy(world.policy, POLICIES[world.policy]))
+        assert picture(replayed) == picture(core), seed

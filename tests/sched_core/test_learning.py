@@ -5,14 +5,13 @@ from __future__ import annotations
 import pytest
 
 from gpuslice import wire
-from gpuslice.sched_core.core.core import Core
 from gpuslice.sched_core.core.estimates import ENOUGH, Estimates
 from gpuslice.sched_core.core.events import Cancelled, Exited, RankGone
 from gpuslice.sched_core.job import Job, JobSpec
 from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.policies.registry import make_policy
 
-from .driver import Driver, devices, picture, told
+from .driver import Driver, picture, told
 
 OPTIONS = {"thresholds": (3600.0,)}
 
@@ -73,10 +72,7 @@ def test_gittins_knows_better_after_enough_jobs_have_ended(past: int) -> None:
     suspends = told(driver.hello("new"), wire.Suspend)
     assert driver.state("old") is (JobState.RUNNING if past else JobState.SUSPENDING)
     assert bool(suspends) is not bool(past)
-    twin = Core(devices(1), make_policy("gittins", OPTIONS))
-    for event, now_s in driver.journal:
-        twin.handle(event, now_s)
-    assert picture(twin) == picture(driver.core)
+    assert picture(driver.replayed(make_policy("gittins", OPTIONS))) == picture(driver.core)
 
 
 def test_jobs_that_wait_are_ranked_anew_with_a_new_sample() -> None:

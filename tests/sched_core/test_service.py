@@ -13,7 +13,7 @@ from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.policies.registry import make_policy
 from gpuslice.sched_core.policy import Migrate, Plan
 
-from .driver import PROGRAM, Driver, Scripted, devices, notices, picture, refused, told
+from .driver import PROGRAM, Driver, Scripted, notices, picture, refused, told
 
 
 def queues(threshold_s: float = 5.0) -> Driver:
@@ -27,10 +27,7 @@ def enter(driver: Driver, *jobs: str) -> None:
 
 
 def replayed(driver: Driver) -> Core:
-    twin = Core(devices(1), make_policy("2das", {"thresholds": (5.0,)}))
-    for event, now_s in driver.journal:
-        twin.handle(event, now_s)
-    return twin
+    return driver.replayed(make_policy("2das", {"thresholds": (5.0,)}))
 
 
 def test_what_comes_before_the_first_boundary_is_no_service() -> None:

@@ -9,7 +9,6 @@ import pytest
 
 from gpuslice import wire
 from gpuslice.errors import IllegalTransitionError, UsageError
-from gpuslice.sched_core.core.core import Core
 from gpuslice.sched_core.core.events import (
     Event,
     Exited,
@@ -61,12 +60,9 @@ class Erratic:
         self._plans += 1
         draw = Random(f"{self._seed}-{self._plans}")  # the same plans when the journal is replayed
         free = {device for node in view.free().on_node for device in node}
-        leaving = [
-            job for job in view.jobs.values() if job.running and not self.calm and draw.random() < 0.25
-        ]
-        waiting = [
-            job for job in view.jobs.values() if not job.running and (self.calm or draw.random() < 0.7)
-        ]
+        jobs = view.jobs.values()
+        leaving = [job for job in jobs if job.running and not self.calm and draw.random() < 0.25]
+        waiting = [job for job in jobs if not job.running and (self.calm or draw.random() < 0.7)]
         for job in leaving:
             free |= set(job.placement)
         draw.shuffle(waiting)
@@ -93,14 +89,14 @@ class World:
         self.draw = draw = Random(seed)
         self.nodes = draw.choice([("",), ("",), ("", "n1"), ("", "n1", "n2")])
         self.seed, self._policy = seed, draw.choice(POLICIES)
-        self.options: dict[str, Any] = {
+        options: dict[str, Any] = {
             "handover": draw.random() < 0.5,
             "quotas": {"t": 2} if draw.random() < 0.3 else None,
             "memory_bytes": draw.choice([0, 8]),
             "placement": draw.choice(["", "", "spread"]),
         }
         self.policy = self.make_policy()
-        self.driver = Driver(draw.choice([1, 2, 3]), self.policy, self.nodes, **self.options)
+        self.driver = Driver(draw.choice([1, 2, 3]), self.policy, self.nodes, **options)
         self.core = self.driver.core
         #: What ranks were told and have not done, and jobs whose command was told to end.
         self.orders: dict[tuple[str, int], list[Any]] = {}
@@ -183,9 +179,12 @@ class World:
         absent = [rank.number for rank in job.ranks if rank.phase is RankPhase.ABSENT]
         for number in absent if all_of_them else absent[:1]:
             self.orders.pop((job.id, number), None)
-            ranks = len(job.ranks)
-            hello = wire.Hello(version=1, job=job.id, rank=number, world_size=ranks, pid=1)
-            self.attempt(Reported(job.id, number, hello))
+            self.greet(job, number)
+
+    def greet(self, job: Gang, number: int, **at: Any) -> None:
+        """A rank connects, for the first time if it does not say where it is."""
+        hello = wire.Hello(version=1, job=job.id, rank=number, world_size=len(job.ranks), pid=1, **at)
+        self.attempt(Reported(job.id, number, hello))
 
     def train(self, job: Gang, boundaries: int) -> None:
         newest = max(rank.boundary for rank in job.ranks) + boundaries
@@ -318,9 +317,7 @@ class World:
             self.orders.get((job.id, rank.number)) for rank in job.ranks
         ):
             for rank in [rank for rank in job.there() if rank.phase is RankPhase.ON]:  # it connects again
-                size, at = len(job.ranks), {"boundary": rank.boundary, "epoch": job.epoch, "parked": False}
-                hello = wire.Hello(version=1, job=job.id, rank=rank.number, world_size=size, pid=1, **at)
-                self.attempt(Reported(job.id, rank.number, hello))
+                self.greet(job, rank.number, boundary=rank.boundary, epoch=job.epoch, parked=False)
 
 
 @pytest.mark.filterwarnings("ignore:HiGHS")
@@ -332,10 +329,8 @@ def test_once_all_do_as_they_are_told_every_job_ends(seeds: range) -> None:
             world.attempt(Limited(world.draw.choice([0, 1, 2])))
         for _ in range(STEPS):
             world.anything()
-        twin = Core(world.core.devices, world.make_policy(), **world.options)
-        for event, now in world.driver.journal:
-            twin.handle(event, now)
-        assert picture(twin) == picture(world.core), f"seed {seed}: replayed it is another core"
+        replayed = world.driver.replayed(world.make_policy())
+        assert picture(replayed) == picture(world.core), f"seed {seed}: replayed it is another core"
         left = world.cooperate()
         assert [(job.id, job.state) for job in left] == [], f"seed {seed}"
         assert world.core.ledger.free == len(world.core.devices), f"seed {seed}"

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 
 from gpuslice import wire
 from gpuslice.errors import IllegalTransitionError, InvariantError
-from gpuslice.sched_core.core.core import Core
 from gpuslice.sched_core.core.events import (
     Cancelled,
-    Event,
     Exited,
     Held,
     Kill,
@@ -23,7 +20,7 @@ from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.policies.rr import RoundRobin
 from gpuslice.sched_core.policy import Plan, Start, Suspend
 
-from ..driver import PROGRAM, QUANTUM_S, Driver, Scripted, devices, picture, refused, suspended, told
+from ..driver import PROGRAM, QUANTUM_S, Driver, Scripted, picture, refused, suspended, told
 
 LIMIT_S = 10.0
 COME = wire.Resumed(epoch=2, boundary=11, stages_s={"copy_in_s": 0.25})
@@ -51,9 +48,7 @@ def driver() -> Driver:
 
 def replayed(driver: Driver) -> None:
     """The journal so far gives the same core."""
-    twin = Core(devices(1), RoundRobin(quantum_s=QUANTUM_S), handover=True)
-    for event, now in driver.journal:
-        twin.handle(msgspec.json.decode(msgspec.json.encode(event), type=Event), now)
+    twin = driver.replayed(RoundRobin(quantum_s=QUANTUM_S))
     twin.check()
     assert picture(twin) == picture(driver.core)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -12,7 +11,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from gpuslice import wire
 from gpuslice.errors import IllegalTransitionError, InvariantError, UsageError
-from gpuslice.sched_core.core.core import Core
 from gpuslice.sched_core.core.events import (
     Cancelled,
     Event,
@@ -85,7 +83,6 @@ class CoreMachine(RuleBasedStateMachine):
         self.epochs: dict[str, int] = {}
         #: The orders of each rank that it has not carried out, oldest first.
         self.orders: dict[tuple[str, int], list[Order]] = {}
-        self.handover = True
 
     def attempt(self, event: Event) -> None:
         before = picture(self.driver.core)
@@ -104,7 +101,7 @@ class CoreMachine(RuleBasedStateMachine):
         handover=st.booleans(),
     )
     def submit_some(self, ranks: list[int], policy: str, handover: bool) -> None:
-        self.policy, self.handover = policy, handover
+        self.policy = policy
         self.driver = Driver(2, make_policy(policy, POLICIES[policy]), handover=handover)
         for job, count in zip("abc", ranks, strict=False):
             self.submit(job, count)
@@ -208,13 +205,8 @@ class CoreMachine(RuleBasedStateMachine):
                 assert {rank.phase for rank in job.training()} <= {RankPhase.ON}
 
     def teardown(self) -> None:
-        events = msgspec.json.encode([event for event, _ in self.driver.journal])
-        policy = make_policy(self.policy, POLICIES[self.policy])
-        twin = Core(self.driver.core.devices, policy, handover=self.handover)
-        times = [now for _, now in self.driver.journal]
-        for event, now in zip(msgspec.json.decode(events, type=list[Event]), times, strict=True):
-            twin.handle(event, now)
-        assert picture(twin) == picture(self.driver.core)
+        replayed = self.driver.replayed(make_policy(self.policy, POLICIES[self.policy]))
+        assert picture(replayed) == picture(self.driver.core)
 
 
 TestCore = CoreMachine.TestCase

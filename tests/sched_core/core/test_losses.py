@@ -6,11 +6,10 @@ import pytest
 
 from gpuslice import wire
 from gpuslice.errors import RemoteProtocolError
-from gpuslice.sched_core.core.core import Core
 from gpuslice.sched_core.policies.registry import make_policy
 from gpuslice.sched_core.policy import Plan, View
 
-from ..driver import Driver, Scripted, devices, picture
+from ..driver import Driver, Scripted, picture
 
 
 def say(driver: Driver, job: str, step: int, loss: float | None, rank: int = 0) -> None:
@@ -90,9 +89,7 @@ def test_replay_gives_the_same_core() -> None:
     for step in range(11, 30):
         say(driver, "a", step, 10.0 / step)
         driver.wake(1.0)
-    twin = Core(devices(1), make_policy("optimus", {"interval_s": 5.0}))
-    for event, now_s in driver.journal:
-        twin.handle(event, now_s)
+    twin = driver.replayed(make_policy("optimus", {"interval_s": 5.0}))
     assert picture(twin) == picture(driver.core)
     assert twin.jobs["a"].ranks[0].loss == 10.0 / 29
 

@@ -284,9 +284,7 @@ def test_a_journal_is_replayed_without_solving_anything_again(
     submit(hesitant, "b", steps=20, deadline_s=90.0)
     train(hesitant, 4.0)
     monkeypatch.setattr(milp, "solve", lambda *_, **__: pytest.fail("solved again"))
-    replayed = Core(devices(1), chronus())
-    for event, when_s in hesitant.journal:
-        replayed.handle(event, when_s)
+    replayed = hesitant.replayed(chronus())
     assert replayed.jobs["a"].guaranteed is True
     assert replayed.planning.computations.unanswered == asked(hesitant)
     assert [job.state for job in replayed.jobs.values()] == [job.state for job in hesitant.core.jobs.values()]
