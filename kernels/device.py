@@ -13,7 +13,7 @@ import torch
 from gpuslice.errors import EnvironmentUnusableError
 from gpuslice.types import DeviceName
 
-from .transfer import Inspector, Marks, Pairs, Transfer
+from .transfer import Checksums, Inspector, Pairs, Transfer
 
 
 class Way(Enum):
@@ -130,7 +130,11 @@ class Device(ABC):
 
     @abstractmethod
     def copy_out(
-        self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None, marks: Marks | None = None
+        self,
+        pairs: Pairs,
+        arena: memoryview,
+        inspect: Inspector | None = None,
+        checksums: Checksums | None = None,
     ) -> Transfer:
         """Copy storages into ``arena``, each to its offset; returns when all bytes have arrived.
 
@@ -142,13 +146,18 @@ class Device(ABC):
         inspect
             Sees every chunk: on its way, and then it may say that it need not be copied, or in the arena
             after that. Raises what it raises.
-        marks
-            Told of the marks of chunks, by a device that can make them without moving the bytes. What it
-            knows is neither copied nor inspected.
+        checksums
+            Told of chunks, which are then not inspected, by a device that needs not move the bytes for that.
         """
 
     @abstractmethod
-    def copy_in(self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None) -> Transfer:
+    def copy_in(
+        self,
+        pairs: Pairs,
+        arena: memoryview,
+        inspect: Inspector | None = None,
+        checksums: Checksums | None = None,
+    ) -> Transfer:
         """Copy from offsets in ``arena`` into storages; returns when all bytes have arrived.
 
         Neither direction bumps a tensor's version counter, so pending autograd graphs stay valid.
@@ -158,6 +167,8 @@ class Device(ABC):
         inspect
             Sees every chunk in the arena before it is copied. Raises what it raises; the storages then
             hold anything.
+        checksums
+            Told of chunks that have arrived, which are then not inspected. Raises what it raises, likewise.
         """
 
     @abstractmethod

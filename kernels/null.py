@@ -10,7 +10,7 @@ from gpuslice.types import DeviceName
 
 from .device import DeviceMemory, Hold, Way
 from .host.device import CpuDevice
-from .transfer import Inspector, Marks, Pairs, Transfer
+from .transfer import Checksums, Inspector, Pairs, Transfer
 
 
 class NullDevice(CpuDevice):
@@ -30,12 +30,22 @@ class NullDevice(CpuDevice):
         return [Hold(Way.FREED)] * len(storages)
 
     def copy_out(
-        self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None, marks: Marks | None = None
+        self,
+        pairs: Pairs,
+        arena: memoryview,
+        inspect: Inspector | None = None,
+        checksums: Checksums | None = None,
     ) -> Transfer:
         """Nothing moves, so there is nothing to inspect."""
         return Transfer()
 
-    def copy_in(self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None) -> Transfer:
+    def copy_in(
+        self,
+        pairs: Pairs,
+        arena: memoryview,
+        inspect: Inspector | None = None,
+        checksums: Checksums | None = None,
+    ) -> Transfer:
         """Nothing moves, so there is nothing to inspect."""
         return Transfer()
 

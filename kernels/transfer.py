@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     import torch
@@ -53,8 +53,21 @@ class Transfer:
 #: whether to copy it; no, if the target has these very bytes already. Chunks come in any order and from
 #: several threads, and begin at multiples of ``CHUNK_BYTES`` of their storage.
 Inspector: TypeAlias = Callable[[int, memoryview], bool]
-#: Notes the mark that a GPU makes of the chunk for an offset of the arena: 128 bits, the same for the same
-#: bytes only. Says whether the arena holds that very chunk there already; then it is neither copied nor
-#: inspected. What a mark is a function of is the device's own business (digest.cu): marks are compared with
-#: marks, never with checksums, and never leave the process.
-Marks: TypeAlias = Callable[[int, int], bool]
+
+
+class Checksums(Protocol):
+    """The XXH3-128 of an arena's chunks, for a device that computes them where the bytes are.
+
+    Chunks whose checksums it tells are not inspected.
+    """
+
+    def padded(self, offset: int) -> int:
+        """Bytes of the chunk there, with the zeros that follow it."""
+        ...
+
+    def note(self, offset: int, nbytes: int, checksum: int) -> bool:
+        """Take the checksum of a chunk, of ``nbytes`` and its zeros; say whether the target has it already.
+
+        Then it need not be copied. Raises what an inspector would.
+        """
+        ...

@@ -62,23 +62,18 @@ def chunk_digests(data: memoryview, ranges: Sequence[tuple[int, int]]) -> list[i
 
 @dataclass(frozen=True, slots=True)
 class ArenaChecksums:
-    """What an arena still holds of its last snapshot, by chunk.
-
-    ``sums`` are XXH3-128, ``None`` where nobody took it. ``marks`` were made by a GPU, and are compared with
-    nothing else.
-    """
+    """What an arena still holds of its last snapshot: XXH3-128 by chunk, ``None`` where nobody took it."""
 
     placement: Placement
     sums: tuple[int | None, ...]
-    marks: tuple[int | None, ...]
 
 
 class ChecksumRecorder:
-    """Inspector of a copy into ``memory``.
+    """Inspector of a copy into ``memory``, and its `Checksums`.
 
-    On the host every byte is hashed where it comes from, so a copy that went wrong shows when it is taken
-    back. A chunk is skipped only if 128 bits of hash say that the arena has it already: version counters of
-    tensors do not see what NumPy, ``.data`` or a C extension write.
+    The host, and a GPU if a chunk is large, hash every byte where it comes from: a copy that went wrong shows
+    when it is taken back. A chunk is skipped only if 128 bits of hash say that the arena has it: version
+    counters of tensors do not see what NumPy, ``.data`` or a C extension write.
     """
 
     def __init__(self, memory: memoryview, placement: Placement, previous: ArenaChecksums | None) -> None:
@@ -86,23 +81,32 @@ class ChecksumRecorder:
         self._placement = placement
         unknown = (None,) * placement.chunk_total
         if previous is None or previous.placement != placement:
-            previous = ArenaChecksums(placement, unknown, unknown)
+            previous = ArenaChecksums(placement, unknown)
         self._previous = previous
         self._sums: list[int | None] = [*unknown]
-        self._marks: list[int | None] = [*unknown]
 
     def __call__(self, offset: int, data: memoryview) -> bool:
-        index = self._placement.chunk_at[offset]
-        end, stop = offset + len(data), self._placement.chunks[index][1]
-        if stop > end:
+        padding = self.padded(offset) - len(data)
+        if padding:
             state = xxh3_128(data)
-            state.update(_ZEROS[: stop - end])
+            state.update(_ZEROS[:padding])
             value = state.intdigest()
-            self._memory[end:stop] = _ZEROS[: stop - end]
         else:
             value = xxh3_128_intdigest(data)
-        self._sums[index] = value
-        return self._previous.sums[index] != value
+        return not self.note(offset, len(data), value)
+
+    def padded(self, offset: int) -> int:
+        """Bytes of the chunk that begins there, with its padding."""
+        return self._placement.chunks[self._placement.chunk_at[offset]][1] - offset
+
+    def note(self, offset: int, nbytes: int, checksum: int) -> bool:
+        """Take a chunk's checksum, and write its padding; whether the last snapshot had the same there."""
+        index = self._placement.chunk_at[offset]
+        end, stop = offset + nbytes, self._placement.chunks[index][1]
+        if stop > end:
+            self._memory[end:stop] = _ZEROS[: stop - end]
+        self._sums[index] = checksum
+        return self._previous.sums[index] == checksum
 
     def sum_at(self, offset: int) -> int:
         """XXH3-128 of the chunk that begins there and was seen on its way, its padding included."""
@@ -110,18 +114,9 @@ class ChecksumRecorder:
         assert value is not None
         return value
 
-    def marked(self, offset: int, mark: int) -> bool:
-        """A GPU's mark of a chunk: if the last snapshot's had the same, so has it the same checksum."""
-        index = self._placement.chunk_at[offset]
-        self._marks[index] = mark
-        if self._previous.marks[index] != mark or self._previous.sums[index] is None:
-            return False
-        self._sums[index] = self._previous.sums[index]
-        return True
-
     def arena_checksums(self) -> ArenaChecksums:
         """What the arena holds now, for its next snapshot."""
-        return ArenaChecksums(self._placement, tuple(self._sums), tuple(self._marks))
+        return ArenaChecksums(self._placement, tuple(self._sums))
 
     def digests(self) -> Digests:
         """XXH3-64 of every chunk; those that were not seen on their way are read from the arena.
@@ -142,7 +137,7 @@ class ChecksumRecorder:
 
 
 class ChecksumVerifier:
-    """Inspector of a copy out of ``memory``: every chunk must have the checksum that it was written with.
+    """Inspector of a copy out of ``memory``; also as `Checksums`. Every chunk must be as it was written.
 
     ``corrupt`` makes the error for a damaged chunk from its offset.
     """
@@ -163,6 +158,18 @@ class ChecksumVerifier:
         index = self._placement.chunk_at[offset]
         # The padding, which belongs to the chunk, is not part of the data.
         stop = self._placement.chunks[index][1]
-        if digest(self._memory[offset:stop]) != self._expected[index]:
-            raise self._corrupt(offset)
+        self._compare(offset, digest(self._memory[offset:stop]))
         return True
+
+    def padded(self, offset: int) -> int:
+        """Bytes of the chunk that begins there, with its padding."""
+        return self._placement.chunks[self._placement.chunk_at[offset]][1] - offset
+
+    def note(self, offset: int, nbytes: int, checksum: int) -> bool:
+        """Compare a chunk's checksum; nothing is there already."""
+        self._compare(offset, checksum & _LOWER_HALF)
+        return False
+
+    def _compare(self, offset: int, found: int) -> None:
+        if found != self._expected[self._placement.chunk_at[offset]]:
+            raise self._corrupt(offset)

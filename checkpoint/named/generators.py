@@ -41,13 +41,23 @@ def generator_state(generator: Generator) -> tuple[str, Any]:
 def set_generator_state(generator: Generator, state: Any) -> None:
     """Set what ``generator_state`` returned."""
     if isinstance(generator, torch.Generator):
-        generator.set_state(state.cpu())
+        _set_torch_state(generator, state.cpu())
     elif isinstance(generator, np.random.Generator):
         generator.bit_generator.state = state
     elif isinstance(generator, np.random.RandomState):
         generator.set_state(dict(state))  # with a short tuple, NumPy before 1.26.3 reads beyond its end
     else:
         generator.setstate(state)
+
+
+def _set_torch_state(generator: torch.Generator, state: torch.Tensor) -> None:
+    """A GPU's generator that has the state already is left alone.
+
+    To set one also has PyTorch begin cuDNN's dropout in recurrent networks anew, with numbers from that
+    generator (``reset_rnn_state`` in ATen/cuda/CUDAGeneratorImpl.h).
+    """
+    if generator.device.type != "cuda" or not torch.equal(generator.get_state(), state):
+        generator.set_state(state)
 
 
 def check_generator_state(generator: Generator, state: Any, path: str) -> None:

@@ -82,7 +82,7 @@ class SnapshotWriter:
     def take(self, device: Device, pairs: Iterable[tuple[torch.UntypedStorage, int]]) -> Transfer:
         """Copy storages of ``device`` to their offsets in `arena`; their checksums are taken on the way."""
         going = [pair for pair in pairs if pair[0].nbytes()]
-        return device.copy_out(going, self.arena, self.checksums, self.checksums.marked)
+        return device.copy_out(going, self.arena, self.checksums, self.checksums)
 
     def take_later(self, device: Device, pairs: Pairs) -> None:
         """Copy storages that may change meanwhile: `publish` hashes what has arrived."""

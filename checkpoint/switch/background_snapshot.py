@@ -26,7 +26,7 @@ from gpuslice.checkpoint.named.state import describe
 from gpuslice.checkpoint.ramdisk.store import JobStore
 from gpuslice.checkpoint.ramdisk.writer import SnapshotWriter
 from gpuslice.kernels import Device
-from gpuslice.kernels.transfer import Pairs
+from gpuslice.kernels.transfer import Checksums, Pairs
 
 from .capture_plan import plan_capture
 
@@ -189,33 +189,41 @@ def _in_background(work: Callable[[], object]) -> threading.Thread | None:
     return thread
 
 
+class _Noted:
+    """`Checksums` that are only kept, of chunks that are not to be copied."""
+
+    def __init__(self, checksums: Checksums) -> None:
+        self.padded = checksums.padded
+        self.sums: dict[int, int] = {}
+
+    def note(self, offset: int, nbytes: int, checksum: int) -> bool:
+        self.sums[offset] = checksum
+        return True
+
+
 class _DeferredCopy:
     """Storages that are copied while somebody could change them, and whether anybody has.
 
-    Before they wait, every chunk's checksum is noted, or the mark of a device that makes one where the bytes
-    are. What has arrived must have that checksum; what has a mark must still have it after the copy.
+    Before they wait, every chunk's checksum is noted. What has arrived must have it; what a device has summed
+    where it is must still have it there after the copy.
     """
 
     def __init__(self, device: Device, pairs: Pairs, writer: SnapshotWriter) -> None:
         self._device, self._pairs, self._writer, self._arena = device, pairs, writer, writer.arena
         self._changed: set[int] = set()
-        self._digests, self._marks = self._look()
+        self._digests, self._summed = self._look()
 
     def _look(self) -> tuple[dict[int, tuple[int, int]], dict[int, int]]:
-        """Lengths and checksums, and marks, of what is there now, by the chunks' offsets in the arena."""
+        """Of what is there now, by the chunks' offsets: lengths and checksums by the host; by the device."""
         digests: dict[int, tuple[int, int]] = {}
-        marks: dict[int, int] = {}
 
         def by_host(offset: int, data: memoryview) -> bool:
             digests[offset] = len(data), digest(data)
             return False
 
-        def by_gpu(offset: int, mark: int) -> bool:
-            marks[offset] = mark
-            return True
-
-        self._device.copy_out(self._pairs, self._arena, by_host, by_gpu)
-        return digests, marks
+        by_device = _Noted(self._writer.checksums)
+        self._device.copy_out(self._pairs, self._arena, by_host, by_device)
+        return digests, by_device.sums
 
     def copy(self) -> None:
         """Copy them, and compare what has arrived."""
@@ -226,10 +234,10 @@ class _DeferredCopy:
 
     def changed(self) -> set[int]:
         """``_cdata`` of those that have changed meanwhile."""
-        if self._marks:
-            digests, marks = self._look()
+        if self._summed:
+            digests, summed = self._look()
             self._changed |= {offset for offset, _ in self._digests.items() ^ digests.items()}
-            self._changed |= {offset for offset, _ in self._marks.items() ^ marks.items()}
+            self._changed |= {offset for offset, _ in self._summed.items() ^ summed.items()}
         return {
             storage._cdata
             for storage, offset in self._pairs

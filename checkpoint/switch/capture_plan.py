@@ -130,8 +130,8 @@ class CapturePlan:
         It raises ``CorruptSnapshotError`` that names a damaged storage, if it is to ``verify``.
         """
         places = dict(zip(self.keys, zip(self.storages, snapshot.offsets, strict=False), strict=True))
-        inspect = snapshot.verifier() if verify else None
-        return partial(device.copy_in, [places[key] for key in keys], snapshot.arena, inspect)
+        verifier = snapshot.verifier() if verify else None
+        return partial(device.copy_in, [places[key] for key in keys], snapshot.arena, verifier, verifier)
 
 
 def plan_capture(

@@ -113,7 +113,8 @@ class Leaving:
         """Put everything back where it was."""
         self._reclaim()
         pairs = [(self._storages[sid], self._writer.offsets[sid]) for sid in self._gone]
-        self._device.copy_in(pairs, self._arena, self._checksums.verifier())
+        verifier = self._checksums.verifier()
+        self._device.copy_in(pairs, self._arena, verifier, verifier)
 
     @contextmanager
     def undone_if_it_fails(self) -> Iterator[None]:

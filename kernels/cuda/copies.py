@@ -1,8 +1,9 @@
 """Copies between a GPU's storages and an arena, by whatever moves the bytes: plan, queue, wait, inspect.
 
-While the copy engine moves one block, threads inspect others: those that have arrived, on the way out;
-those that are still to leave, on the way in. Both directions return, whatever happens, only when nothing
-is under way any more.
+Large chunks get their checksums from the GPU, before they leave it and after they have arrived there. All
+else is inspected by threads while the copy engine moves other blocks: what has arrived, on the way out; what
+is still to leave, on the way in. Both directions return, whatever happens, only when nothing is under way
+any more.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ import ctypes
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 
 from gpuslice.kernels.host.copies import check, copy_threads, run
 from gpuslice.kernels.host.process_memory import view_address
-from gpuslice.kernels.transfer import Inspector, Marks, Pairs, Transfer
+from gpuslice.kernels.transfer import Checksums, Inspector, Pairs, Transfer
 
 from . import copy_plan
 from .copy_plan import Packed, Piece, Place
@@ -26,7 +28,7 @@ from .page_locking import LOCKS
 #: A block of chunks, or of storages for one launch.
 _Step = list[Piece] | Packed
 _ALONE = "small storages are copied one by one"
-_UNMARKED = "unchanged chunks are copied, too"
+_BY_HOST = "checksums are taken by the host"
 
 
 class GpuCopy:
@@ -60,16 +62,18 @@ class GpuCopy:
         self._bytes = bytes_of_memory(arena)
         self._base = view_address(arena) if arena.nbytes else 0
         self._staging: dict[int, torch.Tensor] = {}
+        #: Chunks whose checksums the GPU takes.
+        self._summed: set[Piece] = set()
         self._copies = self._launches = self._packed_bytes = self._unchanged_bytes = 0
         self._fallbacks: list[str] = []
 
-    def out(self, inspect: Inspector | None, marks: Marks | None) -> Transfer:
-        """Copy into the arena; chunks that ``marks`` knows are left out."""
+    def out(self, inspect: Inspector | None, checksums: Checksums | None = None) -> Transfer:
+        """Copy into the arena; chunks that are there by their ``checksums`` are left out."""
         with _synchronized(self._engine.lanes()) as lanes:
             packed, direct = self._plan()
-            if marks is not None:
-                direct = self._changed(direct, lanes[0], marks)
-            steps = self._steps(packed, direct, lanes)
+            if checksums is not None:
+                direct = self._changed(direct, lanes[0], checksums)
+            steps = self._steps(packed, direct, lanes, inspect)
 
             def arrive(arrival: tuple[Callable[[], None], _Step]) -> None:
                 wait, step = arrival
@@ -77,18 +81,21 @@ class GpuCopy:
                 self._inspect(inspect, step)
 
             # What has arrived is inspected while the rest is queued: without page-locks that is the copying.
-            with copy_threads(arrive, self._threads if inspect else 0) as inspected:
+            with copy_threads(arrive, self._threads if inspect and self._unseen(steps) else 0) as inspected:
                 for number, step in enumerate(steps):
                     lane = lanes[number % len(lanes)]
                     self._queue(lane, step, out=True)
-                    if inspect is not None:
+                    if inspect is not None and self._unseen([step]):
                         inspected((lane.record_event(), step))
         return self._transfer()
 
-    def back(self, inspect: Inspector | None) -> Transfer:
-        """Copy from the arena; every piece leaves it after it was inspected."""
+    def back(self, inspect: Inspector | None, checksums: Checksums | None = None) -> Transfer:
+        """Copy from the arena; every piece is inspected before it leaves, or summed when it has arrived."""
         with _synchronized(self._engine.lanes()) as lanes:
-            steps = self._steps(*self._plan(), lanes)
+            packed, direct = self._plan()
+            summed = [] if checksums is None else self._summable(direct)
+            self._summed.update(summed)
+            steps = self._steps(packed, direct, lanes, inspect)
             locks = [threading.Lock() for _ in lanes]
 
             def leave(numbered: tuple[int, _Step]) -> None:
@@ -98,7 +105,10 @@ class GpuCopy:
                 with locks[number % len(lanes)]:
                     self._queue(lanes[number % len(lanes)], step, out=False)
 
-            run([[item] for item in enumerate(steps)], leave, self._threads if inspect else 1)
+            threads = self._threads if inspect and self._unseen(steps) else 1
+            run([[item] for item in enumerate(steps)], leave, threads)
+            if checksums is not None and summed:
+                self._compare(summed, lanes, inspect, checksums)
         return self._transfer()
 
     def _plan(self) -> tuple[list[Packed], list[Piece]]:
@@ -110,29 +120,64 @@ class GpuCopy:
         others = sorted(set(range(len(self._places))).difference(numbers))
         return copy_plan.pack(self._places, numbers), copy_plan.chunks(self._places, others)
 
-    def _changed(self, direct: list[Piece], lane: CudaLane, marks: Marks) -> list[Piece]:
+    def _changed(self, direct: list[Piece], lane: CudaLane, checksums: Checksums) -> list[Piece]:
         """The chunks that the arena does not have yet, found by one launch over all."""
-        marked = [
+        summed = self._summable(direct)
+        sums = self._sums(summed, lane, checksums) if summed else None
+        if sums is None:
+            return direct
+        known = {
             piece
-            for piece in direct
-            # Chunks of large storages, at addresses at which the kernel reads words.
-            if self._places[piece.storage].nbytes >= self._pack_bytes and self._address(piece) % 8 == 0
-        ]
-        if not marked:
-            return direct
-        if missing := self._engine.kernels_missing():
-            self._fallbacks.append(f"{_UNMARKED}: {missing}")
-            return direct
-        made = lane.marks([(self._address(piece), 0, piece.nbytes) for piece in marked])
-        if made is None:
-            self._fallbacks.append(f"{_UNMARKED}: too little memory of the GPU is free to compare them")
-            return direct
-        self._launches += 1
-        known = {piece for piece, mark in zip(marked, made, strict=True) if marks(piece.offset, mark)}
+            for piece, value in zip(summed, sums, strict=True)
+            if checksums.note(piece.offset, piece.nbytes, value)
+        }
+        self._summed.update(summed)
         self._unchanged_bytes = sum(piece.nbytes for piece in known)
         return [piece for piece in direct if piece not in known]
 
-    def _steps(self, packed: list[Packed], direct: list[Piece], lanes: Sequence[CudaLane]) -> list[_Step]:
+    def _compare(
+        self, summed: list[Piece], lanes: Sequence[CudaLane], inspect: Inspector | None, checksums: Checksums
+    ) -> None:
+        """See whether all chunks that the GPU sums have arrived as they were written."""
+        for other in lanes[1:]:
+            lanes[0].follow(other)
+        sums = self._sums(summed, lanes[0], checksums)
+        if sums is None:
+            self._summed.clear()
+            run([[[piece]] for piece in summed], partial(self._inspect, inspect), self._threads)
+            return
+        for piece, value in zip(summed, sums, strict=True):
+            checksums.note(piece.offset, piece.nbytes, value)
+
+    def _summable(self, direct: Sequence[Piece]) -> list[Piece]:
+        """Chunks of large storages, at addresses from which the kernel can read; none without kernels."""
+        found = [
+            piece
+            for piece in direct
+            if self._places[piece.storage].nbytes >= self._pack_bytes and self._address(piece) % 16 == 0
+        ]
+        if found and (missing := self._engine.kernels_missing()):
+            self._fallbacks.append(f"{_BY_HOST}: {missing}")
+            return []
+        return found
+
+    def _sums(self, summed: Sequence[Piece], lane: CudaLane, checksums: Checksums) -> list[int] | None:
+        """By one launch; ``None`` if the GPU has no memory for that."""
+        rows = [(self._address(piece), checksums.padded(piece.offset), piece.nbytes) for piece in summed]
+        sums = lane.checksums(rows)
+        if sums is None:
+            self._fallbacks.append(f"{_BY_HOST}: too little memory of the GPU is free")
+        else:
+            self._launches += 1
+        return sums
+
+    def _unseen(self, steps: Sequence[_Step]) -> bool:
+        """Whether an inspector has to look at any piece of these."""
+        return any(isinstance(step, Packed) or not self._summed.issuperset(step) for step in steps)
+
+    def _steps(
+        self, packed: list[Packed], direct: list[Piece], lanes: Sequence[CudaLane], inspect: Inspector | None
+    ) -> list[_Step]:
         """What is queued, in this order; the step of number n goes to lane n modulo their number."""
         steps: list[_Step] = [*packed]
         needed_bytes = max((step.nbytes for step in packed), default=0)
@@ -146,7 +191,13 @@ class GpuCopy:
                 steps = [*copy_plan.blocks(piece for step in packed for piece in step.pieces)]
                 break
             self._staging[id(lane)] = buffer
-        return [*steps, *copy_plan.blocks(direct)]
+        seen = [piece for piece in direct if inspect is not None and piece not in self._summed]
+        unseen = [piece for piece in direct if inspect is None or piece in self._summed]
+        return [
+            *steps,
+            *copy_plan.blocks(seen),
+            *copy_plan.blocks(unseen, copy_plan.UNSEEN_BLOCK_BYTES),
+        ]
 
     def _address(self, piece: Piece) -> int:
         return self._addresses[piece.storage] + piece.start
@@ -154,6 +205,8 @@ class GpuCopy:
     def _inspect(self, inspect: Inspector | None, step: _Step) -> None:
         if inspect is not None:
             for piece in step.pieces if isinstance(step, Packed) else step:
+                if piece in self._summed:
+                    continue
                 inspect(piece.offset, self._arena[piece.offset : piece.offset + piece.nbytes])
 
     def _queue(self, lane: CudaLane, step: _Step, *, out: bool) -> None:

@@ -22,6 +22,8 @@ STAGING_BYTES = 64 << 20
 #: What is queued, waited for and inspected as one: 0.3 ms of a PCIe 5 link, so neither starting it nor
 #: inspecting the last one shows.
 BLOCK_BYTES = 16 << 20
+#: The same of what nobody has to inspect: the fewer copies, the less between them.
+UNSEEN_BLOCK_BYTES = 64 << 20
 #: Where small storages begin in an arena and in torch's own blocks; what lies between the end of one and the
 #: next multiple of this is nobody's.
 ALIGN_BYTES = 256
@@ -142,12 +144,13 @@ def chunks(places: Sequence[Place], numbers: Iterable[int]) -> list[Piece]:
     ]
 
 
-def blocks(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
-    """Pieces in portions of at most `BLOCK_BYTES`, in their order; a larger piece is its own portion."""
+def blocks(pieces: Iterable[Piece], block_bytes: int | None = None) -> Iterator[list[Piece]]:
+    """Pieces in portions of so many bytes at most, in their order; a larger piece is its own portion."""
+    block_bytes = block_bytes or BLOCK_BYTES
     block: list[Piece] = []
     nbytes = 0
     for piece in pieces:
-        if block and nbytes + piece.nbytes > BLOCK_BYTES:
+        if block and nbytes + piece.nbytes > block_bytes:
             yield block
             block, nbytes = [], 0
         block.append(piece)

@@ -16,7 +16,7 @@ from gpuslice.kernels.host import copies
 from gpuslice.kernels.host.numa import node_of_gpu
 from gpuslice.kernels.host.process_memory import enclosing, overlapping, view_address
 from gpuslice.kernels.nvml import own_bytes
-from gpuslice.kernels.transfer import Inspector, Marks, Pairs, Transfer
+from gpuslice.kernels.transfer import Checksums, Inspector, Pairs, Transfer
 from gpuslice.kernels.undo import undone_by
 from gpuslice.types import DeviceName
 
@@ -144,14 +144,24 @@ class CudaDevice(Device):
         return enclosing([storage.data_ptr() for storage in storages], segments)
 
     def copy_out(
-        self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None, marks: Marks | None = None
+        self,
+        pairs: Pairs,
+        arena: memoryview,
+        inspect: Inspector | None = None,
+        checksums: Checksums | None = None,
     ) -> Transfer:
         by_host = copies.copy_out(_on_host(pairs), arena, inspect, _threads())
-        return by_host + self._by_gpus(pairs, arena, lambda copy: copy.out(inspect, marks))
+        return by_host + self._by_gpus(pairs, arena, lambda copy: copy.out(inspect, checksums))
 
-    def copy_in(self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None) -> Transfer:
+    def copy_in(
+        self,
+        pairs: Pairs,
+        arena: memoryview,
+        inspect: Inspector | None = None,
+        checksums: Checksums | None = None,
+    ) -> Transfer:
         by_host = copies.copy_in(_on_host(pairs), arena, inspect, _threads())
-        return by_host + self._by_gpus(pairs, arena, lambda copy: copy.back(inspect))
+        return by_host + self._by_gpus(pairs, arena, lambda copy: copy.back(inspect, checksums))
 
     def _by_gpus(self, pairs: Pairs, arena: memoryview, carry_out: Callable[[GpuCopy], Transfer]) -> Transfer:
         """Every GPU's storages by a thread of its own, which waits for it; returns when all are at rest."""

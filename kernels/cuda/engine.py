@@ -47,15 +47,22 @@ class CudaLane:
         with torch.cuda.stream(self._stream):
             return buffer.zero_()
 
-    def marks(self, pieces: Pieces) -> list[int] | None:
-        """Marks of pieces of device memory, waited for; ``None`` if too little memory is free for that."""
+    def checksums(self, pieces: Pieces) -> list[int] | None:
+        """XXH3-128 of pieces of device memory, waited for; ``None`` if too little memory is free for that.
+
+        ``pieces`` are address, bytes with padding, bytes.
+        """
         try:
             with torch.cuda.stream(self._stream):
                 words = torch.zeros(2 * len(pieces), dtype=torch.int64, device=self._stream.device)
-                self.launch("mark", pieces, words)
+                self.launch("checksum", pieces, words)
                 return combine(words.cpu().numpy().view(np.uint64))
         except torch.OutOfMemoryError:
             return None
+
+    def follow(self, other: CudaLane) -> None:
+        """Have what is queued here from now on wait for what is queued there by now."""
+        self._stream.wait_stream(other._stream)
 
     def record_event(self) -> Callable[[], None]:
         """A function that returns when all that is queued by now is over."""

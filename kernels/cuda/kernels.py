@@ -1,4 +1,4 @@
-"""The GPU kernels of pack.cu and digest.cu, loaded by CuPy.
+"""The GPU kernels of pack.cu and checksum.cu, loaded by CuPy.
 
 CuPy comes with the extras ``cu12`` and ``cu13``; nothing here is needed without a GPU. It compiles and
 launches, and no more: all memory is the caller's, so CuPy's own pool stays empty.
@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from gpuslice.errors import EnvironmentUnusableError
 
-SOURCES = tuple(Path(__file__).with_name(name) for name in ("pack.cu", "digest.cu"))
-KERNELS = ("gather", "scatter", "mark")
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("pack.cu", "checksum.cu"))
+KERNELS = ("gather", "scatter", "checksum")
 #: ``struct Piece`` of pack.cu.
 PIECE = np.dtype([("address", np.uint64), ("offset", np.uint64), ("nbytes", np.uint64)])
 
@@ -28,6 +28,8 @@ _THREADS = 256
 _BYTES_PER_THREAD = 64
 #: Blocks per piece at most, and pieces at a time (the limit of a grid's y).
 _MOST_BLOCKS, _MOST_PIECES = 64, 65_535
+#: Of ``checksum``: threads per piece, and per block, so that few pieces are spread over all of a GPU.
+_SUMMING, _SUMMING_THREADS = 4, 32
 
 
 class GpuKernels:
@@ -65,8 +67,8 @@ class GpuKernels:
         ----------
         name
             ``gather`` or ``scatter``, between the pieces and a staging buffer at their offsets in it; or
-            ``mark``, which adds the marks of pieces at multiples of 8, see digest.cu, to two zeroed 64-bit
-            words for each.
+            ``checksum``, which adds those of pieces at multiples of 16, whose offsets are their lengths with
+            padding, to two zeroed 64-bit words for each; see `combine`.
         table
             Device address of ``table(pieces)``.
         target
@@ -76,7 +78,8 @@ class GpuKernels:
         """
         arguments = (np.uint64(table), np.uint32(len(pieces)), np.uint64(target))
         with self._stream(stream):
-            self._functions[name](grid_for(pieces), (_THREADS,), arguments)
+            grid, threads = shape_of(name, pieces)
+            self._functions[name](grid, (threads,), arguments)
 
     def _stream(self, handle: int) -> Any:
         cuda = self._cupy.cuda
@@ -95,11 +98,13 @@ class _ForeignStream:
         return 0, self._handle
 
 
-def grid_for(pieces: Pieces) -> tuple[int, int]:
-    """Blocks for one launch over pieces: enough for the largest one, and no more than a grid may have."""
+def shape_of(name: str, pieces: Pieces) -> tuple[tuple[int, int], int]:
+    """Blocks and threads for one launch: enough for the largest piece, and no more than a grid may have."""
+    if name == "checksum":
+        return (max(1, -(-_SUMMING * len(pieces) // _SUMMING_THREADS)), 1), _SUMMING_THREADS
     widest_bytes = max((nbytes for _, _, nbytes in pieces), default=0)
     blocks = -(-widest_bytes // (_THREADS * _BYTES_PER_THREAD))
-    return min(max(blocks, 1), _MOST_BLOCKS), min(max(len(pieces), 1), _MOST_PIECES)
+    return (min(max(blocks, 1), _MOST_BLOCKS), min(max(len(pieces), 1), _MOST_PIECES)), _THREADS
 
 
 def table(pieces: Pieces) -> npt.NDArray[np.int64]:
@@ -113,12 +118,15 @@ def table(pieces: Pieces) -> npt.NDArray[np.int64]:
 
 
 def combine(words: npt.NDArray[np.uint64]) -> list[int]:
-    """128-bit marks of words that alternate between low and high.
+    """XXH3-128 of words that ``checksum`` has made, which alternate between low and high.
 
     Parameters
     ----------
     words
         Shape (2 * pieces,).
     """
+    words = words ^ (words >> np.uint64(37))  # XXH3's last step
+    words = words * np.uint64(0x165667919E3779F9)
+    words ^= words >> np.uint64(32)
     low, high = words[0::2].tolist(), words[1::2].tolist()
     return [below | above << 64 for below, above in zip(low, high, strict=True)]

@@ -12,7 +12,7 @@ import torch
 
 from gpuslice.errors import DeviceMemoryError
 from gpuslice.kernels.device import Device, DeviceMemory, Hold, Way
-from gpuslice.kernels.transfer import Inspector, Marks, Pairs, Transfer
+from gpuslice.kernels.transfer import Checksums, Inspector, Pairs, Transfer
 from gpuslice.kernels.undo import undone_by
 from gpuslice.memory import available_bytes
 from gpuslice.types import DeviceName
@@ -98,12 +98,22 @@ class CpuDevice(Device):
         return overlapping([(storage.data_ptr(), storage.nbytes()) for storage in storages])
 
     def copy_out(
-        self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None, marks: Marks | None = None
+        self,
+        pairs: Pairs,
+        arena: memoryview,
+        inspect: Inspector | None = None,
+        checksums: Checksums | None = None,
     ) -> Transfer:
-        """Makes no marks: the inspector looks at every chunk before it is copied, anyway."""
+        """Its inspector looks at every chunk."""
         return copies.copy_out(pairs, arena, inspect, len(self.cores))
 
-    def copy_in(self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None) -> Transfer:
+    def copy_in(
+        self,
+        pairs: Pairs,
+        arena: memoryview,
+        inspect: Inspector | None = None,
+        checksums: Checksums | None = None,
+    ) -> Transfer:
         return copies.copy_in(pairs, arena, inspect, len(self.cores))
 
     def free(self, storages: Sequence[torch.UntypedStorage]) -> None:

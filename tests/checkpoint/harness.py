@@ -16,7 +16,7 @@ from gpuslice.checkpoint.discover.tensor_parts import strided_parts
 from gpuslice.checkpoint.format.reader import SnapshotFile
 from gpuslice.checkpoint.gate import NoGate
 from gpuslice.kernels.host.device import CpuDevice
-from gpuslice.kernels.transfer import Inspector, Marks, Pairs, Transfer
+from gpuslice.kernels.transfer import Checksums, Inspector, Pairs, Transfer
 from gpuslice.types import DeviceName
 
 _MODULE_PARTS = ("_parameters", "_buffers", "_modules", "training")
@@ -181,17 +181,27 @@ class FaultyDevice(CpuDevice):
             raise Broken("synchronize")
 
     def copy_out(
-        self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None, marks: Marks | None = None
+        self,
+        pairs: Pairs,
+        arena: memoryview,
+        inspect: Inspector | None = None,
+        checksums: Checksums | None = None,
     ) -> Transfer:
         broken = self._step("copy_out")
-        transfer = super().copy_out(pairs[: len(pairs) // 2] if broken else pairs, arena, inspect, marks)
+        transfer = super().copy_out(pairs[: len(pairs) // 2] if broken else pairs, arena, inspect, checksums)
         if broken:
             raise Broken("copy_out")
         return transfer
 
-    def copy_in(self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None) -> Transfer:
+    def copy_in(
+        self,
+        pairs: Pairs,
+        arena: memoryview,
+        inspect: Inspector | None = None,
+        checksums: Checksums | None = None,
+    ) -> Transfer:
         broken = self._step("copy_in")
-        transfer = super().copy_in(pairs[: len(pairs) // 2] if broken else pairs, arena, inspect)
+        transfer = super().copy_in(pairs[: len(pairs) // 2] if broken else pairs, arena, inspect, checksums)
         if broken:
             raise Broken("copy_in")
         return transfer

@@ -32,7 +32,7 @@ from gpuslice.checkpoint.switch.switch import Switch
 from gpuslice.errors import DeviceMemoryError, GpusliceError
 from gpuslice.kernels.device import DeviceMemory
 from gpuslice.kernels.host.device import CpuDevice
-from gpuslice.kernels.transfer import Inspector, Marks, Pairs, Transfer
+from gpuslice.kernels.transfer import Checksums, Inspector, Pairs, Transfer
 from gpuslice.types import DeviceName
 
 from ..patience import PATIENCE_S
@@ -156,16 +156,26 @@ class ScriptedDevice(CpuDevice):
         return DeviceMemory(1 << 40, (1 << 40) - free_bytes, None, self.shared.held_by(os.getpid()))
 
     def copy_out(
-        self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None, marks: Marks | None = None
+        self,
+        pairs: Pairs,
+        arena: memoryview,
+        inspect: Inspector | None = None,
+        checksums: Checksums | None = None,
     ) -> Transfer:
         broken = self._step()
-        transfer = super().copy_out(pairs[: len(pairs) // 2] if broken else pairs, arena, inspect, marks)
+        transfer = super().copy_out(pairs[: len(pairs) // 2] if broken else pairs, arena, inspect, checksums)
         return _unless(broken, transfer)
 
-    def copy_in(self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None) -> Transfer:
+    def copy_in(
+        self,
+        pairs: Pairs,
+        arena: memoryview,
+        inspect: Inspector | None = None,
+        checksums: Checksums | None = None,
+    ) -> Transfer:
         broken = self._step()
         self._came([storage for storage, _ in pairs])
-        transfer = super().copy_in(pairs[: len(pairs) // 2] if broken else pairs, arena, inspect)
+        transfer = super().copy_in(pairs[: len(pairs) // 2] if broken else pairs, arena, inspect, checksums)
         return _unless(broken, transfer)
 
     def free(self, storages: Sequence[torch.UntypedStorage]) -> None:

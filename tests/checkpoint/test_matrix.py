@@ -28,7 +28,7 @@ from gpuslice.kernels import Device, open_device
 from gpuslice.kernels.cuda import copy_plan
 from gpuslice.kernels.host import copies
 from gpuslice.kernels.host.device import CpuDevice
-from gpuslice.kernels.transfer import Inspector, Marks, Pairs, Transfer
+from gpuslice.kernels.transfer import Checksums, Inspector, Pairs, Transfer
 from gpuslice.types import DeviceName
 
 from .cases import frameworks, loops, optimizers, places, tensors
@@ -243,21 +243,37 @@ class BrokenDevice(FaultyDevice):
 
 class NotCopiedOut(BrokenDevice):
     def copy_out(
-        self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None, marks: Marks | None = None
+        self,
+        pairs: Pairs,
+        arena: memoryview,
+        inspect: Inspector | None = None,
+        checksums: Checksums | None = None,
     ) -> Transfer:
         others = [pair for pair in pairs if not self.is_victim(pair[0].nbytes())]
-        return super().copy_out(others, arena, inspect, marks)
+        return super().copy_out(others, arena, inspect, checksums)
 
 
 class NotCopiedIn(BrokenDevice):
-    def copy_in(self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None) -> Transfer:
+    def copy_in(
+        self,
+        pairs: Pairs,
+        arena: memoryview,
+        inspect: Inspector | None = None,
+        checksums: Checksums | None = None,
+    ) -> Transfer:
         others = [pair for pair in pairs if not self.is_victim(pair[0].nbytes())]
-        return super().copy_in(others, arena, inspect)
+        return super().copy_in(others, arena, inspect, checksums)
 
 
 class BitFlipped(BrokenDevice):
-    def copy_in(self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None) -> Transfer:
-        transfer = super().copy_in(pairs, arena, inspect)
+    def copy_in(
+        self,
+        pairs: Pairs,
+        arena: memoryview,
+        inspect: Inspector | None = None,
+        checksums: Checksums | None = None,
+    ) -> Transfer:
+        transfer = super().copy_in(pairs, arena, inspect, checksums)
         for storage, _ in pairs:
             if self.is_victim(storage.nbytes()):
                 torch.empty(0, dtype=torch.uint8).set_(storage)[1] ^= 4

@@ -39,11 +39,11 @@ def midway(stage):
         assert sys.stdin.readline() == "go on\\n"
 
 class Device(CpuDevice):
-    def copy_in(self, pairs, arena, inspect=None):
+    def copy_in(self, pairs, arena, inspect=None, checksums=None):
         half = len(pairs) // 2
-        super().copy_in(pairs[:half], arena, inspect)
+        super().copy_in(pairs[:half], arena, inspect, checksums)
         midway("copy")
-        return super().copy_in(pairs[half:], arena, inspect)
+        return super().copy_in(pairs[half:], arena, inspect, checksums)
 
 verify = reader.SnapshotFile.verify
 

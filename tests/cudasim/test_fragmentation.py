@@ -20,7 +20,7 @@ from gpuslice.types import DeviceName
 
 MIB = 1 << 20
 #: In a segment of its own each would be rounded up to 12 MiB.
-NBYTES, COUNT, SPARE_BYTES = 11 * MIB + 512, 30, 16 * MIB
+NBYTES, COUNT, SPARE_BYTES = 11 * MIB + 512, 90, 16 * MIB
 
 
 @contextmanager
@@ -30,8 +30,10 @@ def taken_but(left_bytes: int) -> Iterator[None]:
     runtime = cudasim.runtime()
     code = runtime.cudaMalloc(ctypes.byref(address), ctypes.c_size_t(free_bytes - left_bytes))
     assert code == 0, code
-    yield
-    assert runtime.cudaFree(address) == 0
+    try:
+        yield
+    finally:
+        assert runtime.cudaFree(address) == 0
 
 
 @pytest.mark.parametrize("together", [True, False], ids=["one segment", "each its own"])
@@ -40,7 +42,7 @@ def test_many_large_storages_fit_where_they_fitted(
 ) -> None:
     torch.empty(COUNT * NBYTES, dtype=torch.uint8, device="cuda:0")  # a segment that they then share
     tensors = [torch.full((NBYTES,), index, dtype=torch.uint8, device="cuda:0") for index in range(COUNT)]
-    with RamDisk(tmp_path / "ramdisk", 1 << 30).open_store(None) as store:
+    with RamDisk(tmp_path / "ramdisk", 2 << 30).open_store(None) as store:
         switch = Switch(open_device(DeviceName("cuda", 0)), store)
         switch.suspend(boundary=1)
         with taken_but(COUNT * NBYTES + SPARE_BYTES):

@@ -25,6 +25,8 @@ MODULES = (frameworks, loops, optimizers, places, tensors)
 #: PyTorch says so of its own code when it compiles.
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
 NOT_DENSE = "only dense results are simulated"
+#: Its dropout is cuDNN's, which PyTorch begins anew whenever it sets the state of the GPU's generator.
+RECURRENT = "recurrent_state"
 #: Cases of the host's matrix that say nothing about a GPU, or that cannot run there.
 ELSEWHERE = {
     "adagrad-fused": "PyTorch has it for the CPU only",
@@ -68,13 +70,16 @@ def run(loop: Loop, park: Callable[[int], object] | None = None) -> list[str]:
     return digests
 
 
-def parking(device: Device, store: JobStore) -> Callable[[int], object]:
+def parking(device: Device, store: JobStore, *, others_draw: bool = True) -> Callable[[int], object]:
+    """Suspends and resumes; meanwhile others draw from the process's generators, the GPU's included."""
     switch = Switch(device, store)
 
     def park(boundary: int) -> None:
         record = switch.suspend(boundary=boundary)
         assert record.bytes_freed > 0
-        torch.randn(8)
+        torch.randn(8, device="cpu")
+        if others_draw:
+            torch.randn(8, device=device.torch_device)
         switch.resume()
 
     return park
@@ -85,7 +90,8 @@ def test_survives(name: str, store: JobStore) -> None:
     device = open_device(DeviceName("cuda", 0))
     with torch.device(device.torch_device):
         expected = run(CASES[name]())
-        assert run(CASES[name](), parking(device, store)) == expected
+        park = parking(device, store, others_draw=name != RECURRENT)
+        assert run(CASES[name](), park) == expected
 
 
 def test_what_is_left_out_exists() -> None:
@@ -97,7 +103,8 @@ def test_a_gpus_script_survives(name: str, store: JobStore) -> None:
     device = open_device(DeviceName("cuda", 0))
     expected = run(cases.CASES[name](device.torch_device))
     assert len(expected) >= cases.BOUNDARIES
-    assert run(cases.CASES[name](device.torch_device), parking(device, store)) == expected
+    park = parking(device, store, others_draw=name != RECURRENT)
+    assert run(cases.CASES[name](device.torch_device), park) == expected
 
 
 def test_a_recorded_graph_is_refused_by_name(store: JobStore) -> None:

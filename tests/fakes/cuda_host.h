@@ -7,12 +7,17 @@
 
 struct Index { unsigned x, y, z; };
 struct uint4 { unsigned x, y, z, w; };
+struct ulonglong2 { unsigned long long x, y; };
 static thread_local Index blockIdx, threadIdx, blockDim, gridDim;
 
 static unsigned long long atomicAdd(unsigned long long *at, unsigned long long more) {
     unsigned long long before = *at;
     *at += more;
     return before;
+}
+
+static unsigned long long __umul64hi(unsigned long long x, unsigned long long y) {
+    return (unsigned __int128)x * y >> 64;
 }
 
 template <typename Kernel> static void launch(unsigned grid_x, unsigned grid_y, unsigned block_x, Kernel kernel) {

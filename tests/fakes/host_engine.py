@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from gpuslice.kernels.cuda import kernels
-from gpuslice.kernels.cuda.kernels import Pieces, combine, grid_for, table
+from gpuslice.kernels.cuda.kernels import Pieces, combine, shape_of, table
 
 from ..patience import PATIENCE_S
 from .build import FAKES
@@ -31,7 +31,17 @@ def build_kernels(directory: Path) -> ctypes.CDLL:
     if compiler is None:
         pytest.skip("no C++ compiler here to build the kernels for the host")
     library = directory / "kernels.so"
-    command = [compiler, "-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared"]
+    command = [
+        compiler,
+        "-std=c++17",
+        "-O1",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        "-Wno-unknown-pragmas",
+        "-fPIC",
+        "-shared",
+    ]
     command += [f"-I{kernels.SOURCES[0].parent}", f"-I{FAKES}", str(FAKES / "kernels_on_host.cpp")]
     done = subprocess.run(
         [*command, "-o", str(library)], capture_output=True, text=True, timeout=PATIENCE_S, check=False
@@ -61,13 +71,16 @@ class HostLane:
     def launch(self, name: str, pieces: Pieces, target: torch.Tensor) -> None:
         self._queue.append(lambda: self._launch(f"host_{name}", pieces, target.data_ptr()))
 
-    def marks(self, pieces: Pieces) -> list[int] | None:
+    def checksums(self, pieces: Pieces) -> list[int] | None:
         if not self._engine.free_bytes:
             return None
         self.wait()
         words = np.zeros(2 * len(pieces), dtype=np.uint64)
-        self._launch("host_mark", pieces, words.ctypes.data)
+        self._launch("host_checksum", pieces, words.ctypes.data)
         return combine(words)
+
+    def follow(self, other: HostLane) -> None:
+        self._queue.append(other.wait)
 
     def record_event(self) -> Callable[[], None]:
         over = threading.Event()
@@ -90,7 +103,7 @@ class HostLane:
 
     def _launch(self, name: str, pieces: Pieces, target: int) -> None:
         rows = table(pieces)
-        blocks, at_a_time = grid_for(pieces)
+        (blocks, at_a_time), _ = shape_of(name.removeprefix("host_"), pieces)
         launch = getattr(self._engine.kernels, name)
         pointers = (ctypes.c_void_p(rows.ctypes.data), len(pieces), ctypes.c_void_p(target))
         launch(
@@ -107,7 +120,7 @@ class HostEngine:
     missing
         Why there are no kernels.
     free_bytes
-        What a staging buffer may take at most; 0 also means: no memory to make marks with.
+        What a staging buffer may take at most; 0 also means: none for checksums.
     interrupts
         Raised by the next waits for a lane, one each.
     copied, launched, waits

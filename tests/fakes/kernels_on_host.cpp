@@ -1,7 +1,7 @@
 // The GPU kernels as host functions, for exact comparison with NumPy.
 #include "cuda_host.h"
 #include "pack.cu"
-#include "digest.cu"
+#include "checksum.cu"
 
 extern "C" void host_gather(unsigned gx, unsigned gy, unsigned block, const Piece *pieces, unsigned count,
                             unsigned char *staging) {
@@ -11,7 +11,7 @@ extern "C" void host_scatter(unsigned gx, unsigned gy, unsigned block, const Pie
                              const unsigned char *staging) {
     launch(gx, gy, block, [&] { scatter(pieces, count, staging); });
 }
-extern "C" void host_mark(unsigned gx, unsigned gy, unsigned block, const Piece *pieces, unsigned count,
-                          unsigned long long *marks) {
-    launch(gx, gy, block, [&] { mark(pieces, count, marks); });
+extern "C" void host_checksum(unsigned gx, unsigned gy, unsigned block, const Piece *pieces, unsigned count,
+                          unsigned long long *results) {
+    launch(gx, gy, block, [&] { checksum(pieces, count, results); });
 }

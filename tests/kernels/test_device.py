@@ -14,6 +14,8 @@ from gpuslice.kernels import Device, Way, open_device
 from gpuslice.kernels.transfer import Pairs
 from gpuslice.types import DeviceName
 
+from .checksums import Remembered, checksum_reference
+
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
 BACKENDS = [
     pytest.param("cpu", id="cpu"),
@@ -141,20 +143,19 @@ def test_an_inspector_sees_every_byte_in_both_directions(device: Device) -> None
     assert b"".join(seen[offset] for offset in sorted(seen)) == expected
 
 
-def test_what_has_no_known_mark_is_copied_and_every_byte_is_counted(device: Device) -> None:
+def test_what_is_not_there_is_copied_and_every_byte_is_counted(device: Device) -> None:
     if device.name.kind == "null":
         pytest.skip("moves nothing, so counts nothing")
     pairs, arena = places_of(storages_on(device, SIZES))
-    told: list[int] = []
-
-    def forget(offset: int, mark: int) -> bool:
-        told.append(mark)
-        return False
-
-    transfer = device.copy_out(pairs, arena, None, forget)
+    checksums = Remembered(pairs)
+    transfer = device.copy_out(pairs, arena, None, checksums)
     assert bytes(arena) == b"".join(content(storage) for storage, _ in pairs)
     assert sum(transfer.paths.values()) == sum(SIZES)
-    assert len(set(told)) == len(told)
+    expected = {
+        offset: checksum_reference(bytes(arena[offset : offset + nbytes]))
+        for offset, nbytes in checksums.told.items()
+    }
+    assert checksums.sums == expected
     assert sum(device.copy_in(pairs, arena).paths.values()) == sum(SIZES)
 
 

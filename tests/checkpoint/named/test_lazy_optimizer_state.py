@@ -21,7 +21,7 @@ from gpuslice.checkpoint.ramdisk.store import JobStore
 from gpuslice.checkpoint.switch.background_snapshot import BackgroundSnapshot
 from gpuslice.checkpoint.switch.switch import Switch
 from gpuslice.errors import CorruptSnapshotError, GpusliceError, RollbackError
-from gpuslice.kernels.transfer import Inspector, Pairs, Transfer
+from gpuslice.kernels.transfer import Checksums, Inspector, Pairs, Transfer
 
 from ...patience import PATIENCE_S
 from ..cases.registry import CASES, Loop
@@ -45,13 +45,19 @@ class Laggard(FaultyDevice):
         for storage, _ in pairs:
             torch.empty(0, dtype=torch.uint8).set_(storage).fill_(JUNK)
 
-    def copy_in(self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None) -> Transfer:
+    def copy_in(
+        self,
+        pairs: Pairs,
+        arena: memoryview,
+        inspect: Inspector | None = None,
+        checksums: Checksums | None = None,
+    ) -> Transfer:
         if threading.current_thread().name == "gpuslice-lazy":
             self.begun.set()
             assert self.awaited.wait(PATIENCE_S)
             self.awaited.clear()
             self.late += len(pairs)
-        return super().copy_in(pairs, arena, inspect)
+        return super().copy_in(pairs, arena, inspect, checksums)
 
 
 @pytest.fixture

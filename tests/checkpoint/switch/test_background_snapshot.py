@@ -15,7 +15,7 @@ from gpuslice.checkpoint.ramdisk.store import JobStore
 from gpuslice.checkpoint.switch.background_snapshot import BackgroundSnapshot
 from gpuslice.errors import RamDiskFullError, UsageError
 from gpuslice.kernels.host.device import CpuDevice
-from gpuslice.kernels.transfer import Inspector, Marks, Pairs, Transfer
+from gpuslice.kernels.transfer import Checksums, Inspector, Pairs, Transfer
 from gpuslice.types import DeviceName
 
 from ...patience import PATIENCE_S
@@ -31,14 +31,18 @@ class HeldDevice(CpuDevice):
         self.waiting: set[int] = set()
 
     def copy_out(
-        self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None, marks: Marks | None = None
+        self,
+        pairs: Pairs,
+        arena: memoryview,
+        inspect: Inspector | None = None,
+        checksums: Checksums | None = None,
     ) -> Transfer:
         if threading.current_thread() is not threading.main_thread():
             self.waiting = {storage._cdata for storage, _ in pairs}
             assert self.gate.wait(PATIENCE_S)
             if self.fault is not None:
                 raise self.fault
-        return super().copy_out(pairs, arena, inspect, marks)
+        return super().copy_out(pairs, arena, inspect, checksums)
 
 
 class Training:
@@ -261,25 +265,31 @@ def content(storage: torch.UntypedStorage) -> bytes:
     return torch.empty(0, dtype=torch.uint8).set_(storage).clone().numpy().tobytes()
 
 
-class MarkingDevice(HeldDevice):
-    """Makes marks of what waits, as a GPU does."""
+class SummingDevice(HeldDevice):
+    """Makes checksums of what waits, as a GPU does."""
 
     def copy_out(
-        self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None, marks: Marks | None = None
+        self,
+        pairs: Pairs,
+        arena: memoryview,
+        inspect: Inspector | None = None,
+        checksums: Checksums | None = None,
     ) -> Transfer:
-        if marks is not None:
+        if checksums is not None:
             pairs = [
-                (storage, offset) for storage, offset in pairs if not marks(offset, hash(content(storage)))
+                (storage, offset)
+                for storage, offset in pairs
+                if not checksums.note(offset, storage.nbytes(), hash(content(storage)))
             ]
         return super().copy_out(pairs, arena, inspect)
 
 
 @WRITES
 @pytest.mark.parametrize("early", [False, True], ids=["afterwards", "before it is copied"])
-def test_a_device_that_makes_marks_notices_it_by_these(
+def test_a_device_that_makes_checksums_notices_it_by_these(
     store: JobStore, write: Callable[[torch.Tensor], None], early: bool
 ) -> None:
-    device, training = MarkingDevice(), Training()
+    device, training = SummingDevice(), Training()
     snapshot = begin(device, store, training)
     if not early:
         device.gate.set()
@@ -290,8 +300,8 @@ def test_a_device_that_makes_marks_notices_it_by_these(
     assert (snapshot.changed, snapshot.error) == (("model.0.weight",), None)
 
 
-def test_a_device_that_makes_marks_copies_all(store: JobStore) -> None:
-    device, training = MarkingDevice(), Training()
+def test_a_device_that_makes_checksums_copies_all(store: JobStore) -> None:
+    device, training = SummingDevice(), Training()
     at_boundary = training.state()
     device.gate.set()
     published = begin(device, store, training).settle()

@@ -31,7 +31,7 @@ from gpuslice.checkpoint.switch.swap_protocol import (
 )
 from gpuslice.checkpoint.switch.switch import Switch
 from gpuslice.errors import RollbackError
-from gpuslice.kernels.transfer import Inspector, Marks, Pairs, Transfer
+from gpuslice.kernels.transfer import Checksums, Inspector, Pairs, Transfer
 
 from ...patience import PATIENCE_S
 from ..conftest import newest_of
@@ -334,14 +334,18 @@ class Failing(FaultyDevice):
         self.left = 4
 
     def copy_out(
-        self, pairs: Pairs, arena: memoryview, inspect: Inspector | None = None, marks: Marks | None = None
+        self,
+        pairs: Pairs,
+        arena: memoryview,
+        inspect: Inspector | None = None,
+        checksums: Checksums | None = None,
     ) -> Transfer:
         self.left -= 1
         if self.left == 0:
             if self.damage:
                 arena[:] = bytes(len(arena))
             raise Broken("copy_out")
-        return super().copy_out(pairs, arena, inspect, marks)
+        return super().copy_out(pairs, arena, inspect, checksums)
 
 
 @pytest.mark.parametrize("damage", [False, True])

@@ -67,4 +67,4 @@ template <typename Run> static void carry_out(void *data, Run run, bool into_sta
 
 LAUNCH(gather, true, gather(pieces, l.count, target))
 LAUNCH(scatter, true, scatter(pieces, l.count, target))
-LAUNCH(mark, false, mark(pieces, l.count, (unsigned long long *)target))
+LAUNCH(checksum, false, checksum(pieces, l.count, (unsigned long long *)target))

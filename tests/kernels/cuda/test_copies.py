@@ -17,7 +17,7 @@ from gpuslice.kernels.transfer import Pairs
 
 from ...fakes.host_engine import HostEngine, HostLane, build_kernels
 from ...patience import PATIENCE_S
-from ..marks import Remembered
+from ..checksums import Remembered, checksum_reference
 
 KIB, MIB = 1 << 10, 1 << 20
 #: Scalars, odd sizes, and large ones of several chunks and blocks.
@@ -62,6 +62,16 @@ def laid_out(sizes: list[int]) -> tuple[Pairs, memoryview]:
 
 def content(storage: torch.UntypedStorage) -> bytes:
     return bytes(torch.empty(0, dtype=torch.uint8).set_(storage).numpy())
+
+
+def reference(pairs: Pairs) -> dict[int, int]:
+    """The checksums of all chunks of large storages, by offset."""
+    return {
+        offset + at: checksum_reference(content(storage)[at : at + CHUNK_BYTES])
+        for storage, offset in pairs
+        if storage.nbytes() >= MIB
+        for at in range(0, storage.nbytes(), CHUNK_BYTES)
+    }
 
 
 def round_trip(engine: HostEngine) -> tuple[dict[str, int], dict[str, int]]:
@@ -132,10 +142,10 @@ def test_without_kernels_they_are_copied_one_by_one_and_it_is_said(engine: HostE
     assert round_trip(engine) == ({"direct": sum(SIZES)},) * 2
     assert engine.launched == []
     pairs, arena = laid_out(SIZES)
-    transfer = GpuCopy(engine, pairs, arena, 2).out(None, lambda offset, mark: True)
+    transfer = GpuCopy(engine, pairs, arena, 2).out(None, Remembered(pairs))
     assert transfer.fallbacks == (
         "small storages are copied one by one: the GPU kernels need CuPy",
-        "unchanged chunks are copied, too: the GPU kernels need CuPy",
+        "checksums are taken by the host: the GPU kernels need CuPy",
     )
 
 
@@ -232,14 +242,14 @@ def test_a_failed_gpu_is_not_waited_for_for_ever(engine: HostEngine) -> None:
         GpuCopy(engine, pairs, arena, 1).out(None, None)
 
 
-def test_chunks_with_the_same_mark_are_neither_copied_nor_inspected(engine: HostEngine) -> None:
+def test_chunks_that_are_there_are_neither_copied_nor_inspected(engine: HostEngine) -> None:
     pairs, arena = laid_out(SIZES)
-    marks = Remembered()
-    first = GpuCopy(engine, pairs, arena, 2).out(None, marks)
+    checksums = Remembered(pairs)
+    first = GpuCopy(engine, pairs, arena, 2).out(None, checksums)
     assert first.paths == {"packed": sum(SMALL), "direct": sum(LARGE)}
-    assert engine.launched == ["host_mark", "host_gather"]
-    assert len(marks.marks) == 1 + 1 + 6
-    storage, start = pairs[SIZES.index(5 * CHUNK_BYTES + 3)]
+    assert engine.launched == ["host_checksum", "host_gather"]
+    assert checksums.sums == reference(pairs)
+    storage, _ = pairs[SIZES.index(5 * CHUNK_BYTES + 3)]
     storage[CHUNK_BYTES + 9] ^= 1
     storage[5 * CHUNK_BYTES + 2] ^= 1
     seen = []
@@ -248,36 +258,74 @@ def test_chunks_with_the_same_mark_are_neither_copied_nor_inspected(engine: Host
         seen.append(offset)
         return True
 
-    second = GpuCopy(engine, pairs, arena, 2).out(note, marks)
+    second = GpuCopy(engine, pairs, arena, 2).out(note, checksums)
     assert second.paths["unchanged"] == sum(LARGE) - CHUNK_BYTES - 3
     assert second.paths["direct"] == CHUNK_BYTES + 3
-    large = {offset for storage, offset in pairs if storage.nbytes() >= MIB}
-    assert {offset for offset in seen if any(at <= offset < at + 6 * CHUNK_BYTES for at in large)} >= {
-        start + CHUNK_BYTES,
-        start + 5 * CHUNK_BYTES,
-    }
-    assert len(seen) == len(SMALL) + 2
+    assert sorted(seen) == sorted(offset for storage, offset in pairs if 0 < storage.nbytes() < MIB)
+    assert checksums.sums == reference(pairs)
     for storage, offset in pairs:
         assert arena[offset : offset + storage.nbytes()] == content(storage)
 
 
-def test_without_memory_for_marks_everything_is_copied(engine: HostEngine) -> None:
+@pytest.mark.parametrize("number", [number for number, size in enumerate(SIZES) if size])
+def test_what_comes_back_is_summed_where_it_arrives_or_inspected_before_it_leaves(
+    engine: HostEngine, number: int
+) -> None:
+    pairs, arena = laid_out(SIZES)
+    checksums = Remembered(pairs)
+    GpuCopy(engine, pairs, arena, 2).out(None, checksums)
+    expected, told, seen = dict(checksums.sums), Remembered(pairs), []
+
+    def look(offset: int, data: memoryview) -> bool:
+        seen.append((offset, bytes(data)))
+        return True
+
+    back = GpuCopy(engine, pairs, arena, 2).back(look, told)
+    assert (back.launches, told.sums) == (2, expected)
+    assert sorted(offset for offset, _ in seen) == sorted(
+        offset for storage, offset in pairs if 0 < storage.nbytes() < MIB
+    )
+    # The last byte of one storage on its way: whoever looks at it sees it.
+    storage, offset = pairs[number]
+    arena[offset + storage.nbytes() - 1] ^= 1
+    before, told = sorted(seen), Remembered(pairs)
+    seen.clear()
+    GpuCopy(engine, pairs, arena, 2).back(look, told)
+    assert (sorted(seen) != before, told.sums != expected) == (SIZES[number] < MIB, SIZES[number] >= MIB)
+
+
+def test_without_memory_for_checksums_the_host_takes_them(engine: HostEngine) -> None:
     pairs, arena = laid_out([2 * MIB, 3 * MIB])
     engine.free_bytes = 0
-    transfer = GpuCopy(engine, pairs, arena, 2).out(None, lambda offset, mark: True)
+    checksums, seen = Remembered(pairs), []
+
+    def look(offset: int, data: memoryview) -> bool:
+        seen.append((offset, bytes(data)))
+        return True
+
+    expected = [(offset, content(storage)) for storage, offset in pairs]
+    transfer = GpuCopy(engine, pairs, arena, 2).out(look, checksums)
     assert transfer.paths == {"direct": 5 * MIB}
-    assert transfer.fallbacks == (
-        "unchanged chunks are copied, too: too little memory of the GPU is free to compare them",
-    )
+    fallbacks = ("checksums are taken by the host: too little memory of the GPU is free",)
+    assert (transfer.fallbacks, checksums.sums, sorted(seen)) == (fallbacks, {}, expected)
+    seen.clear()
+    assert GpuCopy(engine, pairs, arena, 2).back(look, checksums).fallbacks == fallbacks
+    assert (checksums.sums, sorted(seen)) == ({}, expected)
 
 
-def test_a_storage_at_an_odd_address_is_copied_unmarked(engine: HostEngine) -> None:
+def test_a_storage_at_an_odd_address_is_inspected(engine: HostEngine) -> None:
     buffer = torch.zeros(2 * MIB + 1, dtype=torch.uint8)
     odd = torch.frombuffer(buffer.numpy().data[1:], dtype=torch.uint8).untyped_storage()
-    assert odd.data_ptr() % 8 == 1
-    arena = memoryview(bytearray(2 * MIB))
-    transfer = GpuCopy(engine, [(odd, 0)], arena, 1).out(None, lambda offset, mark: True)
-    assert transfer.paths == {"direct": 2 * MIB}
+    assert odd.data_ptr() % 16 == 1
+    arena, seen = memoryview(bytearray(2 * MIB)), []
+
+    def look(offset: int, data: memoryview) -> bool:
+        seen.append(offset)
+        return True
+
+    checksums = Remembered([(odd, 0)])
+    transfer = GpuCopy(engine, [(odd, 0)], arena, 1).out(look, checksums)
+    assert (transfer.paths, checksums.sums, seen) == ({"direct": 2 * MIB}, {}, [0])
 
 
 def test_what_does_not_fit_is_refused_before_anything_is_queued(engine: HostEngine) -> None:

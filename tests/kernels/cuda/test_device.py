@@ -16,7 +16,7 @@ from gpuslice.kernels.cuda.device import CudaDevice, _streams_by_address
 from gpuslice.kernels.transfer import Pairs
 from gpuslice.types import DeviceName
 
-from ..marks import Remembered, marks_reference
+from ..checksums import Remembered, checksum_reference
 
 pytestmark = [
     pytest.mark.gpu,
@@ -147,24 +147,26 @@ def test_small_storages_are_packed_and_come_back(device: CudaDevice, locked: Loc
 def test_only_changed_chunks_are_copied_again(device: CudaDevice, locked: Locked) -> None:
     pytest.importorskip("cupy")
     tensors, pairs, arena = locked
-    marks = Remembered()
-    assert "unchanged" not in device.copy_out(pairs, arena, None, marks).paths
+    checksums = Remembered(pairs)
+    assert "unchanged" not in device.copy_out(pairs, arena, None, checksums).paths
     tensors[-1][5 * MIB] ^= 1
     device.synchronize()
-    again = device.copy_out(pairs, arena, None, marks)
+    again = device.copy_out(pairs, arena, None, checksums)
     assert again.paths["direct"] == 4 * MIB
     assert again.paths["unchanged"] == sum(SIZES) - SMALL_BYTES - 4 * MIB
     assert arrived(tensors, pairs, arena)
 
 
-def test_marks_are_those_of_the_reference(device: CudaDevice, locked: Locked) -> None:
+def test_checksums_are_those_of_xxhash_both_ways(device: CudaDevice, locked: Locked) -> None:
     pytest.importorskip("cupy")
     tensors, pairs, arena = locked
-    marks = Remembered()
-    device.copy_out(pairs, arena, None, marks)
-    data, start = tensors[-1].cpu().numpy(), pairs[-1][1]
-    for at in range(0, data.size, 4 * MIB):
-        assert [marks.marks[start + at]] == marks_reference([data[at : at + 4 * MIB]])
+    out, back = Remembered(pairs), Remembered(pairs)
+    device.copy_out(pairs, arena, None, out)
+    data, start = tensors[-1].cpu().numpy().tobytes(), pairs[-1][1]
+    for at in range(0, len(data), 4 * MIB):
+        assert out.sums[start + at] == checksum_reference(data[at : at + 4 * MIB])
+    device.copy_in(pairs, arena, None, back)
+    assert back.sums == out.sums
 
 
 def test_without_kernels_everything_is_copied_and_it_is_said(
@@ -172,7 +174,7 @@ def test_without_kernels_everything_is_copied_and_it_is_said(
 ) -> None:
     monkeypatch.setattr(device._engines[0], "_missing", "the GPU kernels need CuPy")
     tensors, pairs, arena = locked
-    out = device.copy_out(pairs, arena, None, Remembered())
+    out = device.copy_out(pairs, arena, None, Remembered(pairs))
     assert out.paths == {"direct": sum(SIZES)}
     assert len(out.fallbacks) == 2
     assert arrived(tensors, pairs, arena)

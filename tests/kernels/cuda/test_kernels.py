@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from gpuslice.kernels.cuda import kernels
-from gpuslice.kernels.cuda.kernels import PIECE, GpuKernels, combine, grid_for, table
+from gpuslice.kernels.cuda.kernels import PIECE, GpuKernels, combine, shape_of, table
 
 from ...fakes.host_engine import build_kernels
 from ...patience import PATIENCE_S
-from ..marks import marks_reference
+from ..checksums import checksum_reference, padded
 
 ARCHITECTURES = ["sm_75", "sm_80", "sm_90", "sm_100"]
 #: (blocks per piece, pieces at a time, threads per block): fewer than the work, and more.
@@ -69,43 +69,36 @@ def test_gather_and_scatter_against_numpy(host: ctypes.CDLL, grid: tuple[int, in
     np.testing.assert_array_equal(memory, before)
 
 
+#: Data and length: only zeros, parts of a stripe and of a block, whole ones, blocks of zeros at the end.
+LENGTHS = [(0, 256), (1, 256), (255, 256), (256, 256), (700, 1024), (1024, 1024), (1025, 1280), (5000, 8192)]
+LENGTHS += [(1 << 16, 1 << 16), ((1 << 16) - 1, 1 << 16), (70_001, 73_728)]
+
+
 @pytest.mark.parametrize("grid", GRIDS)
-def test_marks_against_numpy(host: ctypes.CDLL, grid: tuple[int, int, int]) -> None:
-    memory = np.random.default_rng(2).integers(0, 256, 100_000, dtype=np.uint8)
-    pieces, places = scattered(memory, 8)
-    words = np.zeros(2 * len(pieces), dtype=np.uint64)
-    host.host_mark(
-        *grid, ctypes.c_void_p(pieces.ctypes.data), len(pieces), ctypes.c_void_p(words.ctypes.data)
-    )
-    expected = marks_reference([memory[start : start + size] for start, _, size in places])
-    assert combine(words) == expected
-
-
-def halves(mark: int) -> tuple[int, int]:
-    return mark & (1 << 64) - 1, mark >> 64
-
-
-def test_either_half_of_a_mark_sees_every_bit_order_and_length() -> None:
-    data = np.zeros(64, dtype=np.uint8)
-    lengths = [data[:n] for n in range(1, 65)]
-    flipped = []
-    for bit in range(64 * 8):
-        flipped.append(data.copy())
-        flipped[-1][bit // 8] ^= 1 << bit % 8
-    for seen in zip(*map(halves, marks_reference([*lengths, *flipped])), strict=True):
-        assert len(set(seen)) == 64 + 64 * 8
-    words = np.arange(8, dtype="<u8")
-    swapped = words[[1, 0, *range(2, 8)]]
-    one, other = map(halves, marks_reference([words.view(np.uint8), swapped.view(np.uint8)]))
-    assert one[0] != other[0]
-    assert one[1] != other[1]
+def test_checksums_are_those_of_xxhash(host: ctypes.CDLL, grid: tuple[int, int, int]) -> None:
+    memory = np.random.default_rng(2).integers(0, 256, 300_000, dtype=np.uint8)
+    base = memory.ctypes.data + -memory.ctypes.data % 16
+    starts = np.cumsum([0, *(length + 16 for _, length in LENGTHS)]) + base - memory.ctypes.data
+    rows = [
+        (memory.ctypes.data + start, length, size)
+        for start, (size, length) in zip(starts, LENGTHS, strict=False)
+    ]
+    pieces, words = np.array(rows, dtype=PIECE), np.zeros(2 * len(rows), dtype=np.uint64)
+    pointers = (ctypes.c_void_p(pieces.ctypes.data), len(pieces), ctypes.c_void_p(words.ctypes.data))
+    host.host_checksum(*grid, *pointers)
+    assert combine(words) == [
+        checksum_reference(memory[start : start + size].tobytes(), length)
+        for start, (size, length) in zip(starts, LENGTHS, strict=False)
+    ]
 
 
 def test_there_are_enough_blocks_for_the_largest_piece_and_no_more_than_a_grid_has() -> None:
-    assert grid_for([(0, 0, 4)]) == (1, 1)
-    assert grid_for([(0, 0, 1), (0, 0, 1 << 20), (0, 0, 5)]) == (64, 3)
-    assert grid_for([(0, 0, 40_000)]) == (3, 1)
-    assert grid_for([(0, 0, 1)] * 70_000) == (1, 65_535)
+    assert shape_of("gather", [(0, 0, 4)]) == ((1, 1), 256)
+    assert shape_of("gather", [(0, 0, 1), (0, 0, 1 << 20), (0, 0, 5)]) == ((64, 3), 256)
+    assert shape_of("gather", [(0, 0, 40_000)]) == ((3, 1), 256)
+    assert shape_of("gather", [(0, 0, 1)] * 70_000) == ((1, 65_535), 256)
+    assert shape_of("checksum", []) == ((1, 1), 32)
+    assert shape_of("checksum", [(0, 0, 1)] * 9) == ((2, 1), 32)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -136,9 +129,14 @@ def test_on_a_gpu() -> None:
     words = torch.zeros(2 * len(pieces), dtype=torch.int64, device="cuda")
     torch.cuda.synchronize()
     kernels.launch("gather", rows.data_ptr(), pieces, staging.data_ptr(), handle)
-    kernels.launch("mark", rows.data_ptr(), pieces, words.data_ptr(), handle)
+    summed = [(tensor.data_ptr(), padded(tensor.numel()), tensor.numel()) for tensor in tensors]
+    summed_rows = torch.from_numpy(table(summed)).cuda()
+    torch.cuda.synchronize()
+    kernels.launch("checksum", summed_rows.data_ptr(), summed, words.data_ptr(), handle)
     stream.synchronize()
-    assert combine(words.cpu().numpy().view(np.uint64)) == marks_reference([t.cpu().numpy() for t in tensors])
+    assert combine(words.cpu().numpy().view(np.uint64)) == [
+        checksum_reference(tensor.cpu().numpy().tobytes()) for tensor in tensors
+    ]
     expected = [tensor.clone() for tensor in tensors]
     for tensor, offset in zip(tensors, offsets, strict=True):
         assert torch.equal(staging[offset : offset + tensor.numel()], tensor)
