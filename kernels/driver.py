@@ -33,6 +33,10 @@ _EXPLANATIONS: Mapping[int, tuple[type[EnvironmentUnusableError], str]] = {
     1: (NoCudaError, "there is no such process, it is not yours, or it uses no CUDA"),
     3: (NoCudaError, "the driver is not initialized here, or the process uses no CUDA"),
     100: (EnvironmentUnusableError, "there is no GPU"),
+    304: (
+        EnvironmentUnusableError,
+        "after a restore that lacked memory driver 580 restores that process no more; end it",
+    ),
     600: (SuspendRefusedError, "the process was still busy when the time to lock it was over"),
     801: (
         SuspendRefusedError,
@@ -150,7 +154,8 @@ class Process:
         Raises
         ------
         DeviceMemoryError
-            If the GPU lacks memory. The driver may leave the process unusable then: see `state`.
+            If the GPU lacks memory. Driver 580 never brings this process back then (`gpuslice.launch.adopted`
+            looks before it asks); others may lose it: see `state`.
         """
         pairs = [_pair(old, new) for old, new in (moves or {}).items()]
         array = (GpuPair * len(pairs))(*pairs)

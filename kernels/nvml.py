@@ -104,6 +104,26 @@ def own_bytes(uuid: str) -> int | None:
     return int(sizes[0]) if sizes and sizes[0] is not None else None
 
 
+def bytes_of_process(pid: int) -> dict[str, int]:
+    """What a process has on each GPU, by UUID, context and libraries included, as far as NVML tells it."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return {}
+    found: dict[str, int] = {}
+    try:
+        for index in range(_ask(pynvml.nvmlDeviceGetCount) or 0):
+            handle = _ask(functools.partial(pynvml.nvmlDeviceGetHandleByIndex, index))
+            uuid = _ask(functools.partial(pynvml.nvmlDeviceGetUUID, handle))
+            processes = _ask(functools.partial(pynvml.nvmlDeviceGetComputeRunningProcesses, handle))
+            for process in processes or []:
+                if process.pid == pid and process.usedGpuMemory is not None:
+                    found[str(uuid)] = int(process.usedGpuMemory)
+    finally:
+        pynvml.nvmlShutdown()
+    return found
+
+
 @functools.cache
 def _handle(uuid: str) -> object | None:
     """NVML stays open for it: to open it costs more than to ask."""

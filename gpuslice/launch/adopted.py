@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Protocol
 from uuid import UUID
 
+import msgspec
+
 from gpuslice.errors import (
+    DeviceMemoryError,
     EnvironmentUnusableError,
     GpusliceError,
     RollbackError,
     SuspendedStateError,
     UsageError,
 )
+from gpuslice.kernels.compiler import cache_directory
 from gpuslice.kernels.driver import MINIMUM_DRIVER_FOR_MOVES, ProcessState
-from gpuslice.kernels.nvml import Driver
+from gpuslice.kernels.nvml import Driver, bytes_of_process, read_driver
 from gpuslice.launch.visible_gpus import visible
 
 #: A training step is over by then; what still waits for the GPU is not training.
 LOCK_TIMEOUT_S = 60.0
+#: In the user's cache: what suspended processes had on their GPUs.
+_FOLDER = "adopted"
 
 
 class CheckpointableProcess(Protocol):
@@ -79,6 +87,7 @@ def suspend(process: CheckpointableProcess, timeout_s: float = LOCK_TIMEOUT_S) -
     if state is ProcessState.RUNNING:
         process.lock(max(1, round(timeout_s * 1000)))
     try:
+        _remember(process.pid)
         process.checkpoint()
     except GpusliceError as refusal:
         try:
@@ -102,19 +111,69 @@ def resume(process: CheckpointableProcess, moves: Mapping[UUID, UUID] | None = N
     UsageError
         If it is to move and has not left its GPUs.
     DeviceMemoryError
-        If the GPU lacks memory; it stays suspended, and the resume may be tried again.
+        If the GPU lacks memory; it stays suspended, and the resume may be tried again. The driver is not
+        asked then: one that has failed to bring a process back may never do it.
     """
     state = process.state
     _refuse_lost(process, state)
     if state is ProcessState.RUNNING:
         raise SuspendedStateError(f"process {process.pid} is not suspended", "suspend it first")
     if state is ProcessState.CHECKPOINTED:
+        _check_room(process.pid, moves or {})
         process.restore(moves)
     elif moves is not None:
         raise UsageError(
             f"process {process.pid} is only locked and cannot move", "resume it without --to, then suspend it"
         )
     process.unlock()
+    with suppress(OSError):  # the next suspend clears it away
+        _file_of(process.pid).unlink()
+
+
+def _remember(pid: int) -> None:
+    """Write down what a process has on its GPUs: once it has left them, nobody knows."""
+    path = _file_of(pid)
+    try:
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        for old in path.parent.iterdir():
+            if not Path("/proc", old.name.partition(".")[0]).exists():
+                old.unlink(missing_ok=True)
+        path.write_bytes(msgspec.json.encode(bytes_of_process(pid)))
+    except OSError as error:
+        raise EnvironmentUnusableError(
+            f"{path} cannot be written: {error.strerror}", "set XDG_CACHE_HOME to another directory"
+        ) from error
+
+
+def _check_room(pid: int, moves: Mapping[UUID, UUID]) -> None:
+    """Refuse to bring a process back to GPUs that lack the memory, as far as both are known."""
+    path = _file_of(pid)
+    try:
+        needed = msgspec.json.decode(path.read_bytes(), type=dict[str, int])
+    except FileNotFoundError:  # it was suspended by other means
+        return
+    except (OSError, msgspec.MsgspecError) as error:
+        raise EnvironmentUnusableError(
+            f"{path}, which says what process {pid} needs, cannot be read: {error}",
+            "make room on its GPUs, remove that file, and resume it again",
+        ) from error
+    targets = {f"GPU-{old}": f"GPU-{new}" for old, new in moves.items()}
+    for gpu in read_driver().gpus:
+        needed_bytes = sum(nbytes for uuid, nbytes in needed.items() if targets.get(uuid, uuid) == gpu.uuid)
+        if gpu.total_bytes is not None and gpu.used_bytes is not None:
+            free_bytes = gpu.total_bytes - gpu.used_bytes
+            if needed_bytes > free_bytes:
+                raise DeviceMemoryError(
+                    f"GPU {gpu.index} has {free_bytes} bytes free, process {pid} needs {needed_bytes}",
+                    "suspend another job, then try again; it stays suspended",
+                )
+
+
+def _file_of(pid: int) -> Path:
+    """Of this process, not of a later one with its number."""
+    status = Path(f"/proc/{pid}/stat")
+    began = status.read_text(errors="replace").rpartition(")")[2].split()[19] if status.exists() else ""
+    return cache_directory() / _FOLDER / f"{pid}.{began}"
 
 
 def moves_to(

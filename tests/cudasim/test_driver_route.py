@@ -15,7 +15,12 @@ import cudasim
 import pytest
 import torch
 
-from gpuslice.errors import DeviceMemoryError, SuspendedStateError, SuspendRefusedError
+from gpuslice.errors import (
+    DeviceMemoryError,
+    EnvironmentUnusableError,
+    SuspendedStateError,
+    SuspendRefusedError,
+)
 from gpuslice.kernels.driver import Process, ProcessState
 
 from ..patience import PATIENCE_S
@@ -106,20 +111,37 @@ def test_a_process_leaves_its_gpu_and_comes_back() -> None:
         assert running.stdout.readline().strip() == f"{SUM + (1 << 22)} cuda:0"
 
 
-def test_without_room_it_stays_away_and_comes_back_later() -> None:
+@contextmanager
+def taken_but(left_bytes: int) -> Iterator[None]:
+    """This process has all memory of the GPU but so much."""
+    free_bytes, _ = torch.cuda.mem_get_info(0)
+    others = torch.empty(free_bytes - left_bytes, dtype=torch.uint8, device="cuda:0")
+    yield
+    del others
+    torch.cuda.empty_cache()
+
+
+def test_after_a_restore_without_room_the_driver_refuses_all_others() -> None:
+    torch.cuda.init()
     with job() as running:
         process = Process(running.pid)
         process.lock(timeout_ms=20_000)
         process.checkpoint()
-        free_bytes, _ = torch.cuda.mem_get_info(0)
-        others = torch.empty(free_bytes - (16 << 20), dtype=torch.uint8, device="cuda:0")
-        with pytest.raises(DeviceMemoryError):
+        with taken_but(16 << 20), pytest.raises(DeviceMemoryError):
             process.restore()
         assert process.state is ProcessState.CHECKPOINTED
-        del others
-        torch.cuda.empty_cache()
-        process.restore()
-        process.unlock()
+        with pytest.raises(EnvironmentUnusableError, match=r"304: .* restores that process no more"):
+            process.restore()
+
+
+def test_without_room_an_adopted_process_stays_away_and_comes_back_later() -> None:
+    torch.cuda.init()
+    with job() as running:
+        assert adopt(str(running.pid), "--suspend").returncode == 0
+        with taken_but(16 << 20):
+            done = adopt(str(running.pid), "--resume")
+            assert (done.returncode, "bytes free, process" in done.stderr) == (3, True), done.stderr
+        assert adopt(str(running.pid), "--resume").returncode == 0
         assert ask(running).startswith(str(SUM + (1 << 22)))
 
 

@@ -57,7 +57,7 @@ static ProcessEntry& own_locked() {
     for (int i = 0; i < MAX_PROCESSES; i++) {
         ProcessEntry& entry = all_entries()[i];
         if (alive(entry.pid)) continue;
-        entry.state = entry.in_calls = entry.order = entry.answer = entry.thread_id = 0;
+        entry.state = entry.lacked_memory = entry.in_calls = entry.order = entry.answer = entry.thread_id = 0;
         for (int d = 0; d < MAX_DEVICES; d++) entry.used_bytes[d] = entry.saved_bytes[d] = 0;
         entry.pid = getpid();
         own = &entry;

@@ -114,8 +114,11 @@ API cuCheckpointProcessRestore(int pid, const RestoreArguments* arguments) {
     CALL;
     FIND;
     if (entry->state != CHECKPOINTED) return ILLEGAL_STATE;
+    if (entry->lacked_memory) return OPERATING_SYSTEM;
     if (int code = moves(*entry, arguments)) return code;
-    return step(*entry, CHECKPOINTED, LOCKED, BRING_BACK);
+    int code = step(*entry, CHECKPOINTED, LOCKED, BRING_BACK);
+    entry->lacked_memory = code == OUT_OF_MEMORY;
+    return code;
 }
 API cuCheckpointProcessUnlock(int pid, const void* arguments) {
     CALL;

@@ -25,7 +25,7 @@ constexpr int MAX_DEVICES = 8, MAX_PROCESSES = 64;
 
 /// The runtime's error codes that the simulation gives (driver_types.h).
 enum Code {
-    OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, NO_DEVICE = 100, INVALID_DEVICE = 101,
+    OK = 0, OPERATING_SYSTEM = 304, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, NO_DEVICE = 100, INVALID_DEVICE = 101,
     INVALID_CONTEXT = 201, INVALID_HANDLE = 400, ILLEGAL_STATE = 401, NOT_FOUND = 500, NOT_READY = 600, ILLEGAL_ADDRESS = 700,
     PEER_ALREADY_ENABLED = 704, HOST_ALREADY_REGISTERED = 712, HOST_NOT_REGISTERED = 713, NOT_SUPPORTED = 801,
     CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901, CAPTURE_UNMATCHED = 903, CAPTURE_UNJOINED = 904,
@@ -53,6 +53,7 @@ struct ProcessEntry {
     std::atomic<int> order, answer, thread_id;  // to the thread that checkpoints this process
     std::atomic<int64_t> used_bytes[MAX_DEVICES], saved_bytes[MAX_DEVICES];
     int move_to[MAX_DEVICES];  // for a restore: where each physical GPU's contents go
+    std::atomic<int> lacked_memory;  // in a restore; there is none after that, as driver 580 has it
 };
 ProcessEntry& own_entry();
 /// The entry of a living process, or null.

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from uuid import UUID
 
 import pytest
@@ -57,6 +58,12 @@ class FakeProcess:
         self._go("unlock", ProcessState.RUNNING)
 
 
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "gpuslice"
+
+
 def test_there_and_back() -> None:
     process = FakeProcess()
     adopted.suspend(process)
@@ -94,6 +101,61 @@ def test_without_room_it_stays_suspended() -> None:
     with pytest.raises(DeviceMemoryError):
         adopted.resume(process)
     assert process.state is ProcessState.CHECKPOINTED
+
+
+@pytest.mark.parametrize("moves", [{}, {A: B, B: A}], ids=["back", "to another GPU"])
+def test_the_driver_is_not_asked_where_the_memory_is_not_free(
+    monkeypatch: pytest.MonkeyPatch, moves: dict[UUID, UUID], cache: Path
+) -> None:
+    """One that it could not bring back once it would never bring back."""
+    process, used_bytes = FakeProcess(), 51
+    monkeypatch.setattr(adopted, "bytes_of_process", lambda pid: {f"GPU-{A}": 50})
+
+    def driver() -> Driver:
+        first, second = (replace(gpu, total_bytes=100) for gpu in gpus(A, B))
+        full, empty = (second, first) if moves else (first, second)
+        return Driver("580.1", "13.0", (replace(full, used_bytes=used_bytes), replace(empty, used_bytes=100)))
+
+    monkeypatch.setattr(adopted, "read_driver", driver)
+    adopted.suspend(process)
+    with pytest.raises(DeviceMemoryError, match=r"has 49 bytes free, process 7 needs 50"):
+        adopted.resume(process, moves)
+    assert (process.state, process.moves) == (ProcessState.CHECKPOINTED, None)
+    used_bytes = 50
+    adopted.resume(process, moves)
+    assert (process.state, process.moves) == (ProcessState.RUNNING, moves)
+    assert list((cache / "adopted").iterdir()) == []
+
+
+def test_what_is_remembered_is_of_that_process_and_goes_when_it_has_ended(cache: Path) -> None:
+    process = FakeProcess()
+    ended = cache / "adopted" / f"{2**22 + 1}.5"
+    adopted.suspend(process)
+    (known,) = (cache / "adopted").iterdir()
+    ended.touch()
+    known.rename(known.with_name("7.5"))  # of an earlier process with its number
+    adopted.resume(process)
+    adopted.suspend(process)
+    assert not ended.exists()
+
+
+def test_a_damaged_file_of_needs_is_named_and_nothing_is_asked(cache: Path) -> None:
+    process = FakeProcess()
+    adopted.suspend(process)
+    (known,) = (cache / "adopted").iterdir()
+    known.write_bytes(b"{")
+    with pytest.raises(EnvironmentUnusableError, match="says what process 7 needs"):
+        adopted.resume(process)
+    assert (process.state, process.moves) == (ProcessState.CHECKPOINTED, None)
+
+
+def test_a_suspend_that_cannot_write_down_the_needs_is_refused(cache: Path) -> None:
+    process = FakeProcess()
+    cache.mkdir(mode=0o700)
+    (cache / "adopted").write_text("a file where the folder should be")
+    with pytest.raises(EnvironmentUnusableError, match="cannot be written"):
+        adopted.suspend(process)
+    assert process.state is ProcessState.RUNNING
 
 
 def test_one_that_is_only_locked_is_not_said_to_have_moved() -> None:
