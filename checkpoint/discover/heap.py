@@ -1,8 +1,8 @@
 """The live objects of the process, as the garbage collector shows them.
 
-Importing torch leaves some 300,000 objects behind, and looking at them would be most of a sweep's time.
-So they are set aside (``gc.freeze``) before the script makes anything; the collector and every look at the
-heap pass them over. Why nothing is missed is said in docs/decisions/sweep.md.
+Importing torch leaves some 300,000 objects behind, other libraries as many again, and looking at them would
+be most of a sweep's time. So they are set aside (``gc.freeze``) before the script makes anything; the
+collector and every look at the heap pass them over. Why nothing is missed is said in docs/decisions/sweep.md.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _probe = _FreezeProbe()
 
 
 def hide_imports() -> None:
-    """Freeze all that is alive, once torch is imported and before the script makes its first tensor."""
+    """Freeze all that is alive: once torch is imported, and as long as the script has made no tensor."""
     global _probe
     gc.freeze()
     _probe = _FreezeProbe()
@@ -58,6 +58,11 @@ def look(*kinds: type) -> list[list[Any]]:
         gc.unfreeze()
         found = _of(gc.get_objects(), types)
     return [_of(found, family) for family in families]
+
+
+def thaw() -> None:
+    """Have the next looks find what is frozen, too; they take longer."""
+    gc.unfreeze()
 
 
 def referrers(item: object) -> list[object]:

@@ -46,6 +46,7 @@ def fix_weak_references(found: Sequence[Any]) -> None:
 
 def name_of(storage: torch.UntypedStorage, label: str) -> str:
     """The best name for a storage: a module's parameter, else a variable or key, with its label."""
+    heap.thaw()  # the outermost module may have been frozen as it began
     tensors, modules = live_instances(torch.Tensor, torch.nn.Module)
     with torch._C.DisableTorchFunction():
         over = [tensor for tensor in tensors if _lies_in(tensor, storage)]

@@ -14,7 +14,7 @@ from gpuslice.agent import agent, drill, turns
 from gpuslice.agent.boundary_watchdog import BoundaryWatchdog
 from gpuslice.checkpoint.discover.heap import hide_imports
 from gpuslice.errors import GpusliceError, UsageError
-from gpuslice.hooks import elastic_jobs, process_groups, profiling
+from gpuslice.hooks import elastic_jobs, late_imports, process_groups, profiling
 from gpuslice.hooks.hooks import count_boundaries
 from gpuslice.hooks.single_rank_groups import watch_for_training
 from gpuslice.launch.rank_identity import ARMED, RankIdentity
@@ -82,6 +82,7 @@ def install(early: EarlyThreads | None = None) -> None:
     except GpusliceError as error:
         end(error)
     hide_imports()
+    late_imports.hide_before_the_first_module()
 
 
 def join(rank: int, world_size: int) -> None:
