@@ -97,15 +97,18 @@ class Suite:
         self._runner.run(name, words, output=f"{name}.log", limit_s=limit_s)
 
     def _tests(self, name: str, which: str) -> None:
-        """Of the files with tests marked ``gpu``: others would only take time, and packages."""
+        """Of the files with tests marked ``gpu``, and the simulation's: others would only take time."""
         files = [
-            path for path in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.gpu" in path.read_text()
+            path
+            for path in sorted((ROOT / "tests").rglob("test_*.py"))
+            if "mark.gpu" in path.read_text() or path.parent.name == "cudasim"
         ]
         options = ["-c", "pyproject.toml", "-o", "addopts=--import-mode=importlib --strict-markers", "-ra"]
         words = ["-m", "pytest", *options, "-p", "no:cacheprovider", "-m", "gpu", "-k", which]
         words += ["--continue-on-collection-errors", f"--junitxml={self._out / f'{name}.xml'}"]
         words += [str(path.relative_to(ROOT)) for path in files]
-        self._runner.run(name, words, output=f"{name}.log", limit_s=180)
+        environ = {"CUDASIM_ON_A_GPU": "1"}
+        self._runner.run(name, words, output=f"{name}.log", limit_s=300, environ=environ)
 
     def _rival(self, name: str) -> None:
         nbytes = str(self._number(4 * GB))

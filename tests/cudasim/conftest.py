@@ -1,9 +1,13 @@
-"""Tests over the simulated CUDA runtime: `./x test-cuda` runs them in an environment where torch finds it."""
+"""Tests over the simulated CUDA runtime: `./x test-cuda` runs them in an environment where torch finds it.
+
+With ``CUDASIM_ON_A_GPU=1`` those that need no simulation run on a real GPU, as tests marked ``gpu``.
+"""
 
 from __future__ import annotations
 
 import gc
 import os
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,9 +20,19 @@ from .tally import markdown, tables
 
 __all__ = ["servers"]
 
-#: Set by `./x test-cuda`; without the simulation none of this can run, and nothing here is collected.
+#: Set by `./x test-cuda`; without the simulation or a GPU nothing here can run, and nothing is collected.
 LIBRARIES = os.environ.get("CUDASIM_LIBRARIES", "")
-collect_ignore_glob = [] if LIBRARIES else ["test_*.py"]
+ON_A_GPU = not LIBRARIES and os.environ.get("CUDASIM_ON_A_GPU") == "1"
+collect_ignore_glob = [] if LIBRARIES or ON_A_GPU else ["test_*.py"]
+if ON_A_GPU:
+    # Their modules begin with what the simulation is asked for.
+    collect_ignore_glob = [
+        f"test_{name}.py"
+        for name in ("budgets", "faults", "gpu_suite", "nccl", "operators", "runtime", "waits")
+    ]
+    instead = str(Path(__file__).with_name("on_a_gpu"))
+    sys.path.insert(0, instead)
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [instead, os.environ.get("PYTHONPATH")]))
 
 if LIBRARIES:
     # Read at the first CUDA call. A file makes this process's memory one that its children see taken.
@@ -35,6 +49,22 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         for title, table in tables(path.read_text(encoding="utf-8").splitlines()):
             if len(table) > 1:
                 terminalreporter.write_line(f"\n{title}\n\n{markdown(table)}")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """On a GPU: what needs the simulation, or more GPUs than there are, is skipped."""
+    if not ON_A_GPU:
+        return
+    import torch
+
+    for item in items:
+        if item.path.parent == Path(__file__).parent:
+            item.add_marker("gpu")
+            if item.get_closest_marker("simulated"):
+                item.add_marker(pytest.mark.skip(reason="orders or counts what only the simulation can"))
+            if item.get_closest_marker("two_gpus") and torch.cuda.device_count() < 2:
+                item.add_marker(pytest.mark.skip(reason="there is one GPU"))
 
 
 @pytest.fixture(autouse=True)

@@ -22,6 +22,8 @@ from gpuslice.runtime.thread_gate import ThreadGate
 from gpuslice.types import DeviceName
 
 Environ = dict[str, str]
+pytestmark = pytest.mark.simulated
+
 TRAIN = """
 import hashlib, sys, torch
 from torch.utils.data import DataLoader, TensorDataset

@@ -145,6 +145,7 @@ def test_without_room_an_adopted_process_stays_away_and_comes_back_later() -> No
         assert ask(running).startswith(str(SUM + (1 << 22)))
 
 
+@pytest.mark.two_gpus
 def test_a_move_exchanges_the_gpus() -> None:
     first, second = (UUID(str(torch.cuda.get_device_properties(index).uuid)) for index in (0, 1))
     with job() as running:
@@ -158,6 +159,7 @@ def test_a_move_exchanges_the_gpus() -> None:
         assert ask(running) == f"{SUM + (1 << 22)} cuda:0"
 
 
+@pytest.mark.simulated
 def test_a_busy_process_is_not_locked() -> None:
     with job() as running:
         process = Process(running.pid)
@@ -173,6 +175,7 @@ def adopt(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
 
+@pytest.mark.two_gpus
 def test_a_process_is_adopted_suspended_moved_and_resumed_from_the_command_line() -> None:
     torch.cuda.init()
     with job() as running:
@@ -193,6 +196,7 @@ def test_a_process_is_adopted_suspended_moved_and_resumed_from_the_command_line(
         assert ask(running) == f"{SUM + (1 << 22)} cuda:0"
 
 
+@pytest.mark.simulated
 def test_a_process_without_cuda_and_a_busy_one_are_refused_and_go_on() -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as idle:
         done = adopt(str(idle.pid), "--suspend")

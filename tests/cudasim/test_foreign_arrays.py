@@ -56,6 +56,7 @@ def test_an_array_that_is_gone_holds_nothing(switch: Switch) -> None:
     assert tensor.sum().item() == MIB
 
 
+@pytest.mark.two_gpus
 def test_what_an_array_knows_the_address_of_does_not_move(switch: Switch) -> None:
     tensor = torch.ones(MIB, device="cuda:0")
     array = cupy.asarray(tensor)

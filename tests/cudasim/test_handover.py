@@ -95,6 +95,7 @@ def test_two_processes_swap_on_a_gpu_that_holds_one(warm_workshop: Workshop) -> 
         ask(a, "assert whole()")
 
 
+@pytest.mark.simulated
 @pytest.mark.parametrize("fault", ["cudaMemcpyAsync", "cudaMalloc"])
 def test_a_successor_that_fails_stays_parked_and_comes_back(warm_workshop: Workshop, fault: str) -> None:
     warm_workshop.environ["CUDASIM_MEMORY_MIB"] = "640"

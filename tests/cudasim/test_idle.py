@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from ..gpuslice.conftest import Workshop
+
+pytestmark = pytest.mark.simulated
 
 #: Prints what CUDA was asked for in steps that are warm.
 STEPS = """

@@ -138,6 +138,7 @@ def test_two_jobs_take_turns_on_one_gpu(site: Site) -> None:
     site.shell("down")
 
 
+@pytest.mark.two_gpus
 def test_a_job_moves_to_another_gpu(site: Site) -> None:
     client = site.up("cuda:0,cuda:1", "--policy", "rr")
     job = site.submit(client, 400)
@@ -149,6 +150,7 @@ def test_a_job_moves_to_another_gpu(site: Site) -> None:
     site.shell("down")
 
 
+@pytest.mark.two_gpus
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])
 def test_gangs_take_turns_on_two_gpus(site: Site, backend: str, tmp_path: Path) -> None:
     site.environ |= {"BACKEND": backend, "CUDASIM_NCCL_LOG": str(tmp_path / "verbs")}
@@ -177,6 +179,7 @@ def test_a_killed_job_is_started_again_and_its_gpu_is_free(site: Site) -> None:
     site.shell("down")
 
 
+@pytest.mark.two_gpus
 def test_a_job_that_names_its_gpu_moves_there_and_back(site: Site) -> None:
     client = site.up("cuda:0,cuda:1", "--policy", "rr")
     job = site.submit(client, 1500, "named")
@@ -197,6 +200,7 @@ def devices(client: Client, job: str) -> tuple[str, ...]:
     return next(info for info in client.jobs() if info.id == job).devices
 
 
+@pytest.mark.two_gpus
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_jobs_that_name_their_gpus_train_beside_each_other_on_those_that_they_have(
     site: Site, ranks: int
@@ -218,6 +222,7 @@ def test_jobs_that_name_their_gpus_train_beside_each_other_on_those_that_they_ha
     site.shell("down")
 
 
+@pytest.mark.two_gpus
 @pytest.mark.parametrize("before", [True, False], ids=["before torch", "after torch"])
 def test_what_a_script_shows_itself_is_the_gpu_that_it_has(site: Site, before: bool) -> None:
     setting = 'import os; os.environ["CUDA_VISIBLE_DEVICES"] = "0"\n'
@@ -234,6 +239,7 @@ def test_what_a_script_shows_itself_is_the_gpu_that_it_has(site: Site, before: b
     site.shell("down")
 
 
+@pytest.mark.two_gpus
 def test_memory_on_a_gpu_without_a_lease_is_named(site: Site) -> None:
     site.script.write_text("import torch\nelsewhere = torch.ones(1 << 20, device='cuda:1')\n" + TRAIN)
     client = site.up("cuda:0,cuda:1", "--policy", "fifo")

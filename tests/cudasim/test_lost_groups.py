@@ -12,6 +12,8 @@ from ..gpuslice.conftest import Workshop, finish_ranks
 from ..patience import PATIENCE_S
 from .test_jobs import Site, site  # noqa: F401
 
+pytestmark = pytest.mark.simulated
+
 #: After a few steps rank 1 will fail once to make a communicator; steps are slow until there is a file.
 TRAIN = """
 import hashlib, os, sys, time, torch

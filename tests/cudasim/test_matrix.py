@@ -20,29 +20,39 @@ from ..checkpoint.cases import frameworks, loops, optimizers, places, tensors
 from ..checkpoint.cases.registry import CASES, Loop
 from ..checkpoint.harness import digest, seed
 from . import cases
+from .conftest import ON_A_GPU
 
 MODULES = (frameworks, loops, optimizers, places, tensors)
 #: PyTorch says so of its own code when it compiles.
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
 NOT_DENSE = "only dense results are simulated"
+CPU_GENERATOR = "draws with a generator of the host, which a GPU refuses"
 #: Its dropout is cuDNN's, which PyTorch begins anew whenever it sets the state of the GPU's generator.
 RECURRENT = "recurrent_state"
-#: Cases of the host's matrix that say nothing about a GPU, or that cannot run there.
+#: Cases of the host's matrix that the simulation cannot run, and those that a GPU cannot.
+_BY_PLACE = (
+    {"generators": CPU_GENERATOR, "loader": CPU_GENERATOR}
+    if ON_A_GPU
+    else {
+        "compiled-inductor": "generates kernels of its own",
+        "dtypes": "PyTorch warns of complex half floats",
+        "quantized": NOT_DENSE,
+        **{f"sparse-{layout}": NOT_DENSE for layout in ("bsc", "bsr", "coo", "csc", "csr")},
+        "sparse_adam": NOT_DENSE,
+        "sparse_gradients": NOT_DENSE,
+    }
+)
+#: Those, and cases that say nothing about a GPU, or that run otherwise there.
 ELSEWHERE = {
     "adagrad-fused": "PyTorch has it for the CPU only",
     "compiled-eager": "below, with all tensors on the device",
     "compiled-aot_eager": "below, with all tensors on the device",
-    "compiled-inductor": "generates kernels of its own",
     "loader_with_persistent_workers": "below; a worker makes no tensors on a GPU",
     "loader_with_workers": "below; a worker makes no tensors on a GPU",
     "memory_given_to_others": "the host's memory",
     "memory_of_numpy": "the host's memory",
     "sharded_parameters": "needs a mesh of GPUs and NCCL",
-    "dtypes": "PyTorch warns of complex half floats",
-    "quantized": NOT_DENSE,
-    **{f"sparse-{layout}": NOT_DENSE for layout in ("bsc", "bsr", "coo", "csc", "csr")},
-    "sparse_adam": NOT_DENSE,
-    "sparse_gradients": NOT_DENSE,
+    **_BY_PLACE,
 }
 
 
@@ -119,6 +129,7 @@ def test_a_recorded_graph_is_refused_by_name(store: JobStore) -> None:
     assert values.sum().item() == 8
 
 
+@pytest.mark.two_gpus
 @pytest.mark.parametrize("name", ["pinned_loader", "mixed_precision", "recurrent_state", "shared_storages"])
 def test_moves_to_another_gpu_and_back(name: str, store: JobStore) -> None:
     """The loop's own tensors move with it; batches that it makes by ``device=`` stay where they were made."""

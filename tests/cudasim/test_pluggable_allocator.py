@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from pathlib import Path
 
+import cudasim
 import msgspec
 import pytest
 
@@ -59,7 +59,7 @@ def change(tmp_path_factory: pytest.TempPathFactory) -> str:
     directory = tmp_path_factory.mktemp("allocator")
     library, source = directory / "libown.so", directory / "own.cpp"
     source.write_text(SOURCE, encoding="utf-8")
-    runtime = Path(os.environ["CUDASIM_LIBRARIES"]) / "libcudart.so.13"
+    runtime = cudasim.runtime_path()
     subprocess.run(["g++", "-shared", "-fPIC", "-o", library, source, runtime], check=True)
     return CHANGE.format(library=str(library))
 

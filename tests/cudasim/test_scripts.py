@@ -129,6 +129,7 @@ def test_a_script_that_records_graphs_gets_the_vmm_route(workshop: Workshop, war
     assert {switch["route"] for switch in switches(report)} == {"vmm"}
 
 
+@pytest.mark.two_gpus
 def test_a_job_on_the_second_gpu_touches_no_other(warm_workshop: Workshop) -> None:
     script = str(warm_workshop.write("train.py", TRAIN))
     done = warm_workshop.gpuslice_run("--device", "cuda:1", "--suspend-every", "5", script, "cuda:1", "gpus")
@@ -180,6 +181,7 @@ def test_restarts_after_checkpoints_and_kill(warm_workshop: Workshop) -> None:
     assert died.returncode == -signal.SIGKILL
 
 
+@pytest.mark.simulated
 @pytest.mark.parametrize(
     ("during", "call"),
     [
@@ -196,6 +198,7 @@ def test_a_process_that_is_killed_at_a_call_of_a_switch_goes_on_from_its_last_sn
     assert died.returncode == -signal.SIGKILL
 
 
+@pytest.mark.simulated
 @pytest.mark.parametrize(
     ("during", "call"),
     [
@@ -213,6 +216,7 @@ def test_a_sticky_error_in_a_switch_ends_the_process_and_keeps_the_snapshot(
     assert died.stdout == ""
 
 
+@pytest.mark.two_gpus
 @pytest.mark.parametrize(
     "first",
     [
@@ -229,6 +233,7 @@ def test_the_environment_is_the_scripts_until_it_begins_cuda(warm_workshop: Work
     assert done.stdout == undisturbed(warm_workshop, script, "cuda:0", "gpus")
 
 
+@pytest.mark.simulated
 def test_the_doctor_finds_everything_in_order(workshop: Workshop) -> None:
     import sys
 
@@ -238,6 +243,7 @@ def test_the_doctor_finds_everything_in_order(workshop: Workshop) -> None:
     assert "same bytes" in done.stdout
 
 
+@pytest.mark.two_gpus
 def test_the_doctor_measures_links_and_keeps_what_it_found(workshop: Workshop) -> None:
     import sys
 

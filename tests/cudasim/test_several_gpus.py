@@ -21,6 +21,8 @@ from ..gpuslice.conftest import Workshop
 from ..patience import PATIENCE_S
 from .test_scripts import switches, undisturbed
 
+pytestmark = pytest.mark.two_gpus
+
 MIB = 1 << 20
 #: The first layers on one GPU, the last on the other; random numbers are drawn on both.
 DIVIDED = """

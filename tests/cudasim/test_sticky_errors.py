@@ -8,6 +8,8 @@ import pytest
 
 from ..gpuslice.conftest import Workshop
 
+pytestmark = pytest.mark.simulated
+
 TRAIN = """
 import cudasim, torch
 from torch.utils.data import DataLoader

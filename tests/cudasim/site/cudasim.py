@@ -33,6 +33,11 @@ def runtime() -> ctypes.CDLL:
     return library
 
 
+def runtime_path() -> Path:
+    """Of the runtime library that processes load."""
+    return Path(os.environ["CUDASIM_LIBRARIES"]) / "libcudart.so.13"
+
+
 def load() -> None:
     """Put the stand-ins for PyTorch's kernels into this process."""
     if cudasim_tally.TALLY in os.environ:
