@@ -8,14 +8,15 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 
 from gpuslice.config import Settings, parse_size, variable
 from gpuslice.daemon.interference_profiles import PairPrior, by_scripts
-from gpuslice.errors import ConfigError, UsageError
+from gpuslice.errors import ConfigError, EnvironmentUnusableError, UsageError
 from gpuslice.launch import command
-from gpuslice.launch.visible_gpus import VISIBLE, all_visible
+from gpuslice.launch.visible_gpus import VISIBLE, all_visible, visible
 from gpuslice.sched_core.core.core import Core
 from gpuslice.sched_core.nodes.curve import scheduler_keys
 from gpuslice.sched_core.nodes.endpoint import host_and_port
@@ -24,6 +25,9 @@ from gpuslice.sched_core.policies.registry import POLICIES, make_policy, policy_
 from gpuslice.sched_core.policy import Policy
 from gpuslice.sched_core.switch_cost_model import SWITCH_SHARE
 from gpuslice.types import MAX_SECONDS, ByteCount, Count, DeviceName, Label, PathText, Word
+
+if TYPE_CHECKING:  # NVML only where there are GPUs
+    from gpuslice.kernels.nvml import Gpu
 
 #: More devices than there can be; `isdigit` would take digits that `int` does not.
 _QUOTA = re.compile(r"[0-9]{1,9}")
@@ -153,7 +157,26 @@ def parse_devices(text: str) -> tuple[DeviceName, ...]:
         raise UsageError(f"--devices {text} names a device twice", "name each once")
     for name in names:
         command.check(Settings(device=str(name), cpu_slots=(name.index or 0) + 1))
+    if any(name.kind == "cuda" for name in names):
+        _check_gpus(names)
     return tuple(names)
+
+
+def _check_gpus(names: Sequence[DeviceName]) -> None:
+    """Refuse GPUs that no job could use, as far as the driver tells of any."""
+    gpus = _visible_gpus()
+    for name in names:
+        if gpus and name.kind == "cuda" and (name.index or 0) >= len(gpus):
+            raise EnvironmentUnusableError(
+                f"{name} is not here: the driver shows {len(gpus)} GPU{'s' if len(gpus) > 1 else ''}",
+                f"see `gpuslice doctor`, and {VISIBLE} if it is set",
+            )
+
+
+def _visible_gpus() -> list[Gpu]:
+    from gpuslice.kernels.nvml import read_driver
+
+    return visible(read_driver().gpus, os.environ)
 
 
 def oversubscription_warning(devices: Sequence[DeviceName], cores: int | None = None) -> str:
@@ -181,10 +204,7 @@ def device_memory(devices: Sequence[DeviceName]) -> int:
     if slots:
         sizes.append(psutil.virtual_memory().total // slots)
     if any(device.kind == "cuda" for device in devices):
-        from gpuslice.kernels.nvml import read_driver
-        from gpuslice.launch.visible_gpus import visible
-
-        gpus = visible(read_driver().gpus, os.environ)
+        gpus = _visible_gpus()
         numbers = [device.index or 0 for device in devices if device.kind == "cuda"]
         totals = [gpus[number].total_bytes for number in numbers if number < len(gpus)]
         sizes += [total for total in totals if total]

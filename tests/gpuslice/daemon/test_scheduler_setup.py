@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 
 from gpuslice.daemon.scheduler_setup import Setup, options, oversubscription_warning, parse_devices
-from gpuslice.errors import ConfigError, UsageError
+from gpuslice.errors import ConfigError, EnvironmentUnusableError, UsageError
+from gpuslice.kernels.nvml import Driver, Gpu
 from gpuslice.sched_core.core.events import Submitted
 from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.jobs.program import Program
@@ -47,6 +50,27 @@ def test_a_placement_reaches_policy_and_core() -> None:
 )
 def test_more_slots_than_cores_are_told_of(text: str, cores: int, said: str) -> None:
     assert oversubscription_warning(parse_devices(text), cores) == said
+
+
+@pytest.mark.parametrize(
+    ("here", "shown", "refused"),
+    [
+        (2, None, ""),
+        (1, None, "cuda:1 is not here: the driver shows 1 GPU"),
+        (3, "0", "cuda:1 is not here: the driver shows 1 GPU"),
+        (0, None, ""),  # whose driver tells of none may have some
+    ],
+)
+def test_gpus_that_are_not_here_are_refused(
+    monkeypatch: pytest.MonkeyPatch, here: int, shown: str | None, refused: str
+) -> None:
+    gpus = tuple(Gpu(index, "GPU", f"GPU-{index}", "9.0", 1, 0) for index in range(here))
+    monkeypatch.setattr("gpuslice.kernels.nvml.read_driver", lambda: Driver("580.1", "13.0", gpus))
+    monkeypatch.setattr("gpuslice.launch.command.check", lambda settings: None)
+    if shown is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
+    with pytest.raises(EnvironmentUnusableError, match=refused) if refused else nullcontext():
+        assert len(parse_devices("cuda:0,cuda:1")) == 2
 
 
 @pytest.mark.parametrize("policy", ["srtf", "srsf", "sjf", "chronus", "themis"])
