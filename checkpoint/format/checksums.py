@@ -71,9 +71,9 @@ class ArenaChecksums:
 class ChecksumRecorder:
     """Inspector of a copy into ``memory``, and its `Checksums`.
 
-    The host, and a GPU if a chunk is large, hash every byte where it comes from: a copy that went wrong shows
-    when it is taken back. A chunk is skipped only if 128 bits of hash say that the arena has it: version
-    counters of tensors do not see what NumPy, ``.data`` or a C extension write.
+    The host and a GPU hash every byte where it comes from, so a copy that went wrong shows when it is taken
+    back. A chunk is skipped only if 128 bits of hash say that the arena has it: version counters of tensors
+    do not see what NumPy, ``.data`` or a C extension write.
     """
 
     def __init__(self, memory: memoryview, placement: Placement, previous: ArenaChecksums | None) -> None:
@@ -97,14 +97,14 @@ class ChecksumRecorder:
 
     def padded(self, offset: int) -> int:
         """Bytes of the chunk that begins there, with its padding."""
-        return self._placement.chunks[self._placement.chunk_at[offset]][1] - offset
+        return self._placement.padded(offset)
 
     def note(self, offset: int, nbytes: int, checksum: int) -> bool:
         """Take a chunk's checksum, and write its padding; whether the last snapshot had the same there."""
         index = self._placement.chunk_at[offset]
-        end, stop = offset + nbytes, self._placement.chunks[index][1]
-        if stop > end:
-            self._memory[end:stop] = _ZEROS[: stop - end]
+        padding = self.padded(offset) - nbytes
+        if padding:
+            self._memory[offset + nbytes : offset + nbytes + padding] = _ZEROS[:padding]
         self._sums[index] = checksum
         return self._previous.sums[index] == checksum
 
@@ -155,15 +155,13 @@ class ChecksumVerifier:
         self._corrupt = corrupt
 
     def __call__(self, offset: int, data: memoryview) -> bool:
-        index = self._placement.chunk_at[offset]
         # The padding, which belongs to the chunk, is not part of the data.
-        stop = self._placement.chunks[index][1]
-        self._compare(offset, digest(self._memory[offset:stop]))
+        self._compare(offset, digest(self._memory[offset : offset + self.padded(offset)]))
         return True
 
     def padded(self, offset: int) -> int:
         """Bytes of the chunk that begins there, with its padding."""
-        return self._placement.chunks[self._placement.chunk_at[offset]][1] - offset
+        return self._placement.padded(offset)
 
     def note(self, offset: int, nbytes: int, checksum: int) -> bool:
         """Compare a chunk's checksum; nothing is there already."""

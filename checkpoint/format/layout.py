@@ -109,6 +109,10 @@ class Placement:
         """Where a chunk begins -> its position in ``chunks``."""
         return {start: index for index, (start, _) in enumerate(self.chunks)}
 
+    def padded(self, offset: int) -> int:
+        """Bytes of the chunk that begins there, with its padding."""
+        return self.chunks[self.chunk_at[offset]][1] - offset
+
 
 def align(position: int, step: int) -> int:
     """The next multiple of ``step`` at or after ``position``."""

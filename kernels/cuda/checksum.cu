@@ -7,7 +7,8 @@
 // at a time keep the memory busy, and every thread loads the next block before it adds up the present one.
 //
 // Pieces are aligned to 16 bytes; `offset` is the chunk's length with the zeros that follow its `nbytes`. The results
-// begin at 0 and lack the last step, `avalanche` of kernels.py: low and high half of each chunk. Any grid gives the same.
+// begin at 0: low and high half of each chunk, but for XXH3's last step, which `combine` in kernels.py does. Any grid
+// gives the same.
 
 #define STRIPE 64
 #define STRIPES 16  // in a block

@@ -1,9 +1,9 @@
 """Copies between a GPU's storages and an arena, by whatever moves the bytes: plan, queue, wait, inspect.
 
-Large chunks get their checksums from the GPU, before they leave it and after they have arrived there. All
-else is inspected by threads while the copy engine moves other blocks: what has arrived, on the way out; what
-is still to leave, on the way in. Both directions return, whatever happens, only when nothing is under way
-any more.
+Chunks get their checksums from the GPU, before they leave it and after they have arrived there. Where it
+cannot do that, threads inspect them while the copy engine moves other blocks: what has arrived, on the way
+out; what is still to leave, on the way in. Both directions return, whatever happens, only when nothing is
+under way any more.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain
 
 import torch
 
@@ -68,11 +69,11 @@ class GpuCopy:
         self._fallbacks: list[str] = []
 
     def out(self, inspect: Inspector | None, checksums: Checksums | None = None) -> Transfer:
-        """Copy into the arena; chunks that are there by their ``checksums`` are left out."""
+        """Copy into the arena; large chunks that are there by their ``checksums`` are left out."""
         with _synchronized(self._engine.lanes()) as lanes:
             packed, direct = self._plan()
             if checksums is not None:
-                direct = self._changed(direct, lanes[0], checksums)
+                direct = self._changed(packed, direct, lanes[0], checksums)
             steps = self._steps(packed, direct, lanes, inspect)
 
             def arrive(arrival: tuple[Callable[[], None], _Step]) -> None:
@@ -93,7 +94,7 @@ class GpuCopy:
         """Copy from the arena; every piece is inspected before it leaves, or summed when it has arrived."""
         with _synchronized(self._engine.lanes()) as lanes:
             packed, direct = self._plan()
-            summed = [] if checksums is None else self._summable(direct)
+            summed = [] if checksums is None else self._summable(packed, direct)
             self._summed.update(summed)
             steps = self._steps(packed, direct, lanes, inspect)
             locks = [threading.Lock() for _ in lanes]
@@ -120,18 +121,24 @@ class GpuCopy:
         others = sorted(set(range(len(self._places))).difference(numbers))
         return copy_plan.pack(self._places, numbers), copy_plan.chunks(self._places, others)
 
-    def _changed(self, direct: list[Piece], lane: CudaLane, checksums: Checksums) -> list[Piece]:
-        """The chunks that the arena does not have yet, found by one launch over all."""
-        summed = self._summable(direct)
+    def _changed(
+        self, packed: Sequence[Packed], direct: list[Piece], lane: CudaLane, checksums: Checksums
+    ) -> list[Piece]:
+        """The chunks of ``direct`` that the arena does not have yet, found by one launch over all chunks.
+
+        What is packed is copied with its neighbours, changed or not.
+        """
+        summed = self._summable(packed, direct)
         sums = self._sums(summed, lane, checksums) if summed else None
         if sums is None:
             return direct
-        known = {
+        there = {
             piece
             for piece, value in zip(summed, sums, strict=True)
             if checksums.note(piece.offset, piece.nbytes, value)
         }
         self._summed.update(summed)
+        known = there.intersection(direct)
         self._unchanged_bytes = sum(piece.nbytes for piece in known)
         return [piece for piece in direct if piece not in known]
 
@@ -149,13 +156,10 @@ class GpuCopy:
         for piece, value in zip(summed, sums, strict=True):
             checksums.note(piece.offset, piece.nbytes, value)
 
-    def _summable(self, direct: Sequence[Piece]) -> list[Piece]:
-        """Chunks of large storages, at addresses from which the kernel can read; none without kernels."""
-        found = [
-            piece
-            for piece in direct
-            if self._places[piece.storage].nbytes >= self._pack_bytes and self._address(piece) % 16 == 0
-        ]
+    def _summable(self, packed: Sequence[Packed], direct: Sequence[Piece]) -> list[Piece]:
+        """Chunks at addresses from which the kernel can read; none without kernels."""
+        pieces = chain(direct, *(step.pieces for step in packed))
+        found = [piece for piece in pieces if self._address(piece) % 16 == 0]
         if found and (missing := self._engine.kernels_missing()):
             self._fallbacks.append(f"{_BY_HOST}: {missing}")
             return []
@@ -173,7 +177,7 @@ class GpuCopy:
 
     def _unseen(self, steps: Sequence[_Step]) -> bool:
         """Whether an inspector has to look at any piece of these."""
-        return any(isinstance(step, Packed) or not self._summed.issuperset(step) for step in steps)
+        return not all(self._summed.issuperset(_pieces(step)) for step in steps)
 
     def _steps(
         self, packed: list[Packed], direct: list[Piece], lanes: Sequence[CudaLane], inspect: Inspector | None
@@ -204,10 +208,9 @@ class GpuCopy:
 
     def _inspect(self, inspect: Inspector | None, step: _Step) -> None:
         if inspect is not None:
-            for piece in step.pieces if isinstance(step, Packed) else step:
-                if piece in self._summed:
-                    continue
-                inspect(piece.offset, self._arena[piece.offset : piece.offset + piece.nbytes])
+            for piece in _pieces(step):
+                if piece not in self._summed:
+                    inspect(piece.offset, self._arena[piece.offset : piece.offset + piece.nbytes])
 
     def _queue(self, lane: CudaLane, step: _Step, *, out: bool) -> None:
         """Have the lane carry a step from the device into the arena, or (not ``out``) back."""
@@ -240,6 +243,10 @@ class GpuCopy:
         paths["direct"] = nbytes - sum(paths.values())
         paths = {path: nbytes for path, nbytes in paths.items() if nbytes}
         return Transfer(paths, self._copies, self._launches, tuple(self._fallbacks))
+
+
+def _pieces(step: _Step) -> Sequence[Piece]:
+    return step.pieces if isinstance(step, Packed) else step
 
 
 def bytes_of_memory(memory: memoryview) -> torch.Tensor:

@@ -27,23 +27,23 @@ COSTLY = (
 )
 #: At most, for a warm suspend of small storages, however many, and for its resume.
 SUSPEND_BUDGET = {
-    "cuLaunchKernel": 1,
-    "cudaLaunchKernel": 1,
-    "cudaMemcpyAsync": 2,
+    "cuLaunchKernel": 2,
+    "cudaLaunchKernel": 2,
+    "cudaMemcpyAsync": 4,
     "cudaMalloc": 1,
     "cudaDeviceSynchronize": 1,
-    "cudaStreamSynchronize": 2,
-    "cudaEventSynchronize": 1,
-    "cudaEventCreateWithFlags": 4,
+    "cudaStreamSynchronize": 3,
+    "cudaEventSynchronize": 0,
+    "cudaEventCreateWithFlags": 3,
 }
 RESUME_BUDGET = {
-    "cuLaunchKernel": 1,
-    "cudaLaunchKernel": 1,
-    "cudaMemcpyAsync": 2,
+    "cuLaunchKernel": 2,
+    "cudaLaunchKernel": 2,
+    "cudaMemcpyAsync": 4,
     "cudaMalloc": 2,
     "cudaDeviceSynchronize": 0,
-    "cudaStreamSynchronize": 2,
-    "cudaEventCreateWithFlags": 3,
+    "cudaStreamSynchronize": 3,
+    "cudaEventCreateWithFlags": 4,
 }
 
 
