@@ -64,13 +64,17 @@ def read(path: Path) -> Record | None:
 
 def settled(path: Path, patience_s: float) -> Record | None:
     """As ``read``; a supervisor that is just being started gets so long to write its number down."""
-    pause = threading.Event()
     for _ in range(round(patience_s / _LOOK_AGAIN_S)):
         found = read(path)
         if found is None or not found.alive or found.pid is not None:
             return found
-        pause.wait(_LOOK_AGAIN_S)
+        wait_a_moment()
     return read(path)
+
+
+def wait_a_moment() -> None:
+    """Before a record is looked at again."""
+    threading.Event().wait(_LOOK_AGAIN_S)
 
 
 def exit_code(path: Path) -> int:

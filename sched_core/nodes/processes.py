@@ -14,8 +14,9 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -153,21 +154,25 @@ class Processes:
         Raises
         ------
         EnvironmentUnusableError
-            If it is still being started, after a while.
+            If it is still being started, or ending, after a while.
         """
-        found = exit_record.settled(self._record(job, attempt), _STARTING_S)
-        if found is None or (found.pid is None and not found.alive):
-            return None
-        if not found.alive:
-            return self._exited(job, attempt)
-        if found.pid is None:
-            raise EnvironmentUnusableError(f"job {job} is just being started", "try again in a moment")
-        try:
-            descriptor = os.pidfd_open(found.pid)
-        except ProcessLookupError:
-            return self.find(job, attempt)  # it has ended since
-        self._commands[descriptor] = _Command(job, attempt, found.pid, None)
-        return descriptor
+        late_s = time.monotonic() + _STARTING_S
+        while True:
+            found = exit_record.settled(self._record(job, attempt), _STARTING_S)
+            if found is None or (found.pid is None and not found.alive):
+                return None
+            if not found.alive:
+                return self._exited(job, attempt)
+            if found.pid is None:
+                raise EnvironmentUnusableError(f"job {job} is just being started", "try again in a moment")
+            with suppress(ProcessLookupError):
+                descriptor = os.pidfd_open(found.pid)
+                self._commands[descriptor] = _Command(job, attempt, found.pid, None)
+                return descriptor
+            # It has ended since. A fork of its that was killed with it may hold the record a little longer.
+            if time.monotonic() >= late_s:
+                raise EnvironmentUnusableError(f"job {job} is just ending", "try again in a moment")
+            exit_record.wait_a_moment()
 
     def find_rank(self, job: str, rank: int, pid: int, mark: bytes) -> int | None:
         """Watch a rank that another scheduler knew, if process ``pid`` is still it.

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from gpuslice.clock import MonotonicClock
+from gpuslice.errors import EnvironmentUnusableError
 from gpuslice.sched_core.core.events import Exited
 from gpuslice.sched_core.jobs.program import Program
+from gpuslice.sched_core.nodes import exit_record, processes
 from gpuslice.sched_core.nodes.exit_record import KILLED, create, exit_code, read
 from gpuslice.sched_core.nodes.processes import Processes
 from gpuslice.sched_core.nodes.supervisor import line
@@ -65,6 +69,31 @@ def test_a_killed_supervisor_counts_as_a_killed_job(run: Run, tmp_path: Path) ->
     processes._signal("a", signal.SIGKILL)
     assert processes.wait(PATIENCE_S) == [Exited("a", KILLED)]
     assert Processes(tmp_path).find("a") == Exited("a", KILLED)
+
+
+def test_one_that_is_ending_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fork of the killed supervisor, which is not gone yet, still has the record's lock."""
+    with subprocess.Popen([sys.executable, "-c", ""]) as supervisor:
+        supervisor.wait()
+    held = create(tmp_path / "a.exit")
+    os.pwrite(held, line(supervisor.pid) + line(None), 0)
+    looks: list[float] = []
+
+    def look_again() -> None:
+        looks.append(time.monotonic())
+        if len(looks) == 2000:
+            os.close(held)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(exit_record, "wait_a_moment", look_again)
+        assert Processes(tmp_path).find("a") == Exited("a", KILLED)
+    assert len(looks) == 2000
+    held = create(tmp_path / "a.exit")
+    os.pwrite(held, line(supervisor.pid) + line(None), 0)
+    monkeypatch.setattr(processes, "_STARTING_S", 0.1)
+    with pytest.raises(EnvironmentUnusableError, match="job a is just ending"):
+        Processes(tmp_path).find("a")
+    os.close(held)
 
 
 def test_what_was_never_started_can_be_started(tmp_path: Path) -> None:
