@@ -1,8 +1,10 @@
-"""Time as an argument: real clocks for whatever runs, a virtual one for tests."""
+"""Time as an argument: real clocks for whatever runs, a virtual one for tests. And when processes began."""
 
 from __future__ import annotations
 
 import time
+from contextlib import suppress
+from pathlib import Path
 from typing import Protocol
 
 
@@ -68,3 +70,11 @@ class VirtualClock:
         if when_s < self._now_s:
             raise ValueError(f"time cannot go back from {self._now_s} to {when_s}")
         self._now_s = when_s
+
+
+def process_began(pid: int) -> str:
+    """When a process began, as the kernel counts it; empty if there is none."""
+    with suppress(OSError):
+        status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        return status.rpartition(")")[2].split()[19]
+    return ""

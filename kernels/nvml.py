@@ -97,11 +97,9 @@ def own_bytes(uuid: str) -> int | None:
     """
     try:
         handle = _handle(uuid.removeprefix("GPU-"))
-        processes = None if handle is None else pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
     except pynvml.NVMLError:
         return None
-    sizes = [process.usedGpuMemory for process in processes or [] if process.pid == os.getpid()]
-    return int(sizes[0]) if sizes and sizes[0] is not None else None
+    return None if handle is None else _bytes_on(handle, os.getpid())
 
 
 def bytes_of_process(pid: int) -> dict[str, int]:
@@ -114,14 +112,19 @@ def bytes_of_process(pid: int) -> dict[str, int]:
     try:
         for index in range(_ask(pynvml.nvmlDeviceGetCount) or 0):
             handle = _ask(functools.partial(pynvml.nvmlDeviceGetHandleByIndex, index))
-            uuid = _ask(functools.partial(pynvml.nvmlDeviceGetUUID, handle))
-            processes = _ask(functools.partial(pynvml.nvmlDeviceGetComputeRunningProcesses, handle))
-            for process in processes or []:
-                if process.pid == pid and process.usedGpuMemory is not None:
-                    found[str(uuid)] = int(process.usedGpuMemory)
+            if handle is None or (nbytes := _bytes_on(handle, pid)) is None:
+                continue
+            found[str(_ask(functools.partial(pynvml.nvmlDeviceGetUUID, handle)))] = nbytes
     finally:
         pynvml.nvmlShutdown()
     return found
+
+
+def _bytes_on(handle: object, pid: int) -> int | None:
+    """Memory of one GPU that a process has; ``None`` if NVML cannot tell."""
+    processes = _ask(lambda: pynvml.nvmlDeviceGetComputeRunningProcesses(handle))
+    sizes = [process.usedGpuMemory for process in processes or [] if process.pid == pid]
+    return int(sizes[0]) if sizes and sizes[0] is not None else None
 
 
 @functools.cache

@@ -67,7 +67,7 @@ def thaw() -> None:
 
 def referrers(item: object) -> list[object]:
     """Every object that refers to ``item``, frozen ones, which are thawed, among them."""
-    gc.unfreeze()
+    thaw()
     return gc.get_referrers(item)
 
 

@@ -11,6 +11,7 @@ from uuid import UUID
 
 import msgspec
 
+from gpuslice.clock import process_began
 from gpuslice.errors import (
     DeviceMemoryError,
     EnvironmentUnusableError,
@@ -171,9 +172,7 @@ def _check_room(pid: int, moves: Mapping[UUID, UUID]) -> None:
 
 def _file_of(pid: int) -> Path:
     """Of this process, not of a later one with its number."""
-    status = Path(f"/proc/{pid}/stat")
-    began = status.read_text(errors="replace").rpartition(")")[2].split()[19] if status.exists() else ""
-    return cache_directory() / _FOLDER / f"{pid}.{began}"
+    return cache_directory() / _FOLDER / f"{pid}.{process_began(pid)}"
 
 
 def moves_to(

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from gpuslice.clock import process_began
 from gpuslice.errors import GpusliceError, SuspendRefusedError
 from gpuslice.runtime.ending import say
 from gpuslice.types import shortened
@@ -61,7 +62,7 @@ def refuse(directory: Path) -> None:
     with os.scandir(directory) as entries:
         found = [(entry, match) for entry in entries if (match := _FILE.fullmatch(entry.name)) is not None]
     for entry, match in found:
-        if _began(int(match["pid"])) != match["began"]:
+        if process_began(int(match["pid"])) != match["began"]:
             with suppress(FileNotFoundError):
                 os.unlink(entry.path)
         elif match["launch"] == os.environ.get(_LAUNCH):
@@ -91,12 +92,4 @@ def _directory() -> Path:
 
 def _own_file(directory: Path) -> Path:
     pid = os.getpid()
-    return directory / f"holder.{os.environ.get(_LAUNCH, '0')}.{pid}.{_began(pid)}"
-
-
-def _began(pid: int) -> str:
-    """When a process began, as the kernel counts it; empty if there is none."""
-    with suppress(OSError):
-        status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-        return status.rpartition(")")[2].split()[19]
-    return ""
+    return directory / f"holder.{os.environ.get(_LAUNCH, '0')}.{pid}.{process_began(pid)}"
