@@ -10,30 +10,11 @@ from typing import Any
 
 import pytest
 
-from benchmarks.child import Child
+from benchmarks.duplex_swap.pair import Job, a_pair, at_once, one_after_the_other
 from benchmarks.states import median
 
 #: How often the memory of both is looked at.
 _LOOK_S = 0.002
-
-
-class Job:
-    """A process with one job in it."""
-
-    def __init__(self, directory: Path, name: str, other: str, portion_bytes: int) -> None:
-        self._child = Child("benchmarks.duplex_swap.job", "adam-800", directory, name, other, portion_bytes)
-        self.tell, self.listen, self.close = self._child.tell, self._child.listen, self._child.close
-        pid, nbytes = self.listen().split()
-        self.nbytes = int(nbytes)
-        self._status = Path(f"/proc/{pid}/status")
-
-    def do(self, word: str) -> None:
-        """Have it done."""
-        assert self._child.ask(word) == "done"
-
-    def memory_bytes(self) -> int:
-        """RssAnon: what the RAM disk holds is not part of it."""
-        return int(self._status.read_text().split("RssAnon:")[1].split()[0]) * 1024
 
 
 Jobs = tuple[Job, Job]
@@ -41,28 +22,16 @@ Jobs = tuple[Job, Job]
 
 @pytest.fixture(params=[32 << 20, 128 << 20], ids=["32MiB", "128MiB"])
 def jobs(request: pytest.FixtureRequest, tmpfs: Path) -> Iterator[Jobs]:
-    """The first one runs, the other one is parked; their arenas are warm."""
-    pair = (Job(tmpfs, "one", "two", request.param), Job(tmpfs, "two", "one", request.param))
-    for job in pair:
-        for word in ("suspend", "resume", "train", "suspend"):
-            job.do(word)
-    pair[0].do("resume")
+    pair = a_pair(tmpfs, request.param, "adam-800")
     yield pair
     for job in pair:
         job.close()
 
 
-def one_after_the_other(leaving: Job, coming: Job) -> None:
-    leaving.do("suspend")
-    coming.do("resume")
-
-
-def at_once(leaving: Job, coming: Job) -> None:
-    coming.tell("arrive")
-    assert coming.listen() == "open"
-    leaving.tell("leave")
-    assert coming.listen() == "done"
-    assert leaving.listen() == "done"
+def memory_bytes(job: Job) -> int:
+    """RssAnon: what the RAM disk holds is not part of it."""
+    status = Path(f"/proc/{job.pid}/status").read_text()
+    return int(status.split("RssAnon:")[1].split()[0]) * 1024
 
 
 class Watch:
@@ -74,7 +43,7 @@ class Watch:
 
         def look() -> None:
             while not self._over.wait(_LOOK_S):
-                self.most_bytes = max(self.most_bytes, sum(job.memory_bytes() for job in jobs))
+                self.most_bytes = max(self.most_bytes, sum(memory_bytes(job) for job in jobs))
 
         self._thread = threading.Thread(target=look)
         self._thread.start()
@@ -92,7 +61,7 @@ def test_two_jobs_swap(benchmark: Any, jobs: Jobs, rounds: int) -> None:
 
     def swap(way: Callable[[Job, Job], None], leaving: Job, coming: Job) -> None:
         leaving.do("train")
-        before_bytes = sum(job.memory_bytes() for job in jobs)
+        before_bytes = sum(memory_bytes(job) for job in jobs)
         watch = Watch(jobs)
         began_s = time.perf_counter()
         way(leaving, coming)

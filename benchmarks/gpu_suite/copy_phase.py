@@ -26,6 +26,7 @@ from gpuslice.checkpoint.switch.record import SwitchRecord
 from gpuslice.checkpoint.switch.switch import Switch
 from gpuslice.kernels import Device
 
+KINDS = ("large", "frozen", "small")
 STAGES = ("quiesce_s", "find_s", "admit_s", "copy_out_s", "publish_s", "free_s", "reserve_s", "copy_in_s")
 
 
@@ -119,6 +120,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--bytes", type=int, default=4 * GB, help="of the states")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
     arguments = parser.parse_args()
     hide_imports()  # as under `gpuslice run`
     device = begin(arguments.device)
@@ -129,7 +131,7 @@ def main() -> int:
         return 0
     best = peak(device.torch_device, min(GB, arguments.bytes))
     result["peak"] = best
-    for kind in ("large", "frozen", "small"):
+    for kind in arguments.kinds:
         rows.append(measure(device, kind, arguments.bytes, best))
         device.release_caches()
         write(arguments.out, result, device.torch_device)

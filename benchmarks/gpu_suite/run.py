@@ -70,12 +70,14 @@ class Suite:
         )
         self._copies(4)
         self._module("threshold", "threshold", "--count", str(self._number(500)), limit_s=90)
-        self._copies(16)
-        self._tests("tests", "not driver")
-        self._module("repros", "repros", limit_s=150, on_device=False)
+        self._copies(16, "large")
+        self._module("swap", "swap", "--bytes", str(self._number(4 * GB)), limit_s=90)
         for rival in RIVALS:
             self._rival(rival)
-        self._tests("driver", "driver")
+        self._tests("tests", "gpu and not whole_gpu", at_once=6)
+        self._module("repros", "repros", limit_s=120, on_device=False)
+        self._module("trainings", "trainings", limit_s=120, on_device=False)
+        self._tests("tests_alone", "gpu and whole_gpu")
         self._rival("driver")
 
     def _environment(self) -> int | None:
@@ -86,9 +88,9 @@ class Suite:
     def _number(self, full: int) -> int:
         return max(4, int(full * self._scale))
 
-    def _copies(self, size_gb: int) -> None:
-        nbytes = str(self._number(size_gb * GB))
-        self._module(f"copies_{size_gb}gb", "copy_phase", "--bytes", nbytes, limit_s=30 + 10 * size_gb)
+    def _copies(self, size_gb: int, *kinds: str) -> None:
+        words = ["--bytes", str(self._number(size_gb * GB)), *(["--kinds", *kinds] if kinds else [])]
+        self._module(f"copies_{size_gb}gb", "copy_phase", *words, limit_s=60 + 5 * size_gb)
 
     def _module(self, name: str, module: str, *words: str, limit_s: float, on_device: bool = True) -> None:
         place = ["--device", self._device] if on_device else []
@@ -96,7 +98,7 @@ class Suite:
         words = ("-m", f"{SUITE}.{module}", *out, *place, *words)
         self._runner.run(name, words, output=f"{name}.log", limit_s=limit_s)
 
-    def _tests(self, name: str, which: str) -> None:
+    def _tests(self, name: str, which: str, at_once: int = 1) -> None:
         """Of the files with tests marked ``gpu``, and the simulation's: others would only take time."""
         files = [
             path
@@ -104,11 +106,13 @@ class Suite:
             if "mark.gpu" in path.read_text() or path.parent.name == "cudasim"
         ]
         options = ["-c", "pyproject.toml", "-o", "addopts=--import-mode=importlib --strict-markers", "-ra"]
-        words = ["-m", "pytest", *options, "-p", "no:cacheprovider", "-m", "gpu", "-k", which]
+        words = ["-m", "pytest", *options, "-p", "no:cacheprovider", "-m", which]
+        if at_once > 1 and importlib.util.find_spec("xdist") is not None:
+            words += ["-n", str(at_once)]
         words += ["--continue-on-collection-errors", f"--junitxml={self._out / f'{name}.xml'}"]
         words += [str(path.relative_to(ROOT)) for path in files]
         environ = {"CUDASIM_ON_A_GPU": "1"}
-        self._runner.run(name, words, output=f"{name}.log", limit_s=300, environ=environ)
+        self._runner.run(name, words, output=f"{name}.log", limit_s=240, environ=environ)
 
     def _rival(self, name: str) -> None:
         nbytes = str(self._number(4 * GB))

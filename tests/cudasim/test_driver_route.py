@@ -25,6 +25,8 @@ from gpuslice.kernels.driver import Process, ProcessState
 
 from ..patience import PATIENCE_S
 
+pytestmark = pytest.mark.whole_gpu
+
 #: Says what it computed at every line that it reads; "hold" leaves work on a stream that does not end.
 JOB = """
 import sys, torch, cudasim

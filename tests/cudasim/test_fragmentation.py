@@ -18,6 +18,8 @@ from gpuslice.kernels import open_device
 from gpuslice.kernels.cuda import allocator_memory
 from gpuslice.types import DeviceName
 
+pytestmark = pytest.mark.whole_gpu
+
 MIB = 1 << 20
 #: In a segment of its own each would be rounded up to 12 MiB.
 NBYTES, COUNT, SPARE_BYTES = 11 * MIB + 512, 90, 16 * MIB

@@ -18,15 +18,18 @@ STEPS = [
     "copies_4gb",
     "threshold",
     "copies_16gb",
-    "tests",
-    "repros",
+    "swap",
     "rival to-cpu",
     "rival torch-save",
     "rival memory-saver",
     "rival memory-saver-retained",
-    "driver",
+    "tests",
+    "repros",
+    "trainings",
+    "tests_alone",
     "rival driver",
 ]
+KINDS = ["large", "frozen", "small"]
 
 
 def read(path: Path) -> Any:
@@ -60,18 +63,20 @@ def test_every_step_runs_in_its_order_and_passes(workshop: Workshop) -> None:
     assert [step["name"] for step in summary["steps"] if step["exit_code"] != 0] == []
     assert code == 0
     assert summary["simulated"] is True
-    for name, nbytes in (("copies_4gb", 4_000_000), ("copies_16gb", 16_000_000)):
+    sizes = (("copies_4gb", 4_000_000, KINDS), ("copies_16gb", 16_000_000, KINDS[:1]))
+    for name, nbytes, kinds in sizes:
         copies = result(out / f"{name}.json")
         assert copies["finished"]
-        assert [row["kind"] for row in copies["switches"]] == ["large", "frozen", "small"]
+        assert [row["kind"] for row in copies["switches"]] == kinds
         assert all(row["bytes"] <= nbytes for row in copies["switches"])
+    assert [row["room"] for row in result(out / "swap.json")["swaps"]] == ["for both", "for one"]
     rows = result(out / "threshold.json")["rows"]
     assert {row["way"] for row in rows} == {"packed", "direct"}
     repros = result(out / "repros.json")
     assert len(repros["wrong"]) >= 10
     assert not any(repros["wrong"].values())
     assert "skipped" not in result(out / "rival_driver.json")
-    assert "passed" in (out / "driver.log").read_text()
+    assert "passed" in (out / "tests_alone.log").read_text()
     assert "passed" in (out / "tests.log").read_text()
 
 

@@ -149,6 +149,7 @@ def test_moves_to_another_gpu_and_back(name: str, store: JobStore) -> None:
     assert run(cases.CASES[name](here.torch_device), park) == expected
 
 
+@pytest.mark.whole_gpu
 def test_a_parked_job_leaves_its_gpu_to_others(store: JobStore) -> None:
     device = open_device(DeviceName("cuda", 0))
     kept = torch.ones(64 << 20, dtype=torch.uint8, device=device.torch_device)

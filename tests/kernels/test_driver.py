@@ -161,6 +161,7 @@ def test_structures_are_those_of_cuda_h(tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.whole_gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 def test_another_process_leaves_its_gpu_and_comes_back() -> None:
     """On a real GPU: memory is free while the process is away, and its tensor is the same afterwards."""

@@ -294,6 +294,7 @@ assert [block.address for block in shim.loaded().blocks(0)] == [torch.address.va
 
 
 @pytest.mark.gpu
+@pytest.mark.whole_gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 def test_training_survives_on_a_gpu(tmp_path: Path) -> None:
     """The shim under real torch on a real GPU, a captured CUDA graph included."""
