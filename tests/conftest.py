@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import traceback
 from collections import Counter
 from collections.abc import Iterator
 from importlib import import_module
@@ -53,7 +54,8 @@ def _end(number: int, frame: FrameType | None) -> None:
     signal.signal(number, signal.SIG_DFL)
     if os.getpid() != _PID:
         os.kill(os.getpid(), number)
-    raise KeyboardInterrupt
+    where = (f"{Path(each.filename).name}:{each.lineno}" for each in traceback.extract_stack(frame, 8))
+    raise KeyboardInterrupt(f"ended in {' > '.join(where)}")
 
 
 signal.signal(signal.SIGTERM, _end)

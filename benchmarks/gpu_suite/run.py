@@ -100,16 +100,16 @@ class Suite:
 
     def _tests(self, name: str, which: str, at_once: int = 1) -> None:
         """Of the files with tests marked ``gpu``, and the simulation's: others would only take time."""
-        files = [
-            path
-            for path in sorted((ROOT / "tests").rglob("test_*.py"))
-            if "mark.gpu" in path.read_text() or path.parent.name == "cudasim"
-        ]
-        options = ["-c", "pyproject.toml", "-o", "addopts=--import-mode=importlib --strict-markers", "-ra"]
-        words = ["-m", "pytest", *options, "-p", "no:cacheprovider", "-m", which]
+        tests = sorted((ROOT / "tests").rglob("test_*.py"))
+        files = [path for path in tests if "mark.gpu" in path.read_text(encoding="utf-8")]
+        words = ["-m", "pytest", "-c", "pyproject.toml", "-ra", "-p", "no:cacheprovider", "-m", which]
         if at_once > 1 and importlib.util.find_spec("xdist") is not None:
             words += ["-n", str(at_once)]
-        words += ["--continue-on-collection-errors", f"--junitxml={self._out / f'{name}.xml'}"]
+        words += [
+            "--continue-on-collection-errors",
+            f"--junitxml={self._out / f'{name}.xml'}",
+            "tests/cudasim",
+        ]
         words += [str(path.relative_to(ROOT)) for path in files]
         environ = {"CUDASIM_ON_A_GPU": "1"}
         self._runner.run(name, words, output=f"{name}.log", limit_s=240, environ=environ)

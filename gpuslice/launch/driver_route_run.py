@@ -11,17 +11,13 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from pathlib import Path
-
-import psutil
 
 from gpuslice.config import Settings
-from gpuslice.errors import EnvironmentUnusableError, GpusliceError, NoCudaError, RollbackError, UsageError
-from gpuslice.kernels.driver import Process, ProcessState
+from gpuslice.errors import EnvironmentUnusableError, UsageError
 from gpuslice.kernels.routes import Ground, verdicts
-from gpuslice.launch import adopted
+from gpuslice.launch import driver_switch
 from gpuslice.launch.command import check_driver_is_loaded, command_line
 from gpuslice.launch.device_choice import named_device
 from gpuslice.types import Route
@@ -93,71 +89,16 @@ def _restore_signals(mask: Iterable[int]) -> None:
 def _obey(received: signal.struct_siginfo, pid: int) -> None:
     number = received.si_signo
     if number == signal.SIGTSTP:
-        if _tell("suspended", lambda: suspend_all(processes(pid))):
+        if _switch("suspend", pid):
             os.kill(os.getpid(), signal.SIGSTOP)
     elif number == signal.SIGCONT:
-        _tell("resumed", lambda: resume_all(processes(pid)))
+        _switch("resume", pid)
     elif number != signal.SIGCHLD and received.si_code <= 0:  # the terminal's reach the command by themselves
         with suppress(ProcessLookupError):
             os.kill(pid, number)
 
 
-def _tell(what: str, act: Callable[[], int]) -> bool:
-    """Say on stderr what came of it; nobody is there to whom an error could be raised."""
-    try:
-        count = act()
-    except GpusliceError as error:
-        sys.stderr.write(f"gpuslice: not {what}: {error}\n")
-        return False
-    sys.stderr.write(f"gpuslice: {what} {count} process{'es' if count != 1 else ''}\n")
-    return True
-
-
-def processes(pid: int) -> list[Process]:
-    """The process and its descendants that use CUDA, by id."""
-    try:
-        root = psutil.Process(pid)
-        pids = sorted({pid, *(child.pid for child in root.children(recursive=True))})
-    except psutil.NoSuchProcess:
-        return []
-    found = []
-    for each in filter(_has_driver, pids):
-        process = Process(each)
-        with suppress(NoCudaError):  # a loader's worker, say, which has the library from its parent
-            process.state  # noqa: B018 - the driver is asked
-            found.append(process)
-    return found
-
-
-def _has_driver(pid: int) -> bool:
-    try:
-        return "libcuda.so" in Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace")
-    except OSError:  # it ended meanwhile
-        return False
-
-
-def suspend_all(found: Sequence[adopted.CheckpointableProcess]) -> int:
-    """All of them or none: if one is refused, those that were suspended before it come back."""
-    done: list[adopted.CheckpointableProcess] = []
-    try:
-        for process in found:
-            adopted.suspend(process)
-            done.append(process)
-    except GpusliceError as refusal:
-        try:
-            resume_all(done)
-        except GpusliceError as error:
-            raise RollbackError(
-                f"{refusal.message}; and of those suspended before, not all came back: {error.message}",
-                "send SIGCONT to try again",
-            ) from refusal
-        raise
-    return len(done)
-
-
-def resume_all(found: Sequence[adopted.CheckpointableProcess]) -> int:
-    """All that are not running; an error leaves the rest for the next try."""
-    away = [process for process in found if process.state is not ProcessState.RUNNING]
-    for process in away:
-        adopted.resume(process)
-    return len(away)
+def _switch(verb: str, pid: int) -> bool:
+    """In a process of its own: the driver's threads, where it is used, take signals that are blocked here."""
+    words = [sys.executable, "-m", driver_switch.__name__, verb, str(pid)]
+    return subprocess.run(words, stdin=subprocess.DEVNULL, check=False).returncode == 0

@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 from gpuslice.kernels.host.copies import CHUNK_BYTES
 
-#: Smaller storages are packed: at 50 GB/s a copy of this size takes 20 us, starting one about 5. An
-#: estimate until benchmarks/gpu_suite has measured where the two ways cross.
-PACK_BYTES = 1 << 20
+#: Smaller storages are packed: on an H100 (benchmarks/gpu_suite/threshold.py) those of 1 MiB then take 0.7 of
+#: the time that they take one by one, those of 2 MiB as long.
+PACK_BYTES = 2 << 20
 #: What one launch packs; more small storages than this take more launches.
 STAGING_BYTES = 64 << 20
 #: What is queued, waited for and inspected as one: 0.3 ms of a PCIe 5 link, so neither starting it nor

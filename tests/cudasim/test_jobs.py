@@ -68,13 +68,10 @@ class Site:
         self.environ = {**os.environ, "CUDASIM_ACCOUNT": self.account, "CUDASIM_DELAY_US": "20"}
 
     def up(self, devices: str, *words: str) -> Client:
-        simulated = {name: self.environ[name] for name in ("CUDASIM_ACCOUNT", "CUDASIM_DEVICES")}
-        before = {name: os.environ[name] for name in simulated}
-        os.environ |= simulated
-        try:
+        with pytest.MonkeyPatch.context() as patch:
+            for name in self.environ.keys() & {"CUDASIM_ACCOUNT", "CUDASIM_DEVICES"}:
+                patch.setenv(name, self.environ[name])
             self.shell("up", "--devices", devices, *words)
-        finally:
-            os.environ |= before
         return self.shell.client()
 
     def command(self, steps: int, ranks: int, *more: str) -> list[str]:

@@ -23,8 +23,12 @@ from . import cases
 from .conftest import ON_A_GPU
 
 MODULES = (frameworks, loops, optimizers, places, tensors)
-#: PyTorch says so of its own code when it compiles.
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+#: What PyTorch says of its own code, and of what is rare; and Python of a loader with workers.
+_SAID = (
+    *("ignore:.*torch.jit.*:DeprecationWarning", "ignore:.*use of fork:DeprecationWarning"),
+    *("ignore:ComplexHalf support", "ignore:Sparse ... tensor support", "ignore:TensorFloat32 tensor cores"),
+)
+pytestmark = [pytest.mark.filterwarnings(said) for said in _SAID]
 NOT_DENSE = "only dense results are simulated"
 CPU_GENERATOR = "draws with a generator of the host, which a GPU refuses"
 #: Its dropout is cuDNN's, which PyTorch begins anew whenever it sets the state of the GPU's generator.

@@ -29,7 +29,12 @@ SIZES = [1, 64, 4096, 4097, 300_001, 3 << 20, (9 << 20) + 5]
 
 @pytest.fixture(params=BACKENDS)
 def device(request: pytest.FixtureRequest) -> Device:
-    return open_device(DeviceName.parse(request.param))
+    opened = open_device(DeviceName.parse(request.param))
+    if opened.name.kind == "cuda":
+        torch.empty(
+            1, device=opened.torch_device
+        )  # before CUDA begins it neither locks pages nor has a generator
+    return opened
 
 
 def storages_on(device: Device, sizes: list[int]) -> list[torch.UntypedStorage]:

@@ -1,5 +1,9 @@
 // libcuda.so.1: contexts, copies and streams of the driver API, as PyTorch and gpuslice use them; the core is libcudart's.
 #include "sim.h"
+#include <csignal>
+#include <mutex>
+#include <thread>
+#include <unistd.h>
 #include <vector>
 
 #define API extern "C" int
@@ -21,10 +25,22 @@ static int make_current(void* context) {
     return sim::OK;
 }
 
+// A thread of the driver's own, which takes signals as any thread does: whoever waits for one blocks it in vain.
+static void start_thread() {
+    std::thread([] {
+        sigset_t none;
+        sigemptyset(&none);
+        pthread_sigmask(SIG_SETMASK, &none, nullptr);
+        for (;;) pause();
+    }).detach();
+}
 API cuInit(unsigned flags) {
     QUERY;
     if (flags) return sim::INVALID_VALUE;
-    return sim::settings().devices ? sim::OK : sim::NO_DEVICE;
+    if (!sim::settings().devices) return sim::NO_DEVICE;
+    static std::once_flag once;
+    std::call_once(once, start_thread);
+    return sim::OK;
 }
 API cuDriverGetVersion(int* version) {
     *version = 13000;
