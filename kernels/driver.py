@@ -154,8 +154,8 @@ class Process:
         Raises
         ------
         DeviceMemoryError
-            If the GPU lacks memory. Driver 580 never brings this process back then (`gpuslice.launch.adopted`
-            looks before it asks); others may lose it: see `state`.
+            If the GPU lacks memory. Driver 580 never brings this process back then; others may lose it: see
+            `state`. `gpuslice.driver_route.adopted` looks before it asks.
         """
         pairs = [_pair(old, new) for old, new in (moves or {}).items()]
         array = (GpuPair * len(pairs))(*pairs)

@@ -5,18 +5,18 @@ A thread of its own looks once a second. Counting boundaries costs the training 
 
 from __future__ import annotations
 
-import sys
 import sysconfig
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FrameType
 
 from gpuslice.checkpoint.discover import pending_collectives
+from gpuslice.checkpoint.discover.thread_stacks import stack_of
 from gpuslice.checkpoint.gate import OWN_PREFIX
 from gpuslice.runtime.boundaries import BoundaryCounter
 from gpuslice.runtime.ending import say
-from gpuslice.runtime.thread_gate import knows_torch, stack
+from gpuslice.runtime.thread_gate import knows_torch
 from gpuslice.types import shortened
 
 #: So long without a boundary is worth a word.
@@ -85,25 +85,24 @@ class BoundaryWatchdog:
     def _run(self) -> None:
         clock = time.pthread_getcpuclockid(self._main.ident or 0)
         while not self._stopping.is_set() and self._main.is_alive():
-            self.look(
-                time.monotonic(), time.clock_gettime(clock), sys._current_frames().get(self._main.ident or 0)
-            )
+            self.look(time.monotonic(), time.clock_gettime(clock), lambda: stack_of(self._main.ident or 0))
             self._stopping.wait(_LOOK_AGAIN_S)
 
-    def look(self, now_s: float, busy_s: float, frame: FrameType | None) -> None:
+    def look(self, now_s: float, busy_s: float, stack: Callable[[], Sequence[FrameType]]) -> None:
         """Look once.
 
         Parameters
         ----------
         now_s, busy_s
             The time, and how much processor time the main thread has used so far.
-        frame
-            Its innermost frame.
+        stack
+            Gives its frames, the innermost first; asked only if no boundary was passed since the last look.
         """
         count, asked = self._boundaries.count, self._asked()
         if not asked:
             self._asked_since_s = None
-        if frame is None or count != self._count or self._since is None or _is_ours(frame):
+        frames = stack() if count == self._count and self._since is not None else ()
+        if not frames or self._since is None or _is_ours(frames):
             self._count, self._since = count, (now_s, busy_s)
             self._asked_since_s, self.stuck = (now_s if asked else None), self._unusable()
             return
@@ -111,10 +110,10 @@ class BoundaryWatchdog:
             self._asked_since_s = now_s
         since_s, busy_before_s = self._since
         if self._asked_since_s is not None and now_s - self._asked_since_s >= PATIENCE_S:
-            self._name(frame, f"was asked to park {PATIENCE_S:g} s ago, and has passed no boundary")
+            self._name(frames, f"was asked to park {PATIENCE_S:g} s ago, and has passed no boundary")
         elif now_s - since_s >= PATIENCE_S:
-            if busy_s - busy_before_s >= _COMPUTES * (now_s - since_s) and _computes(frame):
-                self._name(frame, f"has computed for {PATIENCE_S:g} s without a boundary")
+            if busy_s - busy_before_s >= _COMPUTES * (now_s - since_s) and _computes(frames):
+                self._name(frames, f"has computed for {PATIENCE_S:g} s without a boundary")
             elif not self.stuck:
                 self._since = now_s, busy_s
 
@@ -128,8 +127,8 @@ class BoundaryWatchdog:
             self._tell(f"the script {what}", pending_collectives.REMEDY)
         return _UNUSABLE
 
-    def _name(self, frame: FrameType, what: str) -> None:
-        location = _location(frame)
+    def _name(self, frames: Sequence[FrameType], what: str) -> None:
+        location = _location(frames)
         self.stuck = f"at {location}"
         if what not in self._told:
             self._told.add(what)
@@ -140,9 +139,9 @@ def _module(frame: FrameType) -> str:
     return str(frame.f_globals.get("__name__"))
 
 
-def _is_ours(frame: FrameType) -> bool:
+def _is_ours(frames: Sequence[FrameType]) -> bool:
     """Whether the main thread parks, or does something else for gpuslice."""
-    return any(_module(one).startswith("gpuslice.") for one in stack(frame))
+    return any(_module(one).startswith("gpuslice.") for one in frames)
 
 
 def _is_users(frame: FrameType) -> bool:
@@ -150,19 +149,18 @@ def _is_users(frame: FrameType) -> bool:
     return not name.startswith((*_LIBRARIES, "<frozen")) and not _module(frame).startswith("torch.")
 
 
-def _location(frame: FrameType) -> str:
+def _location(frames: Sequence[FrameType]) -> str:
     """File, line and function of the innermost frame that is the user's, not a library's."""
-    found = next(filter(_is_users, stack(frame)), frame)
+    found = next(filter(_is_users, frames), frames[0])
     code = found.f_code
     return shortened(f"{code.co_filename}:{found.f_lineno}, in {code.co_name}", _PLACE_CHARACTERS)
 
 
-def _computes(frame: FrameType) -> bool:
+def _computes(frames: Sequence[FrameType]) -> bool:
     """Whether this is torch at work, or code that uses it; not an import."""
-    frames = list(stack(frame))
     if any(_module(one).startswith("importlib.") for one in frames):
         return False
     return any(
         name.startswith("torch.") and not name.startswith("torch.multiprocessing")
         for name in map(_module, frames)
-    ) or knows_torch(next(filter(_is_users, frames), frame))
+    ) or knows_torch(next(filter(_is_users, frames), frames[0]))

@@ -39,8 +39,8 @@ def command(
     or refuses, or if the GPU lacks memory. A process that cannot be suspended goes on as it was; one for
     which the GPU lacks memory stays suspended.
     """
+    from gpuslice.driver_route import adopted
     from gpuslice.kernels.driver import Process
-    from gpuslice.launch import adopted
 
     if suspend and resume:
         raise UsageError("both --suspend and --resume are given", "choose one of the two")
@@ -60,8 +60,8 @@ def command(
 
 
 def _moves(to: str) -> dict[UUID, UUID]:
+    from gpuslice.driver_route import adopted
     from gpuslice.kernels.nvml import read_driver
-    from gpuslice.launch import adopted
     from gpuslice.types import DeviceName
 
     ends = [DeviceName.parse(word) for word in to.split("=")]

@@ -80,7 +80,7 @@ def command(
         standby=standby or None,
     )
     if settings.route == Route.DRIVER.value:
-        from gpuslice.launch import driver_route_run
+        from gpuslice.driver_route import command
 
-        return driver_route_run.execute(words or [], settings)
+        return command.execute(words or [], settings)
     return execute(words or [], settings)

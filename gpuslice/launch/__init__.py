@@ -1,4 +1,4 @@
-"""Starting a training process, or adopting one: command, environment, rank, device; the machine's diagnosis.
+"""Starting a training process: command, environment, rank, device; the machine's diagnosis.
 
 Public face: ``command.execute``, ``rank_identity.RankIdentity``, ``diagnosis.diagnose``,
 ``recording.record``.

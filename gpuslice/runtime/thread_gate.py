@@ -14,12 +14,13 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from types import FrameType, FunctionType, ModuleType
 from typing import Any, Protocol
 
 from torch.overrides import TorchFunctionMode
 
+from gpuslice.checkpoint.discover.thread_stacks import stacks
 from gpuslice.checkpoint.gate import OWN_PREFIX
 from gpuslice.errors import SuspendRefusedError
 
@@ -154,34 +155,34 @@ class ThreadGate:
         """Whether no other Python thread exists that could look at a tensor's memory behind torch's back."""
         return not any(True for _ in self._others())
 
-    def _others(self) -> Iterator[tuple[str, int, FrameType]]:
-        """Name, ident and innermost frame of each other Python thread that is not known to be harmless."""
+    def _others(self) -> Iterator[tuple[str, int, list[FrameType]]]:
+        """Name, ident and frames of each other Python thread that is not known to be harmless."""
         names = {thread.ident: thread.name for thread in threading.enumerate()}
         harmless = _compilers() | {threading.get_ident()}
-        for ident, frame in sys._current_frames().items():
+        for ident, frames in stacks().items():
             name = names.get(ident, f"#{ident}")
             if ident in harmless or name.startswith(OWN_PREFIX):
                 continue
-            if not (_torch_module(frame) or "").startswith(_IDLE_MODULES):
-                yield name, ident, frame
+            if not (_torch_module(frames) or "").startswith(_IDLE_MODULES):
+                yield name, ident, frames
 
     def _busy(self) -> tuple[str, str] | None:
         """A thread that is inside torch, and what it runs there."""
-        for name, ident, frame in self._others():
+        for name, ident, frames in self._others():
             mode = self._modes.get(ident)
             if mode is not None and mode.waiting:
                 continue
             if mode is not None and mode.inside is not None:
                 return name, getattr(mode.inside, "__name__", repr(mode.inside))
-            if module := _torch_module(frame):
+            if module := _torch_module(frames):
                 return name, module
         return None
 
     def _ungated_thread(self) -> str | None:
         """A thread that no gate stops and whose code knows torch."""
         early = self._early.idents if self._early is not None else ()
-        for name, ident, frame in self._others():
-            if ident not in self._modes and ident not in early and any(map(knows_torch, stack(frame))):
+        for name, ident, frames in self._others():
+            if ident not in self._modes and ident not in early and any(map(knows_torch, frames)):
                 return name
         return None
 
@@ -265,16 +266,9 @@ def knows_torch(frame: FrameType) -> bool:
     return False
 
 
-def stack(frame: FrameType | None) -> Iterator[FrameType]:
-    """A frame and those below it."""
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
-
-
-def _torch_module(frame: FrameType | None) -> str | None:
+def _torch_module(frames: Iterable[FrameType]) -> str | None:
     """Name of the innermost torch module on a stack, or ``None``."""
-    for one in stack(frame):
+    for one in frames:
         name = one.f_globals.get("__name__", "")
         if name == "torch" or name.startswith("torch."):
             return str(name)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from gpuslice.agent.boundary_watchdog import PATIENCE_S, BoundaryWatchdog
+from gpuslice.checkpoint.discover.thread_stacks import stack
 from gpuslice.runtime.boundaries import BoundaryCounter
 
 
@@ -30,7 +31,8 @@ class Bench:
     def look(self, *, after_s: float = 0.0, busy: float = 1.0, frame: FrameType | None = None) -> str:
         self.now_s += after_s
         self.busy_s += busy * after_s
-        self.watch.look(self.now_s, self.busy_s, frame or sys._getframe(1))
+        frames = list(stack(frame or sys._getframe(1)))
+        self.watch.look(self.now_s, self.busy_s, lambda: frames)
         return self.watch.stuck
 
 

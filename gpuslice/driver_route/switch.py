@@ -1,4 +1,4 @@
-"""``python -m gpuslice.launch.driver_switch suspend|resume PID``: what `driver_route_run` has the driver do.
+"""``python -m gpuslice.driver_route.switch suspend|resume PID``: what `command` has the driver do.
 
 To a process and its descendants. Says on stderr what came of it; the exit code is 0 if all that use CUDA are
 where they should be.
@@ -13,9 +13,9 @@ from pathlib import Path
 
 import psutil
 
+from gpuslice.driver_route import adopted
 from gpuslice.errors import GpusliceError, NoCudaError, RollbackError
 from gpuslice.kernels.driver import Process, ProcessState
-from gpuslice.launch import adopted
 
 
 def main(verb: str, pid: int) -> int:

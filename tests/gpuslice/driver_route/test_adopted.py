@@ -13,6 +13,7 @@ from uuid import UUID
 import pytest
 
 from gpuslice.cli import main
+from gpuslice.driver_route import adopted, switch
 from gpuslice.errors import (
     DeviceMemoryError,
     EnvironmentUnusableError,
@@ -24,7 +25,6 @@ from gpuslice.errors import (
 )
 from gpuslice.kernels.driver import ProcessState
 from gpuslice.kernels.nvml import Driver, Gpu
-from gpuslice.launch import adopted, driver_switch
 
 A, B, C = (UUID(int=number) for number in (1, 2, 3))
 
@@ -177,10 +177,10 @@ def test_of_several_all_are_suspended_or_none() -> None:
     refused = FakeProcess(checkpoint=SuspendRefusedError("shared memory"))
     first, last = FakeProcess(), FakeProcess()
     with pytest.raises(SuspendRefusedError):
-        driver_switch.suspend_all([first, refused, last])
+        switch.suspend_all([first, refused, last])
     assert {process.state for process in (first, refused, last)} == {ProcessState.RUNNING}
-    assert driver_switch.suspend_all([first, last]) == 2
-    assert driver_switch.resume_all([first, refused, last]) == 2
+    assert switch.suspend_all([first, last]) == 2
+    assert switch.resume_all([first, refused, last]) == 2
 
 
 def gpus(*uuids: UUID) -> tuple[Gpu, ...]:

@@ -15,9 +15,9 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 from gpuslice.config import Settings
+from gpuslice.driver_route import switch
 from gpuslice.errors import EnvironmentUnusableError, UsageError
 from gpuslice.kernels.routes import Ground, verdicts
-from gpuslice.launch import driver_switch
 from gpuslice.launch.command import check_driver_is_loaded, command_line
 from gpuslice.launch.device_choice import named_device
 from gpuslice.types import Route
@@ -100,5 +100,5 @@ def _obey(received: signal.struct_siginfo, pid: int) -> None:
 
 def _switch(verb: str, pid: int) -> bool:
     """In a process of its own: the driver's threads, where it is used, take signals that are blocked here."""
-    words = [sys.executable, "-m", driver_switch.__name__, verb, str(pid)]
+    words = [sys.executable, "-m", switch.__name__, verb, str(pid)]
     return subprocess.run(words, stdin=subprocess.DEVNULL, check=False).returncode == 0
