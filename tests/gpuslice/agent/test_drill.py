@@ -24,6 +24,21 @@ def job(tmp_path: Path) -> Iterator[Runtime]:
     runtime.close()
 
 
+@pytest.fixture(autouse=True)
+def no_thread_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A drill's thread lives as long as its job; this process has further tests."""
+    started, start = [], Drill.start
+
+    def note(drill: Drill) -> None:
+        started.append(drill)
+        start(drill)
+
+    monkeypatch.setattr(Drill, "start", note)
+    yield
+    for drill in started:
+        drill.end_threads()
+
+
 def stops(drill: Drill, job: Runtime, count: int) -> list[int]:
     """The boundaries of ``count`` that the drill is called at, without suspending there."""
     drill.start()
