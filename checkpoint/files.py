@@ -58,6 +58,8 @@ def open_checked(path: Path, flags: int = os.O_RDONLY) -> int:
     return descriptor
 
 
+#: What chooses the RAM disk's directory: every command reads the variable, not all have the option.
+RAMDISK_DIR_OPTION = "GPUSLICE_RAMDISK_DIR (or `gpuslice run --ramdisk-dir`)"
 _REMEDY = "give a regular file that you own and that nobody else may write"
 
 
@@ -82,7 +84,7 @@ def store_directory(path: Path) -> None:
         If it is anything else or cannot be made.
     """
     try:
-        private_directory(path, option="--ramdisk-dir or GPUSLICE_RAMDISK_DIR")
+        private_directory(path, option=RAMDISK_DIR_OPTION)
     except EnvironmentUnusableError as error:
         if isinstance(error.__cause__, OSError) and is_full(error.__cause__):
             raise _no_room(path) from error

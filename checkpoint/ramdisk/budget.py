@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from gpuslice.checkpoint.files import writing
+from gpuslice.checkpoint.files import RAMDISK_DIR_OPTION, writing
 from gpuslice.checkpoint.locks import FileLock
 from gpuslice.config import format_size
 from gpuslice.errors import RamDiskFullError
@@ -157,7 +157,7 @@ class Budget:
 
         ``RamDiskFullError``, or ``EnvironmentUnusableError`` if the file system cannot do what is needed.
         """
-        return writing(self.root, "--ramdisk-dir or GPUSLICE_RAMDISK_DIR", partial(self.full, nbytes))
+        return writing(self.root, RAMDISK_DIR_OPTION, partial(self.full, nbytes))
 
     def full(self, growth: int) -> RamDiskFullError:
         """The error for ``growth`` bytes that did not fit."""

@@ -149,7 +149,12 @@ def execute(words: Sequence[str], settings: Settings) -> NoReturn:
     are its own.
     """
     command = command_line(words)
-    variables = environment(check(with_route(settings, words)), os.environ)
+    checked = check(with_route(settings, words))
+    if checked.report and checked.report in map(os.path.realpath, command):
+        raise UsageError(
+            f"--report {checked.report} would overwrite what is run or read", "name another file"
+        )
+    variables = environment(checked, os.environ)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     try:

@@ -159,7 +159,7 @@ def test_a_ram_disk_that_cannot_be_used_ends_the_script_in_two_lines(workshop: W
     assert done.stderr.splitlines() == [
         f"gpuslice: {workshop.ramdisk} has mode 0755 instead of 0700 ({script}, line 5)",
         "gpuslice: choose a new or private (0700) directory of your own with"
-        " --ramdisk-dir or GPUSLICE_RAMDISK_DIR",
+        " GPUSLICE_RAMDISK_DIR (or `gpuslice run --ramdisk-dir`)",
     ]
 
 

@@ -77,6 +77,15 @@ def test_settings_that_cannot_work_are_named(settings: Settings, named: str) -> 
         command.check(settings)
 
 
+def test_a_report_over_the_script_or_its_data_is_refused(tmp_path: Path) -> None:
+    script, data = tmp_path / "train.py", tmp_path / "data.json"
+    for path in (script, data):
+        path.write_text("1")
+        with pytest.raises(UsageError, match=f"--report {path} would overwrite what is run or read"):
+            command.execute([str(script), str(data)], Settings(report=str(path)))
+        assert path.read_text() == "1"
+
+
 def test_a_gpu_without_a_driver_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "_has_nvidia_driver", lambda: False)
     with pytest.raises(EnvironmentUnusableError, match="cuda:1 needs an NVIDIA driver") as refused:
