@@ -18,7 +18,7 @@ from gpuslice.errors import (
     RamDiskFullError,
     RefusedSnapshotError,
 )
-from gpuslice.private_directories import private_directory
+from gpuslice.files import private_directory
 
 _Owner = TypeVar("_Owner")
 _SAFE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gpuslice.errors import EnvironmentUnusableError
-from gpuslice.private_directories import private_directory
+from gpuslice.files import private_directory
 
 _FLAGS = ("-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-pthread")
 _TIMEOUT_S = 60

@@ -36,7 +36,7 @@ FOUNDATION = {
     "wire",
     "verbs",
     "config",
-    "private_directories",
+    "files",
     "memory",
     "version",
 }

@@ -27,7 +27,7 @@ from gpuslice.errors import (
     RamDiskFullError,
     SnapshotError,
 )
-from gpuslice.private_directories import private_directory
+from gpuslice.files import private_directory
 
 from .slots import SLOTS
 

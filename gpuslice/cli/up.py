@@ -12,7 +12,7 @@ import typer
 from gpuslice import config
 from gpuslice.daemon import background_start
 from gpuslice.errors import UsageError
-from gpuslice.private_directories import private_directory
+from gpuslice.files import private_directory
 from gpuslice.sched_core.switch_cost_model import SWITCH_SHARE
 
 from .options import Json, StateDir

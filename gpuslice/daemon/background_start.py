@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 
 from gpuslice.errors import EnvironmentUnusableError, GpusliceError
-from gpuslice.private_directories import private_directory
+from gpuslice.files import private_directory
 
 LOG = "scheduler.log"
 #: After it, nothing follows.

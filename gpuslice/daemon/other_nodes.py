@@ -6,7 +6,6 @@ Ray, and the scheduler goes on when Ray does not. The talk with the agents is ou
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -19,8 +18,8 @@ from gpuslice.clock import Clock
 from gpuslice.config import load
 from gpuslice.daemon.journal_recovery import has_unfinished_jobs
 from gpuslice.errors import EnvironmentUnusableError, UsageError
+from gpuslice.files import private_directory, replace_file
 from gpuslice.nodes.plan import Config, Found, Wanted
-from gpuslice.private_directories import private_directory
 from gpuslice.sched_core.nodes import curve
 from gpuslice.sched_core.nodes.endpoint import logs_directory
 from gpuslice.sched_core.nodes.node_logs import identity
@@ -203,7 +202,4 @@ class OtherNodes:
         return known if has_unfinished_jobs(self._directory) else None
 
     def _write(self, known: _Known) -> None:
-        path = self._directory / _FILE
-        fresh = path.with_suffix(".new")
-        fresh.write_bytes(msgspec.json.encode(known))
-        os.replace(fresh, path)
+        replace_file(self._directory / _FILE, msgspec.json.encode(known))

@@ -18,7 +18,8 @@ from torch.utils.data import dataloader
 
 from gpuslice.checkpoint.discover.storages import sweep
 from gpuslice.errors import SuspendRefusedError
-from gpuslice.launch.command import draft_path, rank_path
+from gpuslice.files import replace_file
+from gpuslice.launch.command import rank_path
 from gpuslice.launch.step_control import StepControl
 from gpuslice.profiler.memory import HostMemory
 from gpuslice.profiler.recorder import StepRecorder
@@ -115,10 +116,8 @@ class Profiling:
         self._memory.tensors_bytes = self._tensors_bytes()
         recording = self._recorder.finish(self._runtime.identity.rank, self._optimizers.skew())
         path = self._path()
-        draft = draft_path(path)
         try:
-            draft.write_bytes(msgspec.json.encode(recording))
-            draft.replace(path)
+            replace_file(path, msgspec.json.encode(recording))
         except OSError as error:
             say(f"cannot write the profile {path}: {error.strerror}")
 

@@ -13,6 +13,7 @@ import msgspec
 
 from gpuslice.config import Settings, variable
 from gpuslice.errors import EnvironmentUnusableError, UsageError
+from gpuslice.files import draft_path
 from gpuslice.launch.device_choice import HOST, named_device
 from gpuslice.launch.rank_identity import ARMED as ARMED
 from gpuslice.types import DeviceName, Route, job_id
@@ -218,11 +219,6 @@ def check_writable(option: str, path: str) -> None:
     except OSError as error:
         message = f"{option} {path} cannot be written"
         raise UsageError(message, "choose a file in a directory of yours") from error
-
-
-def draft_path(path: Path) -> Path:
-    """Where this process writes what is then renamed to ``path``."""
-    return path.with_name(f".{path.name}.{os.getpid()}")
 
 
 def rank_path(path: Path, rank: int) -> Path:

@@ -12,7 +12,7 @@ from typing import BinaryIO
 import msgspec
 
 from gpuslice.errors import EnvironmentUnusableError, UsageError
-from gpuslice.private_directories import private_directory
+from gpuslice.files import private_directory
 from gpuslice.profiler.colocation.trial import Trial
 
 _VERSION = 3

@@ -5,16 +5,14 @@ Imports no torch: measuring happens in a child process.
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import msgspec
 
 from gpuslice.errors import EnvironmentUnusableError
+from gpuslice.files import replace_file
 from gpuslice.kernels.compiler import cache_directory
 
 _DEADLINE_S = 300
@@ -139,9 +137,7 @@ def save(measured: Measured, environ: Mapping[str, str]) -> None:
     """
     directory = cache_directory(environ)
     try:
-        with tempfile.NamedTemporaryFile(dir=directory, prefix=f".{_FILE}.", delete=False) as draft:
-            draft.write(msgspec.json.encode(measured))
-        os.replace(draft.name, Path(directory, _FILE))
+        replace_file(directory / _FILE, msgspec.json.encode(measured))
     except OSError as error:
         raise EnvironmentUnusableError(
             f"{directory / _FILE} cannot be written: {error.strerror}",

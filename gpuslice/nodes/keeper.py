@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from gpuslice.errors import EnvironmentUnusableError
-from gpuslice.private_directories import private_directory
+from gpuslice.files import private_directory, replace_file
 from gpuslice.sched_core.nodes.endpoint import LOCK
 
 from .agent_process import CONFIG, LOG
@@ -48,7 +48,7 @@ class AgentKeeper:
         path = self._directory / CONFIG
         if path.exists() and path.read_bytes() != config:
             self._end_agent()
-        _write(path, config)
+        replace_file(path, config)
         self._begin_agent()
         threading.Thread(target=self._watch, daemon=True).start()
 
@@ -108,11 +108,3 @@ def _running(directory: Path) -> int:
     except (OSError, ValueError):
         return 0
     return pid if os.fsencode(directory) in words else 0
-
-
-def _write(path: Path, content: bytes) -> None:
-    fresh = path.with_suffix(".new")
-    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-    os.replace(fresh, path)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import platform
-from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -11,7 +11,7 @@ import torch
 
 from gpuslice.checkpoint.switch.record import SwitchRecord
 from gpuslice.errors import EnvironmentUnusableError
-from gpuslice.launch.command import draft_path
+from gpuslice.files import replace_file
 from gpuslice.runtime.ending import say
 from gpuslice.version import __version__
 
@@ -133,14 +133,9 @@ class Report:
         lines = [b'"%s": %s' % (key.encode(), msgspec.json.encode(value)) for key, value in parts.items()]
         # One line per switch; rows are encoded once, so that a drill of many switches stays cheap.
         lines.insert(2, b'"switches": [\n%s\n]' % rows)
-        draft = draft_path(self._path)
         try:
-            draft.write_bytes(b"{\n%s\n}\n" % b",\n".join(lines))
-            self._written = _stamp(draft)
-            draft.replace(self._path)
+            self._written = _stamp(replace_file(self._path, b"{\n%s\n}\n" % b",\n".join(lines)))
         except OSError as error:
-            with suppress(OSError):
-                draft.unlink(missing_ok=True)
             raise EnvironmentUnusableError(
                 f"cannot write the report {self._path}: {error.strerror}", "choose another --report file"
             ) from error
@@ -151,14 +146,13 @@ class Report:
         if self._written is None:
             return False
         try:
-            return _stamp(self._path) != self._written
+            return _stamp(self._path.stat()) != self._written
         except FileNotFoundError:
             return False
 
 
-def _stamp(path: Path) -> tuple[int, int]:
-    found = path.stat()
-    return found.st_ino, found.st_mtime_ns
+def _stamp(status: os.stat_result) -> tuple[int, int]:
+    return status.st_ino, status.st_mtime_ns
 
 
 def _row(record: SwitchRecord) -> bytes:

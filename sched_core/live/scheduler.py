@@ -19,7 +19,7 @@ import zmq
 
 from gpuslice.clock import Clock, MonotonicClock
 from gpuslice.errors import GpusliceError, UnforeseenError
-from gpuslice.private_directories import private_directory
+from gpuslice.files import private_directory
 from gpuslice.sched_core.core.core import Core
 from gpuslice.sched_core.core.events import (
     Command,

@@ -7,12 +7,13 @@ if the scheduler is killed between the two can a part of the output be there twi
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+
+from gpuslice.files import replace_file
 
 from .node_wire import Printed, Stream
 
@@ -52,9 +53,7 @@ class LogCopies:
         try:
             with self._log(printed.job, printed.stream).open("ab") as file:
                 file.write(printed.data[max(0, known.get(name, 0) - printed.offset) :])
-            fresh = self._log(printed.job, "copied.new")
-            fresh.write_bytes(msgspec.json.encode({**known, name: end}))
-            os.replace(fresh, self._log(printed.job, "copied"))
+            replace_file(self._log(printed.job, "copied"), msgspec.json.encode({**known, name: end}))
         except OSError as error:
             _log.warning("what %s printed on %s is lost: %s", printed.job, node, error)
         return end

@@ -18,7 +18,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from gpuslice.clock import Clock, MonotonicClock
 from gpuslice.errors import RemoteProtocolError
-from gpuslice.private_directories import private_directory
+from gpuslice.files import private_directory
 from gpuslice.sched_core.core.events import Exited, RankGone
 
 from .curve import KeyPair

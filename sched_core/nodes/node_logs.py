@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-import os
 import secrets
 from pathlib import Path
+
+from gpuslice.files import replace_file
 
 from . import exit_record
 from .endpoint import logs_directory, next_past
@@ -20,7 +21,7 @@ def identity(logs: Path) -> str:
     """What agents know a scheduler's ``logs`` by, which are set aside together with its journal."""
     if not (known := _read(logs)):
         known = secrets.token_hex(8)
-        _write(logs, known)
+        replace_file(logs / _FILE, known.encode())
     return known
 
 
@@ -36,7 +37,7 @@ def keep_only(directory: Path, known: str) -> None:
         past = next_past(directory)
         logs.rename(past)
         _log.info("the scheduler has a new journal; the logs of earlier jobs are in %s", past)
-    _write(logs_directory(directory), known)
+    replace_file(logs_directory(directory) / _FILE, known.encode())
 
 
 def running(logs: Path) -> tuple[str, ...]:
@@ -51,9 +52,3 @@ def _read(logs: Path) -> str:
         return (logs / _FILE).read_text()
     except FileNotFoundError:
         return ""
-
-
-def _write(logs: Path, known: str) -> None:
-    fresh = logs / f"{_FILE}.new"
-    fresh.write_text(known)
-    os.replace(fresh, logs / _FILE)

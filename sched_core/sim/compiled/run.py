@@ -12,7 +12,7 @@ import numpy as np
 from numba.core import config
 
 from gpuslice.errors import EnvironmentUnusableError
-from gpuslice.private_directories import private_directory
+from gpuslice.files import private_directory
 from gpuslice.sched_core.job import Job
 from gpuslice.sched_core.sim.engine import Progress, Simulation
 from gpuslice.sched_core.sim.interrupts import Interrupts

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
 import pytest
 
 from gpuslice.errors import EnvironmentUnusableError
-from gpuslice.private_directories import private_directory
+from gpuslice.files import private_directory, replace_file
 
 
 def test_it_is_made_private_whatever_the_umask(tmp_path: Path) -> None:
@@ -49,3 +50,19 @@ def test_anything_else_is_refused_and_left_alone(tmp_path: Path, kind: str) -> N
     assert "--there" in caught.value.remedy
     if kind == "open":
         assert path.stat().st_mode & 0o777 == 0o750
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "kept.json"
+    status = replace_file(path, b"old")
+    assert (path.read_bytes(), status.st_ino) == (b"old", path.stat().st_ino)
+
+    def full(draft: Path, target: Path) -> None:
+        assert draft.read_bytes() == b"new"
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(OSError, match="No space left"):
+        replace_file(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]

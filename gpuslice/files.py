@@ -1,9 +1,10 @@
-"""Directories that only their user may enter: made so, or checked to be so."""
+"""Directories that only their user may enter, and files that are replaced whole."""
 
 from __future__ import annotations
 
 import os
 import stat
+from contextlib import suppress
 from pathlib import Path
 
 from gpuslice.errors import EnvironmentUnusableError
@@ -50,3 +51,35 @@ def _problem(status: os.stat_result) -> str | None:
     if status.st_mode & 0o077:
         return f"has mode {stat.S_IMODE(status.st_mode):04o} instead of 0700"
     return None
+
+
+def draft_path(path: Path) -> Path:
+    """Where this process writes what is then renamed to ``path``."""
+    return path.with_name(f".{path.name}.{os.getpid()}")
+
+
+def replace_file(path: Path, content: bytes) -> os.stat_result:
+    """Write a file whole: who reads meanwhile, or after a crash of this process, sees the old one.
+
+    Returns
+    -------
+    os.stat_result
+        Of the new file.
+
+    Raises
+    ------
+    OSError
+        If it cannot be written; the old one is as it was.
+    """
+    draft = draft_path(path)
+    try:
+        with draft.open("wb") as file:
+            file.write(content)
+            file.flush()
+            status = os.fstat(file.fileno())
+        draft.replace(path)
+    except OSError:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise
+    return status
