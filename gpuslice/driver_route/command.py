@@ -101,4 +101,8 @@ def _obey(received: signal.struct_siginfo, pid: int) -> None:
 def _switch(verb: str, pid: int) -> bool:
     """In a process of its own: the driver's threads, where it is used, take signals that are blocked here."""
     words = [sys.executable, "-m", switch.__name__, verb, str(pid)]
-    return subprocess.run(words, stdin=subprocess.DEVNULL, check=False).returncode == 0
+    try:
+        return subprocess.run(words, stdin=subprocess.DEVNULL, check=False).returncode == 0
+    except OSError as error:  # no process left, say; nobody is there to whom it could be raised
+        sys.stderr.write(f"gpuslice: cannot {verb} the command: {error.strerror}\n")
+        return False
