@@ -153,9 +153,13 @@ def test_killed_as_it_grows_it_begins_again_grows_and_shrinks_for_others(
         def err() -> str:
             return scheduler.local.processes.log("e", "err").read_text()
 
-        assert scheduler.run(lambda: job.width == 3, timeout_s=PATIENCE_S), err()
+        def wait(until: Callable[[], bool]) -> None:
+            assert scheduler.run(lambda: until() or job.state.ended, timeout_s=PATIENCE_S), err()
+            assert until(), err()
+
+        wait(lambda: job.width == 3)
         os.kill(job.ranks[2].pid, signal.SIGKILL)
-        assert scheduler.run(lambda: job.attempt == 1, timeout_s=PATIENCE_S), err()
+        wait(lambda: job.attempt == 1)
         trains = [False]
 
         def grown() -> bool:
