@@ -1,4 +1,4 @@
-"""Time as an argument: real clocks for whatever runs, a virtual one for tests. And when processes began."""
+"""Time as an argument: the clocks of whatever runs. And when processes began."""
 
 from __future__ import annotations
 
@@ -42,34 +42,6 @@ class ContinuedClock(MonotonicClock):
 
     def now(self) -> float:
         return super().now() + self._ahead_s
-
-
-class VirtualClock:
-    """A clock that moves only when told to.
-
-    Parameters
-    ----------
-    start_s
-        The first reading, in seconds.
-    """
-
-    def __init__(self, start_s: float = 0.0) -> None:
-        self._now_s = start_s
-
-    def now(self) -> float:
-        return self._now_s
-
-    def advance_to(self, when_s: float) -> None:
-        """Move to ``when_s``.
-
-        Raises
-        ------
-        ValueError
-            If that lies in the past.
-        """
-        if when_s < self._now_s:
-            raise ValueError(f"time cannot go back from {self._now_s} to {when_s}")
-        self._now_s = when_s
 
 
 def process_began(pid: int) -> str:

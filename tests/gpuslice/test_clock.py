@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gpuslice.clock import ContinuedClock, MonotonicClock, VirtualClock
+from gpuslice.clock import ContinuedClock, MonotonicClock
+
+from ..virtual_clock import VirtualClock
 
 
 def test_virtual_time_moves_only_when_told() -> None:

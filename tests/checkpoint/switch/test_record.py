@@ -5,7 +5,8 @@ from __future__ import annotations
 from contextlib import suppress
 
 from gpuslice.checkpoint.switch.record import Stages, SwitchRecord
-from gpuslice.clock import VirtualClock
+
+from ...virtual_clock import VirtualClock
 
 
 def test_rates_are_in_units_of_1e9_bytes_per_second() -> None:

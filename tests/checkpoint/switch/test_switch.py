@@ -18,7 +18,6 @@ from gpuslice.checkpoint.named import process_rng
 from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
 from gpuslice.checkpoint.ramdisk.store import JobStore
 from gpuslice.checkpoint.switch.switch import Switch
-from gpuslice.clock import VirtualClock
 from gpuslice.errors import (
     CorruptSnapshotError,
     DeviceMemoryError,
@@ -29,6 +28,7 @@ from gpuslice.errors import (
 from gpuslice.kernels.null import NullDevice
 from gpuslice.types import DeviceName
 
+from ...virtual_clock import VirtualClock
 from ..harness import Broken, FaultyDevice, Job, SpyGate, digest, disturb, flip_a_byte
 
 KEYS = {

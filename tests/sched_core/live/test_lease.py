@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gpuslice.clock import BoottimeClock, VirtualClock
+from gpuslice.clock import BoottimeClock
 from gpuslice.config import variable
 from gpuslice.sched_core.core.events import Cancelled, NodeFound, NodeLost
 from gpuslice.sched_core.jobs.gang import Gang
@@ -23,6 +23,7 @@ from gpuslice.sched_core.nodes.lease import LEASED, Lease
 from gpuslice.sched_core.nodes.local_node import rank_endpoint
 
 from ...patience import PATIENCE_S
+from ...virtual_clock import VirtualClock
 from .proxy import Proxy
 from .test_nodes import Site, alive
 
