@@ -16,6 +16,7 @@ from gpuslice.checkpoint.switch.record import SwitchRecord
 from gpuslice.checkpoint.switch.switch import Switch
 from gpuslice.errors import CorruptSnapshotError
 from gpuslice.kernels.cuda.copies import GpuCopy
+from gpuslice.kernels.cuda.copy_plan import PACK_BYTES
 from gpuslice.kernels.host.device import CpuDevice
 from gpuslice.kernels.transfer import Checksums, Inspector, Pairs, Transfer
 from gpuslice.types import DeviceName
@@ -25,8 +26,8 @@ from .harness import SpyGate, digest
 
 MIB = 1 << 20
 #: Whole chunks, an odd end that needs padding, and small ones of which some are scalars.
-SIZES = (8 * MIB, 5 * MIB + 3, MIB, 1000, 4, 70_001, 4)
-LARGE_BYTES = sum(size for size in SIZES if size >= MIB)
+SIZES = (8 * MIB, 5 * MIB + 3, PACK_BYTES, 1000, 4, 70_001, 4)
+LARGE_BYTES = sum(size for size in SIZES if size >= PACK_BYTES)
 SMALL_BYTES = sum(SIZES) - LARGE_BYTES
 
 
