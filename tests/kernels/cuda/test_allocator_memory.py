@@ -60,6 +60,7 @@ def test_what_lies_over_memory_that_stays_stays_too() -> None:
 class TestOnAGpu:
     pytestmark = on_a_gpu
 
+    @pytest.mark.whole_gpu
     @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError, torch.OutOfMemoryError])
     def test_a_reserve_that_fails_half_way_leaves_nothing(
         self, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
