@@ -153,13 +153,10 @@ def test_killed_as_it_grows_it_begins_again_grows_and_shrinks_for_others(
         def err() -> str:
             return scheduler.local.processes.log("e", "err").read_text()
 
-        def wait(until: Callable[[], bool]) -> None:
-            assert scheduler.run(lambda: until() or job.state.ended, timeout_s=PATIENCE_S), err()
-            assert until(), err()
-
-        wait(lambda: job.width == 3)
+        assert scheduler.run(lambda: job.width == 3 or job.state.ended, timeout_s=PATIENCE_S), err()
+        assert job.width == 3, err()
         os.kill(job.ranks[2].pid, signal.SIGKILL)
-        wait(lambda: job.attempt == 1)
+        assert scheduler.run(lambda: job.attempt == 1, timeout_s=PATIENCE_S), err()
         trains = [False]
 
         def grown() -> bool:
