@@ -222,7 +222,7 @@ def test_a_command_under_the_driver_route_leaves_its_gpu_while_it_is_stopped() -
         assert line(running.stderr) == "gpuslice: suspended 1 process"
         os.waitid(os.P_PID, running.pid, os.WSTOPPED)
         assert taken - cudasim.used_bytes(0) >= NBYTES
-        # The driver's threads would take its signals: on an H100 SIGCONT was lost.
+        # The driver's threads would take its signals, and SIGCONT would be lost.
         assert "libcuda.so" not in Path(f"/proc/{running.pid}/maps").read_text()
         tell(running)
         running.send_signal(signal.SIGCONT)
