@@ -132,7 +132,8 @@ def test_a_job_whose_node_is_killed_together_with_that_of_its_replica_goes_on_fr
     until(client, job, lambda one: one.devices == ("cpu:0",) and one.steps > 20)
     where, replica = nodes.others
     client.migrate(job, [f"{where}/cpu:0"])
-    until(client, job, lambda one: one.devices == (f"{where}/cpu:0",) and one.steps > 60)
+    moved = until(client, job, lambda one: one.devices == (f"{where}/cpu:0",))
+    until(client, job, lambda one: one.steps > moved.steps + 60)  # so the next snapshot is a newer one
     client.suspend(job)
     until(client, job, lambda one: one.state == "suspended")
     client.resume(job)
