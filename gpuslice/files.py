@@ -73,10 +73,8 @@ def replace_file(path: Path, content: bytes) -> os.stat_result:
     """
     draft = draft_path(path)
     try:
-        with draft.open("wb") as file:
-            file.write(content)
-            file.flush()
-            status = os.fstat(file.fileno())
+        draft.write_bytes(content)
+        status = draft.stat()
         draft.replace(path)
     except OSError:
         with suppress(OSError):

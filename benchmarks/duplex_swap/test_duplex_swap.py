@@ -16,7 +16,6 @@ from benchmarks.states import median
 #: How often the memory of both is looked at.
 _LOOK_S = 0.002
 
-
 Jobs = tuple[Job, Job]
 
 

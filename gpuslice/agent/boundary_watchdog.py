@@ -101,8 +101,8 @@ class BoundaryWatchdog:
         count, asked = self._boundaries.count, self._asked()
         if not asked:
             self._asked_since_s = None
-        frames = stack() if count == self._count and self._since is not None else ()
-        if not frames or self._since is None or _is_ours(frames):
+        frames = stack() if count == self._count else ()
+        if self._since is None or not frames or _is_ours(frames):
             self._count, self._since = count, (now_s, busy_s)
             self._asked_since_s, self.stuck = (now_s if asked else None), self._unusable()
             return

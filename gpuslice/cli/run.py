@@ -80,7 +80,7 @@ def command(
         standby=standby or None,
     )
     if settings.route == Route.DRIVER.value:
-        from gpuslice.driver_route import command
+        from gpuslice.driver_route.command import execute as execute_under_driver
 
-        return command.execute(words or [], settings)
+        return execute_under_driver(words or [], settings)
     return execute(words or [], settings)

@@ -52,10 +52,15 @@ def command_line(words: Sequence[str]) -> list[str]:
     return [sys.executable, first, *rest]
 
 
-def check(settings: Settings) -> Settings:
+def check(settings: Settings, *, inputs: Iterable[Path] = ()) -> Settings:
     """Refuse settings that cannot work, and make their paths independent of the working directory.
 
     Cheap checks only, without importing torch; the job itself looks closer when it starts.
+
+    Parameters
+    ----------
+    inputs
+        What is run or read, which no output may overwrite.
 
     Raises
     ------
@@ -88,7 +93,7 @@ def check(settings: Settings) -> Settings:
     }
     if "report" in paths:
         paths["report"] = os.path.realpath(paths["report"])
-        check_writable("--report", paths["report"])
+        check_outputs({"--report": Path(paths["report"])}, inputs=inputs)
     return msgspec.structs.replace(settings, **paths)
 
 
@@ -150,12 +155,7 @@ def execute(words: Sequence[str], settings: Settings) -> NoReturn:
     are its own.
     """
     command = command_line(words)
-    checked = check(with_route(settings, words))
-    if checked.report and checked.report in map(os.path.realpath, command):
-        raise UsageError(
-            f"--report {checked.report} would overwrite what is run or read", "name another file"
-        )
-    variables = environment(checked, os.environ)
+    variables = environment(check(with_route(settings, words), inputs=map(Path, command)), os.environ)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     try:

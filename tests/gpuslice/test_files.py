@@ -1,4 +1,4 @@
-"""One check for every directory that only its user may enter."""
+"""One check for every directory that only its user may enter, and one way to replace a file."""
 
 from __future__ import annotations
 

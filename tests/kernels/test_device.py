@@ -31,9 +31,8 @@ SIZES = [1, 64, 4096, 4097, 300_001, 3 << 20, (9 << 20) + 5]
 def device(request: pytest.FixtureRequest) -> Device:
     opened = open_device(DeviceName.parse(request.param))
     if opened.name.kind == "cuda":
-        torch.empty(
-            1, device=opened.torch_device
-        )  # before CUDA begins it neither locks pages nor has a generator
+        # Before CUDA begins, it neither locks pages nor has a generator.
+        torch.empty(1, device=opened.torch_device)
     return opened
 
 

@@ -81,7 +81,7 @@ def test_a_report_over_the_script_or_its_data_is_refused(tmp_path: Path) -> None
     script, data = tmp_path / "train.py", tmp_path / "data.json"
     for path in (script, data):
         path.write_text("1")
-        with pytest.raises(UsageError, match=f"--report {path} would overwrite what is run or read"):
+        with pytest.raises(UsageError, match=f"--report {path} would overwrite what is read"):
             command.execute([str(script), str(data)], Settings(report=str(path)))
         assert path.read_text() == "1"
 
