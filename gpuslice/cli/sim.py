@@ -15,6 +15,8 @@ import typer
 from gpuslice.errors import UsageError
 from gpuslice.sched_core.switch_cost_model import SWITCH_SHARE
 
+from .trace import read
+
 if TYPE_CHECKING:
     from gpuslice.sched_core.sim.outcome import Outcome
     from gpuslice.sched_core.sim.run import Request
@@ -124,9 +126,8 @@ def _load(
     """The trace as it is to run, and what --retries made of it."""
     from gpuslice.sched_core.cluster import Cluster
     from gpuslice.sched_core.traces.attempts import parse_retries, retried
-    from gpuslice.sched_core.traces.formats import read_trace
 
-    trace = read_trace(path, trace_format, throughputs)
+    trace = read(path, trace_format, throughputs)
     if clamp_to is not None:
         trace = trace.clamped(Cluster.parse(clamp_to).size)
     if retries is None:

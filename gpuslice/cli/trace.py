@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -31,9 +32,8 @@ def stats(
 ) -> None:
     """Print how many jobs a trace has, how long they run, what they ask for."""
     from gpuslice.sched_core.traces import describe
-    from gpuslice.sched_core.traces.formats import read_trace
 
-    found = describe.stats(read_trace(trace, trace_format, throughputs))
+    found = describe.stats(read(trace, trace_format, throughputs))
     if as_json:
         typer.echo(json.dumps(found, indent=1))
         return
@@ -53,12 +53,11 @@ def convert(
 ) -> None:
     """Write a trace in gpuslice's own columns (docs/simulator.md)."""
     from gpuslice.sched_core.sim.cost import parse_time
-    from gpuslice.sched_core.traces.formats import read_trace
 
     unit_s = parse_time(unit)
     if not unit_s > 0:
         raise UsageError(f"--unit {unit} is no unit of time", "write 1s, 1m or 1h")
-    _write(read_trace(trace, trace_format, throughputs).in_units_of(unit_s), out)
+    _write(read(trace, trace_format, throughputs).in_units_of(unit_s), out)
 
 
 @app.command()
@@ -77,6 +76,16 @@ def synth(
 
     devices = Cluster.parse(cluster).size
     _write(synthesize(SynthSpec(jobs, load, devices, median_s, sigma, seed)), out)
+
+
+def read(path: Path, trace_format: str, throughputs: Path | None) -> Trace:
+    """Return the trace at ``path``, and say on stderr how many of its jobs were left out, by cause."""
+    from gpuslice.sched_core.traces.formats import read_trace
+
+    trace = read_trace(path, trace_format, throughputs)
+    if trace.left_out:
+        sys.stderr.write(f"gpuslice: {path}: {trace.omissions}\n")
+    return trace
 
 
 def _write(trace: Trace, out: Path) -> None:

@@ -34,6 +34,7 @@ def stats(trace: Trace) -> dict[str, Any]:
     return {
         "name": trace.name,
         "jobs": len(trace),
+        "left_out": dict(trace.left_out),
         "span_s": span_s,
         "service": float(service.sum()),
         "average_demand": float(service.sum() / span_s) if span_s > 0 else None,

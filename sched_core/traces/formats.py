@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections import Counter
 from collections.abc import Callable, Iterator
-from datetime import datetime
 from itertools import chain, pairwise
 from math import isfinite
 from pathlib import Path
@@ -18,6 +16,7 @@ from gpuslice.sched_core.options import nearest
 from .attempts import parse_attempts
 from .cells import Row, TraceError
 from .gavel import read_gavel
+from .philly import read_philly
 from .trace import Attempt, Trace
 
 #: Columns that a CSV trace must have.
@@ -193,9 +192,11 @@ def read_alibaba(path: Path) -> Trace:
     submit_s: list[float] = []
     demand: list[int] = []
     duration_s: list[float] = []
+    left_out: Counter[str] = Counter()
     required = ("name", "num_gpu", "creation_time", "deletion_time")
     for row in _rows(path, required):
         if row.count("num_gpu") == 0:
+            left_out["asks for no GPU"] += 1
             continue
         created_s, deleted_s = row.seconds("creation_time"), row.seconds("deletion_time")
         started_s = row.seconds("scheduled_time") if row.has("scheduled_time") else created_s
@@ -205,56 +206,7 @@ def read_alibaba(path: Path) -> Trace:
         demand.append(row.count("num_gpu"))
         submit_s.append(created_s)
         duration_s.append(deleted_s - started_s)
-    return Trace(ids, submit_s, demand, duration_s, name=path.name)
-
-
-def read_philly(path: Path) -> Trace:
-    """``cluster_job_log`` of Microsoft's Philly trace: JSON, one object per job with its attempts.
-
-    The duration is the sum over attempts; jobs that never ran or have not ended are left out. Failures are
-    ``persistent`` where the job failed in the end, else ``transient``: the log says no more.
-    """
-    try:
-        log = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise TraceError(f"{path}, line {error.lineno}, column {error.colno}: {error.msg}") from error
-    except (UnicodeDecodeError, RecursionError) as error:
-        raise TraceError(f"{path} is no JSON: {error}", "give Philly's cluster_job_log") from error
-    ids: list[str] = []
-    submits: list[datetime] = []
-    demand: list[int] = []
-    duration_s: list[float] = []
-    tenants: list[str] = []
-    attempts: list[tuple[Attempt, ...]] = []
-    if not isinstance(log, list):
-        raise TraceError(f"{path} holds no list of jobs", "give Philly's cluster_job_log")
-    for number, job in enumerate(log):
-        try:
-            runs = [run for run in job["attempts"] if run["start_time"] and run["end_time"]]
-            gpus = [sum(len(node["gpus"]) for node in run["detail"]) for run in runs]
-            if not runs or not gpus[-1]:
-                continue
-            lengths = [_clock(run["end_time"]) - _clock(run["start_time"]) for run in runs]
-            submits.append(_clock(job["submitted_time"]))
-            ids.append(str(job["jobid"]))
-        except KeyError as error:
-            raise TraceError(f"{path}, job {number} has no {error}") from error
-        except (IndexError, TypeError, ValueError) as error:
-            raise TraceError(f"{path}, job {number}: {error}") from error
-        tenants.append(str(job.get("vc", "")))
-        demand.append(gpus[-1])
-        took_s = [max(0.0, length.total_seconds()) for length in lengths]
-        duration_s.append(sum(took_s))
-        failed = job.get("status") == "Failed"
-        failures = ["persistent" if failed else "transient"] * len(runs)
-        attempts.append(tuple(zip(took_s, failures if failed else [*failures[1:], ""], strict=True)))
-    first = min(submits, default=datetime.min)
-    submit_s = [(submit - first).total_seconds() for submit in submits]
-    return Trace(ids, submit_s, demand, duration_s, {"tenant": tenants}, path.name, attempts)
-
-
-def _clock(text: str) -> datetime:
-    return datetime.strptime(text, "%Y-%m-%d %H:%M:%S")
+    return Trace(ids, submit_s, demand, duration_s, name=path.name, left_out=dict(left_out))
 
 
 READERS: dict[str, Callable[[Path], Trace]] = {

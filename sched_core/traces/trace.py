@@ -30,6 +30,8 @@ class Trace:
     attempts
         Per job, the attempts that its duration is made of; ``None`` if the trace says nothing of them. No
         policy sees them.
+    left_out
+        How many jobs of the file are not in the trace, by cause.
     """
 
     def __init__(
@@ -41,8 +43,10 @@ class Trace:
         extras: Mapping[str, Sequence[Any]] | None = None,
         name: str = "trace",
         attempts: Sequence[tuple[Attempt, ...]] | None = None,
+        left_out: Mapping[str, int] | None = None,
     ) -> None:
         self.name = name
+        self.left_out = dict(left_out or {})
         order = sorted(range(len(ids)), key=submit_s.__getitem__)
         take: Callable[[Sequence[Any]], list[Any]] = lambda column: [column[i] for i in order]  # noqa: E731
         self.ids: list[str] = take(ids)
@@ -52,13 +56,20 @@ class Trace:
         self.extras: dict[str, list[Any]] = {key: take(column) for key, column in (extras or {}).items()}
         self.attempts = None if attempts is None else take(attempts)
         if not self.ids:
-            raise UsageError(f"{name} has no jobs", "a trace needs at least one")
+            left = f": {self.omissions}" if self.left_out else ""
+            raise UsageError(f"{name} has no jobs{left}", "a trace needs at least one")
         if len(set(self.ids)) != len(self.ids):
             twice = next(job for job, times in Counter(self.ids).items() if times > 1)
             raise UsageError(f"{name} names job {twice} twice", "give every job an id of its own")
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    @property
+    def omissions(self) -> str:
+        """Counts of the jobs left out, by cause, the most frequent first. Empty if there are none."""
+        causes = sorted(self.left_out.items(), key=lambda item: (-item[1], item[0]))
+        return ", ".join(f"{count:,} left out: {cause}" for cause, count in causes)
 
     def spec(self, index: int) -> JobSpec:
         """What is known of job ``index`` when it is submitted."""
@@ -78,7 +89,7 @@ class Trace:
 
     def changed(self, **columns: Any) -> Trace:
         """The same trace but for the ``columns``, named as the arguments of this class."""
-        own = ("ids", "submit_s", "demand", "duration_s", "extras", "name", "attempts")
+        own = ("ids", "submit_s", "demand", "duration_s", "extras", "name", "attempts", "left_out")
         return Trace(**{**{name: getattr(self, name) for name in own}, **columns})
 
     def in_units_of(self, unit_s: float) -> Trace:

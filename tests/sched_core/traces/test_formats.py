@@ -27,23 +27,6 @@ ALIBABA = (
     "a,1,1,1,500,,LS,Running,10,110,20\n"
     "b,1,1,0,0,,LS,Running,10,110,20\n"
 )
-PHILLY = [
-    {
-        "jobid": "application_1",
-        "vc": "ee9e8c",
-        "user": "u",
-        "status": "Pass",
-        "submitted_time": "2017-10-01 00:00:10",
-        "attempts": [
-            {
-                "start_time": "2017-10-01 00:01:00",
-                "end_time": "2017-10-01 00:02:00",
-                "detail": [{"ip": "m1", "gpus": ["gpu0", "gpu1"]}],
-            }
-        ],
-    },
-    {"jobid": "application_2", "submitted_time": "2017-10-01 00:00:00", "attempts": []},
-]
 
 
 def write(tmp_path: Path, text: str) -> Path:
@@ -86,11 +69,6 @@ def test_gavel(tmp_path: Path) -> None:
 def test_alibaba_leaves_out_pods_without_gpus(tmp_path: Path) -> None:
     trace = read_trace(write(tmp_path, ALIBABA))
     assert (trace.ids, trace.submit_s, trace.duration_s) == (["a"], [10], [90])
-
-
-def test_philly_leaves_out_jobs_that_never_ran(tmp_path: Path) -> None:
-    trace = read_trace(write(tmp_path, json.dumps(PHILLY)))
-    assert (trace.ids, trace.demand, trace.duration_s) == (["application_1"], [2], [60])
 
 
 @pytest.mark.parametrize(
