@@ -29,6 +29,8 @@ _BOUNDARY = re.compile(r"\s*-?[0-9]{1,20}\s*")
 
 #: Characters of a wrong value that an error shows.
 _SHOWN = 60
+#: Names the directory in which schedulers lock their devices.
+LOCK_DIR = "GPUSLICE_LOCK_DIR"
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -200,6 +202,15 @@ def state_directory(given: str | Path | None = None, environ: Mapping[str, str] 
         return directory.absolute()
     except FileNotFoundError as error:
         raise ConfigError("the present directory is gone", "cd to one that exists") from error
+
+
+def lock_directory(environ: Mapping[str, str] | None = None) -> Path:
+    """Return the directory in which all schedulers of this host lock their devices.
+
+    It is ``$GPUSLICE_LOCK_DIR``, else ``/dev/shm``: every user can write there, and nothing clears it.
+    """
+    environ = os.environ if environ is None else environ
+    return Path(environ.get(LOCK_DIR) or "/dev/shm")
 
 
 def parse_duration(text: str) -> float:

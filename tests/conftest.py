@@ -46,6 +46,10 @@ if find_spec("hypothesis"):
     hypothesis.settings.register_profile("untimed", deadline=None)
     hypothesis.settings.load_profile("untimed")
 
+# For schedulers of fixtures that several tests share; a test has a directory of its own (below).
+_locks = tempfile.TemporaryDirectory(prefix="gpuslice-locks-")
+os.environ["GPUSLICE_LOCK_DIR"] = _locks.name
+
 _PID = os.getpid()
 
 
@@ -107,6 +111,14 @@ def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def shim_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the vmm route's shim is compiled once for all tests."""
     return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(autouse=True)
+def own_lock_directory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A lock directory of the test's own: those of other tests have theirs."""
+    with tempfile.TemporaryDirectory(prefix="gpuslice-locks-") as path:
+        monkeypatch.setenv("GPUSLICE_LOCK_DIR", path)
+        yield
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gpuslice.clock import ContinuedClock
 from gpuslice.config import load
-from gpuslice.daemon import event_log
+from gpuslice.daemon import device_locks, event_log
 from gpuslice.daemon.journal_recovery import continued, open_journal
 from gpuslice.daemon.observer import EventObserver
 from gpuslice.daemon.other_nodes import OtherNodes
@@ -72,7 +72,8 @@ def serve(
     Raises
     ------
     EnvironmentUnusableError
-        If the directory cannot be used, for instance because the disk is full.
+        If the directory cannot be used, for instance because the disk is full, or if another scheduler has
+        one of the devices.
     """
 
     setup = continued(directory, setup)
@@ -94,6 +95,7 @@ def serve(
             late_observer=listeners.see,
             remote=remote,
         ) as scheduler,
+        device_locks.held(directory, setup.devices),
         event_log.kept_in(directory),
         _metrics(observer, core, setup, metrics_port),
         open_journal(directory, setup, accept_loss=accept_loss, warn=warn) as journal,

@@ -141,18 +141,25 @@ def _all_gpus() -> str:
 
 
 def parse_devices(text: str) -> tuple[DeviceName, ...]:
-    """The devices of ``cuda:0,cuda:1`` by name, or of ``cpu:2`` (alone) so many slots of the host.
+    """Return the devices of ``cuda:0,cuda:1`` by name, or of ``cpu:2`` (alone) so many slots of the host.
 
     Raises
     ------
     UsageError
-        If one is no device or is named twice.
+        If one is no device or is named twice, or if they come to no device.
     EnvironmentUnusableError
         If one is not here.
     """
     names = [DeviceName.parse(part.strip()) for part in text.split(",")]
     if len(names) == 1 and names[0].kind != "cuda":
-        names = [DeviceName(names[0].kind, index) for index in range(names[0].index or 1)]
+        (name,) = names
+        if name.index == 0 and ":" in text:
+            raise UsageError(
+                f"--devices {text} comes to no device: {name.kind}:N alone means N devices",
+                f"write {name.kind}:1 for one",
+            )
+        names = [DeviceName(name.kind, index) for index in range(name.index or 1)]
+    names = [DeviceName(name.kind, name.index or 0) for name in names]
     if len(set(names)) != len(names):
         raise UsageError(f"--devices {text} names a device twice", "name each once")
     for name in names:
@@ -164,7 +171,16 @@ def parse_devices(text: str) -> tuple[DeviceName, ...]:
 
 def _check_gpus(names: Sequence[DeviceName]) -> None:
     """Refuse GPUs that no job could use, as far as the driver tells of any."""
-    gpus = _visible_gpus()
+    from gpuslice.kernels.nvml import read_driver
+
+    first = next(name for name in names if name.kind == "cuda")
+    there = read_driver().gpus
+    gpus = visible(there, os.environ)
+    if there and not gpus:
+        raise EnvironmentUnusableError(
+            f"{first} is not here: {VISIBLE}={os.environ[VISIBLE]} shows none of the driver's GPUs",
+            f"unset {VISIBLE}, or share slots of the host: --devices cpu:1",
+        )
     for name in names:
         if gpus and name.kind == "cuda" and (name.index or 0) >= len(gpus):
             raise EnvironmentUnusableError(

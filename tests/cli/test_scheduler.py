@@ -19,7 +19,7 @@ from gpuslice.errors import EnvironmentUnusableError, UsageError
 from gpuslice.sched_core.live.scheduler import Scheduler
 
 from ..patience import PATIENCE_MS, PATIENCE_S
-from .conftest import RANK, Shell
+from .conftest import RANK, Shell, shell_in
 from .waiting import until
 
 
@@ -136,11 +136,30 @@ def test_a_second_scheduler_is_refused_and_disturbs_nothing(shell: Shell) -> Non
     shell("down")
 
 
+def test_a_scheduler_of_the_same_devices_elsewhere_is_refused_as_long_as_the_first_lives(
+    shell: Shell, tmp_path: Path
+) -> None:
+    shell("up", "--devices", "cpu:2")
+    with shell_in(tmp_path / "second") as second:
+        refused = second("up", "--devices", "cpu:1", code=3)
+        assert refused.startswith(f"gpuslice: cpu:0 has a scheduler already: process {shell.pid} of user ")
+        assert f" in {shell.directory}" in refused
+        shell.kill()
+        shell("up", "--devices", "cpu:2")
+        shell("down")
+        shell("up", "--devices", "cpu:2")
+        shell.kill()
+        second("up", "--devices", "cpu:1")
+        assert f"process {second.pid} of user" in shell("up", "--devices", "cpu:2", code=3)
+        second("down")
+
+
 @pytest.mark.parametrize(
     ("words", "why"),
     [
         (["--devices", "gpu"], "'gpu' is not a device"),
         (["--devices", "cpu:0,cpu:0"], "twice"),
+        (["--devices", "cpu:0"], "write cpu:1"),
         (["--policy", "best"], "no policy 'best'"),
         (["--policy", "tetris"], "needs to know how long"),
         (["--policy", "chronus", "--set", "lease_s=5", "--quantum", "2s"], "are no multiple"),

@@ -73,6 +73,32 @@ def test_gpus_that_are_not_here_are_refused(
         assert len(parse_devices("cuda:0,cuda:1")) == 2
 
 
+@pytest.mark.parametrize(
+    ("devices", "error", "named"),
+    [
+        ("cpu:0", UsageError, "cpu:1"),
+        ("null:0", UsageError, "null:1"),
+        ("cuda:0", EnvironmentUnusableError, ""),
+    ],
+)
+def test_what_comes_to_no_device_is_refused(
+    monkeypatch: pytest.MonkeyPatch, devices: str, error: type[UsageError], named: str
+) -> None:
+    gpus = (Gpu(0, "GPU", "GPU-0", "9.0", 1, 0),)
+    monkeypatch.setattr("gpuslice.kernels.nvml.read_driver", lambda: Driver("580.1", "13.0", gpus))
+    monkeypatch.setattr("gpuslice.launch.command.check", lambda settings: None)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(error) as caught:
+        parse_devices(devices)
+    assert named in caught.value.remedy
+
+
+def test_the_whole_host_among_others_is_its_first_slot() -> None:
+    assert parse_devices("cpu,cpu:1") == (DeviceName("cpu", 0), DeviceName("cpu", 1))
+    with pytest.raises(UsageError, match="twice"):
+        parse_devices("cpu,cpu:0")
+
+
 @pytest.mark.parametrize("policy", ["srtf", "srsf", "sjf", "chronus", "themis"])
 def test_policies_that_must_know_running_times_go_by_what_jobs_tell(policy: str) -> None:
     assert Setup((DeviceName("cpu", 0),), policy).make_policy().needs_durations
