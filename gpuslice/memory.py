@@ -47,7 +47,13 @@ def cgroup_limit_bytes() -> int:
 
 
 def _machine_bytes() -> int:
-    for line in _MEMINFO.read_text(encoding="ascii").splitlines():
+    try:
+        lines = _MEMINFO.read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError as error:
+        raise EnvironmentUnusableError(
+            f"cannot read {_MEMINFO}: {error.strerror}", "mount /proc where the process runs"
+        ) from error
+    for line in lines:
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
     raise EnvironmentUnusableError(f"{_MEMINFO} names no MemAvailable", "use Linux 3.14 or newer")
@@ -56,10 +62,7 @@ def _machine_bytes() -> int:
 def _limited_groups() -> Iterator[tuple[Path, _Files, int]]:
     """The memory control groups with a limit that hold this process: its own, and all above it."""
     for group, files in _groups():
-        try:
-            limit = (group / files.limit).read_text(encoding="ascii").strip()
-        except OSError:
-            continue
+        limit = _read(group / files.limit).strip()
         if limit.isdigit() and int(limit) < UNLIMITED_BYTES:
             yield group, files, int(limit)
 
@@ -67,13 +70,9 @@ def _limited_groups() -> Iterator[tuple[Path, _Files, int]]:
 @functools.cache
 def _groups() -> tuple[tuple[Path, _Files], ...]:
     """Those that may have limits; asked once, as a process stays where it was started."""
-    try:
-        lines = _OWN_GROUPS.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
     found: list[tuple[Path, _Files]] = []
-    for line in [*lines, "0::/"]:
-        _, controllers, path = line.split(":", 2)
+    for line in [*_read(_OWN_GROUPS).splitlines(), "0::/"]:
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
         if not controllers:
             root, files = _CGROUP, _VERSION_2
         elif "memory" in controllers.split(","):
@@ -83,20 +82,28 @@ def _groups() -> tuple[tuple[Path, _Files], ...]:
         group = root / path.strip("/")
         places = [group, *(above for above in group.parents if above.is_relative_to(root))]
         # The root of all has no limit, and a container may see only the group that is its root.
-        found += [(place, files) for place in places if (place / files.limit).exists()]
+        found += [(place, files) for place in places if _read(place / files.limit)]
     return tuple(dict.fromkeys(found))
 
 
 def _left_bytes(group: Path, files: _Files, limit_bytes: int) -> int:
     """What a group still allows.
 
-    The kernel drops cached files before it says no; pages of tmpfs are not among them.
+    The kernel drops cached files before it says no; pages of tmpfs are not among them. A group that cannot be
+    read counts as one without a limit.
     """
     try:
-        used_bytes = int((group / files.used).read_text(encoding="ascii"))
-        statistics = dict(
-            line.split() for line in (group / "memory.stat").read_text(encoding="ascii").splitlines()
-        )
-    except OSError:
+        used_bytes = int(_read(group / files.used))
+        rows = [line.split() for line in _read(group / "memory.stat").splitlines()]
+        cached_bytes = sum(int(row[1]) for row in rows if row and row[0] in files.cached)
+    except (ValueError, IndexError):
         return UNLIMITED_BYTES
-    return limit_bytes - used_bytes + sum(int(statistics[name]) for name in files.cached)
+    return limit_bytes - used_bytes + cached_bytes
+
+
+def _read(path: Path) -> str:
+    """Return a file of the kernel's as text, or an empty string if it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

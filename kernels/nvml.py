@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any
 
 import pynvml
 
@@ -15,7 +14,9 @@ _COMPUTE_MODES: Mapping[int | None, str] = {
     pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS: "exclusive_process",
     pynvml.NVML_COMPUTEMODE_PROHIBITED: "prohibited",
 }
-_T = TypeVar("_T")
+_NOT_AVAILABLE = (1 << 64) - 1
+#: NVML's handles by UUID without the prefix ``GPU-``.
+_handles: dict[str, object] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,113 +73,127 @@ class Driver:
 
 def read_driver() -> Driver:
     """Ask NVML once. Without a driver the answer says why, and nothing is raised."""
+    if problem := _begin():
+        return Driver(problem=f"NVML: {problem}")
     try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        return Driver(problem=f"NVML: {error}")
-    try:
-        count = _ask(pynvml.nvmlDeviceGetCount) or 0
         return Driver(
-            _ask(pynvml.nvmlSystemGetDriverVersion),
-            _cuda(_ask(pynvml.nvmlSystemGetCudaDriverVersion_v2)),
-            tuple(_gpu(index) for index in range(count)),
+            _text(_ask("nvmlSystemGetDriverVersion")),
+            _cuda(_ask("nvmlSystemGetCudaDriverVersion_v2")),
+            tuple(_gpu(index) for index in range(_ask("nvmlDeviceGetCount") or 0)),
         )
     finally:
-        pynvml.nvmlShutdown()
+        _ask("nvmlShutdown")
 
 
 def own_bytes(uuid: str) -> int | None:
-    """Memory of a GPU that this process has, context and libraries included; ``None`` if NVML cannot tell.
+    """Return the memory of a GPU that this process has, context and libraries included.
+
+    Return None if NVML cannot tell.
 
     Parameters
     ----------
     uuid
         With or without its prefix ``GPU-``.
     """
-    try:
-        handle = _handle(uuid.removeprefix("GPU-"))
-    except pynvml.NVMLError:
-        return None
+    handle = _handle(uuid.removeprefix("GPU-"))
     return None if handle is None else _bytes_on(handle, os.getpid())
 
 
 def bytes_of_process(pid: int) -> dict[str, int]:
     """What a process has on each GPU, by UUID, context and libraries included, as far as NVML tells it."""
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
+    if _begin():
         return {}
     found: dict[str, int] = {}
     try:
-        for index in range(_ask(pynvml.nvmlDeviceGetCount) or 0):
-            handle = _ask(functools.partial(pynvml.nvmlDeviceGetHandleByIndex, index))
-            if handle is None or (nbytes := _bytes_on(handle, pid)) is None:
-                continue
-            found[str(_ask(functools.partial(pynvml.nvmlDeviceGetUUID, handle)))] = nbytes
+        for index in range(_ask("nvmlDeviceGetCount") or 0):
+            handle = _ask("nvmlDeviceGetHandleByIndex", index)
+            if handle is not None and (nbytes := _bytes_on(handle, pid)) is not None:
+                found[_text(_ask("nvmlDeviceGetUUID", handle)) or f"GPU {index}"] = nbytes
     finally:
-        pynvml.nvmlShutdown()
+        _ask("nvmlShutdown")
     return found
 
 
 def _bytes_on(handle: object, pid: int) -> int | None:
-    """Memory of one GPU that a process has; ``None`` if NVML cannot tell."""
-    processes = _ask(lambda: pynvml.nvmlDeviceGetComputeRunningProcesses(handle))
-    sizes = [process.usedGpuMemory for process in processes or [] if process.pid == pid]
-    return int(sizes[0]) if sizes and sizes[0] is not None else None
+    """Return the memory of one GPU that a process has, or None if NVML cannot tell."""
+    processes = _ask("nvmlDeviceGetComputeRunningProcesses", handle) or ()
+    sizes = [getattr(process, "usedGpuMemory", None) for process in processes if process.pid == pid]
+    # An old binding hands on the driver's number for "not available", which no GPU has.
+    known = [int(size) for size in sizes if size is not None and size < _NOT_AVAILABLE]
+    return sum(known) if known else None
 
 
-@functools.cache
 def _handle(uuid: str) -> object | None:
-    """NVML stays open for it: to open it costs more than to ask."""
-    pynvml.nvmlInit()
-    for index in range(pynvml.nvmlDeviceGetCount()):
-        handle: object = pynvml.nvmlDeviceGetHandleByIndex(index)
-        if str(pynvml.nvmlDeviceGetUUID(handle)).removeprefix("GPU-") == uuid:
-            return handle
-    return None
+    """Return NVML's handle of a GPU, or None. NVML stays open: to open it costs more than to ask."""
+    if uuid not in _handles:
+        if _begin():
+            return None
+        for index in range(_ask("nvmlDeviceGetCount") or 0):
+            handle = _ask("nvmlDeviceGetHandleByIndex", index)
+            found = _text(_ask("nvmlDeviceGetUUID", handle)) if handle is not None else None
+            if found:
+                _handles[found.removeprefix("GPU-")] = handle
+    return _handles.get(uuid)
 
 
 def _gpu(index: int) -> Gpu:
-    handle = _ask(lambda: pynvml.nvmlDeviceGetHandleByIndex(index))
+    handle = _ask("nvmlDeviceGetHandleByIndex", index)
     if handle is None:
         return Gpu(index, None, None, None, None, None)
-    mode = _ask(lambda: pynvml.nvmlDeviceGetComputeMode(handle))
+    mode = _ask("nvmlDeviceGetComputeMode", handle)
     return replace(
         _described(index, handle), compute_mode=_COMPUTE_MODES.get(mode), instances=_instances(index, handle)
     )
 
 
 def _instances(index: int, handle: object) -> tuple[Gpu, ...]:
-    mode = _ask(lambda: pynvml.nvmlDeviceGetMigMode(handle))
+    mode = _ask("nvmlDeviceGetMigMode", handle)
     if mode is None or not mode[0]:
         return ()
-    count = _ask(lambda: pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)) or 0
-    found = [
-        _ask(functools.partial(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, number))
-        for number in range(count)
-    ]
+    count = _ask("nvmlDeviceGetMaxMigDeviceCount", handle) or 0
+    found = [_ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, number) for number in range(count)]
     return tuple(_described(index, instance) for instance in found if instance is not None)
 
 
 def _described(index: int, handle: object) -> Gpu:
-    memory = _ask(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle))
-    capability = _ask(lambda: pynvml.nvmlDeviceGetCudaComputeCapability(handle))
+    memory = _ask("nvmlDeviceGetMemoryInfo", handle)
+    capability = _ask("nvmlDeviceGetCudaComputeCapability", handle)
     return Gpu(
         index,
-        _ask(lambda: pynvml.nvmlDeviceGetName(handle)),
-        _ask(lambda: pynvml.nvmlDeviceGetUUID(handle)),
+        _text(_ask("nvmlDeviceGetName", handle)),
+        _text(_ask("nvmlDeviceGetUUID", handle)),
         None if capability is None else f"{capability[0]}.{capability[1]}",
         None if memory is None else int(memory.total),
         None if memory is None else int(memory.used),
     )
 
 
-def _ask(question: Callable[[], _T]) -> _T | None:
-    """One answer, or ``None`` where this driver or GPU has none: symbols are looked up call by call."""
+def _begin() -> str:
+    """Open NVML and return an empty string, or why that is not possible."""
     try:
-        return question()
-    except pynvml.NVMLError:
+        pynvml.nvmlInit()
+    except Exception as error:  # noqa: BLE001 - see `_ask`
+        return str(error) or type(error).__name__
+    return ""
+
+
+def _ask(question: str, *arguments: object) -> Any:
+    """Return the answer of one of NVML's functions, or None where this driver, binding or GPU has none.
+
+    Every question to NVML only informs, and no training may fail by one. What comes is not always an
+    ``NVMLError``: a binding older than the question has no such function, one that is newer than the driver
+    raises ``NVMLLibraryMismatchError``, a damaged library ``OSError``, and a name of the driver's may be no
+    text.
+    """
+    try:
+        return getattr(pynvml, question)(*arguments)
+    except Exception:  # noqa: BLE001 - None is the answer, and every caller deals with it
         return None
+
+
+def _text(name: str | bytes | None) -> str | None:
+    """Return a name as text: old bindings give bytes."""
+    return name.decode(errors="replace") if isinstance(name, bytes) else name
 
 
 def _cuda(number: int | None) -> str | None:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 from statistics import median
 from typing import Any
 
-import pynvml
 import torch
 
 from gpuslice.kernels.cuda.allocator_memory import statistics
-from gpuslice.kernels.nvml import read_driver
+from gpuslice.kernels.nvml import own_bytes
 
 from .memory import MemoryUse, unaccounted
 
@@ -77,17 +75,4 @@ class CudaMemory:
 
     def _held_bytes(self) -> int | None:
         """What the driver says that this process holds; ``None`` where it does not (containers, WSL)."""
-        uuid = f"GPU-{torch.cuda.get_device_properties(self._index).uuid}"
-        number = next((gpu.index for gpu in read_driver().gpus if gpu.uuid == uuid), None)
-        if number is None:
-            return None
-        try:
-            pynvml.nvmlInit()
-            try:
-                handle = pynvml.nvmlDeviceGetHandleByIndex(number)
-                found = pynvml.nvmlDeviceGetComputeRunningProcesses_v3(handle)
-            finally:
-                pynvml.nvmlShutdown()
-        except pynvml.NVMLError:
-            return None
-        return next((one.usedGpuMemory for one in found if one.pid == os.getpid()), None)
+        return own_bytes(str(torch.cuda.get_device_properties(self._index).uuid))

@@ -61,7 +61,7 @@ class GpuReader:
         pynvml.nvmlShutdown()
 
     def _read(self, gpu: Gpu) -> Reading:
-        missing = MissingValues(pynvml.NVMLError)
+        missing = MissingValues(Exception)  # see `kernels.nvml._ask`
         handle = missing.ask("device", lambda: pynvml.nvmlDeviceGetHandleByIndex(gpu.index))
         if handle is None:
             return Reading(

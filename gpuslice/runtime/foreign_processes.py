@@ -66,7 +66,10 @@ def refuse(directory: Path) -> None:
             with suppress(FileNotFoundError):
                 os.unlink(entry.path)
         elif match["launch"] == os.environ.get(_LAUNCH):
-            what = Path(entry.path).read_text(encoding="utf-8", errors="replace")
+            try:
+                what = Path(entry.path).read_text(encoding="utf-8", errors="replace")
+            except FileNotFoundError:
+                continue  # it has become a rank meanwhile
             raise SuspendRefusedError(
                 f"process {match['pid']} ({what}) holds memory of a GPU and is none of the job's ranks",
                 "let it end first, keep it off the GPU, or have it join the process group",

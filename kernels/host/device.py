@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from gpuslice.errors import DeviceMemoryError
+from gpuslice.errors import DeviceMemoryError, EnvironmentUnusableError
 from gpuslice.kernels.device import Device, DeviceMemory, Hold, Way
 from gpuslice.kernels.transfer import Checksums, Inspector, Pairs, Transfer
 from gpuslice.kernels.undo import undone_by
@@ -84,10 +84,13 @@ class CpuDevice(Device):
         return storage.device == _HOST
 
     def memory(self) -> DeviceMemory:
-        """Of the machine; ``reserved`` is the process's anonymous resident set."""
-        machine = psutil.virtual_memory()
-        used_bytes = machine.total - machine.available
-        return DeviceMemory(machine.total, used_bytes, None, resident_anonymous_bytes())
+        """Of the machine, or zeros if it does not say; ``reserved`` is the process's anonymous resident set."""
+        try:
+            machine = psutil.virtual_memory()
+            total_bytes, used_bytes = machine.total, machine.total - machine.available
+        except (OSError, LookupError, ValueError, RuntimeError, psutil.Error):
+            total_bytes = used_bytes = 0
+        return DeviceMemory(total_bytes, used_bytes, None, resident_anonymous_bytes())
 
     def holds(self, storages: Sequence[torch.UntypedStorage], *, fixed: Set[int], alone: bool) -> list[Hold]:
         space = AddressSpace()
@@ -130,8 +133,8 @@ class CpuDevice(Device):
         there = [one for one in pairs if one[0].nbytes() == one[1]]
         needed_bytes = missing_bytes + sum(absent_bytes(one.data_ptr(), nbytes) for one, nbytes in there)
         # Linux promises memory that is not there, and kills later.
-        found_bytes = available_bytes()
-        if needed_bytes > found_bytes:
+        found_bytes = _available_bytes()
+        if found_bytes is not None and needed_bytes > found_bytes:
             raise DeviceMemoryError(
                 f"{self.name} lacks the memory to take back {needed_bytes} bytes: "
                 f"{found_bytes} are available",
@@ -152,6 +155,14 @@ class CpuDevice(Device):
 
     def release_caches(self, *, workspaces: bool = True) -> None:
         trim()
+
+
+def _available_bytes() -> int | None:
+    """Return how much memory new pages may take, or None if the kernel does not say: a job must come back."""
+    try:
+        return available_bytes()
+    except EnvironmentUnusableError:
+        return None
 
 
 def _over(storage: torch.UntypedStorage) -> torch.Tensor:

@@ -40,11 +40,14 @@ def near(node: int | None) -> Iterator[None]:
     if not there or there == everywhere:
         yield
         return
-    os.sched_setaffinity(0, there)
+    # Where the pages are only makes copies faster. The cores may have been taken away since they were read.
+    with suppress(OSError):
+        os.sched_setaffinity(0, there)
     try:
         yield
     finally:
-        os.sched_setaffinity(0, everywhere)
+        with suppress(OSError):
+            os.sched_setaffinity(0, everywhere)
 
 
 def _processors(node: int) -> set[int]:

@@ -27,6 +27,8 @@ _MADV_POPULATE_WRITE = 23
 _MADV_COLLAPSE = 25
 #: For less memory, hundreds of vectors say, asking and putting together takes longer than its page faults.
 _WORTH_ASKING_BYTES = 2 * HUGE_PAGE_BYTES
+_STATUS = Path("/proc/self/status")
+_MAPS = Path("/proc/self/maps")
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -35,10 +37,14 @@ _libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
 
 
 def resident_anonymous_bytes() -> int:
-    """RssAnon of this process: memory that is neither a file's nor shared, so neither the RAM disk's."""
-    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
-        if line.startswith("RssAnon:"):
-            return int(line.split()[1]) * 1024
+    """Return RssAnon of this process: memory that is neither a file's nor shared, so neither the RAM disk's.
+
+    Return 0 if the kernel does not say: the number only informs.
+    """
+    with suppress(OSError, ValueError, IndexError):
+        for line in _STATUS.read_bytes().splitlines():  # the process's name in it may be no text
+            if line.startswith(b"RssAnon:"):
+                return int(line.split()[1]) * 1024
     return 0
 
 
@@ -121,7 +127,7 @@ def _runs(blocks: Iterable[int]) -> Iterator[tuple[int, int]]:
 @functools.cache
 def _huge_pages_are_allowed() -> bool:
     """Whether the machine lets a process ask for them; putting them together would not ask again."""
-    with suppress(OSError):
+    with suppress(OSError, ValueError):
         return "[never]" not in _HUGE_PAGES.read_text(encoding="ascii")
     return False
 
@@ -193,13 +199,20 @@ def drop_pages(address: int, nbytes: int) -> None:
 
 
 class AddressSpace:
-    """``/proc/self/maps`` at the first question: which ranges are private, anonymous and writable."""
+    """``/proc/self/maps`` at the first question: which ranges are private, anonymous and writable.
+
+    None, if the file cannot be read: then no page of unknown origin is dropped.
+    """
 
     @functools.cached_property
     def _private_anonymous(self) -> list[tuple[int, int]]:
         """Start and end of each such range, as large as can be."""
         found: list[tuple[int, int]] = []
-        for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            lines = _MAPS.read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError:
+            return []
+        for line in lines:
             span, permissions, _, _, inode, *name = line.split(maxsplit=5)
             anonymous = inode == "0" and (not name or name[0].startswith(("[heap]", "[anon:")))
             if permissions == "rw-p" and anonymous:

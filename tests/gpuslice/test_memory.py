@@ -74,3 +74,32 @@ def test_a_kernel_that_does_not_say_is_refused(machine: Path) -> None:
     (machine / "meminfo").write_text("MemTotal: 1 kB\n")
     with pytest.raises(EnvironmentUnusableError, match="MemAvailable"):
         memory.available_bytes()
+
+
+def test_a_machine_without_proc_is_refused(machine: Path) -> None:
+    (machine / "meminfo").unlink()
+    with pytest.raises(EnvironmentUnusableError, match="/proc"):
+        memory.available_bytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("memory.current", "max"),
+        ("memory.current", None),
+        ("memory.stat", "active_file\n"),
+        ("memory.max", "\xff"),
+    ],
+)
+def test_a_control_group_that_cannot_be_read_has_no_limit(machine: Path, name: str, text: str | None) -> None:
+    group(machine, "1000")
+    if text is None:
+        (machine / name).unlink()
+    else:
+        (machine / name).write_text(text, encoding="latin-1")
+    assert memory.available_bytes() == 1 << 30
+
+
+def test_control_groups_named_in_an_unknown_form_are_passed_over(machine: Path) -> None:
+    (machine / "self").write_text("what is this\n")
+    assert memory.available_bytes() == 1 << 30

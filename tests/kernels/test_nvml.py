@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
+import pynvml
 import pytest
 
+from gpuslice.kernels import nvml
 from gpuslice.kernels.nvml import Driver
 
 from ..fakes.build import build, python
@@ -60,3 +65,75 @@ def test_what_mig_divides(nvml_library: Path) -> None:
         (),
         [mig(1, 0).uuid, mig(1, 1).uuid],
     ]
+
+
+#: What a question to NVML has been seen to raise.
+RAISED = [
+    pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST),
+    pynvml.NVMLLibraryMismatchError("Unversioned function called and the pyNVML version does not match"),
+    OSError("libnvidia-ml.so.1: cannot open shared object file"),
+    AttributeError("module 'pynvml' has no attribute"),
+    UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"),
+    ValueError("NULL pointer access"),
+]
+ASKED = [
+    "nvmlInit",
+    "nvmlShutdown",
+    "nvmlDeviceGetCount",
+    "nvmlDeviceGetHandleByIndex",
+    "nvmlDeviceGetUUID",
+    "nvmlDeviceGetComputeRunningProcesses",
+]
+
+
+def raising(error: Exception) -> Callable[..., object]:
+    def ask(*_: object) -> object:
+        raise error
+
+    return ask
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NVML with one GPU, of which this process has 7 bytes."""
+    given: dict[str, Callable[..., object]] = {
+        "nvmlInit": lambda: None,
+        "nvmlShutdown": lambda: None,
+        "nvmlDeviceGetCount": lambda: 1,
+        "nvmlDeviceGetHandleByIndex": lambda index: index + 1,
+        "nvmlDeviceGetUUID": lambda handle: b"GPU-1",  # an old binding's
+        "nvmlDeviceGetComputeRunningProcesses": lambda handle: [
+            SimpleNamespace(pid=0, usedGpuMemory=None),
+            SimpleNamespace(pid=os.getpid(), usedGpuMemory=None),
+            SimpleNamespace(pid=os.getpid(), usedGpuMemory=(1 << 64) - 1),
+            SimpleNamespace(pid=os.getpid(), usedGpuMemory=7),
+        ],
+    }
+    for name, answer in given.items():
+        monkeypatch.setattr(pynvml, name, answer)
+    monkeypatch.setattr(nvml, "_handles", {})
+
+
+@pytest.mark.usefixtures("answers")
+def test_what_this_process_has_is_told_by_any_binding() -> None:
+    assert nvml.own_bytes("GPU-1") == nvml.own_bytes("1") == 7
+    assert nvml.own_bytes("GPU-2") is None
+    assert nvml.bytes_of_process(os.getpid()) == {"GPU-1": 7}
+
+
+@pytest.mark.usefixtures("answers")
+@pytest.mark.parametrize("error", RAISED, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("name", ASKED)
+def test_no_question_to_nvml_raises(monkeypatch: pytest.MonkeyPatch, name: str, error: Exception) -> None:
+    monkeypatch.setattr(pynvml, name, raising(error))
+    assert nvml.own_bytes("GPU-1") in (7, None)
+    assert nvml.bytes_of_process(os.getpid()) in ({"GPU-1": 7}, {"GPU 0": 7}, {})
+    assert isinstance(nvml.read_driver(), Driver)
+
+
+@pytest.mark.usefixtures("answers")
+def test_a_binding_without_the_question_leaves_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(pynvml, "nvmlSystemGetCudaDriverVersion_v2")
+    monkeypatch.setattr(pynvml, "nvmlSystemGetDriverVersion", lambda: b"450.80.02")
+    found = nvml.read_driver()
+    assert (found.version, found.cuda, found.problem) == ("450.80.02", None, "")

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from gpuslice import memory
 from gpuslice.errors import DeviceMemoryError
 from gpuslice.kernels import Hold, Way
 from gpuslice.kernels.host.device import CpuDevice
@@ -216,3 +217,13 @@ def test_freed_memory_leaves_the_resident_set() -> None:
     shares = [float(line) for line in child.stdout.split()]
     assert len(shares) == 2
     assert min(shares) >= 0.9, shares
+
+
+def test_a_job_comes_back_where_the_kernel_does_not_say_what_is_free(
+    device: CpuDevice, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    storage = torch.ones(1000).untyped_storage()
+    device.free([storage])
+    monkeypatch.setattr(memory, "_MEMINFO", tmp_path / "none")
+    device.reserve([(storage, 4000)])
+    assert storage.nbytes() == 4000

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 from collections.abc import Collection
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -143,3 +144,24 @@ def test_the_range_around_an_address_is_found() -> None:
     ranges = [(100, 50), (10, 20)]
     assert enclosing([10, 29, 30, 99, 100, 149, 150, 5], ranges) == [10, 10, 30, 99, 100, 100, 150, 5]
     assert enclosing([7], []) == [7]
+
+
+def test_a_name_that_is_no_text_does_not_hide_what_is_resident(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    status = tmp_path / "status"
+    status.write_bytes(b"Name:\ttrain\xc3\nRssAnon:\t  12 kB\n")
+    monkeypatch.setattr(process_memory, "_STATUS", status)
+    assert process_memory.resident_anonymous_bytes() == 12 << 10
+
+
+@pytest.mark.parametrize("text", [None, b"RssAnon:\n", b"RssAnon: many\n"])
+def test_a_kernel_that_does_not_say_what_is_resident_fails_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: bytes | None
+) -> None:
+    if text is not None:
+        (tmp_path / "status").write_bytes(text)
+    monkeypatch.setattr(process_memory, "_STATUS", tmp_path / "status")
+    monkeypatch.setattr(process_memory, "_MAPS", tmp_path / "maps")
+    assert process_memory.resident_anonymous_bytes() == 0
+    assert not AddressSpace().is_private_anonymous(0, PAGE_BYTES)
