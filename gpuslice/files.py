@@ -1,16 +1,17 @@
-"""Directories that only their user may enter, and files that are replaced whole."""
+"""Directories that only their user may enter, files that are replaced whole, closed standard streams."""
 
 from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from gpuslice.errors import EnvironmentUnusableError
 
 
-def private_directory(path: Path, *, option: str, parents: bool = False) -> None:
+def private_directory(path: Path, *, option: str, parents: bool = False, by_link: bool = False) -> None:
     """Make ``path`` with mode 0700, or check that it is one: ours, no link, closed to others.
 
     Parameters
@@ -19,6 +20,8 @@ def private_directory(path: Path, *, option: str, parents: bool = False) -> None
         Of the command line, by which another directory can be chosen; for the error's remedy.
     parents
         Also make what is missing above it.
+    by_link
+        Whether it may be a symbolic link to such a directory, if nobody else can replace either.
 
     Raises
     ------
@@ -34,7 +37,11 @@ def private_directory(path: Path, *, option: str, parents: bool = False) -> None
     except OSError as error:
         remedy = f"choose another directory with {option}"
         raise EnvironmentUnusableError(f"cannot make {path}: {error.strerror}", remedy) from error
-    problem = _problem(os.lstat(path))
+    status = os.lstat(path)
+    if by_link and stat.S_ISLNK(status.st_mode):
+        problem = _problem_behind(path)
+    else:
+        problem = _problem(status)
     if problem:
         raise EnvironmentUnusableError(
             f"{path} {problem}", f"choose a new or private (0700) directory of your own with {option}"
@@ -51,6 +58,65 @@ def _problem(status: os.stat_result) -> str | None:
     if status.st_mode & 0o077:
         return f"has mode {stat.S_IMODE(status.st_mode):04o} instead of 0700"
     return None
+
+
+def _problem_behind(link: Path) -> str | None:
+    """Return what is wrong with the directory behind a link, or with the way to it."""
+    try:
+        target = link.resolve(strict=True)
+    except (OSError, RuntimeError):
+        return "is a symbolic link that leads nowhere"
+    if problem := _problem(os.lstat(target)):
+        return f"is a symbolic link to {target}, which {problem}"
+    for entry in _way(link):
+        if who := _who_replaces(entry):
+            return f"is a symbolic link, and {who} could replace {entry} on the way to its directory"
+    return None
+
+
+def _way(link: Path) -> Iterator[Path]:
+    """Yield every directory and link that is looked up on the way to the end of ``link``."""
+    left = list(link.absolute().parts)
+    here = Path(left.pop(0))
+    while left:
+        part = left.pop(0)
+        if part == "..":
+            here = here.parent
+            continue
+        entry = here / part
+        yield entry
+        if entry.is_symlink():
+            parts = Path(os.readlink(entry)).parts
+            here = Path(parts[0]) if parts[0] == "/" else here
+            left = [*(parts[1:] if parts[0] == "/" else parts), *left]
+        else:
+            here = entry
+
+
+def _who_replaces(entry: Path) -> str:
+    """Return who besides root and this user could replace ``entry``, or nothing."""
+    above, status = os.lstat(entry.parent), os.lstat(entry)
+    trusted = {0, os.geteuid()}
+    if above.st_uid not in trusted:
+        return f"user {above.st_uid}"
+    if not above.st_mode & 0o022:
+        return ""
+    if not above.st_mode & stat.S_ISVTX:
+        return "whoever may write there"
+    return "" if status.st_uid in trusted else f"user {status.st_uid}"
+
+
+def occupy_closed_streams() -> None:
+    """Open the null device in place of each standard stream that is closed, until the next ``exec``.
+
+    Otherwise the next file that gpuslice opens would be the process's stdout or stderr: messages of libraries
+    written in C would be written into it.
+    """
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
 
 
 def draft_path(path: Path) -> Path:

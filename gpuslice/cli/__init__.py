@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 
 from gpuslice.errors import GpusliceError
+from gpuslice.files import occupy_closed_streams
 
 from . import fast_parser
 
@@ -55,6 +56,7 @@ _NOBODY_READS = 141
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point of the ``gpuslice`` script; exits the process."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    _open_closed_streams()
     try:
         status = _run(arguments)
         sys.stdout.flush()
@@ -68,6 +70,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         status = 130
     sys.exit(status)
+
+
+def _open_closed_streams() -> None:
+    """Have something to write to in place of each closed stream. What is executed finds it closed again."""
+    occupy_closed_streams()
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115
 
 
 def _run(arguments: Sequence[str]) -> int:

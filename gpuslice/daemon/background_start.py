@@ -33,7 +33,7 @@ def start(directory: Path, words: Sequence[str]) -> int:
     EnvironmentUnusableError
         If it cannot be started, or ends without a word.
     """
-    private_directory(directory, option="--state-dir", parents=True)
+    private_directory(directory, option="--state-dir", parents=True, by_link=True)
     try:
         log = (directory / LOG).open("ab")
     except OSError as error:

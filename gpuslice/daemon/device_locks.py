@@ -94,7 +94,7 @@ def held(directory: Path, devices: Sequence[DeviceName]) -> Iterator[None]:
     with ExitStack() as locks:
         folder = _open_directory(config.lock_directory())
         locks.callback(os.close, folder)
-        own = Holder(os.getpid(), str(directory), _host())
+        own = Holder(os.getpid(), os.path.realpath(directory), _host())
         taken = [found for key, device in wanted.items() if (found := _take(locks, folder, key, device, own))]
         if taken:
             raise _refusal(taken)
@@ -158,11 +158,12 @@ def _is_trusted(uid: int) -> bool:
 
 def _take(locks: ExitStack, folder: int, key: str, device: DeviceName, own: Holder) -> _Taken | None:
     """Take the lock of a device until ``locks`` ends. Return who has it if somebody else has."""
+    taken = _attempt(locks, folder, key, device, own)
     for _ in range(round(_GONE_WITHIN_S / _LOOK_AGAIN_S)):
-        taken = _attempt(locks, folder, key, device, own)
         if taken is None or (taken.user, taken.holder.directory) != (os.geteuid(), own.directory):
-            return taken
+            break
         Event().wait(_LOOK_AGAIN_S)  # this scheduler's predecessor, which has been killed
+        taken = _attempt(locks, folder, key, device, own)
     return taken
 
 

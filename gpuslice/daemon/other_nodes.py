@@ -69,7 +69,7 @@ class OtherNodes:
         lost_after_s: float = LOST_AFTER_S,
         replicate_every: int = 0,
     ) -> None:
-        private_directory(directory, option="--state-dir", parents=True)
+        private_directory(directory, option="--state-dir", parents=True, by_link=True)
         self._directory = directory
         self._address = "" if address == "auto" else address
         self._local = tuple(devices)

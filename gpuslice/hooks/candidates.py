@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+from gpuslice.files import occupy_closed_streams
 from gpuslice.hooks import process_groups
 from gpuslice.hooks.hooks import count_boundaries
 from gpuslice.hooks.single_rank_groups import watch_for_training
@@ -20,6 +21,7 @@ from gpuslice.runtime.boundaries import counter
 
 def prepare() -> None:
     """Do what a process needs that may become a rank; it costs milliseconds, and most of them never do."""
+    occupy_closed_streams()
     count_boundaries(counter)
     foreign_processes.announce_on_cuda()
     process_groups.watch(_join)

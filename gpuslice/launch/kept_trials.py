@@ -89,7 +89,7 @@ def kept_path(state: Path, commands: Sequence[Sequence[str]], device: str, numbe
     The number of rounds does not matter: more of them go on from fewer.
     """
     option = "GPUSLICE_STATE_DIR"
-    private_directory(state, option=option, parents=True)
+    private_directory(state, option=option, parents=True, by_link=True)
     directory = state / "colocate"
     private_directory(directory, option=option)
     contents = [[_digest(Path(word)) for word in words] for words in commands]

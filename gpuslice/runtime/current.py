@@ -10,6 +10,7 @@ import os
 
 from gpuslice import config
 from gpuslice.errors import GpusliceError
+from gpuslice.files import occupy_closed_streams
 from gpuslice.launch.rank_identity import RankIdentity
 from gpuslice.runtime.boundaries import counter
 from gpuslice.runtime.ending import at_end, say, watch_exit
@@ -46,6 +47,7 @@ def runtime() -> Runtime:
 
 def _make(identity: RankIdentity, former: Runtime | None = None) -> Runtime:
     global _runtime
+    occupy_closed_streams()  # before anything of ours is opened
     _runtime = Runtime(config.load(), identity, counter)
     if former is None:
         _runtime.gate.install()

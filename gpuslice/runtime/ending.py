@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, NoReturn, cast
 
@@ -23,9 +23,12 @@ ENDING_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal
 
 
 def say(*lines: str) -> None:
-    """Lines of gpuslice's own on stderr."""
-    sys.stderr.write("".join(f"gpuslice: {line}\n" for line in lines if line))
-    sys.stderr.flush()
+    """Print lines of gpuslice's own on stderr. A stderr that is closed or broken must not end a training."""
+    if sys.stderr is None:
+        return
+    with suppress(OSError, ValueError):  # the reader has gone, the disk is full, the script has closed it
+        sys.stderr.write("".join(f"gpuslice: {line}\n" for line in lines if line))
+        sys.stderr.flush()
 
 
 def end(error: GpusliceError) -> NoReturn:
@@ -151,8 +154,9 @@ def leave_parked() -> NoReturn:
 
 
 def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        with suppress(OSError, ValueError):
+            stream.flush()
 
 
 @contextmanager

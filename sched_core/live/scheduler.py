@@ -151,7 +151,7 @@ class Scheduler:
         self.restore_core: Callable[[], object] = lambda: None
         self._meter = ThroughputMeter(core)
         self._wake_s: float | None = None
-        private_directory(directory, option="--state-dir", parents=True)
+        private_directory(directory, option="--state-dir", parents=True, by_link=True)
         self._lock = lock(directory / LOCK)
         self.context = zmq.Context()
         self._poller = zmq.Poller()

@@ -154,6 +154,19 @@ def test_a_scheduler_of_the_same_devices_elsewhere_is_refused_as_long_as_the_fir
         second("down")
 
 
+def test_the_directory_may_be_a_link_to_ones_own(shell: Shell, tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir(mode=0o700)
+    shell.directory.symlink_to("disk")
+    shell.up()
+    job = shell.submit(boundaries=3)
+    shell("wait", job)
+    shell.kill()
+    with shell_in(tmp_path / "disk") as real:
+        real.up()
+        assert [one.id for one in real.status().jobs] == [job]
+        shell("down")
+
+
 @pytest.mark.parametrize(
     ("words", "why"),
     [

@@ -52,6 +52,61 @@ def test_anything_else_is_refused_and_left_alone(tmp_path: Path, kind: str) -> N
         assert path.stat().st_mode & 0o777 == 0o750
 
 
+@pytest.mark.parametrize("kind", ["plain", "relative", "chain", "above"])
+def test_a_link_to_a_private_directory_of_ones_own_is_accepted_if_that_is_allowed(
+    tmp_path: Path, kind: str
+) -> None:
+    (tmp_path / "disk").mkdir()
+    target, path = tmp_path / "disk" / "target", tmp_path / "link"
+    target.mkdir(mode=0o700)
+    if kind == "above":  # as a home directory on another disk
+        path.symlink_to(tmp_path / "disk")
+        path /= "target"
+    elif kind == "chain":
+        (tmp_path / "disk" / "second").symlink_to("../disk/target")
+        path.symlink_to(tmp_path / "disk" / "second")
+    else:
+        path.symlink_to("disk/target" if kind == "relative" else target)
+    private_directory(path, option="--there", by_link=True)
+
+
+@pytest.mark.parametrize("kind", ["open", "file", "nowhere", "loop", "writable", "foreign", "sticky"])
+def test_a_link_that_others_could_turn_elsewhere_is_refused(tmp_path: Path, kind: str) -> None:
+    between, path = tmp_path / "between", tmp_path / "link"
+    between.mkdir()
+    target = between / "target"
+    target.mkdir(mode=0o755 if kind == "open" else 0o700)
+    second = between / "second"
+    second.symlink_to(target)
+    words = {
+        "open": f"is a symbolic link to {target}, which has mode 0755",
+        "file": f"is a symbolic link to {target}, which is not a directory",
+        "nowhere": "is a symbolic link that leads nowhere",
+        "loop": "is a symbolic link that leads nowhere",
+        "writable": f"whoever may write there could replace {second} on the way",
+        "foreign": f"user 4711 could replace {second} on the way",
+        "sticky": f"user 4711 could replace {second} on the way",
+    }
+    if kind in ("foreign", "sticky") and os.geteuid() != 0:
+        pytest.skip("only root can give files away")
+    if kind in ("file", "nowhere", "loop"):
+        target.rmdir()
+    if kind == "file":
+        target.touch()
+    elif kind == "loop":
+        target.symlink_to(path)
+    elif kind == "writable":
+        between.chmod(0o770)
+    elif kind == "foreign":
+        os.chown(between, 4711, 4711)
+    elif kind == "sticky":
+        between.chmod(0o1777)
+        os.lchown(second, 4711, 4711)
+    path.symlink_to(second)
+    with pytest.raises(EnvironmentUnusableError, match=words[kind]):
+        private_directory(path, option="--there", by_link=True)
+
+
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "kept.json"
     status = replace_file(path, b"old")

@@ -242,3 +242,66 @@ def test_the_ranks_of_torchrun_are_suspended_each_with_its_report(quick_workshop
         report = json.loads((quick_workshop.directory / name).read_text())
         assert report["rank"] == rank
         assert [switch["boundary"] for switch in report["switches"]] == [11, 12, 15, 18]
+
+
+SHORT = """
+import hashlib, os, sys
+import torch
+
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+for x in torch.utils.data.DataLoader(torch.randn(12, 4), batch_size=4):
+    model(x).sum().backward()
+    optimizer.step()
+digest = hashlib.sha256(model.weight.detach().numpy().tobytes()).hexdigest()
+numbers = sorted(int(name) for name in os.listdir("/proc/self/fd"))
+files = {os.readlink(f"/proc/self/fd/{number}") for number in numbers[:-1] if number < 3}
+with open(sys.argv[1], "w") as out:
+    print(digest, *(stream is None for stream in (sys.stdin, sys.stdout, sys.stderr)), file=out)
+    print(files <= {os.devnull}, file=out)
+print("nobody hears this")
+"""
+
+
+@pytest.mark.slow
+def test_closed_streams_are_as_with_python_and_no_file_of_ours_takes_their_place(
+    quick_workshop: Workshop,
+) -> None:
+    quick_workshop.write("short.py", SHORT)
+    ours = quick_workshop.command("--suspend-every", "1", "--report", "r.json", "short.py", "ours")
+    for words in ([sys.executable, "short.py", "plain"], ours):
+        assert quick_workshop.execute(["bash", "-c", '"$@" <&- >&- 2>&-', "-", *words]).returncode == 0
+    plain, ours_said = ((quick_workshop.directory / name).read_text() for name in ("plain", "ours"))
+    assert plain.endswith(" True True True\nTrue\n")
+    assert ours_said == plain
+    assert json.loads((quick_workshop.directory / "r.json").read_text())["totals"]["steps"] == 3
+
+
+STREAMS = """
+import os, sys
+for number, stream in enumerate((sys.stdin, sys.stdout, sys.stderr)):
+    try:
+        os.fstat(number)
+    except OSError as error:
+        open(sys.argv[1], "a").write(f"{number} {error} {stream}; ")
+sys.exit(7)
+"""
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&-", ">&- 2>&-"])
+def test_a_closed_stream_is_closed_to_the_command(quick_workshop: Workshop, closed: str) -> None:
+    quick_workshop.write("streams.py", STREAMS)
+    for words in ([sys.executable, "streams.py", "plain"], quick_workshop.command("streams.py", "ours")):
+        assert quick_workshop.execute(["bash", "-c", f'"$@" {closed}', "-", *words]).returncode == 7
+    plain, ours = ((quick_workshop.directory / name).read_text() for name in ("plain", "ours"))
+    assert ours == plain != ""
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_command_line_that_is_wrong_says_so_where_it_can(quick_workshop: Workshop, closed: str) -> None:
+    for words in (["ps", "--state-dir", "nowhere"], ["run", "missing.py"], ["up", "--devices", "gpu"]):
+        command = ["bash", "-c", f'"$@" {closed}', "-", sys.executable, "-m", "gpuslice", *words]
+        ended = quick_workshop.execute(command)
+        assert ended.returncode in (2, 3)
+        assert "Traceback" not in ended.stdout + ended.stderr

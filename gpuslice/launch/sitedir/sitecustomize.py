@@ -234,7 +234,7 @@ def load_shim() -> None:
     try:
         shim.preload()
     except GpusliceError as error:
-        sys.stderr.write(error.lines)
+        _say(error.lines)
         raise SystemExit(error.exit_code) from None
 
 
@@ -258,10 +258,15 @@ def _install_or_warn(install: Callable[[], None]) -> None:
     try:
         install()
     except Exception as error:  # noqa: BLE001 - whatever is wrong with us, it must not break `import torch`
-        sys.stderr.write(f"gpuslice: no hooks in this process: {type(error).__name__}: {error}\n")
+        _say(f"gpuslice: no hooks in this process: {type(error).__name__}: {error}\n")
         wanted = ("GPUSLICE_SUSPEND_EVERY", "GPUSLICE_SUSPEND_AT", "GPUSLICE_SOCKET")
         if any(os.environ.get(name, "") not in ("", "0") for name in wanted):
             raise SystemExit(3) from None
+
+
+def _say(text: str) -> None:
+    if sys.stderr is not None:
+        sys.stderr.write(text)
 
 
 def run_user_sitecustomize() -> None:

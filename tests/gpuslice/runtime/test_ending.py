@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from types import FrameType
 import pytest
 
 from gpuslice.errors import RamDiskFullError
-from gpuslice.runtime.ending import end, undisturbed
+from gpuslice.runtime.ending import end, say, undisturbed
 
 from ...patience import PATIENCE_S
 
@@ -27,6 +28,21 @@ def received() -> Iterator[list[int]]:
     before = signal.signal(signal.SIGUSR1, handler)
     yield received
     signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.parametrize("kind", ["none", "full", "closed", "unread"])
+def test_a_line_that_nobody_can_read_ends_nothing(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    receiving, sending = os.pipe()
+    os.close(receiving)
+    with open("/dev/full", "w") as full, os.fdopen(sending, "w", closefd=False) as unread:
+        streams = {"none": None, "full": full, "closed": open(os.devnull), "unread": unread}  # noqa: SIM115
+        assert streams["closed"] is not None
+        streams["closed"].close()
+        monkeypatch.setattr(sys, "stderr", streams[kind])
+        say("a line")
+        monkeypatch.undo()
+        for descriptor in (full.fileno(), sending):  # what is left in the buffers can go now
+            os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
 
 
 def test_a_handler_waits_for_the_block_to_end(received: list[int]) -> None:
