@@ -70,6 +70,21 @@ class DictNode(_Node, frozen=True, tag="dict"):
         return _keys(bytes(self.names))
 
 
+class KindNode(_Node, frozen=True, tag="kind"):
+    """A container or data object of a kind of its own: a deque, a counter, a named tuple, an enum member.
+
+    ``name``: its class, "" for the kind's own; ``data``: its items, fields or member; ``detail``: what it
+    was made with (a deque's maximum, a default factory); ``attributes``: those of an object whose class is
+    derived from a container.
+    """
+
+    kind: str
+    name: str
+    data: Node
+    detail: ValueNode | None = None
+    attributes: Node | None = None
+
+
 class TensorNode(_Node, frozen=True, tag="tensor"):
     """A strided tensor: index into the snapshot's tensors, the torch device it was on, its gradient."""
 
@@ -168,6 +183,7 @@ Node = (
     | ListNode
     | TupleNode
     | DictNode
+    | KindNode
     | AnyTensorNode
     | ArrayNode
     | ModuleNode

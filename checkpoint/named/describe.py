@@ -6,7 +6,6 @@ the nodes refer to them; whoever writes the snapshot copies their storages.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -34,10 +33,10 @@ from gpuslice.checkpoint.format.nodes import (
 )
 from gpuslice.errors import UsageError
 
-from . import gradient_buckets, shards
+from . import containers, gradient_buckets, shards
 from .generators import Generator, generator_state, own_generators
 
-_SCALARS = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
+_SCALARS = {bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size}
 _MAX_DEPTH = 48
 
 
@@ -106,6 +105,10 @@ class Describer:
     def _node(self, value: Any, path: str) -> Node:
         if _is_scalar(value):
             return ValueNode.of(value, path)
+        if not is_holder(value):
+            of_kind = containers.describe(self, value, path)
+            if of_kind is not None:
+                return of_kind
         for kind, describe in self._kinds():
             if isinstance(value, kind):
                 return describe(value, path)
@@ -124,9 +127,9 @@ class Describer:
         yield DataLoader, self._loader
         yield Generator, self._generator
         yield np.ndarray, self._array
-        yield np.generic, lambda value, path: ValueNode.of(value.item(), path)
-        yield Mapping, self._mapping
-        yield (list, tuple, deque), self._sequence
+        yield np.generic, ValueNode.of
+        yield Mapping, self.mapping
+        yield (list, tuple), self.items
 
     def tensor(self, tensor: torch.Tensor, path: str) -> AnyTensorNode:
         """Describe a tensor of any layout, with the gradient that it keeps."""
@@ -219,7 +222,7 @@ class Describer:
         number: dict[torch.Tensor, int] = {}
         for index, group in enumerate(optimizer.param_groups):
             options = {key: value for key, value in group.items() if key != "params"}
-            groups.append(self._mapping(options, f"{path}.param_groups[{index}]"))
+            groups.append(self.mapping(options, f"{path}.param_groups[{index}]"))
             for parameter in group["params"]:
                 number[parameter] = len(number)
                 self.optimized[id(parameter)] = path
@@ -251,7 +254,8 @@ class Describer:
         library, state = generator_state(generator)
         return GeneratorNode(library, self.node(state, path))
 
-    def _mapping(self, mapping: Mapping[Any, Any], path: str) -> DictNode | ValueNode:
+    def mapping(self, mapping: Mapping[Any, Any], path: str) -> DictNode | ValueNode:
+        """Describe the items of a dictionary."""
         for key in mapping:
             if not _is_key(key):
                 raise UsageError(f"{path} has {_article(key)} as a key", "use text or numbers")
@@ -260,7 +264,8 @@ class Describer:
         items = {key: self.node(item, f"{path}[{key!r}]") for key, item in mapping.items()}
         return DictNode.of(items, path)
 
-    def _sequence(self, sequence: Sequence[Any], path: str) -> Node:
+    def items(self, sequence: Sequence[Any], path: str) -> Node:
+        """Describe the items of a list or tuple."""
         if all(map(_is_scalar, sequence)):
             return ValueNode.of(tuple(sequence) if isinstance(sequence, tuple) else list(sequence), path)
         items = [self.node(item, f"{path}[{index}]") for index, item in enumerate(sequence)]
@@ -268,7 +273,7 @@ class Describer:
 
 
 def _is_scalar(value: object) -> bool:
-    return isinstance(value, _SCALARS) and not isinstance(value, np.generic)
+    return type(value) in _SCALARS
 
 
 def _is_key(value: object) -> bool:

@@ -23,6 +23,7 @@ from gpuslice.checkpoint.format.nodes import (
     ArrayNode,
     DictNode,
     GeneratorNode,
+    KindNode,
     ListNode,
     LoaderNode,
     ModuleNode,
@@ -37,7 +38,7 @@ from gpuslice.checkpoint.format.nodes import (
 )
 from gpuslice.errors import RefusedSnapshotError
 
-from . import gradient_buckets
+from . import containers, gradient_buckets
 from .describe import (
     extra_states,
     is_holder,
@@ -52,6 +53,7 @@ from .generators import (
     own_generators,
     set_generator_state,
 )
+from .plain_objects import attributes
 from .shards import load_shard
 from .snapshot_tensors import (
     Maker,
@@ -100,8 +102,29 @@ class Checker:
             return self._dict(node, live, path, {})
         if isinstance(node, (ListNode, TupleNode)):
             return self._sequence(node, live, path)
+        if isinstance(node, KindNode):
+            return self._kind(node, live, path)
         value = node.value()
         return lambda _maker: refill(live, copy.deepcopy(value))
+
+    def _kind(self, node: KindNode, live: Any, path: str) -> Load:
+        filling = containers.filling(node, live, path)
+        content, own = self.content(node, live, path)
+
+        def load(maker: Maker) -> Any:
+            target = None if filling.target is None else filling.target()
+            return filling.fill(target, content(maker), own(maker))
+
+        return load
+
+    def content(self, node: KindNode, live: Any, path: str) -> tuple[Load, Load]:
+        """Prepare to load what a container or data object holds, and its attributes, as new values."""
+        parts = attributes(live) if node.kind == "dataclass" else live
+        known = dict(parts) if isinstance(parts, Mapping) else list(parts) if _is_ordered(parts) else None
+        content = self.check(node.data, known, path)
+        if node.attributes is None:
+            return content, lambda _maker: {}
+        return content, self.check(node.attributes, dict(attributes(live)), path)
 
     def _dict(self, node: DictNode, live: Any, path: str, known_loads: Mapping[Any, Load]) -> Load:
         known = live if isinstance(live, Mapping) else {}
@@ -319,6 +342,10 @@ class Checker:
         load = Checker(self._source.strict).check(node.state, None, path)
         self._generators.append((generator, load, path))
         return lambda maker: _call(generator, partial(set_generator_state, generator), load(maker))
+
+
+def _is_ordered(value: object) -> bool:
+    return isinstance(value, (list, tuple, deque))
 
 
 def refill(live: Any, value: Any) -> Any:
