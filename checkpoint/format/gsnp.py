@@ -27,8 +27,11 @@ VERSION = 2
 OTHER_VERSION = f"this gpuslice reads GSNP/{VERSION} only: use the version that wrote it"
 RECORD_BYTES = 4096
 HEADER_LIMIT_BYTES = 64 << 20
-METADATA_LIMIT_BYTES = 64 << 20
-ENTRIES_LIMIT = 1_000_000
+#: Of the metadata: for what is no tensor, and besides for each storage.
+TREE_LIMIT_BYTES = 64 << 20
+ENTRY_LIMIT_BYTES = 1 << 10
+#: Of storages, and of tensors.
+ENTRIES_LIMIT = 1 << 20
 DIMENSIONS_LIMIT = 64
 FILE_LIMIT_BYTES = 1 << 44
 #: Of sizes, strides, offsets and numbers of elements: torch counts in 64 bits with sign.
@@ -105,7 +108,7 @@ class Record:
                 and self.position + RECORD_BYTES <= self.file_len <= FILE_LIMIT_BYTES
             ),
             "its header is too long": self.payload > HEADER_LIMIT_BYTES,
-            "its metadata is too long": self.metadata_len > METADATA_LIMIT_BYTES,
+            "its metadata is too long": self.metadata_len > metadata_limit_bytes(self.storages),
             "it has too many storages": self.storages > ENTRIES_LIMIT,
             "it has too many chunks": (
                 self.chunks > self.storages + (self.tail - self.payload) // CHUNK_BYTES + 1
@@ -115,6 +118,11 @@ class Record:
         for problem, found in problems.items():
             if found:
                 raise CorruptSnapshotError(f"the commit record makes no sense: {problem}")
+
+
+def metadata_limit_bytes(storages: int) -> int:
+    """Return how long the metadata of so many storages may be."""
+    return TREE_LIMIT_BYTES + ENTRY_LIMIT_BYTES * storages
 
 
 class StorageRow(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):

@@ -21,8 +21,8 @@ from gpuslice.errors import CorruptSnapshotError, RefusedSnapshotError, UsageErr
 from .checksums import Digests, fingerprint, pack_digests
 from .dtypes import DTYPES
 from .gsnp import (
+    ENTRIES_LIMIT,
     HEADER_LIMIT_BYTES,
-    METADATA_LIMIT_BYTES,
     OTHER_VERSION,
     RECORD_BYTES,
     VERSION,
@@ -30,6 +30,7 @@ from .gsnp import (
     Record,
     StorageRow,
     check_tensors,
+    metadata_limit_bytes,
 )
 from .layout import PAGE_BYTES, Layout, Placement, TensorSpec, align, place
 
@@ -39,6 +40,8 @@ _POSITION_DIGITS = 20
 PREAMBLE_BYTES = 8 + len(_PREFIX % VERSION) + _POSITION_DIGITS
 #: Begins the names of the entries that are no tensors; tensors whose path begins like this go unnamed.
 _RESERVED = "__"
+#: An entry is longer than this. A header with less room for each storage has one entry for all of them.
+_LEAST_ENTRY_BYTES = 48
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,10 @@ class Content:
         placement = place(layout.sizes, payload)
         storages = zip(placement.offsets, layout.storages, strict=True)
         rows = tuple(StorageRow(offset, one.nbytes, one.device, one.label) for offset, one in storages)
-        entries = _entries(layout, placement, payload, _owners(tensors, layout.sizes))
+        if payload < _LEAST_ENTRY_BYTES * len(layout.storages):
+            entries = _one_entry(placement, payload)
+        else:
+            entries = _entries(layout, placement, payload, _owners(tensors, layout.sizes))
         return cls(layout, payload, tuple(tensors), placement, rows, entries)
 
     def complete(
@@ -86,10 +92,11 @@ class Content:
             If the tree is too large.
         """
         metadata = Metadata(self.rows, self.tensors, msgspec.Raw(tree)).encode()
-        if len(metadata) > METADATA_LIMIT_BYTES:
+        limit_bytes = metadata_limit_bytes(len(self.rows))
+        if len(metadata) > limit_bytes:
             raise UsageError(
                 f"what is not a tensor takes {format_size(len(metadata))}, more than a snapshot can describe",
-                f"keep it below {format_size(METADATA_LIMIT_BYTES)}; save large data as tensors",
+                f"keep it below {format_size(limit_bytes)}; save large data as tensors",
             )
         tail, table = self.placement.end, align(self.placement.end + len(metadata), 8)
         position = align(table + 8 * len(digests), PAGE_BYTES)
@@ -116,11 +123,14 @@ class Content:
         """The header, ``payload`` bytes long with its length field.
 
         A storage that one row-major tensor covers goes by that tensor's name, type and shape, any other
-        is plain bytes. If the names are too long for the room, all are plain bytes.
+        is plain bytes. If the names are too long for the room, all are plain bytes; if the entries are, one
+        entry stands for all storages.
         """
         text = self._render(record, self.entries)
         if 8 + len(text) > self.payload:
             text = self._render(record, _entries(self.layout, self.placement, self.payload, {}))
+        if 8 + len(text) > self.payload:
+            text = self._render(record, _one_entry(self.placement, self.payload))
         return struct.pack("<Q", self.payload - 8) + text.ljust(self.payload - 8)
 
     def _render(self, record: Record, entries: str) -> bytes:
@@ -133,17 +143,21 @@ class Content:
 
 
 def header_room(layout: Layout) -> int:
-    """Bytes to leave for the header, a multiple of the page size.
+    """Return how many bytes to leave for the header, a multiple of the page size.
 
-    The form without names fits for certain; so does the one with names of everyday length. ``UsageError``
-    if there are more storages than a header has room for.
+    The form without names fits for certain, and so does the one with names of everyday length. Of more
+    storages than 64 MiB can tell, the header has one entry.
+
+    Raises
+    ------
+    UsageError
+        If there are more storages than a snapshot can have.
     """
-    room = align(PREAMBLE_BYTES + 1024 + 512 * len(layout.storages), PAGE_BYTES)
-    if room > HEADER_LIMIT_BYTES:
-        raise UsageError(
-            f"a snapshot cannot hold {len(layout.storages)} storages", "let tensors share storages"
-        )
-    return room
+    count = len(layout.storages)
+    if count > ENTRIES_LIMIT:
+        raise UsageError(f"a snapshot cannot hold {count} storages", "let tensors share storages")
+    room = align(PREAMBLE_BYTES + 1024 + 512 * count, PAGE_BYTES)
+    return room if room <= HEADER_LIMIT_BYTES else PAGE_BYTES
 
 
 def _owners(tensors: Sequence[TensorSpec], sizes: Sequence[int]) -> dict[int, TensorSpec]:
@@ -187,6 +201,11 @@ def _entries(layout: Layout, placement: Placement, payload: int, owners: Mapping
     if placement.end - payload > at:
         entries[f"__gsnp.pad.{next(pads)}"] = _entry(at, placement.end - payload)
     return _text(entries)
+
+
+def _one_entry(placement: Placement, payload: int) -> str:
+    """Return the entry that stands for all storages and their paddings."""
+    return _text({"__gsnp.storages": _entry(0, placement.end - payload)})
 
 
 def _entry(begin: int, end: int, owner: TensorSpec | None = None) -> dict[str, object]:

@@ -84,7 +84,7 @@ class CpuDevice(Device):
         return storage.device == _HOST
 
     def memory(self) -> DeviceMemory:
-        """Of the machine, or zeros if it does not say; ``reserved`` is the process's anonymous resident set."""
+        """Of the machine, zeros if it does not say; ``reserved`` is the process's anonymous resident set."""
         try:
             machine = psutil.virtual_memory()
             total_bytes, used_bytes = machine.total, machine.total - machine.available

@@ -8,10 +8,12 @@ import re
 import struct
 from pathlib import Path
 
+import pytest
 from xxhash import xxh3_64_intdigest, xxh3_128_digest
 
-from gpuslice.checkpoint.format import tree
+from gpuslice.checkpoint.format import safetensors_header, tree
 from gpuslice.checkpoint.format.layout import Layout, StorageSpec, TensorSpec
+from gpuslice.checkpoint.format.reader import open_snapshot
 from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
 from gpuslice.checkpoint.ramdisk.slots import pieces_of
 
@@ -68,7 +70,7 @@ class Reader:
         ]
         assert self.digests == tuple(digests)
 
-    def header(self) -> str:
+    def header(self, *, one_entry: bool = False) -> str:
         entries = []
 
         def entry(name: str, kind: str, shape: list[int], begin: int, end: int) -> None:
@@ -79,6 +81,9 @@ class Reader:
         names = self.names()
         at, pads = self.payload, 0
         ordered = sorted((row[0], row[1], sid) for sid, row in enumerate(self.metadata["storages"]))
+        if one_entry:
+            entry("__gsnp.storages", "U8", [self.tail - at], at, self.tail)
+            at, ordered = self.tail, []
         for offset, nbytes, sid in [*ordered, (self.tail, 0, -1)]:
             if offset > at:
                 entry(f"__gsnp.pad.{pads}", "U8", [offset - at], at, offset)
@@ -143,6 +148,25 @@ def test_a_reader_written_from_the_document_agrees(disk: RamDisk) -> None:
     assert [tuple(row[:3]) for row in reader.metadata["tensors"]] == [
         (tensor.path, tensor.sid, tensor.dtype) for tensor in TENSORS
     ]
+
+
+def test_storages_that_a_header_has_no_room_for_are_as_documented(
+    disk: RamDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(safetensors_header, "HEADER_LIMIT_BYTES", 8192)
+    layout = Layout((StorageSpec(16),) * 200)
+    tensors = [TensorSpec(f"t[{sid}]", sid, "int64", (2,), (1,)) for sid in range(200)]
+    with disk.open_store("many") as store:
+        with store.begin(layout) as writer:
+            writer.view(199)[:] = bytes(range(16))
+            path = writer.publish(tree.encode(None), tensors, boundary=1, restartable=True).path
+        data = path.read_bytes()
+        with open_snapshot(path) as snapshot:
+            assert bytes(snapshot.view(199)) == bytes(range(16))
+    reader = Reader(data)
+    assert reader.payload == 4096
+    assert data[8 : reader.payload].decode().rstrip(" ") == reader.header(one_entry=True)
+    reader.check_payload()
 
 
 def put_together(slot: Path) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +19,13 @@ from safetensors.torch import load_file
 
 from gpuslice.checkpoint.format.checksums import digest
 from gpuslice.checkpoint.format.dtypes import DTYPES
-from gpuslice.checkpoint.format.gsnp import Metadata, Record, StorageRow, check_tensors
+from gpuslice.checkpoint.format.gsnp import (
+    Metadata,
+    Record,
+    StorageRow,
+    check_tensors,
+    metadata_limit_bytes,
+)
 from gpuslice.checkpoint.format.layout import (
     CHUNK_BYTES,
     LARGE_BYTES,
@@ -197,6 +204,22 @@ def test_names_too_long_for_the_header_give_way() -> None:
     assert len(header) == content.payload
     assert b"__gsnp.storage.0" in header
     assert b"__gsnp.storage.1" in header
+
+
+@pytest.mark.parametrize("count", [40, 100])
+def test_one_entry_stands_for_more_storages_than_the_header_has_room_for(count: int) -> None:
+    """The entries of 40 storages are too long; 100 are too many to try."""
+    content = Content.build(Layout((StorageSpec(16),) * count), 4096, [])
+    header = content.header(RECORD)
+    assert len(header) == content.payload
+    entries = json.loads(header[8:])
+    assert entries["__gsnp.storages"]["data_offsets"] == [0, content.placement.end - 4096]
+    assert not any(name.startswith("__gsnp.storage.") for name in entries)
+
+
+def test_a_million_storages_can_be_described() -> None:
+    assert header_room(Layout((StorageSpec(16),) * 1_000_003)) == 4096
+    assert metadata_limit_bytes(1_000_003) > 1_000_000_000
 
 
 def test_the_shortest_header_always_fits() -> None:
