@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 
-from gpuslice.errors import ConfigError
+from gpuslice.errors import ConfigError, GpusliceError, where_raised
 
 #: Name -> module and class.
 Table = Mapping[str, tuple[str, str]]
@@ -42,7 +42,7 @@ def find(kind: str, table: Table, name: str) -> Any:
     module, class_name = table[name]
     try:
         return getattr(importlib.import_module(module), class_name)
-    except (ImportError, AttributeError) as error:
+    except Exception as error:
         raise ConfigError(
             f"{kind} {name} cannot be loaded from {module}:{class_name}: {error}",
             "mend or remove the distribution that names it",
@@ -81,7 +81,14 @@ def build(kind: str, table: Table, name: str, options: Mapping[str, object], **r
             arguments[key] = _finite(_convert(value, parameters[key].annotation), parameters[key].default)
         except msgspec.ValidationError as error:
             raise ConfigError(f"{key}={value} is not possible for {kind} {name}: {error}") from error
-    return factory(**arguments)
+    try:
+        return factory(**arguments)
+    except GpusliceError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"{kind} {name} cannot be made: {where_raised(error)}", "mend or remove the distribution it is of"
+        ) from error
 
 
 def _finite(value: object, default: object) -> object:

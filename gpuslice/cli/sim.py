@@ -78,7 +78,8 @@ def command(
 ) -> None:
     """Simulate a trace under one policy or several (docs/simulator.md).
 
-    Exit code 2 if the trace, the cluster or an option is wrong. Ctrl-C reports what is known so far.
+    Exit code 2 if the trace, the cluster, an option or a plan of the policy is wrong.
+    Ctrl-C reports what is known so far.
     """
     from gpuslice.launch.command import check_outputs
     from gpuslice.sched_core.sim.run import Request

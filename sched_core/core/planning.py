@@ -12,6 +12,7 @@ from math import inf
 import msgspec
 
 from gpuslice.errors import where_raised
+from gpuslice.sched_core.back_off import BackOff
 from gpuslice.sched_core.cluster import Cluster
 from gpuslice.sched_core.jobs.bound_jobs import BoundJobs
 from gpuslice.sched_core.jobs.gang import Gang
@@ -34,6 +35,7 @@ from gpuslice.sched_core.policy import (
     Suspend,
     View,
 )
+from gpuslice.sched_core.policy_calls import ask_for_plan
 
 from .computations import Computations
 from .contract import CoreContract
@@ -45,7 +47,6 @@ from .throughput import MeasuredThroughput
 #: After a failure the policy is asked again by itself, later each time.
 _ASK_AGAIN_S = 1.0
 _ASK_AGAIN_AT_MOST_S = 60.0
-_MOST_DOUBLINGS = 10
 
 
 class Planning:
@@ -64,8 +65,8 @@ class Planning:
 
     Attributes
     ----------
-    quotas
-        Which jobs the policy may see.
+    policy, quotas
+        The policy's name, and which jobs it may see.
     waits
         Why jobs wait.
     ledger
@@ -88,7 +89,7 @@ class Planning:
     def __init__(
         self, core: CoreContract, cluster: Cluster, policy: Policy, quotas: Mapping[str, int]
     ) -> None:
-        self.quotas = Quotas(quotas)
+        self.policy, self.quotas = policy.name, Quotas(quotas)
         self._sharer = policy if isinstance(policy, Shares) else None
         self.waits = Waits(lambda: self.ledger.free, self._over_share if self._sharer else None)
         self.ledger = Ledger(cluster, policy.name)
@@ -119,8 +120,7 @@ class Planning:
         self.moves = Moves(core, self)
         #: What was last reported of the policy; not said twice in a row.
         self._complaint = ""
-        #: How often it failed in a row.
-        self._failures = 0
+        self._back_off = BackOff(_ASK_AGAIN_S, _ASK_AGAIN_AT_MOST_S)
 
     def level(self, job: Gang) -> int | None:
         """The queue of ``job``, 0 the most urgent; ``None`` if the policy has none for it."""
@@ -230,15 +230,16 @@ class Planning:
 
     def ask(self, now: float) -> None:
         """Ask the policy for as long as there is reason to, and enter what it wants in the ledger."""
+        # One failure may be of one plan: the next event makes another. Two in a row are of the policy.
+        if self._back_off.failures > 1 and self._back_off.pauses(now):
+            self.due = False
+            self._take_back(now)
         while self.due:
             self.due = False
             self._view.now_s = self.estimates.now_s = now
             self._view.least_slice_s = self._core.switch_costs.least_slice_s()
             plan = self._plan(now)
-            # Only now: the policy had to see who held devices.
-            for job in self._withheld:
-                job.running, job.since_s = False, now
-            self._withheld.clear()
+            self._take_back(now)
             if plan is not None:
                 self._adopt(plan, now)
                 self._note_guarantees(now)
@@ -252,22 +253,28 @@ class Planning:
             self.moves.send_home(job, now)
         self.moves.settle_on_nodes(now)
 
+    def _take_back(self, now: float) -> None:
+        """Enter that withheld jobs hold nothing. Not before a plan: it had to see who held devices."""
+        for job in self._withheld:
+            job.running, job.since_s = False, now
+        self._withheld.clear()
+
     def _plan(self, now: float) -> Plan | None:
         """A plan that can be carried out, or ``None``."""
         plan: Plan | None = None
         try:
-            plan = self._policy.plan(self._view)
+            plan = ask_for_plan(self._policy, self._view)
             self._verify(plan, now)
-        except Exception as error:  # noqa: BLE001 (a policy may be anybody's code; it must not take the jobs along)
+        except PolicyError as error:
             self._complain(error, plan)
             self.start_again()
-            doublings = min(self._failures, _MOST_DOUBLINGS)
-            self.wake_s = now + min(_ASK_AGAIN_S * 2**doublings, _ASK_AGAIN_AT_MOST_S)
-            self._failures += 1
+            self._back_off.failed(now)
+            self.wake_s = self._back_off.until_s
             return None
         finally:
             self.computations.forget()
-        self._complaint, self._failures = "", 0
+        self._complaint = ""
+        self._back_off.succeeded()
         self._view.changes = Changes()
         return plan
 

@@ -15,7 +15,19 @@ from math import inf
 
 from gpuslice.sched_core.cluster import Cluster
 from gpuslice.sched_core.jobs.gang import Gang
-from gpuslice.sched_core.policy import Changes, Migrate, Plan, Policy, Start, Stop, Suspend, Task, View
+from gpuslice.sched_core.policy import (
+    Changes,
+    Migrate,
+    Plan,
+    Policy,
+    PolicyError,
+    Start,
+    Stop,
+    Suspend,
+    Task,
+    View,
+)
+from gpuslice.sched_core.policy_calls import ask_for_plan
 
 from . import restarts
 from .contract import CoreContract
@@ -165,8 +177,8 @@ class Prestart:
         if self._policy is not None:
             self._view.now_s = now
             try:
-                plan = self._policy.plan(self._view)
-            except Exception:  # noqa: BLE001 (a policy may be anybody's code; the real one's failures are reported)
+                plan = ask_for_plan(self._policy, self._view)
+            except PolicyError:  # the failures of the real one are reported
                 self._policy = None
         self._view.changes = Changes()
         if self._policy is None:

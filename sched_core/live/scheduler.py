@@ -55,11 +55,13 @@ from .housekeeping import Housekeeping
 from .job_environment import job_environ
 from .job_processes import JobProcesses
 from .rank_sessions import RankSessions
+from .rejections import Rejections
+from .slow_decisions import SlowDecisions
 from .throughput_meter import ThroughputMeter
 
 #: No pause is longer; what poll() takes ends at 2**31 milliseconds, which are 25 days.
 _PAUSE_AT_MOST_MS = 3_600_000
-#: Before the policy is asked again after it failed.
+#: The least pause before the core is woken again after it failed.
 _AGAIN_S = 1.0
 _REASON_CHARACTERS = 1000
 #: Notices that nobody needs to worry about.
@@ -150,6 +152,8 @@ class Scheduler:
         self._late_observer = late_observer
         self.restore_core: Callable[[], object] = lambda: None
         self._meter = ThroughputMeter(core)
+        self._rejections = Rejections()
+        self._slow_decisions = SlowDecisions(core.planning.policy)
         self._wake_s: float | None = None
         private_directory(directory, option="--state-dir", parents=True, by_link=True)
         self._lock = lock(directory / LOCK)
@@ -221,8 +225,9 @@ class Scheduler:
 
     def limit_prestart(self, jobs: int) -> None:
         """Start at most so many jobs beyond those that run, from now on."""
-        if self.core.prestart.limit != jobs:
-            self._occur(Limited(jobs))
+        event = Limited(jobs)
+        if self.core.prestart.limit != jobs and self.now() >= self._rejections.again_s(event):
+            self._occur(event)
 
     def apply_request(self, request: OwnerRequest) -> None:
         """Do what the owner of a job wants."""
@@ -281,7 +286,7 @@ class Scheduler:
         if self._wake_s is not None and now >= self._wake_s:
             self._wake_s = None
             if not self._occur(Woken()):
-                self._wake_s = now + _AGAIN_S
+                self._wake_s = max(now + _AGAIN_S, self._rejections.again_s(Woken()))
         else:
             self.housekeeping.run_if_due(now, quiet=not ready)
 
@@ -306,6 +311,8 @@ class Scheduler:
             raise
         except Exception as error:
             raise self._unforeseen(event, error) from error
+        slow = self._slow_decisions.note(event, self._clock.now() - now, now)
+        self._rejections.accepted(event)
         self._observer(event, now, commands)
         for command in commands:
             if isinstance(command, Tell):
@@ -316,8 +323,9 @@ class Scheduler:
         self.housekeeping.happened(now)
         for command in commands:
             self._guarded(command, self._perform, command)
-        if (measured := self._meter.note(event, now)) is not None:
-            self._occur(measured)
+        for found in (self._meter.note(event, now), slow):
+            if found is not None:
+                self._occur(found)
 
     def _occur(self, event: Event) -> bool:
         """Handle what nobody said, but happened; whether the core took it. What it rejects is in the log."""
@@ -325,17 +333,22 @@ class Scheduler:
             self._handle(event)
         except JournalError:
             raise
+        except UnforeseenError:
+            return False  # it is in the log
         except GpusliceError as error:
-            _log.warning("rejected %s of %s: %s", named(event), job_of(event) or "nobody", error)
+            if self._rejections.count(event, self.now()):
+                _log.warning("rejected %s of %s: %s", named(event), job_of(event) or "nobody", error)
             return False
         return True
 
     def _unforeseen(self, event: Event, error: Exception) -> UnforeseenError:
         """Undo what of ``event`` the core may have done before it failed, and let people know."""
-        _log.exception("%s of %s failed in the core", named(event), job_of(event) or "nobody")
+        is_told = self._rejections.count(event, self.now())
+        if is_told:
+            _log.exception("%s of %s failed in the core", named(event), job_of(event) or "nobody")
         told = shortened(f"{type(error).__name__}: {error}", _REASON_CHARACTERS)
         self._guarded(event, self.restore_core)
-        if not isinstance(event, Noted):
+        if is_told and not isinstance(event, Noted):
             self._occur(Noted("rejected", job_of(event), {"event": named(event), "reason": told}))
         return UnforeseenError(f"{named(event)} failed: {told}", "this is a bug; scheduler.jsonl says more")
 

@@ -146,6 +146,20 @@ def _defragmenting(policy: Policy, settings: Common, own: Mapping[str, object]) 
     return Defragmenting(policy, slowdown)
 
 
+def _checked(name: str, made: object) -> Policy:
+    """Return ``made``, which policy ``name`` stands for. Raise ``ConfigError`` if it is no policy."""
+    wanted = (("name", str), ("needs_durations", bool))
+    wrong = [key for key, kind in wanted if not isinstance(getattr(made, key, None), kind)]
+    if not callable(getattr(made, "plan", None)):
+        wrong.append("plan")
+    if wrong:
+        raise ConfigError(
+            f"policy {name} has no usable {', '.join(wrong)}",
+            "give it a text `name`, a boolean `needs_durations` and a method `plan`",
+        )
+    return cast(Policy, made)
+
+
 def make_policy(
     name: str, options: Mapping[str, object] | None = None, placement: Placement | None = None
 ) -> Policy:
@@ -186,7 +200,7 @@ def make_policy(
             f"policy {name} places jobs itself",
             f"leave out the placement; {', '.join(filter(_takes_placement, policy_names()))} take one",
         )
-    policy = cast(Policy, build("policy", table(name), name, own, placement=placement))
+    policy = _checked(name, build("policy", table(name), name, own, placement=placement))
     if relaxing is not None:
         policy = Relaxing(policy, relaxing)
     if settings.defragment:

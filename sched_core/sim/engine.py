@@ -27,6 +27,7 @@ from gpuslice.sched_core.policy import (
     Suspend,
     View,
 )
+from gpuslice.sched_core.policy_calls import ask_for_plan
 from gpuslice.sched_core.switch_cost_model import SWITCH_SHARE
 from gpuslice.sched_core.traces.trace import Trace
 
@@ -143,7 +144,7 @@ class Simulation:
         Raises
         ------
         PolicyError
-            If the policy returns an impossible plan or never runs some job.
+            If the policy raises, returns no plan or an impossible one, or never runs some job.
         """
         started = time.perf_counter()
         with Interrupts() as interrupts:
@@ -173,7 +174,7 @@ class Simulation:
                 arrived += 1
             view.now_s = now_s
             view.least_slice_s = self._least_slice_s()
-            plan = interrupts.call(self.policy.plan, view)
+            plan = interrupts.call(ask_for_plan, self.policy, view)
             if plan is None:
                 return
             view.changes = Changes()

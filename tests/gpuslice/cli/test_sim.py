@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -19,9 +20,12 @@ DATA = Path(__file__).resolve().parents[2] / "data"
 TRACE = DATA / "traces" / "60_job.csv"
 
 
-def gpuslice(*words: object) -> subprocess.CompletedProcess[str]:
+def gpuslice(*words: object, path: Path | str = "") -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "gpuslice", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+    environ = {**os.environ, "PYTHONPATH": f"{path}:{os.environ.get('PYTHONPATH', '')}"} if path else None
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=PATIENCE_S, env=environ
+    )
 
 
 def test_one_policy_with_everything_written(tmp_path: Path) -> None:
@@ -288,3 +292,32 @@ def test_ctrl_c_reaches_the_workers_of_a_comparison(tmp_path: Path) -> None:
     first, *others = out.splitlines()
     assert first == "fifo True"
     assert all(line.endswith(" False") for line in others)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("jobs = list(view.waiting())", "policy forgetful returned None instead of a Plan"),
+        ("return view.nonsense", "policy forgetful failed: AttributeError: 'View' object has no attribute"),
+        ("return Plan([Start(next(view.waiting()).id, (7,))])", "device 7 does not exist"),
+        ("return Plan((), -float('inf'))", "policy forgetful asks at 0 to be woken at -inf"),
+    ],
+)
+def test_a_policy_that_makes_no_plan_is_named(tmp_path: Path, body: str, said: str) -> None:
+    about = tmp_path / "forgetful-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: forgetful\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text("[gpuslice.policies]\nforgetful = forgetful:Forgetful\n")
+    (tmp_path / "forgetful.py").write_text(
+        "from gpuslice.sched_core.policy import Plan, Start\n"
+        "class Forgetful:\n    name = 'forgetful'\n    needs_durations = False\n"
+        f"    def plan(self, view):\n        {body}\n"
+    )
+    trace = tmp_path / "trace.csv"
+    trace.write_text("job_id,num_gpu,submit_time,duration\na,1,0,60\nb,1,5,60\n")
+    done = gpuslice("sim", trace, "--cluster", "1x1", "--policy", "forgetful", path=tmp_path)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert done.stderr.startswith("gpuslice: ")
+    assert said in done.stderr
+    assert "forgetful" in done.stderr

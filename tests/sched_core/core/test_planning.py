@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf, nan
 
 import pytest
 
 from gpuslice import wire
-from gpuslice.sched_core.core.events import Cancelled, Noted
+from gpuslice.sched_core.core.events import Cancelled, Held, Launch, Limited, Noted
 from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.policy import Migrate, Plan, PolicyError, Start, Suspend, View
 
@@ -65,20 +66,76 @@ def test_a_policy_that_keeps_failing_is_reported_once_and_asked_less_and_less_of
     policy = Scripted()
     driver = Driver(policy=policy)
     driver.running_pair()
-    said, waits = 0, []
+    said, waits, wait_s = 0, [], 1.0
     for _ in range(10):
         policy.next = unknown
-        said += len(notices(driver.wake()))
-        waits.append(driver.core.planning.wake_s or 0.0)
-        waits[-1] -= driver.now_s
+        said += len(notices(driver.wake(wait_s)))
+        wait_s = (driver.core.planning.wake_s or 0.0) - driver.now_s
+        waits.append(wait_s)
     assert said == 1
     assert waits == [1, 2, 4, 8, 16, 32, 60, 60, 60, 60]
-    for _ in range(1100):
-        policy.next = unknown
-        assert not notices(driver.wake()), "however often"
+    policy.next = unknown
+    for job in range(59):
+        driver.submit(f"job-{job}")
+        assert not notices(driver.wake()), "however much happens meanwhile"
+        assert policy.next is unknown, "it is not asked"
     driver.wake()
+    assert policy.next is None
+    driver.wake(60.0)
     policy.next = unknown
     assert len(notices(driver.wake())) == 1, "it had recovered in between"
+
+
+def test_a_job_that_is_held_while_the_policy_fails_holds_nothing() -> None:
+    policy = Scripted()
+    driver = Driver(policy=policy)
+    driver.running_pair()
+    for _ in range(2):
+        policy.next = unknown
+        driver.wake()
+    driver.do(Held("a"))
+    assert not driver.core.jobs["a"].running
+    assert driver.core.ledger.free == 1
+
+
+NONSENSE: list[tuple[object, str]] = [
+    (None, "returned None instead of a Plan"),
+    ([], "returned a list instead of a Plan"),
+    (Plan(None), "decisions that are no list"),
+    (Plan(["a"]), "no decision"),
+    (Plan([Suspend(7)]), "no decision"),
+    (Plan([Start("b", None)]), "gives job b devices None"),
+    (Plan([Start("b", ("0",))]), "gives job b devices ('0',)"),
+    (Plan([Start("b", (0.0,))]), "gives job b devices (0.0,)"),
+    (Plan([Start("b", (-1,))]), "device -1 does not exist"),
+    (Plan((), nan), "to be woken at nan, which is no time"),
+    (Plan((), "soon"), "to be woken at 'soon', which is no time"),
+    (Plan((), -inf), "to be woken at -inf"),
+    (Plan((), -1.0), "to be woken at -1.0"),
+]
+
+
+@pytest.mark.parametrize(("plan", "error"), NONSENSE)
+def test_nonsense_is_named_and_changes_nothing(plan: object, error: str) -> None:
+    policy = Scripted()
+    driver = Driver(policy=policy)
+    driver.running_pair()
+    before = picture(driver.core)
+    policy.next = lambda _: plan
+    (notice,) = notices(driver.wake())
+    assert (notice.what, notice.details["policy"]) == ("policy_failed", "scripted")
+    assert "policy scripted" in str(notice.details["error"])
+    assert error in str(notice.details["error"])
+    assert picture(driver.core) == before
+
+
+def test_a_policy_that_returns_nothing_takes_nobody_along_who_waits_to_be_started() -> None:
+    policy = Scripted()
+    driver = Driver(policy=policy)
+    policy.plan = lambda _: None
+    driver.do(Limited(1))
+    launched = [command for command in driver.submit("a") if isinstance(command, Launch)]
+    assert [command.job for command in launched] == ["a"]
 
 
 def test_a_plan_that_hands_a_device_over_is_entered_as_a_whole() -> None:

@@ -162,6 +162,34 @@ def test_an_error_nobody_foresaw_ends_nothing_and_is_told(
     assert bench.finish() == {"a": JobState.CANCELLED}
 
 
+def test_an_error_that_repeats_is_told_of_ever_less_often(
+    open_bench: Callable[[int], Bench], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench, tries = open_bench(1), []
+    now_s = bench.scheduler.now()
+    monkeypatch.setattr(bench.scheduler._clock, "now", lambda: now_s)
+    monkeypatch.setattr(bench.core.prestart, "set_limit", lambda jobs: tries.append(jobs) or {}["nobody"])
+    tried_at, begun_s = [], now_s
+    for _ in range(100):
+        bench.scheduler.limit_prestart(3)
+        if len(tries) > len(tried_at):
+            tried_at.append(now_s - begun_s)
+        now_s += 1.0
+    assert tried_at == [0, 1, 3, 7, 15, 31, 63]
+    noted = [event for event, _ in bench.story if isinstance(event, Noted) and event.what == "rejected"]
+    assert len(noted) == len(tried_at) == caplog.text.count("limited of nobody failed in the core")
+
+
+def test_a_decision_that_takes_long_is_told_of_with_the_policys_name(
+    open_bench: Callable[[int], Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench, clock = open_bench(1), iter(range(0, 10**6, 3))
+    monkeypatch.setattr(bench.scheduler._clock, "now", lambda: float(next(clock)))
+    bench.scheduler.limit_prestart(1)
+    slow = [event for event, _ in bench.story if isinstance(event, Noted) and event.what == "slow_decision"]
+    assert [(note.details["policy"], note.details["event"]) for note in slow] == [("rr", "limited")]
+
+
 def test_a_failure_of_what_follows_from_an_event_is_logged_and_the_rest_is_done(
     open_bench: Callable[[int], Bench], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,43 @@
+"""Events that the core has rejected of late: repeated ones are told of, and tried again, ever less often."""
+
+from __future__ import annotations
+
+from gpuslice.sched_core.back_off import BackOff
+from gpuslice.sched_core.core.events import Event, job_of, named
+
+_FIRST_S, _MOST_S = 1.0, 60.0
+#: What is kept at most; what was rejected longest ago is forgotten first.
+_MOST = 1000
+
+
+class Rejections:
+    """Rejected events by kind and job, each with its pause."""
+
+    def __init__(self) -> None:
+        self._pauses: dict[tuple[str, str], BackOff] = {}
+
+    def count(self, event: Event, now: float) -> bool:
+        """Count the rejection of ``event``. Return True if it is to be told of."""
+        key = _key(event)
+        pause = self._pauses.setdefault(key, BackOff(_FIRST_S, _MOST_S))
+        if pause.pauses(now):
+            return False
+        pause.failed(now)
+        self._pauses[key] = self._pauses.pop(key)
+        while len(self._pauses) > _MOST:
+            del self._pauses[next(iter(self._pauses))]
+        return True
+
+    def again_s(self, event: Event) -> float:
+        """Return when an event like ``event`` may be tried again; 0 if the last one was not rejected."""
+        pause = self._pauses.get(_key(event))
+        return 0.0 if pause is None else pause.until_s
+
+    def accepted(self, event: Event) -> None:
+        """Forget former rejections of events like ``event``."""
+        if self._pauses:
+            self._pauses.pop(_key(event), None)
+
+
+def _key(event: Event) -> tuple[str, str]:
+    return named(event), job_of(event)

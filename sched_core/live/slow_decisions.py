@@ -1,0 +1,33 @@
+"""Decisions that take so long that ranks and clients wait for them: told of, with the policy's name."""
+
+from __future__ import annotations
+
+from gpuslice.sched_core.back_off import BackOff
+from gpuslice.sched_core.core.events import Event, Noted, named
+
+#: From so long on a decision is slow: all jobs of the shortest usual quantum would wait for it.
+SLOW_S = 1.0
+_FIRST_S, _MOST_S = 10.0, 600.0
+
+
+class SlowDecisions:
+    """Finds out which events took the core too long.
+
+    Parameters
+    ----------
+    policy
+        The name of the policy, of whose code most of that time is.
+    """
+
+    def __init__(self, policy: str) -> None:
+        self._policy = policy
+        self._pause = BackOff(_FIRST_S, _MOST_S)
+
+    def note(self, event: Event, took_s: float, now: float) -> Noted | None:
+        """Return what to tell of ``event``, which took ``took_s``; None if it was fast, or told of lately."""
+        if took_s < SLOW_S or self._pause.pauses(now):
+            return None
+        self._pause.failed(now)
+        return Noted(
+            "slow_decision", "", {"policy": self._policy, "event": named(event), "took_s": round(took_s, 3)}
+        )
