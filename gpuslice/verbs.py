@@ -279,6 +279,7 @@ class EventInfo(Verb, frozen=True):
     job: str
     rank: int | None
     details: dict[str, int | float | str | bool | None]
+    unix_s: float | None = None
 
 
 class History(Verb, tag="history", frozen=True):

@@ -16,9 +16,9 @@ import msgspec
 from gpuslice.client.client import Client
 from gpuslice.config import parse_duration
 from gpuslice.errors import EnvironmentUnusableError, UsageError
-from gpuslice.verbs import EventInfo, JobInfo
+from gpuslice.verbs import JobInfo
 
-from . import tables
+from . import event_line, tables
 
 TIMED_OUT = 124
 _REFRESH_S = 1.0
@@ -143,20 +143,10 @@ def events(*, follow: bool = False, as_json: bool = False, state_dir: str | Path
         while True:
             for event in client.events(newest):
                 newest = event.number
-                print(msgspec.json.encode(event).decode() if as_json else _line(event), flush=True)
+                print(msgspec.json.encode(event).decode() if as_json else event_line.line(event), flush=True)
             if not follow:
                 return 0
             pause.wait(_EVENTS_LOOK_AGAIN_S)
-
-
-def _line(event: EventInfo) -> str:
-    who = event.job if event.rank is None else f"{event.job}:{event.rank}"
-    # What was not asked for when a job was submitted says nothing.
-    told = {
-        k: v for k, v in event.details.items() if v not in ("", None) and (v or event.what != "submitted")
-    }
-    details = " ".join(f"{name}={value}" for name, value in told.items())
-    return f"{event.at_s:.3f}\t{who}\t{event.what}\t{details}"
 
 
 def cancel(jobs: Sequence[str], *, as_json: bool = False, state_dir: str | Path | None = None) -> int:

@@ -32,9 +32,10 @@ def history(journal: Journal, after: int) -> History:
     """The next part of the journal that follows event ``after``."""
     shown: list[EventInfo] = []
     nbytes = 0
+    wall_clock = journal.wall_clock()
     for number, at_s, event in journal.after(after, _MOST):
         if not _dull(event):
-            info = _info(number, at_s, event)
+            info = _info(number, at_s, wall_clock.unix_s(at_s), event)
             nbytes += len(msgspec.msgpack.encode(info))
             if shown and nbytes > _MOST_BYTES:
                 break
@@ -49,7 +50,7 @@ def _dull(event: Event) -> bool:
     )
 
 
-def _info(number: int, at_s: float, event: Event) -> EventInfo:
+def _info(number: int, at_s: float, unix_s: float | None, event: Event) -> EventInfo:
     told: msgspec.Struct = event
     if isinstance(event, Reported):
         told = event.message
@@ -72,4 +73,5 @@ def _info(number: int, at_s: float, event: Event) -> EventInfo:
         job=job_of(event),
         rank=getattr(event, "rank", None),
         details=details,
+        unix_s=unix_s,
     )

@@ -9,7 +9,8 @@ Every event carries a checksum of itself and all before it, and where the journa
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from gpuslice.sched_core.core.events import Event, Noted, Reported, decode
 from gpuslice.types import explain, shortened
 from gpuslice.wire import NOT_A_VALUE, Progress
 
+from . import wall_clock
 from .audit import Audit, audit
 from .head import START, Head, HeadFile, checksum, link, path_of
 from .repair import INSERT, SCHEMA, migrate
@@ -74,6 +76,8 @@ class Journal:
         The file; made if need be.
     read_only
         Look at a journal beside the scheduler that writes it.
+    unix_s
+        Returns the Unix time.
 
     Raises
     ------
@@ -83,8 +87,11 @@ class Journal:
         If something of it is not what was written, or is missing.
     """
 
-    def __init__(self, path: Path, *, read_only: bool = False) -> None:
+    def __init__(
+        self, path: Path, *, read_only: bool = False, unix_s: Callable[[], float] = time.time
+    ) -> None:
         self.path = path
+        self._unix_s = unix_s
         #: The newest heartbeat of each rank, oldest first, since anything else was written.
         self._heartbeats: dict[tuple[str, int], tuple[float, Reported]] = {}
         #: The last heartbeat of each rank that was written.
@@ -101,6 +108,7 @@ class Journal:
             if found is not None:
                 self._prepare(found)
             self._chained = "chain" in _columns(self._database)
+            self._wall_clock = wall_clock.read(self._database)
 
     def _audit(self) -> Audit:
         found = audit(self.path)
@@ -172,7 +180,14 @@ class Journal:
             self._heartbeats.pop(rank, None)
             self._heartbeats[rank] = (now, event)
             return
+        with self._told():
+            self._wall_clock.note(self._database, now, self._unix_s())
         self._insert_after_heartbeats((now, event))
+
+    def wall_clock(self) -> wall_clock.WallClock:
+        """Return what converts the events' times to Unix time, as the file has it by now."""
+        with self._told():
+            return wall_clock.read(self._database)
 
     def tidy_up(self) -> None:
         """Move what was written from SQLite's log to its proper place, if it is much.

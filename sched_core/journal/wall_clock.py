@@ -1,0 +1,66 @@
+"""Which Unix time a moment of the scheduler's clock was: noted in the journal when the two part.
+
+The scheduler's clock is monotonic. It stands still while the machine sleeps or is off, and nobody can set it.
+So one pair of times says what both showed, and the next pair follows when their distance has changed.
+The notes are for people who read the journal: no decision depends on them, and no checksum covers them.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from contextlib import closing, suppress
+from pathlib import Path
+
+SCHEMA = "CREATE TABLE IF NOT EXISTS clock (at_s REAL NOT NULL, unix_s REAL NOT NULL);\n"
+_INSERT = "INSERT INTO clock VALUES (?, ?)"
+#: How far the two clocks may drift apart before that is noted.
+_DRIFT_S = 0.1
+
+
+class WallClock:
+    """Converts times of the scheduler's clock.
+
+    Parameters
+    ----------
+    noted
+        What both clocks showed, the oldest first.
+    """
+
+    def __init__(self, noted: Sequence[tuple[float, float]] = ()) -> None:
+        self._noted = list(noted)
+
+    def unix_s(self, at_s: float) -> float | None:
+        """Return the Unix time at ``at_s``. Return None if nothing was noted until then."""
+        number = bisect_right(self._noted, at_s, key=lambda pair: pair[0])
+        if not number:
+            return None
+        then_s, unix_s = self._noted[number - 1]
+        return unix_s + at_s - then_s
+
+    def note(self, database: sqlite3.Connection, at_s: float, unix_s: float) -> None:
+        """Write down what both clocks show, unless that is known from an earlier note."""
+        known_s = self.unix_s(at_s)
+        if known_s is None or abs(known_s - unix_s) > _DRIFT_S:
+            database.execute(_INSERT, (at_s, unix_s))
+            self._noted.append((at_s, unix_s))
+
+
+def read(database: sqlite3.Connection) -> WallClock:
+    """Return the clock of a journal. That of an earlier version of gpuslice has no notes."""
+    if not database.execute("SELECT 1 FROM sqlite_master WHERE name = 'clock'").fetchone():
+        return WallClock()
+    rows = database.execute("SELECT at_s, unix_s FROM clock ORDER BY at_s, rowid").fetchall()
+    return WallClock([row for row in rows if all(isinstance(value, float) for value in row)])
+
+
+def copy(damaged: Path, database: sqlite3.Connection) -> None:
+    """Copy the notes of the journal at ``damaged`` as far as they can be read."""
+    notes: Iterable[tuple[float, float]] = ()
+    # Events without their local time are better than none.
+    with suppress(sqlite3.Error):
+        source = sqlite3.connect(f"{damaged.absolute().as_uri()}?mode=ro", uri=True)
+        with closing(source):
+            notes = read(source)._noted
+    database.executemany(_INSERT, notes)
