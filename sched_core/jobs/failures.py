@@ -52,7 +52,7 @@ _INFRASTRUCTURE = re.compile(
     r"|nccl(?:System|Remote|Internal|UnhandledCuda)Error|NCCL watchdog|Dist(?:Network|Store|Backend)Error"
     r"|Connection(?:Reset|Refused|Aborted)Error|BrokenPipeError|Connection (?:reset|refused|closed) by"
     r"|\bTimeoutError\b|Socket Timeout|Input/output error|Stale file handle"
-    r"|Transport endpoint is not connected"
+    r"|Transport endpoint is not connected|EADDRINUSE|Address already in use"
     r"|terminate called after throwing an instance of 'c10::"
     rf"|{_GIVEN_UP}|SIG(?:KILL|TERM|HUP)\b",
     re.IGNORECASE,
@@ -60,6 +60,13 @@ _INFRASTRUCTURE = re.compile(
 #: The last line of a traceback, also behind torchrun's ``[rank1]:``.
 _EXCEPTION = re.compile(
     r"^(?:\[\w+\]:\s*)?(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failure|Warning)\b(?=:|$)"
+)
+#: A port that somebody else listens at, and its number in the words of torch and of gloo.
+_PORT_IN_USE = re.compile(r"EADDRINUSE|Address already in use", re.IGNORECASE)
+_PORT = re.compile(r"\bport: ?(\d+)|:(\d+)[\])]* \(errno")
+_PORT_REMEDY = (
+    "a parked job keeps its ports, so each job needs its own MASTER_PORT: choose another, or set none (0 for "
+    "a job of one rank), and torchrun takes a free one; submit --max-restarts tries again"
 )
 #: The script's own doing, even if it ends the process inside torch.
 _MISTAKE = re.compile(r"CUDA error: device-side assert triggered")
@@ -127,8 +134,17 @@ def _weightiest(
 ) -> Failure | None:
     for kind in kinds:
         if kind in verdicts:
-            return Failure(kind, verdicts[kind])
+            return Failure(kind, _explained(verdicts[kind]))
     return None
+
+
+def _explained(line: str) -> str:
+    """Return the reason that ``line`` gives, with a remedy if a port was in use."""
+    if not _PORT_IN_USE.search(line):
+        return line
+    found = _PORT.search(line)
+    port = f"port {found[1] or found[2]}" if found else "a port"
+    return f"{port} is in use (EADDRINUSE): {_PORT_REMEDY}"
 
 
 def _verdicts(words: str) -> dict[Kind, str]:

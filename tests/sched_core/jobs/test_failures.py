@@ -108,6 +108,22 @@ Root Cause (first observed failure):
             "infrastructure",
             "ConnectionReset",
         ),
+        # Somebody else listens at the port: the reason names it and what to do.
+        (
+            1,
+            TRACEBACK
+            + "torch.distributed.DistNetworkError: The server socket has failed to listen on any local "
+            "network address. port: 29511, useIPv6: false, code: -98, name: EADDRINUSE, message: address "
+            "already in use",
+            "infrastructure",
+            "port 29511 is in use (EADDRINUSE): a parked job keeps its ports, so each job needs its own",
+        ),
+        (
+            1,
+            TRACEBACK + "OSError: [Errno 98] Address already in use",
+            "infrastructure",
+            "--max-restarts tries again",
+        ),
         # One rank's mistake is the others' lost connection; the launcher only knows that somebody failed.
         (
             1,
