@@ -16,6 +16,10 @@ _CONTEXT_BYTES = 1 << 30
 _MIB = 1 << 20
 #: What torchrun reads in place of ``--nproc-per-node``.
 _TORCHRUN_RANKS = "PET_NPROC_PER_NODE"
+#: Watchdogs that would end a parked job, unless its owner has set them. NCCL's heartbeat monitor ends a
+#: process whose watchdog thread stands in a call of CUDA (480 s), as it does while the driver has the job
+#: off its GPUs.
+_WATCHDOGS = {"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": str(7 * 24 * 3600)}
 
 
 def job_environ(
@@ -50,7 +54,8 @@ def job_environ(
     environ = {config.variable(name): value for name, value in own.items()}
     if spec.relaunch:
         environ[_TORCHRUN_RANKS] = str(ranks)
-    return {**common, **environ, **mps_environ(spec, devices, program.environ)}
+    patience = {name: value for name, value in _WATCHDOGS.items() if name not in program.environ}
+    return {**common, **patience, **environ, **mps_environ(spec, devices, program.environ)}
 
 
 def mps_environ(spec: JobSpec, devices: Sequence[DeviceName], environ: Mapping[str, str]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""What a job that is started is told of its memory limit."""
+"""What a job that is started is told: its memory limit, and the patience of watchdogs."""
 
 from __future__ import annotations
 
@@ -17,6 +17,12 @@ def test_a_job_is_told_its_memory_limit() -> None:
     program = Program(("true",), "/")
     assert job_environ({}, {}, (), LIMITED, 1, program)["GPUSLICE_MEMORY"] == str(3 << 30)
     assert job_environ({}, {}, (), JobSpec(id="a", submit_s=0.0), 1, program)["GPUSLICE_MEMORY"] == ""
+
+
+def test_a_watchdog_is_patient_with_a_parked_job_unless_its_owner_has_set_it() -> None:
+    name, spec = "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", JobSpec(id="a", submit_s=0.0)
+    assert int(job_environ({}, {}, (), spec, 1, Program(("true",), "/"))[name]) >= 24 * 3600
+    assert name not in job_environ({}, {}, (), spec, 1, Program(("true",), "/", {name: "60"}))
 
 
 def test_an_mps_server_is_told_where_one_runs(tmp_path: Path) -> None:
